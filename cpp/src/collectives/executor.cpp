@@ -69,7 +69,7 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
       if (peer.arena_fd >= 0) ::close(peer.arena_fd);
       peer.arena_fd = -1;
     }
-    scene_ = std::make_unique<Scene>(Scene{group_, *window_, *peer_access_, local_});
+    context_ = std::make_unique<RunContext>(RunContext{group_, *window_, *peer_access_, local_});
     spin_ = window_->ranks() <= usable_processors();
     glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
     if (local_ == 0) {
@@ -292,7 +292,7 @@ void Executor::begin(Current& current) {
   task.entry.started(now_ns);
   if (current.small) {
     base_ += flat_chunks;
-    const Letters letters(*scene_, task.op, task.in, task.out, turn_++);
+    const Letters letters(*context_, task.op, task.in, task.out, turn_++);
     letters.post();
     current.run = small_run(letters, current.geometry.base);
     note_route(current, Path::small);
@@ -330,7 +330,7 @@ bool Executor::open(Current& current) {
       start_pipeline(current, Path::pipeline);
       return true;
     }
-    current.run = pool_run(*scene_, current.geometry, *current.rules, current.mine);
+    current.run = pool_run(*context_, current.geometry, *current.rules, current.mine);
     current.shared = true;
     note_route(current, Path::pipeline);
     return true;
@@ -338,7 +338,7 @@ bool Executor::open(Current& current) {
   if (flat(current)) {
     base_ += flat_chunks;
     for (const Counter which : {counter_reduced, counter_out}) window_->raise_pool(which, base_);
-    current.run = flat_run(*scene_, current.geometry, current.mine);
+    current.run = flat_run(*context_, current.geometry, current.mine);
     note_route(current, in_arenas(current) ? Path::direct : Path::vm);
     return true;
   }
@@ -353,7 +353,7 @@ bool Executor::may_pool(const OpDescriptor& op) const { return op.kind == OpKind
 
 void Executor::start_pipeline(Current& current, Path path) {
   for (const Counter which : {counter_reduced, counter_out}) window_->raise_pool(which, current.geometry.end);
-  current.run = pipeline_run(*scene_, current.geometry, *current.rules, current.task.in, current.task.out);
+  current.run = pipeline_run(*context_, current.geometry, *current.rules, current.task.in, current.task.out);
   note_route(current, path);
 }
 

@@ -16,7 +16,7 @@ constexpr int eager_looks = 20;   // of which so many without a pause in between
 std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what, const char* in, char* out) {
   OpDescriptor op = what;
   op.seq = next_seq_++;
-  Letters letters(*scene_, op, in, out, turn_++);
+  Letters letters(*context_, op, in, out, turn_++);
   letters.post();
   const std::int64_t now_ns = monotonic_ns();
   const std::uint64_t bytes = op.count * dtype_size(op.dtype);

@@ -23,12 +23,12 @@ struct Free {
 
 class FlatRun final : public Run {
  public:
-  FlatRun(const Scene& scene, const Geometry& geometry, const Places& mine)
-      : scene_(scene), op_(geometry.op), base_(geometry.base), unit_(geometry.unit), out_(reinterpret_cast<char*>(mine.out)), ranks_(scene.window.ranks()),
-        places_(scene.peer_access.places(op_, mine)) {
+  FlatRun(const RunContext& context, const Geometry& geometry, const Places& mine)
+      : context_(context), op_(geometry.op), base_(geometry.base), unit_(geometry.unit), out_(reinterpret_cast<char*>(mine.out)), ranks_(context.window.ranks()),
+        places_(context.peer_access.places(op_, mine)) {
     for (int r = 0; r < ranks_; ++r) {
       const Places& places = places_[static_cast<std::size_t>(r)];
-      foreign_ = foreign_ || (r != scene.local && (places.in_arena == never || places.out_arena == never));
+      foreign_ = foreign_ || (r != context.local && (places.in_arena == never || places.out_arena == never));
     }
     block_ = block_bytes / unit_;
     stream_ = !foreign_ && 2 * static_cast<std::size_t>(ranks_) * whole_bytes() >= streamed_bytes;
@@ -46,22 +46,22 @@ class FlatRun final : public Run {
       work(next_, elems);
       next_ += elems;
       ++blocks_;
-      Line& line = scene_.window.line(scene_.local);
+      Line& line = context_.window.line(context_.local);
       line.moved.store(line.moved.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       if (next_ < share_.first + share_.count) return true;
     }
     if (!announced_) {
       if (foreign_ && share_.count > 0) {  // nobody takes this rank's results for good before this
-        if (const auto failure = scene_.peer_access.betrayed(scene_.group, op_)) {
-          scene_.window.fail(*failure);
+        if (const auto failure = context_.peer_access.betrayed(context_.group, op_)) {
+          context_.window.fail(*failure);
           return true;
         }
       }
-      scene_.window.advance(scene_.local, counter_reduced, base_ + flat_chunks);
+      context_.window.advance(context_.local, counter_reduced, base_ + flat_chunks);
       announced_ = true;
       return true;
     }
-    if (done_ || scene_.window.value(counter_reduced) < base_ + flat_chunks) return false;
+    if (done_ || context_.window.value(counter_reduced) < base_ + flat_chunks) return false;
     done_ = true;
     return true;
   }
@@ -89,8 +89,8 @@ class FlatRun final : public Run {
     const std::size_t align = std::max<std::size_t>(64, page_bytes / unit_);
     switch (op_.kind) {
       case OpKind::allreduce:
-      case OpKind::reduce: share_ = slice_of(op_.count, ranks_, scene_.local, op_.count * unit_ >= 64 * page_bytes ? align : 64); break;
-      case OpKind::broadcast: share_ = {0, op_.root == scene_.group.rank ? 0 : op_.count}; break;
+      case OpKind::reduce: share_ = slice_of(op_.count, ranks_, context_.local, op_.count * unit_ >= 64 * page_bytes ? align : 64); break;
+      case OpKind::broadcast: share_ = {0, op_.root == context_.group.rank ? 0 : op_.count}; break;
       case OpKind::reduce_scatter: share_ = {0, op_.count}; break;
       case OpKind::allgather: share_ = {0, op_.count * static_cast<std::size_t>(ranks_)}; break;
       default: share_ = {0, 0};
@@ -107,10 +107,10 @@ class FlatRun final : public Run {
         sum(first * unit_, first * unit_, elems);
         break;
       case OpKind::reduce_scatter:
-        sum((static_cast<std::size_t>(scene_.group.rank) * op_.count + first) * unit_, first * unit_, elems);
+        sum((static_cast<std::size_t>(context_.group.rank) * op_.count + first) * unit_, first * unit_, elems);
         break;
       case OpKind::broadcast:
-        copy(scene_.group.local_index(op_.root), first * unit_, out_ + first * unit_, elems * unit_);
+        copy(context_.group.local_index(op_.root), first * unit_, out_ + first * unit_, elems * unit_);
         break;
       default: gather(first * unit_, elems * unit_);
     }
@@ -122,14 +122,14 @@ class FlatRun final : public Run {
     while (bytes > 0) {
       const std::size_t rank = at / part, inside = at % part;
       const std::size_t some = std::min(bytes, part - inside);
-      copy(scene_.group.local_index(static_cast<int>(rank)), inside, out_ + at, some);
+      copy(context_.group.local_index(static_cast<int>(rank)), inside, out_ + at, some);
       at += some;
       bytes -= some;
     }
   }
 
   void copy(int from, std::size_t offset, char* to, std::size_t bytes) {
-    const char* source = scene_.peer_access.input(from, places_[static_cast<std::size_t>(from)], offset, bytes, to);
+    const char* source = context_.peer_access.input(from, places_[static_cast<std::size_t>(from)], offset, bytes, to);
     if (source == nullptr) return lost(from, errno);
     if (source != to) std::memmove(to, source, bytes);
   }
@@ -138,7 +138,7 @@ class FlatRun final : public Run {
     std::array<const void*, max_local_ranks> inputs{};
     for (int r = 0; r < ranks_; ++r) {
       char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * block_bytes : nullptr;
-      const char* input = scene_.peer_access.input(r, places_[static_cast<std::size_t>(r)], from, elems * unit_, scratch);
+      const char* input = context_.peer_access.input(r, places_[static_cast<std::size_t>(r)], from, elems * unit_, scratch);
       if (input == nullptr) return lost(r, errno);
       inputs[static_cast<std::size_t>(r)] = input;
     }
@@ -147,29 +147,29 @@ class FlatRun final : public Run {
     int near = 0, far = 0;
     for (int r = 0; r < ranks_; ++r) {
       if (!receives(r)) continue;
-      char* output = scene_.peer_access.direct_output(r, places_[static_cast<std::size_t>(r)], to, elems * unit_);
+      char* output = context_.peer_access.direct_output(r, places_[static_cast<std::size_t>(r)], to, elems * unit_);
       if (output != nullptr) outputs[static_cast<std::size_t>(near++)] = output;
       else remote[static_cast<std::size_t>(far++)] = r;
     }
     if (near == 0 && !scratch_) return lost(remote[0], ERANGE);
     if (near == 0) outputs[static_cast<std::size_t>(near++)] = scratch_.get() + static_cast<std::size_t>(ranks_) * block_bytes;
-    const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? scene_.group.world_size() : 1);
+    const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? context_.group.world_size() : 1);
     saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor, stream_);
     for (int i = 0; i < far; ++i) {
       const int r = remote[static_cast<std::size_t>(i)];
-      if (!scene_.peer_access.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r, errno);
+      if (!context_.peer_access.write(r, places_[static_cast<std::size_t>(r)], to, static_cast<const char*>(outputs[0]), elems * unit_)) return lost(r, errno);
     }
   }
 
   bool receives(int local) const {
     if (op_.kind == OpKind::allreduce) return true;
-    if (op_.kind == OpKind::reduce) return scene_.group.local_rank_at(local) == op_.root;
-    return local == scene_.local;
+    if (op_.kind == OpKind::reduce) return context_.group.local_rank_at(local) == op_.root;
+    return local == context_.local;
   }
 
-  void lost(int local, int error) const { scene_.window.fail(scene_.peer_access.lost(scene_.group, local, op_, error)); }
+  void lost(int local, int error) const { context_.window.fail(context_.peer_access.lost(context_.group, local, op_, error)); }
 
-  const Scene& scene_;
+  const RunContext& context_;
   OpDescriptor op_;
   std::uint64_t base_;
   std::size_t unit_;
@@ -188,8 +188,8 @@ class FlatRun final : public Run {
 
 }  // namespace
 
-std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const Places& mine) {
-  return std::make_unique<FlatRun>(scene, geometry, mine);
+std::unique_ptr<Run> flat_run(const RunContext& context, const Geometry& geometry, const Places& mine) {
+  return std::make_unique<FlatRun>(context, geometry, mine);
 }
 
 }  // namespace ff

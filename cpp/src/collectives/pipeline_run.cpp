@@ -20,17 +20,17 @@ struct Free {
 
 class PipelineRun final : public Run {
  public:
-  PipelineRun(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out)
-      : scene_(scene), geometry_(geometry), rules_(rules), in_(in), out_(out), ranks_(scene.window.ranks()) {
-    const Places mine = scene.window.places(scene.local, geometry.op.seq);
-    lent_ = scene.peer_access.everywhere() || mine.in_arena != never;
+  PipelineRun(const RunContext& context, const Geometry& geometry, const Rules& rules, const char* in, char* out)
+      : context_(context), geometry_(geometry), rules_(rules), in_(in), out_(out), ranks_(context.window.ranks()) {
+    const Places mine = context.window.places(context.local, geometry.op.seq);
+    lent_ = context.peer_access.everywhere() || mine.in_arena != never;
     for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
-      const bool works = rules.takes(stage, scene.local) && !(stage == Stage::in && lent_) && !(stage == Stage::reduce && at_home());
+      const bool works = rules.takes(stage, context.local) && !(stage == Stage::in && lent_) && !(stage == Stage::reduce && at_home());
       next(stage) = works ? geometry.base : geometry.end;
-      scene.window.advance(scene.local, counter_of(stage), next(stage));  // operations of other kinds left it behind
+      context.window.advance(context.local, counter_of(stage), next(stage));  // operations of other kinds left it behind
     }
-    if (rules.takes(Stage::reduce, scene.local) && geometry.sums() && ranks_ > 1 && scene.peer_access.everywhere()) {
-      const std::size_t bytes = (scene.window.chunk_bytes() + 4095) / 4096 * 4096 * static_cast<std::size_t>(ranks_);
+    if (rules.takes(Stage::reduce, context.local) && geometry.sums() && ranks_ > 1 && context.peer_access.everywhere()) {
+      const std::size_t bytes = (context.window.chunk_bytes() + 4095) / 4096 * 4096 * static_cast<std::size_t>(ranks_);
       scratch_.reset(static_cast<char*>(std::aligned_alloc(4096, bytes)));
       if (!scratch_) throw std::bad_alloc();
     }
@@ -43,13 +43,13 @@ class PipelineRun final : public Run {
       if (chunk >= geometry_.end || !rules_.holds(rules_.needs(stage, chunk))) continue;
       perform(stage, chunk);
       if (stage == Stage::reduce && chunk + 1 == geometry_.base + geometry_.chunks && scratch_) {  // no rank has a result without this chunk
-        if (const auto failure = scene_.peer_access.betrayed(scene_.group, geometry_.op)) scene_.window.fail(*failure);
+        if (const auto failure = context_.peer_access.betrayed(context_.group, geometry_.op)) context_.window.fail(*failure);
       }
-      if (scene_.window.failed()) return true;
+      if (context_.window.failed()) return true;
       ++chunk;
       if (stage == Stage::out) ++finished_chunks_;
       if (chunk == geometry_.base + geometry_.chunks) chunk = geometry_.end;
-      scene_.window.advance(scene_.local, counter_of(stage), chunk);
+      context_.window.advance(context_.local, counter_of(stage), chunk);
       return true;
     }
     return false;
@@ -58,17 +58,17 @@ class PipelineRun final : public Run {
   // Who lends its array to the others, or to the network, stays until they have done with it.
   bool finished() const override {
     const bool done = std::all_of(next_.begin(), next_.end(), [&](std::uint64_t n) { return n >= geometry_.end; });
-    return done && (!lends() || scene_.window.value(counter_reduced) >= geometry_.end) && (geometry_.home == nullptr || network_done());
+    return done && (!lends() || context_.window.value(counter_reduced) >= geometry_.end) && (geometry_.home == nullptr || network_done());
   }
 
   // Those that this rank has received whole; a rank that receives nothing counts what it has added or handed out.
   std::uint64_t done_chunks() const override {
     if (geometry_.home != nullptr) {
       const std::uint64_t first = geometry_.base >> 1;
-      const std::uint64_t both = scene_.window.value(counter_done0) + scene_.window.value(counter_done1);
+      const std::uint64_t both = context_.window.value(counter_done0) + context_.window.value(counter_done1);
       return std::min(both - std::min(both, 2 * first), geometry_.chunks);
     }
-    if (rules_.takes(Stage::out, scene_.local)) return finished_chunks_;
+    if (rules_.takes(Stage::out, context_.local)) return finished_chunks_;
     return std::min(next_[static_cast<std::size_t>(Stage::reduce)] - geometry_.base, geometry_.chunks);
   }
   std::uint64_t chunks() const override { return geometry_.chunks; }
@@ -82,7 +82,7 @@ class PipelineRun final : public Run {
       const Wants needs = rules_.needs(stage, chunk);
       bool possible = true;
       for (std::size_t which = 0; which < needs.size(); ++which) {
-        if (needs[which] == 0 || scene_.window.value(static_cast<Counter>(which)) >= needs[which]) continue;
+        if (needs[which] == 0 || context_.window.value(static_cast<Counter>(which)) >= needs[which]) continue;
         wants[which] = std::min(wants[which], needs[which]);
         possible = false;
       }
@@ -90,7 +90,7 @@ class PipelineRun final : public Run {
     }
     if (geometry_.home != nullptr) {
       for (const Counter which : {counter_done0, counter_done1, counter_freed0, counter_freed1}) {
-        if (scene_.window.value(which) < geometry_.end >> 1) wants[which] = std::min(wants[which], geometry_.end >> 1);
+        if (context_.window.value(which) < geometry_.end >> 1) wants[which] = std::min(wants[which], geometry_.end >> 1);
       }
     }
     if (lends()) wants[counter_reduced] = std::min(wants[counter_reduced], geometry_.end);
@@ -101,7 +101,7 @@ class PipelineRun final : public Run {
   static Counter counter_of(Stage stage) { return static_cast<Counter>(counter_in + static_cast<int>(stage)); }
   std::uint64_t& next(Stage stage) { return next_[static_cast<std::size_t>(stage)]; }
   bool network_done() const {
-    const auto over = [&](Counter which) { return scene_.window.value(which) >= geometry_.end >> 1; };
+    const auto over = [&](Counter which) { return context_.window.value(which) >= geometry_.end >> 1; };
     return over(counter_done0) && over(counter_done1) && over(counter_freed0) && over(counter_freed1);
   }
   // The array of the node's only rank is where its sum is kept.
@@ -119,8 +119,8 @@ class PipelineRun final : public Run {
 
   // All but the slice that this rank sums itself: that is read where it lies.
   void copy_in(std::uint64_t chunk) {
-    char* there = scene_.window.input(chunk, scene_.local);
-    const Slice own = slice_of(geometry_.elems(chunk), ranks_, scene_.local, slice_align);
+    char* there = context_.window.input(chunk, context_.local);
+    const Slice own = slice_of(geometry_.elems(chunk), ranks_, context_.local, slice_align);
     const auto copy = [&](std::size_t at, const char* from, std::size_t bytes) { std::memcpy(there + at, from, bytes); };
     each_piece(chunk, Slice{0, own.first}, copy);
     each_piece(chunk, Slice{own.first + own.count, geometry_.elems(chunk) - own.first - own.count}, copy);
@@ -141,12 +141,12 @@ class PipelineRun final : public Run {
   // Bytes into an array of all parts.
   std::size_t offset_of(std::uint64_t chunk, std::size_t position) const {
     if (geometry_.parts == 1) return geometry_.offset_bytes(chunk);
-    const auto rank = static_cast<std::size_t>(scene_.group.layout().order[position]);
+    const auto rank = static_cast<std::size_t>(context_.group.layout().order[position]);
     return rank * geometry_.op.count * geometry_.unit + geometry_.offset_bytes(chunk);
   }
 
   void reduce(std::uint64_t chunk) {
-    Slice own = slice_of(geometry_.elems(chunk), ranks_, scene_.local, slice_align);
+    Slice own = slice_of(geometry_.elems(chunk), ranks_, context_.local, slice_align);
     const std::size_t part = geometry_.part_elems(chunk);
     for (const std::size_t end = own.first + own.count; own.first < end; own.first += own.count) {
       const std::size_t inside = own.first % part;
@@ -170,26 +170,26 @@ class PipelineRun final : public Run {
       char* to = rules_.sum(chunk) + slice.first * geometry_.accum_unit;
       reduce_to_accum(to, inputs.data(), ranks_, slice.count, op.dtype, op.reduce);
     } else {
-      const auto divisor = static_cast<std::uint32_t>(op.reduce == ReduceOp::mean ? scene_.group.world_size() : 1);
+      const auto divisor = static_cast<std::uint32_t>(op.reduce == ReduceOp::mean ? context_.group.world_size() : 1);
       saturated_ += reduce_to(rules_.result(chunk) + slice.first * geometry_.unit, inputs.data(), ranks_, slice.count, op.dtype, op.reduce, divisor);
     }
     return true;
   }
 
   const char* input(std::uint64_t chunk, int r, std::uint64_t offset, Slice slice) {
-    if (r == scene_.local) return in_ + offset;
-    const Places places = scene_.window.places(r, geometry_.op.seq);
-    if (!scene_.peer_access.everywhere() && places.in_arena == never) return scene_.window.input(chunk, r) + slice.first * geometry_.unit;
-    char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * scene_.window.chunk_bytes() : nullptr;
-    const char* from = scene_.peer_access.input(r, places, offset, slice.count * geometry_.unit, scratch);
-    if (from == nullptr) scene_.window.fail(scene_.peer_access.lost(scene_.group, r, geometry_.op, errno));
+    if (r == context_.local) return in_ + offset;
+    const Places places = context_.window.places(r, geometry_.op.seq);
+    if (!context_.peer_access.everywhere() && places.in_arena == never) return context_.window.input(chunk, r) + slice.first * geometry_.unit;
+    char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * context_.window.chunk_bytes() : nullptr;
+    const char* from = context_.peer_access.input(r, places, offset, slice.count * geometry_.unit, scratch);
+    if (from == nullptr) context_.window.fail(context_.peer_access.lost(context_.group, r, geometry_.op, errno));
     return from;
   }
 
   // Of a broadcast or allgather: what this rank has to say.
   void contribute(std::uint64_t chunk) {
     const std::size_t bytes = geometry_.part_elems(chunk) * geometry_.unit;
-    const std::size_t at = geometry_.parts == 1 ? 0 : static_cast<std::size_t>(scene_.group.positions()[static_cast<std::size_t>(scene_.group.rank)]) * bytes;
+    const std::size_t at = geometry_.parts == 1 ? 0 : static_cast<std::size_t>(context_.group.positions()[static_cast<std::size_t>(context_.group.rank)]) * bytes;
     const char* from = in_ + geometry_.offset_bytes(chunk);
     char* to = rules_.result(chunk) + at;
     if (to != from) std::memcpy(to, from, bytes);
@@ -204,11 +204,11 @@ class PipelineRun final : public Run {
       }
       return;
     }
-    if (geometry_.op.kind == OpKind::reduce_scatter) result += static_cast<std::size_t>(scene_.group.positions()[static_cast<std::size_t>(scene_.group.rank)]) * bytes;
+    if (geometry_.op.kind == OpKind::reduce_scatter) result += static_cast<std::size_t>(context_.group.positions()[static_cast<std::size_t>(context_.group.rank)]) * bytes;
     std::memcpy(out_ + geometry_.offset_bytes(chunk), result, bytes);
   }
 
-  const Scene& scene_;
+  const RunContext& context_;
   const Geometry& geometry_;
   const Rules& rules_;
   const char* in_;
@@ -228,8 +228,8 @@ Slice slice_of(std::size_t elems, int parts, int part, std::size_t align) {
   return {first, std::min(elems, first + each) - first};
 }
 
-std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out) {
-  return std::make_unique<PipelineRun>(scene, geometry, rules, in, out);
+std::unique_ptr<Run> pipeline_run(const RunContext& context, const Geometry& geometry, const Rules& rules, const char* in, char* out) {
+  return std::make_unique<PipelineRun>(context, geometry, rules, in, out);
 }
 
 }  // namespace ff

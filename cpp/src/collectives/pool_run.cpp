@@ -18,16 +18,16 @@ constexpr std::size_t slice_align = 64;  // elements
 
 class PoolRun final : public Run {
  public:
-  PoolRun(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine)
-      : scene_(scene), geometry_(geometry), rules_(rules), ranks_(scene.window.ranks()), last_(geometry.base + geometry.chunks), places_(scene.peer_access.places(geometry.op, mine)) {
+  PoolRun(const RunContext& context, const Geometry& geometry, const Rules& rules, const Places& mine)
+      : context_(context), geometry_(geometry), rules_(rules), ranks_(context.window.ranks()), last_(geometry.base + geometry.chunks), places_(context.peer_access.places(geometry.op, mine)) {
     const auto ranks = static_cast<std::uint64_t>(ranks_);
-    turn_ = (static_cast<std::uint64_t>(scene.local) + geometry.op.seq) % ranks;  // not always the same rank works for the others
+    turn_ = (static_cast<std::uint64_t>(context.local) + geometry.op.seq) % ranks;  // not always the same rank works for the others
     for (const Counter which : {counter_in, counter_reduced, counter_out}) {
-      scene.window.advance(scene.local, which, geometry.end);
-      if (which != counter_in) scene.window.raise_pool(which, geometry.chunks == 0 ? geometry.end : geometry.base);
+      context.window.advance(context.local, which, geometry.end);
+      if (which != counter_in) context.window.raise_pool(which, geometry.chunks == 0 ? geometry.end : geometry.base);
     }
     for (const Counter which : {counter_reduced, counter_out}) {
-      std::atomic<std::uint64_t>& next = scene.window.pool(which).next;
+      std::atomic<std::uint64_t>& next = context.window.pool(which).next;
       for (std::uint64_t now = next.load(); now < geometry.base * ranks && !next.compare_exchange_weak(now, geometry.base * ranks);) {
       }
     }
@@ -36,8 +36,8 @@ class PoolRun final : public Run {
   // Finished chunks come first: that frees slots, and their data are still in the cache.
   bool step() override { return take(Stage::out) || take(Stage::reduce); }
 
-  bool finished() const override { return scene_.window.value(counter_out) >= geometry_.end; }
-  std::uint64_t done_chunks() const override { return std::min(scene_.window.value(counter_out), last_) - geometry_.base; }
+  bool finished() const override { return context_.window.value(counter_out) >= geometry_.end; }
+  std::uint64_t done_chunks() const override { return std::min(context_.window.value(counter_out), last_) - geometry_.base; }
   std::uint64_t chunks() const override { return geometry_.chunks; }
 
   Wants wants() const override {
@@ -56,14 +56,14 @@ class PoolRun final : public Run {
  private:
   static Counter counter_of(Stage stage) { return stage == Stage::reduce ? counter_reduced : counter_out; }
 
-  std::uint64_t next(Stage stage) const { return scene_.window.pool(counter_of(stage)).next.load() / static_cast<std::uint64_t>(ranks_); }
+  std::uint64_t next(Stage stage) const { return context_.window.pool(counter_of(stage)).next.load() / static_cast<std::uint64_t>(ranks_); }
 
   // Adds what this chunk lacks; false where it lacks nothing.
   bool ask(Stage stage, std::uint64_t chunk, Wants& wants) const {
     const Wants needs = rules_.needs(stage, chunk);
     bool lacks = false;
     for (std::size_t which = 0; which < needs.size(); ++which) {
-      if (needs[which] == 0 || scene_.window.value(static_cast<Counter>(which)) >= needs[which]) continue;
+      if (needs[which] == 0 || context_.window.value(static_cast<Counter>(which)) >= needs[which]) continue;
       wants[which] = std::min(wants[which], needs[which]);
       lacks = true;
     }
@@ -71,7 +71,7 @@ class PoolRun final : public Run {
   }
 
   bool take(Stage stage) {
-    Pool& pool = scene_.window.pool(counter_of(stage));
+    Pool& pool = context_.window.pool(counter_of(stage));
     const auto ranks = static_cast<std::uint64_t>(ranks_);
     std::uint64_t piece = pool.next.load();
     do {
@@ -84,8 +84,8 @@ class PoolRun final : public Run {
     }
     const Slice slice = slice_of(geometry_.elems(chunk), ranks_, static_cast<int>(piece % ranks), slice_align);
     if (slice.count > 0) stage == Stage::reduce ? sum(chunk, slice) : spread(chunk, slice);
-    if (scene_.window.failed()) return true;
-    Line& line = scene_.window.line(scene_.local);
+    if (context_.window.failed()) return true;
+    Line& line = context_.window.line(context_.local);
     line.moved.store(line.moved.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     complete(pool, counter_of(stage), chunk);
     return true;
@@ -93,17 +93,17 @@ class PoolRun final : public Run {
 
   // Chunks may be completed in any order; the counter says up to which all are.
   void complete(Pool& pool, Counter which, std::uint64_t chunk) {
-    const std::size_t slots = scene_.window.slots();
+    const std::size_t slots = context_.window.slots();
     auto& done = pool.done[chunk % slots];
 #if defined(__SANITIZE_THREAD__)
     // The sanitizer knows memory by its address, and each rank has a mapping of its own: it does not see that the rank which
     // does the last piece and moves the counter has seen this one.
-    for (const Counter any : {counter_reduced, counter_out}) scene_.window.line(scene_.window.network()).count[any].fetch_add(0);
+    for (const Counter any : {counter_reduced, counter_out}) context_.window.line(context_.window.network()).count[any].fetch_add(0);
 #endif
     if (done.fetch_add(1) + 1 < static_cast<std::uint32_t>(ranks_)) return;
     done.store(0);
     pool.complete[chunk % slots].store(chunk + 1);
-    const Window& window = scene_.window;
+    const Window& window = context_.window;
     for (std::uint64_t up_to = window.pool_value(which); up_to < last_ && pool.complete[up_to % slots].load() == up_to + 1; up_to = window.pool_value(which)) {
       window.raise_pool(which, up_to + 1 == last_ ? geometry_.end : up_to + 1);
     }
@@ -113,7 +113,7 @@ class PoolRun final : public Run {
     const std::uint64_t offset = geometry_.offset_bytes(chunk) + slice.first * geometry_.unit;
     std::array<const void*, max_local_ranks> inputs{};
     for (int r = 0; r < ranks_; ++r) {
-      const char* from = scene_.peer_access.input(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit, nullptr);
+      const char* from = context_.peer_access.input(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit, nullptr);
       if (from == nullptr) return outside(r);
       inputs[static_cast<std::size_t>(r)] = from;
     }
@@ -123,20 +123,20 @@ class PoolRun final : public Run {
   void spread(std::uint64_t chunk, Slice slice) {
     const std::uint64_t offset = geometry_.offset_bytes(chunk) + slice.first * geometry_.unit;
     for (int r = 0; r < ranks_; ++r) {
-      char* to = scene_.peer_access.direct_output(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit);
+      char* to = context_.peer_access.direct_output(r, places_[static_cast<std::size_t>(r)], offset, slice.count * geometry_.unit);
       if (to == nullptr) return outside(r);
       std::memcpy(to, rules_.result(chunk) + slice.first * geometry_.unit, slice.count * geometry_.unit);
     }
   }
 
-  void outside(int local) const { scene_.window.fail(scene_.peer_access.lost(scene_.group, local, geometry_.op, ERANGE)); }
+  void outside(int local) const { context_.window.fail(context_.peer_access.lost(context_.group, local, geometry_.op, ERANGE)); }
 
   // Every rank has raised the count of pieces to the first of this operation before it takes one.
   void turned_back() const {
-    scene_.window.fail(Failure{FailureKind::peer_failed, -1, geometry_.op.seq, "a rank of the node has damaged the shared memory: its count of work went back in " + geometry_.op.name()});
+    context_.window.fail(Failure{FailureKind::peer_failed, -1, geometry_.op.seq, "a rank of the node has damaged the shared memory: its count of work went back in " + geometry_.op.name()});
   }
 
-  const Scene& scene_;
+  const RunContext& context_;
   const Geometry& geometry_;
   const Rules& rules_;
   int ranks_;
@@ -147,8 +147,8 @@ class PoolRun final : public Run {
 
 }  // namespace
 
-std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine) {
-  return std::make_unique<PoolRun>(scene, geometry, rules, mine);
+std::unique_ptr<Run> pool_run(const RunContext& context, const Geometry& geometry, const Rules& rules, const Places& mine) {
+  return std::make_unique<PoolRun>(context, geometry, rules, mine);
 }
 
 }  // namespace ff

@@ -26,7 +26,7 @@ struct Slice {
 // Part `part` of `elems` elements in `parts` parts whose borders are multiples of `align` elements.
 Slice slice_of(std::size_t elems, int parts, int part, std::size_t align);
 
-struct Scene {  // where a run takes place; outlives it
+struct RunContext {  // where a run takes place; outlives it
   const Group& group;
   const Window& window;
   const PeerAccess& peer_access;
@@ -52,14 +52,14 @@ inline constexpr std::uint64_t flat_chunks = 2;  // how many chunk numbers a sma
 // A small operation: everybody writes a letter, and reads those of all.
 class Letters {
  public:
-  Letters(const Scene& scene, const OpDescriptor& op, const char* in, char* out, std::uint64_t turn)
-      : scene_(&scene), op_(op), unit_(dtype_size(op.dtype)), in_(in), out_(out), turn_(turn) {}
+  Letters(const RunContext& context, const OpDescriptor& op, const char* in, char* out, std::uint64_t turn)
+      : context_(&context), op_(op), unit_(dtype_size(op.dtype)), in_(in), out_(out), turn_(turn) {}
   void post() const;           // from now on others may read
   bool arrived();              // all letters are here, and their writers called the same as this rank
   std::uint64_t read() const;  // once they have: the result into `out`; returns how many elements were clipped
 
  private:
-  const Scene* scene_;
+  const RunContext* context_;
   OpDescriptor op_;
   std::size_t unit_;
   const char* in_;
@@ -71,8 +71,8 @@ class Letters {
 bool fits_small(const Group& group, const OpDescriptor& op);
 
 std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base);  // of letters of which this rank's is posted
-std::unique_ptr<Run> flat_run(const Scene& scene, const Geometry& geometry, const Places& mine);  // where this rank's arrays lie
-std::unique_ptr<Run> pool_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const Places& mine);
-std::unique_ptr<Run> pipeline_run(const Scene& scene, const Geometry& geometry, const Rules& rules, const char* in, char* out);
+std::unique_ptr<Run> flat_run(const RunContext& context, const Geometry& geometry, const Places& mine);  // where this rank's arrays lie
+std::unique_ptr<Run> pool_run(const RunContext& context, const Geometry& geometry, const Rules& rules, const Places& mine);
+std::unique_ptr<Run> pipeline_run(const RunContext& context, const Geometry& geometry, const Rules& rules, const char* in, char* out);
 
 }  // namespace ff

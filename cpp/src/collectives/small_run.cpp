@@ -50,8 +50,8 @@ class SmallRun final : public Run {
 }  // namespace
 
 void Letters::post() const {
-  Mail& mine = scene_->window.mail(scene_->local, turn_);
-  const std::size_t bytes = writes_letter(scene_->group, op_) ? letter_elems(scene_->group, op_) * unit_ : 0;
+  Mail& mine = context_->window.mail(context_->local, turn_);
+  const std::size_t bytes = writes_letter(context_->group, op_) ? letter_elems(context_->group, op_) * unit_ : 0;
   mine.count = op_.count;
   mine.kinds = call_of(op_);
   if (bytes > 0) std::memcpy(mine.payload(), in_, bytes);
@@ -59,8 +59,8 @@ void Letters::post() const {
 }
 
 bool Letters::arrived() {
-  for (; arrived_ < scene_->window.ranks(); ++arrived_) {
-    const Mail& theirs = scene_->window.mail(arrived_, turn_);
+  for (; arrived_ < context_->window.ranks(); ++arrived_) {
+    const Mail& theirs = context_->window.mail(arrived_, turn_);
     if (theirs.number.load(std::memory_order_acquire) != op_.seq + 1) return false;  // not yet, or of another call: the executor finds and says why
     if (theirs.count != op_.count || theirs.kinds != call_of(op_)) return false;
   }
@@ -68,10 +68,10 @@ bool Letters::arrived() {
 }
 
 std::uint64_t Letters::read() const {
-  const Group& group = scene_->group;
-  const int ranks = scene_->window.ranks();
+  const Group& group = context_->group;
+  const int ranks = context_->window.ranks();
   const std::size_t bytes = op_.count * unit_;
-  const auto letter = [this](int local) { return scene_->window.mail(local, turn_).payload(); };
+  const auto letter = [this](int local) { return context_->window.mail(local, turn_).payload(); };
   if (op_.count == 0 || op_.kind == OpKind::barrier) return 0;
   if (op_.kind == OpKind::broadcast) {
     if (op_.root != group.rank) std::memcpy(out_, letter(group.local_index(op_.root)), bytes);
@@ -88,7 +88,7 @@ std::uint64_t Letters::read() const {
   const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? group.world_size() : 1);
   if (bytes >= block_bytes || counts_clipped(op_.dtype)) {
     const std::uint64_t clipped = reduce_to(out_, inputs.data(), ranks, op_.count, op_.dtype, op_.reduce, divisor);
-    return op_.kind == OpKind::allreduce && scene_->local != 0 ? 0 : clipped;  // what everybody works out is counted once
+    return op_.kind == OpKind::allreduce && context_->local != 0 ? 0 : clipped;  // what everybody works out is counted once
   }
   alignas(block_bytes) char block[block_bytes];  // a whole one is reduced faster than a part; what lies behind in a mailbox is of no use, and does no harm
   reduce_to(block, inputs.data(), ranks, block_bytes / unit_, op_.dtype, op_.reduce, divisor);

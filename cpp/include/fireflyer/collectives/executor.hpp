@@ -37,7 +37,7 @@ class Fabric;
 class Network;
 class Run;
 struct Part;
-struct Scene;
+struct RunContext;
 
 // What a rank adds up when the parts of an operation have arrived: as many rows as there are ranks, in their order.
 struct RowSum {
@@ -141,7 +141,7 @@ class Executor {
   std::unique_ptr<PeerAccess> peer_access_;
   HugePages huge_pages_;
   std::optional<OpenMemory> open_;  // as long as others may read this rank's arrays where they lie
-  std::unique_ptr<Scene> scene_;
+  std::unique_ptr<RunContext> context_;
   int local_ = 0;
   bool spin_ = false;
   std::int64_t glance_ns_ = 0;
