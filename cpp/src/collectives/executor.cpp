@@ -292,9 +292,9 @@ void Executor::begin(Current& current) {
   task.entry.started(now_ns);
   if (current.small) {
     base_ += flat_chunks;
-    const Letters letters(*context_, task.op, task.in, task.out, turn_++);
-    letters.post();
-    current.run = small_run(letters, current.geometry.base);
+    const EagerMessages messages(*context_, task.op, task.in, task.out, turn_++);
+    messages.post();
+    current.run = small_run(messages, current.geometry.base);
     note_route(current, Path::small);
     window_->enter(local_, current.geometry, Places{});
     return;

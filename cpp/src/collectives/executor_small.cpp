@@ -1,6 +1,6 @@
 // Small operations in the calling thread, as long as nobody keeps it waiting. Every nanosecond between a rank's own call
-// and its letter, and between the last letter and the return, is one of the operation; what lies in between costs
-// nothing while the letters of others are on their way. So the letter goes first, then everything is written down.
+// and its message, and between the last message and the return, is one of the operation; what lies in between costs
+// nothing while the messages of others are on their way. So the message goes first, then everything is written down.
 #include "current.hpp"
 #include "fireflyer/base/clock.hpp"
 
@@ -16,8 +16,8 @@ constexpr int eager_looks = 20;   // of which so many without a pause in between
 std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what, const char* in, char* out) {
   OpDescriptor op = what;
   op.seq = next_seq_++;
-  Letters letters(*context_, op, in, out, turn_++);
-  letters.post();
+  EagerMessages messages(*context_, op, in, out, turn_++);
+  messages.post();
   const std::int64_t now_ns = monotonic_ns();
   const std::uint64_t bytes = op.count * dtype_size(op.dtype);
   window_->enter_quietly(local_, op, base_, Places{}, now_ns);
@@ -25,8 +25,8 @@ std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what
   const int looks = spins() ? quick_looks : 1;
   for (int look = 0; look < looks; ++look) {
     if (look > eager_looks) relax();
-    if (letters.arrived()) {
-      const std::uint64_t saturated = letters.read();
+    if (messages.arrived()) {
+      const std::uint64_t saturated = messages.read();
       base_ += flat_chunks;
       window_->leave(local_, op);
       window_->ring_for(local_, counter_entered);
@@ -46,7 +46,7 @@ std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what
   current->geometry.op = op;
   current->geometry.base = base_;
   current->geometry.end = base_ += flat_chunks;
-  current->run = small_run(letters, current->geometry.base);
+  current->run = small_run(messages, current->geometry.base);
   current->begun = current->small = true;
   current->stall_detector.restart(now_ns);
   current->glance_at_ns = now_ns + glance_ns_;

@@ -49,13 +49,13 @@ class Run {
 
 inline constexpr std::uint64_t flat_chunks = 2;  // how many chunk numbers a small or flat operation uses up
 
-// A small operation: everybody writes a letter, and reads those of all.
-class Letters {
+// A small operation: every rank writes its array as a message into its mailbox, and reads those of all.
+class EagerMessages {
  public:
-  Letters(const RunContext& context, const OpDescriptor& op, const char* in, char* out, std::uint64_t turn)
+  EagerMessages(const RunContext& context, const OpDescriptor& op, const char* in, char* out, std::uint64_t turn)
       : context_(&context), op_(op), unit_(dtype_size(op.dtype)), in_(in), out_(out), turn_(turn) {}
   void post() const;           // from now on others may read
-  bool arrived();              // all letters are here, and their writers called the same as this rank
+  bool arrived();              // all messages have arrived, and their senders called the same as this rank
   std::uint64_t read() const;  // once they have: the result into `out`; returns how many elements were clipped
 
  private:
@@ -70,7 +70,7 @@ class Letters {
 
 bool fits_small(const Group& group, const OpDescriptor& op);
 
-std::unique_ptr<Run> small_run(const Letters& letters, std::uint64_t base);  // of letters of which this rank's is posted
+std::unique_ptr<Run> small_run(const EagerMessages& messages, std::uint64_t base);  // of messages of which this rank's is posted
 std::unique_ptr<Run> flat_run(const RunContext& context, const Geometry& geometry, const Places& mine);  // where this rank's arrays lie
 std::unique_ptr<Run> pool_run(const RunContext& context, const Geometry& geometry, const Rules& rules, const Places& mine);
 std::unique_ptr<Run> pipeline_run(const RunContext& context, const Geometry& geometry, const Rules& rules, const char* in, char* out);

@@ -28,10 +28,10 @@ constexpr int nobody = -1;
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
 struct Sizes {
-  std::size_t control, mail, stride, slot, total;
+  std::size_t control, eager, stride, slot, total;
   Sizes(int ranks, std::uint32_t slots, std::size_t chunk_bytes)
-      : control(round_up(sizeof(Control), page)), mail(round_up(mail_stride * 2 * static_cast<std::size_t>(ranks), page)),
-        stride(round_up(chunk_bytes, page)), slot(stride * (static_cast<std::size_t>(ranks) + 2)), total(control + mail + slot * slots) {}
+      : control(round_up(sizeof(Control), page)), eager(round_up(eager_stride * 2 * static_cast<std::size_t>(ranks), page)),
+        stride(round_up(chunk_bytes, page)), slot(stride * (static_cast<std::size_t>(ranks) + 2)), total(control + eager + slot * slots) {}
 };
 
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
@@ -143,8 +143,8 @@ Window::Window(int fd, int doorbell) : doorbell_(doorbell) {
   const Sizes sizes(ranks_, slots_, chunk_bytes_);
   stride_ = sizes.stride;
   slot_bytes_ = sizes.slot;
-  mail_ = static_cast<char*>(map) + sizes.control;
-  data_ = mail_ + sizes.mail;
+  eager_messages_ = static_cast<char*>(map) + sizes.control;
+  data_ = eager_messages_ + sizes.eager;
 }
 
 Window::~Window() { munmap(control_, total_bytes_); }

@@ -38,7 +38,7 @@ inline constexpr std::size_t max_chunk_bytes = std::size_t{64} << 20;
 inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
 inline constexpr std::size_t mailbox_bytes = 64 * 1024;
-inline constexpr std::size_t mail_stride = mailbox_bytes + 128;  // each begins a cache line, which holds header and first bytes
+inline constexpr std::size_t eager_stride = mailbox_bytes + 128;  // each begins a cache line, which holds header and first bytes
 
 enum Counter : int {
   counter_entered,
@@ -60,7 +60,7 @@ struct Places {
   std::uint64_t in_arena = never, out_arena = never;
 };
 
-struct Mail {
+struct EagerMessage {  // in a mailbox: header; the payload follows
   std::atomic<std::uint64_t> number;  // 1 + number of the operation, once the rest may be read
   std::uint64_t count;
   std::uint64_t kinds;                // see call_of
@@ -147,7 +147,7 @@ class Window {
   void leave(int rank, const OpDescriptor& op) const;
   OpDescriptor signature(int rank, std::uint64_t seq) const;  // what that rank said when it entered; no known kind: nonsense
   Places places(int rank, std::uint64_t seq) const;
-  Mail& mail(int rank, std::uint64_t turn) const { return *reinterpret_cast<Mail*>(mail_ + mail_stride * (2 * static_cast<std::size_t>(rank) + (turn & 1))); }
+  EagerMessage& eager_message(int rank, std::uint64_t turn) const { return *reinterpret_cast<EagerMessage*>(eager_messages_ + eager_stride * (2 * static_cast<std::size_t>(rank) + (turn & 1))); }
 
   bool fail(const Failure& failure) const;   // the first one wins and is returned to all; wakes everybody
   bool failed() const { return control_->failed.load(std::memory_order_acquire) == 2; }
@@ -159,7 +159,7 @@ class Window {
   void ring(int index) const;
 
   Control* control_ = nullptr;
-  char* mail_ = nullptr;
+  char* eager_messages_ = nullptr;
   char* data_ = nullptr;
   int ranks_ = 0;
   std::uint32_t slots_ = 0;
