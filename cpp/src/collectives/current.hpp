@@ -16,7 +16,7 @@ struct Executor::Current {
   std::unique_ptr<Rules> rules;
   std::unique_ptr<Run> run;       // null while the others are awaited to choose it
   StallDetector stall_detector;
-  std::int64_t glance_at_ns = 0;
+  std::int64_t next_poll_ns = 0;
   std::uint64_t verified = 0;     // a bit for each local rank whose call is known to be the same; `never`: all
   bool begun = false;
   bool small = false;

@@ -20,7 +20,7 @@ namespace ff {
 namespace {
 
 constexpr std::size_t max_pending = 4096;
-constexpr std::int64_t longest_glance_ns = 50'000'000;  // how often a sleeping rank looks for the dead and the hung
+constexpr std::int64_t max_poll_period_ns = 50'000'000;  // how often a sleeping rank looks for the dead and the hung
 
 // A rank with nothing to do polls, where the node has a processor for each rank; then offers its processor to others and
 // polls in between, because a switch to another rank and back costs far less than to sleep and to be woken; then sleeps.
@@ -71,7 +71,7 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     }
     context_ = std::make_unique<RunContext>(RunContext{group_, *window_, *peer_access_, local_});
     spin_ = window_->ranks() <= usable_processors();
-    glance_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, longest_glance_ns);
+    poll_period_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, max_poll_period_ns);
     if (local_ == 0) {
       network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections, config_.fabric);
       const std::string refused = network_->start(config_.network_cpus);
@@ -286,7 +286,7 @@ void Executor::begin(Current& current) {
   const std::int64_t now_ns = monotonic_ns();
   if (crowded_ > 0) --crowded_;
   current.stall_detector.restart(now_ns);
-  current.glance_at_ns = now_ns + glance_ns_;
+  current.next_poll_ns = now_ns + poll_period_ns_;
   current.small = fits_small(group_, task.op);
   if (window_->failed()) return;
   task.entry.started(now_ns);
@@ -402,7 +402,7 @@ bool Executor::drive(Current& current, std::int64_t until_ns) {
     pause(current);
     const std::int64_t now_ns = monotonic_ns();
     window_->line(local_).beat_ns.store(now_ns, std::memory_order_relaxed);
-    if (now_ns >= current.glance_at_ns) look_around(current, now_ns);
+    if (now_ns >= current.next_poll_ns) check_peers(current, now_ns);
     if (until_ns >= 0 && now_ns >= until_ns) return false;
   }
 }
@@ -465,11 +465,11 @@ void Executor::pause(Current& current) {
     now_ns += taken_ns;
     if (taken_ns > dear_yield_ns) yield_from_ns_ = now_ns + yields_dearer * taken_ns;
   }
-  current.rung = window_->wait(local_, wants, glance_ns_);
+  current.rung = window_->wait(local_, wants, poll_period_ns_);
 }
 
-void Executor::look_around(Current& current, std::int64_t now_ns) {
-  current.glance_at_ns = now_ns + glance_ns_;
+void Executor::check_peers(Current& current, std::int64_t now_ns) {
+  current.next_poll_ns = now_ns + poll_period_ns_;
   if (current.small) {
     if (const auto failure = mismatch(current.task.op, current.verified)) window_->fail(*failure);
   }

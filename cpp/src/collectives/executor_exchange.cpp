@@ -99,7 +99,7 @@ std::optional<Failure> Executor::run_parts(const Task& task) {
   finish();
   std::uint64_t verified = 0;
   for (bool done = false; !done;) {
-    done = work->wait(glance_ns_);
+    done = work->wait(poll_period_ns_);
     window_->line(local_).beat_ns.store(monotonic_ns(), std::memory_order_relaxed);
     if (verified == never) continue;
     if (const auto failure = mismatch(task.op, verified)) window_->fail(*failure);
@@ -121,13 +121,13 @@ std::optional<Failure> Executor::let_others_follow(const OpDescriptor& op) {
   };
   StallDetector stall_detector;
   stall_detector.restart(monotonic_ns());
-  std::int64_t glance_at_ns = monotonic_ns() + glance_ns_;
+  std::int64_t next_poll_ns = monotonic_ns() + poll_period_ns_;
   while (least() + max_lead <= op.seq) {
     if (window_->failed()) return std::nullopt;
     poll(nullptr, 0, 1);
     const std::int64_t now_ns = monotonic_ns();
-    if (now_ns < glance_at_ns) continue;
-    glance_at_ns = now_ns + glance_ns_;
+    if (now_ns < next_poll_ns) continue;
+    next_poll_ns = now_ns + poll_period_ns_;
     if (auto failure = trouble(op, stall_detector.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) return failure;
   }
   return std::nullopt;

@@ -49,7 +49,7 @@ std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what
   current->run = small_run(messages, current->geometry.base);
   current->begun = current->small = true;
   current->stall_detector.restart(now_ns);
-  current->glance_at_ns = now_ns + glance_ns_;
+  current->next_poll_ns = now_ns + poll_period_ns_;
   pending_ = 1;
   busy_since_ns_ = now_ns;
   running_ = true;

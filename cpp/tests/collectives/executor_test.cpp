@@ -48,7 +48,7 @@ void sums_are_right(const std::vector<int>& nodes) {
   close_all(ranks);
 }
 
-// Nobody sleeps until the next glance over something that could be done: that would be right, but slow.
+// Nobody sleeps until the next poll over something that could be done: that would be right, but slow.
 void wakeups_are_not_lost(const std::vector<int>& nodes, Memory memory) {
   constexpr std::size_t count = 200'000;
   std::vector<std::shared_ptr<ff::Arena>> arenas;

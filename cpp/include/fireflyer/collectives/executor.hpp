@@ -127,7 +127,7 @@ class Executor {
   void conclude(Current& current);
   void pause(Current& current);
   void withdraw(const Current& current);
-  void look_around(Current& current, std::int64_t now_ns);
+  void check_peers(Current& current, std::int64_t now_ns);
   std::optional<Failure> run_parts(const Task& task);
   std::optional<Failure> let_others_follow(const OpDescriptor& op);
   std::optional<Failure> mismatch(const OpDescriptor& op, std::uint64_t& verified) const;
@@ -144,7 +144,7 @@ class Executor {
   std::unique_ptr<RunContext> context_;
   int local_ = 0;
   bool spin_ = false;
-  std::int64_t glance_ns_ = 0;
+  std::int64_t poll_period_ns_ = 0;
   bool spins() const { return spin_ && crowded_ == 0; }
   int crowded_ = 0;  // operations to come in which polling is of no use
   std::int64_t yield_from_ns_ = 0;  // before that, waiting does not begin with yielding

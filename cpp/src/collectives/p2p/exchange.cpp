@@ -24,7 +24,7 @@ namespace ff {
 namespace {
 
 constexpr std::int64_t ms = 1'000'000;
-constexpr std::int64_t glance_ns = 50 * ms;      // how often a thread with pending messages looks for failures
+constexpr std::int64_t poll_period_ns = 50 * ms;      // how often a thread with pending messages looks for failures
 constexpr std::int64_t farewell_ns = 200 * ms;   // for last words to be delivered
 constexpr std::size_t max_pending = 4096;        // calls of send and receive
 constexpr std::size_t max_links = 4;             // with one peer: at most one that each of the two has made, and one being replaced
@@ -153,7 +153,7 @@ void Exchange::add(std::unique_ptr<Flow> flow) {
   const std::int64_t now_ns = monotonic_ns();
   if (!failing_) start();  // may throw: before anything is remembered
   added.moved_ns = now_ns;
-  if (pending_++ == 0) glance_at_ns_ = looked_ns_ = now_ns;
+  if (pending_++ == 0) next_poll_ns_ = looked_ns_ = now_ns;
   activity_ns_ = now_ns;
   (added.sends ? peer.sends : peer.receives)[key_of(added.op)] = std::move(flow);
   if (failing_) return;
@@ -391,8 +391,8 @@ void Exchange::loop() {
       pull();
       sleep(lock);
       const std::int64_t now_ns = monotonic_ns();
-      if (pending_ == 0 || now_ns < glance_at_ns_ || failing_) continue;
-      glance_at_ns_ = now_ns + glance_ns;
+      if (pending_ == 0 || now_ns < next_poll_ns_ || failing_) continue;
+      next_poll_ns_ = now_ns + poll_period_ns;
       watch(now_ns);
     } catch (const std::exception& error) {  // memory, at worst: the others must not wait for this rank
       fail_with(FailureKind::peer_failed, group_.rank, 0, "the exchange thread of " + group_.label(group_.rank) + " failed: " + error.what());
@@ -411,7 +411,7 @@ void Exchange::sleep(std::unique_lock<std::mutex>& lock) {
     }
   }
   std::int64_t limit_ns = -1;
-  if (pending_ > 0) limit_ns = pulls_.empty() ? std::clamp<std::int64_t>(glance_at_ns_ - monotonic_ns(), 0, glance_ns) : 0;
+  if (pending_ > 0) limit_ns = pulls_.empty() ? std::clamp<std::int64_t>(next_poll_ns_ - monotonic_ns(), 0, poll_period_ns) : 0;
   const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
   asleep_ = limit_ns < 0;
   lock.unlock();

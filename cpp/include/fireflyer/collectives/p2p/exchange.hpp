@@ -195,7 +195,7 @@ class Exchange {
   std::uint64_t moved_bytes_ = 0;
   std::int64_t activity_ns_ = 0;         // when this rank last did something
   std::uint64_t footprint_ = 0;          // of its executor, then
-  std::int64_t glance_at_ns_ = 0;
+  std::int64_t next_poll_ns_ = 0;
   std::int64_t looked_ns_ = 0;
   bool asleep_ = false;                  // the thread sleeps, or is about to, without a limit
   bool failing_ = false;                 // a failure is known: nothing is read or written any more
