@@ -28,7 +28,7 @@ constexpr std::int64_t max_poll_period_ns = 50'000'000;  // how often a sleeping
 // too dear: none is made until what that one has cost is 1 % of the time.
 // Where polling does not help but the first offer does, the ranks share a processor: then polling is left out for a while.
 constexpr std::int64_t spin_ns = 4'000;
-constexpr int crowded_operations = 30;
+constexpr int oversubscribed_operations = 30;
 constexpr int max_yields = 40;  // some 0.3 us each where nobody takes the offer
 constexpr std::int64_t dear_yield_ns = 100'000;
 constexpr std::int64_t yields_dearer = 100;
@@ -284,7 +284,7 @@ void Executor::begin(Current& current) {
     return;
   }
   const std::int64_t now_ns = monotonic_ns();
-  if (crowded_ > 0) --crowded_;
+  if (oversubscribed_ > 0) --oversubscribed_;
   current.stall_detector.restart(now_ns);
   current.next_poll_ns = now_ns + poll_period_ns_;
   current.small = fits_small(group_, task.op);
@@ -458,7 +458,7 @@ void Executor::pause(Current& current) {
   for (int i = 0; i < max_yields && now_ns >= yield_from_ns_; ++i) {
     sched_yield();
     if (ready()) {
-      if (i == 0 && polls) crowded_ = crowded_operations;
+      if (i == 0 && polls) oversubscribed_ = oversubscribed_operations;
       return;
     }
     const std::int64_t taken_ns = monotonic_ns() - now_ns;

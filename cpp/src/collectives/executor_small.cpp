@@ -21,7 +21,7 @@ std::unique_ptr<Executor::Current> Executor::call_small(const OpDescriptor& what
   const std::int64_t now_ns = monotonic_ns();
   const std::uint64_t bytes = op.count * dtype_size(op.dtype);
   window_->enter_quietly(local_, op, base_, Places{}, now_ns);
-  if (crowded_ > 0) --crowded_;
+  if (oversubscribed_ > 0) --oversubscribed_;
   const int looks = spins() ? quick_looks : 1;
   for (int look = 0; look < looks; ++look) {
     if (look > eager_looks) relax();

@@ -145,8 +145,8 @@ class Executor {
   int local_ = 0;
   bool spin_ = false;
   std::int64_t poll_period_ns_ = 0;
-  bool spins() const { return spin_ && crowded_ == 0; }
-  int crowded_ = 0;  // operations to come in which polling is of no use
+  bool spins() const { return spin_ && oversubscribed_ == 0; }
+  int oversubscribed_ = 0;  // operations to come in which polling is of no use
   std::int64_t yield_from_ns_ = 0;  // before that, waiting does not begin with yielding
   Recorder recorder_;
   std::array<int, algorithm_count> algorithms_{};  // as the recorder numbers them

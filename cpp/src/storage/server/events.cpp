@@ -38,7 +38,7 @@ void EventQueue::put(NodeEvent event) {
   const std::lock_guard lock(mutex_);
   body_bytes_ += body_bytes_of(event);
   events_.push_back(std::move(event));
-  crowded_ = events_.size() >= max_events || body_bytes_ >= max_waiting_body_bytes;
+  full_ = events_.size() >= max_events || body_bytes_ >= max_waiting_body_bytes;
   if (events_.size() > 1) return;
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = ::write(descriptor_, &one, sizeof one);
@@ -58,8 +58,8 @@ std::vector<NodeEvent> EventQueue::take(std::size_t limit) {
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t n = ::read(descriptor_, &count, sizeof count);
     }
-    if (crowded_ && events_.size() <= max_events / 2 && body_bytes_ <= max_waiting_body_bytes / 2) {
-      crowded_ = false;
+    if (full_ && events_.size() <= max_events / 2 && body_bytes_ <= max_waiting_body_bytes / 2) {
+      full_ = false;
       call = on_room_;
     }
   }

@@ -100,7 +100,7 @@ Link::Step Link::take_message(const Prefix& prefix, const std::byte* body) {
   const auto share = share_->rights.trusted() ? BufferPool::Share::all : BufferPool::Share::half;
   const std::size_t most = std::min(max_payload_bytes, context_.pool.most_bytes(share));
   if (prefix.payload_bytes > most) return over("it sent " + std::to_string(prefix.payload_bytes) + " bytes at once; this node takes " + std::to_string(most));
-  if (context_.events.crowded()) return paused(Pause::events);
+  if (context_.events.full()) return paused(Pause::events);
   body_.assign(reinterpret_cast<const char*>(body), prefix.body_bytes);
   payload_bytes_ = prefix.payload_bytes;
   if (payload_bytes_ == 0) deliver(nullptr);

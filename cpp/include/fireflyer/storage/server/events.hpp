@@ -63,7 +63,7 @@ struct VerifiedEvent {
 
 using NodeEvent = std::variant<MessageEvent, LostEvent, StagedEvent, StageFailedEvent, DroppedEvent, AdoptedEvent, DamageEvent, DiskFailedEvent, VerifiedEvent>;
 
-// Thread-safe. Only messages could come without end: who receives them stops while the queue is crowded. Of everything
+// Thread-safe. Only messages could come without end: who receives them stops while the queue is full. Of everything
 // else there is not more than what was asked for.
 class EventQueue {
  public:
@@ -76,15 +76,15 @@ class EventQueue {
   void put(NodeEvent event);
   std::vector<NodeEvent> take(std::size_t limit);
   std::size_t size() const;
-  bool crowded() const { return crowded_; }
-  void on_room(std::function<void()> call);  // from `take`, when it is crowded no more
+  bool full() const { return full_; }
+  void on_room(std::function<void()> call);  // from `take`, when it is no longer full
 
  private:
   int descriptor_;
   mutable std::mutex mutex_;
   std::deque<NodeEvent> events_;
   std::size_t body_bytes_ = 0;
-  std::atomic<bool> crowded_ = false;
+  std::atomic<bool> full_ = false;
   std::function<void()> on_room_;
 };
 
