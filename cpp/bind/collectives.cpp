@@ -199,7 +199,7 @@ void bind_collectives(nb::module_& m) {
       .def("abort", &ff::Executor::abort, nb::arg("reason"), Released())
       .def("close", &ff::Executor::close, Released())
       .def("abandon", &ff::Executor::abandon)
-      .def("complaints", &ff::Executor::complaints)
+      .def("placement_warnings", &ff::Executor::placement_warnings)
       .def("flight", [](ff::Executor& self) { return snapshot_to_dict(self.flight()); })
       .def(
           "stats",

@@ -75,11 +75,11 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
     if (local_ == 0) {
       network_ = std::make_unique<Network>(group_, *window_, config_.doorbell_fd, config_.local_fds, config_.connections, config_.fabric);
       const std::string refused = network_->start(config_.network_cpus);
-      if (!refused.empty()) complaints_.push_back("network thread: " + refused);
+      if (!refused.empty()) placement_warnings_.push_back("network thread: " + refused);
     }
     thread_ = std::thread([this] { work_loop(); });
     const std::string refused = place_thread(thread_, "ff-collectives", config_.cpus);
-    if (!refused.empty()) complaints_.push_back("collective thread: " + refused);
+    if (!refused.empty()) placement_warnings_.push_back("collective thread: " + refused);
   } catch (...) {
     if (network_) network_->stop();
     close_descriptors();

@@ -8,6 +8,6 @@ __all__ = ["WholeNumber"]
 
 
 class WholeNumber(click.IntRange):
-    """`click.IntRange` whose complaint about "two" is that it is no integer, not that it is no "integer range"."""
+    """`click.IntRange` whose error for "two" says that it is no integer, not that it is no "integer range"."""
 
     name = "integer"

@@ -52,11 +52,11 @@ def read_toml(
         raise UsageError(f"{name} {path!r}: {error}{see}") from error
 
 
-def line_of(text: str, complaint: str) -> int:
+def line_of(text: str, error: str) -> int:
     """Of what the decoder complains of, from 1; 0 if it is nowhere, as what is missing is."""
-    found = _PLACE.search(complaint)
+    found = _PLACE.search(error)
     steps = [step["name"] or int(step["number"]) for step in _STEP.finditer(found["place"])] if found else []
-    if (unknown := _UNKNOWN.search(complaint)) is not None:
+    if (unknown := _UNKNOWN.search(error)) is not None:
         steps.append(unknown["name"])
     best, depth = 0, 0
     for number, place in _places(text):

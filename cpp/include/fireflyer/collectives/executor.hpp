@@ -90,7 +90,7 @@ class Executor {
   void abort(const std::string& reason);  // everywhere
   void close();  // finishes what is pending, says goodbye, joins the threads; idempotent
   Stats stats();
-  std::vector<std::string> complaints() const { return complaints_; }  // what could not be placed as asked
+  std::vector<std::string> placement_warnings() const { return placement_warnings_; }  // what could not be placed as asked
   Snapshot flight();  // the last operations of this rank, and what it sees of the others of its node
   // In the child of a fork, where the threads do not exist: closes the child's copies of the descriptors, so that the
   // others still notice the death of the parent. Of no further use afterwards; must not be destroyed.
@@ -168,7 +168,7 @@ class Executor {
   bool closing_ = false;
   bool closed_ = false;
   std::mutex close_mutex_;
-  std::vector<std::string> complaints_;
+  std::vector<std::string> placement_warnings_;
   std::thread thread_;
 };
 

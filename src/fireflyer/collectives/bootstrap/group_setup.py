@@ -237,7 +237,7 @@ class GroupMember(ABC):
                 peer_listener.open(store, communicator._exchange.admit, join_timeout_ns)
             undo.pop_all()
             if config.machine is not None:
-                report(rank, seat, [*filter(None, [refused]), *communicator._native.complaints()])
+                report(rank, seat, [*filter(None, [refused]), *communicator._native.placement_warnings()])
             return communicator
 
     @classmethod
