@@ -93,16 +93,16 @@ nb::dict link_to_dict(const ff::LinkEnd& end) {
 
 nb::dict snapshot_to_dict(const ff::Snapshot& snapshot) {
   nb::dict result;
-  nb::list records, sightings, links;
+  nb::list records, peer_progress, links;
   for (const auto& view : snapshot.records) records.append(record_to_dict(view));
-  for (const auto& seen : snapshot.sightings) {
-    nb::dict sighting;
-    sighting["rank"] = seen.rank;
-    sighting["entered"] = seen.entered;
-    sighting["finished"] = seen.finished;
-    sighting["left"] = seen.left;
-    sighting["seen_ns"] = seen.seen_ns;
-    sightings.append(sighting);
+  for (const auto& seen : snapshot.peer_progress) {
+    nb::dict progress;
+    progress["rank"] = seen.rank;
+    progress["entered"] = seen.entered;
+    progress["finished"] = seen.finished;
+    progress["left"] = seen.left;
+    progress["seen_ns"] = seen.seen_ns;
+    peer_progress.append(progress);
   }
   for (const auto& end : snapshot.links) links.append(link_to_dict(end));
   result["records"] = records;
@@ -111,7 +111,7 @@ nb::dict snapshot_to_dict(const ff::Snapshot& snapshot) {
   result["submitted"] = snapshot.submitted;
   result["finished"] = snapshot.finished;
   result["dropped"] = snapshot.dropped;
-  result["sightings"] = sightings;
+  result["sightings"] = peer_progress;
   result["links"] = links;
   return result;
 }

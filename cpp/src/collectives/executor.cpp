@@ -259,7 +259,7 @@ void Executor::settle(const Current& current) {
 
 Snapshot Executor::flight() {
   Snapshot shot = recorder_.snapshot();
-  if (network_) shot.sightings = network_->sightings(), shot.links = network_->links();
+  if (network_) shot.peer_progress = network_->peer_progress(), shot.links = network_->links();
   {
     const std::lock_guard lock(mutex_);
     log_.add_to(shot);
@@ -267,7 +267,7 @@ Snapshot Executor::flight() {
   for (int local = 0; local < window_->ranks(); ++local) {
     const Line& line = window_->line(local);
     if (local == local_) continue;
-    shot.sightings.push_back({group_.local_rank_at(local), line.entered.load(), line.finished.load(), line.left.load() != 0, monotonic_ns()});
+    shot.peer_progress.push_back({group_.local_rank_at(local), line.entered.load(), line.finished.load(), line.left.load() != 0, monotonic_ns()});
   }
   return shot;
 }

@@ -80,7 +80,7 @@ void sleepers_over_small_operations_are_woken() {
       if (rank == round % ranks.size()) {  // comes when the others have been there for a while
         const auto all_there = [&] {
           const ff::Snapshot shot = ranks[rank]->flight();
-          return std::all_of(shot.sightings.begin(), shot.sightings.end(), [&](const ff::Sighting& other) { return other.entered > round; });
+          return std::all_of(shot.peer_progress.begin(), shot.peer_progress.end(), [&](const ff::PeerProgress& other) { return other.entered > round; });
         };
         while (!all_there()) std::this_thread::yield();
         for (const std::int64_t until_ns = ff::monotonic_ns() + longer_than_polling_ns; ff::monotonic_ns() < until_ns;) std::this_thread::yield();

@@ -147,7 +147,7 @@ def test_dumps_of_a_job_that_is_well(tmp_path: Path, nodes: list[int], peer_memo
             if record.bytes
         )
         assert all(record.algorithm == ("double_binary_tree" if max(nodes) else "") for record in big)
-        seen = {sighting.rank: sighting.entered for sighting in dump.snapshot.sightings}
+        seen = {one.rank: one.entered for one in dump.snapshot.peer_progress}
         node = nodes[dump.rank]
         leads = nodes.index(node) == dump.rank
         assert set(seen) == {r for r in range(len(nodes)) if r != dump.rank and (leads or nodes[r] == node)}

@@ -41,7 +41,7 @@ def _dumps() -> list[Dump]:
     small = Snapshot(records=(), monotonic_ns=1, realtime_ns=2, submitted=3, finished=4)
     whole = Snapshot(
         records=tuple(samples(Record)),
-        sightings=tuple(samples(PeerProgress)),
+        peer_progress=tuple(samples(PeerProgress)),
         links=tuple(samples(LinkEnd)),
         monotonic_ns=5,
         realtime_ns=6,

@@ -149,7 +149,7 @@ def _dump(
     now_ns = end_ns + MS * (rank + 1)
     kept = [r for r in mine if r.state != "done"]
     kept = [r for r in mine if r.state == "done"][-max(1, world.capacity - len(kept)) :] + kept
-    sightings = tuple(
+    peer_progress = tuple(
         PeerProgress(
             other,
             entered=sum(record.started_ns > 0 for record in records[other]),
@@ -179,7 +179,7 @@ def _dump(
             realtime_ns=START_WALL_NS + now_ns + skew_ns,
             submitted=len(mine),
             finished=sum(record.state == "done" for record in mine),
-            sightings=sightings,
+            peer_progress=peer_progress,
         ),
     )
 

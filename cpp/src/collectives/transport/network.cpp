@@ -300,7 +300,7 @@ bool Network::handle(ControlLink& link, const Header& header, const char* payloa
     case FrameType::goodbye: {
       link.left = true;
       const std::lock_guard lock(sightings_mutex_);
-      for (const int rank : group_.ranks_of(link.node)) sightings_[rank].left = true, sightings_[rank].rank = rank;
+      for (const int rank : group_.ranks_of(link.node)) peer_progress_[rank].left = true, peer_progress_[rank].rank = rank;
       return true;
     }
     case FrameType::abort: {
@@ -329,15 +329,15 @@ bool Network::handle_heartbeat(ControlLink& link, const Header& header, const ch
   const std::lock_guard lock(sightings_mutex_);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const std::uint64_t entered = link.entered[i] >> 1;
-    sightings_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.beat_ns};
+    peer_progress_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.beat_ns};
   }
   return true;
 }
 
-std::vector<Sighting> Network::sightings() const {
+std::vector<PeerProgress> Network::peer_progress() const {
   const std::lock_guard lock(sightings_mutex_);
-  std::vector<Sighting> all;
-  for (const auto& [rank, sighting] : sightings_) all.push_back(sighting);
+  std::vector<PeerProgress> all;
+  for (const auto& [rank, progress] : peer_progress_) all.push_back(progress);
   return all;
 }
 

@@ -178,7 +178,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished: Count
     """One more than the highest number of a collective that ended well."""
     dropped: Count = 0
-    sightings: Annotated[tuple[PeerProgress, ...], Meta(max_length=MAX_RANKS)] = ()
+    peer_progress: Annotated[tuple[PeerProgress, ...], Meta(max_length=MAX_RANKS)] = msgspec.field(
+        default=(), name="sightings"
+    )
     links: Annotated[tuple[LinkEnd, ...], Meta(max_length=MAX_LINKS)] = ()
     """Of a leader."""
 
@@ -219,7 +221,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"rank {self.rank} is not a rank of {self.world_size}")
         if len(self.labels) > self.world_size:
             raise ValueError(f"{len(self.labels)} labels are too many for {self.world_size} ranks")
-        named = [sighting.rank for sighting in self.snapshot.sightings]
+        named = [one.rank for one in self.snapshot.peer_progress]
         named += [link.rank for link in self.snapshot.links]
         if self.fault is not None:
             named.append(self.fault.rank)

@@ -112,13 +112,13 @@ class Evidence:
         facts.first_recorded = min(ended, default=0)
 
     def _take_sightings(self, dump: Dump) -> None:
-        for sighting in dump.snapshot.sightings:
-            facts = self.ranks[sighting.rank]
-            facts.left |= sighting.left
+        for progress in dump.snapshot.peer_progress:
+            facts = self.ranks[progress.rank]
+            facts.left |= progress.left
             if facts.dump is None:
                 facts.seen = True
-                facts.entered = max(facts.entered, sighting.entered)
-                facts.finished = max(facts.finished, sighting.finished)
+                facts.entered = max(facts.entered, progress.entered)
+                facts.finished = max(facts.finished, progress.finished)
 
     def _find_late(self) -> None:
         """Whoever entered after the failure noticed it at once; the others had waited."""

@@ -87,7 +87,7 @@ struct ClockPair {
 };
 
 // What this rank knows of another one: from the memory of its node, or from the last heartbeat of a neighbouring node.
-struct Sighting {
+struct PeerProgress {
   std::int32_t rank = -1;
   std::uint64_t entered = 0;   // collectives that it has begun
   std::uint64_t finished = 0;  // of these, that have ended; of a rank of another node, at least as many
@@ -122,7 +122,7 @@ struct Snapshot {
   std::uint64_t submitted = 0;  // collectives: one more than the highest seq that was begun
   std::uint64_t finished = 0;   // collectives: one more than the highest seq that ended well
   std::uint64_t dropped = 0;    // operations that found no record
-  std::vector<Sighting> sightings;  // for the owner of the recorder to fill in
+  std::vector<PeerProgress> peer_progress;  // for the owner of the recorder to fill in
   std::vector<LinkEnd> links;       // likewise
 };
 

@@ -86,7 +86,7 @@ class Network {
   void post(const Geometry& geometry);  // the leader has entered this operation
   void stop();                          // after everything posted is done; joins
   void wait_until_harmless() const;     // after a failure: until no caller's memory is read or written any more
-  std::vector<Sighting> sightings() const;  // of the neighbours' ranks, by their last heartbeats
+  std::vector<PeerProgress> peer_progress() const;  // of the neighbours' ranks, by their last heartbeats
   std::vector<LinkEnd> links() const;          // of all connections; at most a heartbeat's period old
   std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far
 
@@ -142,7 +142,7 @@ class Network {
   std::atomic<std::uint64_t> saturated_{0};
 
   mutable std::mutex sightings_mutex_;
-  std::map<int, Sighting> sightings_;
+  std::map<int, PeerProgress> peer_progress_;
   std::int64_t links_at_ns_ = 0;
   mutable std::mutex links_mutex_;
   std::vector<LinkEnd> links_;
