@@ -135,8 +135,8 @@ std::shared_ptr<Work> Exchange::start(const OpDescriptor& op, const std::vector<
   for (const Part& part : in) begin(false, part);
   for (const Part& part : out) begin(true, part);
   for (auto& [rank, peer] : peers_) {  // a part that came before, and that this call does not take
-    const auto stray = peer.arrivals.find(Key{true, op.seq});
-    if (failing_ || stray == peer.arrivals.end() || peer.receives.count(Key{true, op.seq}) != 0) continue;
+    const auto stray = peer.unexpected.find(Key{true, op.seq});
+    if (failing_ || stray == peer.unexpected.end() || peer.receives.count(Key{true, op.seq}) != 0) continue;
     Flow expected;
     expected.rank = rank;
     expected.op = op;
@@ -189,21 +189,21 @@ void Exchange::announce(Peer& peer, Flow& flow) {
 }
 
 void Exchange::match(Peer& peer, Flow& flow) {
-  const auto found = peer.arrivals.find(key_of(flow.op));
-  if (found == peer.arrivals.end()) return;
-  Arrival& arrival = found->second;
-  if (!fits(flow, arrival.header)) return;
-  flow.link = arrival.link;
-  if (arrival.header.type == ExchangeFrame::offer) {
-    attach(peer, flow, *arrival.link, arrival.header);
-  } else if (arrival.complete) {
-    if (flow.bytes > 0) std::memcpy(flow.data, arrival.bytes.get(), flow.bytes);
+  const auto found = peer.unexpected.find(key_of(flow.op));
+  if (found == peer.unexpected.end()) return;
+  UnexpectedMessage& message = found->second;
+  if (!fits(flow, message.header)) return;
+  flow.link = message.link;
+  if (message.header.type == ExchangeFrame::offer) {
+    attach(peer, flow, *message.link, message.header);
+  } else if (message.complete) {
+    if (flow.bytes > 0) std::memcpy(flow.data, message.bytes.get(), flow.bytes);
     give_credit(peer, flow.bytes + message_cost);
   } else {
     return;  // its last bytes are still on their way
   }
-  const bool done = arrival.complete;
-  peer.arrivals.erase(found);
+  const bool done = message.complete;
+  peer.unexpected.erase(found);
   if (done) finish(flow);
 }
 
@@ -274,7 +274,7 @@ void Exchange::settle() {
       flows->clear();
     }
     peer.unsent.clear();
-    peer.arrivals.clear();
+    peer.unexpected.clear();
     for (auto& link : peer.links) {
       link->out.clear();
       link->streams.clear();

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t turn_bytes = 4 * segment_bytes;  // of one connection before the next one has its turn
 constexpr std::size_t pull_bytes = 1024 * 1024;        // of one message that is read from its sender's memory
-constexpr std::size_t max_arrivals = credit_bytes / message_cost + 4096;
+constexpr std::size_t max_unexpected = credit_bytes / message_cost + 4096;
 
 }  // namespace
 
@@ -104,12 +104,12 @@ bool Exchange::begin_message(ExchangeLink& link) {
     if (known && (header.number == current_->seq || expected.op != descriptor(header))) fits(expected, header);
     return false;
   }
-  if (peer.arrivals.size() >= max_arrivals || peer.arrivals.count(key) != 0) return false;
-  Arrival& arrival = peer.arrivals[key];
-  arrival.header = header;
-  arrival.link = &link;
-  if (!offer) arrival.bytes = std::make_unique<char[]>(header.size);
-  link.expect(arrival.bytes.get());
+  if (peer.unexpected.size() >= max_unexpected || peer.unexpected.count(key) != 0) return false;
+  UnexpectedMessage& message = peer.unexpected[key];
+  message.header = header;
+  message.link = &link;
+  if (!offer) message.bytes = std::make_unique<char[]>(header.size);
+  link.expect(message.bytes.get());
   return true;
 }
 
@@ -184,7 +184,7 @@ void Exchange::end_message(ExchangeLink& link) {
     give_credit(peer, flow->bytes + message_cost);
     return finish(*flow);
   }
-  peer.arrivals.at(key).complete = true;
+  peer.unexpected.at(key).complete = true;
   const auto found = peer.receives.find(key);  // called for while the last bytes were on their way
   if (found != peer.receives.end()) match(peer, *found->second);
 }

@@ -99,7 +99,7 @@ class Exchange {
   using Key = std::pair<bool, std::uint64_t>;  // a group operation's; number
   using Flows = std::map<Key, std::unique_ptr<Flow>>;
 
-  struct Arrival {
+  struct UnexpectedMessage {
     ExchangeHeader header;
     ExchangeLink* link = nullptr;
     std::unique_ptr<char[]> bytes;
@@ -113,7 +113,7 @@ class Exchange {
     std::uint64_t sent = 0, received = 0;    // calls of send and receive
     std::uint64_t arrived = 0;               // point-to-point messages announced
     Flows sends, receives;
-    std::map<Key, Arrival> arrivals;         // what nobody has asked for yet
+    std::map<Key, UnexpectedMessage> unexpected;  // what nobody has asked for yet
     std::uint64_t credit = credit_bytes;     // of what the peer keeps for us
     std::uint64_t used = 0;                  // of what we keep for the peer, by its count
     std::uint64_t owed = 0;                  // of that, no longer kept: to be given back
