@@ -49,7 +49,7 @@ def test_without_faults_every_update_is_done_and_the_chain_does_not_change(repli
 
 @pytest.mark.parametrize("seeds", [range(10), *more_seeds(10, 410, blocks=2, wide=1500, seed_s=0.12)])
 def test_so_it_is_under_the_real_managers_too(seeds: range) -> None:
-    """Two managers over one store, restarted, with commits of unknown outcome; the nodes' attendance is real too."""
+    """Two managers over one store, restarted, with commits of unknown outcome; the nodes' membership is real too."""
     changes = 0
     for seed in seeds:
         world = ManagedWorld(seed)

@@ -45,7 +45,7 @@ MAX_LOOKED_THROUGH: Final = 4
 
 
 class BatchBase(Protocol):
-    """What a trunk stands on: a `Transaction`, or a `Reader` whose parts write nothing."""
+    """What a batch is made on: a `Transaction`, or a `Reader` whose parts write nothing."""
 
     async def get(self, key: bytes) -> bytes | None: ...
 

@@ -34,10 +34,10 @@ def ranks_over(proxies: dict[int, Proxy], tmp_path: Path, kind: str = "allreduce
     """Ranks that call until they fail. One proxy, for node 0: every connection between the leaders goes through it.
     One for each rank: the connections between ranks, which either end may have made, go through those."""
     ports = {str(number): proxy.port for number, proxy in proxies.items()}
-    doors = len(proxies) > 1
+    of_ranks = len(proxies) > 1
     usual: dict[str, Any] = {
-        "call": {"kind": kind, "count": 100_000 if doors else 1_000_000},
-        "doors" if doors else "proxies": ports,
+        "call": {"kind": kind, "count": 100_000 if of_ranks else 1_000_000},
+        "listen_ports" if of_ranks else "proxies": ports,
     }
     try:
         with ranks_running(
@@ -50,7 +50,7 @@ def ranks_over(proxies: dict[int, Proxy], tmp_path: Path, kind: str = "allreduce
             **usual,
         ) as ranks:
             for rank, proxy in proxies.items():
-                proxy.begin(ranks.wait_for("door" if doors else "listening", [rank])[rank]["port"])
+                proxy.begin(ranks.wait_for("rank listening" if of_ranks else "listening", [rank])[rank]["port"])
             ranks.wait_for("under way")
             yield ranks
     finally:

@@ -2,12 +2,11 @@
 
 What holds, and against whom:
 
-- A stranger (no secret) may connect to every door of every rank: TCP ports, and Unix sockets of the abstract namespace,
-  which know no permissions. He learns that something listens. A silent one is turned away after 10 s
-  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most
-  1 KiB.
-  He delays nobody and is never read beyond the handshake.
-- A recorded handshake is of no use: both sides contribute 32 fresh bytes. One made for another door, group, attempt
+- A stranger (no secret) may connect to every listener of every rank: TCP ports, and Unix sockets of the abstract
+  namespace, which know no permissions. He learns that something listens. A silent one is turned away after 10 s
+  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most 1
+  KiB. He delays nobody and is never read beyond the handshake.
+- A recorded handshake is of no use: both sides contribute 32 fresh bytes. One made for another listener, group, attempt
   or rank is refused: its purpose and names are part of the proof.
 - Memory is in unnamed files (memfd): nothing in /dev/shm, nothing to unlink, gone with the last process. Only this user
   (and root) may open them through /proc, or read the memory of ranks. Where Yama restricts ptrace (scope 1) ranks allow
@@ -66,7 +65,8 @@ class HeldUp(LocalStore):
 
 
 class Job:
-    """A group of threads that is being made. The last rank waits until it is told to come, so that doors are open."""
+    """A group of threads that is being made. The last rank waits until it is told to come, so that listeners are
+    open."""
 
     def __init__(self, nodes: list[int], **options: Any) -> None:
         self.store, self.secret = LocalStore(), new_secret()
@@ -98,10 +98,10 @@ class Job:
         except FireflyerError as error:
             self.results[rank] = error
 
-    def door(self, rank: int) -> ListenAddress:
+    def address_of(self, rank: int) -> ListenAddress:
         return self._published(f"door/{rank}")
 
-    def leader_door(self, node: int) -> ListenAddress:
+    def leader_address(self, node: int) -> ListenAddress:
         return self._published(f"node/{node}")
 
     def _published(self, key: str) -> ListenAddress:
@@ -130,12 +130,12 @@ def job(nodes: list[int], **options: Any) -> Iterator[Job]:
         group.finish()
 
 
-def knock(door: ListenAddress, *, local: bool) -> socket.socket:
+def connect(address: ListenAddress, *, local: bool) -> socket.socket:
     if not local:
-        return socket.create_connection((door.host, door.port), timeout=20)
+        return socket.create_connection((address.host, address.port), timeout=20)
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(20)
-    sock.connect(f"\0{door.unix}")
+    sock.connect(f"\0{address.unix}")
     return sock
 
 
@@ -147,57 +147,57 @@ def tell(sock: socket.socket, noise: bytes) -> None:
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
-def test_strangers_at_every_door_neither_come_in_nor_delay_the_group(local: bool) -> None:
-    """Before it has met (the doors of leaders), and while it works (the doors of ranks)."""
+def test_strangers_at_every_listener_neither_come_in_nor_delay_the_group(local: bool) -> None:
+    """Before it has met (the listeners of leaders), and while it works (the listeners of ranks)."""
     with job(NODES) as group, ExitStack() as stack:
         strangers = []
         for noise in GARBAGE * 5:
-            strangers.append(stack.enter_context(knock(group.leader_door(0), local=local)))
+            strangers.append(stack.enter_context(connect(group.leader_address(0), local=local)))
             tell(strangers[-1], noise)
         began = time.monotonic()
         group.last_may_come.set()
         for rank in range(len(NODES)):
             for noise in GARBAGE * 5:
-                strangers.append(stack.enter_context(knock(group.door(rank), local=local)))
+                strangers.append(stack.enter_context(connect(group.address_of(rank), local=local)))
                 tell(strangers[-1], noise)
         group.check()
         assert time.monotonic() - began < 8  # less than a silent stranger is given
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
-def test_another_secret_is_refused_at_every_door(local: bool) -> None:
+def test_another_secret_is_refused_at_every_listener(local: bool) -> None:
     with job(NODES) as group:
         kind = "window" if local else "link"
-        refuses_a_wrong_secret(group.leader_door(0), kind, local=local)
+        refuses_a_wrong_secret(group.leader_address(0), kind, local=local)
         group.last_may_come.set()
         for rank in range(len(NODES)):
-            refuses_a_wrong_secret(group.door(rank), "rank", local=local)
+            refuses_a_wrong_secret(group.address_of(rank), "rank", local=local)
         group.check()
 
 
-def refuses_a_wrong_secret(door: ListenAddress, kind: str, *, local: bool) -> None:
-    with knock(door, local=local) as sock, pytest.raises(PermissionDenied):
+def refuses_a_wrong_secret(address: ListenAddress, kind: str, *, local: bool) -> None:
+    with connect(address, local=local) as sock, pytest.raises(PermissionDenied):
         authenticate_client(sock, new_secret(), "rank 1", f"{PREFIX}/{kind}", 10 * SECOND)
 
 
-def test_the_secret_opens_only_the_door_that_it_was_shown_at() -> None:
+def test_a_proof_is_valid_only_at_the_listener_that_it_was_made_for() -> None:
     """Of another group, another attempt, another kind; and a rank that is none, or of another node."""
     with job([0, 0]) as group:
-        door = group.leader_door(0)
+        address = group.leader_address(0)
         for purpose in (
             "attempt-1/collectives/world/1/window",
             "attempt-0/collectives/other/1/window",
             f"{PREFIX}/rank",
         ):
-            with knock(door, local=True) as sock, pytest.raises(PermissionDenied):
+            with connect(address, local=True) as sock, pytest.raises(PermissionDenied):
                 authenticate_client(sock, group.secret, "rank 1", purpose, 10 * SECOND)
         for name in ("rank 0", "rank 2", "rank 7", "rank -1", "node 1", "rank 1 "):
-            with knock(door, local=True) as sock:
+            with connect(address, local=True) as sock:
                 authenticate_client(sock, group.secret, name, f"{PREFIX}/window", 10 * SECOND)
                 assert ended(sock)
         group.last_may_come.set()
         for name in ("rank 0", "rank 3", "rank 18446744073709551617", "node 1 link 0.0"):
-            with knock(group.door(0), local=False) as sock:
+            with connect(group.address_of(0), local=False) as sock:
                 authenticate_client(sock, group.secret, name, f"{PREFIX}/rank", 10 * SECOND)
                 assert ended(sock)
         group.check()
@@ -214,7 +214,7 @@ def ended(sock: socket.socket) -> bool:
 def test_a_recorded_handshake_is_of_no_use() -> None:
     with job(NODES) as group:
         group.last_may_come.set()
-        door = group.door(0)
+        address = group.address_of(0)
         said = bytearray()
 
         class Recorded(socket.socket):
@@ -223,10 +223,10 @@ def test_a_recorded_handshake_is_of_no_use() -> None:
                 super().sendall(data, *rest)
 
         with Recorded(socket.AF_INET) as sock:
-            sock.connect((door.host, door.port))
+            sock.connect((address.host, address.port))
             authenticate_client(sock, group.secret, "rank 9", f"{PREFIX}/rank", 10 * SECOND)
         assert len(said) > 64
-        with knock(door, local=False) as thief:
+        with connect(address, local=False) as thief:
             tell(thief, bytes(said) + b"\0" * 64)
             heard = b""
             while piece := receive(thief):
@@ -249,7 +249,7 @@ RIGHT: dict[str, Any] = {"pid": 0, "address": 0, "number": 0}
 
 def lying_rank(group: Job, body: bytes, fds: list[int], *, length: int | None = None) -> None:
     """Comes to the leader of node 0 as rank 1, and says that about its memory."""
-    with knock(group.leader_door(0), local=True) as sock:
+    with connect(group.leader_address(0), local=True) as sock:
         authenticate_client(sock, group.secret, "rank 1", f"{PREFIX}/window", 10 * SECOND)
         head = struct.pack("<I", len(body) if length is None else length)
         socket.send_fds(sock, [head], fds) if fds else sock.sendall(head)
@@ -372,8 +372,8 @@ def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
     """The abstract socket lets him connect, and turns him away without the secret."""
     with job([0, 0]) as group:
         group.last_may_come.set()
-        door = group.door(0)
-        arguments = {"pid": os.getpid(), "probe": memory_probe(), "unix": door.unix}
+        address = group.address_of(0)
+        arguments = {"pid": os.getpid(), "probe": memory_probe(), "unix": address.unix}
         with ExitStack() as stack:
             process = Forked("tests.support.other_user", json.dumps(arguments), imports=NUMPY)
             stack.callback(process.kill)

@@ -303,7 +303,7 @@ async def test_who_was_told_that_the_server_is_full_is_not_asked_whether_it_runs
 
 @on_loop
 async def test_a_silent_connection_is_closed_and_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
-    # The guest must have introduced itself within the same time, however busy the machine is.
+    # The peer must have introduced itself within the same time, however busy the machine is.
     async with serving(ServerLimits(handshake_ns=SECOND, handshakes=2)) as service:
         reader, writer = await asyncio.open_connection(*service.address)
         client = await service.client()

@@ -136,14 +136,15 @@ class DivertedStore(StoreClient):
     """Publishes a proxy's port in place of the one at which this node, or this rank, listens, and says the true one."""
 
     proxy_port: int | None = None
-    door_port: int | None = None
+    listen_port: int | None = None
 
     def set(self, key: str, value: bytes) -> None:
-        for place, event, proxy_port in (("/door/", "door", self.door_port), ("/node/", "listening", self.proxy_port)):
+        of_rank, of_node = ("/door/", "rank listening", self.listen_port), ("/node/", "listening", self.proxy_port)
+        for place, event, proxy_port in (of_rank, of_node):
             if place in key and proxy_port is not None:
-                door = msgspec.json.decode(value, type=ListenAddress)
-                say(event, port=door.port)
-                value = msgspec.json.encode(msgspec.structs.replace(door, port=proxy_port))
+                address = msgspec.json.decode(value, type=ListenAddress)
+                say(event, port=address.port)
+                value = msgspec.json.encode(msgspec.structs.replace(address, port=proxy_port))
         super().set(key, value)
 
 

@@ -63,7 +63,7 @@ def main() -> None:
     def diverted(address: str, secret: Secret) -> DivertedStore:
         store = DivertedStore(address, secret)
         store.proxy_port = params.get("proxies", {}).get(str(arguments["node"]))
-        store.door_port = params.get("doors", {}).get(str(arguments["rank"]))
+        store.listen_port = params.get("listen_ports", {}).get(str(arguments["rank"]))
         return store
 
     comm = joined(arguments, store_of=diverted, dump_dir=params.get("dump_dir"))

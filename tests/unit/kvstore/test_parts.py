@@ -192,7 +192,7 @@ async def test_two_transactions_whose_parts_read_what_the_other_wrote_do_not_bot
 
 
 class _Counting:
-    """What a trunk stands on, counting what is asked for singly."""
+    """What a batch is made on, counting what is asked for singly."""
 
     def __init__(self, transaction: Transaction) -> None:
         self.asked: list[bytes] = []

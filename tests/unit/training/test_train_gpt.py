@@ -48,7 +48,7 @@ class Recorder(Reporter):
 
 @pytest.fixture(autouse=True)
 def _torch_settings() -> Iterator[None]:
-    """The recipe owns its process; here it is a guest."""
+    """The recipe sets options of its process; here they are restored."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)

@@ -93,7 +93,7 @@ class Evidence:
         for dump in self.dumps:
             self._take(dump)
         for dump in self.dumps:
-            self._take_sightings(dump)
+            self._take_peer_progress(dump)
         self._find_late()
 
     def _label(self, rank: int) -> str:
@@ -111,7 +111,7 @@ class Evidence:
         ended = [record.seq for record in facts.calls.values() if record.state in ("done", "failed")]
         facts.first_recorded = min(ended, default=0)
 
-    def _take_sightings(self, dump: Dump) -> None:
+    def _take_peer_progress(self, dump: Dump) -> None:
         for progress in dump.snapshot.peer_progress:
             facts = self.ranks[progress.rank]
             facts.left |= progress.left

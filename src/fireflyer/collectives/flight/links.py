@@ -1,4 +1,4 @@
-"""Connections between nodes on which bytes stopped: which way, how many were on their way, and at whose door they lie.
+"""Connections between nodes on which bytes stopped: which way, how many were on their way, and at which end they lie.
 
 Pure. Each leader notes its end of every connection: what the transport took, what was read, what the system holds. Two
 ends laid side by side tell where bytes are that were sent and did not arrive. A connection is only looked at when an

@@ -1,4 +1,4 @@
-"""Lets in whoever proves to hold the job's secret, many at a time: a silent stranger keeps nobody waiting.
+"""Accepts whoever proves to hold the job's secret, many at a time: a silent peer keeps nobody waiting.
 
 A thread accepts; every connection gets a short-lived thread for its handshake, at most `MAX_HANDSHAKES` at once (then
 the oldest, most likely a silent one, is turned away) and for at most `HANDSHAKE_TIMEOUT_NS`. Those who have proven who
@@ -24,14 +24,14 @@ __all__ = ["ACCEPT_PAUSE_S", "Acceptor"]
 HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 MAX_HANDSHAKES: Final = 128
 ACCEPT_PAUSE_S: Final = 0.001
-"""Who knocks and cannot be let in stays at the door, and `poll` returns at once: this keeps a thread from spinning."""
+"""A connection that cannot be accepted stays queued, and `poll` returns at once: this keeps a thread from spinning."""
 
 
 class Acceptor:
     """Open from construction until `close`. Borrows the listening socket."""
 
     def __init__(self, listener: socket.socket, secret: Secret, purpose: str, identity: str) -> None:
-        """`identity` is this side's name in the handshake; `purpose` must be the guest's too."""
+        """`identity` is this side's name in the handshake; `purpose` must be the peer's too."""
         self._listener = listener
         self._secret = secret
         self._purpose = purpose
@@ -43,7 +43,7 @@ class Acceptor:
         self._handshakes: dict[socket.socket, threading.Thread] = {}
         self._awake, self._alarm = socket.socketpair()
         listener.setblocking(False)
-        self._acceptor = threading.Thread(target=self._accept, name="ff-reception")
+        self._acceptor = threading.Thread(target=self._accept, name="ff-acceptor")
         self._acceptor.start()
 
     def next_peer(self, timeout_ns: int) -> tuple[socket.socket, str]:

@@ -139,8 +139,8 @@ class RankExchange:
             return any(not flight.native.done() for flight in self._flights)
 
     def shut(self) -> None:
-        """Lets nobody in any more: who comes now finds no door, rather than one that is slammed in its face. To be
-        called before the executor is closed. Idempotent."""
+        """Accepts no peer any more: who connects now finds no listener, rather than a connection that is closed at
+        once. To be called before the executor is closed. Idempotent."""
         if self._peer_listener is not None:
             self._peer_listener.close()
 
@@ -150,7 +150,7 @@ class RankExchange:
             self._flights.clear()
 
     def abandon(self) -> None:
-        """In the child of a fork: gives up the parent's doors."""
+        """In the child of a fork: gives up the parent's listeners."""
         if self._peer_listener is not None:
             self._peer_listener.abandon()
 

@@ -1,11 +1,9 @@
 """Where a rank lets the others in, after the group has met: connections from rank to rank are made when first needed.
 
-Every rank listens on a TCP port and on a Unix socket, publishes both before the group meets, and rank 0 hands the list
-of all doors to everybody. A thread answers whoever knocks, also while the program computes. It never waits for one of
-them: a guest is a handshake under way, there are at most `MAX_PENDING_HANDSHAKES` (then the oldest, most likely a
-silent one, is
-turned away), and each has `PENDING_HANDSHAKE_TIMEOUT_NS`. Nothing is believed of a guest before it has proven to
-hold the secret.
+Every rank listens on a TCP port and on a Unix socket, publishes both addresses before the group meets, and rank 0
+publishes the list of all of them. A thread answers connections, also while the program computes. It never waits for a
+single one: there are at most `MAX_PENDING_HANDSHAKES` (then the oldest, most likely a silent one, is closed), and each
+has `PENDING_HANDSHAKE_TIMEOUT_NS`. Nothing is believed of a peer before it has proven to hold the secret.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class _PendingHandshake:
         self._greeted = False
 
     def advance(self) -> str | None:
-        """Reads what is there, and not a byte too much; the guest's name once it has proven it. Raises
+        """Reads what is there, and not a byte too much; the peer's name once it has proven it. Raises
         `PermissionDenied` or `OSError` when this is no rank."""
         while True:
             missing = LENGTH_BYTES - len(self._data)
@@ -134,7 +132,7 @@ class PeerListener:
         self._world_size = world_size
         self._secret = secret
         self._prefix = prefix
-        self._doors: list[ListenAddress] = []
+        self._addresses: list[ListenAddress] = []
         self._pending: dict[int, _PendingHandshake] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -144,7 +142,7 @@ class PeerListener:
             try:
                 self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             except OSError as error:
-                raise translate_os_error(error, f"open the door of rank {rank}") from error
+                raise translate_os_error(error, f"open the listener of rank {rank}") from error
             undo.pop_all()
         self._unix.setblocking(False)
         self._tcp.setblocking(False)
@@ -154,24 +152,24 @@ class PeerListener:
         store.set(f"{self._prefix}/door/{self._rank}", msgspec.json.encode(self.own))
 
     def open(self, store: Store, admit: OnPeer, join_timeout_ns: int) -> None:
-        """Learns the others' doors, all of which have been published, and begins to let them in by this one."""
+        """Learns the others' addresses, all of which have been published, and begins to accept connections."""
         if self._rank == 0:
             raw = [store.get(f"{self._prefix}/door/{rank}", join_timeout_ns) for rank in range(self._world_size)]
-            self._doors = [msgspec.json.decode(address, type=ListenAddress) for address in raw]
-            store.set(f"{self._prefix}/doors", msgspec.json.encode(self._doors))
+            self._addresses = [msgspec.json.decode(address, type=ListenAddress) for address in raw]
+            store.set(f"{self._prefix}/doors", msgspec.json.encode(self._addresses))
         else:
             data = store.get(f"{self._prefix}/doors", join_timeout_ns + _ROSTER_GRACE_NS)
-            self._doors = msgspec.json.decode(data, type=list[ListenAddress])
-        if len(self._doors) != self._world_size:
-            raise UsageError("rank 0 published doors that make no sense; do all ranks run the same version?")
+            self._addresses = msgspec.json.decode(data, type=list[ListenAddress])
+        if len(self._addresses) != self._world_size:
+            raise UsageError("rank 0 published addresses that make no sense; do all ranks run the same version?")
         # A daemon, because the interpreter joins other threads before it runs what closes a forgotten communicator.
-        self._thread = threading.Thread(target=self._receive, args=(admit,), name="ff-doors", daemon=True)
+        self._thread = threading.Thread(target=self._receive, args=(admit,), name="ff-peer-listener", daemon=True)
         self._thread.start()
 
     def dial(self, rank: int, *, local: bool, timeout_ns: int) -> int:
         """The descriptor of a new, authenticated connection to that rank. Never waits for its program, only for its
-        doors. Raises `OSError` and what `authenticate_client` raises."""
-        address = self._doors[rank]
+        listener. Raises `OSError` and what `authenticate_client` raises."""
+        address = self._addresses[rank]
         deadline_ns = time.monotonic_ns() + timeout_ns
         if local:
             sock = socket.socket(socket.AF_UNIX)
@@ -185,14 +183,14 @@ class PeerListener:
             left_ns = max(MS, deadline_ns - time.monotonic_ns())
             peer = authenticate_client(sock, self._secret, f"rank {self._rank}", self._purpose, left_ns)
             if peer != f"rank {rank}":
-                raise PermissionDenied(f"expected rank {rank} at its door, found {peer!r}")
+                raise PermissionDenied(f"expected rank {rank} at its address, found {peer!r}")
             return sock.detach()
         except BaseException:
             sock.close()
             raise
 
     def settle(self) -> None:
-        """Returns when every guest who has been told that it is welcome has been admitted."""
+        """Returns when every peer whose handshake was confirmed has been admitted."""
         with self._hearing:
             pass
 

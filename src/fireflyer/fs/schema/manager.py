@@ -127,8 +127,8 @@ class Register(msgspec.Struct, frozen=True, tag="Register"):
     nonce: _Name
     """Random, drawn once by the process: the same request again gets the same answer."""
     previous: Incarnation
-    """The node's last incarnation as far as this process knows; 0 at first. What makes a straggler of a process that is
-    dead differ from the present one: it does not know the incarnations after its own."""
+    """The node's last incarnation as far as this process knows; 0 at first. What makes a late copy from a process that
+    is dead differ from the present one: it does not know the incarnations after its own."""
     address: Address
     machine: _Name
     """Names the machine: on the same one, the directories' locks prove that the process before is dead."""

@@ -131,7 +131,7 @@ def test_a_journal_that_is_damaged_is_put_aside_and_the_target_synced(tmp_path: 
 @pytest.mark.slow
 def test_a_process_without_descriptors_keeps_its_targets(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
-        await store.write(FIRST, 0, b"before the crowd")
+        await store.write(FIRST, 0, b"before the load")
         node = store.nodes[1]
         node.kill(signal.SIGTERM)
         await node.ended()

@@ -265,7 +265,7 @@ class Cluster:
         for manager in self.managers:
             if not manager.node.alive or (manager.manager is not None and manager.manager.leaving):
                 manager.node.restart()
-        self.run_for(LONGEST_DELAY_NS)  # until the last straggler has come in
+        self.run_for(LONGEST_DELAY_NS)  # until the last late message has come in
         self.admin.ask(*(Drain(node=node, drain=False) for node in self.targets))
         if not self.run_for(HEAL_NS + MOVE_NS, self._help):
             raise AssertionError(

@@ -66,7 +66,7 @@ def test_equipment_is_duplicated_whole_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("free", [0, 1, 2])
-def test_doors_that_cannot_be_made_leave_nothing_open(free: int) -> None:
+def test_listeners_that_cannot_be_made_leave_nothing_open(free: int) -> None:
     before = open_descriptors()
     with only_free(free), pytest.raises(Busy, match="ulimit -n"):
         PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
@@ -99,11 +99,11 @@ def test_an_arena_that_does_not_fit_is_told() -> None:
         OwnMemory(2**47)
 
 
-def test_doors_that_are_closed_own_no_number_any_more() -> None:
-    doors = PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
-    doors.close()
+def test_listeners_that_are_closed_own_no_number_any_more() -> None:
+    listener = PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=new_secret(), prefix="group")
+    listener.close()
     others = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(MANY)]
-    doors.abandon()
+    listener.abandon()
     for fd in others:
         os.close(fd)
 

@@ -1,4 +1,4 @@
-"""The doors of a rank: strangers stay outside, nobody waits for them, and nothing is left of them."""
+"""The listeners of a rank: strangers are refused, nobody waits for them, and nothing is left of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.collectives.p2p import peer_listener as doors_module
+from fireflyer.collectives.p2p import peer_listener as listener_module
 from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
@@ -39,45 +39,45 @@ class Visitors:
 
 
 @contextmanager
-def two_ranks(secret_of_guest: Secret = SECRET) -> Iterator[tuple[PeerListener, PeerListener, Visitors]]:
-    """Rank 0, which lets in, and rank 1, which only dials."""
+def two_ranks(secret_of_peer: Secret = SECRET) -> Iterator[tuple[PeerListener, PeerListener, Visitors]]:
+    """Rank 0, which accepts, and rank 1, which only dials."""
     store, visitors = LocalStore(), Visitors()
     host = PeerListener(rank=0, world_size=2, host="127.0.0.1", secret=SECRET, prefix="group")
-    guest = PeerListener(rank=1, world_size=2, host="127.0.0.1", secret=secret_of_guest, prefix="group")
+    peer = PeerListener(rank=1, world_size=2, host="127.0.0.1", secret=secret_of_peer, prefix="group")
     try:
-        for doors in (host, guest):
-            doors.publish(store)
+        for listener in (host, peer):
+            listener.publish(store)
         host.open(store, visitors.admit, SECOND)
-        guest.open(store, lambda rank, fd: os.close(fd), SECOND)
-        yield host, guest, visitors
+        peer.open(store, lambda rank, fd: os.close(fd), SECOND)
+        yield host, peer, visitors
     finally:
         host.close()
-        guest.close()
+        peer.close()
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_rank_is_let_in(local: bool) -> None:
-    with two_ranks() as (_, guest, visitors):
-        os.close(guest.dial(0, local=local, timeout_ns=10 * SECOND))
+def test_a_rank_is_admitted(local: bool) -> None:
+    with two_ranks() as (_, peer, visitors):
+        os.close(peer.dial(0, local=local, timeout_ns=10 * SECOND))
         assert visitors.wait_for(1) == [1]
 
 
 @pytest.mark.parametrize("local", [True, False])
 def test_another_secret_is_refused(local: bool) -> None:
-    with two_ranks(new_secret()) as (_, guest, visitors):
+    with two_ranks(new_secret()) as (_, peer, visitors):
         with pytest.raises(PermissionDenied):
-            guest.dial(0, local=local, timeout_ns=10 * SECOND)
+            peer.dial(0, local=local, timeout_ns=10 * SECOND)
         assert visitors.admitted == []
 
 
 @pytest.mark.parametrize("name", ["rank 0", "rank 2", "rank -1", "rank 1x", "node 1", "rank 99999999999", ""])
-def test_only_other_ranks_of_the_group_are_let_in(name: str) -> None:
-    with two_ranks() as (host, guest, visitors):
+def test_only_other_ranks_of_the_group_are_admitted(name: str) -> None:
+    with two_ranks() as (host, peer, visitors):
         with socket.create_connection((host.own.host, host.own.port)) as sock:
             authenticate_client(sock, SECRET, name, "group/rank", 10 * SECOND)
             sock.settimeout(10)
             assert sock.recv(1) == b""
-        os.close(guest.dial(0, local=True, timeout_ns=10 * SECOND))
+        os.close(peer.dial(0, local=True, timeout_ns=10 * SECOND))
         assert visitors.wait_for(1) == [1]
 
 
@@ -90,44 +90,44 @@ def test_another_purpose_is_refused() -> None:
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 70_000, b"\x00\x00", b"\x00\x05hello"])
 def test_strangers_keep_nobody_waiting(noise: bytes) -> None:
-    with two_ranks() as (host, guest, visitors):
+    with two_ranks() as (host, peer, visitors):
         strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(20)]
         for stranger in strangers:
             try:
                 stranger.sendall(noise)
             except OSError:
                 pass  # it was turned away already
-        os.close(guest.dial(0, local=False, timeout_ns=10 * SECOND))
+        os.close(peer.dial(0, local=False, timeout_ns=10 * SECOND))
         assert visitors.wait_for(1) == [1]
         for stranger in strangers:
             stranger.close()
 
 
 def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "MAX_PENDING_HANDSHAKES", 3)
-    with two_ranks() as (host, guest, visitors):
+    monkeypatch.setattr(listener_module, "MAX_PENDING_HANDSHAKES", 3)
+    with two_ranks() as (host, peer, visitors):
         strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(4)]
         strangers[0].settimeout(20)
         assert strangers[0].recv(1) == b""
-        os.close(guest.dial(0, local=False, timeout_ns=10 * SECOND))
+        os.close(peer.dial(0, local=False, timeout_ns=10 * SECOND))
         assert visitors.wait_for(1) == [1]
         for stranger in strangers:
             stranger.close()
 
 
 def test_silent_strangers_are_turned_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors_module, "PENDING_HANDSHAKE_TIMEOUT_NS", SECOND // 20)
+    monkeypatch.setattr(listener_module, "PENDING_HANDSHAKE_TIMEOUT_NS", SECOND // 20)
     with two_ranks() as (host, _, _), socket.create_connection((host.own.host, host.own.port)) as stranger:
         stranger.settimeout(20)
         assert stranger.recv(1) == b""
 
 
 def test_a_rank_that_does_not_answer_is_waited_for_only_so_long() -> None:
-    with two_ranks() as (host, guest, _):
+    with two_ranks() as (host, peer, _):
         silent = socket.create_server(("127.0.0.1", 0))
-        guest._doors[0] = doors_module.ListenAddress("127.0.0.1", silent.getsockname()[1], host.own.unix)
+        peer._addresses[0] = listener_module.ListenAddress("127.0.0.1", silent.getsockname()[1], host.own.unix)
         with pytest.raises(FireflyerError, match="did not authenticate within"):
-            guest.dial(0, local=False, timeout_ns=SECOND // 5)
+            peer.dial(0, local=False, timeout_ns=SECOND // 5)
         silent.close()
 
 
@@ -138,9 +138,9 @@ def test_a_foreign_host_is_told() -> None:
 
 def test_no_thread_and_no_descriptor_is_left() -> None:
     before = (set(threading.enumerate()), len(os.listdir("/proc/self/fd")))
-    with two_ranks() as (host, guest, visitors):
+    with two_ranks() as (host, peer, visitors):
         strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(5)]
-        os.close(guest.dial(0, local=True, timeout_ns=10 * SECOND))
+        os.close(peer.dial(0, local=True, timeout_ns=10 * SECOND))
         visitors.wait_for(1)
     for stranger in strangers:
         stranger.close()

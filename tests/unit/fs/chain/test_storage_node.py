@@ -1,4 +1,4 @@
-"""One storage process: what attendance and replicas say to each other, in which order, and who gets it."""
+"""One storage process: what node membership and replicas say to each other, in which order, and who gets it."""
 
 from __future__ import annotations
 

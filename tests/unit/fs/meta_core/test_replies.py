@@ -168,7 +168,7 @@ async def test_after_the_end_a_user_is_told_what_was_done_until_nobody_knows() -
 
 
 @on_loop
-async def test_nothing_is_done_for_a_client_that_was_struck() -> None:
+async def test_nothing_is_done_for_a_client_that_was_evicted() -> None:
     async with MemoryEngine() as kv:
         await _open_session(kv, 7)
         await _enrol(kv, 7, "ada")

@@ -15,7 +15,7 @@ from fireflyer.base.errors import Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import LEASE_NS, BackgroundTasks
 from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
-from fireflyer.fs.core.meta.open_files.garbage_collection import STRIKE_NS, GarbageCollector
+from fireflyer.fs.core.meta.open_files.garbage_collection import EVICT_NS, GarbageCollector
 from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
 from fireflyer.fs.core.meta.open_files.lengths import start_truncation
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
@@ -103,7 +103,7 @@ async def made(rig: MetaRig, client: int, name: str, handle: int, *, close: bool
 
 
 @on_loop
-async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() -> None:
+async def test_a_client_without_heartbeats_is_evicted_and_waited_for_no_longer() -> None:
     async with _Rig(MemoryEngine()) as rig:
         for client in (5, 6):
             await rig.open_session(client)
@@ -113,7 +113,7 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
         ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
         await beaten(rig, 5)
-        for _ in range(STRIKE_NS // SECOND):
+        for _ in range(EVICT_NS // SECOND):
             ports.clock_ns += SECOND
             await collector.step(ports)
             assert await rows(rig, UNLINKED)
@@ -134,7 +134,7 @@ async def test_a_client_that_does_not_beat_is_struck_and_waited_for_no_longer() 
 
 
 @on_loop
-async def test_nobody_is_struck_for_time_in_which_nobody_looked() -> None:
+async def test_nobody_is_evicted_for_time_in_which_nobody_looked() -> None:
     async with _Rig(MemoryEngine()) as rig:
         await rig.open_session(5)
         await made(rig, 5, "f", 1)
@@ -142,7 +142,7 @@ async def test_nobody_is_struck_for_time_in_which_nobody_looked() -> None:
         ports, collector = _Ports(rig), GarbageCollector()
         for _ in range(3):
             await collector.step(ports)
-            ports.clock_ns += 10 * STRIKE_NS
+            ports.clock_ns += 10 * EVICT_NS
         assert collector.evicted == 0
         await beaten(rig, 5)
         await collector.step(ports)

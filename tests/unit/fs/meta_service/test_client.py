@@ -337,7 +337,7 @@ def test_what_was_done_before_the_end_of_the_session_is_not_done_again_after_it(
     run(test)
 
 
-def test_who_was_struck_opens_another_session() -> None:
+def test_an_evicted_client_opens_another_session() -> None:
     async def test(rig: FileRig) -> None:
         files, played = await rig.client()
         client, before = played.client, rig.sends

@@ -1,4 +1,4 @@
-"""What is foreseen of requests: over a store that is far away, bodies find what they read."""
+"""What is prefetched for requests: over a store that is far away, transaction functions find what they read."""
 
 from __future__ import annotations
 

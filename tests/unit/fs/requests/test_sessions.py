@@ -100,7 +100,7 @@ def test_when_a_session_was_ended_what_was_sent_is_unknown_and_all_else_is_done_
         bench.feed(ReplyReceived(ask.ask, DONE))
     assert bench.ended[behind] == bench.ended[declined] == DONE
     assert look not in bench.ended
-    bench.feed(ReplyReceived(bench.asks[0].ask, DONE))  # the straggler's
+    bench.feed(ReplyReceived(bench.asks[0].ask, DONE))  # of the late copy
 
 
 def test_without_another_session_nothing_is_said_to_be_done() -> None:

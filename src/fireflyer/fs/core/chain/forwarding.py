@@ -5,7 +5,7 @@ sends a copy again when no answer came. The receiver remembers for each lane the
 
     number above the last   a new request; the sender has closed the one before
     the last number         a copy: the same answer again; while it is under way, silence, or that it waits for others
-    below                   a straggler: ignored
+    below                   a late copy: ignored
 
 Data are not sent again unless they are missing: the copy of a request with data is a *reminder*, and who has not heard
 of the request says so.

@@ -13,16 +13,17 @@
         ──> AskRouting         ──> membership: RoutingWanted
         ──> all of these and the others, as `TargetScoped`  ──> the shell
 
-What attendance and replicas say to each other waits in one queue: nobody is entered while the effects of its last event
-are not through, and what was said first is heard first. So routing is with all replicas before any of them hears that
-the fence is open further, and a role that is given up is given up before a later answer can bring it back.
+What node membership and replicas say to each other waits in one queue: nobody is entered while the effects of its last
+event are not through, and what was said first is heard first. So routing is with all replicas before any of them hears
+that the fence is open further, and a role that is given up is given up before a later answer can bring it back.
 
 *Clients.* An update is admitted if the list of living sessions has its client (`core.manager.sessions` says why that is
 enough). Rows of clients that are over are found by the shell (`ClientRecordsFound`): others of the chain may have
 brought them back.
 
-*Complaints.* A replica says that its successor does not answer; that node is reported as unreachable for a while, but
-not longer than the successor is silent and the chain as it is: the manager takes a role from somebody for it.
+*Unreachable peers.* A replica says that its successor does not answer; that node is reported as unreachable for a
+while, but not longer than the successor is silent and the chain as it is: the manager takes a role from somebody for
+it.
 
 *One target, one replica.* A replica belongs to a chain and a target. A target that is put into another chain gets a new
 replica, but not before the engine has finished what the old one asked it for: the new one must not meet its results.
@@ -132,7 +133,7 @@ class _RunningReplica:
 
 
 class StorageCore:
-    """`targets`: as given to the attendance. `make_replica` makes the machine of a target in a chain."""
+    """`targets`: as given to the node membership. `make_replica` makes the machine of a target in a chain."""
 
     def __init__(
         self,
@@ -220,7 +221,7 @@ class StorageCore:
             case _:
                 self._to_membership(now_ns, event)
 
-    # --- attendance ---
+    # --- node membership ---
 
     def _to_membership(self, now_ns: int, event: node.Event) -> None:
         for effect in self.membership.handle(now_ns, event):

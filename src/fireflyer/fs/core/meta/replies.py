@@ -4,7 +4,7 @@
     FR + client (8) + number (8)     the request's *sign* (8), an answer, as it was given
 
 A request that changes something is carried out in one transaction with its answer, which is stored whatever it is: a
-refusal too, or a straggler of a request that was refused would be done after the client was told that it was not. So a
+refusal too, or a late copy of a request that was refused would be done after the client was told that it was not. So a
 number is in one of three states, and what comes again meets the second or the third:
 
     new ──done, answer stored──> answered ──the client says that it has it──> below the floor: refused
@@ -20,7 +20,7 @@ been done, and the answer says that as well.
 The sign tells requests apart: another request under a number that was used is refused, and does not get the answer to
 the first one. Zeros: it was not known to whoever stored the answer.
 
-Nothing is done either for a client that was struck because it did not beat: see `open_files.garbage_collection`.
+Nothing is done either for a client that was evicted because it sent no heartbeat: see `open_files.garbage_collection`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 One that dies at once again and again is started again all the same, with longer pauses: whether that is hopeless is for
 who has all of them to decide (`crash_looping`).
 
-They are direct children on a leash (`runtime.processes.parent_death_signal`): whatever happens to this process, they
-die with it.
+They are direct children with a parent-death signal (`runtime.processes.parent_death_signal`): whatever happens to this
+process, they die with it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What requests are going to read, asked of the database in a few questions before they are carried out.
 
-Over a network each key that a body reads is a round trip, and a batch of a lane reads hundreds, one after the other.
-Most of them are known before: the rows of the client, and the directories and names that lie on the way of a path. A
-question brings one step of all paths. What is not foreseen (links, quota areas) is read when it is needed; what was
-foreseen and not needed has done no harm but to the conflict set.
+Over a network each key that a body reads is a round trip, and a batch of a commit queue reads hundreds, one after the
+other. Most of them are known before: the rows of the client, and the directories and names that lie on the way of a
+path. A question brings one step of all paths. What is not prefetched (links, quota trees) is read when it is needed;
+what was prefetched and not needed has done no harm but to the conflict set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fireflyer.kvstore import TransactionBatch
 __all__ = ["places_of", "prefetch"]
 
 MAX_STEPS: Final = 8
-"""Names of a path that are foreseen."""
+"""Names of a path that are prefetched."""
 _PLACES: Final = ("place", "source", "target", "existing")
 _INODES: Final = ("inode", "directory")
 
@@ -46,7 +46,7 @@ def places_of(request: Request) -> Iterable[PathRef]:
 
 
 async def prefetch(transaction_batch: TransactionBatch, asking: Sequence[Asking]) -> None:
-    """The trunk knows it then. Raises what the store raises."""
+    """The batch knows it then. Raises what the store raises."""
     keys: dict[bytes, None] = {}
     walks: list[tuple[InodeId, list[bytes]]] = []
     for client, number, request in asking:

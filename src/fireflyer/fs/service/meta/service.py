@@ -416,7 +416,7 @@ class MetaService:
                 return False
             try:
                 await check_session(context.rows, asker.client, user)
-            except SessionEnded:  # it was struck
+            except SessionEnded:  # it was evicted
                 return False
             await holds.enrol(self._service_context.context(context.rows, asker))
             return True

@@ -371,7 +371,7 @@ class _Storage:
             case fx.ReportUnreachable(peer):
                 _log.warning("target=%d has no answer from target=%d", target, peer)
             case _:
-                pass  # the attendance has been told
+                pass  # the node membership has handled it
 
     def _node_of(self, target: TargetId) -> NodeId:
         return self._core.node_of(target) if self._core is not None else 0

@@ -6,8 +6,8 @@
         ──chunks removed──> inode, values and locks cleared, area charged, in one transaction
 
 Why the beats tell it is said in `holds`. A client that keeps its session and does not beat would stop all collecting:
-after `STRIKE_NS` of silence it is *struck*. Its row says so, and nothing is done for it any more (`replies`) until it
-has another session. Silence is counted only while this process could look, so that an outage strikes nobody.
+after `EVICT_NS` of silence it is *evicted*. Its row says so, and nothing is done for it any more (`replies`) until it
+has another session. Silence is counted only while this process could look, so that an outage evicts nobody.
 
 What cannot be removed now (a chain is away, a row is damaged) is left out for a while, which grows with each failure:
 the others go on. A crash anywhere begins again with what the rows say; marks are memory, and
@@ -65,7 +65,7 @@ AT_ONCE: Final = 64
 MAX_MARKS: Final = 8
 """That wait. What is unlinked meanwhile waits for the next one."""
 MARK_EVERY_NS: Final = 1_000_000_000
-STRIKE_NS: Final = 180_000_000_000
+EVICT_NS: Final = 180_000_000_000
 """Longer than any request that could keep a beat from being sent."""
 MAX_LOOK_NS: Final = 2_000_000_000
 """Of silence, between two looks."""
@@ -133,8 +133,8 @@ class GarbageCollector:
             inode_id, failure = next(reversed(self._failed.items()))
             return f"inode {inode_id}: {failure.reason}"
         client, silence = max(self._silent.items(), key=lambda one: one[1].ns, default=(0, _Silence(0)))
-        if silence.ns > STRIKE_NS // 3:
-            return f"client {client} has not beaten for {silence.ns // 1_000_000_000} s; it will be struck"
+        if silence.ns > EVICT_NS // 3:
+            return f"client {client} has not beaten for {silence.ns // 1_000_000_000} s; it will be evicted"
         return ""
 
     @property
@@ -196,7 +196,7 @@ class GarbageCollector:
             else:
                 silence.ns += passed_ns
             self._silent[client] = silence
-        for client in [one for one, silence in self._silent.items() if silence.ns >= STRIKE_NS]:
+        for client in [one for one, silence in self._silent.items() if silence.ns >= EVICT_NS]:
             await ports.transact(_evicting(client, silent[client]))
             self.evicted += 1
 
