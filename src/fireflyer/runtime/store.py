@@ -2,7 +2,7 @@
 
 The launcher serves one (`StoreService` on its RPC server); ranks reach it through `StoreClient`; a process that is
 alone has a `LocalStore`. `open_store` picks. Keys are text like `"attempt-2/comm/world/address/3"`, values are bytes.
-The store lives as long as its launcher: it is for meeting, not for keeping.
+The store lives as long as its launcher: it is for rendezvous, not for storage.
 
 A wait for several keys is over when each of them has existed since the wait began.
 """

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.processes
 SLOW = pytest.mark.slow
 LAYOUTS = {"1x4": [0, 0, 0, 0], "2x2": [0, 0, 1, 1], "4x1": [0, 1, 2, 3]}
 REFORM_LIMIT_S = 4.0
-"""A second for the killed rank to come after all, the meeting, and the slack of a busy test machine."""
+"""A second for the killed rank to come after all, the rendezvous, and the slack of a busy test machine."""
 SECOND_DEATH_LIMIT_S = 20.0
-"""A meeting that fails (2 s, and 5 for the list of ranks), and 6 s of grace."""
+"""A rendezvous that fails (2 s, and 5 for the list of ranks), and 6 s of grace."""
 
 
 class Job:

@@ -1,7 +1,7 @@
 """Processes that lose each other, re-form their group, and come back, in a seeded world. The machine is the real one.
 
 Each process is a simulated node that runs `Membership` over one store, an operation at a time: others run, die and
-pause between any two of them. A meeting is what is left of the real one: everybody says that it is there, twice (the
+pause between any two of them. A rendezvous is what is left of the real one: everybody says that it is there, twice (the
 second time stands for the barrier), and waits for all others. What a process does next is written into `ends`.
 """
 

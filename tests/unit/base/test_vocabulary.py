@@ -1,8 +1,9 @@
 """Old names of `docs/renames.md` are not used any more: those of the rows whose state is `done`.
 
 A row is switched to `done` in the commit that renames. Not looked at: the table itself, the list of moved modules, the
-CHANGELOG, recorded data below `tests/golden`, and text that is encoded (a string that is the old name and nothing else,
-such as `tag="Held"` or `name="ticket"`)."""
+CHANGELOG, recorded data below `tests/golden`, and text that is encoded: a string that is the old name and nothing else,
+such as `tag="Held"` or `name="ticket"`, and of the words of prose those in strings without a space, such as
+`f"{prefix}/doors"`."""
 
 from __future__ import annotations
 
@@ -67,6 +68,15 @@ def identifiers_of(text: str) -> Iterator[str]:
                 yield from re.findall(r"\w+", part)
 
 
+def prose_of(text: str) -> str:
+    """Of Python: all but the strings without a space, which are keys."""
+    return " ".join(
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type != tokenize.STRING or re.search(r"\s", token.string)
+    )
+
+
 class Tree:
     """The files below `root` that are looked at."""
 
@@ -81,6 +91,7 @@ class Tree:
         self._words = {path: frozenset(re.findall(r"\w+", text)) for path, text in self.texts.items()}
         self._lower = {path: frozenset(map(str.lower, words)) for path, words in self._words.items()}
         self._identifiers: dict[str, frozenset[str]] = {}
+        self._prose: dict[str, str] = {}
 
     def _has_words(self, path: str, row: Row) -> bool:
         """All words of the old name: a fast test that most files do not pass."""
@@ -93,6 +104,10 @@ class Tree:
             return False
         if not re.search(rf"\b{re.escape(row.old)}\b", text, re.IGNORECASE if row.kind == "word" else 0):
             return False
+        if row.kind == "word" and path.endswith((".py", ".pyi")):
+            if path not in self._prose:
+                self._prose[path] = prose_of(text)
+            return re.search(rf"\b{re.escape(row.old)}\b", self._prose[path], re.IGNORECASE) is not None
         if row.kind in ("word", "C++") or not path.endswith((".py", ".pyi")):
             if path.endswith(".md") and row.kind != "word":
                 parts = re.findall(r"`([^`\n]+)`", text)
@@ -148,6 +163,9 @@ def one_row(old: str, new: str, kind: str, where: str, state: str = "done") -> l
         ("docs/a.md", "See `b.Held`.\n", "Held", "symbol"),
         ("docs/a.md", "The guest waits.\n", "guest", "word"),
         ("src/a.py", "# A Guest is let in.\n", "guest", "word"),
+        ("src/a.py", '"""Guests are let in."""\n', "guests", "word"),
+        ("src/a.py", "raise ValueError(f'no guest {name}')\n", "guest", "word"),
+        ("src/a.py", "guest = 1\n", "guest", "word"),
         ("src/house.py", "", "src/house.py", "module"),
     ],
 )
@@ -170,6 +188,8 @@ def test_what_is_encoded_and_what_is_elsewhere_may_stay(tmp_path: Path) -> None:
         'class ChunkVersion(Struct, tag="Held"):\n    """Held until it is released."""\n'
     )
     (tmp_path / "src/b.py").write_text("class Held: ...\n")
+    (tmp_path / "src/c.py").write_text('store.set(f"{prefix}/doors", "doors")\n')
+    assert problems(tmp_path, one_row("doors", "peer listeners", "word", "`src/**`")) == []
     assert problems(tmp_path, one_row("Held", "ChunkVersion", "symbol", "`src/a.py`")) == []
 
 

@@ -186,17 +186,17 @@ class GroupMember(ABC):
         """Meets the others; `node` is as the plan counts."""
         prefix = lineage.here
         offer, fabric = make_offer(config.transport)
-        with _under_way() as meeting, ExitStack() as undo:
+        with _under_way() as forming, ExitStack() as undo:
             peer_listener = None
             if world_size > 1:
                 peer_listener = PeerListener(
                     rank=rank, world_size=world_size, host=config.host, secret=config.secret, prefix=prefix
                 )
                 undo.callback(peer_listener.close)
-                meeting.peer_listener = peer_listener
+                forming.peer_listener = peer_listener
                 peer_listener.publish(store)
             if config.peer_memory:
-                meeting.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
+                forming.stack.callback(OpenMemory().close)  # by then native code has its own, if it needs one
             resources = rendezvous(
                 store,
                 prefix,
@@ -214,7 +214,7 @@ class GroupMember(ABC):
                 machine=config.machine,
                 offer=offer,
                 fabric=fabric,
-                stack=meeting.stack,
+                stack=forming.stack,
             )
             masks = [one.cpus for one in resources.local_peers]
             seat = cpu_binding_of(
@@ -408,22 +408,22 @@ class _FormingGroup:
 
 @contextmanager
 def _under_way() -> Iterator[_FormingGroup]:
-    meeting = _FormingGroup()
-    _meetings.append(meeting)
+    forming = _FormingGroup()
+    _forming.append(forming)
     try:
-        with meeting.stack:
-            yield meeting
+        with forming.stack:
+            yield forming
     finally:
-        _meetings.remove(meeting)
+        _forming.remove(forming)
 
 
-_meetings: Final[list[_FormingGroup]] = []
+_forming: Final[list[_FormingGroup]] = []
 
 
 def _after_fork_in_child() -> None:
-    for meeting in _meetings:
-        meeting.abandon()
-    _meetings.clear()
+    for forming in _forming:
+        forming.abandon()
+    _forming.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -17,7 +17,7 @@ of generation g, *newcomers* were no members of it.
 3. The store keeps the first proposal of a generation and answers every other one with it (`set_if_missing`). So there
    is one list of seats for each generation, whoever dies when, and nobody has to be elected: when the lowest rank dies,
    also in the middle of proposing, the next one looks and proposes.
-4. Who finds itself in the seats meets the others there. Who does not is told so in one line. If the meeting fails (a
+4. Who finds itself in the seats meets the others there. Who does not is told so in one line. If the rendezvous fails (a
    second failure), its members are the survivors of that generation and do the same for the next.
 
 Newcomers announce themselves (`waiting`), and arrive only when a generation has been opened by a survivor: so one that
@@ -80,7 +80,7 @@ class Policy(NamedTuple):
     newcomer_ns: int = SECOND
 
     def again(self, skew_ns: int) -> Policy:
-        """After a meeting that failed, which its members notice up to `skew_ns` apart."""
+        """After a rendezvous that failed, which its members notice up to `skew_ns` apart."""
         return self._replace(grace_ns=max(self.grace_ns, skew_ns))
 
 

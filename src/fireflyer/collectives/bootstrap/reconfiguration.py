@@ -6,10 +6,10 @@ Everything of a lineage lies under its first group's name in the store:
     generation-G/open             a survivor is forming it
     generation-G/member/PLACE     who has arrived
     generation-G/seats            the decision; written once, never changed, replaced by a mark when it is old
-    generation-G/...              the meeting of those who are in (see `rendezvous`)
+    generation-G/...              the rendezvous of the members (see `rendezvous`)
 
 After the decision the members meet as ranks of any group do, with the job's secret, and confirm that all of them are
-there by a barrier. A rank that dies on the way makes the meeting or the barrier fail; then the others form the next
+there by a barrier. A rank that dies on the way makes the rendezvous or the barrier fail; then the others form the next
 generation without it, until the deadline.
 """
 
@@ -63,7 +63,7 @@ KEPT_GENERATIONS: Final = 8
 """Of which it can be said why a process was left out."""
 MIN_RENDEZVOUS_NS: Final = 2 * SECOND
 SKEW_NS: Final = 6 * SECOND
-"""How far apart members notice that their meeting has failed."""
+"""How far apart members notice that their rendezvous has failed."""
 _GONE: Final = b"gone"
 _T = TypeVar("_T")
 
@@ -255,7 +255,7 @@ def _tidy(store: Store, lineage: Lineage) -> None:
 
 
 def _absent(store: Store, lineage: Lineage, end: Admitted, error: FireflyerError) -> tuple[int, ...]:
-    """The ranks that did not come to the meeting, or that failed after it."""
+    """The ranks that did not join the rendezvous, or that failed after it."""
     if isinstance(error, PeerFailed):
         return (error.rank,) if error.rank >= 0 else ()
     came = {key.rpartition("/")[2] for key in store.keys(f"{lineage.here}/rank/")}

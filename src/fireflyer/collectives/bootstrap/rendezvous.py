@@ -1,7 +1,7 @@
 """How the ranks of a group find each other and end up with authenticated sockets and shared memory.
 
-1. Every rank writes into the store where it is. Rank 0 reads them all, fixes the plan, and publishes the roster, or the
-   reason why there is none: a rank that is missing is named to everybody.
+1. Every rank writes into the store where it is. Rank 0 reads them all, fixes the plan, and publishes the result (plan
+   and hosts), or the reason why there is none: a rank that is missing is named to everybody.
 2. The leader of a node (its lowest rank) makes the shared memory. The others of the node connect to its Unix socket,
    prove that they hold the secret, and receive the descriptors. The connection stays open: its end is a rank's death.
 3. The leaders listen on TCP. For each pair of neighbours the higher node connects to the lower one: a control
@@ -43,7 +43,7 @@ from fireflyer.topology import Machine
 __all__ = ["GroupResources", "Planner", "RankInfo", "RankMissing", "RendezvousResult", "rendezvous"]
 
 logger = logging.getLogger(__name__)
-_ROSTER_GRACE_NS: Final = 5 * SECOND
+_RESULT_GRACE_NS: Final = 5 * SECOND
 _BACKLOG: Final = 64
 
 
@@ -52,7 +52,7 @@ Planner = Callable[[tuple[int, ...], tuple[str, ...]], Plan]
 
 
 class RankMissing(UsageError):
-    """A rank did not come to the meeting."""
+    """A rank did not join the rendezvous."""
 
 
 class RankInfo(msgspec.Struct, frozen=True):
@@ -150,22 +150,22 @@ class _Rendezvous:
     def acceptor(self, listener: socket.socket, purpose: str, identity: str) -> Acceptor:
         return Acceptor(listener, self.secret, f"{self.prefix}/{purpose}", identity)
 
-    # --- the roster ---
+    # --- the result ---
 
     def agree(self, member: RankInfo) -> RendezvousResult:
         self.store.set(f"{self.prefix}/rank/{self.rank}", msgspec.json.encode(member))
         if self.rank == 0:
-            roster = self._collect()
-            self.store.set(f"{self.prefix}/roster", msgspec.json.encode(roster))
+            result = self._collect()
+            self.store.set(f"{self.prefix}/roster", msgspec.json.encode(result))
         else:
             try:
-                data = self.store.get(f"{self.prefix}/roster", self.left_ns() + _ROSTER_GRACE_NS)
+                data = self.store.get(f"{self.prefix}/roster", self.left_ns() + _RESULT_GRACE_NS)
             except Timeout:
                 raise Timeout(f"rank 0 did not join within {format_duration(self.timeout_ns)}; see its log") from None
-            roster = msgspec.json.decode(data, type=RendezvousResult)
-        if roster.error is not None:
-            raise (RankMissing if roster.absent else UsageError)(roster.error)
-        return roster
+            result = msgspec.json.decode(data, type=RendezvousResult)
+        if result.error is not None:
+            raise (RankMissing if result.absent else UsageError)(result.error)
+        return result
 
     def _collect(self) -> RendezvousResult:
         keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.world_size)]
@@ -321,9 +321,9 @@ def rendezvous(
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
     `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
-    meeting = _Rendezvous(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
+    group = _Rendezvous(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
     try:
-        return _met(meeting, node, plan, sums, own, machine, offer, fabric, stack)
+        return _met(group, node, plan, sums, own, machine, offer, fabric, stack)
     except FireflyerError:  # some are OSErrors, too
         raise
     except OSError as error:  # what a peer does has other errors: this process may open no more files, or the like
@@ -331,7 +331,7 @@ def rendezvous(
 
 
 def _met(
-    meeting: _Rendezvous,
+    group: _Rendezvous,
     node: int,
     plan: Plan | None,
     sums: str | None,
@@ -341,22 +341,22 @@ def _met(
     fabric: Fabric | None,
     stack: ExitStack,
 ) -> GroupResources:
-    store, prefix, rank, world_size = meeting.store, meeting.prefix, meeting.rank, meeting.world_size
-    roster = meeting.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
-    if roster.plan is None or len(roster.hosts) != world_size:
-        raise UsageError("rank 0 published a roster that makes no sense; do all ranks run the same version?")
-    plan = roster.plan
+    store, prefix, rank, world_size = group.store, group.prefix, group.rank, group.world_size
+    result = group.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
+    if result.plan is None or len(result.hosts) != world_size:
+        raise UsageError("rank 0 published a rendezvous result that makes no sense; do all ranks run the same version?")
+    plan = result.plan
     if rank == 0 and offer.transport != "tcp":
-        logger.info("group=%s transport=%s reason=%s", prefix, roster.choice.transport, roster.choice.reason)
-    labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(roster.hosts))
+        logger.info("group=%s transport=%s reason=%s", prefix, result.choice.transport, result.choice.reason)
+    labels = tuple(f"rank {r} (node {plan.node_of_rank[r]}, host {h})" for r, h in enumerate(result.hosts))
     locals_ = plan.ranks_of(node)
     if rank != locals_[0]:
-        address = meeting.listen_address_of(node, locals_[0])
-        window_fd, doorbell_fd, leader_fd, peers = meeting.join_window(address, locals_[0], len(locals_), own, stack)
+        address = group.listen_address_of(node, locals_[0])
+        window_fd, doorbell_fd, leader_fd, peers = group.join_window(address, locals_[0], len(locals_), own, stack)
         return GroupResources(
-            plan, labels, roster.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(peers), roster.choice
+            plan, labels, result.hosts, window_fd, doorbell_fd, leader_fd, (), (), tuple(peers), result.choice
         )
-    if roster.choice.transport != "ucx" or plan.nodes == 1:
+    if result.choice.transport != "ucx" or plan.nodes == 1:
         fabric = None
     window_fd = create_window(len(locals_), plan.window, plan.largest_chunk_bytes)
     stack.callback(os.close, window_fd)
@@ -364,14 +364,14 @@ def _met(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, address = listen(meeting.host, stack, backlog=_BACKLOG)
-        inside = listening.enter_context(meeting.acceptor(unix, "window", f"rank {rank}"))
-        outside = listening.enter_context(meeting.acceptor(tcp, "link", f"node {node}"))
+        unix, tcp, address = listen(group.host, stack, backlog=_BACKLOG)
+        inside = listening.enter_context(group.acceptor(unix, "window", f"rank {rank}"))
+        outside = listening.enter_context(group.acceptor(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(address))
-        local_fds, peers = meeting.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
-        connections = meeting.connect(plan, node, outside, fabric, stack)
+        local_fds, peers = group.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
+        connections = group.connect(plan, node, outside, fabric, stack)
     found = tuple(local_fds), tuple(connections), tuple(peers)
-    return GroupResources(plan, labels, roster.hosts, window_fd, doorbell_fd, -1, *found, roster.choice, fabric)
+    return GroupResources(plan, labels, result.hosts, window_fd, doorbell_fd, -1, *found, result.choice, fabric)
 
 
 def _common_plan(members: list[RankInfo], planner: Planner) -> Plan:

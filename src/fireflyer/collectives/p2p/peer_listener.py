@@ -42,7 +42,7 @@ __all__ = ["MAX_PENDING_HANDSHAKES", "PENDING_HANDSHAKE_TIMEOUT_NS", "ListenAddr
 MAX_PENDING_HANDSHAKES: Final = 128
 PENDING_HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 _BACKLOG: Final = 256
-_ROSTER_GRACE_NS: Final = 5 * SECOND
+_LIST_GRACE_NS: Final = 5 * SECOND
 
 
 class ListenAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -158,7 +158,7 @@ class PeerListener:
             self._addresses = [msgspec.json.decode(address, type=ListenAddress) for address in raw]
             store.set(f"{self._prefix}/doors", msgspec.json.encode(self._addresses))
         else:
-            data = store.get(f"{self._prefix}/doors", join_timeout_ns + _ROSTER_GRACE_NS)
+            data = store.get(f"{self._prefix}/doors", join_timeout_ns + _LIST_GRACE_NS)
             self._addresses = msgspec.json.decode(data, type=list[ListenAddress])
         if len(self._addresses) != self._world_size:
             raise UsageError("rank 0 published addresses that make no sense; do all ranks run the same version?")
