@@ -56,11 +56,11 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("rename"), PATHS, PATHS, st.booleans()),
     st.tuples(st.just("rename"), PATHS, PATHS, st.booleans()),
     st.tuples(st.just("remove_tree"), PATHS, st.sampled_from([1, 2, 3, 100])),
-    st.tuples(st.just("set_area"), PATHS, st.booleans()),
+    st.tuples(st.just("set_quota"), PATHS, st.booleans()),
     st.tuples(st.just("set_trash"), PATHS, st.sampled_from([0, 10])),
-    st.tuples(st.just("set_value"), PATHS, st.sampled_from([b"user.a", b"user.bb"]), st.integers(0, 9)),
-    st.tuples(st.just("set_value"), PATHS, st.sampled_from([b"user.a", b"user.bb"]), st.integers(0, 9)),
-    st.tuples(st.just("remove_value"), PATHS),
+    st.tuples(st.just("set_xattr"), PATHS, st.sampled_from([b"user.a", b"user.bb"]), st.integers(0, 9)),
+    st.tuples(st.just("set_xattr"), PATHS, st.sampled_from([b"user.a", b"user.bb"]), st.integers(0, 9)),
+    st.tuples(st.just("remove_xattr"), PATHS),
     st.tuples(st.just("restore"), PATHS),
     st.tuples(st.just("expire"), st.sampled_from([1, 3, 15])),
     st.tuples(st.just("collect"), st.integers(0, 5)),
@@ -114,13 +114,13 @@ class Both:
 
         self.names.run(body)
 
-    def set_value(self, path: tuple[str, ...], name: bytes, size: int) -> None:
+    def set_xattr(self, path: tuple[str, ...], name: bytes, size: int) -> None:
         """The model has none: what areas count is compared, by `check`."""
         with contextlib.suppress(FileError):
             self.names.do(SetXattr(place(path), name, bytes(size), follow=False))
         self._expected = 0
 
-    def remove_value(self, path: tuple[str, ...]) -> None:
+    def remove_xattr(self, path: tuple[str, ...]) -> None:
         with contextlib.suppress(FileError):
             self.names.do(RemoveXattr(place(path), b"user.a", follow=False))
         self._expected = 0
@@ -146,8 +146,8 @@ class Both:
         while self.names.ask(RemoveTree(place(path), limit), Removed).more:
             self.names.check()
 
-    def set_area(self, path: tuple[str, ...], on: bool) -> None:
-        self._model(self.model.set_area, path, on)
+    def set_quota(self, path: tuple[str, ...], on: bool) -> None:
+        self._model(self.model.set_quota, path, on)
         self.names.do(SetQuota(place(path), 1 << 40 if on else None))
 
     def set_trash(self, path: tuple[str, ...], seconds: int) -> None:
@@ -283,7 +283,7 @@ def operation(rng: random.Random) -> tuple[Any, ...]:
             ("unlink", one),
             ("rename", one, other, rng.random() < 0.3),
             ("rename", one, other, False),
-            ("set_area", one, rng.random() < 0.8),
+            ("set_quota", one, rng.random() < 0.8),
             ("set_trash", one, 10),
             ("remove_tree", one, 3),
         ]

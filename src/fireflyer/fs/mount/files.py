@@ -476,7 +476,7 @@ class MountedFiles:
     async def get_xattr(self, caller: Caller, inode: int, name: bytes) -> bytes:
         return _expect(await self._ask(caller, meta.GetXattr(PathRef(inode), name, False)), meta.XattrValue).value
 
-    async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
+    async def set_xattr(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         if flags & ~3 or flags == 3:
             raise file_error(errno.EINVAL)
         if len(value) > meta.MAX_VALUE_BYTES:
@@ -487,7 +487,7 @@ class MountedFiles:
         names = _expect(await self._ask(caller, meta.ListXattrs(PathRef(inode), False)), meta.XattrNames).names
         return [name for name in names if caller.uid == 0 or not name.startswith(_HIDDEN)]
 
-    async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
+    async def remove_xattr(self, caller: Caller, inode: int, name: bytes) -> None:
         await self._ask(caller, meta.RemoveXattr(PathRef(inode), name, False))
 
     # --- locks

@@ -300,11 +300,11 @@ class Serving:
     ) -> None:
         if name == PROCESS_VALUE:
             raise PermissionError(errno.EPERM, "it is told by the mount")
-        await self._operations.set_value(caller, inode, name, value, flags)
+        await self._operations.set_xattr(caller, inode, name, value, flags)
         self._session.reply_error(number, 0)
 
     async def _do_removexattr(self, number: int, inode: int, caller: Caller, name: bytes) -> None:
-        await self._operations.remove_value(caller, inode, name)
+        await self._operations.remove_xattr(caller, inode, name)
         self._session.reply_error(number, 0)
 
     # --- directories

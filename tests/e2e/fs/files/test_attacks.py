@@ -179,8 +179,8 @@ def test_through_the_library(scene: Scene) -> None:
         lambda fs: fs.mkdir("/ada-public/mine"),
         lambda fs: fs.link("/ada/diary", "/common/diary"),
         lambda fs: fs.symlink("x", "/ada-public/link"),
-        lambda fs: fs.set_area("/ada-public", bytes=1),
-        lambda fs: fs.set_area("/common", bytes=1),
+        lambda fs: fs.set_quota("/ada-public", bytes=1),
+        lambda fs: fs.set_quota("/common", bytes=1),
         lambda fs: fs.set_defaults("/ada-public", Defaults(trash_s=0)),
     ]
     with scene.connect("eve") as eve:

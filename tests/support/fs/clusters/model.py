@@ -147,7 +147,7 @@ class Model:
         if exchange and other is not None:
             from_names[source[-1]] = other
 
-    def set_area(self, path: Path, on: bool) -> None:
+    def set_quota(self, path: Path, on: bool) -> None:
         node, _ = self._directory(path)
         if not on and not node.is_area:
             raise refuse(errno.ENODATA)

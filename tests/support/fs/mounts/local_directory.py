@@ -197,13 +197,13 @@ class LocalFiles:
     async def get_xattr(self, caller: Caller, inode: int, name: bytes) -> bytes:
         return os.getxattr(self._path(inode), name)
 
-    async def set_value(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
+    async def set_xattr(self, caller: Caller, inode: int, name: bytes, value: bytes, flags: int) -> None:
         os.setxattr(self._path(inode), name, value, flags)
 
     async def list_xattrs(self, caller: Caller, inode: int) -> list[bytes]:
         return [os.fsencode(name) for name in os.listxattr(self._path(inode))]
 
-    async def remove_value(self, caller: Caller, inode: int, name: bytes) -> None:
+    async def remove_xattr(self, caller: Caller, inode: int, name: bytes) -> None:
         os.removexattr(self._path(inode), name)
 
     # --- locks: of whole files, by this table; of ranges, by the kernel

@@ -52,7 +52,7 @@ def quota_command(
         with places.each(path):
             place = places.remote(path)
             if ends:
-                place.tree.set_area(place.path)
+                place.tree.set_quota(place.path)
                 say(f"{path}: no quota")
                 continue
             if limit_bytes is None and max_inodes is None:
@@ -63,7 +63,7 @@ def quota_command(
                 "bytes": before.limit_bytes if before is not None and limit_bytes is None else limit_bytes,
                 "inodes": before.limit_inodes if before is not None and max_inodes is None else max_inodes,
             }
-            say(f"{path}: {_quota_text(place.tree.set_area(place.path, **limits))}")
+            say(f"{path}: {_quota_text(place.tree.set_quota(place.path, **limits))}")
 
 
 def _area(tree: FileSystem, path: str) -> QuotaTree | None:

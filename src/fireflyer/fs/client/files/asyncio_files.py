@@ -351,7 +351,7 @@ class Files:
         """Use and limits of the quota area of which this directory is the head. ENODATA if it is none."""
         return _as(QuotaTree, await self._call(GetQuota(_place(path)), path))
 
-    async def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
+    async def set_quota(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
         """Both None: it is none any more."""
         return _as(QuotaTree, await self._call(SetQuota(_place(path), bytes, inodes), path))
 

@@ -166,8 +166,8 @@ class FileSystem:
     def get_quota(self, path: Path) -> QuotaTree:
         return self.run(self.files.get_quota(path))
 
-    def set_area(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
-        return self.run(self.files.set_area(path, bytes=bytes, inodes=inodes))
+    def set_quota(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002
+        return self.run(self.files.set_quota(path, bytes=bytes, inodes=inodes))
 
     def set_defaults(self, path: Path, defaults: Defaults) -> None:
         self.run(self.files.set_defaults(path, defaults))

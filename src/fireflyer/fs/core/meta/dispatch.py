@@ -83,10 +83,10 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.RemoveTree: remove_tree.remove_tree,
     messages.Rename: rename.rename,
     messages.SetAttributes: lengths.set_attributes_of_written,
-    messages.SetXattr: xattrs.set_value,
-    messages.RemoveXattr: xattrs.remove_value,
+    messages.SetXattr: xattrs.set_xattr,
+    messages.RemoveXattr: xattrs.remove_xattr,
     messages.Lock: locks.lock,
     messages.ClientHeartbeat: holds.beat,
-    messages.SetQuota: quota_trees.set_area,
+    messages.SetQuota: quota_trees.set_quota,
     messages.SetDefaults: quota_trees.set_defaults,
 }

@@ -32,7 +32,7 @@ from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from fireflyer.fs.schema.inodes import MAX_STRIPE, Defaults, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Found, GetQuota, GetSpace, QuotaTree, SetDefaults, SetQuota, Space
 
-__all__ = ["MAX_COUNTED", "charge", "get_quota", "get_space", "set_area", "set_defaults"]
+__all__ = ["MAX_COUNTED", "charge", "get_quota", "get_space", "set_defaults", "set_quota"]
 
 MAX_COUNTED: Final = 4096
 """Names in a directory that becomes an area or ceases to be one."""
@@ -123,7 +123,7 @@ def _check_defaults(defaults: Defaults) -> None:
         raise file_error(errno.EINVAL, f"a stripe of {defaults.stripe} chains; at most {MAX_STRIPE}")
 
 
-async def set_area(request: SetQuota, context: Context) -> QuotaTree:
+async def set_quota(request: SetQuota, context: Context) -> QuotaTree:
     if not context.asker.unrestricted:
         raise file_error(errno.EPERM, "quotas are set by administrators")
     inode = await find(context, request.place)

@@ -34,7 +34,7 @@ from fireflyer.fs.schema.meta import (
     XattrValue,
 )
 
-__all__ = ["get_xattr", "list_xattrs", "remove_value", "set_value"]
+__all__ = ["get_xattr", "list_xattrs", "remove_xattr", "set_xattr"]
 
 _MAX_VALUE_NAME_BYTES: Final = 255
 _MAX_ALL_BYTES: Final = 2 * MAX_VALUE_BYTES
@@ -62,7 +62,7 @@ async def list_xattrs(request: ListXattrs, context: Context) -> XattrNames:
     return XattrNames(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
 
 
-async def set_value(request: SetXattr, context: Context) -> Done:
+async def set_xattr(request: SetXattr, context: Context) -> Done:
     name = request.name
     _check_name(name)
     inode = await find(context, request.place, follow=request.follow)
@@ -81,7 +81,7 @@ async def set_value(request: SetXattr, context: Context) -> Done:
     return Done()
 
 
-async def remove_value(request: RemoveXattr, context: Context) -> Done:
+async def remove_xattr(request: RemoveXattr, context: Context) -> Done:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
     _check_right(context.asker, inode, request.name, WRITE)
