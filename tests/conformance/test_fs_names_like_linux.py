@@ -164,16 +164,16 @@ class Ours:
         self._names = names
 
     def carry_out(self, uid: int, groups: list[int], name: str, *arguments: Any) -> list[Any]:
-        asker = Requester(1, uid, groups[0], tuple(groups[1:]), unrestricted=uid == 0)
+        requester = Requester(1, uid, groups[0], tuple(groups[1:]), unrestricted=uid == 0)
         try:
-            return [0, getattr(self, name)(asker, *arguments)]
+            return [0, getattr(self, name)(requester, *arguments)]
         except FileError as error:
             return [error.errno, None]
 
-    def _ask(self, request: Request, asker: Requester) -> Any:
-        return self._names.ask(request, object, asker)
+    def _ask(self, request: Request, requester: Requester) -> Any:
+        return self._names.ask(request, object, requester)
 
-    def open(self, asker: Requester, path: str, flags: int, mode: int) -> None:
+    def open(self, requester: Requester, path: str, flags: int, mode: int) -> None:
         wanted = 0 if flags & os.O_NOFOLLOW else OpenFlag.FOLLOW
         access = flags & os.O_ACCMODE
         wanted |= OpenFlag.READ if access in (os.O_RDONLY, os.O_RDWR) else 0
@@ -183,69 +183,69 @@ class Ours:
             # What `lengths` does for writers is not looked at here.
             wanted |= OpenFlag.WRITE
         try:
-            self._ask(Open(at(path), wanted, self._names.now_ns, mode), asker)
+            self._ask(Open(at(path), wanted, self._names.now_ns, mode), requester)
         except FileError as error:
             if error.errno != errno.ENXIO:
                 raise
 
-    def mkdir(self, asker: Requester, path: str, mode: int) -> None:
-        self._ask(MakeDirectory(at(path), mode), asker)
+    def mkdir(self, requester: Requester, path: str, mode: int) -> None:
+        self._ask(MakeDirectory(at(path), mode), requester)
 
-    def mknod(self, asker: Requester, path: str, mode: int) -> None:
-        self._ask(MakeNode(at(path), OF_MODE[stat.S_IFMT(mode)], stat.S_IMODE(mode)), asker)
+    def mknod(self, requester: Requester, path: str, mode: int) -> None:
+        self._ask(MakeNode(at(path), OF_MODE[stat.S_IFMT(mode)], stat.S_IMODE(mode)), requester)
 
-    def symlink(self, asker: Requester, target: str, path: str) -> None:
-        self._ask(Symlink(at(path), target.encode()), asker)
+    def symlink(self, requester: Requester, target: str, path: str) -> None:
+        self._ask(Symlink(at(path), target.encode()), requester)
 
-    def link(self, asker: Requester, existing: str, path: str, follow: bool) -> int:
-        self._ask(Link(at(existing), at(path), follow), asker)
+    def link(self, requester: Requester, existing: str, path: str, follow: bool) -> int:
+        self._ask(Link(at(existing), at(path), follow), requester)
         return 0
 
-    def unlink(self, asker: Requester, path: str) -> None:
-        self._ask(Remove(at(path)), asker)
+    def unlink(self, requester: Requester, path: str) -> None:
+        self._ask(Remove(at(path)), requester)
 
-    def rmdir(self, asker: Requester, path: str) -> None:
-        self._ask(RemoveDirectory(at(path)), asker)
+    def rmdir(self, requester: Requester, path: str) -> None:
+        self._ask(RemoveDirectory(at(path)), requester)
 
-    def rename(self, asker: Requester, source: str, target: str, flags: int) -> None:
-        self._ask(Rename(at(source), at(target), flags), asker)
+    def rename(self, requester: Requester, source: str, target: str, flags: int) -> None:
+        self._ask(Rename(at(source), at(target), flags), requester)
 
-    def chmod(self, asker: Requester, path: str, mode: int) -> None:
-        self._ask(SetAttributes(at(path), mode=mode), asker)
+    def chmod(self, requester: Requester, path: str, mode: int) -> None:
+        self._ask(SetAttributes(at(path), mode=mode), requester)
 
-    def chown(self, asker: Requester, path: str, uid: int, gid: int, follow: bool) -> None:
+    def chown(self, requester: Requester, path: str, uid: int, gid: int, follow: bool) -> None:
         ids = [None if each < 0 else each for each in (uid, gid)]
-        self._ask(SetAttributes(at(path), follow, uid=ids[0], gid=ids[1]), asker)
+        self._ask(SetAttributes(at(path), follow, uid=ids[0], gid=ids[1]), requester)
 
-    def utime(self, asker: Requester, path: str, now: bool, follow: bool) -> None:
+    def utime(self, requester: Requester, path: str, now: bool, follow: bool) -> None:
         times = {"now": Now.ATIME | Now.MTIME} if now else {"atime_ns": 1, "mtime_ns": 2}
-        self._ask(SetAttributes(at(path), follow, **times), asker)
+        self._ask(SetAttributes(at(path), follow, **times), requester)
 
-    def stat(self, asker: Requester, path: str, follow: bool) -> list[Any]:
-        return _shown(self._ask(Stat(at(path), follow), asker).inode)
+    def stat(self, requester: Requester, path: str, follow: bool) -> list[Any]:
+        return _shown(self._ask(Stat(at(path), follow), requester).inode)
 
-    def listdir(self, asker: Requester, path: str) -> list[str]:
-        inode = self._ask(Stat(at(path)), asker).inode
-        return [entry.name.decode() for entry in self._ask(ListDirectory(inode.id), asker).entries]
+    def listdir(self, requester: Requester, path: str) -> list[str]:
+        inode = self._ask(Stat(at(path)), requester).inode
+        return [entry.name.decode() for entry in self._ask(ListDirectory(inode.id), requester).entries]
 
-    def readlink(self, asker: Requester, path: str) -> str:
-        answer = self._ask(ReadLink(at(path)), asker)
+    def readlink(self, requester: Requester, path: str) -> str:
+        answer = self._ask(ReadLink(at(path)), requester)
         assert isinstance(answer, Target)
         return answer.path.decode()
 
-    def setxattr(self, asker: Requester, path: str, name: str, value: str, flags: int) -> None:
-        self._ask(SetXattr(at(path), name.encode(), value.encode(), XattrFlag(flags), follow=False), asker)
+    def setxattr(self, requester: Requester, path: str, name: str, value: str, flags: int) -> None:
+        self._ask(SetXattr(at(path), name.encode(), value.encode(), XattrFlag(flags), follow=False), requester)
 
-    def getxattr(self, asker: Requester, path: str, name: str) -> str:
-        answer = self._ask(GetXattr(at(path), name.encode(), follow=False), asker)
+    def getxattr(self, requester: Requester, path: str, name: str) -> str:
+        answer = self._ask(GetXattr(at(path), name.encode(), follow=False), requester)
         assert isinstance(answer, XattrValue)
         return answer.value.decode()
 
-    def removexattr(self, asker: Requester, path: str, name: str) -> None:
-        self._ask(RemoveXattr(at(path), name.encode(), follow=False), asker)
+    def removexattr(self, requester: Requester, path: str, name: str) -> None:
+        self._ask(RemoveXattr(at(path), name.encode(), follow=False), requester)
 
-    def listxattr(self, asker: Requester, path: str) -> list[str]:
-        answer = self._ask(ListXattrs(at(path), follow=False), asker)
+    def listxattr(self, requester: Requester, path: str) -> list[str]:
+        answer = self._ask(ListXattrs(at(path), follow=False), requester)
         assert isinstance(answer, ValueNames)
         return sorted(name.decode() for name in answer.names)
 

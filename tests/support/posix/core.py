@@ -104,9 +104,9 @@ class _Open:
 class _Ports(Ports):
     """Of one request."""
 
-    def __init__(self, place: CorePlace, asker: Requester, number: int) -> None:
+    def __init__(self, place: CorePlace, requester: Requester, number: int) -> None:
         self._place = place
-        self._asker = asker
+        self._asker = requester
         self._number = number
 
     @property
@@ -191,7 +191,7 @@ class CorePlace:
     # --- requests ---
 
     async def transact(
-        self, asker: Requester, body: Callable[[Context], Awaitable[T]], *, number: int = 0, owner: ClientId = 0
+        self, requester: Requester, body: Callable[[Context], Awaitable[T]], *, number: int = 0, owner: ClientId = 0
     ) -> T:
         cluster = ClusterDefaults(
             chains=CHAINS, chunk_bytes=CHUNK_BYTES, stripe=2, capacity_bytes=1 << 50, free_bytes=1 << 49
@@ -200,7 +200,7 @@ class CorePlace:
             lambda rows: body(
                 Context(
                     rows=rows,
-                    asker=asker,
+                    requester=requester,
                     now_ns=self.now_ns,
                     new_id=self._new_id,
                     cluster=cluster,
@@ -216,25 +216,25 @@ class CorePlace:
 
     def _asker(self, who: Identity) -> Requester:
         client = self._clients.get(who)
-        asker = Requester(
+        requester = Requester(
             client or len(self._clients) + SERVICE + 1, who.uid, who.gid, who.groups, unrestricted=who.uid == 0
         )
         if client is None:
-            self._clients[who] = asker.client
-            _finished(self.transact(asker, _begin_session))
-        return asker
+            self._clients[who] = requester.client
+            _finished(self.transact(requester, _begin_session))
+        return requester
 
     def _ask(self, who: Identity, request: meta.Request) -> Any:
-        asker = self._asker(who)
+        requester = self._asker(who)
         self._numbers += 1
         number = self._numbers
         wrong = refusal(meta.Call(request, number))
         if wrong is not None:
             raise wrong
         try:
-            answer = _finished(self.transact(asker, partial(dispatch.carry_out, request), number=number))
+            answer = _finished(self.transact(requester, partial(dispatch.carry_out, request), number=number))
         except NotAtOnce:
-            answer = _finished(procedures.carry_out_long(request, _Ports(self, asker, number)))
+            answer = _finished(procedures.carry_out_long(request, _Ports(self, requester, number)))
         if isinstance(answer, meta.ErrorReply):
             raise file_error(answer.errno, answer.message)
         return answer
@@ -471,7 +471,7 @@ class CorePlace:
 
 
 async def _begin_session(context: Context) -> None:
-    client = context.asker.client
+    client = context.requester.client
     context.rows.set(SESSIONS.key(client), encode_row(SessionRow(client, "", "nonce")))
     await holds.enrol(context)
 

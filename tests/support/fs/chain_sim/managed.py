@@ -84,13 +84,13 @@ class _ManagerHost:
     def _boot(self, node: SimNode) -> None:
         holder = f"{self._name}/{node.incarnation}"
         manager = Manager(Settings(holder, self._name, FAILURE_TIMEOUT_NS, LEASE_NS))
-        askers: dict[int, tuple[str, int]] = {}
+        requesters: dict[int, tuple[str, int]] = {}
 
         def perform(effect: Effect) -> Generator[int | None, None, Event | None]:
             if isinstance(effect, Transact):
                 return (yield from self._world.store.perform(self._name, effect))
             if isinstance(effect, Reply):
-                source, number = askers.pop(effect.request_id)
+                source, number = requesters.pop(effect.request_id)
                 if source.startswith("c") and isinstance(effect.answer, RoutingAnswer) and effect.answer.routing:
                     for chain in apply_delta(Routing(0), effect.answer.routing).chains:
                         self._world.net.send(self._name, source, frame(ROUTING, chain))
@@ -103,7 +103,7 @@ class _ManagerHost:
         def hear(source: str, payload: bytes) -> None:
             one, body = decoded(payload)
             number = self._world.ask_number()
-            askers[number] = (source, one.number)
+            requesters[number] = (source, one.number)
             driver.submit(RequestReceived(number, body if one.kind == MANAGE else GetRouting(0)))
 
         def tick() -> None:

@@ -55,32 +55,32 @@ class Names:
     def __exit__(self, *_: object) -> None:
         self._runner.close()
 
-    def context(self, rows: Transaction, asker: Requester = ADMINISTRATOR) -> Context:
-        return Context(rows=rows, asker=asker, now_ns=self.now_ns, new_id=self._new_id, cluster=self._cluster)
+    def context(self, rows: Transaction, requester: Requester = ADMINISTRATOR) -> Context:
+        return Context(rows=rows, requester=requester, now_ns=self.now_ns, new_id=self._new_id, cluster=self._cluster)
 
-    def run(self, body: Any, asker: Requester = ADMINISTRATOR) -> Any:
+    def run(self, body: Any, requester: Requester = ADMINISTRATOR) -> Any:
         """`body(context)` in a transaction of its own."""
         self.now_ns += 1000
-        return self._runner.run(self._engine.transact(lambda rows: body(self.context(rows, asker))))
+        return self._runner.run(self._engine.transact(lambda rows: body(self.context(rows, requester))))
 
-    def ask(self, request: Request, kind: type[A], asker: Requester = ADMINISTRATOR) -> A:
-        answer = self.run(lambda context: carry_out(request, context), asker)
+    def ask(self, request: Request, kind: type[A], requester: Requester = ADMINISTRATOR) -> A:
+        answer = self.run(lambda context: carry_out(request, context), requester)
         assert isinstance(answer, kind), answer
         return answer
 
-    def errno(self, request: Request, asker: Requester = ADMINISTRATOR) -> int:
+    def errno(self, request: Request, requester: Requester = ADMINISTRATOR) -> int:
         """0: it was carried out. What is refused must have changed nothing."""
         before = self.rows()
         try:
-            self.ask(request, object, asker)
+            self.ask(request, object, requester)
         except FileError as error:
             assert self.rows() == before
             return error.errno or -1
         return 0
 
-    def do(self, *requests: Request, asker: Requester = ADMINISTRATOR) -> None:
+    def do(self, *requests: Request, requester: Requester = ADMINISTRATOR) -> None:
         for request in requests:
-            self.ask(request, object, asker)
+            self.ask(request, object, requester)
 
     def stat(self, path: bytes | str, *, follow: bool = False) -> Inode:
         return self.ask(Stat(at(path), follow), Found).inode

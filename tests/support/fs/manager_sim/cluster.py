@@ -358,8 +358,8 @@ def fake_client(world: World, net: SimNet, oracle: ClusterOracle, name: str) -> 
     def connect(
         node: SimNode, managers: list[str]
     ) -> tuple[Callable[[Request], int], Callable[[bytes], tuple[int, Answer] | None]]:
-        asker = _Asker(net, node, managers)
-        return asker.ask, asker.told
+        requester = _Asker(net, node, managers)
+        return requester.ask, requester.told
 
     return FakeClient(world, name, oracle.sessions, oracle.manager_names, connect)
 
@@ -385,17 +385,17 @@ class Administrator:
         self._requests.extend(requests)
 
     def _boot(self, node: SimNode) -> None:
-        asker = _Asker(self._net, node, self._oracle.manager_names)
+        requester = _Asker(self._net, node, self._oracle.manager_names)
         asked = 0
 
         def turn() -> None:
             nonlocal asked
             if self._requests:
-                asked = asker.ask(self._requests[0])
+                asked = requester.ask(self._requests[0])
             node.after(ASK_AGAIN_NS, turn)
 
         def hear(_source: str, payload: bytes) -> None:
-            told = asker.told(payload)
+            told = requester.told(payload)
             if told is None or told[0] != asked or not self._requests:
                 return
             answer = told[1]

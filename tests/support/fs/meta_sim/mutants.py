@@ -83,7 +83,7 @@ def lazy_closes_end_what_was_opened_since(patch: Patch) -> None:
     async def close(request: Close, context: Context, measured: ChunkEnd | None = None) -> Found | ErrorReply:
         answer = await original(request, context, measured)
         if request.lazy and isinstance(answer, Found):
-            return Found(await lengths.drop_writer(context, answer.inode, context.asker.client, excess=False))
+            return Found(await lengths.drop_writer(context, answer.inode, context.requester.client, excess=False))
         return answer
 
     patch.setitem(dispatch._BODIES, Close, close)
@@ -121,7 +121,7 @@ def keeps_no_answer_for_others(patch: Patch) -> None:
     original = truncate._end
 
     async def end(context: Context, inode_id: int, row: TruncationRow) -> None:
-        mine = (row.client, row.number) == (context.asker.client, context.number)
+        mine = (row.client, row.number) == (context.requester.client, context.number)
         with pytest.MonkeyPatch.context() as inner:
             if not mine:
                 inner.setattr(replies, "keep", keep)

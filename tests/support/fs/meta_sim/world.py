@@ -133,10 +133,10 @@ class MetaWorld:
         self.services += [MetaService(self, f"m{at}") for at in range(self._count)]
         return answers
 
-    def context(self, rows: Rows, asker: Requester, number: int = 0, owner: ClientId = 0) -> Context:
+    def context(self, rows: Rows, requester: Requester, number: int = 0, owner: ClientId = 0) -> Context:
         return Context(
-            rows=rows, asker=asker, now_ns=START_NS + self.sim.now_ns, new_id=self._new_id, cluster=self.cluster,
-            number=number, owner=owner,
+            rows=rows, requester=requester, now_ns=START_NS + self.sim.now_ns, new_id=self._new_id,
+            cluster=self.cluster, number=number, owner=owner,
         )  # fmt: skip
 
     def _new_id(self) -> int:
@@ -302,12 +302,12 @@ class RequestPorts:
         self._asked = (calls, call) if calls is not None and call is not None else None
         self.settle_ns = SETTLE_NS
         self.number = call.number if call is not None else 0
-        self.asker = SYSTEM
+        self.requester = SYSTEM
         if calls is not None:
             actor = call.actor if call is not None else None
             uid, gid = (actor.uid, actor.gid) if actor is not None else (0, 0)
             by_path = self._world.with_tokens
-            self.asker = Requester(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
+            self.requester = Requester(calls.client, uid, gid, (), unrestricted=uid == 0, by_path=by_path)
 
     async def answer(self) -> Answer:
         """Of the request: at once, or by a procedure."""
@@ -332,7 +332,7 @@ class RequestPorts:
 
     async def _store(self, context: Context, answer: Answer) -> None:
         if self.number and self._calls is not None:
-            await store_answer(context.rows, self.asker.client, self.number, self._calls.done_below, answer)
+            await store_answer(context.rows, self.requester.client, self.number, self._calls.done_below, answer)
 
     @property
     def session(self) -> ClientId:
@@ -357,13 +357,13 @@ class RequestPorts:
 
     async def _transact(self, body: Callable[[Context], Awaitable[T]]) -> T:
         async def attempt(rows: Transaction) -> T:
-            context = self._world.context(rows, self.asker, self.number, self._service.session)
+            context = self._world.context(rows, self.requester, self.number, self._service.session)
             if self.number:
-                stored = await admit(context.rows, self.asker.client, "", self.number)
+                stored = await admit(context.rows, self.requester.client, "", self.number)
                 if stored is not None:
                     raise Answered(stored)
             elif self._call is not None and isinstance(self._call.request, Open):
-                await check_session(context.rows, self.asker.client, "")
+                await check_session(context.rows, self.requester.client, "")
             return await body(context)
 
         self._service.maybe_crash(self._asked)

@@ -42,8 +42,8 @@ def names() -> Iterator[Names]:
         yield made
 
 
-def opened(names: Names, asker: Requester = ANN, handle: int = 1, flags: int = WRITING) -> Inode:
-    return names.ask(Open(at(b"f"), flags, handle, 0o6777), Opened, asker).inode
+def opened(names: Names, requester: Requester = ANN, handle: int = 1, flags: int = WRITING) -> Inode:
+    return names.ask(Open(at(b"f"), flags, handle, 0o6777), Opened, requester).inode
 
 
 def body_of(inode: Inode) -> FileDetails:
@@ -138,19 +138,19 @@ def test_a_file_does_not_become_longer_than_its_chunks_can_be_counted(names: Nam
 
 def test_writing_takes_privileges_away_but_not_for_the_superuser(names: Names) -> None:
     file = opened(names)
-    names.do(SetAttributes(at(b"f"), mode=0o6777), asker=ANN)
+    names.do(SetAttributes(at(b"f"), mode=0o6777), requester=ANN)
     assert names.ask(Report(file.id, 1, 10, 0, wrote=False), Found, ANN).inode.mode == 0o6777
     assert names.ask(Report(file.id, 1, 10, 0), Found, ANN).inode.mode == 0o777
-    names.do(SetAttributes(at(b"f"), mode=0o6777), asker=ADMINISTRATOR)
+    names.do(SetAttributes(at(b"f"), mode=0o6777), requester=ADMINISTRATOR)
     opened(names, ADMINISTRATOR, 5)
     assert names.ask(Report(file.id, 5, 10, 0), Found, ADMINISTRATOR).inode.mode == 0o6777
 
 
 def test_locks_are_for_who_may_read_or_write_and_are_shown_with_their_process(names: Names) -> None:
     file = opened(names)
-    names.do(SetAttributes(at(b"f"), mode=0o700), asker=ANN)
+    names.do(SetAttributes(at(b"f"), mode=0o700), requester=ANN)
     mine = Lock(file.id, Window.RANGE, 3, LockKind.WRITE, 10, 20, process=4242)
-    names.do(mine, asker=ANN)
+    names.do(mine, requester=ANN)
     assert names.errno(mine, BOB) == errno.EACCES
     wanted = Lock(file.id, Window.RANGE, 3, LockKind.READ, 0, 100)
     root = user(0)

@@ -94,9 +94,9 @@ def names() -> Iterator[Names]:
             Open(at("open/group"), EXCLUSIVE | READ, 0, 0o070),
             Open(at("open/program"), EXCLUSIVE | READ, 0, 0o710),
             SetXattr(at("tmp/file"), b"user.there", b"1"),
-            asker=ALICE,
+            requester=ALICE,
         )
-        names.do(SetAttributes(at("open/group"), gid=500), asker=ALICE)
+        names.do(SetAttributes(at("open/group"), gid=500), requester=ALICE)
         for path in ("open/gone", "open/cwd"):
             names.do(MakeDirectory(at(path), 0o777))
         assert names.stat("f").id == FILE_INODE
@@ -417,14 +417,14 @@ AS_USERS: list[tuple[Requester, Request, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if row[2]])
-def test_what_users_are_refused(names: Names, asker: Requester, request_: Request, expected: int) -> None:
-    assert names.errno(request_, asker) == expected
+@pytest.mark.parametrize(("requester", "request_", "expected"), [row for row in AS_USERS if row[2]])
+def test_what_users_are_refused(names: Names, requester: Requester, request_: Request, expected: int) -> None:
+    assert names.errno(request_, requester) == expected
 
 
-@pytest.mark.parametrize(("asker", "request_", "expected"), [row for row in AS_USERS if not row[2]])
-def test_what_users_are_not_refused(names: Names, asker: Requester, request_: Request, expected: int) -> None:
-    assert names.errno(request_, asker) == 0
+@pytest.mark.parametrize(("requester", "request_", "expected"), [row for row in AS_USERS if not row[2]])
+def test_what_users_are_not_refused(names: Names, requester: Requester, request_: Request, expected: int) -> None:
+    assert names.errno(request_, requester) == 0
 
 
 def test_listing_needs_the_right_to_read_and_its_inodes_the_right_to_search(names: Names) -> None:
@@ -521,8 +521,8 @@ def test_who_has_listed_a_directory_goes_on_until_it_is_closed_where_a_mount_say
         names.do(MakeDirectory(at("d")), MakeNode(at("d/f"), Kind.FILE))
         directory = names.stat("d").id
         first, later = ListDirectory(directory, limit=1), ListDirectory(directory, b"a", opened=True)
-        for asker in (mount, user_himself):
-            assert names.errno(first, asker) == 0
+        for requester in (mount, user_himself):
+            assert names.errno(first, requester) == 0
         names.do(SetAttributes(at("d"), mode=0o700))
         assert names.ask(later, Listing, mount).entries[0].name == b"f"
         assert names.errno(first, mount) == errno.EACCES
@@ -534,10 +534,12 @@ def test_a_number_proves_nothing_to_who_has_not_walked_the_path_to_it() -> None:
     eve = Requester(7, 1002, 1002, by_path=True)
     walked = Requester(8, 1002, 1002)
     with Names() as names:
-        names.do(MakeDirectory(at("ada"), 0o700), MakeDirectory(at("ada/in"), 0o777), asker=ALICE)
-        names.do(MakeNode(at("ada/file"), Kind.FILE, 0o666), MakeNode(at("ada/in/f"), Kind.FILE, 0o666), asker=ALICE)
-        names.do(MakeNode(at("moved"), Kind.FILE, 0o666), MakeNode(at("linked"), Kind.FILE, 0o666), asker=ALICE)
-        names.do(Rename(at("moved"), at("ada/in/moved")), Link(at("linked"), at("ada/in/linked")), asker=ALICE)
+        names.do(MakeDirectory(at("ada"), 0o700), MakeDirectory(at("ada/in"), 0o777), requester=ALICE)
+        names.do(
+            MakeNode(at("ada/file"), Kind.FILE, 0o666), MakeNode(at("ada/in/f"), Kind.FILE, 0o666), requester=ALICE
+        )
+        names.do(MakeNode(at("moved"), Kind.FILE, 0o666), MakeNode(at("linked"), Kind.FILE, 0o666), requester=ALICE)
+        names.do(Rename(at("moved"), at("ada/in/moved")), Link(at("linked"), at("ada/in/linked")), requester=ALICE)
         directory, private = names.stat("ada/in").id, names.stat("ada").id
         asked: list[Request] = [
             ListDirectory(directory),

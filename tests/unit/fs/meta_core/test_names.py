@@ -154,7 +154,7 @@ def test_what_is_made_belongs_to_who_made_it_or_to_the_group_of_the_directory() 
             Open(at("h"), OpenFlag.CREATE | OpenFlag.READ, 0, 0o6755),
             MakeDirectory(at("plain"), 0o7777),
             Symlink(at("s/l"), b"x"),
-            asker=ALICE,
+            requester=ALICE,
         )
         made = {path: (inode.uid, inode.gid, oct(inode.mode)) for path, inode in tree(names)}
         assert made["s/d"] == (1001, 700, "0o2750")
@@ -171,20 +171,20 @@ def test_rights_that_a_mode_gives_fall_when_the_owner_changes() -> None:
     with Names() as names:
         for name, mode in (("f", 0o6755), ("g", 0o6745), ("d", 0o6755)):
             make = MakeDirectory(at(name)) if name == "d" else MakeNode(at(name), Kind.FILE)
-            names.do(make, asker=ALICE)
-            names.do(SetAttributes(at(name), mode=mode), asker=ALICE)
-        names.do(SetAttributes(at("f"), gid=500), asker=ALICE)
+            names.do(make, requester=ALICE)
+            names.do(SetAttributes(at(name), mode=mode), requester=ALICE)
+        names.do(SetAttributes(at("f"), gid=500), requester=ALICE)
         assert names.stat("f").mode == 0o755
-        names.do(SetAttributes(at("g"), gid=500), asker=ALICE)
+        names.do(SetAttributes(at("g"), gid=500), requester=ALICE)
         assert names.stat("g").mode == 0o2745
-        names.do(SetAttributes(at("d"), gid=500), asker=ALICE)
+        names.do(SetAttributes(at("d"), gid=500), requester=ALICE)
         assert names.stat("d").mode == 0o6755
-        names.do(SetAttributes(at("g"), uid=7, gid=7), asker=ADMINISTRATOR)
+        names.do(SetAttributes(at("g"), uid=7, gid=7), requester=ADMINISTRATOR)
         assert names.stat("g").mode == 0o2745
-        names.do(SetAttributes(at("f"), mode=0o2755, gid=1001), asker=ALICE)
+        names.do(SetAttributes(at("f"), mode=0o2755, gid=1001), requester=ALICE)
         assert names.stat("f").mode == 0o2755
         names.do(SetAttributes(at("f"), uid=1001, gid=800))
-        names.do(SetAttributes(at("f"), mode=0o2755), asker=ALICE)
+        names.do(SetAttributes(at("f"), mode=0o2755), requester=ALICE)
         assert names.stat("f").mode == 0o755
 
 
@@ -260,7 +260,7 @@ def test_creating_through_a_link_that_leads_nowhere_makes_what_it_names() -> Non
         assert opened.created
         assert names.stat("e/made").id == opened.inode.id
         assert not names.ask(Open(at("again"), create | OpenFlag.FOLLOW), Opened).created
-        names.do(Open(at("e/zero"), create, 0, 0), asker=ALICE)  # who makes it may use it
+        names.do(Open(at("e/zero"), create, 0, 0), requester=ALICE)  # who makes it may use it
         names.check()
 
 
@@ -292,8 +292,8 @@ def test_who_may_list_and_not_search_gets_names_without_inodes() -> None:
     with Names() as names:
         begin(names)
         names.do(SetAttributes(at("d"), mode=0o744))
-        for asker, whole in ((BOB, False), (ADMINISTRATOR, True)):
-            entries = names.ask(ListDirectory(names.stat("d").id, inodes=True), Listing, asker).entries
+        for requester, whole in ((BOB, False), (ADMINISTRATOR, True)):
+            entries = names.ask(ListDirectory(names.stat("d").id, inodes=True), Listing, requester).entries
             assert [entry.name for entry in entries] == [b"f", b"l", b"s"]
             assert all((entry.inode is not None) is whole for entry in entries)
 

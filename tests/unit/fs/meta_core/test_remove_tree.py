@@ -98,7 +98,7 @@ def test_each_directory_must_be_readable_and_sticky_ones_keep_what_is_others() -
         assert names.errno(RemoveTree(at("t")), BOB) == errno.EACCES
         assert names.errno(RemoveTree(at("u")), BOB) == errno.EPERM
         names.do(SetAttributes(at("u"), uid=1002))
-        names.do(RemoveTree(at("u")), asker=BOB)
+        names.do(RemoveTree(at("u")), requester=BOB)
         names.check()
 
 

@@ -88,15 +88,17 @@ class ClusterDefaults(msgspec.Struct, frozen=True):
 
 
 class Context:
-    __slots__ = ("_yield_to_loop", "asker", "cluster", "new_id", "now_ns", "number", "owner", "rows", "sign", "steps")
+    __slots__ = (
+        "_yield_to_loop", "cluster", "new_id", "now_ns", "number", "owner", "requester", "rows", "sign", "steps",
+    )  # fmt: skip
 
     def __init__(
-        self, *, rows: Rows, asker: Requester, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
+        self, *, rows: Rows, requester: Requester, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
         number: int = 0, owner: ClientId = 0, yield_to_loop: Callable[[], Awaitable[None]] | None = None,
         sign: bytes = b"",
     ) -> None:  # fmt: skip
         self.rows = rows
-        self.asker = asker
+        self.requester = requester
         self.now_ns = now_ns
         """Unix time."""
         self.new_id = new_id

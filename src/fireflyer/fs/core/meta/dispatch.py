@@ -53,7 +53,7 @@ async def _truncate(request: Truncate, context: Context) -> Found:
     if inode.kind is not Kind.FILE:
         raise file_error(errno.EINVAL, "only files have a length")
     if not request.handle:
-        require(context.asker, inode, WRITE)
+        require(context.requester, inode, WRITE)
     return await truncate.truncate(request, context, inode)
 
 

@@ -61,7 +61,7 @@ async def _cut(request: Request, ports: Ports) -> Answer:
             answer = await carry_out(request, context)
             if isinstance(answer, Found | Opened):
                 row = await truncation_of(context, answer.inode.id)
-                if row is not None and (row.client, row.number) == (context.asker.client, context.number):
+                if row is not None and (row.client, row.number) == (context.requester.client, context.number):
                     if not context.number:
                         raise file_error(errno.EINVAL, "a request that cuts a file must have a number")
                     return answer.inode.id
@@ -79,5 +79,5 @@ async def _cut(request: Request, ports: Ports) -> Answer:
 
 def _kept(context: Context, answer: Answer) -> Answer:
     if context.number:
-        replies.keep(context.rows, context.asker.client, context.number, answer, context.sign)
+        replies.keep(context.rows, context.requester.client, context.number, answer, context.sign)
     return answer

@@ -105,7 +105,7 @@ async def get_space(request: GetSpace, context: Context) -> Space:
 async def set_defaults(request: SetDefaults, context: Context) -> Found:
     inode = await find(context, request.place)
     body = directory_details(inode)
-    if not (context.asker.unrestricted or context.asker.uid == inode.uid):
+    if not (context.requester.unrestricted or context.requester.uid == inode.uid):
         raise file_error(errno.EPERM)
     _check_defaults(request.defaults)
     changed = msgspec.structs.replace(
@@ -124,7 +124,7 @@ def _check_defaults(defaults: Defaults) -> None:
 
 
 async def set_quota(request: SetQuota, context: Context) -> QuotaTree:
-    if not context.asker.unrestricted:
+    if not context.requester.unrestricted:
         raise file_error(errno.EPERM, "quotas are set by administrators")
     inode = await find(context, request.place)
     directory_details(inode)

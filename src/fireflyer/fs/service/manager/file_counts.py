@@ -110,7 +110,7 @@ class _Kept(Generic[T]):
 
 
 def _context(rows: Savepoint) -> Context:
-    return Context(rows=rows, asker=SYSTEM, now_ns=0, new_id=_no_id, cluster=ClusterDefaults())
+    return Context(rows=rows, requester=SYSTEM, now_ns=0, new_id=_no_id, cluster=ClusterDefaults())
 
 
 def _no_id() -> int:

@@ -39,7 +39,7 @@ class Callers:
         """Empty for a service."""
         return "" if caller.role == "node" else caller.identity
 
-    def asker(self, caller: Caller, client: ClientId) -> Requester:
+    def requester(self, caller: Caller, client: ClientId) -> Requester:
         """Where no actor is named. Raises `PermissionDenied`."""
         if caller.role == "node":
             return self._trusted(client, Actor(0, 0))

@@ -71,11 +71,11 @@ class ServiceContext:
     # --- what bodies are given ---
 
     def context(
-        self, rows: Rows, asker: Requester = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
+        self, rows: Rows, requester: Requester = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
     ) -> Context:
         return Context(
             rows=rows,
-            asker=asker,
+            requester=requester,
             now_ns=time.time_ns(),
             new_id=self.ids.take,
             cluster=self.cluster,

@@ -72,7 +72,7 @@ async def repair_store(engine: Engine, problems: Sequence[Problem], now_ns: int)
         await ids.prepare(1)
 
         async def body(rows: Transaction, first: int = first) -> int:
-            context = Context(rows=rows, asker=SYSTEM, now_ns=now_ns, new_id=ids.take, cluster=ClusterDefaults())
+            context = Context(rows=rows, requester=SYSTEM, now_ns=now_ns, new_id=ids.take, cluster=ClusterDefaults())
             return await repair(problems[first : first + REPAIRED_AT_ONCE], context)
 
         repaired += await engine.transact(body)

@@ -152,7 +152,7 @@ class QueuedRequest(CommitItem):
     """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
     service."""
 
-    __slots__ = ("_service_context", "asker", "done_below", "number", "reply", "request", "sign", "user")
+    __slots__ = ("_service_context", "done_below", "number", "reply", "request", "requester", "sign", "user")
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class QueuedRequest(CommitItem):
         request: Request,
         number: int,
         done_below: int,
-        asker: Requester,
+        requester: Requester,
         user: str,
         reply: Callable[[QueuedRequest, Any], None],
         actor: Actor | None = None,
@@ -170,36 +170,36 @@ class QueuedRequest(CommitItem):
         self.number = number
         """0: it changes nothing."""
         self.done_below = done_below
-        self.asker = asker
+        self.requester = requester
         self.user = user
         self.reply = reply
         self.sign = digest_of(request, actor) if number else b""
 
     async def carry_out(self, rows: Savepoint) -> Answer:
-        service_context, request, asker, number = self._service_context, self.request, self.asker, self.number
+        service_context, request, requester, number = self._service_context, self.request, self.requester, self.number
         if not number:
             if type(request) is Open or type(request) is Renew:
-                await check_session(rows, asker.client, self.user)
-            context = service_context.context(rows, asker)
+                await check_session(rows, requester.client, self.user)
+            context = service_context.context(rows, requester)
             return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
-        stored = await admit(rows, asker.client, self.user, number, self.sign)
+        stored = await admit(rows, requester.client, self.user, number, self.sign)
         if stored is not None:
             return stored
         if not service_context.cluster.chains and _makes_files(request):
             raise Busy("the cluster has no chain table for files yet; ask again later")
         answer: Answer
         try:
-            answer = await carry_out(request, service_context.context(rows, asker, number, sign=self.sign))
+            answer = await carry_out(request, service_context.context(rows, requester, number, sign=self.sign))
         except FileError as error:
             rows.drop()
             answer = refusal(error)
-        await store_answer(rows, asker.client, number, self.done_below, answer, self.sign)
+        await store_answer(rows, requester.client, number, self.done_below, answer, self.sign)
         return answer
 
     @property
     def frees_space(self) -> bool:
         request = self.request
-        if type(request) is ClientHeartbeat and request.held and self.asker.by_path:
+        if type(request) is ClientHeartbeat and request.held and self.requester.by_path:
             return False
         return type(request) in _MAKING_ROOM
 
@@ -212,14 +212,14 @@ class QueuedRequest(CommitItem):
 
     @property
     def lane(self) -> Hashable:
-        return commit_queue_key(self.request, self.asker.client)
+        return commit_queue_key(self.request, self.requester.client)
 
 
 async def prefetch_all(transaction_batch: TransactionBatch, works: Sequence[CommitItem]) -> None:
     """For `CommitQueues` and `Reads` over a database."""
     await prefetch(
         transaction_batch,
-        [(work.asker.client, work.number, work.request) for work in works if isinstance(work, QueuedRequest)],
+        [(work.requester.client, work.number, work.request) for work in works if isinstance(work, QueuedRequest)],
     )
 
 
@@ -251,10 +251,12 @@ class Step(CommitItem, Generic[T]):
         if asked is None:
             return await self._body(self._service_context.context(rows, SYSTEM, 0, self._owner))
         if asked.number:
-            stored = await admit(rows, asked.asker.client, asked.user, asked.number, asked.sign)
+            stored = await admit(rows, asked.requester.client, asked.user, asked.number, asked.sign)
             if stored is not None:
                 raise Answered(stored)
-        return await self._body(self._service_context.context(rows, asked.asker, asked.number, self._owner, asked.sign))
+        return await self._body(
+            self._service_context.context(rows, asked.requester, asked.number, self._owner, asked.sign)
+        )
 
     def done(self, outcome: Any) -> None:
         if self.outcome.done():
@@ -296,7 +298,7 @@ class RequestPorts:
             answer = refusal(error)
 
         async def store(context: Context) -> None:
-            client, number = asked.asker.client, asked.number
+            client, number = asked.requester.client, asked.number
             await store_answer(context.rows, client, number, asked.done_below, answer, asked.sign)
 
         await self._step(store)

@@ -129,14 +129,14 @@ class _Procedures:
 
     def under_way(self, asked: QueuedRequest) -> asyncio.Task[Answer] | None:
         """The same request. Raises EINVAL where it is another one under the same number."""
-        sign, task = self._tasks.get((asked.asker.client, asked.number), (asked.sign, None))
+        sign, task = self._tasks.get((asked.requester.client, asked.number), (asked.sign, None))
         if sign != asked.sign:
             raise file_error(errno.EINVAL, f"request number {asked.number} is under way for another request")
         return task
 
     def begin(self, asked: QueuedRequest, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
         """Raises `Busy`. Services have no share: they are all users."""
-        key, user = (asked.asker.client, asked.number), asked.user
+        key, user = (asked.requester.client, asked.number), asked.user
         if len(self._tasks) >= self._most or (user and self._users[user] >= self._most // USERS_SHARE):
             raise Busy(f"{len(self._tasks)} long requests are under way; ask again later")
         task = spawn()
@@ -316,12 +316,12 @@ class MetaService:
             raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, send two")
         if not self._service_context.cluster.chains:
             await self._service_context.look()
-        asker, user = self._callers.asker(caller, calls.client), self._callers.user_of(caller)
+        requester, user = self._callers.requester(caller, calls.client), self._callers.user_of(caller)
         if enrol and calls.client not in self._enrolled:
-            await self._enrol(asker, user)
+            await self._enrol(requester, user)
         group = self._group(user, len(calls.calls))
         for at, call in enumerate(calls.calls):
-            self._begin(calls, call, caller, asker, user, group, at)
+            self._begin(calls, call, caller, requester, user, group, at)
         if group.left:
             await group.complete
         self._figures.answered(calls.calls, group.answers)
@@ -341,7 +341,7 @@ class MetaService:
         return _Group(count, over)
 
     def _begin(
-        self, calls: Calls, call: Call, caller: Caller, asker: Requester, user: str, group: _Group, at: int
+        self, calls: Calls, call: Call, caller: Caller, requester: Requester, user: str, group: _Group, at: int
     ) -> None:
         def reply(asked: QueuedRequest, outcome: Any) -> None:
             if isinstance(outcome, NotAtOnce):
@@ -351,10 +351,10 @@ class MetaService:
 
         try:
             if call.actor is not None:
-                asker = self._callers.named(caller, calls.client, call.actor)
+                requester = self._callers.named(caller, calls.client, call.actor)
             number = call.number if is_changing(call.request) else 0
             asked = QueuedRequest(
-                self._service_context, call.request, number, calls.done_below, asker, user, reply, call.actor
+                self._service_context, call.request, number, calls.done_below, requester, user, reply, call.actor
             )
             if not is_changing(call.request):
                 self._service_context.reads.put(asked)
@@ -381,7 +381,7 @@ class MetaService:
         if not opened.rights or opened.expires_unix_s <= time.time():
             return opened
         try:
-            token = self._service_context.capability(asked.user, asked.asker.client, opened)
+            token = self._service_context.capability(asked.user, asked.requester.client, opened)
         except FireflyerError as error:
             return refusal(error)
         return msgspec.structs.replace(opened, capability=token)
@@ -407,26 +407,26 @@ class MetaService:
 
         task.add_done_callback(ended)
 
-    async def _enrol(self, asker: Requester, user: str) -> None:
+    async def _enrol(self, requester: Requester, user: str) -> None:
         """The collector and the reaper have to know of the client before it has anything open. Where its session is
         over, its requests will be told."""
 
         async def enrol(context: Context) -> bool:
-            if await context.rows.get(SESSIONS.key(asker.client)) is None:
+            if await context.rows.get(SESSIONS.key(requester.client)) is None:
                 return False
             try:
-                await check_session(context.rows, asker.client, user)
+                await check_session(context.rows, requester.client, user)
             except SessionEnded:  # it was evicted
                 return False
-            await holds.enrol(self._service_context.context(context.rows, asker))
+            await holds.enrol(self._service_context.context(context.rows, requester))
             return True
 
         step = Step(self._service_context, enrol)
-        self._service_context.lanes.put(-asker.client, step)
+        self._service_context.lanes.put(-requester.client, step)
         if await step.outcome:
             while len(self._enrolled) >= MAX_ENROLLED:
                 del self._enrolled[next(iter(self._enrolled))]
-            self._enrolled[asker.client] = None
+            self._enrolled[requester.client] = None
 
     # --- what it does by itself ---
 

@@ -27,19 +27,19 @@ _NOBODY: Final = (1 << 32) - 1
 
 async def set_attributes(request: SetAttributes, context: Context) -> Found:
     inode = await find(context, request.place, follow=request.follow)
-    _check_owners(request, context.asker, inode)
+    _check_owners(request, context.requester, inode)
     if request.mode is not None:
         if inode.kind is Kind.SYMLINK:
             raise file_error(errno.EOPNOTSUPP, "a symbolic link has no permissions of its own")
-        if not owns(context.asker, inode):
+        if not owns(context.requester, inode):
             raise file_error(errno.EPERM)
-    _check_times(request, context.asker, inode)
+    _check_times(request, context.requester, inode)
     now_ns = context.now_ns
     atime_ns = now_ns if request.now & Now.ATIME else request.atime_ns
     mtime_ns = now_ns if request.now & Now.MTIME else request.mtime_ns
     changed = msgspec.structs.replace(
         inode,
-        mode=_mode(request, context.asker, inode),
+        mode=_mode(request, context.requester, inode),
         uid=inode.uid if request.uid is None else request.uid,
         gid=inode.gid if request.gid is None else request.gid,
         atime_ns=inode.atime_ns if atime_ns is None else atime_ns,
@@ -56,33 +56,33 @@ def without_privileges(inode: Inode, *, in_group: bool = True) -> int:
     return mode & ~SET_GID if mode & GROUP_EXECUTE or not in_group else mode
 
 
-def _check_owners(request: SetAttributes, asker: Requester, inode: Inode) -> None:
+def _check_owners(request: SetAttributes, requester: Requester, inode: Inode) -> None:
     if _NOBODY in (request.uid, request.gid):
         raise file_error(errno.EINVAL, f"{_NOBODY} is no user and no group")
-    if asker.unrestricted:
+    if requester.unrestricted:
         return
-    is_owner = asker.uid == inode.uid
+    is_owner = requester.uid == inode.uid
     if request.uid is not None and not (is_owner and request.uid == inode.uid):
         raise file_error(errno.EPERM, "files are given away by root")
     gid = request.gid
-    if gid is not None and not (is_owner and (gid == inode.gid or asker.has_group(gid))):
+    if gid is not None and not (is_owner and (gid == inode.gid or requester.has_group(gid))):
         raise file_error(errno.EPERM, "owners give files to groups that they are in")
 
 
-def _check_times(request: SetAttributes, asker: Requester, inode: Inode) -> None:
-    if owns(asker, inode):
+def _check_times(request: SetAttributes, requester: Requester, inode: Inode) -> None:
+    if owns(requester, inode):
         return
     if request.atime_ns is not None or request.mtime_ns is not None or request.now in (Now.ATIME, Now.MTIME):
         raise file_error(errno.EPERM)
-    if request.now and not permits(asker, inode, WRITE):
+    if request.now and not permits(requester, inode, WRITE):
         raise file_error(errno.EACCES)
 
 
-def _mode(request: SetAttributes, asker: Requester, inode: Inode) -> int:
+def _mode(request: SetAttributes, requester: Requester, inode: Inode) -> int:
     if request.mode is not None:
         gid = inode.gid if request.gid is None else request.gid
-        in_group = asker.unrestricted or asker.has_group(gid)
+        in_group = requester.unrestricted or requester.has_group(gid)
         return request.mode if in_group else request.mode & ~SET_GID
     if (request.uid is None and request.gid is None) or inode.kind is Kind.DIRECTORY:
         return inode.mode
-    return without_privileges(inode, in_group=asker.unrestricted or asker.has_group(inode.gid))
+    return without_privileges(inode, in_group=requester.unrestricted or requester.has_group(inode.gid))

@@ -38,8 +38,8 @@ def depth_in(directory: Inode) -> int:
 async def require_reach(context: Context, inode: Inode) -> None:
     """That who asks may know of an inode whose number he gives: his own, or one above which he may search everything.
     Raises EACCES, ENAMETOOLONG. What is above a removed directory is not looked at: he may have been there before."""
-    asker = context.asker
-    if not asker.by_path or asker.unrestricted or asker.uid == inode.uid or inode.id == ROOT:
+    requester = context.requester
+    if not requester.by_path or requester.unrestricted or requester.uid == inode.uid or inode.id == ROOT:
         return
     above = inode.body.parent if isinstance(inode.body, DirectoryDetails) else inode.home
     climbed = 0
@@ -48,7 +48,7 @@ async def require_reach(context: Context, inode: Inode) -> None:
         directory = await context.inode(above)
         if directory is None or directory.links == 0:
             return
-        require(asker, directory, EXECUTE)
+        require(requester, directory, EXECUTE)
         above = 0 if above == ROOT else directory_details(directory).parent
 
 

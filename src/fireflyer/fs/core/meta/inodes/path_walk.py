@@ -89,7 +89,7 @@ class Walker:
         while pending:
             if directory.kind is not Kind.DIRECTORY:
                 raise file_error(errno.ENOTDIR)
-            if not permits(context.asker, directory, EXECUTE):
+            if not permits(context.requester, directory, EXECUTE):
                 raise file_error(errno.EACCES)
             name = pending.pop()
             context.steps += 1
@@ -127,7 +127,7 @@ class Walker:
             if base == ROOT:
                 raise corrupt(inode_key(ROOT), "is missing: there is no root directory")
             raise file_error(errno.ESTALE, "the directory that the path begins at is gone")
-        if base != ROOT and self._context.asker.by_path:
+        if base != ROOT and self._context.requester.by_path:
             await require_reach(self._context, inode)
         return inode
 

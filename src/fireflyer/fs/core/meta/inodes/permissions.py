@@ -30,20 +30,20 @@ GROUP_EXECUTE: Final = 0o010
 _ANY_EXECUTE: Final = 0o111
 
 
-def permits(asker: Requester, inode: Inode, mask: int) -> bool:
+def permits(requester: Requester, inode: Inode, mask: int) -> bool:
     mode = inode.mode
-    if asker.unrestricted:
+    if requester.unrestricted:
         return not mask & EXECUTE or inode.kind is Kind.DIRECTORY or bool(mode & _ANY_EXECUTE)
-    if asker.uid == inode.uid:
+    if requester.uid == inode.uid:
         mode >>= 6
-    elif asker.has_group(inode.gid):
+    elif requester.has_group(inode.gid):
         mode >>= 3
     return mode & mask == mask
 
 
-def require(asker: Requester, inode: Inode, mask: int) -> None:
+def require(requester: Requester, inode: Inode, mask: int) -> None:
     """Raises EACCES."""
-    if not permits(asker, inode, mask):
+    if not permits(requester, inode, mask):
         raise file_error(errno.EACCES)
 
 
@@ -55,18 +55,18 @@ def granted(inode: Inode, flags: int, now_ns: int, *, created: bool = False) -> 
     return Opened(inode, created, expires_unix_s=now_ns // SECOND + LIFETIME_S, rights=int(rights))
 
 
-def owns(asker: Requester, inode: Inode) -> bool:
+def owns(requester: Requester, inode: Inode) -> bool:
     """Or is the superuser."""
-    return asker.unrestricted or asker.uid == inode.uid
+    return requester.unrestricted or requester.uid == inode.uid
 
 
-def may_remove(asker: Requester, directory: Inode, inode: Inode) -> bool:
+def may_remove(requester: Requester, directory: Inode, inode: Inode) -> bool:
     """As far as the sticky bit goes."""
-    return not directory.mode & STICKY or owns(asker, inode) or asker.uid == directory.uid
+    return not directory.mode & STICKY or owns(requester, inode) or requester.uid == directory.uid
 
 
-def require_removal(asker: Requester, directory: Inode, inode: Inode) -> None:
+def require_removal(requester: Requester, directory: Inode, inode: Inode) -> None:
     """That the name of `inode` may be taken out of `directory`. Raises EACCES, EPERM."""
-    require(asker, directory, WRITE | EXECUTE)
-    if not may_remove(asker, directory, inode):
+    require(requester, directory, WRITE | EXECUTE)
+    if not may_remove(requester, directory, inode):
         raise file_error(errno.EPERM, "the directory is sticky: only owners may remove from it")

@@ -126,7 +126,7 @@ def _check_opening(context: Context, inode: Inode, flags: int) -> None:
     if kind is Kind.DIRECTORY and flags & _EXECUTES:
         raise file_error(errno.EACCES)
     mask = (READ if flags & _READS else 0) | (EXECUTE if flags & _EXECUTES else 0)
-    require(context.asker, inode, mask | (WRITE if flags & _WRITES else 0))
+    require(context.requester, inode, mask | (WRITE if flags & _WRITES else 0))
     if kind not in (Kind.FILE, Kind.DIRECTORY):
         raise file_error(errno.ENXIO, "fifos, sockets and devices are opened by the kernel that they are used on")
 
@@ -159,7 +159,7 @@ async def make_node(request: MakeNode, context: Context) -> Found:
         return Found(await _create_file(context, spot, request.mode))
     _require_addition(context, spot.directory)
     device = request.device if request.kind in (Kind.CHARACTER, Kind.BLOCK) else 0
-    if request.kind in (Kind.CHARACTER, Kind.BLOCK) and not context.asker.unrestricted:
+    if request.kind in (Kind.CHARACTER, Kind.BLOCK) and not context.requester.unrestricted:
         raise file_error(errno.EPERM, "device nodes are made by root")
     return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceDetails(device)))
 
@@ -207,7 +207,7 @@ async def remove(request: Remove, context: Context) -> Done:
     if spot.slash:
         raise file_error(errno.EISDIR if inode.kind is Kind.DIRECTORY else errno.ENOTDIR)
     directory = spot.directory
-    require_removal(context.asker, directory, inode)
+    require_removal(context.requester, directory, inode)
     if inode.kind is Kind.DIRECTORY:
         raise file_error(errno.EISDIR)
     context.rows.clear(entry_key(directory.id, spot.name))
@@ -239,7 +239,7 @@ async def spot_to_remove(context: Context, place: PathRef) -> tuple[LastComponen
     inode = await _at(context, spot)
     if inode is None:
         raise file_error(errno.ENOENT)
-    require_removal(context.asker, spot.directory, inode)
+    require_removal(context.requester, spot.directory, inode)
     directory_details(inode)
     return spot, inode
 
@@ -268,7 +268,7 @@ async def _vacancy(context: Context, place: PathRef, *, directory: bool = False)
 def _require_addition(context: Context, directory: Inode) -> None:
     if directory.links == 0:
         raise file_error(errno.ENOENT, "the directory is removed")
-    if not permits(context.asker, directory, WRITE | EXECUTE):
+    if not permits(context.requester, directory, WRITE | EXECUTE):
         raise file_error(errno.EACCES)
 
 
@@ -280,20 +280,22 @@ async def _make(
     mode: int,
     body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails,
 ) -> Inode:
-    directory, asker, now_ns = spot.directory, context.asker, context.now_ns
-    gid = asker.gid
+    directory, requester, now_ns = spot.directory, context.requester, context.now_ns
+    gid = requester.gid
     if directory.mode & SET_GID:
         gid = directory.gid
         if kind is Kind.DIRECTORY:
             mode |= SET_GID
-        elif mode & SET_GID and mode & GROUP_EXECUTE and not (asker.unrestricted or asker.has_group(gid)):
+        elif mode & SET_GID and mode & GROUP_EXECUTE and not (requester.unrestricted or requester.has_group(gid)):
             mode &= ~SET_GID
     quota_tree = directory.quota_tree
     target_bytes = len(body.target) if isinstance(body, SymlinkDetails) else 0
     if quota_tree:
         await quota_trees.charge(context, quota_tree, target_bytes, 1)
     home = 0 if kind is Kind.DIRECTORY else directory.id
-    inode = Inode(inode_id, kind, mode, asker.uid, gid, 1, now_ns, now_ns, now_ns, quota_tree, body, home, target_bytes)
+    inode = Inode(
+        inode_id, kind, mode, requester.uid, gid, 1, now_ns, now_ns, now_ns, quota_tree, body, home, target_bytes
+    )
     rows = context.rows
     rows.set(inode_key(inode_id), encode_inode(inode))
     rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode_id, kind)))

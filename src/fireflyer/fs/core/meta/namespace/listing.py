@@ -75,9 +75,9 @@ async def stat_many(request: StatMany, context: Context) -> FoundMany:
 
 async def _may_search(context: Context, directory: InodeId) -> bool:
     inode = await context.inode(directory)
-    if inode is None or inode.kind is not Kind.DIRECTORY or (context.asker.by_path and directory != ROOT):
+    if inode is None or inode.kind is not Kind.DIRECTORY or (context.requester.by_path and directory != ROOT):
         return False  # the slow way says why, or finds it
-    return permits(context.asker, inode, EXECUTE)
+    return permits(context.requester, inode, EXECUTE)
 
 
 async def _errno_or_inode(context: Context, place: PathRef, *, follow: bool) -> Inode | int:
@@ -93,14 +93,14 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
         raise file_error(errno.ESTALE)
     body = directory_details(directory)
     await require_reach(context, directory)
-    if not request.opened or context.asker.by_path:
-        require(context.asker, directory, READ)
+    if not request.opened or context.requester.by_path:
+        require(context.requester, directory, READ)
     if directory.links == 0:
         raise file_error(errno.ENOENT, "the directory is removed")
     begin = entry_key(directory.id, request.after) + (b"\0" if request.after else b"")
     rows = context.rows
     page = await rows.get_range(begin, entries_end(directory.id), limit=request.limit)
-    with_inodes = request.inodes and permits(context.asker, directory, EXECUTE)
+    with_inodes = request.inodes and permits(context.requester, directory, EXECUTE)
     found = [(key[ENTRY_PREFIX_BYTES:], decode_entry(key, value)) for key, value in page.items]
     inodes: list[Inode | None] = [None] * len(found)
     if with_inodes:
@@ -120,5 +120,5 @@ async def read_link(request: ReadLink, context: Context) -> Target:
 
 async def check_access(request: Access, context: Context) -> Done:
     inode = await find(context, request.place, follow=request.follow)
-    require(context.asker, inode, request.mask)
+    require(context.requester, inode, request.mask)
     return Done()

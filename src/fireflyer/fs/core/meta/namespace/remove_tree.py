@@ -37,7 +37,7 @@ async def remove_tree(request: RemoveTree, context: Context) -> Removed:
     spot, top = await spot_to_remove(context, request.place)
     directory = spot.directory
     if directory_details(directory).defaults.trash_s and directory_details(top).entries:
-        require(context.asker, top, READ | WRITE | EXECUTE)
+        require(context.requester, top, READ | WRITE | EXECUTE)
         if await trash.keep(context, directory, spot.name, top):
             context.rows.clear(entry_key(directory.id, spot.name))
             context.put(changed_directory(await context.known(directory.id), context.now_ns, -1, -1))
@@ -71,7 +71,7 @@ async def empty_directory(context: Context, top: Inode, limit: int, *, keep: boo
     one. Raises `FileError` only when it has removed nothing."""
     if not directory_details(top).entries:
         return 0, top
-    require(context.asker, top, READ | WRITE | EXECUTE)
+    require(context.requester, top, READ | WRITE | EXECUTE)
     levels = [_Level(top, b"", entry_key(top.id, b""), keep and _has_trash(top, [top]))]
     names = 0
     while names < limit:
@@ -107,7 +107,7 @@ async def empty_directory(context: Context, top: Inode, limit: int, *, keep: boo
 
 async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int, _Level | None]:
     """Removes names until there are `limit` or none left (None), or a directory comes that is not empty."""
-    rows, directory, asker = context.rows, level.directory, context.asker
+    rows, directory, requester = context.rows, level.directory, context.requester
     end, skipped = entries_end(directory.id), len(entry_key(directory.id, b""))
     removed = 0
     while removed < limit:
@@ -120,10 +120,10 @@ async def _empty_level(context: Context, level: _Level, limit: int) -> tuple[int
             inode = await context.known(entry.id) if row is None else decode_inode(inode_key(entry.id), row)
             if inode.links > 1:  # one of its other names may have gone just now
                 inode = await context.known(entry.id)
-            require_removal(asker, directory, inode)
+            require_removal(requester, directory, inode)
             full = entry.kind is Kind.DIRECTORY and directory_details(inode).entries > 0
             if full:
-                require(asker, inode, READ | WRITE | EXECUTE)
+                require(requester, inode, READ | WRITE | EXECUTE)
             kept = level.keeps and await trash.keep(context, directory, key[skipped:], inode)
             if full and not kept:
                 level.after = key

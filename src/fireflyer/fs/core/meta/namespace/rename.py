@@ -92,14 +92,14 @@ async def _check_loops(context: Context, move: _Move) -> None:
 
 
 def _check_rights(context: Context, move: _Move) -> None:
-    asker, moved, other = context.asker, move.moved, move.other
-    require_removal(asker, move.source.directory, moved)
+    requester, moved, other = context.requester, move.moved, move.other
+    require_removal(requester, move.source.directory, moved)
     if other is None:
         if move.target.directory.links == 0:
             raise file_error(errno.ENOENT, "the directory is removed")
-        require(asker, move.target.directory, WRITE | EXECUTE)
+        require(requester, move.target.directory, WRITE | EXECUTE)
     else:
-        require_removal(asker, move.target.directory, other)
+        require_removal(requester, move.target.directory, other)
         if not move.exchange and moved.kind is Kind.DIRECTORY and other.kind is not Kind.DIRECTORY:
             raise file_error(errno.ENOTDIR)
         if not move.exchange and moved.kind is not Kind.DIRECTORY and other.kind is Kind.DIRECTORY:
@@ -107,9 +107,9 @@ def _check_rights(context: Context, move: _Move) -> None:
     if not move.within:
         # Its ".." changes.
         if moved.kind is Kind.DIRECTORY:
-            require(asker, moved, WRITE)
+            require(requester, moved, WRITE)
         if move.exchange and other is not None and other.kind is Kind.DIRECTORY:
-            require(asker, other, WRITE)
+            require(requester, other, WRITE)
     if not move.exchange and other is not None and isinstance(other.body, DirectoryDetails) and other.body.entries:
         raise file_error(errno.ENOTEMPTY)
 

@@ -77,11 +77,11 @@ async def _trash(context: Context, head_id: InodeId) -> Inode:
 
 
 async def _own_trash(context: Context, trash: Inode) -> Inode:
-    asker = context.asker
-    name = b"%d" % asker.uid
+    requester = context.requester
+    name = b"%d" % requester.uid
     entry = await look_up(context, trash, name)
     if entry is None:
-        return await _make(context, trash, name, _OWN, asker.uid, asker.gid)
+        return await _make(context, trash, name, _OWN, requester.uid, requester.gid)
     inode = await context.known(entry.id)
     directory_details(inode)
     return inode
@@ -111,14 +111,14 @@ async def _make(context: Context, parent: Inode, name: bytes, mode: int, uid: in
 
 
 async def _add(context: Context, own: Inode, name: bytes, inode: Inode, seconds: int) -> None:
-    body, now_ns, asker = inode.body, context.now_ns, context.asker
+    body, now_ns, requester = inode.body, context.now_ns, context.requester
     kept_as = await _free_name(context, own, name, inode.id)
     context.rows.set(entry_key(own.id, kept_as), encode_entry(DentryRow(inode.id, inode.kind)))
     context.put(changed_directory(own, now_ns, 1, 1 if isinstance(body, DirectoryDetails) else 0))
     if isinstance(body, DirectoryDetails):
         body = msgspec.structs.replace(body, parent=own.id, depth=directory_details(own).depth + 1)
     context.put(msgspec.structs.replace(inode, ctime_ns=now_ns, body=body, home=own.id))
-    row = TrashRow(inode.id, own.id, kept_as, asker.uid, asker.gid, asker.groups)
+    row = TrashRow(inode.id, own.id, kept_as, requester.uid, requester.gid, requester.groups)
     context.rows.set(pair_key(TRASH, await _now_ns(context) + seconds * SECOND, inode.id), TRASH_ROWS.encode(row))
 
 

@@ -76,7 +76,7 @@ async def _first_ns(context: Context) -> int:
 
 async def expire(context: Context, now_ns: int, limit: int) -> bool:
     """Removes up to about `limit` names whose time has come by the clock of the trash; True: call it again at once. The
-    asker does not count."""
+    requester does not count."""
     page = await context.rows.get_range(pair_key(TRASH, 0, 0), number_key(TRASH, now_ns + 1), limit=max(1, limit))
     for key, value in page.items:
         if limit <= 0:
@@ -90,9 +90,9 @@ async def expire(context: Context, now_ns: int, limit: int) -> bool:
 
 
 def _as_user(context: Context, row: TrashRow) -> Context:
-    asker = Requester(0, row.uid, row.gid, row.groups, unrestricted=row.uid == 0)
+    requester = Requester(0, row.uid, row.gid, row.groups, unrestricted=row.uid == 0)
     return Context(
-        rows=context.rows, asker=asker, now_ns=context.now_ns, new_id=context.new_id, cluster=context.cluster
+        rows=context.rows, requester=requester, now_ns=context.now_ns, new_id=context.new_id, cluster=context.cluster
     )
 
 

@@ -48,7 +48,7 @@ _SECURITY: Final = b"security."
 async def get_xattr(request: GetXattr, context: Context) -> XattrValue:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
-    _check_right(context.asker, inode, request.name, READ)
+    _check_right(context.requester, inode, request.name, READ)
     _check_namespace(request.name)
     value = await context.rows.get(_key(inode, request.name))
     if value is None:
@@ -59,14 +59,14 @@ async def get_xattr(request: GetXattr, context: Context) -> XattrValue:
 async def list_xattrs(request: ListXattrs, context: Context) -> XattrNames:
     inode = await find(context, request.place, follow=request.follow)
     names = [name for name, _ in await _all(context, inode)]
-    return XattrNames(tuple(name for name in names if context.asker.unrestricted or not name.startswith(_TRUSTED)))
+    return XattrNames(tuple(name for name in names if context.requester.unrestricted or not name.startswith(_TRUSTED)))
 
 
 async def set_xattr(request: SetXattr, context: Context) -> Done:
     name = request.name
     _check_name(name)
     inode = await find(context, request.place, follow=request.follow)
-    _check_right(context.asker, inode, name, WRITE)
+    _check_right(context.requester, inode, name, WRITE)
     _check_namespace(name)
     kept = dict(await _all(context, inode))
     if request.flag is XattrFlag.CREATE and name in kept:
@@ -84,7 +84,7 @@ async def set_xattr(request: SetXattr, context: Context) -> Done:
 async def remove_xattr(request: RemoveXattr, context: Context) -> Done:
     _check_name(request.name)
     inode = await find(context, request.place, follow=request.follow)
-    _check_right(context.asker, inode, request.name, WRITE)
+    _check_right(context.requester, inode, request.name, WRITE)
     _check_namespace(request.name)
     kept = dict(await _all(context, inode))
     if kept.pop(request.name, None) is None:
@@ -117,22 +117,22 @@ def _check_namespace(name: bytes) -> None:
     raise file_error(errno.EOPNOTSUPP, "extended attributes are called user.*, trusted.* or security.*")
 
 
-def _check_right(asker: Requester, inode: Inode, name: bytes, mask: int) -> None:
+def _check_right(requester: Requester, inode: Inode, name: bytes, mask: int) -> None:
     if name.startswith(_SECURITY):
-        if mask & WRITE and not asker.unrestricted:
+        if mask & WRITE and not requester.unrestricted:
             raise file_error(errno.EPERM)
         return
     none_here = file_error(errno.EPERM if mask & WRITE else errno.ENODATA)
     if name.startswith(_TRUSTED):
-        if not asker.unrestricted:
+        if not requester.unrestricted:
             raise none_here
         return
     is_directory = inode.kind is Kind.DIRECTORY
     if name.startswith(_USER) and inode.kind is not Kind.FILE and not is_directory:
         raise none_here
-    if name.startswith(_USER) and mask & WRITE and is_directory and inode.mode & STICKY and not owns(asker, inode):
+    if name.startswith(_USER) and mask & WRITE and is_directory and inode.mode & STICKY and not owns(requester, inode):
         raise none_here
-    require(asker, inode, mask)
+    require(requester, inode, mask)
 
 
 def _key(inode: Inode, name: bytes) -> bytes:

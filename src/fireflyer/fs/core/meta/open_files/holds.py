@@ -57,7 +57,7 @@ BEATS_AFTER: Final = 3
 async def enrol(context: Context) -> None:
     """Before a client's first request, while its session lives: the collector waits for the beats of those that are
     enrolled, and the reaper finds by it what is left of them."""
-    client = context.asker.client
+    client = context.requester.client
     if await client_row(context.rows, client) is None:
         key = SESSIONS.key(client)
         row = await context.rows.get(key)
@@ -66,7 +66,7 @@ async def enrol(context: Context) -> None:
 
 
 async def beat(request: ClientHeartbeat, context: Context) -> Done:
-    client, rows = context.asker.client, context.rows
+    client, rows = context.requester.client, context.rows
     before = await client_row(rows, client) or ClientRow()
     holds = before.holds
     closed = tuple(dict.fromkeys(request.closed))
@@ -80,7 +80,7 @@ async def beat(request: ClientHeartbeat, context: Context) -> Done:
     for inode, value, key, there in zip(held, values, *await _looked_up(context, held), strict=True):
         if value is None or there is not None:
             continue
-        if context.asker.by_path and (holds >= MAX_HOLDS or not await _may_hold(context, inode, value)):
+        if context.requester.by_path and (holds >= MAX_HOLDS or not await _may_hold(context, inode, value)):
             continue
         rows.set(key, FORMAT)
         holds += 1
@@ -92,16 +92,16 @@ async def beat(request: ClientHeartbeat, context: Context) -> Done:
 
 async def _looked_up(context: Context, inodes: Sequence[InodeId]) -> tuple[list[bytes], list[bytes | None]]:
     """The holds of this client."""
-    keys = [pair_key(HOLDS, inode, context.asker.client) for inode in inodes]
+    keys = [pair_key(HOLDS, inode, context.requester.client) for inode in inodes]
     return keys, await context.rows.get_many(keys)
 
 
 async def _may_hold(context: Context, inode_id: InodeId, value: bytes) -> bool:
     """Whether he might have opened it."""
-    inode, asker = decode_inode(inode_key(inode_id), value), context.asker
-    if owns(asker, inode):
+    inode, requester = decode_inode(inode_key(inode_id), value), context.requester
+    if owns(requester, inode):
         return True
-    if not any(permits(asker, inode, mask) for mask in (READ, WRITE, EXECUTE)):
+    if not any(permits(requester, inode, mask) for mask in (READ, WRITE, EXECUTE)):
         return False
     try:
         await require_reach(context, inode)

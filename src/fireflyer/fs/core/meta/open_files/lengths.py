@@ -83,7 +83,7 @@ def file_of(inode: Inode | None) -> tuple[Inode, FileDetails]:
 
 async def writer_of(context: Context, inode: InodeId, handle: int) -> WriterRow:
     """The row of this client. Raises EBADF where the handle is not open."""
-    row = await writer_row(context, inode, context.asker.client)
+    row = await writer_row(context, inode, context.requester.client)
     if row is None or handle not in row.handles:
         raise file_error(errno.EBADF, f"handle {handle} of inode {inode} is not open for writing")
     return row
@@ -103,11 +103,12 @@ async def opened(request: Open, context: Context, inode: Inode, *, created: bool
     if cuts and (not context.owner or await truncation_of(context, inode.id) is not None):
         raise NotAtOnce(inode.id, "chunks have to be removed")
     if request.flags & OpenFlag.WRITE:
-        _add_handle(context, inode.id, request.handle, dict(writers).get(context.asker.client))
+        _add_handle(context, inode.id, request.handle, dict(writers).get(context.requester.client))
         _noted_writer(context, inode.id, body)
     if cuts:
         row = TruncationRow(
-            TruncationKind.TRUNCATE, 0, 0, 0, context.owner, context.asker.client, context.number, opens=request.flags
+            TruncationKind.TRUNCATE, 0, 0, 0, context.owner, context.requester.client, context.number,
+            opens=request.flags,
         )  # fmt: skip
         return start_truncation(context, unprivileged(context, inode), row)
     if truncates:
@@ -132,7 +133,7 @@ async def report(request: Report, context: Context, measured: ChunkEnd | None = 
     inode, row = await _reported(request, context, measured)
     inode, refused = await grown(context, inode, _end_of(request, inode, measured))
     if refused is not None:
-        _put_row(context, inode.id, context.asker.client, msgspec.structs.replace(row, excess=True))
+        _put_row(context, inode.id, context.requester.client, msgspec.structs.replace(row, excess=True))
         return refused
     return Found(_noted(context, inode, request))
 
@@ -166,9 +167,9 @@ async def close(request: Close, context: Context, measured: ChunkEnd | None = No
     row = WriterRow(handles, row.excess or refused is not None)
     _noted_writer(context, inode.id, file_of(inode)[1])
     if handles:
-        _put_row(context, inode.id, context.asker.client, row)
+        _put_row(context, inode.id, context.requester.client, row)
     else:
-        inode = await drop_writer(context, inode, context.asker.client, excess=row.excess)
+        inode = await drop_writer(context, inode, context.requester.client, excess=row.excess)
     return refused or Found(inode)
 
 
@@ -278,7 +279,7 @@ def _written(context: Context, inode: Inode, written_ns: int = 0) -> Inode:
 
 def unprivileged(context: Context, inode: Inode) -> Inode:
     """What a write leaves of the mode."""
-    if context.asker.unrestricted:
+    if context.requester.unrestricted:
         return inode
     return msgspec.structs.replace(inode, mode=without_privileges(inode))
 
@@ -290,11 +291,11 @@ def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | 
     if len(handles) == MAX_HANDLES:
         raise file_error(errno.EMFILE, f"inode {inode} is open {MAX_HANDLES} times at this client")
     excess = row is not None and row.excess
-    _put_row(context, inode, context.asker.client, WriterRow(tuple(sorted((*handles, handle))), excess))
+    _put_row(context, inode, context.requester.client, WriterRow(tuple(sorted((*handles, handle))), excess))
 
 
 def _noted_writer(context: Context, inode: InodeId, body: FileDetails) -> None:
-    if context.asker.by_path:
+    if context.requester.by_path:
         put_grant(context, inode, body.layout)
 
 

@@ -103,7 +103,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     """None: it waits."""
     wanted = await _checked(request, context)
     held = await _living(context, request.inode, wanted)
-    key = pair_key(WAITS, context.asker.client, request.owner) + context.number.to_bytes(8, "big")
+    key = pair_key(WAITS, context.requester.client, request.owner) + context.number.to_bytes(8, "big")
     blockers = lock_table.in_the_way(held, wanted)
     answer: Answer = Done()
     if blockers and request.window is Window.RANGE and await _closes_cycle(context, wanted, blockers):
@@ -121,25 +121,25 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     else:
         _take(context, request.inode, held, wanted)
     context.rows.clear(key)
-    keep(context.rows, context.asker.client, context.number, answer, context.sign)
+    keep(context.rows, context.requester.client, context.number, answer, context.sign)
     return answer
 
 
 async def _checked(request: Lock, context: Context) -> HeldLock:
     if request.start >= request.end:
         raise file_error(errno.EINVAL, f"a lock of bytes [{request.start}, {request.end})")
-    asker = context.asker
+    requester = context.requester
     if request.kind is not LockKind.NONE:
         inode = await context.inode(request.inode)
         if inode is None:
             raise file_error(errno.ESTALE)
         await require_reach(context, inode)
-        allowed = permits(asker, inode, READ) or permits(asker, inode, WRITE)
+        allowed = permits(requester, inode, READ) or permits(requester, inode, WRITE)
         # It may have opened the file before its rights were taken.
-        if not allowed and asker.client not in [client for client, _ in await writers_of(context, inode.id)]:
+        if not allowed and requester.client not in [client for client, _ in await writers_of(context, inode.id)]:
             raise file_error(errno.EACCES)
     start, end = (request.start, request.end) if request.window is Window.RANGE else (0, END_OF_FILE)
-    return HeldLock(request.window, request.kind, start, end, asker.client, request.owner, request.process)
+    return HeldLock(request.window, request.kind, start, end, requester.client, request.owner, request.process)
 
 
 async def _living(context: Context, inode: InodeId, wanted: HeldLock) -> tuple[HeldLock, ...]:

@@ -33,11 +33,11 @@ async def renew(request: Renew, context: Context) -> Opened:
     if await is_being_collected(context, inode):
         raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
     if request.rights & Rights.WRITE:
-        key = pair_key(WRITERS, inode.id, context.asker.client)
+        key = pair_key(WRITERS, inode.id, context.requester.client)
         row = await context.rows.get(key)
         if row is None or request.handle not in WRITER_ROWS.decode(key, row).handles:
             raise file_error(errno.EBADF, "the file is not open for writing by this handle")
-    if request.rights & Rights.READ and not owns(context.asker, inode):
+    if request.rights & Rights.READ and not owns(context.requester, inode):
         await require_reach(context, inode)
-        require(context.asker, inode, READ)
+        require(context.requester, inode, READ)
     return Opened(inode, expires_unix_s=context.now_ns // SECOND + LIFETIME_S, rights=request.rights)

@@ -84,7 +84,7 @@ async def truncate(request: Truncate, context: Context, inode: Inode) -> Found:
     await _undisturbed(context, inode)
     writers = await writers_of(context, inode.id)
     grows = request.length > body.length
-    if (grows and all(one == context.asker.client for one, _ in writers)) or (
+    if (grows and all(one == context.requester.client for one, _ in writers)) or (
         not writers and request.length == body.length
     ):
         return Found(await _extended(context, inode, request.length))
@@ -148,7 +148,7 @@ def _stamped(inode: Inode, now_ns: int) -> Inode:
 
 
 def _row(context: Context, kind: TruncationKind, start: int, end: int, least_length: int = 0) -> TruncationRow:
-    return TruncationRow(kind, start, end, least_length, context.owner, context.asker.client, context.number)
+    return TruncationRow(kind, start, end, least_length, context.owner, context.requester.client, context.number)
 
 
 # --- work on chunks ---
