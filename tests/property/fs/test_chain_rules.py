@@ -14,7 +14,7 @@ from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
 SERVING = TargetState.SERVING
 SAID = st.tuples(st.none() | st.sampled_from(Condition), st.booleans())
-"""Of each target in one evaluation: what, or nothing, and whether it is sure."""
+"""Of each target in one evaluation: what, or nothing, and whether it is clean."""
 
 
 def with_state(chain: Chain, state: TargetState) -> list[int]:
@@ -23,8 +23,8 @@ def with_state(chain: Chain, state: TargetState) -> list[int]:
 
 def reports_of(chain: Chain, said: Sequence[tuple[Condition | None, bool]]) -> dict[int, TargetReport]:
     return {
-        target: TargetReport(target, condition, chain.version, sure)
-        for target, (condition, sure) in enumerate(said)
+        target: TargetReport(target, condition, chain.version, clean)
+        for target, (condition, clean) in enumerate(said)
         if condition is not None
     }
 
@@ -43,7 +43,7 @@ def test_a_chain_lives_through_any_reports(rounds: list[list[tuple[Condition | N
         returned = [one for one in serving if one not in with_state(chain, SERVING) and one not in synced]
         assert len(returned) <= 1
         assert all(said[one][1] and said[one][0] not in (None, Condition.GONE) for one in returned), (
-            "comes back although it is not sure"
+            "comes back although it is not clean"
         )
         kept = with_state(chain, SERVING)
         assert all(said[one][0] is Condition.GONE for one in kept if one not in serving), "taken from one that is there"
@@ -54,7 +54,7 @@ def test_a_chain_lives_through_any_reports(rounds: list[list[tuple[Condition | N
         assert serving or with_state(following, TargetState.LASTSRV), "nobody knows any more who has everything"
         assert sorted(one.target for one in following.members) == list(range(len(said)))
         assert following.version == chain.version + (following.members != chain.members)
-        online = [(Condition.ONLINE if one is Condition.UP_TO_DATE else one, sure) for one, sure in said]
+        online = [(Condition.ONLINE if one is Condition.UP_TO_DATE else one, clean) for one, clean in said]
         same, _ = next_chain(following, reports_of(following, online))
         assert same is following, "the same news change it twice"
         chain, last = following, serving or last

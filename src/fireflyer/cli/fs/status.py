@@ -179,7 +179,7 @@ def _chain(chain: Chain, reports: dict[int, TargetReport | None], unwanted: dict
             text += f" (about {min(99, 100 * report.used_bytes // source.used_bytes)} % copied)"
         if report is not None and report.condition is Condition.GONE:
             text += f" (gone: see the log of node {member.node})"
-        elif report is not None and not report.sure:
+        elif report is not None and not report.clean:
             text += " (not sure)"
         if member.target in unwanted:
             text += f" ({unwanted[member.target]})"

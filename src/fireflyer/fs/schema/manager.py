@@ -105,7 +105,7 @@ class TargetReport(msgspec.Struct, frozen=True, array_like=True):
     target: TargetId
     condition: Condition
     chain_version: ChainVersion
-    sure: bool = True
+    clean: bool = True
     """False: it may lack updates that it acknowledged (not flushed before its machine went down, or another disk)."""
     used_bytes: _U63 = 0
     capacity_bytes: _U63 = 0

@@ -4,7 +4,7 @@ What a copy goes through: `writing` (the temporary file grows), then `placed` (m
 closed, which says whether every byte is where it belongs, and renamed). Until the rename nothing at the target's name
 changes, so whoever reads it sees the old file or the whole new one, whatever dies when.
 
-Large files are made sure every `SURE_BYTES`, and the temporary name says so (`partial`): the same copy, begun again,
+Large files are synced every `SYNC_BYTES`, and the temporary name says so (`partial`): the same copy, begun again,
 goes on there. Small ones are removed when they fail: copying them again costs less than looking for them.
 """
 
@@ -27,13 +27,13 @@ from fireflyer.base.units import MIB
 from fireflyer.fs.tools.partial import Partial, alive, key_of, me, parse_partial
 from fireflyer.fs.tools.trees import Attributes, OpenFile, Tree, join
 
-__all__ = ["BLOCK_BYTES", "RESUME_BYTES", "SURE_BYTES", "CopyOptions", "copy_file", "copy_link", "same_content"]
+__all__ = ["BLOCK_BYTES", "RESUME_BYTES", "SYNC_BYTES", "CopyOptions", "copy_file", "copy_link", "same_content"]
 __all__ += ["place_attributes", "umask"]
 
 BLOCK_BYTES: Final = 4 * MIB
 RESUME_BYTES: Final = 64 * MIB
 """Files of this size and more are taken up again where they were interrupted."""
-SURE_BYTES: Final = 256 * MIB
+SYNC_BYTES: Final = 256 * MIB
 _serial = itertools.count(1)
 
 
@@ -46,7 +46,7 @@ class CopyOptions(msgspec.Struct, frozen=True):
     source_name: str = ""
     """Tells sources of different trees apart, for what is taken up again."""
     resume_bytes: int = RESUME_BYTES
-    sure_bytes: int = SURE_BYTES
+    sync_bytes: int = SYNC_BYTES
 
 
 class _Copy:
@@ -116,21 +116,21 @@ class _Copy:
         return stat.S_IMODE(there.st_mode) if stat.S_ISREG(there.st_mode) else None
 
     def _begun(self) -> int:
-        """How many bytes an earlier copy has made sure; its file is ours then."""
+        """How many bytes an earlier copy has synced; its file is ours then."""
         for entry in self._target.scandir(self._directory):
             found = parse_partial(entry.name)
             if found is None or found.key != self._partial.key or alive(found.owner):
                 continue
-            taken = msgspec.structs.replace(self._partial, sure_bytes=found.sure_bytes)
-            if not 0 < found.sure_bytes <= min(entry.attributes.st_size, self._attributes.st_size):
+            taken = msgspec.structs.replace(self._partial, synced_bytes=found.synced_bytes)
+            if not 0 < found.synced_bytes <= min(entry.attributes.st_size, self._attributes.st_size):
                 continue
             try:
                 self._target.rename(join(self._directory, entry.name), join(self._directory, taken.name))
             except FileNotFoundError:  # another one has taken it
                 continue
             self._partial = taken
-            self._target.truncate(self._temporary, found.sure_bytes)
-            return found.sure_bytes
+            self._target.truncate(self._temporary, found.synced_bytes)
+            return found.synced_bytes
         return 0
 
     def _write(self, file: OpenFile, begun: int) -> None:
@@ -148,7 +148,7 @@ class _Copy:
                 at += len(piece)
                 if self._advanced is not None:
                     self._advanced(len(piece))
-                if self._resumable and at - self._partial.sure_bytes >= self._options.sure_bytes:
+                if self._resumable and at - self._partial.synced_bytes >= self._options.sync_bytes:
                     self._make_sure(file, at)
             if self._resumable:
                 file.fsync()
@@ -162,7 +162,7 @@ class _Copy:
 
     def _make_sure(self, file: OpenFile, at: int) -> None:
         file.fsync()
-        self._become(msgspec.structs.replace(self._partial, sure_bytes=at))
+        self._become(msgspec.structs.replace(self._partial, synced_bytes=at))
 
     def _become(self, partial: Partial) -> None:
         self._target.rename(self._temporary, join(self._directory, partial.name))
@@ -177,7 +177,7 @@ class _Copy:
 
     def _leave(self, error: BaseException) -> None:
         """What was written stays when it can be used again. The first error is the one to be heard."""
-        useful = self._resumable and self._partial.sure_bytes > 0
+        useful = self._resumable and self._partial.synced_bytes > 0
         spent = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         with contextlib.suppress(Exception):
             if useful and not spent:

@@ -3,12 +3,13 @@
 A file is written beside its target under a name that says all that is needed to go on with it later, on any file
 system and without a second file:
 
-    .ff-part-KEY-HOST-PID-START-SURE
+    .ff-part-KEY-HOST-PID-START-SYNCED
 
 KEY is of the target's name and of which state of the source is copied. HOST, PID and START are the process that writes
 it: another one takes the file over only when that process is known to be dead, by renaming it, which one of several
-does. SURE is how many bytes are known to be right and on disk: after a crash there may be more bytes in the file, with
-holes before them, so it is cut to SURE first. A copy that is interrupted, or fails, leaves PID 0: free for anybody.
+does. SYNCED is how many bytes are known to be right and on disk: after a crash there may be more bytes in the file,
+with holes before them, so it is cut to SYNCED first. A copy that is interrupted, or fails, leaves PID 0: free for
+anybody.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class Owner(msgspec.Struct, frozen=True):
 class Partial(msgspec.Struct, frozen=True):
     key: str
     owner: Owner
-    sure_bytes: int
+    synced_bytes: int
 
     @property
     def name(self) -> str:
         owner = self.owner
-        return f"{PREFIX}{self.key}-{owner.host}-{owner.pid}-{owner.start}-{self.sure_bytes}"
+        return f"{PREFIX}{self.key}-{owner.host}-{owner.pid}-{owner.start}-{self.synced_bytes}"
 
     def free(self) -> Partial:
         return msgspec.structs.replace(self, owner=Owner(self.owner.host, 0, 0))
@@ -59,8 +60,8 @@ def parse_partial(name: str) -> Partial | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    key, host, pid, start, sure = found.groups()
-    return Partial(key, Owner(host, int(pid), int(start)), int(sure))
+    key, host, pid, start, synced = found.groups()
+    return Partial(key, Owner(host, int(pid), int(start)), int(synced))
 
 
 def key_of(target_name: str, source: str, attributes: Attributes) -> str:

@@ -160,7 +160,7 @@ copying.BLOCK_BYTES = 1 << 20
 real = copying.copy_file
 copied = 0
 def copy_file(*args, options, advanced, **kwargs):
-    options = msgspec.structs.replace(options, resume_bytes=1 << 20, sure_bytes=8 << 20)
+    options = msgspec.structs.replace(options, resume_bytes=1 << 20, sync_bytes=8 << 20)
     def counted(size):
         global copied
         if on and not copied:

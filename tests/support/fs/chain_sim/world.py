@@ -429,7 +429,7 @@ class ReplicaWorld:
 
     @property
     def lost(self) -> bool:
-        """The only ones that are sure to have everything are on disks that failed: nobody may serve."""
+        """The only ones that are clean are on disks that failed: nobody may serve."""
         last = [one.target for one in self.oracle.chain.members if one.state is TargetState.LASTSRV]
         return bool(last) and all(self.nodes[target - 1].disk_failed for target in last)
 

@@ -25,7 +25,7 @@ __all__ = ["LocalCluster", "shared_cluster", "wait_gone", "whole_session_cluster
 LIMIT_S = 60.0
 PAUSE_S = 0.03
 """Between two looks at what is waited for."""
-SURE = TargetReport.__struct_fields__.index("sure")
+CLEAN = TargetReport.__struct_fields__.index("clean")
 
 
 class LocalCluster:
@@ -83,7 +83,7 @@ class LocalCluster:
         """And all of it know that they serve."""
         summary = status["summary"]
         reports = [one["report"] for one in status["status"]["targets"] if one["chain"] is not None]
-        told = all(report is not None and report[SURE] for report in reports)
+        told = all(report is not None and report[CLEAN] for report in reports)
         return bool(told and summary["whole"] == summary["chains"] > 0 and summary["alive"] == summary["nodes"])
 
     @property

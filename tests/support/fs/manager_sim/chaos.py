@@ -285,10 +285,10 @@ class Cluster:
 
     def _reports_unsure(self, member: Member) -> bool:
         processes = [one.process for one in self.hosts if one.node_id == member.node and one.process and one.node.alive]
-        return any(not process.membership._targets[member.target].sure for process in processes)
+        return any(not process.membership._targets[member.target].clean for process in processes)
 
     def _help(self) -> bool:
-        """Starts what has ended; decides for chains of which no sure target is left. True when all serve."""
+        """Starts what has ended; decides for chains of which no clean target is left. True when all serve."""
         for host in self.hosts:
             if not host.node.alive and not host.name.endswith("'"):
                 host.node.restart()

@@ -252,8 +252,8 @@ class StorageProcess:
         self._first = node.incarnation << 32
         nonce = f"{host.name}/{node.incarnation}"
         identity = ProcessIdentity(host.node_id, nonce, host.name, host.name, f"boot {host.boots}")
-        sure = {target: host.oracle.sure(target) for target in host.targets}
-        self.membership = NodeMembership(identity, sure, host.managers)
+        clean = {target: host.oracle.clean(target) for target in host.targets}
+        self.membership = NodeMembership(identity, clean, host.managers)
         self.core = storage_node.StorageCore(
             self.membership,
             host.targets,

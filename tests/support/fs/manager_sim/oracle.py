@@ -152,7 +152,7 @@ class ClusterOracle:
 
     # --- data ---
 
-    def sure(self, target: TargetId) -> bool:
+    def clean(self, target: TargetId) -> bool:
         return not self._unsure.get(target, False)
 
     def lose_unflushed(self, target: TargetId) -> None:
@@ -399,11 +399,11 @@ class ClusterOracle:
                 assert synced or target in last, f"target {target} was neither synced nor among the last {last}: {new}"
                 has, all_of_it = self.content.get(target, 0), self.acknowledged[new.id]
                 # After a power cut what it had reported may still come in: it gets a role that nobody uses, since its
-                # next process says that it is not sure. Whoever serves all the same is found by `check_process`.
-                if not self.sure(target) and not self._lives(target):
+                # next process says that it is not clean. Whoever serves all the same is found by `check_process`.
+                if not self.clean(target) and not self._lives(target):
                     continue
                 assert has == all_of_it, f"target {target} shall serve with {has} of {all_of_it} updates: {new}"
-                assert synced or self.sure(target), f"target {target} serves again although it is not sure: {new}"
+                assert synced or self.clean(target), f"target {target} serves again although it is not clean: {new}"
         self._served[new.id].append((new.version, serving))
         self.roles_taken += sum(
             1 for one in old.members if one.state is TargetState.SERVING and one.target not in serving

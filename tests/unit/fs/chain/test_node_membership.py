@@ -47,8 +47,8 @@ ME = ProcessIdentity(1, "nonce", "n1:1", "machine", "boot")
 
 
 class Process:
-    def __init__(self, *managers: str, sure: bool = True) -> None:
-        self.membership = NodeMembership(ME, {11: sure}, managers or ("a",))
+    def __init__(self, *managers: str, clean: bool = True) -> None:
+        self.membership = NodeMembership(ME, {11: clean}, managers or ("a",))
         self.now_ns = 0
 
     def feed(self, event: Event) -> list[Effect]:
@@ -164,9 +164,9 @@ def test_a_failed_disk_is_gone_in_every_version() -> None:
 
 
 def test_what_was_synced_is_up_to_date_in_that_version_only_and_sure() -> None:
-    process = Process(sure=False).registered()
+    process = Process(clean=False).registered()
     effects = process.told(HeartbeatAnswer(1, routing(4, TargetState.SYNCING)))
-    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 4, sure=False, chain=5),)
+    assert reports(effects) == (TargetReport(11, Condition.ONLINE, 4, clean=False, chain=5),)
     assert reports(process.feed(TargetSynced(11, 4))) == (TargetReport(11, Condition.UP_TO_DATE, 4, chain=5),)
     effects = process.told(HeartbeatAnswer(3, routing(5, TargetState.SYNCING, base=4)))
     assert reports(effects) == (TargetReport(11, Condition.ONLINE, 5, chain=5),)

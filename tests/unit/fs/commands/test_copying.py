@@ -24,7 +24,7 @@ from fireflyer.fs.tools.trees import LocalFile, LocalTree
 
 KIB = 1 << 10
 BLOCK = 16 * KIB
-OPTIONS = CopyOptions(resume_bytes=64 * KIB, sure_bytes=32 * KIB)
+OPTIONS = CopyOptions(resume_bytes=64 * KIB, sync_bytes=32 * KIB)
 DATA = os.urandom(200 * KIB)
 
 
@@ -83,10 +83,10 @@ def test_an_interrupted_copy_goes_on_where_it_ended(copied: Copied) -> None:
     partial = parse_partial(name)
     assert partial is not None
     assert partial.owner.pid == 0
-    assert partial.sure_bytes == 112 * KIB
+    assert partial.synced_bytes == 112 * KIB
     copied.stop_at = -1
     copied.run()
-    assert copied.advances[0] == partial.sure_bytes
+    assert copied.advances[0] == partial.synced_bytes
     assert copied.place.read_bytes() == DATA
     assert not copied.partials
 
@@ -106,7 +106,7 @@ def test_bytes_that_a_crash_left_are_used_only_as_far_as_they_are_sure(copied: C
     partial = parse_partial(name)
     assert partial is not None
     assert not alive(partial.owner)
-    assert partial.sure_bytes == 64 * KIB
+    assert partial.synced_bytes == 64 * KIB
     with open(copied.place.parent / name, "r+b") as file:
         file.seek(70 * KIB)
         file.write(b"\0" * 50 * KIB)
@@ -129,7 +129,7 @@ def advanced(size):
     done += size
     if done == 96 * 1024:
         os._exit(9)
-options = copying.CopyOptions(resume_bytes=65536, sure_bytes=32768)
+options = copying.CopyOptions(resume_bytes=65536, sync_bytes=32768)
 copying.copy_file(LocalTree(), sys.argv[1], LocalTree(), sys.argv[2], options=options, advanced=advanced)
 """
 

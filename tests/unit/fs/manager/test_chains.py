@@ -14,7 +14,7 @@ from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
 VERSION = 7
 STATES = ("serving", "lastsrv", "syncing", "waiting", "offline")
-SAID = ("silent", "gone", "online", "unsure", "synced")
+SAID = ("silent", "gone", "online", "unclean", "synced")
 Case = tuple[tuple[str, str], ...]
 
 # What becomes of a target in this state of which this is said: when somebody serves afterwards, and when nobody does.
@@ -24,27 +24,27 @@ TABLE = {
     ("serving", "silent"): ("serving", "-"),
     ("serving", "gone"): ("offline", "lastsrv"),
     ("serving", "online"): ("serving", "-"),
-    ("serving", "unsure"): ("serving", "-"),
+    ("serving", "unclean"): ("serving", "-"),
     ("serving", "synced"): ("serving", "-"),
     ("lastsrv", "silent"): ("offline", "lastsrv"),
     ("lastsrv", "gone"): ("offline", "lastsrv"),
     ("lastsrv", "online"): ("first", "-"),
-    ("lastsrv", "unsure"): ("sync", "stay"),
+    ("lastsrv", "unclean"): ("sync", "stay"),
     ("lastsrv", "synced"): ("first", "-"),
     ("syncing", "silent"): ("on", "waiting"),
     ("syncing", "gone"): ("offline", "offline"),
     ("syncing", "online"): ("on", "waiting"),
-    ("syncing", "unsure"): ("on", "waiting"),
+    ("syncing", "unclean"): ("on", "waiting"),
     ("syncing", "synced"): ("serving", "-"),
     ("waiting", "silent"): ("waiting", "waiting"),
     ("waiting", "gone"): ("offline", "offline"),
     ("waiting", "online"): ("sync", "waiting"),
-    ("waiting", "unsure"): ("sync", "waiting"),
+    ("waiting", "unclean"): ("sync", "waiting"),
     ("waiting", "synced"): ("sync", "waiting"),
     ("offline", "silent"): ("offline", "offline"),
     ("offline", "gone"): ("offline", "offline"),
     ("offline", "online"): ("sync", "waiting"),
-    ("offline", "unsure"): ("sync", "waiting"),
+    ("offline", "unclean"): ("sync", "waiting"),
     ("offline", "synced"): ("sync", "waiting"),
 }
 
@@ -60,13 +60,13 @@ def expected(case: Case) -> list[str]:
     result = [TABLE[one][column] for one in case]
     for place, (state, said) in enumerate(case):
         if state == "lastsrv" and column == 1 and had_serving:  # its time is over: those that served are newer
-            result[place] = "waiting" if said in ("online", "unsure", "synced") else "offline"
+            result[place] = "waiting" if said in ("online", "unclean", "synced") else "offline"
         elif result[place] == "first":
             result[place] = "serving" if place == returns else "sync"
-    unsure = [place for place, word in enumerate(result) if word == "stay"]
+    unclean = [place for place, word in enumerate(result) if word == "stay"]
     others = "lastsrv" in result
-    for place in unsure:
-        result[place] = "lastsrv" if not others and place == unsure[0] else "waiting"
+    for place in unclean:
+        result[place] = "lastsrv" if not others and place == unclean[0] else "waiting"
     going_on = [place for place, word in enumerate(result) if word == "on"]
     beginning = [place for place, word in enumerate(result) if word == "sync"]
     chosen = (going_on or beginning or [-1])[0]
@@ -74,12 +74,12 @@ def expected(case: Case) -> list[str]:
 
 
 def reports_of(case: Case) -> dict[int, TargetReport]:
-    conditions = {"gone": Condition.GONE, "online": Condition.ONLINE, "unsure": Condition.ONLINE}
+    conditions = {"gone": Condition.GONE, "online": Condition.ONLINE, "unclean": Condition.ONLINE}
     reports = {}
     for target, (_, said) in enumerate(case):
         if said != "silent":
             condition = conditions.get(said, Condition.UP_TO_DATE)
-            reports[target] = TargetReport(target, condition, VERSION, sure=said != "unsure")
+            reports[target] = TargetReport(target, condition, VERSION, clean=said != "unclean")
     return reports
 
 

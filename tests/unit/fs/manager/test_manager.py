@@ -158,8 +158,8 @@ def cluster() -> Desk:
 
 def beat(desk: Desk, node: int, sequence: int, condition: Condition = Condition.ONLINE, **fields: int) -> Answer:
     version = fields.get("version", desk.chain().version)
-    sure, capacity_bytes = bool(fields.get("sure", 1)), fields.get("capacity_bytes", 0)
-    report = TargetReport(10 + node, condition, version, sure, fields.get("used_bytes", 0), capacity_bytes)
+    clean, capacity_bytes = bool(fields.get("clean", 1)), fields.get("capacity_bytes", 0)
+    report = TargetReport(10 + node, condition, version, clean, fields.get("used_bytes", 0), capacity_bytes)
     return desk.ask(Heartbeat(node, fields.get("incarnation", 1), sequence, fields.get("known", 0), (report,)))
 
 
@@ -502,7 +502,7 @@ def test_an_override_says_when_directories_were_made_anew(used_bytes: tuple[int,
     assert desk.states() == "11=lastsrv 12=lastsrv"
     for step in range(3):
         for node in (1, 2):
-            beat(desk, node, 300 + step, sure=0, used_bytes=used_bytes[node - 1], capacity_bytes=100)
+            beat(desk, node, 300 + step, clean=0, used_bytes=used_bytes[node - 1], capacity_bytes=100)
     assert desk.states() == "12=lastsrv 11=waiting"
     warning = desk.ask(Override(1, 12))
     assert isinstance(warning, OverrideWarning)

@@ -55,11 +55,11 @@ def test_a_full_disk_is_no_reason_to_give_a_target_up_and_a_missing_directory_is
         heard: asyncio.Queue[Measured | TargetScoped] = asyncio.Queue()
         news = asyncio.Event()
         looking = asyncio.create_task(
-            maintain(target, news, config=config, is_sure=lambda: True, post=heard.put_nowait)
+            maintain(target, news, config=config, is_clean=lambda: True, post=heard.put_nowait)
         )
         news.set()
         assert isinstance(await heard.get(), Measured)
-        assert (full.refusals, full.sure) == (0, True)
+        assert (full.refusals, full.clean) == (0, True)
         shutil.rmtree(path)
         news.set()
         while isinstance(told := await heard.get(), Measured):

@@ -49,14 +49,14 @@ def test_a_directory_is_one_target_for_ever(directory: str, tmp_path: Path) -> N
 
 def test_a_new_target_is_not_sure_until_it_serves(directory: str) -> None:
     one = opened(directory)
-    assert not one.sure
+    assert not one.clean
     one.mark_clean()
-    assert opened(directory).sure
+    assert opened(directory).clean
     shutil.rmtree(directory)
     with pytest.raises(NotFound):
         one.check()
     make_target(directory, "home", 7)
-    assert not opened(directory).sure
+    assert not opened(directory).clean
 
 
 def test_a_directory_that_is_exchanged_under_its_process_is_missed(directory: str) -> None:
@@ -83,7 +83,7 @@ def test_a_directory_that_is_exchanged_under_its_process_is_missed(directory: st
 
 
 @pytest.mark.parametrize(
-    ("durable", "ends", "boot", "sure"),
+    ("durable", "ends", "boot", "clean"),
     [
         (True, False, "boot 2", True),
         (False, False, "boot 1", True),
@@ -92,30 +92,30 @@ def test_a_directory_that_is_exchanged_under_its_process_is_missed(directory: st
     ],
 )
 def test_what_was_not_flushed_when_its_machine_went_down_may_be_lost(
-    directory: str, durable: bool, ends: bool, boot: str, sure: bool
+    directory: str, durable: bool, ends: bool, boot: str, clean: bool
 ) -> None:
     one = opened(directory, durable=durable)
     one.mark_clean()
     if ends:
         one.end()
     later = opened(directory, boot=boot)
-    assert later.sure is sure
+    assert later.clean is clean
     # What was lost once does not come back by starting again.
-    assert opened(directory, boot=boot).sure is sure
+    assert opened(directory, boot=boot).clean is clean
 
 
 def test_chunks_that_were_removed_or_put_aside_are_missed(directory: str) -> None:
     one = opened(directory)
     one.mark_clean()
     shutil.rmtree(one.chunks)
-    assert not opened(directory).sure
+    assert not opened(directory).clean
     one.mark_clean()
     later = TargetDirectory(directory, "home", 7, "boot 1")
     later.prepare()
     later.put_aside()
     assert os.listdir(later.chunks) == []
     later.begin(durable=True)
-    assert not later.sure
+    assert not later.clean
     with pytest.raises(Exists, match="remove it"):
         later.put_aside()
 
@@ -125,9 +125,9 @@ def test_a_disk_that_failed_one_who_did_not_wait_for_it_leaves_nobody_sure(direc
     one.mark_clean()
     one.failed()
     one.mark_clean()  # who still serves says so
-    assert not one.sure
-    assert not opened(directory, durable=False).sure
+    assert not one.clean
+    assert not opened(directory, durable=False).clean
     waited = opened(directory)
     waited.mark_clean()
     waited.failed()  # nothing was acknowledged that is not there
-    assert opened(directory).sure
+    assert opened(directory).clean

@@ -199,7 +199,7 @@ Effect: TypeAlias = SendToManager | TakeSessions | TakeRouting | OpenFence | Sto
 
 @dataclass(slots=True)
 class _Target:
-    sure: bool
+    clean: bool
     failed: bool = False
     chain: ChainId = 0
     stopped_in: ChainVersion = 0
@@ -208,7 +208,7 @@ class _Target:
 
 
 class NodeMembership:
-    """One storage process. `targets`: those of its directories, and whether each is sure (see `TargetReport`)."""
+    """One storage process. `targets`: those of its directories, and whether each is clean (see `TargetReport`)."""
 
     def __init__(self, identity: ProcessIdentity, targets: Mapping[TargetId, bool], managers: Sequence[str]) -> None:
         if not managers or len(targets) > MAX_TARGETS_PER_NODE:
@@ -296,7 +296,7 @@ class NodeMembership:
                 self._known(target).failed = True
             case TargetSynced(target, chain_version):
                 known = self._known(target)
-                known.synced_in, known.sure = max(known.synced_in, chain_version), True
+                known.synced_in, known.clean = max(known.synced_in, chain_version), True
             case Measured():
                 self._known(event.target).measured = event
             case PeersUnreachable(nodes):
@@ -305,10 +305,10 @@ class NodeMembership:
                 if self._fence is not None and self._due_ns is not None:
                     self._due_ns = min(self._due_ns, self._sent_ns + HURRY_NS)
 
-    def sure(self, target: TargetId) -> bool:
+    def clean(self, target: TargetId) -> bool:
         """Whether it is known to have all that it acknowledged."""
         known = self._targets.get(target)
-        return known is not None and known.sure
+        return known is not None and known.clean
 
     def _known(self, target: TargetId) -> _Target:
         self._touched = True
@@ -364,7 +364,7 @@ class NodeMembership:
             size, chain = known.measured, place[0].id
             reports.append(
                 TargetReport(
-                    target, condition, version, known.sure, size.used_bytes, size.capacity_bytes, chain, size.disk
+                    target, condition, version, known.clean, size.used_bytes, size.capacity_bytes, chain, size.disk
                 )
             )
         return tuple(reports)
@@ -449,9 +449,9 @@ class NodeMembership:
                 known.chain, known.stopped_in, known.synced_in = chain.id, 0, 0
             if member.state is TargetState.SERVING:
                 # Who serves has everything by definition, also when an administrator has decided so.
-                known.sure = True
+                known.clean = True
         self._effects.append(TakeRouting(routing))
 
 
 def _said(report: TargetReport) -> tuple[object, ...]:
-    return report.target, report.condition, report.chain, report.chain_version, report.sure
+    return report.target, report.condition, report.chain, report.chain_version, report.clean

@@ -324,7 +324,7 @@ def _emptiness(health: Health, chain: Chain, member: Member) -> str:
 
 def _holds_nothing(health: Health, member: Member) -> bool:
     report = health.report(member.node, member.target)
-    return report is not None and report.capacity_bytes > 0 and report.used_bytes == 0 and not report.sure
+    return report is not None and report.capacity_bytes > 0 and report.used_bytes == 0 and not report.clean
 
 
 # --- looking things up ---

@@ -1,14 +1,14 @@
 """The states of a chain's targets: one pure function, from a chain and what is said of its targets to the next chain.
 
-Of each target is said, for the chain's present version: *gone*, *online*, *up to date*, *sure* or not. Who said nothing
-for this version (the manager is new, or the report is of another version) is *silent*: it keeps what it has and gets
-nothing.
+Of each target is said, for the chain's present version: *gone*, *online*, *up to date*, *clean* or not. Who said
+nothing for this version (the manager is new, or the report is of another version) is *silent*: it keeps what it has
+and gets nothing.
 
 | state | becomes |
 |---|---|
 | serving | not gone → serving. Gone, another one serves → offline. All gone → lastsrv, they and all who are complete |
-| lastsrv | nobody serves, online and sure → serving, the first such one. Somebody serves → without a role |
-| ... not sure | online → without a role, unless it is the last lastsrv: then it stays |
+| lastsrv | nobody serves, online and clean → serving, the first such one. Somebody serves → without a role |
+| ... not clean | online → without a role, unless it is the last lastsrv: then it stays |
 | syncing | up to date → serving. Not gone, somebody serves → syncing, otherwise without a role |
 | waiting, offline | without a role |
 
@@ -90,7 +90,7 @@ def _gone(said: _Said) -> bool:
 
 
 def _serve(chain: Chain, said: Mapping[TargetId, _Said], states: _States) -> None:
-    """Who serves: those who did and are not gone, and who has been synced; else the first sure one of the last."""
+    """Who serves: those who did and are not gone, and who has been synced; else the first clean one of the last."""
     for member in chain.members:
         report = said[member.target]
         synced = member.state is _SYNCING and report is not None and report.condition is Condition.UP_TO_DATE
@@ -100,7 +100,7 @@ def _serve(chain: Chain, said: Mapping[TargetId, _Said], states: _States) -> Non
         return
     for member in chain.members:
         report = said[member.target]
-        if member.state is _LASTSRV and _there(report) and report is not None and report.sure:
+        if member.state is _LASTSRV and _there(report) and report is not None and report.clean:
             states[member.target] = _SERVING
             return
 
@@ -141,4 +141,4 @@ def _without_role(chain: Chain, said: Mapping[TargetId, _Said], states: _States)
 def _shown(said: _Said) -> str:
     if said is None:
         return "silent"
-    return str(said.condition) if said.sure else f"{said.condition}, not sure"
+    return str(said.condition) if said.clean else f"{said.condition}, not sure"

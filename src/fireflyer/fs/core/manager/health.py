@@ -221,4 +221,4 @@ class Health:
 
 
 def _said(report: TargetReport | None) -> tuple[object, ...]:
-    return () if report is None else (report.condition, report.chain, report.chain_version, report.sure)
+    return () if report is None else (report.condition, report.chain, report.chain_version, report.clean)

@@ -230,10 +230,10 @@ def _all_alive(status: Status) -> bool:
 
 
 def _all_serve(status: Status) -> bool:
-    """And know it: a new target that was killed before it had been told would come back not sure that it has
-    everything."""
+    """And know it: a new target that was killed before it had been told would come back not clean: it does not know
+    that it has everything."""
     states = [member.state for chain in status.chains for member in chain.members]
-    told = all(one.report is not None and one.report.sure for one in status.targets if one.chain is not None)
+    told = all(one.report is not None and one.report.clean for one in status.targets if one.chain is not None)
     return bool(states) and all(state is TargetState.SERVING for state in states) and told and _all_alive(status)
 
 

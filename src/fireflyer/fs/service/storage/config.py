@@ -45,7 +45,7 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     reserve_at_most_bytes: _Bytes = 16 * GIB
     """and of a large one no more than this."""
     durable: bool = True
-    """False: what was acknowledged may be lost in a power cut, and the target says that it is not sure."""
+    """False: what was acknowledged may be lost in a power cut, and the target says that it is not clean."""
     io_threads: _Count = 4
     job_threads: _Count = 4
     """Of each target."""

@@ -12,7 +12,7 @@ any other effect is performed: who is told that a target is gone, or granted *do
 
 *The end.* When the process is asked to end it lays down its roles, waits until the manager has heard it (`LEAVE_NS` at
 most: silence would be understood as well, only later), and closes its targets, so that they need not be asked whether
-they are sure. When a later process has taken its place it ends at once.
+they are clean. When a later process has taken its place it ends at once.
 """
 
 from __future__ import annotations
@@ -234,8 +234,8 @@ class _Storage:
     def _core_of(self, address: str, machine: str) -> StorageCore:
         nonce = secrets.token_hex(16)
         identity = ProcessIdentity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
-        sure = {target: one.directory.sure for target, one in self._targets.items()}
-        membership = NodeMembership(identity, sure, self._config.managers)
+        clean = {target: one.directory.clean for target, one in self._targets.items()}
+        membership = NodeMembership(identity, clean, self._config.managers)
         return StorageCore(membership, self._targets, self._make_replica)
 
     def _make_replica(self, chain: ChainId, target: TargetId) -> Replica:
@@ -441,6 +441,6 @@ class _Storage:
             target,
             self._news[number],
             config=self._config,
-            is_sure=lambda: self._core is not None and self._core.membership.sure(number),
+            is_clean=lambda: self._core is not None and self._core.membership.clean(number),
             post=self._post,
         )

@@ -5,15 +5,15 @@
     DIRECTORY/chunks/         the engine's
     DIRECTORY/chunks.damaged/ what an engine refused to open; kept once, for people
 
-A target is *sure* to have what it acknowledged, unless
+A target is *clean*, that is: has everything that it acknowledged, unless
 
 - it is new: a directory that was removed and made again must not pass for the old one (who is given a new chain serves,
-  and is sure from then on);
+  and is clean from then on);
 - its last process did not wait for the disk, ended without saying that it had flushed, and its machine has been booted
   since (the page cache outlives a process, not a kernel);
 - its last process did not wait for the disk, and was told by it of a failure: what was acknowledged may be gone;
 - or its chunks are gone or were put aside: then it begins with nothing, and is synced;
-- or it was not sure before, and has not been synced or given the chain since.
+- or it was not clean before, and has not been synced or given the chain since.
 
 All of it is read and written by who holds the lock of `chunks`.
 """
@@ -49,7 +49,7 @@ class _Identity(msgspec.Struct, frozen=True):
 class _Run(msgspec.Struct, frozen=True):
     boot: str
     durable: bool
-    sure: bool
+    clean: bool = msgspec.field(name="sure")
     flushed: bool
     """It ended in order: all that it had is on the disk."""
 
@@ -85,7 +85,7 @@ class TargetDirectory:
     def __init__(self, directory: str, cluster: str, target: TargetId, boot: str) -> None:
         self.path = os.path.abspath(directory)
         self.chunks = os.path.join(self.path, _CHUNKS)
-        self.sure = False
+        self.clean = False
         self._failed = False
         self._cluster, self._target, self._boot = cluster, target, boot
         self._durable = True
@@ -129,33 +129,33 @@ class TargetDirectory:
         self._lost = True
 
     def begin(self, *, durable: bool) -> None:
-        """The engine is open. Sets `sure`."""
+        """The engine is open. Sets `clean`."""
         before = self._read()
         self._durable = durable
         if before is not None and not before.durable and not before.flushed:
             self._sync_chunks()  # what the page cache still has of it is shown from now on
-        kept = before is not None and before.sure and (before.durable or before.flushed or before.boot == self._boot)
-        self.sure = kept and not self._lost
+        kept = before is not None and before.clean and (before.durable or before.flushed or before.boot == self._boot)
+        self.clean = kept and not self._lost
         self._place = _place_of(self.chunks)
-        self._write(_Run(self._boot, durable, self.sure, False))
+        self._write(_Run(self._boot, durable, self.clean, False))
 
     def mark_clean(self) -> None:
         """It was synced, or serves."""
-        if not self.sure and not self._failed:
+        if not self.clean and not self._failed:
             self._write(_Run(self._boot, self._durable, True, False))
-            self.sure = True
+            self.clean = True
 
     def failed(self) -> None:
         """The disk refused something: what was acknowledged without waiting for it may be lost."""
         if not self._durable:
-            self._failed, self.sure = True, False
+            self._failed, self.clean = True, False
             self._write(_Run(self._boot, self._durable, False, False))
 
     def end(self) -> None:
         """The engine has closed, and has written all that it had."""
         if not self._durable:
             self._sync_chunks()
-        self._write(_Run(self._boot, self._durable, self.sure, True))
+        self._write(_Run(self._boot, self._durable, self.clean, True))
 
     def _sync_chunks(self) -> None:
         """The engine did not wait for the disk. Raises what the disk says."""

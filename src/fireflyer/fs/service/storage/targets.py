@@ -56,7 +56,7 @@ async def open_targets(native: ChunkNode, config: StorageConfig) -> dict[TargetI
     for one, result in zip(config.targets, await asyncio.gather(*work, return_exceptions=True), strict=True):
         if isinstance(result, OpenTarget):
             opened[one.id] = result
-            _log.info("target=%d open directory=%s sure=%s", one.id, one.directory, result.directory.sure)
+            _log.info("target=%d open directory=%s clean=%s", one.id, one.directory, result.directory.clean)
         elif isinstance(result, FireflyerError) and not isinstance(result, Busy):
             _log.error("target=%d cannot be opened reason=%s", one.id, result)
             if len(config.targets) == 1:
@@ -113,21 +113,21 @@ async def maintain(
     news: asyncio.Event,
     *,
     config: StorageConfig,
-    is_sure: Callable[[], bool],
+    is_clean: Callable[[], bool],
     post: Callable[[Measured | TargetScoped], None],
 ) -> None:
     """Until the directory is gone or cannot be read: what is written into a directory that was removed would be lost.
-    Measures it, and remembers on disk that the target has become sure, at once when there is `news`. In threads: a disk
-    that hangs must hold up nobody else."""
+    Measures it, and remembers on disk that the target has become clean, at once when there is `news`. In threads: a
+    disk that hangs must hold up nobody else."""
     number = target.config.id
     while True:
         try:
             await asyncio.to_thread(target.directory.check)
-            if is_sure() and not target.directory.sure:
+            if is_clean() and not target.directory.clean:
                 await asyncio.to_thread(target.directory.mark_clean)
             post(await asyncio.to_thread(measure, target, config))
         except (TransientError, NoSpace) as error:
-            # No descriptors or memory, or no space to write down that it is sure: that passes.
+            # No descriptors or memory, or no space to write down that it is clean: that passes.
             _log.warning("target=%d cannot be looked at now reason=%s", number, error)
         except (FireflyerError, OSError, ChunkError) as error:
             _log.error("target=%d is given up reason=%s", number, error)
