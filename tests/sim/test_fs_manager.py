@@ -37,7 +37,7 @@ from fireflyer.fs.schema.routing import TargetState
 
 SEEDS = range(100)
 MUTANT_SEEDS = 1500
-"""In which each planted bug must be found."""
+"""In which each mutant must be found."""
 
 
 @pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(100, 900, blocks=4, wide=3000, seed_s=0.12)])

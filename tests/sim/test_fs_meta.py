@@ -85,7 +85,7 @@ def test_files_that_are_surveyed_while_they_are_used_are_the_same(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[name].plant(monkeypatch)
+    MUTANTS[name].apply(monkeypatch)
     print(name, *search("files", name, MUTANTS[name].within, MUTANTS[name].attempt))
 
 

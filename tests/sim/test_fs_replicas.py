@@ -12,7 +12,7 @@ from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs.chain_sim.campaign import history
 from tests.support.fs.chain_sim.faults import PLANS
 from tests.support.fs.chain_sim.managed import ManagedWorld
-from tests.support.fs.chain_sim.mutants import BUGS, plant
+from tests.support.fs.chain_sim.mutants import MUTANTS, attempt
 from tests.support.fs.chain_sim.request_world import run_seed
 from tests.support.fs.chain_sim.world import ReplicaWorld
 
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_history_under_any_hash_seed() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_mutant_is_found(bug: str) -> None:
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_found(mutant: str) -> None:
     """Some are too rare for chance; those are played by hand in `test_replica_sessions`."""
-    print(bug, *search("replicas", bug, BUGS[bug].within, lambda seed: plant(bug, seed)))
+    print(mutant, *search("replicas", mutant, MUTANTS[mutant].within, lambda seed: attempt(mutant, seed)))

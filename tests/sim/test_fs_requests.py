@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.fs.chain_sim.request_mutants import BUGS, plant
+from tests.support.fs.chain_sim.request_mutants import MUTANTS, attempt
 from tests.support.fs.chain_sim.request_world import ExchangingClient, ListedWorld, RequestWorld, WholeWorld, run_seed
 
 BLOCK = 40
@@ -48,9 +48,9 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_mutant_is_found(bug: str) -> None:
-    print(bug, *search("requests", bug, BUGS[bug].within, lambda seed: plant(bug, seed)))
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_found(mutant: str) -> None:
+    print(mutant, *search("requests", mutant, MUTANTS[mutant].within, lambda seed: attempt(mutant, seed)))
 
 
 def test_without_faults_no_outcome_is_unknown_but_of_those_that_were_given_no_time() -> None:

@@ -1,7 +1,7 @@
-"""Where the simulations found each planted bug: the seed is tried first, so that finding it again takes one history.
+"""Where the simulations found each mutant: the seed is tried first, so that finding it again takes one history.
 
-A change of the code may change what a seed leads to. Then the search goes on from the first seed, as far as the bug
-allows, and finds the bug later. To record the seeds again: `FF_ACCEPT=1 pytest -k mutant tests/sim`.
+A change of the code may change what a seed leads to. Then the search goes on from the first seed, as far as the mutant
+allows, and finds it later. To record the seeds again: `FF_ACCEPT=1 pytest -k mutant tests/sim`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 __all__ = ["Found", "search"]
 
-RECORD: Final = Path(__file__).parents[2] / "golden" / "planted_bugs.json"
-"""World -> bug -> seed."""
+RECORD: Final = Path(__file__).parents[2] / "golden" / "mutants.json"
+"""World -> mutant -> seed."""
 
 
 class Found(NamedTuple):
@@ -26,21 +26,21 @@ class Found(NamedTuple):
     """The check that failed."""
 
 
-def search(world: str, bug: str, within: int, attempt: Callable[[int], str | None]) -> Found:
+def search(world: str, mutant: str, within: int, attempt: Callable[[int], str | None]) -> Found:
     """The first seed, the recorded one before all others, for which `attempt` says what is wrong.
 
-    AssertionError: no seed below `within` finds the bug.
+    AssertionError: no seed below `within` finds the mutant.
     """
     accepting = bool(os.environ.get("FF_ACCEPT"))
-    known = None if accepting else _read().get(world, {}).get(bug)
+    known = None if accepting else _read().get(world, {}).get(mutant)
     first = [] if known is None or known >= within else [known]
     for seed in (*first, *range(within)):
         what = attempt(seed)
         if what is not None:
             if accepting:
-                _record(world, bug, seed)
+                _record(world, mutant, seed)
             return Found(seed, what)
-    raise AssertionError(f"{bug}: no seed below {within} finds it")
+    raise AssertionError(f"{mutant}: no seed below {within} finds it")
 
 
 def _read() -> dict[str, dict[str, int]]:
@@ -56,8 +56,8 @@ def _locked() -> Iterator[None]:
         yield
 
 
-def _record(world: str, bug: str, seed: int) -> None:
+def _record(world: str, mutant: str, seed: int) -> None:
     with _locked():
         seeds = _read() if RECORD.exists() else {}
-        seeds.setdefault(world, {})[bug] = seed
+        seeds.setdefault(world, {})[mutant] = seed
         RECORD.write_text(json.dumps(seeds, indent=1, sort_keys=True) + "\n")

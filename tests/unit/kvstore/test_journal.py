@@ -139,10 +139,10 @@ def lost_seed(path: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", ["pages are used again", "the file does not go back", "the journal is not read"])
-def test_mutants_lose_something(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", ["pages are used again", "the file does not go back", "the journal is not read"])
+def test_mutants_lose_something(mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
-    if bug == "pages are used again":
+    if mutant == "pages are used again":
         original = LmdbFile._sync_all
 
         def without_pin(self: LmdbFile) -> None:

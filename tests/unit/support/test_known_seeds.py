@@ -1,4 +1,4 @@
-"""A planted bug is looked for at its recorded seed first, and a record that is out of date hides nothing."""
+"""A mutant is looked for at its recorded seed first, and a record that is out of date hides nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.campaigns.known_seeds import Found, search
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    """The seeds that were tried. The record says 7 for the bug `b` of the world `w`."""
-    record = tmp_path / "planted_bugs.json"
+    """The seeds that were tried. The record says 7 for the mutant `b` of the world `w`."""
+    record = tmp_path / "mutants.json"
     record.write_text(json.dumps({"w": {"b": 7}}))
     monkeypatch.setattr(known_seeds, "RECORD", record)
     monkeypatch.delenv("FF_ACCEPT", raising=False)
@@ -29,12 +29,12 @@ def test_the_recorded_seed_is_the_first(asked: list[int]) -> None:
     assert asked == [7]
 
 
-@pytest.mark.parametrize("bug", ["b", "a bug without a record"])
-def test_without_a_seed_that_finds_it_the_range_is_searched(asked: list[int], bug: str) -> None:
-    assert search("w", bug, 20, lambda seed: "wrong" if seed == 5 else None) == Found(5, "wrong")
+@pytest.mark.parametrize("mutant", ["b", "a mutant without a record"])
+def test_without_a_seed_that_finds_it_the_range_is_searched(asked: list[int], mutant: str) -> None:
+    assert search("w", mutant, 20, lambda seed: "wrong" if seed == 5 else None) == Found(5, "wrong")
 
 
-def test_a_bug_that_no_seed_finds_is_an_error(asked: list[int]) -> None:
+def test_a_mutant_that_no_seed_finds_is_an_error(asked: list[int]) -> None:
     with pytest.raises(AssertionError, match="no seed below 4 finds it"):
         search("w", "b", 4, lambda seed: "wrong" if seed >= 4 else None)
 

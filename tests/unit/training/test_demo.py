@@ -1,4 +1,4 @@
-"""The judge of the demonstration: equal runs pass, every planted difference makes it fail."""
+"""The judge of the demonstration: equal runs pass, every difference makes it fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ff fs fsck` on a cluster of this machine: finds what is planted, and nothing in what is busy."""
+"""`ff fs fsck` on a cluster of this machine: finds what was damaged, and nothing in what is busy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(module_path: Path) -> Iterator[LocalCluster]:
         found.close()
 
 
-def test_what_is_planted_is_found_and_what_nobody_owns_is_removed(cluster: LocalCluster) -> None:
+def test_what_is_damaged_is_found_and_what_nobody_owns_is_removed(cluster: LocalCluster) -> None:
     with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
         files.makedirs("/a/b")
         for name in ("x", "y"):

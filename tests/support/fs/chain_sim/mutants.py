@@ -1,4 +1,4 @@
-"""Protocol bugs to plant into replicas, each the real machine with one thing wrong. The simulation must find all."""
+"""Mutants of the replica, each the real machine with one thing wrong. The simulation must find all."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from fireflyer.fs.schema.chunks import (
 )
 from fireflyer.fs.schema.ids import ChunkId, TargetId
 
-__all__ = ["BUGS", "BeginsWithWorkUnderWay", "KeepsRowsFromBefore", "ShowsTheOldVersionAfterDone"]
-__all__ += ["TakesAnswersOfAnyVersion", "plant"]
+__all__ = ["MUTANTS", "BeginsWithWorkUnderWay", "KeepsRowsFromBefore", "ShowsTheOldVersionAfterDone"]
+__all__ += ["TakesAnswersOfAnyVersion", "attempt"]
 
-Mutant = Callable[[int], ReplicaWorld]
+MakeWorld = Callable[[int], ReplicaWorld]
 
 
-def _machine(kind: type[Replica]) -> Mutant:
+def _machine(kind: type[Replica]) -> MakeWorld:
     return lambda seed: ReplicaWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
-def _told_to_clients(kind: type[Replica]) -> Mutant:
+def _told_to_clients(kind: type[Replica]) -> MakeWorld:
     """Before the machine of real clients, which believes what refusals say."""
     return lambda seed: RequestWorld(seed, replica=lambda target, index: kind(1, target, index, LIMITS))
 
 
-def _reading(decide: Deciding) -> Mutant:
+def _reading(decide: Deciding) -> MakeWorld:
     def make(seed: int) -> ReplicaWorld:
         world = ReplicaWorld(seed)
         world.decide = decide
@@ -307,7 +307,7 @@ def _reads_pending(now_ns: int, table: TableEntry | None, index: ChunkIndex, loo
     return reads.decide(now_ns, table, _PendingShown(index), look)  # type: ignore[arg-type]
 
 
-def _with_session(kind: type[SyncSource]) -> Mutant:
+def _with_session(kind: type[SyncSource]) -> MakeWorld:
     class Syncing(Replica):
         def _drive_session(self) -> None:
             super()._drive_session()
@@ -317,41 +317,41 @@ def _with_session(kind: type[SyncSource]) -> Mutant:
     return _machine(Syncing)
 
 
-class Bug(NamedTuple):
+class Mutant(NamedTuple):
     """`within`: so many seeds find it, from the first; about five times as many as it took."""
 
-    world: Mutant
+    world: MakeWorld
     within: int
 
 
-BUGS: dict[str, Bug] = {
-    "commits before the successor has it": Bug(_machine(_CommitsBeforeTheAnswer), 30),
-    "replies before the successor has it": Bug(_machine(_RepliesBeforeTheAnswer), 30),
-    "forgets what was done": Bug(_machine(_ForgetsWhatWasDone), 30),
-    "does not replicate rows": Bug(_machine(_DoesNotReplicateRows), 150),
-    "syncs no rows": Bug(_with_session(_SyncsNoRows), 2500),
-    "shows the old version at every replica": Bug(_machine(_ShowsTheOldVersion), 600),
-    "shows what is pending": Bug(_reading(_reads_pending), 150),
-    "reads behind the fence": Bug(_reading(_reads_behind_the_fence), 4000),
-    "reads without a role": Bug(_reading(_reads_at_any_version), 600),
-    "gives a version twice": Bug(_machine(_ReusesVersions), 30),
-    "takes requests of an older chain": Bug(_machine(_TakesRequestsOfAnyVersion), 1500),
-    "takes updates of an older chain": Bug(_machine(_TakesUpdatesOfAnyVersion), 1500),
-    "keeps its queue when the chain changes": Bug(_machine(_KeepsTheQueueOverChanges), 1500),
-    "done while copies are under way": Bug(_with_session(_DoneWithCopiesUnderWay), 1000),
-    "compares only the first page": Bug(_with_session(_ComparesOnlyTheFirstPage), 50),
-    "commits without the syncing one": Bug(_machine(_CommitsWithoutTheSyncing), 50),
-    "a new tail shows the old version": Bug(_machine(_NewTailWaitsForTheSyncing), 800),
-    "a new tail does not commit": Bug(_machine(_NewTailDoesNotCommit), 50),
-    "returns without what was pending": Bug(_machine(_ReturnsWithoutItsPending), 150),
-    "refuses before the drop is durable": Bug(_told_to_clients(_RefusesBeforeTheDropIsDurable), 2000),
-    "carries copies of requests out": Bug(_machine(_CarriesOutCopies), 400),
+MUTANTS: dict[str, Mutant] = {
+    "commits before the successor has it": Mutant(_machine(_CommitsBeforeTheAnswer), 30),
+    "replies before the successor has it": Mutant(_machine(_RepliesBeforeTheAnswer), 30),
+    "forgets what was done": Mutant(_machine(_ForgetsWhatWasDone), 30),
+    "does not replicate rows": Mutant(_machine(_DoesNotReplicateRows), 150),
+    "syncs no rows": Mutant(_with_session(_SyncsNoRows), 2500),
+    "shows the old version at every replica": Mutant(_machine(_ShowsTheOldVersion), 600),
+    "shows what is pending": Mutant(_reading(_reads_pending), 150),
+    "reads behind the fence": Mutant(_reading(_reads_behind_the_fence), 4000),
+    "reads without a role": Mutant(_reading(_reads_at_any_version), 600),
+    "gives a version twice": Mutant(_machine(_ReusesVersions), 30),
+    "takes requests of an older chain": Mutant(_machine(_TakesRequestsOfAnyVersion), 1500),
+    "takes updates of an older chain": Mutant(_machine(_TakesUpdatesOfAnyVersion), 1500),
+    "keeps its queue when the chain changes": Mutant(_machine(_KeepsTheQueueOverChanges), 1500),
+    "done while copies are under way": Mutant(_with_session(_DoneWithCopiesUnderWay), 1000),
+    "compares only the first page": Mutant(_with_session(_ComparesOnlyTheFirstPage), 50),
+    "commits without the syncing one": Mutant(_machine(_CommitsWithoutTheSyncing), 50),
+    "a new tail shows the old version": Mutant(_machine(_NewTailWaitsForTheSyncing), 800),
+    "a new tail does not commit": Mutant(_machine(_NewTailDoesNotCommit), 50),
+    "returns without what was pending": Mutant(_machine(_ReturnsWithoutItsPending), 150),
+    "refuses before the drop is durable": Mutant(_told_to_clients(_RefusesBeforeTheDropIsDurable), 2000),
+    "carries copies of requests out": Mutant(_machine(_CarriesOutCopies), 400),
 }
 
 
-def plant(bug: str, seed: int) -> str | None:
+def attempt(mutant: str, seed: int) -> str | None:
     """What the simulation found, or None."""
-    world = BUGS[bug].world(seed)
+    world = MUTANTS[mutant].world(seed)
     world.plan_faults()
     try:
         world.run()

@@ -1,4 +1,4 @@
-"""Mistakes of clients, each the real machine with one thing wrong. The simulation must find all in `BUGS`.
+"""Mutants of the client, each the real machine with one thing wrong. The simulation must find all in `MUTANTS`.
 
 The others are too rare for chance, or show in nothing that is seen; `test_requests` plays them by hand.
 """
@@ -18,7 +18,7 @@ from fireflyer.fs.schema.chunks import Missing, NotCommitted, RefusalReason, Ref
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.sessions import OpenSession
 
-__all__ = ["BUGS", "BelievesThatStaleIsNotDone", "Bug", "OneChannelForAll", "plant"]
+__all__ = ["MUTANTS", "BelievesThatStaleIsNotDone", "Mutant", "OneChannelForAll", "attempt"]
 
 
 class _NumbersEachAttempt(Requests):
@@ -131,7 +131,7 @@ class _EndsNothing(ExchangingClient):
         self._retry(OpenSession(f"client {self._number} {self.exchanges}"))
 
 
-class Bug(NamedTuple):
+class Mutant(NamedTuple):
     """`within`: so many seeds find it, from the first; about five times as many as it took."""
 
     machine: type[Requests]
@@ -140,24 +140,24 @@ class Bug(NamedTuple):
     world: type[ReplicaWorld] = RequestWorld
 
 
-BUGS: dict[str, Bug] = {
-    "a retry has a new number": Bug(_NumbersEachAttempt, 120),
-    "the last refusal speaks for all attempts": Bug(_BelievesTheLastRefusal, 90),
-    "a lost connection is taken for not done": Bug(_BelievesThatLostIsNotDone, 1500),
-    "pending is taken for absent": Bug(_TakesPendingForAbsent, 20),
-    "an unresolved channel is used again": Bug(_with_channels(_AnyChannel), 2500),
-    "a number is used again": Bug(_with_channels(_OldNumbers), 20),
-    "ask numbers are used again": Bug(_UsesAskNumbersAgain, 30),
-    "a session is never ended": Bug(Requests, 700, _EndsNothing, WholeWorld),
-    "what was sent before the session's end is sent again": Bug(_SendsAgain, 200, ExchangingClient, WholeWorld),
+MUTANTS: dict[str, Mutant] = {
+    "a retry has a new number": Mutant(_NumbersEachAttempt, 120),
+    "the last refusal speaks for all attempts": Mutant(_BelievesTheLastRefusal, 90),
+    "a lost connection is taken for not done": Mutant(_BelievesThatLostIsNotDone, 1500),
+    "pending is taken for absent": Mutant(_TakesPendingForAbsent, 20),
+    "an unresolved channel is used again": Mutant(_with_channels(_AnyChannel), 2500),
+    "a number is used again": Mutant(_with_channels(_OldNumbers), 20),
+    "ask numbers are used again": Mutant(_UsesAskNumbersAgain, 30),
+    "a session is never ended": Mutant(Requests, 700, _EndsNothing, WholeWorld),
+    "what was sent before the session's end is sent again": Mutant(_SendsAgain, 200, ExchangingClient, WholeWorld),
 }
 
 
-def plant(bug: str, seed: int) -> str | None:
+def attempt(mutant: str, seed: int) -> str | None:
     """What the simulation found, or None."""
-    planted = BUGS[bug]
-    client = type("Client", (planted.client,), {"machine_type": planted.machine})
-    world = type("World", (planted.world,), {"make_client": client})
+    chosen = MUTANTS[mutant]
+    client = type("Client", (chosen.client,), {"machine_type": chosen.machine})
+    world = type("World", (chosen.world,), {"make_client": client})
     try:
         run_seed(seed, world)
     except Exception as error:

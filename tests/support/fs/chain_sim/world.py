@@ -296,7 +296,7 @@ class AnyClient(Protocol):
 
 
 class ReplicaWorld:
-    """One seeded history. `make_replica` is the seam for planted bugs, `make_client` for other clients."""
+    """One seeded history. `make_replica` is the seam for mutants, `make_client` for other clients."""
 
     make_client: Callable[..., AnyClient] = Client
 

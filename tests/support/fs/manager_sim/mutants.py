@@ -1,4 +1,4 @@
-"""Bugs of the cluster manager's protocol, each planted into the real code, which the simulation must find."""
+"""Mutants of the cluster manager's protocol: the real code with one bug each, which the simulation must find."""
 
 from __future__ import annotations
 
@@ -347,8 +347,8 @@ def another_chains_versions_count(patch: Patch) -> None:
 
 
 MUTANTS: dict[str, Callable[[Patch], None]] = {
-    planted.__name__: planted
-    for planted in (
+    mutant.__name__: mutant
+    for mutant in (
         no_fence,
         fence_from_the_answer,
         serves_on_after_it_said_gone,

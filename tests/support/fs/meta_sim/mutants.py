@@ -1,4 +1,4 @@
-"""Bugs of the state of open files, each planted into the real code, which the simulation must find."""
+"""Mutants of the state of open files: the real code with one bug each, which the simulation must find."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def unlinked_files_are_forgotten(patch: Patch) -> None:
 class Mutant(NamedTuple):
     """`within`: so many seeds find it, from the first; several times as many as it took."""
 
-    plant: Callable[[Patch], None]
+    apply: Callable[[Patch], None]
     within: int
     plan: str
     """Of the faults."""
@@ -333,7 +333,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS: dict[str, Mutant] = {}
-for _plant, _within, _plan in [
+for _apply, _within, _plan in [
     (reports_of_another_cut_are_believed, 50, "cuts"),
     (reports_of_another_cut_are_ignored, 50, "cuts"),
     (reservations_do_not_grow_the_file, 50, ""),
@@ -366,4 +366,4 @@ for _plant, _within, _plan in [
     (chunks_are_forgotten, 50, ""),
     (unlinked_files_are_forgotten, 50, ""),
 ]:  # fmt: skip
-    MUTANTS[_plant.__name__.replace("_", " ")] = Mutant(_plant, _within, _plan)
+    MUTANTS[_apply.__name__.replace("_", " ")] = Mutant(_apply, _within, _plan)

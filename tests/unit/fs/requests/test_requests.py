@@ -264,7 +264,7 @@ def test_after_an_attempt_without_an_answer_no_refusal_says_that_nothing_was_don
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [(Requests, "timeout"), pytest.param(BelievesThatStaleIsNotDone, "stale_version", id="planted")],
+    [(Requests, "timeout"), pytest.param(BelievesThatStaleIsNotDone, "stale_version", id="mutant")],
 )
 def test_a_stale_version_does_not_say_that_nothing_was_done(kind: type[Requests], code: str) -> None:
     """The head that lost its role may have passed it on: whoever follows it drives it to its end."""
@@ -322,7 +322,7 @@ def test_two_unknown_outcomes_of_a_chunk_are_not_resolved_by_a_refusal_of_the_la
     assert bench.machine.unresolved_channels == 0
 
 
-@pytest.mark.parametrize(("kind", "channels"), [(Requests, 2), pytest.param(OneChannelForAll, 1, id="planted")])
+@pytest.mark.parametrize(("kind", "channels"), [(Requests, 2), pytest.param(OneChannelForAll, 1, id="mutant")])
 def test_of_a_channel_one_update_is_under_way(kind: type[Requests], channels: int) -> None:
     bench = Bench(1, kind=kind)
     bench.begin(TRUNCATE, CHUNK)
