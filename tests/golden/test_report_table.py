@@ -1,4 +1,4 @@
-"""The report on a terminal, as people see it. To accept a change: `FF_ACCEPT=1 pytest tests/golden`."""
+"""The report on a terminal, as users see it. To accept a change: `FF_ACCEPT=1 pytest tests/golden`."""
 
 from __future__ import annotations
 

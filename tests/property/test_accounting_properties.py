@@ -137,12 +137,12 @@ def job_scripts(draw: st.DrawFn) -> JobScript:
 @given(job_scripts())
 @settings(max_examples=200)
 def test_account_of_an_honest_log_is_the_truth(script: JobScript) -> None:
-    log, truth = make_log(script)
+    log, expected = make_log(script)
     result = account(log)
     check_invariants(result)
     parts = msgspec.structs.asdict(result.parts)
     assert parts.pop("unknown_ns") == 0
-    assert parts == truth
+    assert parts == expected
     assert result.last_step == script.steps
     assert [point.step for point in result.losses] == list(range(1, script.steps + 1))
     assert len(result.failures) == len(script.breaks)

@@ -1,4 +1,4 @@
-"""What people type who read docs/how-to, in a directory of their own."""
+"""What users type who read docs/how-to, in a directory of their own."""
 
 from __future__ import annotations
 

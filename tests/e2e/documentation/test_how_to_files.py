@@ -1,4 +1,4 @@
-"""What docs/how-to/files.md tells people to type works."""
+"""What docs/how-to/files.md tells users to type works."""
 
 from __future__ import annotations
 

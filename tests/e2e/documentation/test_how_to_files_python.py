@@ -1,4 +1,4 @@
-"""What docs/how-to/files-python.md tells people to type works."""
+"""What docs/how-to/files-python.md tells users to type works."""
 
 from __future__ import annotations
 

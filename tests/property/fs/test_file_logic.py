@@ -44,14 +44,14 @@ class _Chunks:
 @given(SEEDS)
 def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> None:
     rng = random.Random(seed)
-    pending, chunks, truth = WriteBehindBuffer(UNIT), _Chunks(), bytearray(SIZE)
+    pending, chunks, expected = WriteBehindBuffer(UNIT), _Chunks(), bytearray(SIZE)
     for step in range(120):
         what = rng.random()
         if what < 0.55:
             offset = rng.choice([rng.randrange(SIZE), rng.randrange(0, SIZE, UNIT)])
             data = bytes([1 + step % 255]) * rng.randint(1, min(SIZE - offset, 3 * UNIT))
             pending.write(offset, memoryview(data), lent=rng.random() < 0.5)
-            truth[offset : offset + len(data)] = data
+            expected[offset : offset + len(data)] = data
             chunks.under_way += pending.ready()
         elif what < 0.65:
             chunks.under_way += pending.ready(everything=True)
@@ -62,7 +62,7 @@ def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> N
         offset = rng.randrange(SIZE)
         seen = chunks.stored[offset : offset + 100]
         pending.over(offset, memoryview(seen))
-        assert seen == truth[offset : offset + 100]
+        assert seen == expected[offset : offset + 100]
         covered = bytearray(b"\xff" * len(seen))
         if pending.covers(offset, len(seen)):
             pending.over(offset, memoryview(covered))
@@ -70,7 +70,7 @@ def test_what_is_pending_over_what_is_stored_is_what_was_written(seed: int) -> N
     chunks.under_way += pending.ready(everything=True)
     while chunks.under_way:
         chunks.one_ends(pending, rng)
-    assert chunks.stored == truth
+    assert chunks.stored == expected
     assert not pending
     assert pending.kept_bytes == pending.sent_bytes == pending.end() == 0
 

@@ -1,4 +1,4 @@
-"""Event logs of jobs that never ran, with the truth about them: for everything that reads a log."""
+"""Event logs of jobs that never ran, with the account that is expected of them: for everything that reads a log."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class _Writer:
 def make_log(script: JobScript) -> tuple[list[Logged], dict[str, int]]:
     """The log and the parts (by the names of `Parts`) that an exact account of it has."""
     w = _Writer(script)
-    truth = _ExpectedAccount()
+    expected = _ExpectedAccount()
     w.log(
         JobStarted(
             script.job, ("train.py", "--steps", str(script.steps)), script.nodes, script.ranks_per_node, 3, 1.7e9
@@ -128,10 +128,10 @@ def make_log(script: JobScript) -> tuple[list[Logged], dict[str, int]]:
         w.now_ns += script.start_ns
         if breaking is not None and breaking.before_ready:
             _fail(w, breaking, attempt, step=0)
-            _spend_start(truth, attempt, w.now_ns - began_ns)
+            _spend_start(expected, attempt, w.now_ns - began_ns)
             attempt += 1
             continue
-        _spend_start(truth, attempt, script.start_ns)
+        _spend_start(expected, attempt, script.start_ns)
         resumed = w.saved
         if script.resumes:
             for rank in w.ranks:
@@ -146,14 +146,14 @@ def make_log(script: JobScript) -> tuple[list[Logged], dict[str, int]]:
         began_ns = w.now_ns
         w.now_ns += breaking.into_ns
         _fail(w, breaking, attempt, step=last + 1)
-        truth.lost_ns += w.now_ns - began_ns
+        expected.lost_ns += w.now_ns - began_ns
         attempt += 1
     if script.finish:
         w.now_ns += script.tail_ns
-        truth.other_ns += script.tail_ns
+        expected.other_ns += script.tail_ns
         w.log(JobFinished(0, "all ranks exited with 0"))
-    _spend_steps(truth, script, kept_of_attempt)
-    return w.entries, {name: getattr(truth, name) for name in truth.__dataclass_fields__}
+    _spend_steps(expected, script, kept_of_attempt)
+    return w.entries, {name: getattr(expected, name) for name in expected.__dataclass_fields__}
 
 
 def _fail(w: _Writer, breaking: Break, attempt: int, *, step: int) -> None:
@@ -169,24 +169,24 @@ def _fail(w: _Writer, breaking: Break, attempt: int, *, step: int) -> None:
     w.log(AttemptFailed(attempt, "node 1 lost" if breaking.node is not None else "rank 0 exited with 1", True))
 
 
-def _spend_start(truth: _ExpectedAccount, attempt: int, spent_ns: int) -> None:
+def _spend_start(expected: _ExpectedAccount, attempt: int, spent_ns: int) -> None:
     if attempt == 0:
-        truth.startup_ns += spent_ns
+        expected.startup_ns += spent_ns
     else:
-        truth.restart_ns += spent_ns
+        expected.restart_ns += spent_ns
 
 
-def _spend_steps(truth: _ExpectedAccount, s: JobScript, ranges: Sequence[tuple[int, int]]) -> None:
+def _spend_steps(expected: _ExpectedAccount, s: JobScript, ranges: Sequence[tuple[int, int]]) -> None:
     for index, (first, last) in enumerate(ranges):
         floor = min((resumed for resumed, _ in ranges[index + 1 :]), default=last)
         for step in range(first + 1, last + 1):
             stall_ns = s.stall_ns if step % s.checkpoint_every == 0 else 0
-            truth.checkpoint_ns += stall_ns
+            expected.checkpoint_ns += stall_ns
             if step <= floor:
-                truth.productive_ns += s.step_ns
-                truth.other_ns += s.gap_ns
+                expected.productive_ns += s.step_ns
+                expected.other_ns += s.gap_ns
             else:
-                truth.lost_ns += s.step_ns + s.gap_ns
+                expected.lost_ns += s.step_ns + s.gap_ns
 
 
 def example_log() -> list[Logged]:

@@ -111,14 +111,14 @@ def test_beyond_its_range_formula_1_says_zero_and_nonsense_is_refused() -> None:
 
 def test_inputs_come_from_the_log() -> None:
     script = JobScript(steps=100, checkpoint_every=10, breaks=(Break(after_step=54),))
-    log, truth = make_log(script)
+    log, expected = make_log(script)
     result = account(log)
     verdict = ettr(result)
-    assert verdict.measured == truth["productive_ns"] / result.wall_ns == measured_ettr(result)
+    assert verdict.measured == expected["productive_ns"] / result.wall_ns == measured_ettr(result)
     assert verdict.inputs is not None
     assert verdict.inputs.failures == 1
     assert verdict.inputs.failures_per_s == pytest.approx(SECOND / result.wall_ns)
-    assert verdict.inputs.restart_s == pytest.approx((truth["startup_ns"] + truth["restart_ns"]) / 2 / SECOND)
+    assert verdict.inputs.restart_s == pytest.approx((expected["startup_ns"] + expected["restart_ns"]) / 2 / SECOND)
     assert verdict.inputs.period_s == pytest.approx(10 * script.step_ns / SECOND)
     assert verdict.inputs.stall_s == pytest.approx(12 * MS / SECOND)
     assert verdict.expected is not None

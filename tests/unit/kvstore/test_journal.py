@@ -152,7 +152,7 @@ def test_mutants_lose_something(mutant: str, tmp_path: Path, monkeypatch: pytest
             self._pin = None
 
         monkeypatch.setattr(LmdbFile, "_sync_all", without_pin)
-    elif bug == "the file does not go back":
+    elif mutant == "the file does not go back":
         monkeypatch.setattr(lmdb_file, "_restore", lambda *_: None)
     else:
         monkeypatch.setattr(Journal, "records", lambda _: [])

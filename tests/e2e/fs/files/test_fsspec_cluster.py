@@ -1,4 +1,4 @@
-"""fsspec's own tests of a file system, and what people do with data through it, on a cluster of this machine."""
+"""fsspec's own tests of a file system, and what users do with data through it, on a cluster of this machine."""
 
 from __future__ import annotations
 

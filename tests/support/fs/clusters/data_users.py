@@ -1,4 +1,4 @@
-"""What people do with data in files through fsspec: pandas, pyarrow, DuckDB, checkpoints of torch. `url`: of an empty
+"""What users do with data in files through fsspec: pandas, pyarrow, DuckDB, checkpoints of torch. `url`: of an empty
 directory, as `ff://…/name`; `options`: of the file system."""
 
 from __future__ import annotations

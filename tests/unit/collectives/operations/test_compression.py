@@ -189,11 +189,11 @@ def test_training_comes_as_far_as_without_compression(codec: str) -> None:
     """Least squares by gradient descent on two ranks; the loss after 300 steps is within 1 % of the plain one."""
     rng = np.random.default_rng(5)
     inputs, noise = rng.standard_normal((2, 64, 40)).astype(np.float32), rng.standard_normal((2, 64)).astype(np.float32)
-    truth = rng.standard_normal(40).astype(np.float32)
+    sought = rng.standard_normal(40).astype(np.float32)
 
     def train(comm: Comm, compression: Compression | None) -> float:
         x = inputs[comm.rank]
-        y = x @ truth + 0.1 * noise[comm.rank]
+        y = x @ sought + 0.1 * noise[comm.rank]
         weights = np.zeros(40, np.float32)
         for _ in range(300):
             step = (x.T @ (x @ weights - y) / len(y)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""`ff fs ls`, `cp`, `rm` and the others do what people know of coreutils."""
+"""`ff fs ls`, `cp`, `rm` and the others do what users know of coreutils."""
 
 from __future__ import annotations
 
