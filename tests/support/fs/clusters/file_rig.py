@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tests.support.fs.clusters.meta_service import CHAINS, SERVICE, FakeChunks, MetaRig
 
-from fireflyer.base.errors import FireflyerError, NoSpace
+from fireflyer.base.errors import FireflyerError, NoSpace, Unreachable
 from fireflyer.fs.client.files.asyncio_files import Files
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.port import LoopPort
@@ -28,7 +28,7 @@ from fireflyer.fs.schema.routing import ChainTable, Routing
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.kvstore import MemoryEngine
 
-__all__ = ["FakeClient", "FileRig", "Store", "no_space"]
+__all__ = ["FakeClient", "FileRig", "Silent", "Store", "content", "no_space", "run", "turns"]
 
 CONTENT = ContentId(1, 1)
 
@@ -231,3 +231,39 @@ class FileRig:
 
 def no_space(_: ChunkId) -> FireflyerError:
     return NoSpace("the disks are full")
+
+
+def run(test: Callable[[FileRig], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with FileRig() as rig:
+            await test(rig)
+
+    asyncio.run(inside())
+
+
+async def content(files: Files, path: str) -> bytes:
+    async with await files.open(path) as file:
+        return await file.pread(0, 1 << 24)
+
+
+class Silent:
+    """Requests of one kind are done, or not, and not answered, until `over`."""
+
+    def __init__(self, rig: FileRig, kind: type, *, done: bool) -> None:
+        self.over = False
+        before = rig.sends
+
+        async def sends(calls: Calls) -> Answers:
+            if self.over or not isinstance(calls.calls[0].request, kind):
+                return await before(calls)
+            if done:
+                await before(calls)
+            raise Unreachable("the connection was lost")
+
+        rig.sends = sends
+
+
+async def turns() -> None:
+    """What can be done without waiting for anything else is done."""
+    for _ in range(50):
+        await asyncio.sleep(0)
