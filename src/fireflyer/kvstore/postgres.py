@@ -11,6 +11,10 @@ The server takes its predicate locks on what a plan reads. A sequential scan wou
 plan without it; the table keeps room in its pages, so that replacing a value need not touch the index. Of more than
 a few rows it makes one lock of the page, then of the table: with its defaults from 32 on, and then everybody conflicts
 with everybody. That is said when we connect.
+
+What an error means for a transaction is told by its SQLSTATE (the server's documentation, appendix "PostgreSQL Error
+Codes"); what the driver raises by itself is a lost connection. The same loss means `Disconnected` before COMMIT was
+sent and `CommitUnknown` after.
 """
 
 from __future__ import annotations
@@ -24,15 +28,23 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.errors import (
+    Busy,
+    DataCorruption,
+    FireflyerError,
+    NoSpace,
+    NotFound,
+    PermanentError,
+    PermissionDenied,
+    UsageError,
+)
 from fireflyer.base.units import MS, SECOND
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS, MAX_PAGE_BYTES, Item, KeyRange, Page
 from fireflyer.kvstore.core.overlay import Mutations
 from fireflyer.kvstore.core.timing import Timing
 from fireflyer.kvstore.engine import AttemptingEngine
-from fireflyer.kvstore.errors import CommitUnknown, Conflict
-from fireflyer.kvstore.postgres_errors import translate
+from fireflyer.kvstore.errors import CommitUnknown, Conflict, Disconnected, TransactionTimeout
 from fireflyer.kvstore.timing import LoopTiming
 from fireflyer.kvstore.transaction import Source
 
@@ -63,6 +75,22 @@ _SESSION: Final = {
     "enable_bitmapscan": "off",
     "jit": "off",
 }
+
+_CONFLICTS: Final = ("40001", "40P01", "55P03")
+"""Serialization failure, deadlock, lock not available: the server has rolled back."""
+_LOST: Final = ("08", "57P", "25P03", "40003", "53300", "25006")
+"""Connection exceptions; shutdown, crash, starting up; idle for too long; completion unknown; too many
+connections; a standby that only reads."""
+_CLASSES: Final[tuple[tuple[str, type[FireflyerError], str], ...]] = (
+    ("57014", TransactionTimeout, "the server ended a statement that took too long; nothing of it happened"),
+    ("53100", NoSpace, "the server's disk is full; free some space"),
+    ("53", Busy, "the server is short of a resource"),
+    ("28", PermissionDenied, "the server refused the user; check name, password and pg_hba.conf"),
+    ("42501", PermissionDenied, "the user may not do that; grant it"),
+    ("3D000", NotFound, "no such database; create it with `createdb`"),
+    ("XX001", DataCorruption, "the server found damaged data"),
+    ("XX002", DataCorruption, "the server found a damaged index"),
+)
 
 
 class _Statements:
@@ -142,7 +170,7 @@ class PostgresEngine(AttemptingEngine):
             if isinstance(error, ValueError) and not isinstance(error, FireflyerError):
                 raise UsageError(f"PostgreSQL URL not understood: {error}") from error
             if isinstance(error, Exception):
-                raise translate(error, "connect") from error
+                raise _translate(error, "connect") from error
             raise
         return engine
 
@@ -181,7 +209,7 @@ class PostgresEngine(AttemptingEngine):
         try:
             connection = await self._pool.acquire()
         except Exception as error:
-            raise translate(error, "connect") from error
+            raise _translate(error, "connect") from error
         return _PostgresSource(self._pool, connection, self._statements, read_only=read_only)
 
 
@@ -292,6 +320,26 @@ class _PostgresSource(Source):
             except FireflyerError:
                 raise
             except Exception as error:
-                translated = translate(error, what, committing=self._sent)
+                translated = _translate(error, what, committing=self._sent)
                 self._sent = isinstance(translated, CommitUnknown)
                 raise translated from error
+
+
+def _translate(error: Exception, what: str, *, committing: bool = False) -> FireflyerError:
+    """The error to raise instead; `what` says what was attempted. `committing`: COMMIT had been sent."""
+    if isinstance(error, FireflyerError):
+        return error
+    text = f"PostgreSQL, {what}"
+    said = " ".join(str(error).split()) or type(error).__name__
+    state = getattr(error, "sqlstate", None)
+    lost = isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | EOFError)
+    if state in _CONFLICTS:
+        return Conflict(f"{text}: transaction not committed ({said}); run it again", retry_ns=0)
+    if lost or (state or "").startswith(_LOST) or (committing and state == "57014"):
+        if committing:
+            return CommitUnknown(f"{text}: the connection broke during the commit ({said}); it may have happened")
+        return Disconnected(f"{text}: {said}; check that the server runs and takes writes")
+    for prefix, cls, advice in _CLASSES:
+        if (state or "").startswith(prefix):
+            return cls(f"{text}: {advice} ({said})")
+    return PermanentError(f"{text}: {said}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.core.meta.fsck.chain_walk import LEAST_PAGE, ChainWalk, Piece, behind
-from fireflyer.fs.core.meta.fsck.inode_set import InodeSet
+from fireflyer.fs.core.meta.fsck.compare import InodeSet
 from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import MAX_FILE, MAX_INDEX, ChainId, ChunkId
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fireflyer.fs.core.files.chunk_map import ChunkMap
 from fireflyer.fs.core.files.holds import HoldReporter
-from fireflyer.fs.core.files.numbers import RequestNumbers
+from fireflyer.fs.core.files.meta_requests import RequestNumbers
 from fireflyer.fs.core.files.readahead import Block, ReadAhead
 from fireflyer.fs.core.files.write_behind import MAX_OPEN, Extent, WriteBehindBuffer
 from fireflyer.fs.schema.inodes import Layout

@@ -7,7 +7,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fireflyer.fs.core.meta.open_files.lock_table import changed, in_the_way
+from fireflyer.fs.core.meta.open_files.locks import changed, in_the_way
 from fireflyer.fs.core.meta.open_rows import HeldLock
 from fireflyer.fs.schema.meta import LockKind, Window
 

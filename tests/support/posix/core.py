@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from tests.support.posix.memory_chunks import MemoryChunks
 from tests.support.posix.places import Identity
 
-from fireflyer.fs.core.files.request_limits import refusal
+from fireflyer.fs.core.files.meta_requests import refusal
 from fireflyer.fs.core.meta import dispatch, procedures, replies
 from fireflyer.fs.core.meta.context import ClusterDefaults, Context, Requester
 from fireflyer.fs.core.meta.open_files import holds

@@ -272,7 +272,6 @@ async def test_a_url_that_is_not_understood_is_named_without_its_password(url: s
 async def test_a_missing_driver_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     monkeypatch.delitem(sys.modules, "fireflyer.kvstore.postgres", raising=False)
-    monkeypatch.delitem(sys.modules, "fireflyer.kvstore.postgres_errors", raising=False)
     with pytest.raises(PermanentError, match=r"pip install 'fireflyer\[postgres\]'"):
         await kvstore.open("postgresql://nobody@nowhere/x")
 

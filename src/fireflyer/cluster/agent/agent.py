@@ -20,7 +20,7 @@ from typing import Any
 from fireflyer.base.errors import FireflyerError, Unreachable
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.log_writer import LogWriter
-from fireflyer.cluster.agent.outbox import Outbox
+from fireflyer.cluster.agent.output import Outbox
 from fireflyer.cluster.agent.rank import RankProcess
 from fireflyer.cluster.schema.wire import (
     BEAT,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from fireflyer.base.errors import FireflyerError
-from fireflyer.cluster.agent.lines import LineSplitter
 from fireflyer.cluster.agent.log_writer import LogFile, LogWriter
+from fireflyer.cluster.agent.output import LineSplitter
 from fireflyer.cluster.schema.wire import Exited, OutputLine, RankToStart
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.processes.guarded import (

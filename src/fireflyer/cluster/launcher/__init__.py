@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -15,7 +16,6 @@ from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
 from fireflyer.cluster.launcher.devices import Devices, find_devices
 from fireflyer.cluster.launcher.event_log import EventLog
 from fireflyer.cluster.launcher.job import MASTER_ADDR, Job
-from fireflyer.cluster.launcher.signals import take_signals
 from fireflyer.cluster.schema.job import JobResult, JobSpec, RankLine
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.disk import translate_os_error
@@ -92,7 +92,7 @@ async def _serve(job: Job, server: RpcServer) -> Finish:
     address = await server.start(MASTER_ADDR, 0)
     loop = asyncio.get_running_loop()
     in_main = threading.current_thread() is threading.main_thread()
-    give_back = take_signals(loop, job.stop) if in_main else lambda: None
+    give_back = _take_signals(loop, job.stop) if in_main else lambda: None
     try:
         return await job.run(str(address), store)
     finally:
@@ -134,3 +134,24 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError:
         pass
+
+
+def _take_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> Callable[[], None]:
+    """Passes SIGINT, SIGTERM and SIGHUP to `on_signal`, except those that were ignored when we were started (nohup).
+    Returns what gives them back."""
+    taken = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.getsignal(number) for number in taken}
+    for number in taken:
+        loop.add_signal_handler(number, on_signal, int(number))
+
+    def give_back() -> None:
+        for number in taken:
+            loop.remove_signal_handler(number)
+            if before[number] is not None:
+                signal.signal(number, before[number])
+
+    return give_back

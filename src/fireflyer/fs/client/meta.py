@@ -40,8 +40,7 @@ from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.control import META, ConnectionPool
 from fireflyer.fs.core.files.holds import HoldReporter
-from fireflyer.fs.core.files.numbers import RequestNumbers
-from fireflyer.fs.core.files.request_limits import refusal
+from fireflyer.fs.core.files.meta_requests import RequestNumbers, refusal
 from fireflyer.fs.core.files.request_routing import (
     MAX_LISTED_TOGETHER,
     MAX_TOGETHER_BYTES,

@@ -6,8 +6,7 @@ a machine that decides itself whom it asks, and when again.
 """
 
 from fireflyer.fs.control.client import ControlClient
-from fireflyer.fs.control.connections import ASK, ConnectionPool
-from fireflyer.fs.control.files import META
+from fireflyer.fs.control.connections import ASK, META, ConnectionPool
 from fireflyer.fs.control.primary import ManagerClient
 
 __all__ = ["ASK", "META", "ConnectionPool", "ControlClient", "ManagerClient"]

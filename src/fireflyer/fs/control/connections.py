@@ -8,12 +8,15 @@ from typing import Any, Final, TypeVar, cast
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.schema.manager import Answer, Request
+from fireflyer.fs.schema.meta import Answers, Calls
 from fireflyer.runtime.rpc import Credential, Method, RpcClient
 
-__all__ = ["ASK", "MAX_LINES", "ConnectionPool"]
+__all__ = ["ASK", "MAX_LINES", "META", "ConnectionPool"]
 
 ASK: Final[Method[Request, Answer]] = Method("fs.ask", cast("Any", Request), cast("Any", Answer))
 """Every request to a manager."""
+META: Final[Method[Calls, Answers]] = Method("fs.meta", Calls, Answers)
+"""Every request to the meta service, at a manager's address or at one of its own (`GetMetaServices`)."""
 Req = TypeVar("Req")
 Resp = TypeVar("Resp")
 MAX_LINES: Final = 64

@@ -17,7 +17,7 @@ from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes import attributes
 from fireflyer.fs.core.meta.inodes.layout import chain_of, pieces
 from fireflyer.fs.core.meta.namespace import xattrs
-from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, lock_table, locks, session_cleanup, truncate
+from fireflyer.fs.core.meta.open_files import garbage_collection, lengths, locks, session_cleanup, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
 from fireflyer.fs.core.meta.open_files.lengths import ChunkEnd, file_of
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
@@ -215,17 +215,17 @@ def an_unlock_takes_the_whole_lock(patch: Patch) -> None:
         others = tuple(one for one in held if one.start < wanted.start or one.window is not wanted.window)
         return original(others, wanted)
 
-    original = lock_table.changed
-    patch.setattr(lock_table, "changed", changed)
+    original = locks.changed
+    patch.setattr(locks, "changed", changed)
 
 
 def readers_do_not_stop_writers(patch: Patch) -> None:
-    original = lock_table.in_the_way
+    original = locks.in_the_way
 
     def in_the_way(held: tuple[HeldLock, ...], wanted: HeldLock) -> list[HeldLock]:
         return [one for one in original(held, wanted) if one.kind is LockKind.WRITE]
 
-    patch.setattr(lock_table, "in_the_way", in_the_way)
+    patch.setattr(locks, "in_the_way", in_the_way)
 
 
 # --- collecting ---

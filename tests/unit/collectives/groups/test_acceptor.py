@@ -34,14 +34,14 @@ def introduce(sock: socket.socket, secret: Secret, name: str) -> None:
 
 def test_guests_are_let_in_though_strangers_say_nothing_or_nonsense(listener: socket.socket) -> None:
     secret = new_secret()
-    with Acceptor(listener, secret, PURPOSE, "host") as acceptor:
+    with Acceptor(listener, secret, PURPOSE, "host") as accepting:
         silent = [caller(listener) for _ in range(30)]
         noisy = caller(listener)
         noisy.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
         begun = time.monotonic()
         with caller(listener) as next_peer:
             introduce(next_peer, secret, "node 3 link 0.0")
-            sock, identity = acceptor.next_peer(30 * SECOND)
+            sock, identity = accepting.next_peer(30 * SECOND)
             sock.sendall(b"welcome")
             assert next_peer.recv(7) == b"welcome"
         assert identity == "node 3 link 0.0"
@@ -52,21 +52,21 @@ def test_guests_are_let_in_though_strangers_say_nothing_or_nonsense(listener: so
 
 
 def test_another_secret_is_turned_away(listener: socket.socket) -> None:
-    with Acceptor(listener, new_secret(), PURPOSE, "host") as acceptor, caller(listener) as stranger:
+    with Acceptor(listener, new_secret(), PURPOSE, "host") as accepting, caller(listener) as stranger:
         with pytest.raises(FireflyerError):
             authenticate_client(stranger, new_secret(), "node 3", PURPOSE, 30 * SECOND)
         with pytest.raises(TimeoutError):
-            acceptor.next_peer(1)
+            accepting.next_peer(1)
 
 
 def test_of_too_many_strangers_the_oldest_leaves(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "MAX_HANDSHAKES", 3)
     secret = new_secret()
-    with Acceptor(listener, secret, PURPOSE, "host") as acceptor:
+    with Acceptor(listener, secret, PURPOSE, "host") as accepting:
         strangers = [caller(listener) for _ in range(3)]
         with caller(listener) as next_peer:
             introduce(next_peer, secret, "late")
-            sock, identity = acceptor.next_peer(30 * SECOND)
+            sock, identity = accepting.next_peer(30 * SECOND)
             sock.close()
         assert identity == "late"
         assert strangers[0].recv(1) == b""
@@ -76,11 +76,11 @@ def test_of_too_many_strangers_the_oldest_leaves(listener: socket.socket, monkey
 
 def test_closing_ends_every_handshake_and_guests_that_nobody_asked_for(listener: socket.socket) -> None:
     secret = new_secret()
-    acceptor = Acceptor(listener, secret, PURPOSE, "host")
+    accepting = Acceptor(listener, secret, PURPOSE, "host")
     stranger, next_peer = caller(listener), caller(listener)
     introduce(next_peer, secret, "node 1")
     begun = time.monotonic()
-    acceptor.close()
+    accepting.close()
     assert time.monotonic() - begun < 5
     assert next_peer.recv(1) == b""
     stranger.close()

@@ -15,19 +15,26 @@ may have been between two steps of somebody: only what is found again, unchanged
 from __future__ import annotations
 
 import enum
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.core.meta.fsck.inode_set import InodeSet
 from fireflyer.fs.core.meta.inodes.layout import chain_of, end_at, order_of
 from fireflyer.fs.schema.chunks import ChunkEntry
 from fireflyer.fs.schema.ids import ChainId
 from fireflyer.fs.schema.inodes import DirectoryDetails, FileDetails, Inode, InodeId, Kind
 
-__all__ = ["Fault", "FaultKind", "Name", "NamespaceCheck", "lasting", "wrong_chunks"]
+__all__ = ["Fault", "FaultKind", "InodeSet", "Name", "NamespaceCheck", "lasting", "wrong_chunks"]
+
+_BITS: Final = 16
+_BITMAP_BYTES: Final = (1 << _BITS) // 8
+_MOST_SORTED: Final = _BITMAP_BYTES // 2
+"""With more of them a bitmap is smaller."""
 
 
 class FaultKind(enum.StrEnum):
@@ -51,6 +58,48 @@ class Fault(msgspec.Struct, frozen=True):
     inode: InodeId
     path: str
     text: str
+
+
+class InodeSet:
+    """Which of very many inode numbers there are: two bytes for each, and less where they are dense. It only grows.
+
+    Numbers of files that live are given out one after the other, in batches; a Python set takes 60 to 90 bytes for
+    each. Here numbers that agree in all but their last 16 bits share a block: a sorted array of those bits, which
+    becomes a bitmap of 8 KiB when that is smaller.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, array[int] | bytearray] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, number: InodeId) -> bool:
+        block, low = self._blocks.get(number >> _BITS), number & ((1 << _BITS) - 1)
+        if block is None:
+            return False
+        if isinstance(block, bytearray):
+            return bool(block[low >> 3] & (1 << (low & 7)))
+        at = bisect_left(block, low)
+        return at < len(block) and block[at] == low
+
+    def add(self, number: InodeId) -> bool:
+        """Whether it was not there."""
+        if number in self:
+            return False
+        self._count += 1
+        low = number & ((1 << _BITS) - 1)
+        block = self._blocks.setdefault(number >> _BITS, array("H"))
+        if isinstance(block, bytearray):
+            block[low >> 3] |= 1 << (low & 7)
+        elif len(block) < _MOST_SORTED:
+            block.insert(bisect_left(block, low), low)
+        else:
+            self._blocks[number >> _BITS] = bitmap = bytearray(_BITMAP_BYTES)
+            for one in (*block, low):
+                bitmap[one >> 3] |= 1 << (one & 7)
+        return True
 
 
 class Name(msgspec.Struct, frozen=True):

@@ -1,8 +1,12 @@
 """Advisory locks of clients: taking, waiting, finding out who is in the way.
 
-What conflicts and what remains is decided by `lock_table`. All locks of an inode are one row, so a grant is a
-transaction like any other. A lock ends with its client's session: who meets one of a session that is over takes it
-away, and the reaper does it for those that nobody meets.
+What conflicts and what remains is decided by `in_the_way` and `changed`, over the locks of one inode as a value. The
+two windows do not see each other. In RANGE (fcntl) the owner's new lock takes the place of its locks on those bytes:
+what remains of them on either side stays, and neighbours of one kind become one. In WHOLE (flock) an owner has one
+lock. Others conflict where ranges meet and one of the two is for writing.
+
+All locks of an inode are one row, so a grant is a transaction like any other. A lock ends with its client's session:
+who meets one of a session that is over takes it away, and the reaper does it for those that nobody meets.
 
 *Waiting* is asking again. Who waits for a RANGE writes down for what, so that a circle of owners, each waiting for the
 next, is found by the one that would close it: EDEADLK. (flock has no such error.) The row says until when it counts,
@@ -17,10 +21,11 @@ from __future__ import annotations
 import errno
 from typing import Final
 
+import msgspec
+
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import require_reach
 from fireflyer.fs.core.meta.inodes.permissions import READ, WRITE, permits
-from fireflyer.fs.core.meta.open_files import lock_table
 from fireflyer.fs.core.meta.open_rows import (
     LOCKS_ROWS,
     WAIT_ROWS,
@@ -41,7 +46,7 @@ from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import END_OF_FILE, Answer, Done, ErrorReply, GetLock, Lock, LockKind, LockState, Window
 
-__all__ = ["LOCK_PAUSE_NS", "MAX_LOCKS", "get_lock", "lock", "release_all", "wait_and_lock"]
+__all__ = ["LOCK_PAUSE_NS", "MAX_LOCKS", "changed", "get_lock", "in_the_way", "lock", "release_all", "wait_and_lock"]
 
 MAX_LOCKS: Final = 4096
 """Of one inode; ENOLCK."""
@@ -58,7 +63,7 @@ async def lock(request: Lock, context: Context) -> Done | ErrorReply:
     """Raises `NotAtOnce` where it has to be waited for, ENOLCK, EINVAL, ESTALE, EACCES."""
     wanted = await _checked(request, context)
     held = await _living(context, request.inode, wanted)
-    if lock_table.in_the_way(held, wanted):
+    if in_the_way(held, wanted):
         if request.wait_ns:
             raise NotAtOnce(request.inode, "a lock is in the way")
         _let_go_first(context, request.inode, held, wanted)
@@ -70,7 +75,7 @@ async def lock(request: Lock, context: Context) -> Done | ErrorReply:
 async def get_lock(request: GetLock, context: Context) -> LockState:
     wanted = await _checked(request.lock, context)
     held = await locks_of(context, request.lock.inode)
-    for one in lock_table.in_the_way(held, wanted):
+    for one in in_the_way(held, wanted):
         if await lives(context.rows, one.client):
             found = Lock(request.lock.inode, one.window, one.owner, one.kind, one.start, one.end, 0, one.process)
             return LockState(found, one.client)
@@ -104,7 +109,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     wanted = await _checked(request, context)
     held = await _living(context, request.inode, wanted)
     key = pair_key(WAITS, context.requester.client, request.owner) + context.number.to_bytes(8, "big")
-    blockers = lock_table.in_the_way(held, wanted)
+    blockers = in_the_way(held, wanted)
     answer: Answer = Done()
     if blockers and request.window is Window.RANGE and await _closes_cycle(context, wanted, blockers):
         answer = ErrorReply(errno.EDEADLK, "an owner in the way waits for this one")
@@ -146,14 +151,14 @@ async def _living(context: Context, inode: InodeId, wanted: HeldLock) -> tuple[H
     """What is held, without the locks in the way whose clients are no more."""
     held = await locks_of(context, inode)
     checked: dict[ClientId, bool] = {}
-    for one in lock_table.in_the_way(held, wanted):
+    for one in in_the_way(held, wanted):
         if one.client not in checked:
             checked[one.client] = await lives(context.rows, one.client)
     return tuple(one for one in held if checked.get(one.client, True))
 
 
 def _take(context: Context, inode: InodeId, held: tuple[HeldLock, ...], wanted: HeldLock) -> None:
-    after = lock_table.changed(held, wanted)
+    after = changed(held, wanted)
     if len(after) > MAX_LOCKS and len(after) > len(held):
         raise file_error(errno.ENOLCK, f"inode {inode} has {MAX_LOCKS} locks")
     _put(context, inode, after)
@@ -161,7 +166,7 @@ def _take(context: Context, inode: InodeId, held: tuple[HeldLock, ...], wanted: 
 
 def _let_go_first(context: Context, inode: InodeId, held: tuple[HeldLock, ...], wanted: HeldLock) -> None:
     if wanted.window is Window.WHOLE:
-        left = lock_table.without_owner(held, Window.WHOLE, wanted.client, wanted.owner)
+        left = without_owner(held, Window.WHOLE, wanted.client, wanted.owner)
         if len(left) < len(held):
             _put(context, inode, left)
 
@@ -188,7 +193,64 @@ async def _closes_cycle(context: Context, wanted: HeldLock, blockers: list[HeldL
             if wait.until_ns < context.now_ns:
                 continue
             held = await locks_of(context, wait.inode)
-            ahead += [(one.client, one.owner) for one in lock_table.in_the_way(held, wait.wanted)]
+            ahead += [(one.client, one.owner) for one in in_the_way(held, wait.wanted)]
         if me in ahead:
             return True
     return False
+
+
+# --- the locks of one inode, as a value ---
+
+
+def _same_owner(one: HeldLock, other: HeldLock) -> bool:
+    return one.client == other.client and one.owner == other.owner
+
+
+def in_the_way(held: tuple[HeldLock, ...], wanted: HeldLock) -> list[HeldLock]:
+    """Locks of others that `wanted` cannot be had beside, by start; none of a wish to unlock."""
+    if wanted.kind is LockKind.NONE:
+        return []
+    return [
+        one
+        for one in held
+        if one.window is wanted.window and not _same_owner(one, wanted)
+        and one.start < wanted.end and wanted.start < one.end
+        and LockKind.WRITE in (one.kind, wanted.kind)
+    ]  # fmt: skip
+
+
+def changed(held: tuple[HeldLock, ...], wanted: HeldLock) -> tuple[HeldLock, ...]:
+    """With `wanted`, which nothing is in the way of; without what it unlocks where its kind is NONE."""
+    others = [one for one in held if one.window is not wanted.window or not _same_owner(one, wanted)]
+    own = [one for one in held if one.window is wanted.window and _same_owner(one, wanted)]
+    left: list[HeldLock] = []
+    if wanted.window is Window.RANGE:
+        for one in own:
+            if one.start < wanted.start:
+                left.append(msgspec.structs.replace(one, end=min(one.end, wanted.start)))
+            if one.end > wanted.end:
+                left.append(msgspec.structs.replace(one, start=max(one.start, wanted.end)))
+    if wanted.kind is not LockKind.NONE:
+        left.append(wanted)
+    return _ordered([*others, *_merged(left)])
+
+
+def without_owner(held: tuple[HeldLock, ...], window: Window, client: int, owner: int) -> tuple[HeldLock, ...]:
+    """After that owner has let all of a window go."""
+    return tuple(one for one in held if one.window is not window or (one.client, one.owner) != (client, owner))
+
+
+def _merged(own: list[HeldLock]) -> list[HeldLock]:
+    """Locks of one owner that do not overlap."""
+    result: list[HeldLock] = []
+    for one in sorted(own, key=lambda lock: lock.start):
+        last = result[-1] if result else None
+        if last is not None and last.end == one.start and last.kind is one.kind:
+            result[-1] = msgspec.structs.replace(one, start=last.start)
+        else:
+            result.append(one)
+    return result
+
+
+def _ordered(held: list[HeldLock]) -> tuple[HeldLock, ...]:
+    return tuple(sorted(held, key=lambda one: (one.window, one.start, one.client, one.owner)))
