@@ -1,14 +1,14 @@
-// The one extension module. Each subject binds itself in a file of its own.
+// The one extension module. Each component binds itself in a folder of its own.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;
 
 void bind_kernels(nb::module_& m);
-void bind_collectives(nb::module_& m);
+void bind_executor(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
-void bind_chunk_node(nb::module_& m);
-void bind_chunk_ring(nb::module_& m);
+void bind_storage_node(nb::module_& m);
+void bind_storage_ring(nb::module_& m);
 
 NB_MODULE(_core, m) {
   // A training script may freeze the garbage collector (it saves seconds at the end of a rank); what it then leaves to the
@@ -16,9 +16,9 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums, the collective executor, and the chunk store's data paths.";
   bind_kernels(m);
-  bind_collectives(m);
+  bind_executor(m);
   bind_recorder(m);
   bind_exchange(m);
-  bind_chunk_node(m);
-  bind_chunk_ring(m);
+  bind_storage_node(m);
+  bind_storage_ring(m);
 }

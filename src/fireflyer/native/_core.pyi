@@ -8,7 +8,8 @@ from typing_extensions import Buffer
 
 _Buffer: TypeAlias = Buffer | npt.NDArray[Any]  # NumPy arrays declare the protocol from Python 3.12 on only
 
-# --- kernels.cpp: sums, rounding, checksums. The meaning is that of the twins in fireflyer.collectives.kernels. ---
+# --- collectives/kernels.cpp: sums, rounding, checksums. ---
+# The meaning is that of the twins in fireflyer.collectives.kernels.
 
 def reduce(out: _Buffer, inputs: Sequence[_Buffer], dtype: str, op: str = "sum", divisor: int = 1) -> int: ...
 def reduce_many(
@@ -26,7 +27,8 @@ def active_isa() -> str: ...
 def isa_names() -> list[str]: ...
 def set_isa(name: str) -> None: ...
 
-# --- collectives.cpp: the executor of one rank. Arguments as in cpp/include/fireflyer/collectives/executor.hpp. ---
+# --- collectives/executor.cpp: the executor of one rank. ---
+# Arguments as in cpp/include/fireflyer/collectives/executor.hpp.
 
 class NativeWork:
     def wait(self, timeout_ns: int) -> bool: ...
@@ -100,7 +102,8 @@ def tree_program(
     kind: str, parents: list[int], root: int, node: int, lane: int
 ) -> tuple[str, int, int, int, int, list[tuple[int, int, int, int, int, list[int]]]]: ...
 
-# --- recorder.cpp: the flight recorder. `snapshot` is what fireflyer.collectives.flight.Snapshot is made of. ---
+# --- collectives/recorder.cpp: the flight recorder. ---
+# `snapshot` is what fireflyer.collectives.flight.Snapshot is made of.
 
 class RecorderEntry:
     def route(self, path: str, algorithm: int = 0, chunks: int = 0, chunk_bytes: int = 0) -> None: ...
@@ -139,7 +142,8 @@ class Recorder:
     def algorithm(self, name: str) -> int: ...
     def snapshot(self) -> dict[str, Any]: ...
 
-# --- exchange.cpp: messages from rank to rank. Meaning as in cpp/include/fireflyer/collectives/p2p/exchange.hpp. ---
+# --- collectives/exchange.cpp: messages from rank to rank. ---
+# Meaning as in cpp/include/fireflyer/collectives/p2p/exchange.hpp.
 
 class Exchange:
     def link(self, rank: int, fd: int) -> None: ...
@@ -160,7 +164,7 @@ def submit_parts(
     sum: tuple[str, int, int, list[int]] | None = None,
 ) -> NativeWork: ...
 
-# --- chunk_node.cpp: the native half of a storage process. Meaning as in cpp/include/fireflyer/storage. ---
+# --- storage/node.cpp: the native half of a storage process. Meaning as in cpp/include/fireflyer/storage. ---
 # Everything crosses as plain tuples of ints; thread-safe; what may wait releases the GIL.
 
 _Chunk: TypeAlias = tuple[int, int]  # file, index
@@ -292,7 +296,8 @@ class ChunkTarget:
     # ChunkError: "failed" if not all was written; "hung" after 10 s without an answer of the disk, which stays locked.
     def close(self) -> None: ...
 
-# --- chunk_ring.cpp: reads and messages of one client. One thread at a time (RuntimeError); ValueError once closed. ---
+# --- storage/ring.cpp: reads and messages of one client. ---
+# One thread at a time (RuntimeError); ValueError once closed.
 
 # Completions:
 #   ("read", tag, status, length, made_in, version, chunk_length, chain_version, where)

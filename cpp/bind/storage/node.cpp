@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-#include "chunk_errors.hpp"
+#include "errors.hpp"
 
 namespace nb = nanobind;
 
@@ -359,8 +359,8 @@ void bind_target(nb::module_& m) {
 
 }  // namespace
 
-void bind_chunk_node(nb::module_& m) {
-  bind_chunk_errors(m);
+void bind_storage_node(nb::module_& m) {
+  bind_storage_errors(m);
   bind_target(m);
   bind_node(m);
 }

@@ -97,7 +97,7 @@ ff::Fabric::Key key_from(const nb::bytes& given) {
 }  // namespace
 
 // clang-format off
-void bind_collectives(nb::module_& m) {
+void bind_executor(nb::module_& m) {
   m.def("address_of", &address_of, nb::arg("buffer"));
 
   nb::class_<ff::Work>(m, "NativeWork")

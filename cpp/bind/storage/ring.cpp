@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-#include "chunk_errors.hpp"
+#include "errors.hpp"
 
 namespace nb = nanobind;
 
@@ -189,7 +189,7 @@ void close_ring(PythonRing& self) {
 }  // namespace
 
 // clang-format off
-void bind_chunk_ring(nb::module_& m) {
+void bind_storage_ring(nb::module_& m) {
   nb::class_<PythonRing>(m, "ChunkRing")
       .def("__init__", [](PythonRing* self) { with_chunk_errors([&] { return new (self) PythonRing(); }); })
       .def_prop_ro("fd", [](PythonRing& self) { return Use(self)->descriptor(); })

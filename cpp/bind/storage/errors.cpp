@@ -1,4 +1,4 @@
-#include "chunk_errors.hpp"
+#include "errors.hpp"
 
 #include <exception>
 
@@ -19,7 +19,7 @@ void translate(const std::exception_ptr& thrown, void* type) {
 
 }  // namespace
 
-void bind_chunk_errors(nb::module_& m) {
+void bind_storage_errors(nb::module_& m) {
   PyObject* const type = PyErr_NewException("fireflyer.native._core.ChunkError", PyExc_RuntimeError, nullptr);
   if (type == nullptr) throw nb::python_error();
   m.attr("ChunkError") = nb::steal(type);

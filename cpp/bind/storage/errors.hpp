@@ -5,7 +5,7 @@
 
 #include "fireflyer/storage/engine/disk.hpp"
 
-void bind_chunk_errors(nanobind::module_& m);  // ChunkError, with args (kind, message)
+void bind_storage_errors(nanobind::module_& m);  // ChunkError, with args (kind, message)
 
 // What the system says is an OSError with its errno. To be called with the GIL.
 template <typename Call>
