@@ -491,7 +491,8 @@ void own(ChunkNode& node, ChunkTarget& target, const std::atomic<bool>& stop) {
       if (auto* const came = std::get_if<ff::MessageEvent>(&event)) {
         const std::uint64_t handle = node.hold(came->data);
         if (handle != 0) {
-          ff::StageJob made = replace(++job, static_cast<std::uint32_t>(job), node.data(handle));
+          ++job;
+          ff::StageJob made = replace(job, static_cast<std::uint32_t>(job), node.data(handle));
           chunks[job] = made.chunk;
           target.stage(std::move(made));
         }
