@@ -62,13 +62,13 @@ __all__ = [
 ]
 
 MAX_SLOTS: Final = 256
-"""Of one replica to its successor; a request with a higher lane is refused."""
+"""Of one replica to its successor; a request with a higher slot is refused."""
 MAX_PAGE: Final = 1024
 """Rows or list entries in one message."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNK_BYTES)]
 _Crc = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
-_Lane = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+_Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -272,13 +272,13 @@ class Reminder(msgspec.Struct, frozen=True, tag="Reminder", array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, tag="Request", array_like=True):
-    """To the successor. Of one lane one request at a time is under way, and a number is carried out at most once."""
+    """To the successor. Of one slot one request at a time is under way, and a number is carried out at most once."""
 
     chain: ChainId
     chain_version: ChainVersion
     session: _Number
     """0 to a serving successor; else which resync session of this chain version, from 1."""
-    lane: _Lane
+    slot: _Slot
     number: _Number
     body: Put | SyncStart | SyncRows | SyncList | SyncDone | Reminder
 
@@ -312,7 +312,7 @@ class Answer(msgspec.Struct, frozen=True, tag="Answer", array_like=True):
     chain: ChainId
     chain_version: ChainVersion
     session: _Number
-    lane: _Lane
+    slot: _Slot
     number: _Number
     body: Accepted | Declined | Page | InProgress | UnknownRequest
 

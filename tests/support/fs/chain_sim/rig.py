@@ -95,7 +95,7 @@ class Machine:
                     data = self.handles[handle] if handle else b""
                     if content is not None:
                         data = self.engine.load(message.body.chunk, content) or b""  # type: ignore[union-attr]
-                    self.rig.letters.append(MessageInTransit(self.target, peer, message, data))
+                    self.rig.in_transit.append(MessageInTransit(self.target, peer, message, data))
                 case fx.Release(handle):
                     del self.handles[handle]
                 case fx.Reply(waiter, reply):
@@ -124,7 +124,7 @@ class Rig:
     def __init__(self, *states: str, limits: Limits | None = None, kind: type[Replica] = Replica) -> None:
         self.now_ns = 0
         self.version = 0
-        self.letters: deque[MessageInTransit] = deque()
+        self.in_transit: deque[MessageInTransit] = deque()
         self.replies: dict[int, UpdateReply] = {}
         self.effects: list[tuple[TargetId, fx.Effect]] = []
         self.machines = {
@@ -169,23 +169,23 @@ class Rig:
         record = self[target].engine.index.records.get(chunk)
         return record.block.data if record is not None and record.block is not None else None
 
-    def deliver(self, letter: MessageInTransit) -> None:
-        machine = self[letter.target]
-        machine.feed(fx.MessageFromPeer(letter.source, letter.message, machine.keep(letter.data)))
+    def deliver(self, sent: MessageInTransit) -> None:
+        machine = self[sent.target]
+        machine.feed(fx.MessageFromPeer(sent.source, sent.message, machine.keep(sent.data)))
 
     def run(
         self, *, drop: Callable[[MessageInTransit], bool] = lambda _: False, idle: tuple[TargetId, ...] = ()
     ) -> list[MessageInTransit]:
-        """Until nothing moves. Returns the letters that were dropped; the engines in `idle` do nothing."""
+        """Until nothing moves. Returns the messages that were dropped; the engines in `idle` do nothing."""
         dropped: list[MessageInTransit] = []
         while True:
             busy = [one for one in self.machines.values() if one.working and one.target not in idle]
-            if self.letters:
-                letter = self.letters.popleft()
-                if drop(letter):
-                    dropped.append(letter)
+            if self.in_transit:
+                sent = self.in_transit.popleft()
+                if drop(sent):
+                    dropped.append(sent)
                 else:
-                    self.deliver(letter)
+                    self.deliver(sent)
             elif busy:
                 busy[0].work()
             else:
@@ -203,13 +203,13 @@ def refusal(rig: Rig, waiter: int) -> RefusalReason:
     return reply.refusal
 
 
-def is_put(letter: MessageInTransit) -> bool:
-    return isinstance(letter.message, Request) and isinstance(letter.message.body, Put)
+def is_put(sent: MessageInTransit) -> bool:
+    return isinstance(sent.message, Request) and isinstance(sent.message.body, Put)
 
 
-def is_answer(letter: MessageInTransit) -> bool:
-    return isinstance(letter.message, Answer)
+def is_answer(sent: MessageInTransit) -> bool:
+    return isinstance(sent.message, Answer)
 
 
-def is_done(letter: MessageInTransit) -> bool:
-    return isinstance(letter.message, Request) and isinstance(letter.message.body, SyncDone)
+def is_done(sent: MessageInTransit) -> bool:
+    return isinstance(sent.message, Request) and isinstance(sent.message.body, SyncDone)

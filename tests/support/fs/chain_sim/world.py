@@ -50,7 +50,7 @@ TICK_NS: Final = 40 * MS
 EVALUATE_NS: Final = 60 * MS
 RECOVERY_NS: Final = 15 * SECOND
 LIMITS: Final = Limits(
-    lanes=3, chunks=8, queue=4, rows=64, resend_ns=100 * MS, retry_ns=20 * MS, stall_ns=300 * MS,
+    slots=3, chunks=8, queue=4, rows=64, resend_ns=100 * MS, retry_ns=20 * MS, stall_ns=300 * MS,
     hang_ns=800 * MS, rest_ns=100 * MS,
     page=2, copies=2, copy_bytes_per_tick=64,
 )  # fmt: skip

@@ -129,7 +129,7 @@ def test_a_new_successor_is_sent_what_is_pending_and_may_have_it_already() -> No
 def test_a_new_head_drives_what_is_pending_before_it_begins_something_new() -> None:
     rig = Rig(SERVING, SERVING, SERVING)
     rig.update(1, write(b"one"), b"one")
-    rig.run(drop=lambda letter: letter.target == 3)
+    rig.run(drop=lambda sent: sent.target == 3)
     rig.chain(OFFLINE, SERVING, SERVING)
     retry = rig.update(2, write(b"one"), b"one")
     other = rig.update(2, write(b"two"), b"two", client=2)
@@ -231,7 +231,7 @@ def test_a_declined_request_stays_declined_when_a_copy_of_it_comes_late() -> Non
     rig.update(1, write(b"one"), b"one")
     rig.run(idle=(2,), drop=is_answer)
     rig.tick(SECOND)
-    copy = rig.letters.pop()
+    copy = rig.in_transit.pop()
     rig.run()
     rig[2].engine.full = False
     rig.deliver(copy)
@@ -260,7 +260,7 @@ def test_nothing_leaves_a_replica_behind_the_fence_and_all_goes_on_when_it_is_ex
     waiter = rig.update(1, write(b"one"), b"one")
     rig.now_ns = FAR_NS
     rig.run()
-    assert not rig.letters
+    assert not rig.in_transit
     assert rig.content(1) is None
     assert refusal(rig, rig.update(1, write(b"x"), b"x", client=2)) is RefusalReason.STALE
     for machine in rig.machines.values():
@@ -308,10 +308,10 @@ def test_a_client_that_uses_up_what_it_can_leaves_others_what_is_theirs() -> Non
     assert remembered(2, 1) == 0, "all are taken"
 
 
-@pytest.mark.parametrize("lanes", [256, 1])
-def test_who_waits_for_its_successor_keeps_no_data_in_memory(lanes: int) -> None:
+@pytest.mark.parametrize("slots", [256, 1])
+def test_who_waits_for_its_successor_keeps_no_data_in_memory(slots: int) -> None:
     """Or replicas of several chains, each full of data that wait for another, would wait for ever."""
-    rig = Rig(SERVING, SERVING, SERVING, limits=Limits(resend_ns=SECOND, lanes=lanes))
+    rig = Rig(SERVING, SERVING, SERVING, limits=Limits(resend_ns=SECOND, slots=slots))
     others = [ChunkId(2, index) for index in range(3)]
     waiters = [rig.update(1, write(b"content"), b"content")]
     waiters += [rig.update(1, write(b"more"), b"more", chunk=one, client=5 + one.index) for one in others]
@@ -367,7 +367,7 @@ def test_a_request_from_anybody_but_the_predecessor_is_ignored(source: int) -> N
     rig[2].feed(fx.MessageFromPeer(source, Request(1, 1, 0, 0, 1, put)))
     rig[1].feed(fx.MessageFromPeer(source, Answer(1, 1, 0, 0, 1, Accepted())))
     assert not rig[2].working
-    assert not rig.letters
+    assert not rig.in_transit
 
 
 def test_a_peer_that_does_not_answer_is_reported() -> None:
@@ -393,8 +393,8 @@ def test_who_waits_for_another_is_not_taken_for_the_one_that_is_cut_off(hangs: s
     waiter = rig.update(1, write(b"one"), b"one")
     idle = {"path": (), "disk of 3": (3,), "disk of 2": (2,), "disk of 1": (1,)}[hangs]
 
-    def lost(letter: MessageInTransit) -> bool:
-        return hangs == "path" and 3 in (letter.source, letter.target)
+    def lost(sent: MessageInTransit) -> bool:
+        return hangs == "path" and 3 in (sent.source, sent.target)
 
     def blamed() -> set[tuple[int, fx.Effect]]:
         return {(number, one) for number, machine in rig.machines.items() for one in machine.others}
@@ -420,14 +420,14 @@ def test_data_are_sent_again_only_where_they_are_missing() -> None:
     rig = Rig(SERVING, SERVING)
     waiters = [rig.update(1, write(b"data"), b"data", chunk=ChunkId(3, at), client=at + 1) for at in range(2)]
     rig[1].work()
-    rig.deliver(rig.letters.popleft())
+    rig.deliver(rig.in_transit.popleft())
     rig[1].work()
-    rig.letters.clear()  # the second one is lost, the first one is being staged
+    rig.in_transit.clear()  # the second one is lost, the first one is being staged
     rig.tick(2 * SECOND)
-    assert [letter.data for letter in rig.letters] == [b"", b""]
-    while rig.letters and rig.letters[0].source == 1:
-        rig.deliver(rig.letters.popleft())
-    bodies = [letter.message.body for letter in rig.letters if isinstance(letter.message, Answer)]
+    assert [sent.data for sent in rig.in_transit] == [b"", b""]
+    while rig.in_transit and rig.in_transit[0].source == 1:
+        rig.deliver(rig.in_transit.popleft())
+    bodies = [sent.message.body for sent in rig.in_transit if isinstance(sent.message, Answer)]
     assert bodies == [InProgress(), UnknownRequest()]
     rig.run()
     assert all(isinstance(rig.replies[waiter], Done) for waiter in waiters)

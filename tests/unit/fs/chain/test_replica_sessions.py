@@ -52,9 +52,9 @@ def grants_done(kind: type[Replica]) -> None:
     rig.update(1, write(b"two"), b"two", chunk=ChunkId(2, 0), sequence=2)
     rig.run()
     rig.chain(SERVING, SYNCING)
-    rig.run(drop=lambda letter: is_put(letter) or is_done(letter))
+    rig.run(drop=lambda sent: is_put(sent) or is_done(sent))
     waiter = rig.update(1, write(b"new"), b"new", chunk=ChunkId(3, 0), sequence=3)
-    rig.run(drop=lambda letter: is_put(letter) or is_done(letter))
+    rig.run(drop=lambda sent: is_put(sent) or is_done(sent))
     assert rig[1].table is not None
     assert rig[1].table.answers_committed
     assert rig.read(1, ChunkId(3, 0)) == Missing()
@@ -112,7 +112,7 @@ def test_a_session_that_stalls_is_begun_anew_and_holds_nobody_up() -> None:
     rig.run(drop=is_put)
     assert waiter not in rig.replies
     rig[1].feed(fx.PeerLost(2))
-    rig.run(drop=lambda letter: letter.source == 1)
+    rig.run(drop=lambda sent: sent.source == 1)
     assert isinstance(rig.replies[waiter], Done)
     rig.tick(SECOND)
     rig.run()
@@ -226,22 +226,22 @@ def test_a_copy_without_space_holds_nobody_up_and_is_tried_again() -> None:
 def test_what_is_known_to_be_lost_is_sent_again_soon_and_what_may_be_under_way_late() -> None:
     rig = Rig(SERVING, SERVING, limits=Limits(resend_ns=10 * SECOND, retry_ns=MS, stall_ns=FAR_NS))
     rig.update(1, write(b"one"), b"one")
-    assert len(rig.letters) == 0
+    assert len(rig.in_transit) == 0
     rig[1].work()
-    rig.letters.clear()
+    rig.in_transit.clear()
     rig.tick(9 * SECOND)
-    assert not rig.letters
+    assert not rig.in_transit
     rig[1].feed(fx.PeerLost(2))
     rig.tick(1)
-    assert len(rig.letters) == 1
-    rig.letters.clear()
+    assert len(rig.in_transit) == 1
+    rig.in_transit.clear()
     rig.chain(SERVING, SERVING, tell=(1,))
     rig.run()
     rig.tick(MS)
-    assert len(rig.letters) == 1
-    rig.letters.clear()
+    assert len(rig.in_transit) == 1
+    rig.in_transit.clear()
     rig.tick(10 * SECOND)
-    assert len(rig.letters) == 1
+    assert len(rig.in_transit) == 1
 
 
 def test_a_reader_that_finds_damage_does_not_disturb_the_copying_of_the_rest() -> None:
@@ -287,13 +287,13 @@ def test_an_answer_of_an_older_chain_says_nothing() -> None:
 
 
 def hears_late(kind: type[Replica]) -> None:
-    """The answer of a successor that is gone has the very lane and number under which the next one is asked."""
+    """The answer of a successor that is gone has the very slot and number under which the next one is asked."""
     rig = Rig(SERVING, SERVING, SERVING, kind=kind)
     waiter = rig.update(1, write(b"one"), b"one")
-    late = rig.run(drop=lambda letter: letter.target == 1)
+    late = rig.run(drop=lambda sent: sent.target == 1)
     rig.chain(SERVING, OFFLINE, SERVING)
     rig[3].feed(fx.GiveUp(2, "hears nothing"))
     rig.run(drop=is_put)
-    for letter in late:
-        rig.deliver(letter)
+    for sent in late:
+        rig.deliver(sent)
     assert waiter not in rig.replies

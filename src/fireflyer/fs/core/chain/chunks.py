@@ -56,7 +56,7 @@ _LAST_CHANNEL: Final = (1 << 32) - 1
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of one replica."""
 
-    lanes: int = MAX_SLOTS
+    slots: int = MAX_SLOTS
     """Requests under way to the successor."""
     chunks: int = 1024
     """That are being changed at once; beyond, `BUSY`."""
@@ -101,7 +101,7 @@ class ChunkUpdates:
         self._rows: dict[tuple[ClientId, Channel], CompletionRecord] = {}
         self._used = 0
         """The highest version that was given in this chain version to a content that is gone."""
-        self._outbox = RequestSender(self._limits.lanes)
+        self._outbox = RequestSender(self._limits.slots)
         self._inbox = RequestReceiver()
         self._source: SyncSource | None = None
         self._sessions = 0

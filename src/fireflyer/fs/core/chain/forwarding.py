@@ -1,7 +1,7 @@
 """Requests to the successor: sent until they are answered, carried out at most once, whatever the network does.
 
-A link has a fixed number of *lanes*; of each, one request is under way. The sender numbers the requests of a lane and
-sends a copy again when no answer came. The receiver remembers for each lane the last number and its answer:
+A link has a fixed number of *slots*; of each, one request is under way. The sender numbers the requests of a slot and
+sends a copy again when no answer came. The receiver remembers for each slot the last number and its answer:
 
     number above the last   a new request; the sender has closed the one before
     the last number         a copy: the same answer again; while it is under way, silence, or that it waits for others
@@ -10,7 +10,7 @@ sends a copy again when no answer came. The receiver remembers for each lane the
 Data are not sent again unless they are missing: the copy of a request with data is a *reminder*, and who has not heard
 of the request says so.
 
-So a refused request is refused for ever, and a copy that arrives late changes nothing, with memory for the lanes only.
+So a refused request is refused for ever, and a copy that arrives late changes nothing, with memory for the slots only.
 Both ends forget everything when the chain's version changes or a resync session begins, and a request says to which
 (version, session) it belongs: the process of either end cannot restart within one.
 """
@@ -28,7 +28,7 @@ __all__ = ["AnswerBody", "PendingRequest", "RequestBody", "RequestReceiver", "Re
 RequestBody = Put | SyncStart | SyncRows | SyncList | SyncDone
 AnswerBody = Accepted | Declined | Page
 SlotNumber = tuple[int, int]
-"""(lane, number)"""
+"""(slot, number)"""
 
 
 @dataclass(slots=True)
@@ -47,10 +47,10 @@ class PendingRequest:
 class RequestSender:
     """The sender's end."""
 
-    def __init__(self, lanes: int) -> None:
-        self._numbers = [0] * lanes
+    def __init__(self, slots: int) -> None:
+        self._numbers = [0] * slots
         self._pending: dict[int, PendingRequest] = {}
-        self._free = list(range(lanes))
+        self._free = list(range(slots))
         self._waiting: deque[tuple[ChunkId | None, RequestBody, int, ContentId | None]] = deque()
 
     def reset(self) -> None:
@@ -61,27 +61,27 @@ class RequestSender:
         self._waiting.clear()
 
     def post(self, owner: ChunkId | None, body: RequestBody, handle: int = 0, content: ContentId | None = None) -> None:
-        """To be sent when a lane is free, in this order. At most one waits for each chunk under way."""
+        """To be sent when a slot is free, in this order. At most one waits for each chunk under way."""
         self._waiting.append((owner, body, handle, content))
 
     @property
     def room(self) -> bool:
-        """What is posted now gets a lane at once."""
+        """What is posted now gets a slot at once."""
         return len(self._free) > len(self._waiting)
 
     def fresh(self, now_ns: int) -> list[PendingRequest]:
-        """Letters that got a lane now and are to be sent for the first time."""
+        """Requests that got a slot now and are to be sent for the first time."""
         pending_requests = []
         while self._waiting and self._free:
-            lane = self._free.pop()
-            self._numbers[lane] += 1
-            pending = PendingRequest(*self._waiting.popleft(), (lane, self._numbers[lane]), now_ns, now_ns)
-            self._pending[lane] = pending
+            slot = self._free.pop()
+            self._numbers[slot] += 1
+            pending = PendingRequest(*self._waiting.popleft(), (slot, self._numbers[slot]), now_ns, now_ns)
+            self._pending[slot] = pending
             pending_requests.append(pending)
         return pending_requests
 
     def overdue(self, now_ns: int, resend_ns: int) -> list[PendingRequest]:
-        """Letters of which a copy is to be sent: the last one is older than `resend_ns`."""
+        """Requests of which a copy is to be sent: the last one is older than `resend_ns`."""
         pending_requests = [one for one in self._pending.values() if now_ns - one.sent_ns >= resend_ns]
         for pending in pending_requests:
             pending.sent_ns = now_ns
@@ -98,7 +98,7 @@ class RequestSender:
             pending.sent_ns = min(pending.sent_ns, due_ns - resend_ns)
 
     def close(self, place: SlotNumber) -> PendingRequest | None:
-        """The letter that was answered; None when the answer is to none that is under way."""
+        """The request that was answered; None when the answer is to none that is under way."""
         pending = self.find(place)
         if pending is None:
             return None
@@ -107,7 +107,7 @@ class RequestSender:
         return pending
 
     def oldest_ns(self) -> int | None:
-        """When the letter that has waited longest was first sent."""
+        """When the request that has waited longest was first sent."""
         return min((one.first_sent_ns for one in self._pending.values()), default=None)
 
     def __len__(self) -> int:
@@ -134,15 +134,15 @@ class RequestReceiver:
         return place[1] > self._last.get(place[0], (0, None))[0]
 
     def is_last(self, place: SlotNumber) -> bool:
-        """Whether this is a copy of the lane's last request."""
+        """Whether this is a copy of the slot's last request."""
         return self._last.get(place[0], (0, None))[0] == place[1]
 
     def answer(self, place: SlotNumber, body: AnswerBody) -> bool:
         """Keeps the answer for copies. False when the sender has gone on meanwhile: nobody waits for it."""
-        lane, number = place
-        if self._last.get(lane, (0, None))[0] != number:
+        slot, number = place
+        if self._last.get(slot, (0, None))[0] != number:
             return False
-        self._last[lane] = (number, body)
+        self._last[slot] = (number, body)
         return True
 
     def answered(self, place: SlotNumber) -> AnswerBody | None:

@@ -322,26 +322,26 @@ class Replica(ChunkUpdates):
 
     # --- the successor ---
 
-    def _send(self, letters: list[PendingRequest]) -> None:
+    def _send(self, pending_requests: list[PendingRequest]) -> None:
         session = self._source.number if self._source is not None else 0
-        for letter in letters:
-            request = Request(self._chain_id, self._role.chain_version, session, *letter.place, letter.body)
-            self._effects.append(Send(self._role.successor, request, letter.handle, letter.content))
-            work = self._chunks[letter.owner].work if letter.handle and letter.owner is not None else None
-            if letter.owner is not None and work is not None:
+        for pending in pending_requests:
+            request = Request(self._chain_id, self._role.chain_version, session, *pending.place, pending.body)
+            self._effects.append(Send(self._role.successor, request, pending.handle, pending.content))
+            work = self._chunks[pending.owner].work if pending.handle and pending.owner is not None else None
+            if pending.owner is not None and work is not None:
                 # A copy of it, if one is needed, is sent from the engine.
                 self._give_back(work)
-                letter.handle = 0
-                letter.body, letter.content = self._put(letter.owner, work, whole=True)
+                pending.handle = 0
+                pending.body, pending.content = self._put(pending.owner, work, whole=True)
 
-    def _remind(self, letters: list[PendingRequest]) -> None:
+    def _remind(self, pending_requests: list[PendingRequest]) -> None:
         session = self._source.number if self._source is not None else 0
-        for letter in letters:
-            if letter.content is None or letter.owner is None:
-                self._send([letter])
+        for pending in pending_requests:
+            if pending.content is None or pending.owner is None:
+                self._send([pending])
                 continue
-            reminder = Reminder(letter.owner)
-            request = Request(self._chain_id, self._role.chain_version, session, *letter.place, reminder)
+            reminder = Reminder(pending.owner)
+            request = Request(self._chain_id, self._role.chain_version, session, *pending.place, reminder)
             self._effects.append(Send(self._role.successor, request))
 
     def _answered(self, source: TargetId, answer: Answer) -> None:
@@ -357,22 +357,22 @@ class Replica(ChunkUpdates):
             self._heard_ns = self._now_ns
             return
         if isinstance(answer.body, UnknownRequest):
-            unknown, self._heard_ns = self._outbox.find((answer.lane, answer.number)), self._now_ns
+            unknown, self._heard_ns = self._outbox.find((answer.slot, answer.number)), self._now_ns
             if unknown is not None:
                 unknown.sent_ns = self._now_ns
                 self._send([unknown])
             return
-        letter = self._outbox.close((answer.lane, answer.number))
-        if letter is not None:
+        pending = self._outbox.close((answer.slot, answer.number))
+        if pending is not None:
             self._heard_ns = self._answered_ns = self._now_ns
-            self._closed(letter, answer.body)
+            self._closed(pending, answer.body)
 
-    def _closed(self, letter: PendingRequest, body: AnswerBody) -> None:
-        if letter.owner is None:
+    def _closed(self, pending: PendingRequest, body: AnswerBody) -> None:
+        if pending.owner is None:
             if self._source is not None:
                 self._source.answered(body)
             return
-        state = self._chunk(letter.owner)
+        state = self._chunk(pending.owner)
         work = state.work
         if work is None or not work.posted:
             return
@@ -381,18 +381,18 @@ class Replica(ChunkUpdates):
             if isinstance(body, Accepted) and self._source is not None:
                 self._source.copied()
                 state.work = None
-                self._next(letter.owner, state)
+                self._next(pending.owner, state)
             elif isinstance(body, Declined) and body.refusal is RefusalReason.NO_SPACE:
                 self._rest()
             else:
-                self._advance(letter.owner, state)
+                self._advance(pending.owner, state)
         elif isinstance(body, Accepted):
-            self._finish(letter.owner, state)
+            self._finish(pending.owner, state)
         elif isinstance(body, Declined):
             if self._source is not None and body.refusal is RefusalReason.NO_SPACE:
                 self._rest()
             else:
-                self._drop(letter.owner, state, body.refusal, body.message)
+                self._drop(pending.owner, state, body.refusal, body.message)
 
     def _drive_session(self) -> None:
         """The last serving one syncs its successor."""
@@ -457,7 +457,7 @@ class Replica(ChunkUpdates):
             return False
         if request.session != self._copy.number:
             return False
-        place = (request.lane, request.number)
+        place = (request.slot, request.number)
         answered = self._inbox.answered(place)
         if answered is not None:
             self._answer(place, answered)
