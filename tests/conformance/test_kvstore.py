@@ -372,10 +372,10 @@ async def test_many_keys_are_read_as_one_by_one(place: Place) -> None:
             assert await tx.snapshot.get_many(keys) == [None, None, b"3", None, b"2"]
             with pytest.raises(UsageError, match="at most"):
                 await tx.get_many([b"a"] * (MAX_PAGE_ITEMS + 1))
-            part = TransactionBatch(tx, tx).part()
-            part.set(b"b", b"5")
-            part.clear(b"c")
-            assert await part.get_many(keys) == [None, None, None, None, b"5"]
+            savepoint = TransactionBatch(tx, tx).savepoint()
+            savepoint.set(b"b", b"5")
+            savepoint.clear(b"c")
+            assert await savepoint.get_many(keys) == [None, None, None, None, b"5"]
 
         await kv.transact(body)
 

@@ -2,22 +2,22 @@
 
     batch = TransactionBatch(transaction)
     for work in waiting:
-        part = batch.part()
+        savepoint = batch.savepoint()
         try:
-            await work(part)              sees what earlier parts kept, and its own writes
+            await work(savepoint)         sees what earlier ones have written, and its own writes
         except RefusedByTheWork:
             ...                           nothing of it is left, but what it read counts as read
         else:
-            part.keep()
+            savepoint.release()
 
 When the transaction itself fails (a conflict, a lost connection), all later calls and its commit raise the same error,
-whatever a part made of it: then nobody's work counts.
+whatever a caller made of it: then nobody's work counts.
 
-Why the result is serializable: the transaction is as if it were alone, by its engine; within it the parts run one after
-the other, and one that is dropped has only read. What a dropped part has read stays in the conflict set, because its
+Why the result is serializable: the transaction is as if it were alone, by its engine; within it the callers run one
+after the other, and one that is rolled back has only read. What it has read stays in the conflict set, because its
 caller is told something that follows from it.
 
-A key that was read once is not asked for again: all parts see one snapshot. Who knows what the parts will read asks for
+A key that was read once is not asked for again: all of them see one snapshot. Who knows what they will read asks for
 it before they begin (`TransactionBatch.get_many`): with one question instead of one for each.
 """
 
@@ -41,11 +41,11 @@ from fireflyer.kvstore.core.overlay import Mutations, Overlay, read_through
 __all__ = ["Savepoint", "TransactionBatch"]
 
 MAX_LOOKED_THROUGH: Final = 4
-"""Ranges that one part has cleared: for each, all that is known is looked through."""
+"""Ranges that one savepoint has cleared: for each, all that is known is looked through."""
 
 
 class BatchBase(Protocol):
-    """What a batch is made on: a `Transaction`, or a `Reader` whose parts write nothing."""
+    """What a batch is made on: a `Transaction`, or a `Reader`, and then nobody writes."""
 
     async def get(self, key: bytes) -> bytes | None: ...
 
@@ -59,19 +59,19 @@ class Writable(BatchBase, Protocol):
 
 
 class TransactionBatch:
-    """See the module's text. One part at a time."""
+    """See the module's text. One savepoint at a time."""
 
     __slots__ = ("_below", "_known", "_writes", "kept_bytes", "kept_entries")
 
     def __init__(self, below: BatchBase, writes: Writable | None = None) -> None:
-        """`writes`: the same transaction, if parts may write."""
+        """`writes`: the same transaction, if savepoints may write."""
         self._below = below
         self._writes = writes
         self._known: dict[bytes, bytes | None] = {}
         self.kept_entries = 0
         self.kept_bytes = 0
 
-    def part(self) -> Savepoint:
+    def savepoint(self) -> Savepoint:
         return Savepoint(self)
 
     @property
@@ -101,10 +101,10 @@ class TransactionBatch:
         return await self._below.get_range(begin, end, limit=limit, reverse=reverse)
 
     def apply(self, overlay: Overlay) -> None:
-        """Of a part that is kept."""
+        """Of a savepoint that is released."""
         writes = self._writes
         if writes is None:
-            raise TypeError("parts of a transaction that only reads write nothing")
+            raise TypeError("a transaction that only reads writes nothing")
         mutations = overlay.mutations()
         self._forget(mutations.cleared)
         writes.apply(mutations)
@@ -173,11 +173,11 @@ class Savepoint:
     def clear_range(self, begin: bytes, end: bytes | None) -> None:
         self._overlay.clear_range(checked_range(begin, end))
 
-    def drop(self) -> None:
+    def rollback(self) -> None:
         """Nothing was written; it may go on."""
         self._overlay = Overlay()
 
-    def keep(self) -> None:
+    def release(self) -> None:
         """What was written is the transaction's. Raises `UsageError` when that becomes too large by it: then the
         transaction has failed."""
         if self._overlay.entries:

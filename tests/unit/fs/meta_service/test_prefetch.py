@@ -71,7 +71,7 @@ async def test_paths_are_read_a_step_at_a_time_for_all_requests_together() -> No
             assert counting.many == 4
             for one in requests:
                 try:
-                    await carry_out(one, rig.service.service_context.context(transaction_batch.part()))
+                    await carry_out(one, rig.service.service_context.context(transaction_batch.savepoint()))
                 except OSError:
                     pass
             assert counting.single == 0
@@ -92,7 +92,7 @@ async def test_the_row_of_a_writer_is_foreseen_for_its_reports_and_its_close() -
                 transaction_batch = TransactionBatch(counting)
                 await prefetch(transaction_batch, [(5, 0, request)])
                 await carry_out(
-                    request, rig.service.service_context.context(transaction_batch.part(), Requester(5, 0, 0))
+                    request, rig.service.service_context.context(transaction_batch.savepoint(), Requester(5, 0, 0))
                 )
                 assert counting.single == 0
 

@@ -61,7 +61,7 @@ class Counter:
         return _Now(
             writers.rows,
             await self._engine.read(
-                lambda reader: garbage_collection.backlog(_context(TransactionBatch(reader).part()))
+                lambda reader: garbage_collection.backlog(_context(TransactionBatch(reader).savepoint()))
             ),
         )
 

@@ -87,7 +87,7 @@ class CommitItem(abc.ABC):
 
     @abc.abstractmethod
     async def carry_out(self, rows: Savepoint) -> Any:
-        """In a part of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
+        """In a savepoint of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
         there."""
 
     @abc.abstractmethod
@@ -145,15 +145,15 @@ class _Attempt:
             if now_ns - held_ns > MAX_HELD_NS:
                 await asyncio.sleep(0)
                 held_ns = time.monotonic_ns()
-            part = transaction_batch.part()
+            savepoint = transaction_batch.savepoint()
             try:
-                outcome = await work.carry_out(part)
+                outcome = await work.carry_out(savepoint)
             except TransactionTimeout:
                 raise  # it was this one's time, and nobody's behind it
             except Exception as error:
                 outcomes.append(error)
             else:
-                part.keep()
+                savepoint.release()
                 outcomes.append(outcome)
         return outcomes
 

@@ -191,7 +191,7 @@ class QueuedRequest(CommitItem):
         try:
             answer = await carry_out(request, service_context.context(rows, requester, number, sign=self.sign))
         except FileError as error:
-            rows.drop()
+            rows.rollback()
             answer = refusal(error)
         await store_answer(rows, requester.client, number, self.done_below, answer, self.sign)
         return answer

@@ -27,26 +27,26 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
 
         async def body(tx: Transaction) -> None:
             transaction_batch = TransactionBatch(tx, tx)
-            first = transaction_batch.part()
+            first = transaction_batch.savepoint()
             assert await first.get(b"a") == b"0"
             first.set(b"a", b"1")
             first.clear_range(b"b", b"c")
             assert await first.get(b"a") == b"1"
             assert await first.get(b"b") is None
             assert (await first.get_range(b"a", None)).items == [(b"a", b"1"), (b"c", b"0")]
-            first.keep()
-            second = transaction_batch.part()
+            first.release()
+            second = transaction_batch.savepoint()
             assert await second.get(b"a") == b"1"
             assert await second.get(b"b") is None
             second.set(b"b", b"2")
             second.clear(b"a")
             second.clear_range(b"c", None)
             assert (await second.get_range(b"a", None)).items == [(b"b", b"2")]
-            second.drop()
+            second.rollback()
             assert await second.get(b"a") == b"1"
             second.set(b"d", b"3")
-            second.keep()
-            assert (await transaction_batch.part().get_range(b"a", None, limit=2, reverse=True)).items == [
+            second.release()
+            assert (await transaction_batch.savepoint().get_range(b"a", None, limit=2, reverse=True)).items == [
                 (b"d", b"3"),
                 (b"c", b"0"),
             ]
@@ -56,8 +56,8 @@ async def test_a_part_sees_what_was_kept_before_it_and_nothing_of_what_was_dropp
 
 
 @on_loop
-async def test_parts_are_like_transactions_one_after_the_other() -> None:
-    """Random work in parts of few transactions, and the same in transactions of its own."""
+async def test_savepoints_are_like_transactions_one_after_the_other() -> None:
+    """Random work in savepoints of few transactions, and the same in transactions of its own."""
     rng = random.Random(7)
     keys = [bytes([letter]) for letter in b"abcdefgh"]
     async with MemoryEngine() as together, MemoryEngine() as apart:
@@ -68,9 +68,9 @@ async def test_parts_are_like_transactions_one_after_the_other() -> None:
                 transaction_batch = TransactionBatch(tx, tx)
                 seen: list[object] = []
                 for dropped, steps in plans:
-                    part = transaction_batch.part()
-                    seen.append([await _do(part, step) for step in steps])
-                    part.drop() if dropped else part.keep()
+                    savepoint = transaction_batch.savepoint()
+                    seen.append([await _do(savepoint, step) for step in steps])
+                    savepoint.rollback() if dropped else savepoint.release()
                 return seen
 
             one_by_one = []
@@ -122,14 +122,14 @@ async def test_what_a_dropped_part_read_counts_and_what_it_wrote_does_not() -> N
 
         async def body(tx: Transaction) -> None:
             transaction_batch = TransactionBatch(tx, tx)
-            dropped = transaction_batch.part()
+            dropped = transaction_batch.savepoint()
             await dropped.get(b"read by it")
             dropped.set(b"written by it", b"1")
-            dropped.drop()
-            kept = transaction_batch.part()
+            dropped.rollback()
+            kept = transaction_batch.savepoint()
             kept.set(b"kept", b"1")
-            kept.keep()
-            await transaction_batch.part().get(b"kept")
+            kept.release()
+            await transaction_batch.savepoint().get(b"kept")
 
         await kv.transact(body)
     assert attempts[-1].reads.points == (b"read by it",)
@@ -142,14 +142,14 @@ async def test_a_failed_transaction_stays_failed_whatever_a_part_makes_of_it() -
 
         async def body(tx: Transaction) -> None:
             transaction_batch = TransactionBatch(tx, tx)
-            part = transaction_batch.part()
+            savepoint = transaction_batch.savepoint()
             for number in range(1 + 100_000 // 1000):
-                part.set(b"%d" % number, bytes(1 << 20))
+                savepoint.set(b"%d" % number, bytes(1 << 20))
             try:
-                part.keep()
+                savepoint.release()
             except UsageError:
                 pass
-            transaction_batch.part().keep()
+            transaction_batch.savepoint().release()
 
         with pytest.raises(UsageError, match="split it"):
             await kv.transact(body)
@@ -162,14 +162,14 @@ async def test_a_bad_key_is_the_fault_of_one_part_only() -> None:
 
         async def body(tx: Transaction) -> None:
             transaction_batch = TransactionBatch(tx, tx)
-            bad = transaction_batch.part()
+            bad = transaction_batch.savepoint()
             with pytest.raises(UsageError, match="501 bytes"):
                 await bad.get(bytes(MAX_KEY_BYTES + 1))
             with pytest.raises(UsageError, match="501 bytes"):
                 bad.set(bytes(MAX_KEY_BYTES + 1), b"")
-            good = transaction_batch.part()
+            good = transaction_batch.savepoint()
             good.set(b"a", b"1")
-            good.keep()
+            good.release()
 
         await kv.transact(body)
         assert await values(kv) == {b"a": b"1"}
@@ -182,10 +182,10 @@ async def test_two_transactions_whose_parts_read_what_the_other_wrote_do_not_bot
         first, second = Opened(kv), Opened(kv)
         for opened, read, write in ((first, b"a", b"b"), (second, b"b", b"a")):
             transaction = await opened.begin()
-            part = TransactionBatch(transaction, transaction).part()
-            await part.get(read)
-            part.set(write, b"1")
-            part.keep()
+            savepoint = TransactionBatch(transaction, transaction).savepoint()
+            await savepoint.get(read)
+            savepoint.set(write, b"1")
+            savepoint.release()
         await first.commit()
         with pytest.raises(Conflict):
             await second.commit()
@@ -215,19 +215,19 @@ async def test_what_a_part_clears_is_known_to_be_gone_and_the_rest_is_not_asked_
             below = _Counting(tx)
             transaction_batch = TransactionBatch(below, tx)
             await transaction_batch.get_many([*keys, b"x"])
-            first = transaction_batch.part()
+            first = transaction_batch.savepoint()
             first.clear_range(b"b", b"d")
             first.clear_range(b"g", None)
             first.set(b"c", b"new")
-            first.keep()
-            second = transaction_batch.part()
+            first.release()
+            second = transaction_batch.savepoint()
             seen = [await second.get(key) for key in [*keys, b"x"]]
             assert seen == [b"a", None, b"new", b"d", b"e", b"f", None, None, None]
             assert below.asked == []
             for key in keys:
                 second.clear_range(key, key + b"\0")
-            second.keep()
-            assert [await transaction_batch.part().get(key) for key in keys] == [None] * len(keys)
+            second.release()
+            assert [await transaction_batch.savepoint().get(key) for key in keys] == [None] * len(keys)
 
         await kv.transact(body)
         assert await values(kv) == {}
