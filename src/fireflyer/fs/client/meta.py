@@ -254,7 +254,7 @@ class MetaClient:
 
     async def _answered(self, item: _Item, limit_ns: int) -> Answer:
         attempt, reason = 0, "no service is known"
-        lane = routing_key_of(item.request)
+        routing_key = routing_key_of(item.request)
         while time.monotonic() < item.until_s:
             if not _to_be_told(item):
                 if self._control.exchanging:
@@ -262,7 +262,7 @@ class MetaClient:
                 before, item.client = item.client, self._control.client
                 if before not in (0, item.client) and of_handle(item.request):
                     raise _lost()
-            address = self._choose(lane)
+            address = self._choose(routing_key)
             try:
                 answer = await self._asked(address, item)
             except (TransientError, Aborted) as error:  # Aborted: it was ending; another one goes on
@@ -398,13 +398,13 @@ class MetaClient:
 
     # --- services ---
 
-    def _choose(self, lane: bytes) -> str:
+    def _choose(self, routing_key: bytes) -> str:
         now_s = time.monotonic()
         if self._avoided:
             good = [one for one in self._services if self._avoided.get(one, 0.0) <= now_s]
             if good:
-                return service_for(lane, good)
-        return service_for(lane, self._services)
+                return service_for(routing_key, good)
+        return service_for(routing_key, self._services)
 
     def _avoid(self, address: str) -> None:
         self._avoided[address] = time.monotonic() + _AVOID_S

@@ -1,10 +1,9 @@
 """Meta services over one store in the seeded world, with sessions that end and services that die between any two steps.
 
-A service is what `fs.service.meta.service` is, without lanes: each request a task, its answer stored in the same
-transaction; what cannot be done at once goes on as a procedure; `BackgroundTasks` does the service's own work.
-Requests come
-twice, late, and to another service. Lazy closes wait for nobody here, but by chance, so that all there is may overtake
-them.
+A service is what `fs.service.meta.service` is, without commit queues: each request a task, its answer stored in the
+same transaction; what cannot be done at once goes on as a procedure; `BackgroundTasks` does the service's own work.
+Requests come twice, late, and to another service. Lazy closes wait for nobody here, but by chance, so that all there
+is may overtake them.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class _Counting:
         self.changes: Counter[str] = Counter()
         self.transactions = 0
         self.updates = 0
-        self._transact = rig.rig.service.service_context.lanes._transact
-        rig.rig.service.service_context.lanes._transact = self.transact  # type: ignore[method-assign]
+        self._transact = rig.rig.service.service_context.commit_queues._transact
+        rig.rig.service.service_context.commit_queues._transact = self.transact  # type: ignore[method-assign]
         self._put = rig.store.put
         rig.store.put = self.put  # type: ignore[method-assign]
 

@@ -523,8 +523,8 @@ def test_times_that_are_set_are_set_after_what_was_written() -> None:
     run(test)
 
 
-def test_when_a_service_goes_only_its_lanes_move() -> None:
+def test_when_a_service_goes_only_its_requests_move() -> None:
     three = ("a:1", "b:1", "c:1")
-    before = {lane: service_for(b"%d" % lane, three) for lane in range(200)}
-    after = {lane: service_for(b"%d" % lane, three[:2]) for lane in range(200)}
-    assert {before[lane] for lane in before if before[lane] != after[lane]} == {"c:1"}
+    before = {key: service_for(b"%d" % key, three) for key in range(200)}
+    after = {key: service_for(b"%d" % key, three[:2]) for key in range(200)}
+    assert {before[key] for key in before if before[key] != after[key]} == {"c:1"}

@@ -61,7 +61,7 @@ class _Count(CommitItem):
 async def _ready(_: int) -> None: ...
 
 
-def _lanes(kv: MemoryEngine, width: int = 1) -> CommitQueues:
+def _queues(kv: MemoryEngine, width: int = 1) -> CommitQueues:
     return CommitQueues(kv, width=width, prepare=_ready)
 
 
@@ -69,24 +69,24 @@ def _lanes(kv: MemoryEngine, width: int = 1) -> CommitQueues:
 async def test_what_waits_is_one_transaction_in_its_order() -> None:
     attempts: list[Attempted] = []
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a") for _ in range(100)]
         for work in works:
-            lanes.put("directory", work)
+            queues.put("directory", work)
         assert await asyncio.gather(*(work.outcome for work in works)) == list(range(1, 101))
         assert len(attempts) == 1
         assert await values(kv) == {b"a": b"100"}
-        assert lanes.waiting == 0
+        assert queues.waiting == 0
 
 
 @on_loop
 async def test_who_is_refused_leaves_nothing_and_disturbs_nobody() -> None:
     async with MemoryEngine() as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a"), _Count(b"a", NotFound("no")), _Count(b"a", DataCorruption("a row")), _Count(b"a")]
         works.append(_Count(b"a", RuntimeError("a bug")))
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         found = await asyncio.gather(*(work.outcome for work in works), return_exceptions=True)
         assert found[0] == 1
         assert found[3] == 2
@@ -98,20 +98,20 @@ async def test_who_is_refused_leaves_nothing_and_disturbs_nobody() -> None:
 async def test_conflicts_and_lost_connections_are_repeated_and_nothing_counts_twice() -> None:
     faults = iter([CommitFault.CONFLICT, CommitFault.DISCONNECTED, CommitFault.CONFLICT])
     async with MemoryEngine(faults=lambda: next(faults, CommitFault.NONE)) as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a") for _ in range(5)]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         assert await asyncio.gather(*(work.outcome for work in works)) == [1, 2, 3, 4, 5]
 
 
 @on_loop
 async def test_one_that_is_too_large_fails_alone() -> None:
     async with MemoryEngine() as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a"), _Count(b"a", size=20), _Count(b"a")]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         found = await asyncio.gather(*(work.outcome for work in works), return_exceptions=True)
         assert isinstance(found[1], UsageError)
         assert [found[0], found[2]] == [1, 2]
@@ -121,10 +121,10 @@ async def test_one_that_is_too_large_fails_alone() -> None:
 async def test_many_large_ones_are_divided_over_transactions() -> None:
     attempts: list[Attempted] = []
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a", size=5) for _ in range(6)]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         assert await asyncio.gather(*(work.outcome for work in works)) == [1, 2, 3, 4, 5, 6]
         assert len(attempts) == 3
 
@@ -132,25 +132,25 @@ async def test_many_large_ones_are_divided_over_transactions() -> None:
 @on_loop
 async def test_lanes_run_side_by_side_and_conflicts_between_them_are_solved() -> None:
     async with MemoryEngine() as kv:
-        lanes = _lanes(kv, width=8)
+        queues = _queues(kv, width=8)
         works = [_Count(b"a") for _ in range(64)]
         for at, work in enumerate(works):
-            lanes.put(at, work)
+            queues.put(at, work)
         assert sorted(await asyncio.gather(*(work.outcome for work in works))) == list(range(1, 65))
 
 
 @on_loop
 async def test_too_many_are_refused_and_at_the_end_those_that_wait() -> None:
     async with MemoryEngine() as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a") for _ in range(MAX_WAITING)]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         with pytest.raises(Busy):
-            lanes.put(1, _Count(b"a"))
-        await lanes.close()
+            queues.put(1, _Count(b"a"))
+        await queues.close()
         with pytest.raises(Busy, match="ends"):
-            lanes.put(1, _Count(b"a"))
+            queues.put(1, _Count(b"a"))
         found = await asyncio.gather(*(work.outcome for work in works), return_exceptions=True)
         done = [one for one in found if isinstance(one, int)]
         assert all(isinstance(one, int | Busy) for one in found)
@@ -168,20 +168,20 @@ async def test_lazy_works_go_in_their_order_with_the_next_transaction() -> None:
     attempts: list[Attempted] = []
     timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
+        queues = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = [_Count(b"a", lazy=True) for _ in range(5)]
         for work in lazy:
-            lanes.put("file", work)
+            queues.put("file", work)
         await turns()
         assert attempts == []
         assert timers.delays_ns == [LAZY_NS]
         eager = _Count(b"a")
-        lanes.put("directory", eager)
+        queues.put("directory", eager)
         assert await eager.outcome == 6
         assert [work.outcome.result() for work in lazy] == [1, 2, 3, 4, 5]
         assert len(attempts) == 1
         assert timers.delays_ns == []
-        await lanes.close()
+        await queues.close()
 
 
 @on_loop
@@ -189,11 +189,11 @@ async def test_lazy_works_that_nothing_follows_have_their_own_transaction_when_t
     attempts: list[Attempted] = []
     timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
+        queues = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         for turn in range(2):
             first, second = _Count(b"a", lazy=True), _Count(b"a", lazy=True)
-            lanes.put(1, first)
-            lanes.put(1, second)
+            queues.put(1, first)
+            queues.put(1, second)
             timers.fire()
             assert await asyncio.gather(*(one.outcome for one in (first, second))) == [2 * turn + 1, 2 * turn + 2]
             assert len(attempts) == turn + 1
@@ -205,22 +205,22 @@ async def test_lazy_works_that_come_during_a_transaction_wait_for_the_next_one()
     attempts: list[Attempted] = []
     timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
+        queues = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         lazy = _Count(b"a", lazy=True)
 
         class Putting(_Count):
             async def carry_out(self, rows: Savepoint) -> int:
-                lanes.put(1, lazy)
+                queues.put(1, lazy)
                 return await super().carry_out(rows)
 
         first = Putting(b"a")
-        lanes.put(1, first)
+        queues.put(1, first)
         assert await first.outcome == 1
         await turns()
         assert len(attempts) == 1
         assert not lazy.outcome.done()
         second = _Count(b"a")
-        lanes.put(1, second)
+        queues.put(1, second)
         assert await asyncio.gather(*(one.outcome for one in (lazy, second))) == [2, 3]
         assert len(attempts) == 2
 
@@ -230,15 +230,15 @@ async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None
     attempts: list[Attempted] = []
     timers = FakeTimers()
     async with MemoryEngine(MemoryStore(attempts=attempts.append)) as kv:
-        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
+        queues = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a", lazy=True) for _ in range(MAX_LAZY)]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         assert await asyncio.gather(*(work.outcome for work in works)) == list(range(1, MAX_LAZY + 1))
         assert len(attempts) == 1
         last = _Count(b"a", lazy=True)
-        lanes.put(1, last)
-        await lanes.close()
+        queues.put(1, last)
+        await queues.close()
         with pytest.raises(Busy, match="ends"):
             await last.outcome
         assert timers.delays_ns == []
@@ -248,11 +248,11 @@ async def test_many_lazy_works_do_not_wait_and_none_is_left_at_the_end() -> None
 async def test_a_batch_that_is_too_long_takes_the_lazy_ones_behind_it_along() -> None:
     timers = FakeTimers()
     async with MemoryEngine() as kv:
-        lanes = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
+        queues = CommitQueues(kv, width=1, prepare=_ready, later=timers.later)
         works = [_Count(b"a") for _ in range(MAX_BATCH)]
         works += [_Count(b"a", lazy=True) for _ in range(3)]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         assert await asyncio.gather(*(work.outcome for work in works)) == list(range(1, MAX_BATCH + 4))
         assert timers.delays_ns == []
 
@@ -272,9 +272,9 @@ class _Look(CommitItem):
 @on_loop
 async def test_reads_of_one_turn_share_a_snapshot_and_errors_are_each_ones_own() -> None:
     async with MemoryEngine() as kv:
-        lanes, reads = _lanes(kv), Reads(kv)
+        queues, reads = _queues(kv), Reads(kv)
         first = _Count(b"a")
-        lanes.put(1, first)
+        queues.put(1, first)
         await first.outcome
 
         async def fail(rows: Any) -> None:
@@ -303,10 +303,10 @@ class _Slow(_Count):
 async def test_whoever_takes_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fireflyer.kvstore.engine.ATTEMPT_LIMIT_NS", 500_000_000)
     async with MemoryEngine() as kv:
-        lanes = _lanes(kv)
+        queues = _queues(kv)
         works = [_Count(b"a"), _Slow(b"a"), _Count(b"a"), _Count(b"a")]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         found = await asyncio.gather(*(work.outcome for work in works), return_exceptions=True)
         assert isinstance(found[1], TransactionTimeout)
         assert [found[at] for at in (0, 2, 3)] == [1, 2, 3]
@@ -347,10 +347,10 @@ class _Busy(_Count):
 async def test_whoever_takes_too_long_without_waiting_fails_alone() -> None:
     clock = _Clock()
     async with MemoryEngine(waits=LoopTiming(clock=clock)) as kv:
-        lanes, reads = _lanes(kv), Reads(kv)
+        queues, reads = _queues(kv), Reads(kv)
         works = [_Count(b"a"), _Busy(b"b", clock), _Count(b"c"), _Count(b"d")]
         for work in works:
-            lanes.put(1, work)
+            queues.put(1, work)
         found = await asyncio.gather(*(work.outcome for work in works), return_exceptions=True)
         assert isinstance(found[1], TransactionTimeout)
         assert [found[at] for at in (0, 2, 3)] == [1, 1, 1]

@@ -126,7 +126,7 @@ async def test_answers_are_the_same_with_and_without(seed: int) -> None:
             await rig.open_session(5)
         for _ in range(60):
             requests = [_request(rng, paths) for _ in range(4)]
-            # One at a time: lanes of a database take no order between each other.
+            # One at a time: queues of a database take no order between each other.
             found = [[_seen(await rig.ask(5, one)) for one in requests] for rig in (near, far)]
             assert found[0] == found[1]
 

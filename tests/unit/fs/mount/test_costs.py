@@ -108,8 +108,8 @@ def test_attributes_of_a_file_that_was_cut_elsewhere_come_with_the_length_that_i
 def transactions(rig: FileRig) -> list[list[Request]]:
     """The requests of each, from now on; without those that the service or a beat begins, whenever that is."""
     seen: list[list[Request]] = []
-    lanes = rig.rig.service.service_context.lanes
-    before = lanes._transact
+    queues = rig.rig.service.service_context.commit_queues
+    before = queues._transact
 
     async def transact(batch: Sequence[CommitItem], *, again: bool = False) -> Sequence[CommitItem]:
         requests = [work.request for work in batch if isinstance(work, QueuedRequest)]
@@ -117,7 +117,7 @@ def transactions(rig: FileRig) -> list[list[Request]]:
             seen.append(requests)
         return await before(batch, again=again)
 
-    lanes._transact = transact  # type: ignore[method-assign]
+    queues._transact = transact  # type: ignore[method-assign]
     return seen
 
 

@@ -106,8 +106,8 @@ def routing_key_of(request: Request) -> bytes:
     return b""
 
 
-def service_for(lane: bytes, services: Sequence[str]) -> str:
-    """The one with the highest hash: when one comes or goes, only its lanes move."""
+def service_for(routing_key: bytes, services: Sequence[str]) -> str:
+    """The one with the highest hash: when one comes or goes, only its requests move."""
     if len(services) == 1:
         return services[0]
-    return max(services, key=lambda one: hashlib.blake2b(lane + b"@" + one.encode(), digest_size=8).digest())
+    return max(services, key=lambda one: hashlib.blake2b(routing_key + b"@" + one.encode(), digest_size=8).digest())

@@ -1,4 +1,5 @@
-"""What all requests of one meta service share: the store, its lanes, new ids, what is known of the cluster, chunks.
+"""What all requests of one meta service share: the store, its commit queues, new ids, what is known of the cluster,
+chunks.
 
 What is known of the cluster (the chain table of new files, which key signs, how long T is, how much space there is) is
 read from the store and asked of the managers now and then; a request is given what was found last.
@@ -46,14 +47,16 @@ class ServiceContext:
         secret: Secret,
         cluster_view: ClusterView | None,
         *,
-        lanes: int,
+        commit_queues: int,
         prefetch: Prefetch | None = None,
         later: Later = in_loop,
     ) -> None:
         self.engine = engine
         self.settings = settings
         self.ids = Ids(engine)
-        self.lanes = CommitQueues(engine, width=lanes, prepare=self.ids.prepare, prefetch=prefetch, later=later)
+        self.commit_queues = CommitQueues(
+            engine, width=commit_queues, prepare=self.ids.prepare, prefetch=prefetch, later=later
+        )
         self.reads = Reads(engine, prefetch)
         self.cluster = ClusterDefaults(table=settings.table, chains=0, chunk_bytes=settings.chunk_bytes)
         self._inodes = 0

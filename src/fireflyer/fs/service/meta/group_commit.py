@@ -1,16 +1,16 @@
 """Queues before the store: requests that write the same directory or inode are carried out in one transaction.
 
-    put(key, work) ──> lane of the key ──all that wait, `MAX_BATCH` at most──> one transaction, a part each ──> done
+    put(key, work) ─> queue of the key ──all that wait, `MAX_BATCH` at most──> one transaction, a savepoint each ─> done
 
 As transactions of their own they would conflict for ever, since all of them change the directory; together they cost
-one commit. While a lane commits, what comes next waits for it in the lane. One lane is best: there is one core to run
-bodies on, a group commit takes the time of a sync however much is in it, and two lanes would meet in quota areas, links
-and renames; on a database also where they have nothing in common, since it finds conflicts by pages.
+one commit. While a queue commits, what comes next waits in it. One queue is best: there is one core to run bodies on,
+a group commit takes the time of a sync however much is in it, and two queues would meet in quota trees, links and
+renames; on a database also where they have nothing in common, since it finds conflicts by pages.
 
-*Lazy* works begin no transaction: they go with the next one of their lane, or with one of their own when they have
+*Lazy* works begin no transaction: they go with the next one of their queue, or with one of their own when they have
 waited for `LAZY_NS`, or are many.
 
-What came first is carried out first, lazy or not. Parts that raise are dropped, and their callers get the error; an
+What came first is carried out first, lazy or not. Works that raise are rolled back, and their callers get the error; an
 error of the transaction is everybody's, but one that is too large, or finds the disk full, is divided before that is
 believed; and where the time was over, it was so for the one that was being carried out: that is told, the others go on
 without it.
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 MAX_BATCH: Final = 256
 """Requests of one transaction."""
 MAX_WAITING: Final = 16384
-"""Requests in all lanes together; of those that read as many again."""
+"""Requests in all queues together; of those that read as many again."""
 MAX_FULLNESS: Final = 0.5
 """Of the limits of a transaction: what comes behind it waits for the next one."""
 MAX_ATTEMPT_NS: Final = 1 * SECOND
@@ -61,7 +61,7 @@ TIMEOUT_NS: Final = 20 * SECOND
 """For a transaction with all its attempts."""
 LAZY_NS: Final = 50 * MS
 MAX_LAZY: Final = 64
-"""Works that wait in a lane, when one of them is lazy: their client has no more than 256 numbers."""
+"""Works that wait in a queue, when one of them is lazy: their client has no more than 256 numbers."""
 Later: TypeAlias = Callable[[int, Callable[[], None]], Callable[[], None]]
 """Nanoseconds, what to call then; how to call it off."""
 
@@ -87,8 +87,8 @@ class CommitItem(abc.ABC):
 
     @abc.abstractmethod
     async def carry_out(self, rows: Savepoint) -> Any:
-        """In a savepoint of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect but
-        there."""
+        """In a savepoint of a transaction (`Reads`: of one that only reads). May run several times, so it has no effect
+        but there."""
 
     @abc.abstractmethod
     def done(self, outcome: Any) -> None:
@@ -203,7 +203,7 @@ class CommitQueues:
         self._prefetch = prefetch
         self._prepare = prepare
         self._later = later
-        self._lanes = [_CommitQueue() for _ in range(width)]
+        self._queues = [_CommitQueue() for _ in range(width)]
         self._tasks = _Tasks()
         self._closed = False
         self.waiting = 0
@@ -217,38 +217,38 @@ class CommitQueues:
             raise Busy("the meta service ends; ask another one")
         if self.waiting >= MAX_WAITING:
             raise Busy(f"{self.waiting} requests wait for the store already; ask again later")
-        lane = self._lanes[hash(key) % len(self._lanes)]
-        lane.waiting.append(work)
+        queue = self._queues[hash(key) % len(self._queues)]
+        queue.waiting.append(work)
         self.waiting += 1
-        if lane.due:
+        if queue.due:
             return
-        if not work.lazy or len(lane.waiting) >= MAX_LAZY:
-            self._begin(lane)
-        elif lane.call_off is None:
-            lane.call_off = self._later(LAZY_NS, lambda: self._begin(lane))
+        if not work.lazy or len(queue.waiting) >= MAX_LAZY:
+            self._begin(queue)
+        elif queue.call_off is None:
+            queue.call_off = self._later(LAZY_NS, lambda: self._begin(queue))
 
-    def _begin(self, lane: _CommitQueue) -> None:
-        lane.wait_no_more()
-        lane.due = True
-        if not lane.running:
-            lane.running = True
-            self._tasks.spawn(self._run(lane))
+    def _begin(self, queue: _CommitQueue) -> None:
+        queue.wait_no_more()
+        queue.due = True
+        if not queue.running:
+            queue.running = True
+            self._tasks.spawn(self._run(queue))
 
     async def close(self) -> None:
         """What waits is refused; transactions under way come to their end."""
         self._closed = True
-        for lane in self._lanes:
-            lane.wait_no_more()
-            while lane.waiting:
-                self._finish(lane.waiting.popleft(), Busy("the meta service ends; ask another one"))
+        for queue in self._queues:
+            queue.wait_no_more()
+            while queue.waiting:
+                self._finish(queue.waiting.popleft(), Busy("the meta service ends; ask another one"))
         await self._tasks.wait()
 
-    async def _run(self, lane: _CommitQueue) -> None:
+    async def _run(self, queue: _CommitQueue) -> None:
         try:
-            while lane.due and (batch := lane.take()):
-                lane.put_back(await self._transact(batch))
+            while queue.due and (batch := queue.take()):
+                queue.put_back(await self._transact(batch))
         finally:
-            lane.running = False
+            queue.running = False
 
     def _finish(self, work: CommitItem, outcome: Any) -> None:
         self.waiting -= 1

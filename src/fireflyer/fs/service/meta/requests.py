@@ -1,7 +1,7 @@
-"""One request on its way: carried out in its lane, or by a procedure that takes several transactions.
+"""One request on its way: carried out in its commit queue, or by a procedure that takes several transactions.
 
-    Asked ──lane──> answer, stored with it ──────────────────────────────────────────────> done
-            └─NotAtOnce─> procedure: each step a `Step` in the same lane ─> answer ──────> done
+    Asked ──queue─> answer, stored with it ──────────────────────────────────────────────> done
+            └─NotAtOnce─> procedure: each step a `Step` in the same queue ─> answer ─────> done
 
 A refusal is an answer: what the body wrote is dropped, the refusal is stored. What is not an answer (the store cannot
 be reached, the session is over, somebody asks for what he may not) is not stored, so the request may come again.
@@ -211,7 +211,7 @@ class QueuedRequest(CommitItem):
         self.reply(self, outcome)
 
     @property
-    def lane(self) -> Hashable:
+    def queue_key(self) -> Hashable:
         return commit_queue_key(self.request, self.requester.client)
 
 
@@ -307,7 +307,7 @@ class RequestPorts:
     async def _step(self, body: Callable[[Context], Awaitable[T]]) -> T:
         owner = self._service_context.chunks.session if self._service_context.has_chunks else 0
         step = Step(self._service_context, body, asked=self._asked, owner=owner)
-        self._service_context.lanes.put(0 if self._asked is None else self._asked.lane, step)
+        self._service_context.commit_queues.put(0 if self._asked is None else self._asked.queue_key, step)
         return await step.outcome
 
     async def pause(self, delay_ns: int, inode: InodeId) -> None:

@@ -9,7 +9,7 @@
 It keeps nothing of its own that matters: several may serve one store at the same time, and one that dies takes nothing
 with it but requests in flight, which their clients send again, to it or to another one.
 
-    serve ──> who asks (`callers`) ──changes──> lanes: one transaction for many (`group_commit`, `requests`)
+    serve ──> who asks (`callers`) ──changes──> commit queues: one transaction for many (`group_commit`, `requests`)
                                          └─reads──> one snapshot for many
 
 The requests of one `Calls` are carried out at the same time, and answered together. A client that goes away does not
@@ -89,9 +89,9 @@ LOOK_SOON_S: Final = 0.2
 COUNT_EVERY_S: Final = 30.0
 REST_S: Final = 1.0
 """Of the keeper, when there is nothing to do."""
-LANES: Final = 1
+COMMIT_QUEUES: Final = 1
 """Over a database too, though each read is a round trip there: PostgreSQL finds conflicts by pages of its index, so
-lanes conflict whatever they do, and requests in one transaction ask together and are committed together."""
+queues conflict whatever they do, and requests in one transaction ask together and are committed together."""
 
 
 class _Group:
@@ -176,7 +176,7 @@ class MetaService:
             settings,
             secret,
             cluster_view,
-            lanes=LANES,
+            commit_queues=COMMIT_QUEUES,
             prefetch=prefetch_all if shared_store else None,
             later=later,
         )
@@ -201,7 +201,7 @@ class MetaService:
         """For Prometheus."""
         service_context = self._service_context
         gauges = {
-            "waiting": ("Requests that wait for the store", service_context.lanes.waiting),
+            "waiting": ("Requests that wait for the store", service_context.commit_queues.waiting),
             "long_requests": ("Requests under way that take several transactions", len(self._long)),
             "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
             "chunk_store_reached": ("Whether the chunk store can be used", service_context.has_chunks),
@@ -214,7 +214,7 @@ class MetaService:
                 "fireflyer_meta_transactions_total",
                 "counter",
                 "Transactions that write",
-                service_context.lanes.transactions,
+                service_context.commit_queues.transactions,
             ),
             *(Series.one(f"fireflyer_meta_{name}", "gauge", text, value) for name, (text, value) in gauges.items()),
         ]
@@ -278,7 +278,7 @@ class MetaService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._service_context.lanes.close()
+        await self._service_context.commit_queues.close()
         await self._service_context.reads.close()
         if self._cluster_view is not None:
             await self._cluster_view.close()
@@ -291,7 +291,7 @@ class MetaService:
 
     async def _step(self, body: Callable[[Context], Awaitable[None]]) -> None:
         step = Step(self._service_context, body)
-        self._service_context.lanes.put(0, step)
+        self._service_context.commit_queues.put(0, step)
         await step.outcome
 
     # --- requests ---
@@ -361,7 +361,7 @@ class MetaService:
             elif not call.number or not number_allowed(call.number, calls.done_below):
                 raise file_error(errno.EINVAL, f"request number {call.number} is not one of those that may be used now")
             else:
-                self._service_context.lanes.put(asked.lane, asked)
+                self._service_context.commit_queues.put(asked.queue_key, asked)
         except FireflyerError as error:
             group.put(at, refusal(error))
 
@@ -422,7 +422,7 @@ class MetaService:
             return True
 
         step = Step(self._service_context, enrol)
-        self._service_context.lanes.put(-requester.client, step)
+        self._service_context.commit_queues.put(-requester.client, step)
         if await step.outcome:
             while len(self._enrolled) >= MAX_ENROLLED:
                 del self._enrolled[next(iter(self._enrolled))]
