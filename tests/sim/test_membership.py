@@ -32,11 +32,11 @@ def test_all_that_are_left_form_the_next_group() -> None:
     world = ReformWorld(1, NODES, die_at={"p1": 0})
     world.run()
     world.check_end()
-    seats = world.processes["p0"].seats
-    assert seats is not None
-    assert [(seat.before, seat.node) for seat in seats.seats] == [(0, 0), (2, 1), (3, 1)]
-    assert seats.plan.node_of_rank == (0, 1, 1)
-    assert "rank 1 did not come" in seats.reason
+    formed = world.processes["p0"].formed
+    assert formed is not None
+    assert [(slot.previous_rank, slot.node) for slot in formed.slots] == [(0, 0), (2, 1), (3, 1)]
+    assert formed.plan.node_of_rank == (0, 1, 1)
+    assert "rank 1 did not come" in formed.reason
 
 
 @pytest.mark.parametrize("victim", ["p0", "p2", "p3"])
@@ -119,8 +119,8 @@ def test_a_late_member_is_told_to_join_and_comes_back_as_a_newcomer() -> None:
     world.run()
     world.check_end()
     assert late.running
-    assert late.seats is not None
-    assert [seat.before for seat in late.seats.seats] == [0, -1]
+    assert late.formed is not None
+    assert [slot.previous_rank for slot in late.formed.slots] == [0, -1]
     (refusal,) = late.refusals
     assert "generation 1 was formed without this process, which was rank 1" in refusal
     assert "call Communicator.join" in refusal
@@ -132,8 +132,8 @@ def test_a_newcomer_that_missed_a_generation_waits_for_the_one_after() -> None:
     assert machine.begin(0) == AnnounceAndWait(3, 7, SECOND)
     assert machine.handle(0, GenerationOpened(True)) == WriteJoinRequest(3, me)
     assert machine.handle(0, JoinRequestWritten(me)) == ReadGeneration(3, SECOND, False)
-    seats = Generation(3, (MemberSlot("other", 0, -1, 0),), make_plan([0]), "")
-    assert machine.handle(1, GenerationRead(seats)) == AnnounceAndWait(4, 7, SECOND - 1)
+    formed = Generation(3, (MemberSlot("other", 0, -1, 0),), make_plan([0]), "")
+    assert machine.handle(1, GenerationRead(formed)) == AnnounceAndWait(4, 7, SECOND - 1)
     late = machine.handle(SECOND, GenerationOpened(False))
     assert isinstance(late, Rejected)
     assert "did not take this process in within 1.0 s" in str(late.error)

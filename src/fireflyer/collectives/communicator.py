@@ -116,7 +116,7 @@ class Communicator(GroupMember):
         memory: OwnMemory,
         config: GroupConfig,
         lineage: Lineage,
-        seat: CpuBinding = _ANYWHERE,
+        cpu_binding: CpuBinding = _ANYWHERE,
     ) -> None:
         """Takes over the descriptors in `resources`. Use `create` instead."""
         plan = resources.plan
@@ -148,11 +148,11 @@ class Communicator(GroupMember):
             programs=native_programs(plan, self.node) if resources.leader_fd < 0 else [],
             arena=memory.arena,
             local_peers=[one.native for one in resources.local_peers],
-            cpus=list(seat.cpus),
-            network_cpus=list(seat.network_cpus),
+            cpus=list(cpu_binding.cpus),
+            network_cpus=list(cpu_binding.network_cpus),
             fabric=resources.fabric,
         )
-        self.seat = seat
+        self.cpu_binding = cpu_binding
         self._box = FlightRecorder(
             self._native.flight,
             group=lineage.here,

@@ -13,7 +13,7 @@ from tests.support.ranks.processes import ranks_running
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.topology import parse_list
 
-MODULE = "tests.support.ranks.seated_ranks"
+MODULE = "tests.support.ranks.bound_ranks"
 NATIVE = {"ff-collectives", "ff-network", "ff-exchange"}
 
 
@@ -45,7 +45,7 @@ def mine() -> tuple[int, int]:
 def test_threads_of_each_rank_run_near_its_memory(tmp_path: Path, mine: tuple[int, int]) -> None:
     root = described(tmp_path, mine)
     with ranks_running(tmp_path / "job", [0, 0], "", module=MODULE, root=root) as ranks:
-        for rank, event in ranks.wait_for("seated").items():
+        for rank, event in ranks.wait_for("bound").items():
             threads = status_of(event["pid"])
             names = NATIVE if rank == 0 else NATIVE - {"ff-network"}
             assert names <= set(threads)
@@ -67,7 +67,7 @@ def test_threads_stay_where_the_program_put_them(tmp_path: Path, mine: tuple[int
     root = described(tmp_path, mine)
     mask = [mine[0]] if "mask" in params else None
     with ranks_running(tmp_path / "job", [0, 0], "", module=MODULE, root=root, **{**params, "mask": mask}) as ranks:
-        for rank, event in ranks.wait_for("seated").items():
+        for rank, event in ranks.wait_for("bound").items():
             expected = {tuple(mask or mine)}
             threads = status_of(event["pid"])
             assert all(threads[name] == expected for name in NATIVE & set(threads))
@@ -82,6 +82,6 @@ def test_ranks_that_the_launcher_has_placed_tell_each_other(tmp_path: Path, mine
     """Each may use one processor, of another memory node than the other's: only together do they see both nodes."""
     root, masks = described(tmp_path, mine), [[mine[1]], [mine[0]]]
     with ranks_running(tmp_path / "job", [0, 0], "", module=MODULE, root=root, masks=masks) as ranks:
-        for rank, event in ranks.wait_for("seated").items():
-            assert event["seat"].startswith(f"processors {masks[rank][0]}, arena on memory node {1 - rank} ")
+        for rank, event in ranks.wait_for("bound").items():
+            assert event["binding"].startswith(f"processors {masks[rank][0]}, arena on memory node {1 - rank} ")
             assert status_of(event["pid"])["ff-collectives"] == {tuple(masks[rank])}

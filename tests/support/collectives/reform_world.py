@@ -53,7 +53,7 @@ class Process:
     """-1: it wants to join."""
     sim: SimNode | None = None
     generation: int = 0
-    seats: Generation | None = None
+    formed: Generation | None = None
     running: bool = False
     error: FireflyerError | None = None
     left: bool = False
@@ -134,8 +134,8 @@ class ReformWorld:
                 process.generation, policy, world_size = self._latest(), self.policy, 0
                 continue
             process.error = None
-            process.generation, process.seats = outcome.seats.generation, outcome.seats
-            self.check_decision(outcome.seats)
+            process.generation, process.formed = outcome.formed.generation, outcome.formed
+            self.check_decision(outcome.formed)
             met: list[bool] = []
             yield from self._meet(process, outcome, met)
             if met[0]:
@@ -143,9 +143,9 @@ class ReformWorld:
                 self.formed.setdefault(process.generation, set()).add(process.name)
                 yield from self._work(process, outcome)
                 process.running = False
-            names = {self._named(seat.uid): rank for rank, seat in enumerate(outcome.seats.seats)}
+            names = {self._named(slot.uid): rank for rank, slot in enumerate(outcome.formed.slots)}
             me = me.survivor(outcome.rank, self._suspects(process, names))
-            world_size = len(outcome.seats.seats)
+            world_size = len(outcome.formed.slots)
             policy = self.policy if met[0] else self.policy.again(2 * MEETING_NS)
 
     def _ticket(self, process: Process) -> Generator[int | None, None, JoinRequest]:
@@ -178,8 +178,8 @@ class ReformWorld:
     ) -> Task:
         yield None
         match effect:
-            case AnnounceAndWait(generation, ticket, timeout_ns):
-                self.table.set(f"{generation}/waiting/{ticket:08d}", b"waits")
+            case AnnounceAndWait(generation, join_order, timeout_ns):
+                self.table.set(f"{generation}/waiting/{join_order:08d}", b"waits")
                 yield from self._until(f"{generation}/open", timeout_ns)
                 events.append(GenerationOpened(self.table.get(f"{generation}/open") is not None))
             case WriteJoinRequest(generation, arrival):
@@ -192,15 +192,15 @@ class ReformWorld:
             case ReadGeneration(generation, timeout_ns, everybody):
                 yield from self._until(f"{generation}/seats", timeout_ns)
                 yield from self._look(generation, everybody, events)
-            case Propose(seats):
-                held, _ = self.table.set_if_missing(f"{seats.generation}/seats", msgspec.json.encode(seats))
+            case Propose(proposal):
+                held, _ = self.table.set_if_missing(f"{proposal.generation}/seats", msgspec.json.encode(proposal))
                 yield None
                 events.append(Proposed(msgspec.json.decode(held, type=Generation)))
 
     def _look(self, generation: int, everybody: bool, events: list[Event]) -> Task:
-        seats = self.table.get(f"{generation}/seats")
-        if seats is not None:
-            events.append(GenerationRead(msgspec.json.decode(seats, type=Generation)))
+        data = self.table.get(f"{generation}/seats")
+        if data is not None:
+            events.append(GenerationRead(msgspec.json.decode(data, type=Generation)))
             return
         arrivals = []
         for key in self.table.keys(f"{generation}/member/") if everybody else []:
@@ -215,7 +215,7 @@ class ReformWorld:
             yield min(GLANCE_NS, deadline_ns - self.world.now_ns)
 
     def _meet(self, process: Process, end: Admitted, met: list[bool]) -> Task:
-        generation, ranks = end.seats.generation, range(len(end.seats.seats))
+        generation, ranks = end.formed.generation, range(len(end.formed.slots))
         deadline_ns = self.world.now_ns + MEETING_NS
         for phase in ("there", "ready"):
             yield None
@@ -229,10 +229,10 @@ class ReformWorld:
 
     def _work(self, process: Process, end: Admitted) -> Task:
         """Computes until a member is gone, or somebody wants to come in."""
-        generation = end.seats.generation
+        generation = end.formed.generation
         while True:
             yield 5 * GLANCE_NS
-            others = [self.processes[self._named(seat.uid)] for seat in end.seats.seats]
+            others = [self.processes[self._named(slot.uid)] for slot in end.formed.slots]
             if any(not other.alive or other.generation != generation or not other.running for other in others):
                 return
             if self.policy.max_world_size is None and self.table.keys(f"{generation + 1}/waiting/"):
@@ -255,19 +255,19 @@ class ReformWorld:
 
     # --- what must hold ---
 
-    def check_decision(self, seats: Generation) -> None:
+    def check_decision(self, formed: Generation) -> None:
         """Nobody ever sees two lists of one generation; survivors keep their order, newcomers come after them."""
-        data = msgspec.json.encode(seats)
-        assert self.decided.setdefault(seats.generation, data) == data, f"two rosters of generation {seats.generation}"
-        before = [seat.before for seat in seats.seats if seat.before >= 0]
+        data = msgspec.json.encode(formed)
+        assert self.decided.setdefault(formed.generation, data) == data, f"two lists of generation {formed.generation}"
+        before = [slot.previous_rank for slot in formed.slots if slot.previous_rank >= 0]
         assert before == sorted(set(before))
-        assert [seat.before for seat in seats.seats[: len(before)]] == before
-        tickets = [seat.ticket for seat in seats.seats[len(before) :]]
-        assert tickets == sorted(set(tickets))
-        assert len({seat.uid for seat in seats.seats}) == len(seats.seats)
+        assert [slot.previous_rank for slot in formed.slots[: len(before)]] == before
+        orders = [slot.join_order for slot in formed.slots[len(before) :]]
+        assert orders == sorted(set(orders))
+        assert len({slot.uid for slot in formed.slots}) == len(formed.slots)
         assert len(before) >= 1
-        assert len(seats.seats) >= self.policy.min_world_size
-        assert len(seats.seats) <= (self.policy.max_world_size or len(seats.seats))
+        assert len(formed.slots) >= self.policy.min_world_size
+        assert len(formed.slots) <= (self.policy.max_world_size or len(formed.slots))
 
     def check_end(self) -> None:
         """Who is alive, and was not refused, computes in the newest generation, of which all members are alive."""
@@ -275,6 +275,6 @@ class ReformWorld:
         for process in living:
             assert process.running, f"{process} is stuck"
             assert process.generation == self._latest(), process
-            assert process.seats is not None
-            members = {self._named(seat.uid) for seat in process.seats.seats}
+            assert process.formed is not None
+            members = {self._named(slot.uid) for slot in process.formed.slots}
             assert members == {one.name for one in living}

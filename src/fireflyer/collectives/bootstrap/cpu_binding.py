@@ -83,9 +83,9 @@ def cpu_binding_of(machine: Machine | None, masks: Sequence[str], local: int) ->
     return CpuBinding(placement.cpus, network.cpus or placement.cpus, placement.memory_node, placement.reason)
 
 
-def bind_arena(arena: Arena, seat: CpuBinding) -> str:
+def bind_arena(arena: Arena, binding: CpuBinding) -> str:
     """Before anything of it is touched. Empty, or what the system said against it."""
-    refused = "" if seat.memory_node is None else arena.prefer_node(seat.memory_node)
+    refused = "" if binding.memory_node is None else arena.prefer_node(binding.memory_node)
     return f"arena: {refused}" if refused else ""
 
 
@@ -98,8 +98,8 @@ def interleave_window_pages(fd: int, machine: Machine | None) -> None:
         logger.warning("the slots of the node lie where they are touched first: %s", refused)
 
 
-def report(rank: int, seat: CpuBinding, placement_warnings: Sequence[str]) -> None:
+def report(rank: int, binding: CpuBinding, placement_warnings: Sequence[str]) -> None:
     """One line of what was done, one for what was refused."""
-    logger.info("rank %d: %s", rank, seat)
+    logger.info("rank %d: %s", rank, binding)
     if placement_warnings:
         logger.warning("rank %d: not placed as planned: %s", rank, "; ".join(placement_warnings))

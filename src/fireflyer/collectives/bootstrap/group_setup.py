@@ -85,7 +85,7 @@ class GroupMember(ABC):
         memory: OwnMemory,
         config: GroupConfig,
         lineage: Lineage,
-        seat: CpuBinding,
+        cpu_binding: CpuBinding,
     ) -> None: ...
 
     @abstractmethod
@@ -217,12 +217,12 @@ class GroupMember(ABC):
                 stack=forming.stack,
             )
             masks = [one.cpus for one in resources.local_peers]
-            seat = cpu_binding_of(
+            binding = cpu_binding_of(
                 config.machine, masks, resources.plan.ranks_of(resources.plan.node_of_rank[rank]).index(rank)
             )
-            refused = bind_arena(memory.arena, seat) if memory.arena.used == 0 else ""
+            refused = bind_arena(memory.arena, binding) if memory.arena.used == 0 else ""
             try:
-                communicator = cls(rank, resources.duplicate(), peer_listener, memory, config, lineage, seat)
+                communicator = cls(rank, resources.duplicate(), peer_listener, memory, config, lineage, binding)
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise translate_os_error(error, "make use of what the ranks share") from error
@@ -237,7 +237,7 @@ class GroupMember(ABC):
                 peer_listener.open(store, communicator._exchange.admit, join_timeout_ns)
             undo.pop_all()
             if config.machine is not None:
-                report(rank, seat, [*filter(None, [refused]), *communicator._native.placement_warnings()])
+                report(rank, binding, [*filter(None, [refused]), *communicator._native.placement_warnings()])
             return communicator
 
     @classmethod
@@ -266,11 +266,11 @@ class GroupMember(ABC):
         """
         joined = store.get(f"{_place(attempt, name)}/joined/0", join_timeout_ns)
         lineage = follow(store, f"{_place(attempt, name)}/{int(joined)}")
-        ticket = store.add(f"{lineage.prefix}/tickets", 1)
+        join_order = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
         known = (machine or local_machine()) if pin else None
         config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
-        me = JoinRequest(new_uid(), -1, ticket, node)
+        me = JoinRequest(new_uid(), -1, join_order, node)
         policy = Policy(1, None, timeout_ns)
         member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)
         if member is None:
@@ -374,7 +374,7 @@ class GroupMember(ABC):
         config: GroupConfig,
         memory: OwnMemory,
         lineage: Lineage,
-        seats: Generation,
+        formed: Generation,
         rank: int,
         timeout_ns: int,
     ) -> Self:
@@ -382,9 +382,9 @@ class GroupMember(ABC):
             store,
             lineage,
             rank=rank,
-            world_size=len(seats.seats),
-            node=seats.plan.node_of_rank[rank],
-            plan=seats.plan,
+            world_size=len(formed.slots),
+            node=formed.plan.node_of_rank[rank],
+            plan=formed.plan,
             sums=None,
             config=config,
             memory=memory,

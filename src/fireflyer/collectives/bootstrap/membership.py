@@ -7,21 +7,21 @@ event) and what time it is, until it is `Admitted` or `Rejected`. The shell is
 A group has a lineage: generation 0 was made by `create`, and generation g + 1 follows from g. *Survivors* are the ranks
 of generation g, *newcomers* were no members of it.
 
-    survivor:  Arrive ──> Look ... Look ──> Propose ──> Seated, or Refused where the seats leave it out
-    newcomer:  Wait ──> Arrive ──> Look ... Look ──> Seated, or again with the generation after
+    survivor:  WriteJoinRequest ──> ReadGeneration ... ──> Propose ──> Admitted, or Rejected where it has no slot
+    newcomer:  AnnounceAndWait ──> WriteJoinRequest ──> ReadGeneration ... ──> Admitted, or again with the next one
 
 1. A survivor writes its arrival, with the rank that it has seen fail, if any (`suspects`). Two processes that claim to
    be the same rank are told apart by their random `uid`; the second is refused.
 2. Survivors look who has arrived, the lower their rank the sooner and the more often. Whoever finds that enough have
-   come (`_verdict`) proposes the seats: who is in the new generation, with which rank, and the plan.
+   come (`_verdict`) proposes the member slots: who is in the new generation, with which rank, and the plan.
 3. The store keeps the first proposal of a generation and answers every other one with it (`set_if_missing`). So there
-   is one list of seats for each generation, whoever dies when, and nobody has to be elected: when the lowest rank dies,
+   is one list of slots for each generation, whoever dies when, and nobody has to be elected: when the lowest rank dies,
    also in the middle of proposing, the next one looks and proposes.
-4. Who finds itself in the seats meets the others there. Who does not is told so in one line. If the rendezvous fails (a
+4. Who finds itself in the slots meets the others there. Who does not is told so in one line. If the rendezvous fails (a
    second failure), its members are the survivors of that generation and do the same for the next.
 
 Newcomers announce themselves (`waiting`), and arrive only when a generation has been opened by a survivor: so one that
-died while it waited takes no seat. A newcomer never proposes: without survivors there is no next generation.
+died while it waited takes no slot. A newcomer never proposes: without survivors there is no next generation.
 
 When is it enough? At once when all have come. When those who are missing are suspected, after `suspect_ns`: they may
 still be alive and on their way. Otherwise after `grace_ns`: they are slow, or dead without a witness. Newcomers that
@@ -90,7 +90,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     uid: str
     rank: int
     """In the generation before; `NOBODY` for a newcomer."""
-    ticket: int
+    join_order: int = msgspec.field(name="ticket")
     """Of a newcomer: it counts in which order they came. `NOBODY` for a survivor."""
     node: int
     """As its launcher numbers them."""
@@ -102,7 +102,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
     @property
     def place(self) -> str:
         """Under which it is written: one for each survivor and each newcomer."""
-        return f"rank-{self.rank}" if self.rank >= 0 else f"new-{self.ticket:08d}"
+        return f"rank-{self.rank}" if self.rank >= 0 else f"new-{self.join_order:08d}"
 
     def survivor(self, rank: int, suspects: tuple[int, ...]) -> JoinRequest:
         """The same process as rank `rank` of a generation that is no more."""
@@ -111,17 +111,17 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 class MemberSlot(msgspec.Struct, frozen=True):
     uid: str
-    before: int
-    """Its rank in the generation before, `NOBODY` for a newcomer."""
-    ticket: int
+    previous_rank: int = msgspec.field(name="before")
+    """In the generation before, `NOBODY` for a newcomer."""
+    join_order: int = msgspec.field(name="ticket")
     node: int
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """A generation: rank r is `seats[r]`."""
+    """A generation: rank r is in `slots[r]`."""
 
     generation: int
-    seats: tuple[MemberSlot, ...]
+    slots: tuple[MemberSlot, ...] = msgspec.field(name="seats")
     plan: Plan
     reason: str
     """Why these, for people."""
@@ -134,7 +134,7 @@ class AnnounceAndWait(NamedTuple):
     """Announce the newcomer, and wait until this generation is open. Answer: `GenerationOpened`."""
 
     generation: int
-    ticket: int
+    join_order: int
     timeout_ns: int
 
 
@@ -147,24 +147,24 @@ class WriteJoinRequest(NamedTuple):
 
 
 class ReadGeneration(NamedTuple):
-    """Wait for the seats, at most so long, then read what is there. Answer: `GenerationRead`."""
+    """Wait for the generation to be formed, at most so long, then read what is there. Answer: `GenerationRead`."""
 
     generation: int
     timeout_ns: int
     everybody: bool
-    """Whether arrivals are of interest, or only the seats."""
+    """Whether arrivals are of interest, or only the generation."""
 
 
 class Propose(NamedTuple):
-    """Set the seats unless there are some. Answer: `Proposed`."""
+    """Write the generation unless there is one. Answer: `Proposed`."""
 
-    seats: Generation
+    proposal: Generation
 
 
 class Admitted(NamedTuple):
     """The end: it is in."""
 
-    seats: Generation
+    formed: Generation
     rank: int
 
 
@@ -192,15 +192,15 @@ class JoinRequestWritten(NamedTuple):
 
 
 class GenerationRead(NamedTuple):
-    seats: Generation | None
+    formed: Generation | None
     arrivals: tuple[JoinRequest, ...] = ()
     waiting: tuple[int, ...] = ()
-    """Tickets of the newcomers that have announced themselves."""
+    """Join orders of the newcomers that have announced themselves."""
 
 
 class Proposed(NamedTuple):
-    seats: Generation
-    """That hold."""
+    formed: Generation
+    """The one that was written first."""
 
 
 Event = GenerationOpened | JoinRequestWritten | GenerationRead | Proposed
@@ -234,7 +234,7 @@ class Membership:
     def begin(self, now_ns: int) -> Effect:
         self._started_ns = now_ns
         if self._me.rank < 0:
-            return AnnounceAndWait(self._generation, self._me.ticket, self._left_ns(now_ns))
+            return AnnounceAndWait(self._generation, self._me.join_order, self._left_ns(now_ns))
         return WriteJoinRequest(self._generation, self._me)
 
     def handle(self, now_ns: int, event: Event) -> Effect:
@@ -243,11 +243,11 @@ class Membership:
                 return WriteJoinRequest(self._generation, self._me) if opened else self._late()
             case JoinRequestWritten(holder):
                 return self._on_arrived(now_ns, holder)
-            case Proposed(seats):
-                return self._take(now_ns, seats)
-            case GenerationRead(seats, arrivals, waiting):
-                if seats is not None:
-                    return self._take(now_ns, seats)
+            case Proposed(formed):
+                return self._take(now_ns, formed)
+            case GenerationRead(formed, arrivals, waiting):
+                if formed is not None:
+                    return self._take(now_ns, formed)
                 return self._on_found(now_ns, arrivals, waiting)
 
     # --- steps ---
@@ -279,23 +279,24 @@ class Membership:
         pause_ns = READ_PERIOD_NS * (1 + self._me.rank) if self._me.rank < CANDIDATES else SLOW_READ_PERIOD_NS
         return ReadGeneration(self._generation, min(pause_ns, self._left_ns(now_ns)), everybody=True)
 
-    def _take(self, now_ns: int, seats: Generation) -> Effect:
-        for rank, seat in enumerate(seats.seats):
-            if seat.uid == self._me.uid:
-                return Admitted(seats, rank)
+    def _take(self, now_ns: int, formed: Generation) -> Effect:
+        for rank, slot in enumerate(formed.slots):
+            if slot.uid == self._me.uid:
+                return Admitted(formed, rank)
         if self._me.leaves:
             return Rejected(None)
         if self._me.rank >= 0:
             return Rejected(
                 StaleVersion(
-                    f"generation {seats.generation} was formed without this process, which was rank {self._me.rank} of "
-                    f"the one before ({seats.reason}); to come back, drop the communicator and call Communicator.join"
+                    f"generation {formed.generation} was formed without this process, which was rank {self._me.rank} "
+                    f"of the one before ({formed.reason}); to come back, drop the communicator and call "
+                    "Communicator.join"
                 )
             )
         if now_ns >= self._deadline_ns:
             return self._late()
-        self._generation = max(self._generation, seats.generation) + 1
-        return AnnounceAndWait(self._generation, self._me.ticket, self._left_ns(now_ns))
+        self._generation = max(self._generation, formed.generation) + 1
+        return AnnounceAndWait(self._generation, self._me.join_order, self._left_ns(now_ns))
 
     def _late(self) -> Rejected:
         took = format_duration(self._deadline_ns - self._started_ns)
@@ -320,8 +321,8 @@ class Membership:
         settled_ns = now_ns - self._enough_ns
         if missing and not unexplained and settled_ns < min(self._policy.suspect_ns, self._policy.grace_ns):
             return False, reason
-        announced = {arrival.ticket for arrival in arrivals}
-        if any(ticket not in announced for ticket in waiting) and settled_ns < self._policy.newcomer_ns:
+        announced = {arrival.join_order for arrival in arrivals}
+        if any(order not in announced for order in waiting) and settled_ns < self._policy.newcomer_ns:
             return False, reason
         if size < max(1, self._policy.min_world_size):
             return False, f"{reason}; {size} are there, at least {self._policy.min_world_size} are needed"
@@ -329,7 +330,7 @@ class Membership:
 
     def _proposal(self, arrivals: Sequence[JoinRequest]) -> Effect:
         chosen = _candidates(arrivals)[: self._policy.max_world_size]
-        seats = tuple(MemberSlot(one.uid, one.rank, one.ticket, one.node) for one in chosen)
+        slots = tuple(MemberSlot(one.uid, one.rank, one.join_order, one.node) for one in chosen)
         reason = self._reason
         if len(chosen) < len(_candidates(arrivals)):
             reason += f", and a group has at most {len(chosen)} ranks"
@@ -339,7 +340,7 @@ class Membership:
                 raise UsageError("the plan that was made for the new group is for other nodes; use what plan= is given")
         except UsageError as error:
             return Rejected(error)
-        return Propose(Generation(self._generation, seats, plan, reason))
+        return Propose(Generation(self._generation, slots, plan, reason))
 
     def _left_ns(self, now_ns: int) -> int:
         return max(1, self._deadline_ns - now_ns)
@@ -356,9 +357,9 @@ def number_nodes(nodes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _candidates(arrivals: Sequence[JoinRequest]) -> list[JoinRequest]:
-    """Those who want to stay: survivors by rank, then newcomers in the order of their tickets."""
+    """Those who want to stay: survivors by rank, then newcomers in the order in which they came."""
     staying = [arrival for arrival in arrivals if not arrival.leaves]
-    return sorted(staying, key=lambda one: (one.rank < 0, one.rank, one.ticket))
+    return sorted(staying, key=lambda one: (one.rank < 0, one.rank, one.join_order))
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -110,7 +110,7 @@ def seek(
 ) -> MemberT | None:
     """Takes part until this process is a member of a group that is complete; None where it only said that it leaves.
 
-    `lineage` names the generation that `world_size` ranks have formed before. `form(lineage, seats, rank, timeout_ns)`
+    `lineage` names the generation that `world_size` ranks have formed before. `form(lineage, formed, rank, timeout_ns)`
     meets the others. `plan_of` None: as the plan of the generation before. Raises `StaleVersion` where the group was
     formed without this process, `Timeout`, `UsageError`, and what `form` raises, where that is no other rank's failure.
     """
@@ -130,7 +130,7 @@ def seek(
             if end.error is not None:
                 raise end.error
             return None
-        lineage = lineage._replace(generation=end.seats.generation)
+        lineage = lineage._replace(generation=end.formed.generation)
         meeting_ns = min(max(1, deadline_ns - time.monotonic_ns()), max(policy.grace_ns, MIN_RENDEZVOUS_NS))
         try:
             return _complete(store, lineage, end, form, meeting_ns)
@@ -139,13 +139,13 @@ def seek(
                 raise
             logger.warning("reform=again generation=%d rank=%d reason=%s", lineage.generation, end.rank, error)
             me = me.survivor(end.rank, _absent(store, lineage, end, error))
-            world_size = len(end.seats.seats)
-            following = plan_of or successor(end.seats.plan)
+            world_size = len(end.formed.slots)
+            following = plan_of or successor(end.formed.plan)
             policy = policy.again(SKEW_NS)
 
 
 def follow(store: Store, prefix: str) -> Lineage:
-    """The newest generation of a lineage whose seats are known."""
+    """The newest generation of a lineage whose slots are known."""
     hint = store.try_get(f"{prefix}/latest")
     lineage = Lineage(prefix, int(hint) if hint is not None and hint.isdigit() else 0)
     while store.try_get(f"{lineage.of(lineage.generation + 1)}/seats") is not None:
@@ -181,8 +181,8 @@ def perform(
 ) -> Event:
     """Carries out what a `Membership` asks for."""
     match effect:
-        case AnnounceAndWait(generation, ticket, timeout_ns):
-            store.set(f"{lineage.of(generation)}/waiting/{ticket:08d}", b"waits")
+        case AnnounceAndWait(generation, join_order, timeout_ns):
+            store.set(f"{lineage.of(generation)}/waiting/{join_order:08d}", b"waits")
             try:
                 store.wait([f"{lineage.of(generation)}/open"], timeout_ns)
             except Timeout:
@@ -197,12 +197,12 @@ def perform(
             return JoinRequestWritten(_decoded(held, JoinRequest))
         case ReadGeneration(generation, timeout_ns, everybody):
             try:
-                return GenerationRead(_seats(store.get(f"{lineage.of(generation)}/seats", max(1, timeout_ns))))
+                return GenerationRead(_generation(store.get(f"{lineage.of(generation)}/seats", max(1, timeout_ns))))
             except Timeout:
                 return _found(store, lineage.of(generation)) if everybody else GenerationRead(None)
-        case Propose(seats):
-            key = f"{lineage.of(seats.generation)}/seats"
-            return Proposed(_seats(store.set_if_missing(key, msgspec.json.encode(seats))))
+        case Propose(proposal):
+            key = f"{lineage.of(proposal.generation)}/seats"
+            return Proposed(_generation(store.set_if_missing(key, msgspec.json.encode(proposal))))
 
 
 def _run(store: Store, lineage: Lineage, machine: Membership) -> Admitted | Rejected:
@@ -219,7 +219,7 @@ def _found(store: Store, prefix: str) -> GenerationRead:
     return GenerationRead(
         None,
         tuple(_decoded(arrival, JoinRequest) for arrival in arrivals if arrival is not None),
-        tuple(int(ticket) for ticket in waiting if ticket.isdigit()),
+        tuple(int(order) for order in waiting if order.isdigit()),
     )
 
 
@@ -230,7 +230,7 @@ def _complete(
     form: Callable[[Lineage, Generation, int, int], MemberT],
     timeout_ns: int,
 ) -> MemberT:
-    member = form(lineage, end.seats, end.rank, timeout_ns)
+    member = form(lineage, end.formed, end.rank, timeout_ns)
     try:
         member.barrier()
         if end.rank == 0:
@@ -242,7 +242,7 @@ def _complete(
 
 
 def _tidy(store: Store, lineage: Lineage) -> None:
-    """What nobody needs once a generation is complete. Its seats stay, so that late ones are told that they are late;
+    """What nobody needs once a generation is complete. Its slots stay, so that late ones are told that they are late;
     those of long ago become a mark: a missing key would let them be proposed again."""
     generation = lineage.generation
     store.set(f"{lineage.prefix}/latest", str(generation).encode())
@@ -259,10 +259,10 @@ def _absent(store: Store, lineage: Lineage, end: Admitted, error: FireflyerError
     if isinstance(error, PeerFailed):
         return (error.rank,) if error.rank >= 0 else ()
     came = {key.rpartition("/")[2] for key in store.keys(f"{lineage.here}/rank/")}
-    return tuple(rank for rank in range(len(end.seats.seats)) if str(rank) not in came)
+    return tuple(rank for rank in range(len(end.formed.slots)) if str(rank) not in came)
 
 
-def _seats(data: bytes) -> Generation:
+def _generation(data: bytes) -> Generation:
     if data == _GONE:
         raise StaleVersion(
             "this process has missed more generations of its group than are remembered; to come back, drop the "

@@ -1,8 +1,8 @@
 """Something that was begun and will end: the same for coroutines of an event loop and for threads that block.
 
 The logic of files (`client.files.open_file`, `client.files.asyncio_files`) is coroutines that await nothing but
-tickets. How one waits for a ticket is the business of who drives them: in an event loop a future, in a thread a turn of
-the ring. Between two tickets a coroutine is alone: nothing else of the same client runs.
+futures. How one waits for one is the business of who drives them: in an event loop a future, in a thread a turn of
+the ring. Between two futures a coroutine is alone: nothing else of the same client runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ClientFuture", "WaitFor"]
 
 T = TypeVar("T")
 WaitFor: TypeAlias = "Callable[[ClientFuture[Any]], Generator[Any, None, None]]"
-"""Ends when the ticket has."""
+"""Ends when the future has."""
 
 
 class ClientFuture(Generic[T]):

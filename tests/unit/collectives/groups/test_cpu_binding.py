@@ -39,53 +39,53 @@ def machine_of(
     return read_machine(RealDisk(), root=f"{directory}/sys", status=f"{directory}/proc/self/status")
 
 
-def seats(machine: Machine | None, ranks: int, masks: list[str] | None = None) -> list[CpuBinding]:
+def bindings(machine: Machine | None, ranks: int, masks: list[str] | None = None) -> list[CpuBinding]:
     told = [mask_text(machine)] * ranks if masks is None else masks
     return [cpu_binding_of(machine, told, local) for local in range(ranks)]
 
 
 def test_two_memory_nodes_get_half_of_the_ranks_each(tmp_path: Path) -> None:
-    found = seats(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]]), 4)
-    assert [seat.memory_node for seat in found] == [0, 0, 1, 1]
-    assert [seat.cpus for seat in found] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    found = bindings(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]]), 4)
+    assert [binding.memory_node for binding in found] == [0, 0, 1, 1]
+    assert [binding.cpus for binding in found] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert str(found[0]) == (
         "processors 0-1, arena on memory node 0 (memory node 0, 2 of 4 cores of a last-level cache)"
     )
 
 
 def test_four_memory_nodes_and_a_rank_each(tmp_path: Path) -> None:
-    found = seats(machine_of(tmp_path, [[0, 1], [2, 3], [4, 5], [6, 7]]), 4)
-    assert [seat.memory_node for seat in found] == [0, 1, 2, 3]
-    assert all(seat.network_cpus == seat.cpus for seat in found), "no network card says where it is"
+    found = bindings(machine_of(tmp_path, [[0, 1], [2, 3], [4, 5], [6, 7]]), 4)
+    assert [binding.memory_node for binding in found] == [0, 1, 2, 3]
+    assert all(binding.network_cpus == binding.cpus for binding in found), "no network card says where it is"
 
 
 def test_siblings_stay_together_and_what_is_switched_off_is_left_out(tmp_path: Path) -> None:
-    found = seats(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5]], smt=True), 3)
-    assert [seat.cpus for seat in found] == [(0, 1), (2, 3), (4, 5)]
+    found = bindings(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5]], smt=True), 3)
+    assert [binding.cpus for binding in found] == [(0, 1), (2, 3), (4, 5)]
 
 
 def test_a_cpuset_within_one_memory_node_pins_nothing(tmp_path: Path) -> None:
-    (seat, _) = seats(machine_of(tmp_path, [[0, 1], [2, 3]], allowed=[0, 1]), 2)
-    assert (seat.cpus, seat.memory_node) == ((), None)
-    assert str(seat) == "not pinned: one memory node within reach"
+    (binding, _) = bindings(machine_of(tmp_path, [[0, 1], [2, 3]], allowed=[0, 1]), 2)
+    assert (binding.cpus, binding.memory_node) == ((), None)
+    assert str(binding) == "not pinned: one memory node within reach"
 
 
 def test_memory_of_one_node_only_pins_nothing(tmp_path: Path) -> None:
-    assert seats(machine_of(tmp_path, [[0, 1], [2, 3]], mems=[1]), 2)[0].cpus == ()
+    assert bindings(machine_of(tmp_path, [[0, 1], [2, 3]], mems=[1]), 2)[0].cpus == ()
 
 
 def test_ranks_keep_to_what_each_was_given(tmp_path: Path) -> None:
     machine = machine_of(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]])
-    found = seats(machine, 3, ["4-7", "0-3", "0-3"])
-    assert [seat.cpus for seat in found] == [(4, 5, 6, 7), (0, 1), (2, 3)]
-    unknown = seats(machine, 2, ["", "nonsense"])
-    assert [seat.memory_node for seat in unknown] == [0, 1], "a mask that was not told is that of everybody"
+    found = bindings(machine, 3, ["4-7", "0-3", "0-3"])
+    assert [binding.cpus for binding in found] == [(4, 5, 6, 7), (0, 1), (2, 3)]
+    unknown = bindings(machine, 2, ["", "nonsense"])
+    assert [binding.memory_node for binding in unknown] == [0, 1], "a mask that was not told is that of everybody"
 
 
 def test_one_memory_node_is_seen_by_a_single_read(tmp_path: Path) -> None:
     write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0\n"})
     assert local_machine(f"{tmp_path}/sys") is None
-    assert seats(None, 2) == [CpuBinding(), CpuBinding()]
+    assert bindings(None, 2) == [CpuBinding(), CpuBinding()]
     assert str(CpuBinding()) == "one memory node"
 
 
@@ -98,7 +98,7 @@ def test_garbage_is_one_memory_node(tmp_path: Path, text: str) -> None:
 
 def test_two_nodes_of_which_nothing_else_is_known_pin_nothing(tmp_path: Path) -> None:
     write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0-1\n"})
-    assert seats(local_machine(f"{tmp_path}/sys"), 2)[0].cpus == ()
+    assert bindings(local_machine(f"{tmp_path}/sys"), 2)[0].cpus == ()
 
 
 def test_a_mask_too_long_to_tell_is_not_told(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_memory_that_does_not_exist_is_a_complaint_and_no_error(
 
 
 def test_a_machine_with_one_memory_node_is_left_alone() -> None:
-    def seat(comm: Communicator) -> CpuBinding:
-        return comm.seat
+    def binding(comm: Communicator) -> CpuBinding:
+        return comm.cpu_binding
 
     if local_machine() is None:
-        assert together([0, 0], seat) == [CpuBinding(), CpuBinding()]
+        assert together([0, 0], binding) == [CpuBinding(), CpuBinding()]

@@ -50,11 +50,11 @@ def engine() -> Iterator[ThreadPort]:
 
 def later(engine: ThreadPort, result: Any, *, remote: bool = False) -> ClientFuture[Any]:
     ring: Any = engine.ring
-    ticket: ClientFuture[Any] = ClientFuture(engine.wait)
-    ticket.remote = remote
+    future: ClientFuture[Any] = ClientFuture(engine.wait)
+    future.remote = remote
     error = isinstance(result, BaseException)
-    ring.due.append(lambda: ticket.fail(result) if error else ticket.finish(result))
-    return ticket
+    ring.due.append(lambda: future.fail(result) if error else future.finish(result))
+    return future
 
 
 def test_several_go_on_as_what_they_wait_for_comes(engine: ThreadPort) -> None:

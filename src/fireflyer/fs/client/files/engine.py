@@ -1,9 +1,9 @@
 """Drives the coroutines of files in threads that block, over one ring.
 
-    run(coroutine) ──it waits for a ticket──> whoever comes first leads: polls the ring, takes what has come, tells the
+    run(coroutine) ──it waits for a future──> whoever comes first leads: polls the ring, takes what has come, tells the
                                               others; the others sleep until something has come
 
-Coroutines run under one lock, which is released while a thread waits. So between two tickets nothing else of this
+Coroutines run under one lock, which is released while a thread waits. So between two futures nothing else of this
 client runs, and any number of threads may call at once. While a program computes nobody waits in the ring: a thread of
 its own takes what comes meanwhile, and now and then looks after what was written.
 """

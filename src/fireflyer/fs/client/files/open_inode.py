@@ -9,7 +9,7 @@ after some seconds. An error of that comes once, at the next write, flush, fsync
 
     written ──> pending ──sent──> durable ──Report──> the length that everybody knows
 
-Coroutines of this module await tickets only, so between two of them nothing else of this client runs.
+Coroutines of this module await futures only, so between two of them nothing else of this client runs.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Store(Protocol):
 
 
 class Port(abc.ABC):
-    """Tickets are for one driver, which `wait` belongs to."""
+    """Futures are for one driver, which `wait` belongs to."""
 
     def __init__(self, store: _Store, meta: MetaClient) -> None:
         self.meta = meta
@@ -67,7 +67,7 @@ class Port(abc.ABC):
 
     @abc.abstractmethod
     def on_lost(self, call: Callable[[ClientId], None]) -> None:
-        """`call` is to hear, where tickets end, of each session that has taken the place of another, before anything
+        """`call` is to hear, where futures end, of each session that has taken the place of another, before anything
         of it or later comes: what the one before held is lost."""
 
     @abc.abstractmethod

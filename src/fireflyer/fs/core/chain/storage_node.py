@@ -170,8 +170,8 @@ class StorageCore:
 
     def replica(self, target: TargetId) -> ReplicaMachine | None:
         """For people who look, and tests."""
-        seat = self._replicas.get(target)
-        return seat.machine if seat is not None else None
+        running = self._replicas.get(target)
+        return running.machine if running is not None else None
 
     def target_of(self, chain: ChainId) -> TargetId:
         """This process's target in the chain; 0 for none."""
@@ -257,22 +257,22 @@ class StorageCore:
                     known, self._chains[member.target] = True, chain
             if known:
                 self._nodes.update({member.target: member.node for member in chain.members})
-            for target, seat in self._replicas.items():
-                if seat.chain == chain.id and chain.version > seat.chain_version:
-                    seat.chain_version = chain.version
+            for target, running in self._replicas.items():
+                if running.chain == chain.id and chain.version > running.chain_version:
+                    running.chain_version = chain.version
                     self._queue.append(TargetScoped(target, fx.ChainChanged(chain)))
-                if seat.chain == chain.id and self._chains[target] is chain:
+                if running.chain == chain.id and self._chains[target] is chain:
                     self._at[chain.id] = target  # again, where another one of this process had it in between
         for target in self._targets:
             self._start_replica(target)
 
     def _start_replica(self, target: TargetId) -> None:
         """Gives the target the replica of the chain that it is in, if that can be done now."""
-        chain, seat = self._chains.get(target), self._replicas.get(target)
-        if chain is None or (seat is not None and (seat.chain == chain.id or seat.machine.busy)):
+        chain, running = self._chains.get(target), self._replicas.get(target)
+        if chain is None or (running is not None and (running.chain == chain.id or running.machine.busy)):
             return
-        if seat is not None and self._at.get(seat.chain) == target:
-            del self._at[seat.chain]
+        if running is not None and self._at.get(running.chain) == target:
+            del self._at[running.chain]
         made = self._replicas[target] = _RunningReplica(chain.id, self._make_replica(chain.id, target))
         self._at[chain.id] = target
         made.chain_version = chain.version
@@ -288,16 +288,16 @@ class StorageCore:
             self._report_unreachable(now_ns)
 
     def _to_replica(self, now_ns: int, target: TargetId, event: fx.Event) -> None:
-        seat = self._replicas.get(target)
+        running = self._replicas.get(target)
         if isinstance(event, fx.ChainChanged):
             self._withdraw(now_ns, target)
-        if seat is None:
+        if running is None:
             if isinstance(event, fx.DiskFailed):
                 self._queue.append(node.TargetFailed(target))
             return
-        for effect in seat.machine.handle(now_ns, event):
+        for effect in running.machine.handle(now_ns, event):
             self._effects.append(TargetScoped(target, effect))
-            if self._chains[target].id != seat.chain and _of_a_version(effect):
+            if self._chains[target].id != running.chain and _of_a_version(effect):
                 continue  # the target is in another chain now, which has versions of its own
             match effect:
                 case fx.ReportGone(version, _, failed):
@@ -311,7 +311,7 @@ class StorageCore:
                 case fx.AskRouting():
                     self._queue.append(node.RoutingWanted())
         chain = self._chains[target]
-        if chain.id != seat.chain:
+        if chain.id != running.chain:
             self._start_replica(target)
 
     def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
@@ -344,8 +344,8 @@ class StorageCore:
 
     def _leave(self, reason: str) -> None:
         self._leaving = True
-        for target, seat in self._replicas.items():
-            self._queue.append(TargetScoped(target, fx.GiveUp(seat.chain_version, reason)))
+        for target, running in self._replicas.items():
+            self._queue.append(TargetScoped(target, fx.GiveUp(running.chain_version, reason)))
         self._queue.extend(node.TargetFailed(target) for target in self._targets)
 
 

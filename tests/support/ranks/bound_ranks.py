@@ -1,4 +1,4 @@
-"""A rank on a machine that a directory describes. Run as `python -m tests.support.ranks.seated_ranks JSON`, by
+"""A rank on a machine that a directory describes. Run as `python -m tests.support.ranks.bound_ranks JSON`, by
 `processes`."""
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def main() -> None:
         work = comm.send(word, to=peer, async_op=True)  # so that its thread exists
         comm.recv(word, source=peer)
         work.wait()
-        print(json.dumps({"event": "seated", "pid": os.getpid(), "seat": str(comm.seat), "log": lines}), flush=True)
+        print(
+            json.dumps({"event": "bound", "pid": os.getpid(), "binding": str(comm.cpu_binding), "log": lines}),
+            flush=True,
+        )
         sys.stdin.read()
 
 
