@@ -401,7 +401,7 @@ bool Executor::drive(Current& current, std::int64_t until_ns) {
     }
     pause(current);
     const std::int64_t now_ns = monotonic_ns();
-    window_->line(local_).beat_ns.store(now_ns, std::memory_order_relaxed);
+    window_->line(local_).heartbeat_ns.store(now_ns, std::memory_order_relaxed);
     if (now_ns >= current.next_poll_ns) check_peers(current, now_ns);
     if (until_ns >= 0 && now_ns >= until_ns) return false;
   }
@@ -521,7 +521,7 @@ std::optional<Failure> Executor::trouble(const OpDescriptor& op, std::int64_t id
   if (config_.leader_fd >= 0 && hung_up(config_.leader_fd) && window_->line(0).left.load() == 0) {
     return Failure{FailureKind::peer_failed, leader, op.seq, group_.label(leader) + " died during " + op.name() + ": its connection broke"};
   }
-  if (idle_ns >= group_.timeout_ns && monotonic_ns() - network.beat_ns.load() > group_.timeout_ns && window_->line(0).left.load() == 0) {
+  if (idle_ns >= group_.timeout_ns && monotonic_ns() - network.heartbeat_ns.load() > group_.timeout_ns && window_->line(0).left.load() == 0) {
     return Failure{FailureKind::peer_failed, leader, op.seq, group_.label(leader) + " stopped in the middle of " + op.name() + ": no sign of life for " + seconds(idle_ns)};
   }
   if (idle_ns >= 10 * group_.timeout_ns) {

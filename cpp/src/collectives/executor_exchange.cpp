@@ -100,7 +100,7 @@ std::optional<Failure> Executor::run_parts(const Task& task) {
   std::uint64_t verified = 0;
   for (bool done = false; !done;) {
     done = work->wait(poll_period_ns_);
-    window_->line(local_).beat_ns.store(monotonic_ns(), std::memory_order_relaxed);
+    window_->line(local_).heartbeat_ns.store(monotonic_ns(), std::memory_order_relaxed);
     if (verified == never) continue;
     if (const auto failure = mismatch(task.op, verified)) window_->fail(*failure);
   }

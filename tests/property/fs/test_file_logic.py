@@ -199,13 +199,13 @@ def test_what_stays_open_is_held_after_two_beats_and_let_go_after_it_is_closed(s
     opens, held = _Opens(random.Random(seed)), set[int]()
     for step in range(80):
         opens.some(step)
-        beat = opens.holding.beat()
-        assert beat.count == step + 1
-        held = (held | set(beat.held)) - set(beat.closed)
+        heartbeat = opens.holding.heartbeat()
+        assert heartbeat.count == step + 1
+        held = (held | set(heartbeat.held)) - set(heartbeat.closed)
         assert held <= set(opens.open)
         assert {inode for inode, since in opens.open.items() if since[0] < step} <= held
     opens.holding.another_session()
-    assert set(opens.holding.beat().held) == set(opens.open)
+    assert set(opens.holding.heartbeat().held) == set(opens.open)
 
 
 @given(SEEDS)
@@ -214,18 +214,18 @@ def test_a_beat_that_failed_was_heard_or_not_and_nothing_stays_held_for_ever(see
     opens, held = _Opens(rng), set[int]()
     for step in range(80):
         opens.some(step)
-        beat = opens.holding.beat()
+        heartbeat = opens.holding.heartbeat()
         what = rng.random()
         if what < 0.7 or rng.random() < 0.5:
-            held = (held | set(beat.held)) - set(beat.closed)
+            held = (held | set(heartbeat.held)) - set(heartbeat.closed)
         if what >= 0.7:
             opens.some(step)  # while it is under way
-            opens.holding.failed(beat)
+            opens.holding.failed(heartbeat)
         else:
             assert held <= set(opens.open)
     for _ in range(2):
-        beat = opens.holding.beat()
-        held = (held | set(beat.held)) - set(beat.closed)
+        heartbeat = opens.holding.heartbeat()
+        held = (held | set(heartbeat.held)) - set(heartbeat.closed)
     assert held == set(opens.open)
 
 

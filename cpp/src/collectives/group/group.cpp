@@ -164,7 +164,7 @@ std::optional<Failure> local_culprit(const Window& window, const Group& group, c
     const std::uint64_t entered = line.entered.load();
     if (local == self) continue;
     if (entered > line.finished.load()) {
-      const std::int64_t still_ns = monotonic_ns() - line.beat_ns.load();
+      const std::int64_t still_ns = monotonic_ns() - line.heartbeat_ns.load();
       const OpDescriptor theirs = window.signature(local, entered - 1);
       if (still_ns > group.timeout_ns) return blame(local, " stopped in the middle of " + theirs.name() + ": no progress for " + seconds(still_ns));
     } else if (entered <= op.seq && line.waits.load() == 0) {

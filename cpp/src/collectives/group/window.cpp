@@ -226,7 +226,7 @@ void Window::enter_quietly(int rank, const OpDescriptor& op, std::uint64_t base,
   const std::uint64_t said[6] = {op.count, call_of(op), places.in, places.out, places.in_arena, places.out_arena};
   auto& words = mine.signature[op.seq % signature_ring];
   for (std::size_t i = 0; i < words.size(); ++i) words[i].store(said[i], std::memory_order_relaxed);
-  mine.beat_ns.store(now_ns, std::memory_order_relaxed);
+  mine.heartbeat_ns.store(now_ns, std::memory_order_relaxed);
   mine.entered.store(op.seq + 1, std::memory_order_release);
   mine.count[counter_entered].store(base + 1);
 }

@@ -154,7 +154,7 @@ void Network::loop() {
 bool Network::turn() {
   if (window_.failed()) return false;
   const std::int64_t now_ns = monotonic_ns();
-  window_.line(window_.network()).beat_ns.store(now_ns);
+  window_.line(window_.network()).heartbeat_ns.store(now_ns);
   if (now_ns - turn_ns_ > group_.timeout_ns / 2) {  // this process was stopped: others may have spoken meanwhile
     for (const auto& link : controls_) link->heard_ns = now_ns;
   }
@@ -172,8 +172,8 @@ bool Network::turn() {
     watch(now_ns);
     if (now_ns >= links_at_ns_) note_links(now_ns);
   }
-  if (now_ns >= beat_at_ns_) {
-    beat_at_ns_ = now_ns + period_ns_;
+  if (now_ns >= heartbeat_at_ns_) {
+    heartbeat_at_ns_ = now_ns + period_ns_;
     beat();
   }
   if (!moved && !window_.failed()) sleep(now_ns);
@@ -218,7 +218,7 @@ void Network::sleep(std::int64_t now_ns) {
     const std::lock_guard lock(mutex_);
     if (!posted_.empty() || stopping_) return;
   }
-  std::int64_t until_ns = beat_at_ns_;
+  std::int64_t until_ns = heartbeat_at_ns_;
   if (current_) until_ns = std::min(until_ns, now_ns + std::min<std::int64_t>(50 * ms, period_ns_));
   if (fabric_ && fabric_->progress() && current_) return;
   window_.announce(window_.network(), wants);
@@ -324,12 +324,12 @@ bool Network::handle_heartbeat(ControlLink& link, const Header& header, const ch
   std::copy_n(words.begin() + 1, flows, link.started.begin());
   std::copy(words.begin() + 1 + static_cast<std::ptrdiff_t>(flows), words.end(), link.entered.begin());
   link.op = descriptor(header);
-  link.beat_ns = link.heard_ns;
+  link.heartbeat_ns = link.heard_ns;
   const std::vector<int> ranks = group_.ranks_of(link.node);
   const std::lock_guard lock(sightings_mutex_);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const std::uint64_t entered = link.entered[i] >> 1;
-    peer_progress_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.beat_ns};
+    peer_progress_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.heartbeat_ns};
   }
   return true;
 }
@@ -449,7 +449,7 @@ void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::in
                 "node " + std::to_string(link.node) + " runs " + link.op.describe() + ", but node " + std::to_string(group_.node()) + " runs " + current_->op.describe() +
                     "; all ranks must make the same calls in the same order");
   }
-  if (stalled_ns_ == 0 || link.beat_ns <= stalled_ns_) return;
+  if (stalled_ns_ == 0 || link.heartbeat_ns <= stalled_ns_) return;
   const std::vector<int> ranks = group_.ranks_of(link.node);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const bool inside = (link.entered[i] & 1) != 0;

@@ -47,7 +47,7 @@ void Network::note_links(std::int64_t now_ns) {
       of.frames_sent = data.started;
       of.frames_received = data.received;
       of.frames_announced = control->started[flow];
-      of.announced_ns = control->beat_ns;
+      of.announced_ns = control->heartbeat_ns;
       of.broken = data.why;
       ends.push_back(with(std::move(of), data.transport->backlog()));
     }

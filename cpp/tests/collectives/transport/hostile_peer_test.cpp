@@ -192,7 +192,7 @@ void a_chunk_that_is_never_copied() {
   const ff::OpDescriptor op{0, array.size(), ff::OpKind::allreduce, ff::DType::f32, -1};
   const auto work = executor.submit(op, array.data(), array.data());
   shared.enter(1, ff::Geometry(op, 0, 4096, 2), ff::Places{});
-  while (!work->wait(second / 100)) shared.line(1).beat_ns.store(ff::monotonic_ns());
+  while (!work->wait(second / 100)) shared.line(1).heartbeat_ns.store(ff::monotonic_ns());
   const ff::Failure failure = work->failure();
   executor.close();
   CHECK(failure.kind == ff::FailureKind::peer_failed && failure.culprit == -1);  // nobody is blamed for waiting

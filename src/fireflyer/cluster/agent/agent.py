@@ -23,9 +23,9 @@ from fireflyer.cluster.agent.log_writer import LogWriter
 from fireflyer.cluster.agent.output import Outbox
 from fireflyer.cluster.agent.rank import RankProcess
 from fireflyer.cluster.schema.wire import (
-    BEAT,
     EXITED,
     GONE,
+    HEARTBEAT,
     HELLO,
     NEXT,
     OUTPUT,
@@ -93,7 +93,7 @@ class Agent:
         await self._client.call(HELLO, AgentHello(config.node, config.incarnation, os.getpid()), CALL_NS)
         commands = asyncio.create_task(self._obey())
         others = [
-            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._heartbeat()),
             asyncio.create_task(self._tell()),
             asyncio.create_task(self._outbox.send_all(self._send_output)),
             asyncio.create_task(self._watch()),
@@ -122,9 +122,9 @@ class Agent:
 
     # -- the four tasks --------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
-            await self._client.notify(BEAT, Done())
+            await self._client.notify(HEARTBEAT, Done())
             reap_orphans(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
             await asyncio.sleep(self._config.heartbeat_ns / SECOND)
 

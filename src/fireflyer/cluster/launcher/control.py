@@ -21,9 +21,9 @@ from fireflyer.cluster.core.messages import (
 )
 from fireflyer.cluster.schema.job import RankLine
 from fireflyer.cluster.schema.wire import (
-    BEAT,
     EXITED,
     GONE,
+    HEARTBEAT,
     HELLO,
     NEXT,
     OUTPUT,
@@ -79,7 +79,7 @@ class ControlService:
     def serve(self, server: RpcServer) -> None:
         server.register(HELLO, self._hello)
         server.register(NEXT, self._next)
-        server.register(BEAT, self._beat)
+        server.register(HEARTBEAT, self._heartbeat)
         server.register(STARTED, self._started)
         server.register(EXITED, self._exited)
         server.register(GONE, self._gone)
@@ -144,7 +144,7 @@ class ControlService:
                 return NumberedCommand(request.after, None)
         return NumberedCommand(request.after + 1, member.commands[request.after])
 
-    async def _beat(self, _: Done, caller: Caller) -> Done:
+    async def _heartbeat(self, _: Done, caller: Caller) -> Done:
         member = self._who(caller)
         self._feed(AgentHeartbeat(member.node, member.incarnation))
         return Done()

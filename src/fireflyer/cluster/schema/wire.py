@@ -14,9 +14,9 @@ import msgspec
 from fireflyer.runtime.rpc import Method
 
 __all__ = [
-    "BEAT",
     "EXITED",
     "GONE",
+    "HEARTBEAT",
     "HELLO",
     "MAX_BATCH_BYTES",
     "MAX_BATCH_LINES",
@@ -153,7 +153,7 @@ class Output(msgspec.Struct, frozen=True):
 
 HELLO = Method("cluster.agent_hello", AgentHello, Done)
 NEXT = Method("cluster.agent_next", Next, NumberedCommand)
-BEAT = Method("cluster.agent_beat", Done, Done)
+HEARTBEAT = Method("cluster.agent_beat", Done, Done)
 STARTED = Method("cluster.rank_started", Started, Done)
 EXITED = Method("cluster.rank_exited", Exited, Done)
 GONE = Method("cluster.ranks_gone", Gone, Done)

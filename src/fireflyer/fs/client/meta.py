@@ -67,7 +67,7 @@ SESSION_EVICTED: Final = "session_struck"
 """Not done either: the session lives, but nothing is done in it any more."""
 SESSION_FORGOTTEN: Final = "session_forgotten"
 """It is over for so long that what had been sent before may have been done."""
-BEAT_S: Final = 5.0
+HEARTBEAT_S: Final = 5.0
 DEFAULT_TIMEOUT_NS: Final = 60 * SECOND
 ATTEMPT_NS: Final = 10 * SECOND
 """For a service to answer, before another one is asked; those that take long have all the time that there is."""
@@ -122,7 +122,7 @@ class MetaClient:
 
     def start(self) -> None:
         self._control.on_exchange.append(self._another_session)
-        self._control.spawn(self._beats())
+        self._control.spawn(self._heartbeats())
         self._learn()
 
     @property
@@ -181,28 +181,28 @@ class MetaClient:
         with self._holding_lock:
             self._holding.closed(inode)
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """Tells the service of all files that are open. Raises `FireflyerError`."""
         async with self._beating:
             whole = False
             while not whole:
                 exchanges, heard = self._exchanges, False
                 with self._holding_lock:
-                    beat = self._holding.beat()
+                    heartbeat = self._holding.heartbeat()
                 try:
-                    await self.call(beat)
+                    await self.call(heartbeat)
                     heard = exchanges == self._exchanges  # else another one was told what was open in the one before
                 finally:
                     if not heard:
                         with self._holding_lock:
-                            self._holding.failed(beat)
-                whole = heard and beat.whole
+                            self._holding.failed(heartbeat)
+                whole = heard and heartbeat.whole
 
-    async def _beats(self) -> None:
+    async def _heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             try:
-                await self.beat()
+                await self.heartbeat()
             except FireflyerError as error:
                 _log.warning("the meta service was not told which files are open reason=%s", error)
 

@@ -40,7 +40,7 @@ class LeaseRow(msgspec.Struct, frozen=True):
     """Where it is asked."""
     term: int
     """One more with each taking."""
-    beat: int
+    renewals: int = msgspec.field(name="beat")
     """One more with each renewal that was tried."""
     lease_ns: int
     """What this holder promises: it stops answering half of it after its last renewal. Others wait all of it."""

@@ -239,11 +239,11 @@ def collects_what_is_held(patch: Patch) -> None:
 
 
 def one_beat_is_enough(patch: Patch) -> None:
-    patch.setattr(garbage_collection, "BEATS_AFTER", 1)
+    patch.setattr(garbage_collection, "HEARTBEATS_AFTER", 1)
 
 
 def two_beats_are_enough(patch: Patch) -> None:
-    patch.setattr(garbage_collection, "BEATS_AFTER", 2)
+    patch.setattr(garbage_collection, "HEARTBEATS_AFTER", 2)
 
 
 def looks_at_beats_without_a_generation(patch: Patch) -> None:

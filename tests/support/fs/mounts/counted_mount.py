@@ -3,7 +3,8 @@
     python -m tests.support.fs.mounts.counted_mount PLACE
 
 says "Mounted", and at the end what was done, as one line of JSON: `Counts`. Nothing of it depends on time: lazy closes
-wait until something else is asked, for ever if need be; what the service does by itself, and beats, are not counted.
+wait until something else is asked, for ever if need be; what the service does by itself, and heartbeats, are not
+counted.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ class Process:
 
     def registered(self) -> Process:
         self.tick()
-        (beat,) = self.told(Registered(3, TIMEOUT_NS))
-        assert isinstance(beat, SendToManager)
-        assert beat.request == Heartbeat(1, 3, 1)
+        (heartbeat,) = self.told(Registered(3, TIMEOUT_NS))
+        assert isinstance(heartbeat, SendToManager)
+        assert heartbeat.request == Heartbeat(1, 3, 1)
         return self
 
     def serving(self) -> Process:
@@ -96,9 +96,9 @@ def test_it_registers_until_it_is_told_its_incarnation() -> None:
     assert isinstance(again, SendToManager)
     assert again.request == Register(1, "nonce", 7, "n1:1", "machine", "boot")
     assert process.told(StaleIncarnation(6)) == []
-    (beat,) = process.told(Registered(8, TIMEOUT_NS))
-    assert isinstance(beat, SendToManager)
-    assert beat.request == Heartbeat(1, 8, 1)
+    (heartbeat,) = process.told(Registered(8, TIMEOUT_NS))
+    assert isinstance(heartbeat, SendToManager)
+    assert heartbeat.request == Heartbeat(1, 8, 1)
     assert process.told(Registered(9, TIMEOUT_NS)) == []
     assert process.membership.incarnation == 8
 
@@ -108,10 +108,10 @@ def test_routing_is_taken_over_before_the_fence_opens_and_the_fence_counts_from_
     sent_ns = process.now_ns
     assert not process.membership.serves(sent_ns, 11)
     process.now_ns += SECOND // 2
-    taken, opened, beat = process.told(HeartbeatAnswer(1, routing(1, TargetState.SERVING)))
+    taken, opened, heartbeat = process.told(HeartbeatAnswer(1, routing(1, TargetState.SERVING)))
     assert isinstance(taken, TakeRouting)
     assert opened == OpenFence(sent_ns + TIMEOUT_NS // 2)
-    assert isinstance(beat, SendToManager), "what it says of the new version is said at once"
+    assert isinstance(heartbeat, SendToManager), "what it says of the new version is said at once"
     assert process.membership.serves(sent_ns + TIMEOUT_NS // 2 - 1, 11)
     assert not process.membership.serves(sent_ns + TIMEOUT_NS // 2, 11)
 
@@ -150,9 +150,9 @@ def test_a_target_without_a_role_has_none_to_lay_down() -> None:
     process = Process().serving()
     process.told(HeartbeatAnswer(2, routing(2, TargetState.LASTSRV, base=1)))
     process.feed(TargetStopped(11, 2))
-    beat = process.tick().request
-    assert isinstance(beat, Heartbeat)
-    assert beat.reports == (TargetReport(11, Condition.ONLINE, 2, chain=5),)
+    heartbeat = process.tick().request
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.reports == (TargetReport(11, Condition.ONLINE, 2, chain=5),)
 
 
 def test_a_failed_disk_is_gone_in_every_version() -> None:
@@ -197,8 +197,8 @@ def test_two_managers_that_name_each_other_do_not_keep_a_process_from_the_third(
 def test_whoever_wants_routing_has_it_asked_for_soon_but_not_all_the_time() -> None:
     process = Process().serving()
     assert process.feed(RoutingWanted()) == []
-    beat = process.tick(20 * MS).request
-    assert isinstance(beat, Heartbeat)
+    heartbeat = process.tick(20 * MS).request
+    assert isinstance(heartbeat, Heartbeat)
     process.now_ns += 10 * MS
     assert process.feed(RoutingWanted()) == []
     process.now_ns += 10 * MS
@@ -209,10 +209,10 @@ def test_measures_and_broken_paths_go_with_the_next_heartbeat() -> None:
     process = Process().serving()
     assert process.feed(Measured(11, 5, 9)) == []
     assert process.feed(PeersUnreachable((2,))) == []
-    beat = process.tick().request
-    assert isinstance(beat, Heartbeat)
-    assert beat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9, 5, 0),)
-    assert beat.unreachable == (2,)
+    heartbeat = process.tick().request
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.reports == (TargetReport(11, Condition.ONLINE, 1, True, 5, 9, 5, 0),)
+    assert heartbeat.unreachable == (2,)
 
 
 def test_a_process_that_was_replaced_ends() -> None:

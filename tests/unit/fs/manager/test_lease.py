@@ -24,8 +24,8 @@ def machine(name: str = "a/1") -> LeaseMachine:
     return LeaseMachine(name, f"{name}:1", LEASE_NS)
 
 
-def other(beat: int, term: int = 4) -> bytes:
-    return encode_row(LeaseRow("b/1", "b/1:1", term, beat, LEASE_NS))
+def other(renewals: int, term: int = 4) -> bytes:
+    return encode_row(LeaseRow("b/1", "b/1:1", term, renewals, LEASE_NS))
 
 
 def tick(lease: LeaseMachine, now_ns: int) -> Transact:
@@ -108,7 +108,7 @@ def test_each_renewal_has_a_new_beat_and_one_is_under_way_at_a_time() -> None:
     first = tick(lease, now_ns + SECOND)
     assert lease.tick(now_ns + 9 * SECOND, 99) is None
     lease.outcome(now_ns + 9 * SECOND, OutcomeUnknown(first.number, ""))
-    assert written(tick(lease, now_ns + 9 * SECOND)).beat == written(first).beat + 1
+    assert written(tick(lease, now_ns + 9 * SECOND)).renewals == written(first).renewals + 1
 
 
 def test_a_holder_that_finds_the_row_in_other_hands_is_a_candidate() -> None:

@@ -75,10 +75,10 @@ def test_files_that_are_open_are_held_before_they_are_looked_for_in_another_sess
         with pytest.raises(FileError) as caught:
             await read.pread(0, 4)
         assert caught.value.errno == errno.ESTALE
-        beat, stat = asked
-        assert isinstance(beat, ClientHeartbeat)
-        assert beat.held == (read.inode_id,)
-        assert beat.whole
+        heartbeat, stat = asked
+        assert isinstance(heartbeat, ClientHeartbeat)
+        assert heartbeat.held == (read.inode_id,)
+        assert heartbeat.whole
         assert isinstance(stat, Stat)
         doomed = False
         assert await read.pread(0, 4) == b"kept"
@@ -95,17 +95,17 @@ def test_what_was_closed_while_a_beat_waited_for_another_session_is_not_held_the
         read, other = await files.open("/a"), await files.open("/a")
         kept = await files.open("/a", "r+b")
         await kept.close()
-        await files.meta.beat()
+        await files.meta.heartbeat()
         silent = Silent(rig, ClientHeartbeat, done=False)
-        beat = asyncio.create_task(files.meta.beat())
+        heartbeat = asyncio.create_task(files.meta.heartbeat())
         await turns()
         await read.close()
         await other.close()
         await rig.rig.end_session(played.client)
         silent.over = True
-        await beat
+        await heartbeat
         for _ in range(2):
-            await files.meta.beat()
+            await files.meta.heartbeat()
         assert not await rig.rig.rows(HOLDS)
 
     run(test)
@@ -119,18 +119,18 @@ def test_a_beat_that_waits_until_the_sessions_are_exchanged_is_of_the_one_before
         async with await files.open("/a", "wb") as file:
             await file.pwrite(b"kept", 0)
         read = await files.open("/a")
-        await files.meta.beat()
+        await files.meta.heartbeat()
         await rig.rig.end_session(played.client)
         played.want_routing = lambda: None  # type: ignore[method-assign]
         played.exchanging, played.client = True, await rig.rig.open_session(rig.next_session())
-        beat = asyncio.create_task(files.meta.beat())
+        heartbeat = asyncio.create_task(files.meta.heartbeat())
         await turns()
         await read.close()
         played.exchanging = False
         for tell in played.on_exchange:
             tell()
-        await beat
-        await files.meta.beat()
+        await heartbeat
+        await files.meta.heartbeat()
         assert not await rig.rig.rows(HOLDS)
 
     run(test)

@@ -14,7 +14,7 @@ from fireflyer.fs.core.capability import LIFETIME_S
 from fireflyer.fs.core.meta.background_tasks import BackgroundTasks
 from fireflyer.fs.core.meta.inodes.layout import chain_of, order_of
 from fireflyer.fs.core.meta.open_files.garbage_collection import GarbageCollector
-from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
+from fireflyer.fs.core.meta.open_files.holds import HEARTBEATS_AFTER
 from fireflyer.fs.core.meta.open_files.write_grants import GRANTS, MINUTE_NS
 from fireflyer.fs.core.meta.open_files.write_survey import PUT_OFF_NS, Surveyor
 from fireflyer.fs.core.meta.tables import pair_key, prefix_end
@@ -213,7 +213,7 @@ async def test_chunks_written_to_a_file_that_was_collected_are_removed() -> None
         collector = GarbageCollector()
         await collector.step(rig.ports)
         for client, caller in ((5, None), (7, EVE)):
-            for _ in range(BEATS_AFTER):
+            for _ in range(HEARTBEATS_AFTER):
                 await (
                     rig.ask(client, ClientHeartbeat(1))
                     if caller is None

@@ -16,7 +16,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.meta.background_tasks import LEASE_NS, BackgroundTasks
 from fireflyer.fs.core.meta.open_files import garbage_collection, truncate
 from fireflyer.fs.core.meta.open_files.garbage_collection import EVICT_NS, GarbageCollector
-from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER
+from fireflyer.fs.core.meta.open_files.holds import HEARTBEATS_AFTER
 from fireflyer.fs.core.meta.open_files.lengths import start_truncation
 from fireflyer.fs.core.meta.open_files.session_cleanup import SessionCleaner
 from fireflyer.fs.core.meta.open_rows import CLIENTS, CUTS, TruncationKind, TruncationRow
@@ -90,8 +90,8 @@ async def damage(rig: MetaRig, key: bytes) -> None:
     await rig.engine.transact(body)
 
 
-async def beaten(rig: MetaRig, client: int) -> None:
-    for _ in range(BEATS_AFTER):
+async def sent_heartbeats(rig: MetaRig, client: int) -> None:
+    for _ in range(HEARTBEATS_AFTER):
         assert await rig.ask(client, ClientHeartbeat(1)) == Done()
 
 
@@ -112,7 +112,7 @@ async def test_a_client_without_heartbeats_is_evicted_and_waited_for_no_longer()
         assert await rig.ask(5, Remove(at("f"))) == Done()
         ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
-        await beaten(rig, 5)
+        await sent_heartbeats(rig, 5)
         for _ in range(EVICT_NS // SECOND):
             ports.clock_ns += SECOND
             await collector.step(ports)
@@ -144,7 +144,7 @@ async def test_nobody_is_evicted_for_time_in_which_nobody_looked() -> None:
             await collector.step(ports)
             ports.clock_ns += 10 * EVICT_NS
         assert collector.evicted == 0
-        await beaten(rig, 5)
+        await sent_heartbeats(rig, 5)
         await collector.step(ports)
         assert not await rows(rig, UNLINKED)
 
@@ -163,7 +163,7 @@ async def test_files_on_a_chain_that_is_away_and_damaged_ones_do_not_stop_collec
         await damage(rig, b"FI" + damaged[10:])
         ports, collector = _Ports(rig), GarbageCollector()
         await collector.step(ports)
-        await beaten(rig, 5)
+        await sent_heartbeats(rig, 5)
         chunks.away = 1
         looked: list[int] = []
 

@@ -16,21 +16,21 @@ async def test_who_does_not_change_his_row_is_dead_after_a_while_and_then_forgot
     async with MemoryEngine() as kv:
         one = Registration(kv, "one", "a:1", manager=True)
         other = Registration(kv, "other", "b:2", manager=False)
-        await one.beat()
-        await other.beat()
+        await one.heartbeat()
+        await other.heartbeat()
         heard = LiveServices(kv, lambda: now_ns)
         assert [row.address for row in await heard.services()] == ["a:1", "b:2"]
         for _ in range(6):
             now_ns += 1_000_000_000
-            await one.beat()
+            await one.heartbeat()
             await heard.services()
         found = await heard.services()
         assert [(row.address, row.manager) for row in found] == [("a:1", True)]
-        await other.beat()  # it had only been slow
+        await other.heartbeat()  # it had only been slow
         assert [row.address for row in await heard.services()] == ["a:1", "b:2"]
         for _ in range(3):
             now_ns += 30_000_000_000
-            await one.beat()
+            await one.heartbeat()
             await heard.services()
         assert len((await kv.read(lambda tx: tx.get_range(b"FXms", b"FXmt"))).items) == 1
 
@@ -38,7 +38,7 @@ async def test_who_does_not_change_his_row_is_dead_after_a_while_and_then_forgot
 @on_loop
 async def test_a_process_that_starts_counts_all_rows_as_alive_and_damaged_ones_are_told() -> None:
     async with MemoryEngine() as kv:
-        await Registration(kv, "one", "a:1", manager=False).beat()
+        await Registration(kv, "one", "a:1", manager=False).heartbeat()
         assert await LiveServices(kv).services() == [ServiceRow("a:1", 1, False)]
 
         async def damage(tx: Transaction) -> None:

@@ -106,7 +106,7 @@ def test_attributes_of_a_file_that_was_cut_elsewhere_come_with_the_length_that_i
 
 
 def transactions(rig: FileRig) -> list[list[Request]]:
-    """The requests of each, from now on; without those that the service or a beat begins, whenever that is."""
+    """The requests of each, from now on; without those that the service or a heartbeat begins, whenever that is."""
     seen: list[list[Request]] = []
     queues = rig.rig.service.service_context.commit_queues
     before = queues._transact

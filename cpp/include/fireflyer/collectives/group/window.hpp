@@ -79,7 +79,7 @@ struct alignas(128) Line {
   std::atomic<std::uint64_t> finished;                     // operations ended
   std::atomic<std::uint32_t> left;                         // closed its communicator in good order
   std::atomic<std::uint32_t> waits;                        // its program waits for a message from rank to rank
-  std::atomic<std::int64_t> beat_ns;                       // last time that the thread which works here went round
+  std::atomic<std::int64_t> heartbeat_ns;                  // last time that the thread which works here went round
   std::atomic<std::uint64_t> withdrawn;                    // 1 + the broken operation in which it touches no array any more
   std::atomic<std::uint64_t> moved;                        // pieces of work done, for watchers only
   alignas(128) std::atomic<std::uint32_t> waiting;

@@ -63,7 +63,7 @@ struct ControlLink {
   bool left = false;                // said goodbye
   bool gone = false;                // end of stream
   std::int64_t heard_ns = 0;
-  std::int64_t beat_ns = 0;         // when the last heartbeat came
+  std::int64_t heartbeat_ns = 0;    // when the last heartbeat came
   std::string why;                  // it is gone
   std::uint64_t sent_bytes = 0, received_bytes = 0, sent_frames = 0, received_frames = 0;
   std::int64_t sent_ns = 0;
@@ -135,7 +135,7 @@ class Network {
   StallDetector stall_detector_;
   std::int64_t period_ns_;              // between heartbeats
   std::int64_t stalled_ns_ = 0;         // when the timeout of the current stall ran out; 0 where none has
-  std::int64_t beat_at_ns_ = 0;
+  std::int64_t heartbeat_at_ns_ = 0;
   std::int64_t look_at_ns_ = 0;
   std::int64_t turn_ns_ = 0;
   std::uint64_t moved_bytes_ = 0;

@@ -170,7 +170,7 @@ class ManagerSession:
     def start(self, hears: ControlEvents) -> None:
         """From now on the session is kept, and routing is told."""
         self._hears = hears
-        self.spawn(self._beats())
+        self.spawn(self._heartbeats())
 
     def want_routing(self) -> None:
         if self._keeping is None:
@@ -241,7 +241,7 @@ class ManagerSession:
             if self._hears is not None:
                 self._hears.end(f"an error of the client itself: {error}")
 
-    async def _beats(self) -> None:
+    async def _heartbeats(self) -> None:
         if self._session is None:
             return
         while True:

@@ -195,7 +195,7 @@ class OpenFileTable(ProcessBound):
         """What is ended lazily is now: it goes with any other request."""
         if not self._ending:
             return
-        for future in [self.port.future_of(self.port.meta.beat()), *self._ending]:
+        for future in [self.port.future_of(self.port.meta.heartbeat()), *self._ending]:
             try:
                 await future
             except FireflyerError:

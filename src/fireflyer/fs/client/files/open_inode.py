@@ -384,7 +384,7 @@ class OpenInode:
         had_rights = bool(self.rights)
         self.rights.clear()
         # In this order: what is found after it is held was not collected before, nor will be.
-        await self.port.future_of(self.port.meta.beat())
+        await self.port.future_of(self.port.meta.heartbeat())
         answer = await self.port.call(Stat(PathRef(self.id)), reader.actor)
         if isinstance(answer, Found):
             if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:

@@ -73,7 +73,7 @@ __all__ += [
     "Tick",
 ]
 
-BEATS_PER_TIMEOUT: Final = 8
+HEARTBEATS_PER_TIMEOUT: Final = 8
 """Heartbeats in T. Three in a row may be lost before the fence closes."""
 REGISTER_NS: Final = 500 * MS
 """Between two attempts to register."""
@@ -231,7 +231,7 @@ class NodeMembership:
         self._fence: Fence | None = None
         self._incarnation: Incarnation = 0
         self._previous: Incarnation = 0
-        self._beat_ns = REGISTER_NS
+        self._heartbeat_ns = REGISTER_NS
         self._due_ns: int | None = None
         self._sent_ns = 0
         self._numbers = 0
@@ -321,7 +321,7 @@ class NodeMembership:
     def _send(self, now_ns: int) -> None:
         if self._ended:
             return
-        self._sent_ns, self._due_ns = now_ns, now_ns + self._beat_ns
+        self._sent_ns, self._due_ns = now_ns, now_ns + self._heartbeat_ns
         self._unanswered += 1
         if self._unanswered > PATIENCE:
             self._next_manager()
@@ -392,7 +392,7 @@ class NodeMembership:
             case Registered(incarnation, failure_timeout_ns, key_ids) if self._fence is None:
                 self._incarnation, self._fence = incarnation, Fence(failure_timeout_ns)
                 self._key_ids = key_ids
-                self._beat_ns = failure_timeout_ns // BEATS_PER_TIMEOUT
+                self._heartbeat_ns = failure_timeout_ns // HEARTBEATS_PER_TIMEOUT
                 self._due_ns = None
             case StaleIncarnation(incarnation) if self._fence is None and incarnation > self._previous:
                 self._previous = incarnation

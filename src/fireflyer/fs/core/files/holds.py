@@ -1,10 +1,10 @@
-"""Which open files the service is told of with each beat: those that have been open for longer than one beat.
+"""Which open files the service is told of with each heartbeat: those that have been open for longer than one heartbeat.
 
-    opened ──> young ──next beat──> due ──named in the one after──> named ──closed──> named as closed ──> gone
+    opened ──> young ──next heartbeat──> due ──named in the one after──> named ──closed──> named as closed ──> gone
 
-A beat that failed may have been heard, or may not: what it says is said again. So there are files of which is not known
-whether the service believes them open; they count as named when they are closed, and as not named as long as they are
-open.
+A heartbeat that failed may have been heard, or may not: what it says is said again. So there are files of which is not
+known whether the service believes them open; they count as named when they are closed, and as not named as long as
+they are open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class HoldReporter:
     _open: dict[InodeId, int] = field(default_factory=dict)
     """How often."""
     _young: dict[InodeId, None] = field(default_factory=dict)
-    """Opened since the last beat."""
+    """Opened since the last heartbeat."""
     _due: dict[InodeId, None] = field(default_factory=dict)
     """Open since before it, and not named yet."""
     _named: dict[InodeId, None] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class HoldReporter:
         if inode in self._told:
             self._closed[inode] = None
 
-    def beat(self) -> ClientHeartbeat:
+    def heartbeat(self) -> ClientHeartbeat:
         """The next one. It has to reach the service before the one after it is asked for; else say `failed`."""
         held = list(self._due)[:MAX_HELD]
         closed = list(self._closed)[:MAX_HELD]
@@ -74,9 +74,9 @@ class HoldReporter:
         self._count += 1
         return ClientHeartbeat(self._count, tuple(held), tuple(closed), whole)
 
-    def failed(self, beat: ClientHeartbeat) -> None:
+    def failed(self, heartbeat: ClientHeartbeat) -> None:
         """The last one was perhaps not heard."""
-        for inode in (*beat.held, *beat.closed):
+        for inode in (*heartbeat.held, *heartbeat.closed):
             self._told[inode] = self._unsure[inode] = None
             self._named.pop(inode, None)
             self._young.pop(inode, None)

@@ -2,7 +2,7 @@
 
     CANDIDATE ──the row did not change for its `lease_ns`──> take it ──committed──> HOLDER
         ^                                                                             │
-        └──────────────────the row is another one's──────────────────────── renews every beat
+        └──────────────────the row is another one's──────────────────────── renews early
 
     tick     -> the next transaction, if one is due and none is under way
     outcome  <- how it went
@@ -14,9 +14,10 @@ what that look saw had been committed by then, and its holder acts until half a 
 So the holder has stopped for half a lease, less the drift of two clocks, before anybody takes the row.
 
 A holder whose renewals fail, or stay without an answer, stops acting, and keeps trying: as long as the row is still its
-own nobody else was primary, and it goes on where it was. Each try writes a new beat, so one whose outcome is unknown
-needs no inquiry. Whoever finds the row in its own name (a taking of unknown outcome that came through) is holder, but
-acts only after a renewal: when that taking was committed, and so when others began to count, it cannot know.
+own nobody else was primary, and it goes on where it was. Each try writes a new number of renewals, so one whose
+outcome is unknown needs no inquiry. Whoever finds the row in its own name (a taking of unknown outcome that came
+through) is holder, but acts only after a renewal: when that taking was committed, and so when others began to count,
+it cannot know.
 
 A holder that ends gives the lease up: it stops acting, and then writes the row with a `lease_ns` of nothing, upon which
 the next candidate takes it at its second look. What others promise each other by time (fences) is not shortened by it:
@@ -36,7 +37,7 @@ from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row, encode_row
 __all__ = ["MIN_LEASE_NS", "LeaseMachine"]
 
 MIN_LEASE_NS: Final = 20 * MS
-BEATS_PER_LEASE: Final = 8
+RENEWALS_PER_LEASE: Final = 8
 """Renewals. Three in a row must fail before half of the lease is over."""
 LOOKS_PER_LEASE: Final = 4
 
@@ -89,7 +90,7 @@ class LeaseMachine:
         if self._trying is not None or (self._due_ns is not None and now_ns < self._due_ns):
             return None
         self._started_ns = now_ns
-        self._due_ns = now_ns + self._lease_ns // (BEATS_PER_LEASE if self._term else LOOKS_PER_LEASE)
+        self._due_ns = now_ns + self._lease_ns // (RENEWALS_PER_LEASE if self._term else LOOKS_PER_LEASE)
         self._trying = self._renewal(number) if self._term else self._taking(now_ns, number)
         return self._trying
 
@@ -126,14 +127,14 @@ class LeaseMachine:
     # --- transactions ---
 
     def _renewal(self, number: int) -> Transact:
-        self._me = self._beat(self._term)
+        self._me = self._renewed(self._term)
         return Transact(number, held=self.held, write=((LEASE_KEY, encode_row(self._me)),))
 
     def _giving_up(self, number: int) -> Transact | None:
         """Once: whether or not it is committed, nothing more can be done."""
         if self._trying is not None or not self._term:
             return None
-        row = msgspec.structs.replace(self._beat(self._term), lease_ns=0)
+        row = msgspec.structs.replace(self._renewed(self._term), lease_ns=0)
         self._trying = self._last = Transact(number, held=self.held, write=((LEASE_KEY, encode_row(row)),))
         return self._trying
 
@@ -144,11 +145,11 @@ class LeaseMachine:
         if self._row is not None and now_ns - since_ns < self._row.lease_ns:
             return Transact(number)
         term = 1 + (self._row.term if self._row is not None else 0)
-        self._me = self._beat(term)
+        self._me = self._renewed(term)
         return Transact(number, expect=((LEASE_KEY, self._raw),), write=((LEASE_KEY, encode_row(self._me)),))
 
-    def _beat(self, term: int) -> LeaseRow:
-        return LeaseRow(self._me.holder, self._me.address, term, self._me.beat + 1, self._lease_ns)
+    def _renewed(self, term: int) -> LeaseRow:
+        return LeaseRow(self._me.holder, self._me.address, term, self._me.renewals + 1, self._lease_ns)
 
     # --- outcomes ---
 

@@ -96,7 +96,7 @@ class BackgroundTasks:
             value = await context.rows.get(LEASE_KEY)
             row = None if value is None else LEASE_ROWS.decode(LEASE_KEY, value)
             if row is None or row.holder == self._holder or (may_take and row == seen):
-                row = LeaseRow(self._holder, 0 if row is None else row.beat + 1)
+                row = LeaseRow(self._holder, 0 if row is None else row.renewals + 1)
                 context.rows.set(LEASE_KEY, LEASE_ROWS.encode(row))
             return row
 

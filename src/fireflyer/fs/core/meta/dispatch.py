@@ -86,7 +86,7 @@ _BODIES: Final[dict[type, _Body]] = {
     messages.SetXattr: xattrs.set_xattr,
     messages.RemoveXattr: xattrs.remove_xattr,
     messages.Lock: locks.lock,
-    messages.ClientHeartbeat: holds.beat,
+    messages.ClientHeartbeat: holds.heartbeat,
     messages.SetQuota: quota_trees.set_quota,
     messages.SetDefaults: quota_trees.set_defaults,
 }

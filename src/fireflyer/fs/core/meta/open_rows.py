@@ -96,14 +96,15 @@ class WaitRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClientRow(msgspec.Struct, frozen=True, array_like=True):
-    beats: _U63 = 0
+    heartbeats: _U63 = 0
     """Complete ones."""
     user: str = ""
     """Whose session it was, which this row outlives. Empty: a service's."""
     holds: _U63 = 0
     """Of it there are so many rows."""
     evicted: bool = False
-    """It has not beaten for long, and is waited for no more: nothing is done for it until it has another session."""
+    """It has sent no heartbeat for long, and is waited for no more: nothing is done for it until it has another
+    session."""
 
 
 class TruncationKind(enum.IntEnum):
@@ -138,7 +139,7 @@ class UnlinkedRow(msgspec.Struct, frozen=True, array_like=True):
 
 class LeaseRow(msgspec.Struct, frozen=True, array_like=True):
     holder: str
-    beat: _U63
+    renewals: _U63
 
 
 WRITER_ROWS: Final = Coder(WriterRow)

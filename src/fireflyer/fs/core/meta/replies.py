@@ -91,7 +91,7 @@ class SessionEnded(FileError):
 
 
 class SessionEvicted(SessionEnded):
-    """It lives at the manager, but its client has not beaten for long, and needs another one."""
+    """It lives at the manager, but its client has sent no heartbeat for long, and needs another one."""
 
 
 class SessionForgotten(SessionEnded):

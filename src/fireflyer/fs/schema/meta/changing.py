@@ -297,9 +297,9 @@ class Lock(msgspec.Struct, frozen=True, array_like=True, tag=37):
 
 
 class ClientHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=38):
-    """Every few seconds, the `count`-th from 1: files which this client has had open since before its last beat, those
-    that it has not named before (`held`) and those of them that it has closed (`closed`). Not more than `MAX_HELD` at
-    once; `whole` is False while there are more of them to come. Answered by `Done`."""
+    """Every few seconds, the `count`-th from 1: files which this client has had open since before its last heartbeat,
+    those that it has not named before (`held`) and those of them that it has closed (`closed`). Not more than
+    `MAX_HELD` at once; `whole` is False while there are more of them to come. Answered by `Done`."""
 
     label: ClassVar[str] = "Beat"
 

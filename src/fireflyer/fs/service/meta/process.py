@@ -60,7 +60,7 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             await service.start()
             address = config.advertise or str(await server.start(host, port))
             registration = Registration(engine, config.name, address, manager=False)
-            await registration.beat()
+            await registration.heartbeat()
             async with serving_metrics(config.metrics_listen, metrics):
                 on_ready(address)
                 await registration.keep()

@@ -1,6 +1,6 @@
 """Where files are served: a row of each service, which it changes while it lives.
 
-    FXms + name      `ServiceRow`: address, and a number that goes on with each beat
+    FXms + name      `ServiceRow`: address, and a number that goes on with each heartbeat
 
 Clocks of two machines cannot be compared, so nobody writes down a time: who is asked remembers when each row was last
 seen to change, by his own clock. One that has not changed for `SILENT_NS` is dead as far as clients are concerned; when
@@ -22,11 +22,11 @@ from fireflyer.base.errors import DataCorruption, FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
 
-__all__ = ["BEAT_S", "LiveServices", "Registration", "ServiceRow"]
+__all__ = ["HEARTBEAT_S", "LiveServices", "Registration", "ServiceRow"]
 
 _log = logging.getLogger(__name__)
 PREFIX: Final = b"FXms"
-BEAT_S: Final = 1.0
+HEARTBEAT_S: Final = 1.0
 SILENT_NS: Final = 4 * SECOND
 REMOVE_NS: Final = 60 * SECOND
 MAX_SERVICES: Final = 1024
@@ -35,7 +35,7 @@ _FORMAT: Final = b"\x01"
 
 class ServiceRow(msgspec.Struct, frozen=True, array_like=True):
     address: str
-    beat: int
+    heartbeat: int
     manager: bool
     """It is a manager's process: managers are asked there too."""
 
@@ -52,25 +52,25 @@ class Registration:
         self._key = PREFIX + f"{name}/{secrets.token_hex(8)}".encode()
         self._address = address
         self._manager = manager
-        self._beat = 0
+        self._heartbeat = 0
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """Raises what the store raises."""
-        self._beat += 1
-        await self._write(_FORMAT + _encoder.encode(ServiceRow(self._address, self._beat, self._manager)))
+        self._heartbeat += 1
+        await self._write(_FORMAT + _encoder.encode(ServiceRow(self._address, self._heartbeat, self._manager)))
 
     async def keep(self) -> None:
         """Until it is cancelled; then the row is removed, if the store can be reached."""
         try:
             while True:
                 try:
-                    await self.beat()
+                    await self.heartbeat()
                 except FireflyerError as error:
                     _log.warning("the service could not say that it lives reason=%s", error)
-                await asyncio.sleep(BEAT_S)
+                await asyncio.sleep(HEARTBEAT_S)
         finally:
             try:
-                async with asyncio.timeout(BEAT_S):
+                async with asyncio.timeout(HEARTBEAT_S):
                     await self._write(None)
             except (FireflyerError, TimeoutError):
                 pass

@@ -1,13 +1,14 @@
 """Removes what was unlinked and is open nowhere any more: chunks first, then the inode with its use of the area.
 
-    unlinked in generation g ──mark: raise the generation, then note each client's beats──> waiting
-        ──each of them has beaten three times since, or is over──> ripe
+    unlinked in generation g ──mark: raise the generation, then note each client's heartbeats──> waiting
+        ──each of them has sent three since, or is over──> ripe
         ──no writer, no hold, no cut──> doomed: `cutting` 0 and no links, so that nobody opens it for writing
         ──chunks removed──> inode, values and locks cleared, area charged, in one transaction
 
-Why the beats tell it is said in `holds`. A client that keeps its session and does not beat would stop all collecting:
-after `EVICT_NS` of silence it is *evicted*. Its row says so, and nothing is done for it any more (`replies`) until it
-has another session. Silence is counted only while this process could look, so that an outage evicts nobody.
+Why the heartbeats tell it is said in `holds`. A client that keeps its session and sends no heartbeats would stop all
+collecting: after `EVICT_NS` of silence it is *evicted*. Its row says so, and nothing is done for it any more
+(`replies`) until it has another session. Silence is counted only while this process could look, so that an outage
+evicts nobody.
 
 What cannot be removed now (a chain is away, a row is damaged) is left out for a while, which grows with each failure:
 the others go on. A crash anywhere begins again with what the rows say; marks are memory, and
@@ -28,7 +29,7 @@ from fireflyer.base.errors import TransientError
 from fireflyer.fs.core.meta import quota_trees
 from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.layout import order_of
-from fireflyer.fs.core.meta.open_files.holds import BEATS_AFTER, client_row, generation, put_client, set_generation
+from fireflyer.fs.core.meta.open_files.holds import HEARTBEATS_AFTER, client_row, generation, put_client, set_generation
 from fireflyer.fs.core.meta.open_files.truncate import remove_all
 from fireflyer.fs.core.meta.open_rows import (
     CLIENT_ROWS,
@@ -66,7 +67,7 @@ MAX_MARKS: Final = 8
 """That wait. What is unlinked meanwhile waits for the next one."""
 MARK_EVERY_NS: Final = 1_000_000_000
 EVICT_NS: Final = 180_000_000_000
-"""Longer than any request that could keep a beat from being sent."""
+"""Longer than any request that could keep a heartbeat from being sent."""
 MAX_LOOK_NS: Final = 2_000_000_000
 """Of silence, between two looks."""
 FIRST_PAUSE_NS: Final = 1_000_000_000
@@ -96,7 +97,7 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Silence:
-    beats: int
+    heartbeats: int
     """That the client has had all the time."""
     ns: int = 0
 
@@ -134,12 +135,12 @@ class GarbageCollector:
             return f"inode {inode_id}: {failure.reason}"
         client, silence = max(self._silent.items(), key=lambda one: one[1].ns, default=(0, _Silence(0)))
         if silence.ns > EVICT_NS // 3:
-            return f"client {client} has not beaten for {silence.ns // 1_000_000_000} s; it will be evicted"
+            return f"client {client} has sent no heartbeat for {silence.ns // 1_000_000_000} s; it will be evicted"
         return ""
 
     @property
     def waits_for(self) -> tuple[ClientId, ...]:
-        """Clients whose beats are waited for."""
+        """Clients whose heartbeats are waited for."""
         return tuple(self._marks[0].waits_for) if self._marks else ()
 
     async def step(self, ports: Ports) -> bool:
@@ -158,8 +159,8 @@ class GarbageCollector:
             return
         raised = await ports.transact(self._raise_generation)
         if raised is not None:
-            # Read after the generation is raised: whoever has more beats by then has to have more still.
-            self._marks.append(_Mark(raised, await ports.transact(_beats_to_be)))
+            # Read after the generation is raised: whoever has more heartbeats by then has to have more still.
+            self._marks.append(_Mark(raised, await ports.transact(_heartbeats_to_come)))
             self._marked, self._marked_ns = raised, now_ns
 
     async def _raise_generation(self, context: Context) -> int | None:
@@ -185,14 +186,14 @@ class GarbageCollector:
             self._ripe = self._marks.popleft().generation
 
     async def _evict(self, silent: dict[ClientId, int], ports: Ports) -> None:
-        """Those that have had no beat for too long, of these with as many beats."""
+        """Those that have had no heartbeat for too long, of these with as many heartbeats."""
         now_ns = ports.now_ns()
         passed_ns, self._looked_ns = min(now_ns - self._looked_ns, MAX_LOOK_NS), now_ns
         before, self._silent = self._silent, {}
-        for client, beats in silent.items():
+        for client, heartbeats in silent.items():
             silence = before.get(client)
-            if silence is None or silence.beats != beats:
-                silence = _Silence(beats)
+            if silence is None or silence.heartbeats != heartbeats:
+                silence = _Silence(heartbeats)
             else:
                 silence.ns += passed_ns
             self._silent[client] = silence
@@ -290,7 +291,7 @@ async def backlog(context: Context) -> Backlog:
     return Backlog(inodes, total, whole=False)
 
 
-async def _beats_to_be(context: Context) -> dict[ClientId, int]:
+async def _heartbeats_to_come(context: Context) -> dict[ClientId, int]:
     wanted: dict[ClientId, int] = {}
     begin = CLIENTS
     while True:
@@ -299,14 +300,14 @@ async def _beats_to_be(context: Context) -> dict[ClientId, int]:
             client = int.from_bytes(key[2:], "big")
             row = CLIENT_ROWS.decode(key, value)
             if not row.evicted:
-                wanted[client] = row.beats + BEATS_AFTER
+                wanted[client] = row.heartbeats + HEARTBEATS_AFTER
         if not page.more:
             return wanted
         begin = next_key(page.items[-1][0])
 
 
 async def _have_not_told(context: Context, waits_for: dict[ClientId, int]) -> dict[ClientId, int]:
-    """Those that are still to beat, with the beats that they have had."""
+    """Those that are still to send one, with the heartbeats that they have had."""
     silent: dict[ClientId, int] = {}
     clients = list(waits_for)
     for at in range(0, len(clients), PAGE_ROWS):
@@ -315,17 +316,17 @@ async def _have_not_told(context: Context, waits_for: dict[ClientId, int]) -> di
         waiting: dict[ClientId, int] = {}
         for client, key, value in zip(some, keys, await context.rows.get_many(keys), strict=True):
             row = None if value is None else CLIENT_ROWS.decode(key, value)
-            if row is not None and row.beats < waits_for[client] and not row.evicted:
-                waiting[client] = row.beats
+            if row is not None and row.heartbeats < waits_for[client] and not row.evicted:
+                waiting[client] = row.heartbeats
         sessions = await context.rows.get_many([SESSIONS.key(one) for one in waiting])
         silent.update(one for one, session in zip(waiting.items(), sessions, strict=True) if session is not None)
     return silent
 
 
-def _evicting(client: ClientId, beats: int) -> Callable[[Context], Awaitable[None]]:
+def _evicting(client: ClientId, heartbeats: int) -> Callable[[Context], Awaitable[None]]:
     async def body(context: Context) -> None:
         row = await client_row(context.rows, client)
-        if row is not None and row.beats == beats:
+        if row is not None and row.heartbeats == heartbeats:
             put_client(context, client, msgspec.structs.replace(row, evicted=True))
 
     return body

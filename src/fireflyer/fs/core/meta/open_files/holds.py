@@ -1,20 +1,20 @@
 """Files that are open although unlinked, or for long; and what waits to be collected.
 
-Opening for reading writes nothing. A client says with its beats which files it has had open since before its last beat:
-holds. What is unlinked is collected when nobody holds it and nobody has it open for writing, and when every client that
-was there at the unlinking has since beaten three times or is no more:
+Opening for reading writes nothing. A client says with its heartbeats which files it has had open since before its last
+heartbeat: holds. What is unlinked is collected when nobody holds it and nobody has it open for writing, and when every
+client that was there at the unlinking has since sent three heartbeats or is no more:
 
-    unlinking   beat n under way (prepared before)   beat n + 1 (prepared after)   beat n + 2
-    names what was open before beat n - 1 │ before beat n │ before beat n + 1 was prepared: all that was open then
+    heartbeat n, under way at the unlinking (prepared before)   n + 1 (prepared after)   n + 2
+    names what was open before n - 1 │ before n │ before n + 1 was prepared: all that was open then
 
-Beat n may be on its way at the unlinking, and a file that was opened after it was prepared is named two beats later. So
-two are not enough; and a client prepares a beat when the one before was answered.
+Heartbeat n may be on its way at the unlinking, and a file that was opened after it was prepared is named two
+heartbeats later. So two are not enough; and a client prepares a heartbeat when the one before was answered.
 
-The order of unlinking and of looking at the beats is told by a *generation*: a number that the collector raises before
-it looks, and under which whatever is unlinked is written down. Clocks could not tell it.
+The order of unlinking and of looking at the heartbeats is told by a *generation*: a number that the collector raises
+before it looks, and under which whatever is unlinked is written down. Clocks could not tell it.
 
 Numbers of inodes can be guessed, and what is held is not collected. So a user holds only what he may open or owns, as
-with `renew`, and so many; what is beyond that is passed over, since a beat that is refused would stop collecting.
+with `renew`, and so many; what is beyond that is passed over, since a heartbeat that is refused would stop collecting.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fireflyer.fs.schema.inodes import FileDetails, Inode, InodeId
 from fireflyer.fs.schema.meta import ClientHeartbeat, Done
 
 __all__ = [
-    "BEATS_AFTER",
+    "HEARTBEATS_AFTER",
     "MAX_HOLDS",
-    "beat",
     "client_row",
     "enrol",
     "generation",
+    "heartbeat",
     "put_client",
     "set_generation",
     "unlink",
@@ -50,13 +50,13 @@ __all__ = [
 
 MAX_HOLDS: Final = 1 << 16
 """Of a user's client. Those of trusted mounts are not bounded."""
-BEATS_AFTER: Final = 3
+HEARTBEATS_AFTER: Final = 3
 """Of a client, after which it has named what it had open."""
 
 
 async def enrol(context: Context) -> None:
-    """Before a client's first request, while its session lives: the collector waits for the beats of those that are
-    enrolled, and the reaper finds by it what is left of them."""
+    """Before a client's first request, while its session lives: the collector waits for the heartbeats of those that
+    are enrolled, and the reaper finds by it what is left of them."""
     client = context.requester.client
     if await client_row(context.rows, client) is None:
         key = SESSIONS.key(client)
@@ -65,7 +65,7 @@ async def enrol(context: Context) -> None:
         put_client(context, client, ClientRow(user=user))
 
 
-async def beat(request: ClientHeartbeat, context: Context) -> Done:
+async def heartbeat(request: ClientHeartbeat, context: Context) -> Done:
     client, rows = context.requester.client, context.rows
     before = await client_row(rows, client) or ClientRow()
     holds = before.holds
@@ -84,7 +84,7 @@ async def beat(request: ClientHeartbeat, context: Context) -> Done:
             continue
         rows.set(key, FORMAT)
         holds += 1
-    row = msgspec.structs.replace(before, beats=before.beats + (1 if request.whole else 0), holds=holds)
+    row = msgspec.structs.replace(before, heartbeats=before.heartbeats + (1 if request.whole else 0), holds=holds)
     if row != before:
         put_client(context, client, row)
     return Done()
