@@ -474,7 +474,7 @@ void Executor::check_peers(Current& current, std::int64_t now_ns) {
     if (const auto failure = mismatch(current.task.op, current.verified)) window_->fail(*failure);
   }
   const std::int64_t idle_ns = current.stall_detector.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2);
-  if (const auto failure = trouble(current.task.op, idle_ns)) window_->fail(*failure);
+  if (const auto failure = find_failure(current.task.op, idle_ns)) window_->fail(*failure);
 }
 
 // Others may be reading and writing this rank's arrays when an operation breaks: the caller gets them back when all have
@@ -514,7 +514,7 @@ std::optional<Failure> Executor::mismatch(const OpDescriptor& op, std::uint64_t&
   return std::nullopt;
 }
 
-std::optional<Failure> Executor::trouble(const OpDescriptor& op, std::int64_t idle_ns) const {
+std::optional<Failure> Executor::find_failure(const OpDescriptor& op, std::int64_t idle_ns) const {
   if (auto failure = local_culprit(*window_, group_, op, idle_ns, local_)) return failure;
   const int leader = group_.local_rank_at(0);
   const Line& network = window_->line(window_->network());

@@ -128,7 +128,7 @@ std::optional<Failure> Executor::let_others_follow(const OpDescriptor& op) {
     const std::int64_t now_ns = monotonic_ns();
     if (now_ns < next_poll_ns) continue;
     next_poll_ns = now_ns + poll_period_ns_;
-    if (auto failure = trouble(op, stall_detector.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) return failure;
+    if (auto failure = find_failure(op, stall_detector.idle_ns(window_->fingerprint(), now_ns, group_.timeout_ns / 2))) return failure;
   }
   return std::nullopt;
 }

@@ -131,7 +131,7 @@ class Executor {
   std::optional<Failure> run_parts(const Task& task);
   std::optional<Failure> let_others_follow(const OpDescriptor& op);
   std::optional<Failure> mismatch(const OpDescriptor& op, std::uint64_t& verified) const;
-  std::optional<Failure> trouble(const OpDescriptor& op, std::int64_t idle_ns) const;
+  std::optional<Failure> find_failure(const OpDescriptor& op, std::int64_t idle_ns) const;
   void settle(const Current& current);
   void close_descriptors();
 

@@ -174,7 +174,7 @@ bool Network::turn() {
   }
   if (now_ns >= heartbeat_at_ns_) {
     heartbeat_at_ns_ = now_ns + period_ns_;
-    beat();
+    send_heartbeats();
   }
   if (!moved && !window_.failed()) sleep(now_ns);
   return true;
@@ -363,7 +363,7 @@ void Network::flush(ControlLink& link) {
   }
 }
 
-void Network::beat() {
+void Network::send_heartbeats() {
   for (const auto& link : controls_) {
     std::vector<std::uint64_t> words{current_ ? 1ULL : 0ULL};
     for (const DataLink* data : link->data) words.push_back(data->started);

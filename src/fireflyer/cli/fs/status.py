@@ -128,7 +128,7 @@ def _files(files: FilesStatus) -> list[str]:
     )
     if files.unlinked:
         line += f"; {at_least(files.unlinked)} removed and not collected yet ({format_bytes(files.unlinked_bytes)})"
-    return [f"{line}.", *([f"  collecting is in trouble: {files.trouble}"] if files.trouble else [])]
+    return [f"{line}.", *([f"  collecting is in trouble: {files.last_error}"] if files.last_error else [])]
 
 
 def at_least(count: int) -> str:

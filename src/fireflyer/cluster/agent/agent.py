@@ -27,10 +27,10 @@ from fireflyer.cluster.schema.wire import (
     GONE,
     HEARTBEAT,
     HELLO,
+    LOG_ERROR,
     NEXT,
     OUTPUT,
     STARTED,
-    TROUBLE,
     AgentConfig,
     AgentHello,
     Command,
@@ -208,7 +208,7 @@ class Agent:
     # -- what ranks do ---------------------------------------------------------------------------------------------
 
     def _on_log_error(self, reason: str) -> None:
-        self._news.put_nowait((TROUBLE, LogError(reason[:1000])))
+        self._news.put_nowait((LOG_ERROR, LogError(reason[:1000])))
 
     def _on_exit(self, end: Exited) -> None:
         self._news.put_nowait((EXITED, end))

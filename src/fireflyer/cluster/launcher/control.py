@@ -25,10 +25,10 @@ from fireflyer.cluster.schema.wire import (
     GONE,
     HEARTBEAT,
     HELLO,
+    LOG_ERROR,
     NEXT,
     OUTPUT,
     STARTED,
-    TROUBLE,
     AgentHello,
     Command,
     Done,
@@ -83,7 +83,7 @@ class ControlService:
         server.register(STARTED, self._started)
         server.register(EXITED, self._exited)
         server.register(GONE, self._gone)
-        server.register(TROUBLE, self._trouble)
+        server.register(LOG_ERROR, self._log_error)
         server.register(OUTPUT, self._output)
         server.register(REPORT, self._report)
 
@@ -165,7 +165,7 @@ class ControlService:
         self._feed(RanksGone(member.node, member.incarnation, request.attempt, ends))
         return Done()
 
-    async def _trouble(self, request: LogError, caller: Caller) -> Done:
+    async def _log_error(self, request: LogError, caller: Caller) -> Done:
         self._who(caller)
         self._feed(StorageFailed(request.reason))
         return Done()

@@ -18,13 +18,13 @@ __all__ = [
     "GONE",
     "HEARTBEAT",
     "HELLO",
+    "LOG_ERROR",
     "MAX_BATCH_BYTES",
     "MAX_BATCH_LINES",
     "MAX_LINE_BYTES",
     "NEXT",
     "OUTPUT",
     "STARTED",
-    "TROUBLE",
     "AgentConfig",
     "AgentHello",
     "Command",
@@ -157,5 +157,5 @@ HEARTBEAT = Method("cluster.agent_beat", Done, Done)
 STARTED = Method("cluster.rank_started", Started, Done)
 EXITED = Method("cluster.rank_exited", Exited, Done)
 GONE = Method("cluster.ranks_gone", Gone, Done)
-TROUBLE = Method("cluster.trouble", LogError, Done)
+LOG_ERROR = Method("cluster.trouble", LogError, Done)
 OUTPUT = Method("cluster.output", Output, Done)

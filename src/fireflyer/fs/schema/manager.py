@@ -238,7 +238,7 @@ class FilesStatus(msgspec.Struct, frozen=True, tag="FilesStatus"):
     unlinked: int
     """That wait to be collected: inodes, and their bytes; `COUNTED` or more as above."""
     unlinked_bytes: int
-    trouble: str = ""
+    last_error: str = msgspec.field(default="", name="trouble")
     """What the collector could not do, if it is in the manager's process."""
     inodes_age_ns: int = 0
     """How long before the question they were counted: large numbers are not counted for each."""

@@ -85,4 +85,4 @@ async def _collected(rig: MetaRig) -> None:
         if not page.items:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(rig.service.trouble)
+    raise AssertionError(rig.service.last_error)

@@ -240,10 +240,10 @@ async def test_what_cannot_be_looked_at_is_put_off_and_said() -> None:
         await rig.survey_later()
         (later,) = await rig.grants()
         assert int.from_bytes(later[2:10], "big") > PUT_OFF_NS // MINUTE_NS
-        assert "away" in rig.surveyor.trouble
+        assert "away" in rig.surveyor.last_error
         chunks.away = False
         await rig.survey_later()
-        assert not rig.surveyor.trouble
+        assert not rig.surveyor.last_error
         assert expect(await rig.ask(5, Stat(at("d/f"))), Found).inode.length == MIB
 
 

@@ -117,13 +117,13 @@ async def test_a_client_without_heartbeats_is_evicted_and_waited_for_no_longer()
             ports.clock_ns += SECOND
             await collector.step(ports)
             assert await rows(rig, UNLINKED)
-        assert "client 6" in collector.trouble
+        assert "client 6" in collector.last_error
         for _ in range(3):
             ports.clock_ns += SECOND
             await collector.step(ports)
         assert collector.evicted == 1
         assert not await rows(rig, UNLINKED)
-        assert collector.trouble == ""
+        assert collector.last_error == ""
         for request in (MakeDirectory(at("e")), ClientHeartbeat(1), Open(at("d"), OpenFlag.READ)):
             assert expect(await rig.ask(6, request), ErrorReply).code == SESSION_EVICTED
         expect(await rig.ask(5, MakeDirectory(at("e"))), Found)
@@ -179,13 +179,13 @@ async def test_files_on_a_chain_that_is_away_and_damaged_ones_do_not_stop_collec
         left = await rows(rig, UNLINKED)
         assert damaged in left
         assert 1 < len(left) < 8
-        assert collector.trouble
+        assert collector.last_error
         assert len(looked) == 7  # those that failed wait for a while
         chunks.away = 0
         ports.clock_ns += 10 * SECOND
         await collector.step(ports)
         assert await rows(rig, UNLINKED) == [damaged]
-        assert collector.trouble
+        assert collector.last_error
 
 
 @on_loop
@@ -212,12 +212,12 @@ async def test_what_a_dead_client_has_on_a_chain_that_is_away_does_not_keep_the_
         assert await rows(rig, LOCKS) == locks[:1]
         assert not await rows(rig, HOLDS)
         assert len(await rows(rig, WRITERS)) == 8
-        assert "away" in reaper.trouble
+        assert "away" in reaper.last_error
         chunks.away = 0
         while await reaper.step(ports):
             pass
         assert len(await rows(rig, WRITERS)) == 4
-        assert locks[0].hex() in reaper.trouble
+        assert locks[0].hex() in reaper.last_error
 
 
 @on_loop
@@ -301,12 +301,12 @@ async def test_trouble_of_one_who_leads_no_more_is_not_told() -> None:
     async with _Rig(MemoryEngine()) as rig:
         ports, first, second = _Ports(rig), BackgroundTasks("first"), BackgroundTasks("second")
         await first.lead(ports)
-        first.reaper.trouble = "inode 7: chain 1 is away"
-        assert "inode 7" in first.trouble
+        first.reaper.last_error = "inode 7: chain 1 is away"
+        assert "inode 7" in first.last_error
         await second.lead(ports)
         ports.clock_ns += LEASE_NS
         await second.lead(ports)
         await first.lead(ports)
         assert second.leads
         assert not first.leads
-        assert first.trouble == ""
+        assert first.last_error == ""

@@ -104,7 +104,7 @@ class Network {
   bool handle_heartbeat(ControlLink& link, const Header& header, const char* payload);
   void send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload);
   void flush(ControlLink& link);
-  void beat();
+  void send_heartbeats();
   void flood();                         // what the window says has failed, to every neighbour
   void farewell();
   void watch(std::int64_t now_ns);

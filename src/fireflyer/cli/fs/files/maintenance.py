@@ -113,6 +113,6 @@ def gc_command(*, where: ClusterTarget, wait_s: float | None) -> int:
         return 0
     files = "file" if found.unlinked == 1 else "files"
     say(f"{at_least(found.unlinked)} {files} ({format_bytes(found.unlinked_bytes)}) removed and not collected yet.")
-    if found.trouble:
-        raise PermanentError(f"the collector is in trouble: {found.trouble}")
+    if found.last_error:
+        raise PermanentError(f"the collector is in trouble: {found.last_error}")
     return 1 if wait_s is not None else 0

@@ -57,14 +57,14 @@ class BackgroundTasks:
         self._not_cut_now: dict[InodeId, str] = {}
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """What could not be done last, and why; empty where all is well."""
         if self._not_cut:
             inode_id, reason = next(iter(self._not_cut.items()))
             return f"inode {inode_id}: {reason}"
         if not self.leads:
             return ""
-        return self.collector.trouble or self.reaper.trouble or self.surveyor.trouble
+        return self.collector.last_error or self.reaper.last_error or self.surveyor.last_error
 
     async def step(self, ports: Ports) -> bool:
         """All of it once, one after the other. True: call it again at once; else in a second. `ports`: the service's

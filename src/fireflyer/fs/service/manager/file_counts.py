@@ -45,7 +45,7 @@ class Counter:
         self._inodes = _Kept(lambda: self._rows(INODES, MAX_INODES))
         self._now = _Kept(self._count_now)
 
-    async def status(self, services: int, trouble: str) -> FilesStatus:
+    async def status(self, services: int, last_error: str) -> FilesStatus:
         """What waits to be collected is counted after this was asked: who has removed something may rely on it. Inodes
         may be older, and it is said how old. Raises what the store raises."""
         asked_ns = time.monotonic_ns()
@@ -53,7 +53,7 @@ class Counter:
         inodes = await self._inodes.since(asked_ns, None)
         age_ns = max(0, asked_ns - self._inodes.began_ns)
         return FilesStatus(
-            services, inodes.rows, inodes.whole, now.writing, now.backlog.inodes, now.backlog.bytes, trouble, age_ns
+            services, inodes.rows, inodes.whole, now.writing, now.backlog.inodes, now.backlog.bytes, last_error, age_ns
         )
 
     async def _count_now(self) -> _Now:

@@ -255,8 +255,8 @@ class _Service:
         ]
 
     async def _files_status(self) -> FilesStatus:
-        trouble = "" if self._files is None else self._files.service.trouble
-        return await self._counter.status(len(await self._meta_services()), trouble)
+        last_error = "" if self._files is None else self._files.service.last_error
+        return await self._counter.status(len(await self._meta_services()), last_error)
 
     async def _mint(self, request: GetCapability, user: str) -> Answer:
         """Raises `UsageError` for a service: it needs none."""

@@ -206,7 +206,7 @@ class MetaService:
             "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
             "chunk_store_reached": ("Whether the chunk store can be used", service_context.has_chunks),
             "collects": ("Whether this service collects what is unlinked", self._background_tasks.leads),
-            "in_trouble": ("Whether collecting or reaping failed last", bool(self.trouble)),
+            "in_trouble": ("Whether collecting or reaping failed last", bool(self.last_error)),
         }
         return [
             *self._figures.series(),
@@ -220,9 +220,9 @@ class MetaService:
         ]
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """What could not be collected, reaped or cut last; empty where all is well, or another service does it."""
-        return self._background_tasks.trouble
+        return self._background_tasks.last_error
 
     # --- from start to end ---
 

@@ -128,7 +128,7 @@ class GarbageCollector:
         """Clients, by this process."""
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """What is not collected, and why: one of them; empty where all is well."""
         if self._failed:
             inode_id, failure = next(reversed(self._failed.items()))

@@ -52,7 +52,7 @@ class SessionCleaner:
         self._failed: TransientError | None = None
         """Of the store: the step is to be repeated."""
         self._noted = ""
-        self.trouble = ""
+        self.last_error = ""
         """Why a file could not be looked at in the last sweep; empty where all could."""
 
     async def step(self, ports: Ports) -> bool:
@@ -108,7 +108,7 @@ class SessionCleaner:
         if not self._tables:
             self._swept.update((one, None) for one in self._sweeping if one not in self._left_over)
             self._sweeping = ()
-            self.trouble = self._noted
+            self.last_error = self._noted
 
     def _ending(self, table: bytes, key: bytes, value: bytes, ports: Ports) -> Callable[[], Awaitable[None]]:
         async def end() -> None:
@@ -121,8 +121,8 @@ class SessionCleaner:
 
         return end
 
-    def _note(self, trouble: str) -> None:
-        self._noted = self.trouble = trouble
+    def _note(self, last_error: str) -> None:
+        self._noted = self.last_error = last_error
 
     async def _end(self, table: bytes, key: bytes, value: bytes, ports: Ports) -> None:
         """What there is in this row of those that are over."""

@@ -44,7 +44,7 @@ class Surveyor:
         self._store_failed: TransientError | None = None
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """A file that could not be looked at when its time had come, and why; empty where all could."""
         for inode_id, reason in self._failed.items():
             return f"inode {inode_id}: {reason}"
