@@ -146,7 +146,7 @@ class _Ports(Ports):
     def release(self, inode: InodeId) -> None:
         return
 
-    def doubtful(self) -> Sequence[InodeId]:
+    def inodes_in_doubt(self) -> Sequence[InodeId]:
         return ()
 
     def in_doubt(self, inode: InodeId) -> dict[Any, Any]:  # nothing fails here

@@ -46,10 +46,10 @@ class _BelievesTheLastRefusal(Requests):
 
 class BelievesThatStaleIsNotDone(Requests):
     def _refused(self, request: PendingOperation, refused: Refused, *, newest: bool) -> None:
-        doubtful = request.doubtful
+        maybe_done = request.maybe_done
         super()._refused(request, refused, newest=newest)
         if refused.refusal is RefusalReason.STALE:
-            request.doubtful = doubtful
+            request.maybe_done = maybe_done
 
 
 class _BelievesThatLostIsNotDone(Requests):
@@ -121,7 +121,7 @@ class _SendsAgain(Requests):
         for request in self._requests.values():
             for ask in list(request.asks) if request.update else []:
                 self._close(ask, request)
-            request.doubtful = False
+            request.maybe_done = False
         super()._lose_session()
 
 

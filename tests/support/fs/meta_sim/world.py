@@ -391,7 +391,7 @@ class RequestPorts:
         if not self._service.in_doubt.get(inode):
             self._service.in_doubt.pop(inode, None)
 
-    def doubtful(self) -> Sequence[int]:
+    def inodes_in_doubt(self) -> Sequence[int]:
         return list(self._service.in_doubt)
 
     def in_doubt(self, inode: int) -> dict[Any, Any]:

@@ -28,7 +28,7 @@ class Bench:
         self.mine, theirs = connected(False)
         self.link = DataConnection(self.node.connect(theirs.detach(), reads=True), "user", "ann")
         self.asks = ClientRequests(
-            self.node, SECRET, post=lambda _: None, find=lambda _: None, doubt=lambda *_: None
+            self.node, SECRET, post=lambda _: None, find=lambda _: None, verify_soon=lambda *_: None
         )  # fmt: skip
         self.asks.use_keys((1,))
 

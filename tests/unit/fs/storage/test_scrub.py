@@ -18,8 +18,8 @@ def test_doubts_without_end_do_not_keep_the_rest_from_being_read(tmp_path: Path)
         engine = TargetEngine(node.open_target(7, str(tmp_path)), 7)
         scrub = Scrub(engine, bytes_per_s=MIB, rest_ns=0)
         for now_ns in range(6):
-            scrub.doubt(ChunkId(1, now_ns), "one")
-            scrub.doubt(ChunkId(2, now_ns), "other")
+            scrub.verify_soon(ChunkId(1, now_ns), "one")
+            scrub.verify_soon(ChunkId(2, now_ns), "other")
             scrub.tick(now_ns)
             assert select.select([node.event_fd], [], [], 20)[0]
             ((_, _, job, last, count),) = node.take(10)
@@ -44,8 +44,8 @@ def test_one_reader_can_neither_fill_the_places_nor_take_the_disk() -> None:
     engine = _Engine()
     scrub = Scrub(engine, bytes_per_s=0, rest_ns=0)
     for index in range(1000):
-        scrub.doubt(ChunkId(1, index + 1), "eager")
-    scrub.doubt(ChunkId(2, 5), "other")
+        scrub.verify_soon(ChunkId(1, index + 1), "eager")
+    scrub.verify_soon(ChunkId(2, 5), "other")
     now_ns, seconds = 0, MAX_DOUBTS_OF_ONE + 1
     for _ in range(100 * seconds):
         before = len(engine.asked)

@@ -158,7 +158,7 @@ class OpenFileTable(ProcessBound):
         late = session != self._session
         if late:
             file.lost = handle != 0
-            body.doubtful = True
+            body.needs_revalidation = True
         self.port.meta.hold(inode.id, late=late)
         if opened.capability:
             try:

@@ -133,7 +133,7 @@ class OpenInode:
         self.asked_ns = time.monotonic_ns()
         self.error: FileError | None = None
         self.errors = 0
-        self.doubtful = False
+        self.needs_revalidation = False
         """The session was exchanged: the inode may be gone."""
         self.losses = 0
         """Sessions whose end has taken what waited here."""
@@ -260,7 +260,7 @@ class OpenInode:
     def lose(self) -> None:
         """The session is over. What is not written yet must not be: somebody else may have written since. What was sent
         is given up: of an ended session nothing is done any more."""
-        self.doubtful = True
+        self.needs_revalidation = True
         writers = [one for one in self.files if one.handle]
         for file in writers:
             file.lost = True
@@ -394,13 +394,13 @@ class OpenInode:
             opened = await self.port.call(Renew(self.id, int(Rights.READ), 0), reader.actor)
             if isinstance(opened, Opened) and opened.capability:
                 await self.present(reader, opened)
-        self.doubtful = False
+        self.needs_revalidation = False
 
     # --- reading ---
 
     async def refresh(self, beyond: int) -> None:
         """Who reads beyond the end asks whether it is still the end."""
-        if self.doubtful:
+        if self.needs_revalidation:
             await self._recover()
         if beyond > self.length and time.monotonic_ns() - self.asked_ns > _FRESH_NS:
             answer = await self.port.call(Stat(PathRef(self.id)), next((one.actor for one in self.files), None))

@@ -109,7 +109,7 @@ async def _refreshed(files: Sequence[File], of: _Counts, ends: _Counts) -> None:
     for file in files:
         file.check_readable()
     lengths = np.array([file.length for file in files])
-    if (ends <= lengths[of]).all() and not any(file.body.doubtful for file in files):
+    if (ends <= lengths[of]).all() and not any(file.body.needs_revalidation for file in files):
         return
     for at, file in enumerate(files):
         await file.body.refresh(int(ends[of == at].max()))

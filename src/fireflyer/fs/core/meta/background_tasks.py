@@ -145,7 +145,7 @@ class BackgroundTasks:
         for at in range(0, len(works), CUTS_AT_ONCE):
             await ports.together(works[at : at + CUTS_AT_ONCE])
         if not self._cuts_after:
-            for inode_id in ports.doubtful()[:PAGE_ROWS]:
+            for inode_id in ports.inodes_in_doubt()[:PAGE_ROWS]:
                 await truncate.forget_in_doubt(inode_id, ports)
         return bool(self._cuts_after)
 

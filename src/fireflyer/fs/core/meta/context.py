@@ -89,13 +89,13 @@ class ClusterDefaults(msgspec.Struct, frozen=True):
 
 class Context:
     __slots__ = (
-        "_yield_to_loop", "cluster", "new_id", "now_ns", "number", "owner", "requester", "rows", "sign", "steps",
+        "_yield_to_loop", "cluster", "digest", "new_id", "now_ns", "number", "owner", "requester", "rows", "steps",
     )  # fmt: skip
 
     def __init__(
         self, *, rows: Rows, requester: Requester, now_ns: int, new_id: Callable[[], InodeId], cluster: ClusterDefaults,
         number: int = 0, owner: ClientId = 0, yield_to_loop: Callable[[], Awaitable[None]] | None = None,
-        sign: bytes = b"",
+        digest: bytes = b"",
     ) -> None:  # fmt: skip
         self.rows = rows
         self.requester = requester
@@ -108,7 +108,7 @@ class Context:
         self.owner = owner
         """The session by which chunks will be changed for what this transaction begins; 0: it must not begin that, and
         raises `ports.NotAtOnce`."""
-        self.sign = sign
+        self.digest = digest
         """Of the request: see `replies`."""
         self.steps = 0
         """Names and directories that it was led over."""

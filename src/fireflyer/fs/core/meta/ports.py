@@ -107,7 +107,7 @@ class Ports(Protocol):
 
     def release(self, inode: InodeId) -> None: ...
 
-    def doubtful(self) -> Sequence[InodeId]:
+    def inodes_in_doubt(self) -> Sequence[InodeId]:
         """Inodes with `in_doubt`."""
 
     def in_doubt(self, inode: InodeId) -> dict[Any, Any]:

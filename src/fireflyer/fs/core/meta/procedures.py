@@ -79,5 +79,5 @@ async def _cut(request: Request, ports: Ports) -> Answer:
 
 def _kept(context: Context, answer: Answer) -> Answer:
     if context.number:
-        replies.keep(context.rows, context.requester.client, context.number, answer, context.sign)
+        replies.keep(context.rows, context.requester.client, context.number, answer, context.digest)
     return answer

@@ -1,7 +1,7 @@
 """Again is once: the answers to numbered requests, kept until their client has them.
 
     FR + client (8)                  the *floor*: numbers below it were answered, and the client has the answers
-    FR + client (8) + number (8)     the request's *sign* (8), an answer, as it was given
+    FR + client (8) + number (8)     the *digest* of the request (8), an answer, as it was given
 
 A request that changes something is carried out in one transaction with its answer, which is stored whatever it is: a
 refusal too, or a late copy of a request that was refused would be done after the client was told that it was not. So a
@@ -17,7 +17,7 @@ has changed is still told, to the user whose session it was: the row of the clie
 says who that is. Who reaps sessions calls `forget_client` some time after their end; from then on nobody knows what had
 been done, and the answer says that as well.
 
-The sign tells requests apart: another request under a number that was used is refused, and does not get the answer to
+The digest tells requests apart: another request under a number that was used is refused, and does not get the answer to
 the first one. Zeros: it was not known to whoever stored the answer.
 
 Nothing is done either for a client that was evicted because it sent no heartbeat: see `open_files.garbage_collection`.
@@ -69,7 +69,7 @@ SESSION_FORGOTTEN: Final = "session_forgotten"
 DIGEST_BYTES: Final = 8
 _FORMAT: Final = b"\x01"
 _FORMAT_OF_ANSWERS: Final = b"\x02"
-_NO_SIGN: Final = bytes(DIGEST_BYTES)
+_NO_DIGEST: Final = bytes(DIGEST_BYTES)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
@@ -112,7 +112,7 @@ def digest_of(request: Request, actor: Actor | None) -> bytes:
     return blake2b(_encoder.encode((request, actor)), digest_size=DIGEST_BYTES).digest()
 
 
-async def admit(rows: Looks, client: ClientId, user: str, number: int, sign: bytes = b"") -> Answer | None:
+async def admit(rows: Looks, client: ClientId, user: str, number: int, digest: bytes = b"") -> Answer | None:
     """The stored answer to this number; None: it is new, and may be carried out in this transaction. `user`: whose
     session it must be; empty: a service. Raises `FileError` (EINVAL) for a number that was answered long ago, or of
     another request; `SessionEnded`, `PermissionDenied` for another user's session."""
@@ -121,7 +121,7 @@ async def admit(rows: Looks, client: ClientId, user: str, number: int, sign: byt
     if stored is not None:
         await check_session(rows, client, user, ended=True)
         kept, answer = _decoded(head, stored)
-        if sign and kept != _NO_SIGN and kept != sign:
+        if digest and kept != _NO_DIGEST and kept != digest:
             raise file_error(errno.EINVAL, f"request number {number} was used for another request; use a new one")
         return answer
     await check_session(rows, client, user)
@@ -131,11 +131,11 @@ async def admit(rows: Looks, client: ClientId, user: str, number: int, sign: byt
 
 
 async def store_answer(
-    rows: Rows, client: ClientId, number: int, done_below: int, answer: Answer, sign: bytes = b""
+    rows: Rows, client: ClientId, number: int, done_below: int, answer: Answer, digest: bytes = b""
 ) -> None:
     """Of what `admit` has let through, in the same transaction; forgets what the client has below `done_below`."""
     head = _floor_key(client)
-    keep(rows, client, number, answer, sign)
+    keep(rows, client, number, answer, digest)
     floor = await _floor(rows, head)
     if done_below - floor >= STEP:
         rows.clear_range(head + floor.to_bytes(8, "big"), head + done_below.to_bytes(8, "big"))
@@ -148,11 +148,11 @@ def rows_of(client: ClientId, number: int) -> tuple[bytes, ...]:
     return head, head + number.to_bytes(8, "big"), SESSIONS.key(client), number_key(CLIENTS, client)
 
 
-def keep(rows: Rows, client: ClientId, number: int, answer: Answer, sign: bytes = b"") -> None:
+def keep(rows: Rows, client: ClientId, number: int, answer: Answer, digest: bytes = b"") -> None:
     """The answer to a request that another one's has found unfinished, and has finished."""
     rows.set(
         _floor_key(client) + number.to_bytes(8, "big"),
-        _FORMAT_OF_ANSWERS + (sign or _NO_SIGN) + _encoder.encode(answer),
+        _FORMAT_OF_ANSWERS + (digest or _NO_DIGEST) + _encoder.encode(answer),
     )
 
 
@@ -194,7 +194,7 @@ async def _floor(rows: Looks, head: bytes) -> int:
 
 
 def _decoded(head: bytes, row: bytes) -> tuple[bytes, Answer]:
-    """And the sign of its request."""
+    """And the digest of its request."""
     try:
         if row[:1] == _FORMAT_OF_ANSWERS:
             return row[1 : 1 + DIGEST_BYTES], _decoder.decode(row[1 + DIGEST_BYTES :])

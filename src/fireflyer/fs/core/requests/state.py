@@ -51,7 +51,7 @@ class PendingOperation:
     attempts: int = 0
     refusals: int = 0
     damaged: int = 0
-    doubtful: bool = False
+    maybe_done: bool = False
     """An attempt that is not open any more may yet be done."""
     channel: Channel | None = None
     sequence: Sequence = 0

@@ -242,7 +242,7 @@ class Requests:
         begun = [one for one in self._requests.values() if one.channel is not None]
         for request in begun:
             why = "the session was over"
-            if request.doubtful or request.asks:
+            if request.maybe_done or request.asks:
                 self._fail(request, Aborted.code, why)
                 continue
             if request.state is State.QUEUED:
@@ -428,7 +428,7 @@ class Requests:
     def _refused(self, request: PendingOperation, refused: Refused, *, newest: bool) -> None:
         refusal = refused.refusal
         if request.update and refusal in (RefusalReason.STALE, RefusalReason.DUPLICATE):
-            request.doubtful = True
+            request.maybe_done = True
         if request.state is State.OVER:
             if not request.asks:
                 self._answered_late(request)
@@ -468,7 +468,7 @@ class Requests:
                 continue
             newest = ask == request.present and request.state is State.ASKED
             self._close(ask, request)
-            request.doubtful = request.doubtful or (request.update and sent)
+            request.maybe_done = request.maybe_done or (request.update and sent)
             if request.state is State.OVER and not request.asks:
                 self._ghosts.remove(request)
             if newest:
@@ -531,7 +531,7 @@ class Requests:
     # --- ends ---
 
     def _fail(self, request: PendingOperation, code: str, message: str) -> None:
-        if request.update and (request.doubtful or request.asks):
+        if request.update and (request.maybe_done or request.asks):
             code = Timeout.code
             message += "; the update may or may not have been done, and may be done yet"
         self._effects.append(Finish(request.begin.operation, Failed(code, message[:1024])))
@@ -543,7 +543,7 @@ class Requests:
         del self._requests[operation]
         if request.state is State.QUEUED:
             self._nodes.drop(request.node, operation)
-        unknown = request.update and not done and (request.doubtful or bool(request.asks))
+        unknown = request.update and not done and (request.maybe_done or bool(request.asks))
         self._withdraw(request)
         for ask, node in list(request.asks.items()):
             self._nodes.ended(node, request.load)
@@ -559,7 +559,7 @@ class Requests:
 
     def _answered_late(self, ghost: PendingOperation) -> None:
         """All its attempts were refused."""
-        if ghost.doubtful:
+        if ghost.maybe_done:
             self._ghosts.remove(ghost)
         else:
             self._resolved(ghost, done=False)

@@ -74,7 +74,7 @@ class ServiceContext:
     # --- what bodies are given ---
 
     def context(
-        self, rows: Rows, requester: Requester = SYSTEM, number: int = 0, owner: ClientId = 0, sign: bytes = b""
+        self, rows: Rows, requester: Requester = SYSTEM, number: int = 0, owner: ClientId = 0, digest: bytes = b""
     ) -> Context:
         return Context(
             rows=rows,
@@ -85,7 +85,7 @@ class ServiceContext:
             number=number,
             owner=owner,
             yield_to_loop=_yield_to_loop,
-            sign=sign,
+            digest=digest,
         )
 
     @property

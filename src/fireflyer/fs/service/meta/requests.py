@@ -152,7 +152,7 @@ class QueuedRequest(CommitItem):
     """`reply` is called once with its outcome: an answer, or an error. `user`: of whom the session must be; empty for a
     service."""
 
-    __slots__ = ("_service_context", "done_below", "number", "reply", "request", "requester", "sign", "user")
+    __slots__ = ("_service_context", "digest", "done_below", "number", "reply", "request", "requester", "user")
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class QueuedRequest(CommitItem):
         self.requester = requester
         self.user = user
         self.reply = reply
-        self.sign = digest_of(request, actor) if number else b""
+        self.digest = digest_of(request, actor) if number else b""
 
     async def carry_out(self, rows: Savepoint) -> Answer:
         service_context, request, requester, number = self._service_context, self.request, self.requester, self.number
@@ -182,18 +182,18 @@ class QueuedRequest(CommitItem):
                 await check_session(rows, requester.client, self.user)
             context = service_context.context(rows, requester)
             return await (renew(request, context) if type(request) is Renew else carry_out(request, context))
-        stored = await admit(rows, requester.client, self.user, number, self.sign)
+        stored = await admit(rows, requester.client, self.user, number, self.digest)
         if stored is not None:
             return stored
         if not service_context.cluster.chains and _makes_files(request):
             raise Busy("the cluster has no chain table for files yet; ask again later")
         answer: Answer
         try:
-            answer = await carry_out(request, service_context.context(rows, requester, number, sign=self.sign))
+            answer = await carry_out(request, service_context.context(rows, requester, number, digest=self.digest))
         except FileError as error:
             rows.rollback()
             answer = refusal(error)
-        await store_answer(rows, requester.client, number, self.done_below, answer, self.sign)
+        await store_answer(rows, requester.client, number, self.done_below, answer, self.digest)
         return answer
 
     @property
@@ -251,11 +251,11 @@ class Step(CommitItem, Generic[T]):
         if asked is None:
             return await self._body(self._service_context.context(rows, SYSTEM, 0, self._owner))
         if asked.number:
-            stored = await admit(rows, asked.requester.client, asked.user, asked.number, asked.sign)
+            stored = await admit(rows, asked.requester.client, asked.user, asked.number, asked.digest)
             if stored is not None:
                 raise Answered(stored)
         return await self._body(
-            self._service_context.context(rows, asked.requester, asked.number, self._owner, asked.sign)
+            self._service_context.context(rows, asked.requester, asked.number, self._owner, asked.digest)
         )
 
     def done(self, outcome: Any) -> None:
@@ -299,7 +299,7 @@ class RequestPorts:
 
         async def store(context: Context) -> None:
             client, number = asked.requester.client, asked.number
-            await store_answer(context.rows, client, number, asked.done_below, answer, asked.sign)
+            await store_answer(context.rows, client, number, asked.done_below, answer, asked.digest)
 
         await self._step(store)
         raise Answered(answer)
@@ -330,7 +330,7 @@ class RequestPorts:
         if not self._service_context.in_doubt.get(inode):
             self._service_context.in_doubt.pop(inode, None)
 
-    def doubtful(self) -> Sequence[InodeId]:
+    def inodes_in_doubt(self) -> Sequence[InodeId]:
         return list(self._service_context.in_doubt)
 
     def in_doubt(self, inode: InodeId) -> dict[Any, Any]:

@@ -129,8 +129,8 @@ class _Procedures:
 
     def under_way(self, asked: QueuedRequest) -> asyncio.Task[Answer] | None:
         """The same request. Raises EINVAL where it is another one under the same number."""
-        sign, task = self._tasks.get((asked.requester.client, asked.number), (asked.sign, None))
-        if sign != asked.sign:
+        digest, task = self._tasks.get((asked.requester.client, asked.number), (asked.digest, None))
+        if digest != asked.digest:
             raise file_error(errno.EINVAL, f"request number {asked.number} is under way for another request")
         return task
 
@@ -140,7 +140,7 @@ class _Procedures:
         if len(self._tasks) >= self._most or (user and self._users[user] >= self._most // USERS_SHARE):
             raise Busy(f"{len(self._tasks)} long requests are under way; ask again later")
         task = spawn()
-        self._tasks[key] = asked.sign, task
+        self._tasks[key] = asked.digest, task
         self._users[user] += 1
 
         def ended(_: object) -> None:

@@ -49,9 +49,9 @@ Told = UpdateReply | QueryReply | data.Granted
 
 
 class ClientRequests:
-    """`find` gives the published table's entry and the index of a chain here, `doubt` looks at a chunk soon.
+    """`find` gives the published table's entry and the index of a chain here, `verify_soon` looks at a chunk soon.
 
-    It is told who doubts it.
+    It is told who could not verify it.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ClientRequests:
         *,
         post: Callable[[ClientUpdateReceived], None],
         find: Callable[[ChainId], tuple[TableEntry, ChunkIndex] | None],
-        doubt: Callable[[ChainId, ChunkId, str], None],
+        verify_soon: Callable[[ChainId, ChunkId, str], None],
     ) -> None:
         self._native = native
         self._secret = secret
-        self._post, self._find, self._doubt = post, find, doubt
+        self._post, self._find, self._verify_soon = post, find, verify_soon
         self._clock = BootClock()
         """As native code looks at fences and rights."""
         self._keys: dict[int, bytes] = {}
@@ -94,7 +94,7 @@ class ClientRequests:
         elif isinstance(body, data.Present):
             self._tell(link.number, ask.number, self._present(link, body.capability))
         elif _allows(link, body.chunk.file, Rights.READ):
-            self._doubt(body.chain, body.chunk, link.peer)
+            self._verify_soon(body.chain, body.chunk, link.peer)
         if handle:
             self._native.release(handle)
 

@@ -147,7 +147,7 @@ class _Storage:
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
         self._links = DataConnections(native, config.node, secret, lambda node: self._post(NodeLost(node)))
-        self._asks = ClientRequests(native, secret, post=self._post, find=self._find, doubt=self._doubt)
+        self._asks = ClientRequests(native, secret, post=self._post, find=self._find, verify_soon=self._verify_soon)
         credential = NodeCredential(secret, data.node_identity(config.node))
         self._control = ControlClient(credential, self._post)
         store = TokenStore(config.tokens_file) if config.tokens_file else None
@@ -318,10 +318,10 @@ class _Storage:
         entry = self._table.get(target)
         return None if entry is None else (entry, self._targets[target].engine)
 
-    def _doubt(self, chain: ChainId, chunk: ChunkId, peer: str) -> None:
+    def _verify_soon(self, chain: ChainId, chunk: ChunkId, peer: str) -> None:
         target = self._core.target_of(chain) if self._core is not None else 0
         if target:
-            self._targets[target].scrub.doubt(chunk, peer)
+            self._targets[target].scrub.verify_soon(chunk, peer)
 
     # --- what is wanted ---
 

@@ -1,8 +1,8 @@
 """Reads all that a target has, at a bounded rate, so that damage is found while another replica can mend it.
 
 What native code finds damaged it tells as an event of its own, as it does for any reader; here it is only decided what
-is read when. Chunks that a reader doubts come first, beside that rate, at one of their own; and no reader can fill the
-places of those that wait.
+is read when. Chunks that a reader could not verify come first, beside that rate, at one of their own; and no reader
+can fill the places of those that wait.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Scrub:
         self._after: tuple[int, int] | None = None
         self._job = 0
         self._doubts: dict[ChunkId, str] = {}
-        """And who doubts it."""
+        """And who could not verify it."""
         self._doubted = False
         self._due_ns = self._doubts_due_ns = 0
         self.passes = 0
         """How often everything was read."""
         self.verified_bytes = 0
 
-    def doubt(self, chunk: ChunkId, peer: str) -> None:
+    def verify_soon(self, chunk: ChunkId, peer: str) -> None:
         of_it = sum(one == peer for one in self._doubts.values())
         if len(self._doubts) < MAX_DOUBTS and of_it < MAX_DOUBTS_OF_ONE:
             self._doubts.setdefault(chunk, peer)
@@ -57,7 +57,7 @@ class Scrub:
             return
         chunk = next(iter(self._doubts), None) if now_ns >= self._doubts_due_ns else None
         due = bool(self._bytes_per_s) and now_ns >= self._due_ns
-        # In turns: readers who doubt without end must not keep the rest from being looked at.
+        # In turns: readers who report chunks without end must not keep the rest from being looked at.
         self._doubted = chunk is not None and not (due and self._doubted)
         if chunk is not None and self._doubted:
             del self._doubts[chunk]

@@ -126,7 +126,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     else:
         _take(context, request.inode, held, wanted)
     context.rows.clear(key)
-    keep(context.rows, context.requester.client, context.number, answer, context.sign)
+    keep(context.rows, context.requester.client, context.number, answer, context.digest)
     return answer
 
 
