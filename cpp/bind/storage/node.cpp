@@ -208,7 +208,7 @@ void bind_node(nb::module_& m) {
 
 void stage(const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, const ContentTuple& next, const std::optional<ContentTuple>& base,
            const std::string& operation, std::uint32_t offset, std::uint32_t length, std::uint32_t crc, std::uint64_t handle,
-           const std::optional<RequestTuple>& row) {
+           const std::optional<RequestTuple>& completion) {
   ff::StageJob made;
   made.job = job;
   made.chunk = chunk_of(chunk);
@@ -217,7 +217,7 @@ void stage(const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, c
   made.update.length = length;
   made.update.next = content_of(next);
   if (base) made.update.base = content_of(*base);
-  if (row) made.update.request = ff::Request{std::get<0>(*row), std::get<2>(*row), std::get<1>(*row)};
+  if (completion) made.update.request = ff::Request{std::get<0>(*completion), std::get<2>(*completion), std::get<1>(*completion)};
   const bool carries_data = made.update.kind == ff::UpdateKind::write || made.update.kind == ff::UpdateKind::replace;
   nb::gil_scoped_release released;
   if (carries_data) {
@@ -299,16 +299,16 @@ nb::dict target_stats(const NodeTarget& self) {
 // clang-format off
 void bind_updates(nb::class_<NodeTarget>& target) {
   target.def("stage", &stage, nb::arg("job"), nb::arg("chunk"), nb::arg("next"), nb::arg("base").none(), nb::arg("operation"), nb::arg("offset"), nb::arg("length"),
-             nb::arg("crc"), nb::arg("handle"), nb::arg("row").none());
+             nb::arg("crc"), nb::arg("handle"), nb::arg("completion").none());
   target.def(
       "commit", [](const NodeTarget& self, const ChunkTuple& chunk, const ContentTuple& content) { self.target().commit(chunk_of(chunk), content_of(content)); },
       nb::arg("chunk"), nb::arg("content"), Released());
   target.def(
       "drop",
-      [](const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, const ContentTuple& content, const std::optional<CompletionTuple>& row) {
-        self.target().drop(job, chunk_of(chunk), content_of(content), row ? std::optional(completion_of(*row)) : std::nullopt);
+      [](const NodeTarget& self, std::uint64_t job, const ChunkTuple& chunk, const ContentTuple& content, const std::optional<CompletionTuple>& completion) {
+        self.target().drop(job, chunk_of(chunk), content_of(content), completion ? std::optional(completion_of(*completion)) : std::nullopt);
       },
-      nb::arg("job"), nb::arg("chunk"), nb::arg("content"), nb::arg("row").none(), Released());
+      nb::arg("job"), nb::arg("chunk"), nb::arg("content"), nb::arg("completion").none(), Released());
   target.def(
       "adopt",
       [](const NodeTarget& self, std::uint64_t job, const std::vector<CompletionTuple>& given, bool reset) {
@@ -316,7 +316,7 @@ void bind_updates(nb::class_<NodeTarget>& target) {
         for (const CompletionTuple& completion : given) made.push_back(completion_of(completion));
         self.target().adopt(job, made, reset);
       },
-      nb::arg("job"), nb::arg("rows"), nb::arg("reset"), Released());
+      nb::arg("job"), nb::arg("completions"), nb::arg("reset"), Released());
   target.def("forget", [](const NodeTarget& self, std::uint64_t client) { self.target().forget(client); }, nb::arg("client"), Released());
   target.def(
       "verify",
@@ -333,16 +333,16 @@ void bind_target(nb::module_& m) {
   nb::class_<NodeTarget> target(m, "ChunkTarget");
   target.def_prop_ro("number", [](const NodeTarget& self) { return self.target().number(); });
   bind_updates(target);
-  target.def_prop_ro("row_count", [](const NodeTarget& self) { return self.engine().stats().requests; });
+  target.def_prop_ro("completion_count", [](const NodeTarget& self) { return self.engine().stats().requests; });
   target.def("find", &find, nb::arg("chunk"));
   target.def(
-      "row",
+      "completion",
       [](const NodeTarget& self, std::uint64_t client, std::uint32_t channel) {
         const auto found = self.engine().request(client, channel);
         return found ? std::optional(to_tuple(*found)) : std::nullopt;
       },
       nb::arg("client"), nb::arg("channel"));
-  target.def("rows", &completions, nb::arg("after").none(), nb::arg("limit"));
+  target.def("completions", &completions, nb::arg("after").none(), nb::arg("limit"));
   target.def("chunks", &chunks, nb::arg("after").none(), nb::arg("limit"));
   target.def("of_file", &of_file, nb::arg("file"), nb::arg("index"), nb::arg("limit"), nb::kw_only(), nb::arg("backwards") = false);
   target.def("pending", [](const NodeTarget& self) {

@@ -29,7 +29,7 @@ MESSAGES: list[data.Message] = [
     data.DataReply(4, data.Granted(5)),
     data.DataReply(5, chunks.Refused(chunks.RefusalReason.DENIED, "no capability", 3)),
     data.PeerEnvelope(1, 2, chunks.Request(1, 2, 0, 3, 4, _PUT)),
-    data.PeerEnvelope(1, 2, chunks.Request(1, 2, 1, 3, 4, chunks.SyncRows((_ROW,) * chunks.MAX_PAGE))),
+    data.PeerEnvelope(1, 2, chunks.Request(1, 2, 1, 3, 4, chunks.SyncCompletions((_ROW,) * chunks.MAX_PAGE))),
     data.PeerEnvelope(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.Declined(chunks.RefusalReason.NO_SPACE, "full"))),
     data.PeerEnvelope(1, 2, chunks.Request(1, 2, 0, 3, 4, chunks.Reminder(ChunkId(1, 2)))),
     data.PeerEnvelope(2, 1, chunks.Answer(1, 2, 0, 3, 4, chunks.InProgress())),
@@ -96,6 +96,6 @@ def test_deep_and_long_messages_are_refused() -> None:
         data.decode(bytes(data.MAX_BODY_BYTES + 1))
     with pytest.raises(DataCorruption):
         data.decode(msgspec.msgpack.encode([1, 1, ["Present", bytes(data.MAX_CAPABILITY_BYTES + 1)]]))
-    rows = chunks.SyncRows((_ROW,) * 40000)
+    completions = chunks.SyncCompletions((_ROW,) * 40000)
     with pytest.raises(UsageError, match="longer than"):
-        data.encode(data.PeerEnvelope(1, 2, chunks.Request(1, 2, 1, 3, 4, rows)))
+        data.encode(data.PeerEnvelope(1, 2, chunks.Request(1, 2, 1, 3, 4, completions)))

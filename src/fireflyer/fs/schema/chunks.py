@@ -2,8 +2,8 @@
 
 Between a client and a replica: `Update` with its `UpdateReply`, `Query` with its `QueryReply`. Between the replicas
 of a
-chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncRows`, `SyncList`, `SyncDone`, `Reminder`, answered by
-`Answer` or, where the receiver is in another chain version, by `StaleChainVersion`.
+chain: `Request`, which carries one of `Put`, `SyncStart`, `SyncCompletions`, `SyncList`, `SyncDone`, `Reminder`,
+answered by `Answer` or, where the receiver is in another chain version, by `StaleChainVersion`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = [
     "Reminder",
     "Request",
     "StaleChainVersion",
+    "SyncCompletions",
     "SyncDone",
     "SyncList",
-    "SyncRows",
     "SyncStart",
     "UnknownRequest",
     "Update",
@@ -64,7 +64,7 @@ __all__ = [
 MAX_SLOTS: Final = 256
 """Of one replica to its successor; a request with a higher slot is refused."""
 MAX_PAGE: Final = 1024
-"""Rows or list entries in one message."""
+"""Completion records or list entries in one message."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNK_BYTES)]
 _Crc = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
@@ -116,7 +116,8 @@ class CompletionRecord(msgspec.Struct, frozen=True, array_like=True):
     id: ContentId | None
 
     def replaces(self, other: CompletionRecord | None) -> bool:
-        """Rows reach a replica in any order; the newer update's stays, and of one update the one that was done."""
+        """Completion records reach a replica in any order; the newer update's stays, and of one update the one that
+        was done."""
         if other is None or self.sequence != other.sequence:
             return other is None or self.sequence > other.sequence
         return other.id is None or (self.id is not None and self.id > other.id)
@@ -239,18 +240,18 @@ class Put(msgspec.Struct, frozen=True, tag="Put", array_like=True):
     """Which content it changes; None: the chunk is absent. Means nothing to a syncing replica."""
     change: Change
     held: ChunkVersion | None
-    row: CompletionRecord | None
-    """None for what resync copies: it sends the rows apart."""
+    completion: CompletionRecord | None
+    """None for what resync copies: it sends the completion records apart."""
 
 
 class SyncStart(msgspec.Struct, frozen=True, tag="SyncStart", array_like=True):
-    """Forget the rows that you have, and take part in this session."""
+    """Forget the completion records that you have, and take part in this session."""
 
 
-class SyncRows(msgspec.Struct, frozen=True, tag="SyncRows", array_like=True):
-    """A page of the predecessor's rows."""
+class SyncCompletions(msgspec.Struct, frozen=True, tag="SyncRows", array_like=True):
+    """A page of the predecessor's completion records."""
 
-    rows: Annotated[tuple[CompletionRecord, ...], msgspec.Meta(max_length=MAX_PAGE)]
+    completions: Annotated[tuple[CompletionRecord, ...], msgspec.Meta(max_length=MAX_PAGE)]
 
 
 class SyncList(msgspec.Struct, frozen=True, tag="SyncList", array_like=True):
@@ -280,7 +281,7 @@ class Request(msgspec.Struct, frozen=True, tag="Request", array_like=True):
     """0 to a serving successor; else which resync session of this chain version, from 1."""
     slot: _Slot
     number: _Number
-    body: Put | SyncStart | SyncRows | SyncList | SyncDone | Reminder
+    body: Put | SyncStart | SyncCompletions | SyncList | SyncDone | Reminder
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="Accepted", array_like=True):

@@ -64,7 +64,7 @@ class Books:
     """What a journal says, applied record by record. It is the index that the machine looks into."""
 
     records: dict[ChunkId, Record] = field(default_factory=dict)
-    known_rows: dict[tuple[ClientId, Channel], CompletionRecord] = field(default_factory=dict)
+    known_completions: dict[tuple[ClientId, Channel], CompletionRecord] = field(default_factory=dict)
 
     def apply(self, entry: Journal, held: ChunkVersion | None, block: Block | None) -> None:
         match entry:
@@ -74,25 +74,25 @@ class Books:
                 record = self._with_pending(chunk, content)
                 held = record.pending.held if record.pending else None
                 self._put(chunk, Record(held, record.pending_block))
-            case Drop(chunk, content, row):
+            case Drop(chunk, content, completion):
                 record = self._with_pending(chunk, content)
                 self._put(chunk, replace(record, pending=None, pending_block=None))
-                if row is not None:
-                    self._drop_row(row)
-            case InstallRecords(rows, reset):
+                if completion is not None:
+                    self._drop_completion(completion)
+            case InstallRecords(completions, reset):
                 if reset:
-                    self.known_rows.clear()
-                for one in rows:
-                    self._row(one)
+                    self.known_completions.clear()
+                for one in completions:
+                    self._completion(one)
             case Forget(client):
-                for key in [key for key in self.known_rows if key[0] == client]:
-                    del self.known_rows[key]
+                for key in [key for key in self.known_completions if key[0] == client]:
+                    del self.known_completions[key]
 
     def _stage(self, entry: Stage, held: ChunkVersion | None, block: Block | None) -> None:
         record = self.records.get(entry.chunk, Record())
         self._put(entry.chunk, replace(record, pending=PendingContent(entry.id, held), pending_block=block))
-        if entry.row is not None:
-            self._row(entry.row)
+        if entry.completion is not None:
+            self._completion(entry.completion)
 
     def _with_pending(self, chunk: ChunkId, content: ContentId) -> Record:
         record = self.records[chunk]
@@ -100,14 +100,14 @@ class Books:
         assert record.pending.id == content
         return record
 
-    def _drop_row(self, row: CompletionRecord) -> None:
-        last = self.known_rows.get((row.client, row.channel))
-        if last is None or last.sequence == row.sequence:
-            self.known_rows[row.client, row.channel] = row
+    def _drop_completion(self, completion: CompletionRecord) -> None:
+        last = self.known_completions.get((completion.client, completion.channel))
+        if last is None or last.sequence == completion.sequence:
+            self.known_completions[completion.client, completion.channel] = completion
 
-    def _row(self, row: CompletionRecord) -> None:
-        if row.replaces(self.known_rows.get((row.client, row.channel))):
-            self.known_rows[row.client, row.channel] = row
+    def _completion(self, completion: CompletionRecord) -> None:
+        if completion.replaces(self.known_completions.get((completion.client, completion.channel))):
+            self.known_completions[completion.client, completion.channel] = completion
 
     def _put(self, chunk: ChunkId, record: Record) -> None:
         if record.held is None and record.pending is None:
@@ -118,19 +118,19 @@ class Books:
     # --- the index ---
 
     @property
-    def row_count(self) -> int:
-        return len(self.known_rows)
+    def completion_count(self) -> int:
+        return len(self.known_completions)
 
     def find(self, chunk: ChunkId) -> Entry | None:
         record = self.records.get(chunk)
         return None if record is None else Entry(record.held, record.pending, record.damaged)
 
-    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
-        return self.known_rows.get((client, channel))
+    def completion(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
+        return self.known_completions.get((client, channel))
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
-        keys = sorted(key for key in self.known_rows if after is None or key > after)
-        return tuple(self.known_rows[key] for key in keys[:limit])
+    def completions(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
+        keys = sorted(key for key in self.known_completions if after is None or key > after)
+        return tuple(self.known_completions[key] for key in keys[:limit])
 
     def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         names = sorted(name for name in self.records if after is None or name > after)[:limit]

@@ -36,12 +36,12 @@ from fireflyer.fs.schema.chunks import (
     RefusalReason,
     Refused,
     Request,
-    SyncRows,
+    SyncCompletions,
     Update,
 )
 from fireflyer.fs.schema.ids import ChunkId, TargetId
 
-__all__ = ["MUTANTS", "BeginsWithWorkUnderWay", "KeepsRowsFromBefore", "ShowsTheOldVersionAfterDone"]
+__all__ = ["MUTANTS", "BeginsWithWorkUnderWay", "KeepsCompletionsFromBefore", "ShowsTheOldVersionAfterDone"]
 __all__ += ["TakesAnswersOfAnyVersion", "attempt"]
 
 MakeWorld = Callable[[int], ReplicaWorld]
@@ -89,27 +89,29 @@ class _RepliesBeforeTheAnswer(Replica):
 
 
 class _ForgetsWhatWasDone(Replica):
-    def _row(self, update: Update) -> CompletionRecord | None:
+    def _completion(self, update: Update) -> CompletionRecord | None:
         return None
 
 
-class _DoesNotReplicateRows(Replica):
+class _DoesNotReplicateCompletions(Replica):
     def _start_asked(self, chunk: ChunkId, state: ChunkState, item: QueuedPut) -> None:
         super()._start_asked(
-            chunk, state, QueuedPut(item.place, msgspec.structs.replace(item.put, row=None), item.handle)
+            chunk, state, QueuedPut(item.place, msgspec.structs.replace(item.put, completion=None), item.handle)
         )
 
 
-class _SyncsNoRows(SyncSource):
+class _SyncsNoCompletions(SyncSource):
     def next_request(self) -> RequestBody | None:
         body = super().next_request()
-        return SyncRows(()) if isinstance(body, SyncRows) else body
+        return SyncCompletions(()) if isinstance(body, SyncCompletions) else body
 
 
-class KeepsRowsFromBefore(Replica):
+class KeepsCompletionsFromBefore(Replica):
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         effects = super().handle(now_ns, event)
-        return [InstallRecords(one.rows, reset=False) if isinstance(one, InstallRecords) else one for one in effects]
+        return [
+            InstallRecords(one.completions, reset=False) if isinstance(one, InstallRecords) else one for one in effects
+        ]
 
 
 class _ShowsTheOldVersion(Replica):
@@ -328,8 +330,8 @@ MUTANTS: dict[str, Mutant] = {
     "commits before the successor has it": Mutant(_machine(_CommitsBeforeTheAnswer), 30),
     "replies before the successor has it": Mutant(_machine(_RepliesBeforeTheAnswer), 30),
     "forgets what was done": Mutant(_machine(_ForgetsWhatWasDone), 30),
-    "does not replicate rows": Mutant(_machine(_DoesNotReplicateRows), 150),
-    "syncs no rows": Mutant(_with_session(_SyncsNoRows), 2500),
+    "does not replicate rows": Mutant(_machine(_DoesNotReplicateCompletions), 150),
+    "syncs no rows": Mutant(_with_session(_SyncsNoCompletions), 2500),
     "shows the old version at every replica": Mutant(_machine(_ShowsTheOldVersion), 600),
     "shows what is pending": Mutant(_reading(_reads_pending), 150),
     "reads behind the fence": Mutant(_reading(_reads_behind_the_fence), 4000),

@@ -50,7 +50,7 @@ TICK_NS: Final = 40 * MS
 EVALUATE_NS: Final = 60 * MS
 RECOVERY_NS: Final = 15 * SECOND
 LIMITS: Final = Limits(
-    slots=3, chunks=8, queue=4, rows=64, resend_ns=100 * MS, retry_ns=20 * MS, stall_ns=300 * MS,
+    slots=3, chunks=8, queue=4, completions=64, resend_ns=100 * MS, retry_ns=20 * MS, stall_ns=300 * MS,
     hang_ns=800 * MS, rest_ns=100 * MS,
     page=2, copies=2, copy_bytes_per_tick=64,
 )  # fmt: skip
@@ -207,9 +207,9 @@ class StorageNode:
             case fx.Stage():
                 data = self.handles[effect.handle] if effect.handle else b""
                 delay_ns, record, event = self.engine.stage(effect, data)
-                if record and effect.row is not None:
+                if record and effect.completion is not None:
                     self.world.check_content(effect.chunk, effect.id, self.disk.journal[record - 1][2])
-                    key = (effect.row.client, effect.row.channel, effect.row.sequence)
+                    key = (effect.completion.client, effect.completion.channel, effect.completion.sequence)
                     self.world.update_of[effect.chunk, effect.id] = key
                 self.node.after(delay_ns, lambda: self._durable(record, event))
             case fx.InstallRecords():

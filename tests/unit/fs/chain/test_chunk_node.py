@@ -138,7 +138,7 @@ def test_one_handle_is_staged_and_sent_at_the_same_time(rig: Rig) -> None:
     assert rig.target.pending() == [CHUNK]
     rig.target.commit(CHUNK, (4, 1))
     assert rig.target.find(CHUNK) == ((4, 1, len(whole), crc32c(whole)), None, False)
-    assert rig.target.row(9, 3) == (9, 3, 1, *CHUNK, 4, 1)
+    assert rig.target.completion(9, 3) == (9, 3, 1, *CHUNK, 4, 1)
 
 
 def test_data_that_are_not_what_was_promised_are_refused(rig: Rig) -> None:
@@ -168,16 +168,16 @@ def test_the_index_is_that_of_the_engine(rig: Rig) -> None:
     assert names == [(1, 2), (1, 3), (1, 4), (2, 0)]
     assert rig.target.chunks((1, 2), 1) == [((1, 3), None)]
     assert rig.target.find((1, 3)) == ((1, 4, 1, crc32c(b"\3")), (1, 50, -1, 0), False)
-    rows = [(1, channel, 1, 1, 0, 1, 1) for channel in range(4)]
-    rig.target.adopt(5, rows, True)
+    completions = [(1, channel, 1, 1, 0, 1, 1) for channel in range(4)]
+    rig.target.adopt(5, completions, True)
     assert rig.events.next("adopted") == ("adopted", TARGET, 5)
-    assert rig.target.rows((1, 0), 2) == rows[1:3]
-    assert rig.target.row_count == 4
+    assert rig.target.completions((1, 0), 2) == completions[1:3]
+    assert rig.target.completion_count == 4
     rig.target.drop(7, (1, 3), (1, 50), (2, 1, 1, 1, 3, 0, 0))
     assert rig.events.next("dropped") == ("dropped", TARGET, 7)
-    assert rig.target.row(2, 1) == (2, 1, 1, 1, 3, 0, 0)
+    assert rig.target.completion(2, 1) == (2, 1, 1, 1, 3, 0, 0)
     rig.target.forget(1)
-    assert rig.target.rows(None, 10) == [(2, 1, 1, 1, 3, 0, 0)]
+    assert rig.target.completions(None, 10) == [(2, 1, 1, 1, 3, 0, 0)]
 
 
 def test_what_was_told_is_there_after_opening_again(tmp_path: Path) -> None:

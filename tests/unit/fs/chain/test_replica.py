@@ -279,7 +279,7 @@ def test_what_a_client_may_not_ask_is_refused() -> None:
 
 
 def test_every_queue_has_an_end() -> None:
-    rig = Rig(SERVING, limits=Limits(chunks=2, queue=2, rows=3))
+    rig = Rig(SERVING, limits=Limits(chunks=2, queue=2, completions=3))
     waiters = [rig.update(1, write(b"x"), b"x", client=client) for client in range(1, 6)]
     assert [waiter in rig.replies for waiter in waiters] == [False, False, False, True, True]
     assert refusal(rig, waiters[4]) is RefusalReason.BUSY
@@ -294,13 +294,13 @@ def test_every_queue_has_an_end() -> None:
 
 
 def test_a_client_that_uses_up_what_it_can_leaves_others_what_is_theirs() -> None:
-    rig = Rig(SERVING, limits=Limits(rows=16, client_rows=2))
+    rig = Rig(SERVING, limits=Limits(completions=16, client_completions=2))
 
     def remembered(client: int, channels: int) -> int:
         for channel in range(channels):
             rig.update(1, REMOVE, client=client, channel=channel)
             rig.run()
-        return len([one for one in rig[1].engine.index.rows(None, 99) if one.client == client])
+        return len([one for one in rig[1].engine.index.completions(None, 99) if one.client == client])
 
     assert remembered(5, 9) == 4, "a quarter of all"
     assert [remembered(client, 9) for client in (4, 6, 1)] == [2, 2, 2]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from tests.support.fs.chain_sim.mutants import (
     BeginsWithWorkUnderWay,
-    KeepsRowsFromBefore,
+    KeepsCompletionsFromBefore,
     ShowsTheOldVersionAfterDone,
     TakesAnswersOfAnyVersion,
 )
@@ -76,7 +76,7 @@ def grants_done(kind: type[Replica]) -> None:
     rig.run()
     assert fx.UpToDate(2) in rig[2].others
     assert rig[2].engine.index.chunks(None, 9) == rig[1].engine.index.chunks(None, 9)
-    assert rig[2].engine.index.rows(None, 9) == rig[1].engine.index.rows(None, 9)
+    assert rig[2].engine.index.completions(None, 9) == rig[1].engine.index.completions(None, 9)
 
 
 def test_a_session_waits_until_nothing_of_before_is_under_way() -> None:
@@ -258,7 +258,7 @@ def test_a_reader_that_finds_damage_does_not_disturb_the_copying_of_the_rest() -
 def test_a_copy_forgets_what_it_once_did_alone() -> None:
     retries_what_was_lost(Replica)
     with pytest.raises(AssertionError):
-        retries_what_was_lost(KeepsRowsFromBefore)
+        retries_what_was_lost(KeepsCompletionsFromBefore)
 
 
 def retries_what_was_lost(kind: type[Replica]) -> None:

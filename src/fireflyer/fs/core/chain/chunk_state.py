@@ -60,7 +60,7 @@ class ChunkUpdate:
     handle: int = 0
     held: ChunkVersion | None = None
     """What the whole chunk is after it; before it is staged, what the predecessor says that it must become."""
-    row: CompletionRecord | None = None
+    completion: CompletionRecord | None = None
     waiter: int = 0
     place: SlotNumber | None = None
     """The predecessor's request, as it is named in this chain version."""

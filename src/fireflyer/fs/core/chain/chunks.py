@@ -62,9 +62,9 @@ class Limits(msgspec.Struct, frozen=True):
     """That are being changed at once; beyond, `BUSY`."""
     queue: int = 32
     """Updates that wait for one chunk; beyond, `BUSY`."""
-    rows: int = 1 << 20
+    completions: int = 1 << 20
     """Channels of clients that are remembered; a new one beyond gets `BUSY`."""
-    client_rows: int = 16
+    client_completions: int = 16
     """What a client gets of them while there are any; it gets more while no more than a quarter is taken. So a client
     that uses up what it can does not keep others from their updates: as many clients as there may be have these."""
     resend_ns: int = 2 * SECOND
@@ -78,7 +78,7 @@ class Limits(msgspec.Struct, frozen=True):
     rest_ns: int = 10 * SECOND
     """How long a resync is not tried again whose copy had no space."""
     page: int = 512
-    """Rows or list entries of a resync message."""
+    """Completion records or list entries of a resync message."""
     copies: int = 8
     """Chunks that are copied at once."""
     copy_bytes_per_tick: int = 8 * MIB
@@ -98,7 +98,7 @@ class ChunkUpdates:
         self._gone = False
         self._chunks: dict[ChunkId, ChunkState] = {}
         self._touched: dict[ChunkId, None] = {}
-        self._rows: dict[tuple[ClientId, Channel], CompletionRecord] = {}
+        self._completions: dict[tuple[ClientId, Channel], CompletionRecord] = {}
         self._used = 0
         """The highest version that was given in this chain version to a content that is gone."""
         self._outbox = RequestSender(self._limits.slots)
@@ -156,41 +156,45 @@ class ChunkUpdates:
     def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
         update = item.update
         refused = self._refusal(update)
-        row = self._row(update)
+        completion = self._completion(update)
         if refused is not None:
             self._refuse(item, refused.refusal, refused.message)
-        elif row is not None and row.sequence > update.sequence:
-            self._refuse(item, RefusalReason.DUPLICATE, f"the channel has gone on to update {row.sequence}")
-        elif row is not None and row.sequence == update.sequence and row.id is not None:
-            if row.chunk == chunk:
-                same = state.committed if state.committed and state.committed.id == row.id else None
-                self._effects.append(Reply(item.waiter, Done(row.id, same)))
+        elif completion is not None and completion.sequence > update.sequence:
+            self._refuse(item, RefusalReason.DUPLICATE, f"the channel has gone on to update {completion.sequence}")
+        elif completion is not None and completion.sequence == update.sequence and completion.id is not None:
+            if completion.chunk == chunk:
+                same = state.committed if state.committed and state.committed.id == completion.id else None
+                self._effects.append(Reply(item.waiter, Done(completion.id, same)))
                 self._release(item.handle)
             else:
                 self._refuse(
-                    item, RefusalReason.USAGE, f"update {update.sequence} of this channel was of chunk {row.chunk}"
+                    item,
+                    RefusalReason.USAGE,
+                    f"update {update.sequence} of this channel was of chunk {completion.chunk}",
                 )
-        elif row is None and not self._has_room_for_row(update.client):
-            taken = self._index.row_count
+        elif completion is None and not self._has_room_for_completion(update.client):
+            taken = self._index.completion_count
             self._refuse(item, RefusalReason.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
         else:
             base = state.committed.id if state.committed else None
             made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
-            row = CompletionRecord(update.client, update.channel, update.sequence, chunk, made)
-            work = ChunkUpdate(made, base, update.change, Phase.STAGING, item.handle, row=row, waiter=item.waiter)
+            completion = CompletionRecord(update.client, update.channel, update.sequence, chunk, made)
+            work = ChunkUpdate(
+                made, base, update.change, Phase.STAGING, item.handle, completion=completion, waiter=item.waiter
+            )
             self._stage(chunk, state, work)
 
-    def _has_room_for_row(self, client: ClientId) -> bool:
-        taken, limits = self._index.row_count, self._limits
-        if taken < limits.rows // 4:
+    def _has_room_for_completion(self, client: ClientId) -> bool:
+        taken, limits = self._index.completion_count, self._limits
+        if taken < limits.completions // 4:
             return True
         before = (client - 1, _LAST_CHANNEL) if client else None
-        own = self._index.rows(before, limits.client_rows)
-        return taken < limits.rows and sum(one.client == client for one in own) < limits.client_rows
+        own = self._index.completions(before, limits.client_completions)
+        return taken < limits.completions and sum(one.client == client for one in own) < limits.client_completions
 
-    def _row(self, update: Update) -> CompletionRecord | None:
+    def _completion(self, update: Update) -> CompletionRecord | None:
         key = _channel(update)
-        return self._rows.get(key) or self._index.row(*key)
+        return self._completions.get(key) or self._index.completion(*key)
 
     # --- updates of the predecessor ---
 
@@ -204,7 +208,7 @@ class ChunkUpdates:
             self._leave(f"chunk {chunk}: {put.id} on {put.base} does not go on {state.committed}; we must be synced")
         else:
             work = ChunkUpdate(
-                put.id, put.base, put.change, Phase.STAGING, item.handle, put.held, put.row, place=item.place
+                put.id, put.base, put.change, Phase.STAGING, item.handle, put.held, put.completion, place=item.place
             )
             work.told = True
             if self._role.syncing:
@@ -217,13 +221,13 @@ class ChunkUpdates:
             self._effects.append(Drop(chunk, state.leftover, None))
             state.leftover = None
         work.base = state.committed.id if state.committed else None
-        if work.row is None and work.held is None and work.base is not None:
+        if work.completion is None and work.held is None and work.base is not None:
             work.id = ContentId(self._role.chain_version, work.base.version + 1)
 
     def _has(self, state: ChunkState, put: Put) -> bool:
         """It was committed here in an earlier version of the chain, or copied already."""
         if self._role.syncing:
-            return put.row is None and put.held == state.committed and not state.unsound
+            return put.completion is None and put.held == state.committed and not state.unsound
         if state.committed is None:
             return put.held is None and put.base is not None
         return state.committed.id == put.id
@@ -277,7 +281,7 @@ class ChunkUpdates:
 
     def _stage(self, chunk: ChunkId, state: ChunkState, work: ChunkUpdate) -> None:
         state.work, work.since_ns = work, self._now_ns
-        self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.row))
+        self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.completion))
 
     def _staged(self, chunk: ChunkId, content: ContentId, held: ChunkVersion | None) -> None:
         state = self._chunks.get(chunk)
@@ -335,7 +339,7 @@ class ChunkUpdates:
         change, content = work.change, None
         if whole and work.held is not None:
             change, content = Change(Operation.REPLACE, 0, work.held.length, work.held.crc), work.id
-        return Put(chunk, work.id, work.base, change, work.held, work.row), content
+        return Put(chunk, work.id, work.base, change, work.held, work.completion), content
 
     def _give_back(self, work: ChunkUpdate) -> None:
         """The data are durable here: who waits for others keeps no memory, or replicas could wait for each other's."""
@@ -367,15 +371,15 @@ class ChunkUpdates:
         work = state.work
         if work is None:
             raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
-        row = work.row
-        if row is not None:
-            row = CompletionRecord(row.client, row.channel, row.sequence, chunk, None)
-            key = (row.client, row.channel)
-            last = self._rows.get(key) or self._index.row(*key)
-            if last is None or last.sequence == row.sequence:
-                self._rows[key] = row
+        completion = work.completion
+        if completion is not None:
+            completion = CompletionRecord(completion.client, completion.channel, completion.sequence, chunk, None)
+            key = (completion.client, completion.channel)
+            last = self._completions.get(key) or self._index.completion(*key)
+            if last is None or last.sequence == completion.sequence:
+                self._completions[key] = completion
         self._used = max(self._used, work.id.version)
-        self._effects.append(Drop(chunk, work.id, row, awaited=True))
+        self._effects.append(Drop(chunk, work.id, completion, awaited=True))
         self._give_back(work)
         work.phase, work.posted, work.since_ns = Phase.DROPPING, False, self._now_ns
         work.declined = Declined(refusal, message[:512])

@@ -7,12 +7,11 @@ later sees them. `Stage` and `InstallRecords` take their time and are answered b
 The engine:
 
 - `Stage` makes the new content next to the committed one, which stays readable, and records it as pending together
-  with the row: one durable record, or nothing. It verifies what it reads of the base. There is never something else
-  pending. `Staged` says that all of this survives a power cut; until then readers may or may not see the chunk as
-  pending.
-- A row replaces another of its channel as `CompletionRecord.replaces` says, in whatever order they come. Adopts are
-carried out in
-  order.
+  with the completion record: one durable record, or nothing. It verifies what it reads of the base. There is never
+  something else pending. `Staged` says that all of this survives a power cut; until then readers may or may not see
+  the chunk as pending.
+- A completion record replaces another of its channel as `CompletionRecord.replaces` says, in whatever order they come.
+  Adopts are carried out in order.
 - `Drop` has taken effect in memory at once; where it is `awaited`, `Dropped` says that it survives a power cut.
 - `Commit` may be lost in a power cut: the content is then pending again, and is committed again. It is durable at the
   latest with the next stage of this chunk.
@@ -99,13 +98,13 @@ class ChunkIndex(Protocol):
     """The engine's records in memory. Looking up changes nothing, and takes no time to speak of."""
 
     @property
-    def row_count(self) -> int: ...
+    def completion_count(self) -> int: ...
 
     def find(self, chunk: ChunkId) -> Entry | None: ...
 
-    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None: ...
+    def completion(self, client: ClientId, channel: Channel) -> CompletionRecord | None: ...
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
+    def completions(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
         """In the order of (client, channel)."""
 
     def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
@@ -189,7 +188,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class RecordsInstalled(msgspec.Struct, frozen=True):
-    """The rows of the oldest `InstallRecords` that was not yet answered are durable."""
+    """The completion records of the oldest `InstallRecords` that was not yet answered are durable."""
 
 
 class CorruptionFound(msgspec.Struct, frozen=True):
@@ -248,7 +247,7 @@ class Stage(msgspec.Struct, frozen=True):
     base: ContentId | None
     change: Change
     handle: int
-    row: CompletionRecord | None
+    completion: CompletionRecord | None
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -259,24 +258,24 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """The pending content `id` goes; `row`, if any, stands for its row from now on. If `awaited`, answered by
-    `Dropped`."""
+    """The pending content `id` goes; `completion`, if any, is the record of its channel from now on. If `awaited`,
+    answered by `Dropped`."""
 
     chunk: ChunkId
     id: ContentId
-    row: CompletionRecord | None
+    completion: CompletionRecord | None
     awaited: bool = False
 
 
 class InstallRecords(msgspec.Struct, frozen=True):
-    """Take rows; `reset`: forget all others first."""
+    """Take completion records; `reset`: forget all others first."""
 
-    rows: tuple[CompletionRecord, ...]
+    completions: tuple[CompletionRecord, ...]
     reset: bool
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """All rows of the client."""
+    """All completion records of the client."""
 
     client: ClientId
 

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from fireflyer.fs.schema.chunks import Accepted, Declined, Page, Put, SyncDone, SyncList, SyncRows, SyncStart
+from fireflyer.fs.schema.chunks import Accepted, Declined, Page, Put, SyncCompletions, SyncDone, SyncList, SyncStart
 from fireflyer.fs.schema.ids import ChunkId, ContentId
 
 __all__ = ["AnswerBody", "PendingRequest", "RequestBody", "RequestReceiver", "RequestSender", "SlotNumber"]
 
-RequestBody = Put | SyncStart | SyncRows | SyncList | SyncDone
+RequestBody = Put | SyncStart | SyncCompletions | SyncList | SyncDone
 AnswerBody = Accepted | Declined | Page
 SlotNumber = tuple[int, int]
 """(slot, number)"""

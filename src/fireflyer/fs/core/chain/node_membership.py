@@ -162,8 +162,8 @@ class SendToManager(msgspec.Struct, frozen=True):
 
 
 class TakeSessions(msgspec.Struct, frozen=True):
-    """Who is admitted from now on. Of `ended` nothing is any more: what waits of them is dropped, then their rows are
-    forgotten."""
+    """Who is admitted from now on. Of `ended` nothing is any more: what waits of them is dropped, then their records
+    are forgotten."""
 
     sessions: LiveSessions
     ended: tuple[ClientId, ...]

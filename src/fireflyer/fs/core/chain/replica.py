@@ -9,10 +9,10 @@ Each update of a chunk has the chunk's lock at every replica from its start to i
                 engine     successor
                     └──────────> DROPPING ─> declined     when this replica, or one behind it, cannot do it
 
-- The *head* checks a client's update when it leaves the queue: role, chain version, and the row of its channel
-  (answered before? gone on to a later one?). It names the content `(chain version, version)`, with a version above the
-  chunk's and above all that this head gave to contents that are gone: removed chunks have no record, and there is one
-  head in a chain version, so its memory is enough to name nothing twice.
+- The *head* checks a client's update when it leaves the queue: role, chain version, and the completion record of its
+  channel (answered before? gone on to a later one?). It names the content `(chain version, version)`, with a version
+  above the chunk's and above all that this head gave to contents that are gone: removed chunks have no record, and
+  there is one head in a chain version, so its memory is enough to name nothing twice.
 - A replica with a successor sends it the same change, and commits when it is accepted; the last one commits at once.
   So what any replica has committed is durable at all behind it, and pending or committed at all before it.
 - A successor that *declines* has not done it and never will (`forwarding`): the update is dropped, and when that is
@@ -84,9 +84,9 @@ from fireflyer.fs.schema.chunks import (
     Reminder,
     Request,
     StaleChainVersion,
+    SyncCompletions,
     SyncDone,
     SyncList,
-    SyncRows,
     SyncStart,
     UnknownRequest,
 )
@@ -112,7 +112,7 @@ class Replica(ChunkUpdates):
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """What to do about the event, in this order. `now_ns`: the node's monotonic clock."""
         self._now_ns = now_ns
-        self._rows.clear()
+        self._completions.clear()
         if not self._about_service(event):
             self._about_updates(event)
         self._drive_session()
@@ -511,14 +511,14 @@ class Replica(ChunkUpdates):
         self._next(put.chunk, state)
         return True
 
-    def _asked_for_session(self, body: SyncStart | SyncRows | SyncList | SyncDone, place: SlotNumber) -> None:
+    def _asked_for_session(self, body: SyncStart | SyncCompletions | SyncList | SyncDone, place: SlotNumber) -> None:
         match body:
             case SyncStart():
                 self._copy.adopt(place)
                 self._effects.append(InstallRecords((), reset=True))
-            case SyncRows(rows):
+            case SyncCompletions(completions):
                 self._copy.adopt(place)
-                self._effects.append(InstallRecords(rows, reset=False))
+                self._effects.append(InstallRecords(completions, reset=False))
             case SyncList(after, limit):
                 entries = self._index.chunks(after, limit)
                 self._answer(place, Page(entries, len(entries) < limit))

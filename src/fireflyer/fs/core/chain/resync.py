@@ -1,8 +1,8 @@
 """A resync session: the last serving replica makes its syncing successor equal to itself while updates go on.
 
     source (last serving)                    copy (syncing)
-    SyncStart                        ──>     nothing under way here any more: forget the rows
-    SyncRows, page by page           ──>     adopt them
+    SyncStart                        ──>     nothing under way here any more: forget completion records
+    SyncCompletions, page by page           ──>     adopt them
     SyncList(after)                  ──>     Page: what it has
       for each chunk of either list, in order, under the chunk's lock:
       Put replace / Put remove       ──>     make it so, at once committed
@@ -10,7 +10,7 @@
 
 From the moment when the source knows that the session has begun it also sends each update, as a replace or a removal,
 and commits it when the copy has it; before, it is the tail and commits alone: the comparison brings the copy what was
-committed until then. Rows are read after that moment, so what they do not show comes with an update.
+committed until then. Completion records are read after that moment, so what they do not show comes with an update.
 
 Why no marks and no tombstones. All that the source says of one chunk it says one after the other, under the chunk's
 lock, each request carried out at most once (`forwarding`): so the copy just does what it is told, and what it had
@@ -37,9 +37,9 @@ from fireflyer.fs.schema.chunks import (
     ChunkEntry,
     ChunkVersion,
     Page,
+    SyncCompletions,
     SyncDone,
     SyncList,
-    SyncRows,
     SyncStart,
 )
 from fireflyer.fs.schema.ids import Channel, ChunkId, ClientId
@@ -69,7 +69,7 @@ class SyncSource:
         self._budget_bytes = tick_bytes
         self._phase = _Phase.START
         self._asked: RequestBody | None = None
-        self._rows_after: tuple[ClientId, Channel] | None = None
+        self._completions_after: tuple[ClientId, Channel] | None = None
         self._after: ChunkId | None = None
         self._end = False
         self._todo: deque[ChunkEntry] = deque()
@@ -102,7 +102,7 @@ class SyncSource:
             case _Phase.START:
                 self._asked = SyncStart()
             case _Phase.ROWS:
-                self._asked = SyncRows(self._index.rows(self._rows_after, self._page))
+                self._asked = SyncCompletions(self._index.completions(self._completions_after, self._page))
             case _Phase.LIST:
                 self._asked = SyncList(self._after, self._page)
             case _Phase.DONE if not self.granted:
@@ -116,11 +116,11 @@ class SyncSource:
         match asked, body:
             case SyncStart(), Accepted():
                 self._phase = _Phase.ROWS
-            case SyncRows(rows=rows), Accepted():
-                if len(rows) < self._page:
+            case SyncCompletions(completions=completions), Accepted():
+                if len(completions) < self._page:
                     self._phase = _Phase.LIST
                 else:
-                    self._rows_after = (rows[-1].client, rows[-1].channel)
+                    self._completions_after = (completions[-1].client, completions[-1].channel)
             case SyncList(), Page():
                 self._compare(body)
 
@@ -196,7 +196,7 @@ class SyncCopy:
 
     @property
     def adopting(self) -> bool:
-        """The engine is still at rows, of whatever session."""
+        """The engine is still at completion records, of whatever session."""
         return bool(self._adopting)
 
     def join(self, number: int) -> None:

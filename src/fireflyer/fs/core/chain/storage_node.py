@@ -18,8 +18,8 @@ event are not through, and what was said first is heard first. So routing is wit
 that the fence is open further, and a role that is given up is given up before a later answer can bring it back.
 
 *Clients.* An update is admitted if the list of living sessions has its client (`core.manager.sessions` says why that is
-enough). Rows of clients that are over are found by the shell (`ClientRecordsFound`): others of the chain may have
-brought them back.
+enough). Completion records of clients that are over are found by the shell (`ClientRecordsFound`): others of the chain
+may have brought them back.
 
 *Unreachable peers.* A replica says that its successor does not answer; that node is reported as unreachable for a
 while, but not longer than the successor is silent and the chain as it is: the manager takes a role from somebody for
@@ -102,7 +102,7 @@ class NodeLost(msgspec.Struct, frozen=True):
 
 
 class ClientRecordsFound(msgspec.Struct, frozen=True):
-    """These clients have rows at the target."""
+    """These clients have completion records at the target."""
 
     target: TargetId
     clients: tuple[ClientId, ...]

@@ -429,8 +429,8 @@ class _Storage:
             _log.info("cold_reads=%s %s", self._native.cold_reads, counts)
             for number, target in self._targets.items():
                 after: tuple[int, int] | None = None
-                while page := target.engine.native.rows(after, _PAGE):
-                    clients = tuple(dict.fromkeys(row[0] for row in page))
+                while page := target.engine.native.completions(after, _PAGE):
+                    clients = tuple(dict.fromkeys(completion[0] for completion in page))
                     self._post(ClientRecordsFound(number, clients))
                     after = (clients[-1], _LAST_CHANNEL)
                     await asyncio.sleep(0)

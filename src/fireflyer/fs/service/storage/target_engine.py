@@ -27,7 +27,7 @@ _FAILURES: Final = {
 _REMOVED: Final = -1
 """The length of a pending removal."""
 
-_Row = tuple[int, int, int, int, int, int, int]
+_Completion = tuple[int, int, int, int, int, int, int]
 EngineEffect = fx.Stage | fx.Commit | fx.Drop | fx.InstallRecords | fx.Forget
 
 
@@ -56,7 +56,7 @@ class TargetEngine:
 
     def _perform(self, effect: EngineEffect) -> None:
         match effect:
-            case fx.Stage(chunk, content, base, change, handle, row):
+            case fx.Stage(chunk, content, base, change, handle, completion):
                 self._jobs += 1
                 self._staging[self._jobs] = effect
                 self.native.stage(
@@ -69,24 +69,24 @@ class TargetEngine:
                     change.length,
                     change.crc,
                     handle,
-                    (row.client, row.channel, row.sequence) if row is not None else None,
+                    (completion.client, completion.channel, completion.sequence) if completion is not None else None,
                 )
             case fx.Commit(chunk, content):
                 self.native.commit((chunk.file, chunk.index), (content.made_in, content.version))
-            case fx.Drop(chunk, content, row, awaited):
-                self._drop(chunk, content, _plain(row) if row is not None else None, awaited=awaited)
-            case fx.InstallRecords(rows, reset):
+            case fx.Drop(chunk, content, completion, awaited):
+                self._drop(chunk, content, _plain(completion) if completion is not None else None, awaited=awaited)
+            case fx.InstallRecords(completions, reset):
                 self._jobs += 1
-                self.native.adopt(self._jobs, [_plain(row) for row in rows], reset)
+                self.native.adopt(self._jobs, [_plain(completion) for completion in completions], reset)
             case fx.Forget(client):
                 self.native.forget(client)
 
-    def _drop(self, chunk: ChunkId, content: ContentId, row: _Row | None, *, awaited: bool) -> None:
+    def _drop(self, chunk: ChunkId, content: ContentId, completion: _Completion | None, *, awaited: bool) -> None:
         job = 0
         if awaited:
             job = self.number_job()
             self._dropping[job] = fx.Dropped(chunk, content)
-        self.native.drop(job, (chunk.file, chunk.index), (content.made_in, content.version), row)
+        self.native.drop(job, (chunk.file, chunk.index), (content.made_in, content.version), completion)
 
     # --- what the engine says ---
 
@@ -121,8 +121,8 @@ class TargetEngine:
     # --- ChunkIndex ---
 
     @property
-    def row_count(self) -> int:
-        return self.native.row_count
+    def completion_count(self) -> int:
+        return self.native.completion_count
 
     def find(self, chunk: ChunkId) -> fx.Entry | None:
         found = self.native.find((chunk.file, chunk.index))
@@ -137,12 +137,12 @@ class TargetEngine:
             )
         return fx.Entry(_held(committed), waiting, damaged)
 
-    def row(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
-        found = self.native.row(client, channel)
-        return None if found is None else _row(found)
+    def completion(self, client: ClientId, channel: Channel) -> CompletionRecord | None:
+        found = self.native.completion(client, channel)
+        return None if found is None else _completion(found)
 
-    def rows(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
-        return tuple(_row(one) for one in self.native.rows(after, limit))
+    def completions(self, after: tuple[ClientId, Channel] | None, limit: int) -> tuple[CompletionRecord, ...]:
+        return tuple(_completion(one) for one in self.native.completions(after, limit))
 
     def chunks(self, after: ChunkId | None, limit: int) -> tuple[ChunkEntry, ...]:
         place = (after.file, after.index) if after is not None else None
@@ -167,12 +167,13 @@ def _held(held: tuple[int, int, int, int] | None) -> ChunkVersion | None:
     return None if held is None else ChunkVersion(ContentId(held[0], held[1]), held[2], held[3])
 
 
-def _row(row: _Row) -> CompletionRecord:
-    client, channel, sequence, file, index, made_in, version = row
+def _completion(completion: _Completion) -> CompletionRecord:
+    client, channel, sequence, file, index, made_in, version = completion
     made = ContentId(made_in, version) if version else None
     return CompletionRecord(client, channel, sequence, ChunkId(file, index), made)
 
 
-def _plain(row: CompletionRecord) -> _Row:
-    made_in, version = (row.id.made_in, row.id.version) if row.id is not None else (0, 0)
-    return row.client, row.channel, row.sequence, row.chunk.file, row.chunk.index, made_in, version
+def _plain(completion: CompletionRecord) -> _Completion:
+    made_in, version = (completion.id.made_in, completion.id.version) if completion.id is not None else (0, 0)
+    chunk = completion.chunk
+    return completion.client, completion.channel, completion.sequence, chunk.file, chunk.index, made_in, version
