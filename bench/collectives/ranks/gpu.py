@@ -35,7 +35,7 @@ class Watch:
     def see(self, stage: str, number: int, _begun_ns: int, ended_ns: int) -> None:
         if stage == "submit":
             self._begun[number] = ended_ns
-        elif stage == "lift":
+        elif stage == "copy_to_device":
             self.sums.append((self._begun.pop(number) / NS_PER_S, ended_ns / NS_PER_S))
 
 
@@ -148,8 +148,8 @@ class GpuRank:
         assert self.memory is not None
         host, moves = self.memory.tensor, (Move(0, 0, self.clean.nbytes),)
         flat = self.tensor.reshape(-1).view(torch.uint8)
-        down = self.copies.down(flat, host, moves, [self.copies.here()])
-        up = self.copies.up(host, flat, moves, [])
+        down = self.copies.device_to_host(flat, host, moves, [self.copies.here()])
+        up = self.copies.host_to_device(host, flat, moves, [])
         down.wait()
         up.wait()
 

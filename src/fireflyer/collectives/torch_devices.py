@@ -313,24 +313,27 @@ class DeviceCommunicator:
         run: Callable[[Any, Any], InFlightOperation],
         async_op: bool,
     ) -> WholeWork:
-        """Copies `source` down, starts the operation, and copies up to `target` when somebody waits."""
+        """Copies `source` to the host, starts the operation, and copies to `target` when somebody waits."""
         given = [tensor for tensor in (source, target) if tensor is not None]
         if not given or any(not on_device(tensor) or tensor.device != given[0].device for tensor in given):
             raise UsageError("the tensors of an operation are on several devices; pass tensors of one")
         place = self.place(given[0].device)
-        down = None if source is None else self._blocks.take(bytes_in(source), place)
-        up = None if target is None else self._blocks.take(bytes_in(target), place)
+        source_block = None if source is None else self._blocks.take(bytes_in(source), place)
+        target_block = None if target is None else self._blocks.take(bytes_in(target), place)
         called = place.here()
-        if source is not None and down is not None:
+        if source is not None and source_block is not None:
             place.guard([source])
-            place.down(bytes_of(source), down.tensor, all_of(source), [called]).wait()
+            place.device_to_host(bytes_of(source), source_block.tensor, all_of(source), [called]).wait()
         try:
-            running = run(None if down is None else down.array, None if up is None else up.array)
+            running = run(
+                None if source_block is None else source_block.array,
+                None if target_block is None else target_block.array,
+            )
         except FireflyerError:  # nothing was started
-            for block in filter(None, (down, up)):
+            for block in filter(None, (source_block, target_block)):
                 self._blocks.give(block, None)
             raise
-        work = WholeWork(running, place, self._blocks, down, up, target, called)
+        work = WholeWork(running, place, self._blocks, source_block, target_block, target, called)
         if not async_op:
             work.wait()
         return work

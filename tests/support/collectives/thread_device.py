@@ -106,10 +106,10 @@ class ThreadCopies:
             else:
                 stream.give(point.wait)
 
-    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
+    def device_to_host(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         return self._copy("down", [(slot[to : to + size], array[at : at + size]) for at, to, size in moves], after)
 
-    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
+    def host_to_device(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         return self._copy("up", [(array[to : to + size], slot[at : at + size]) for to, at, size in moves], after)
 
     def aside(self) -> AbstractContextManager[object]:

@@ -8,11 +8,11 @@ from bench.collectives.ranks.gpu import Watch, shared_share
 
 def test_a_sum_is_under_way_from_its_start_until_its_end_was_seen() -> None:
     watch = Watch()
-    watch.see("lower", 0, 0, 5)
+    watch.see("copy_to_host", 0, 0, 5)
     watch.see("submit", 0, 5, 1_000_000_000)
     watch.see("submit", 1, 1_000_000_000, 2_000_000_000)
-    watch.see("lift", 0, 0, 3_000_000_000)
-    watch.see("lift", 1, 0, 4_000_000_000)
+    watch.see("copy_to_device", 0, 0, 3_000_000_000)
+    watch.see("copy_to_device", 1, 0, 4_000_000_000)
     assert watch.sums == [(1.0, 3.0), (2.0, 4.0)]
 
 

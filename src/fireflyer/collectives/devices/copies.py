@@ -1,8 +1,9 @@
 """What the pipeline needs of a device: copies between its memory and the host's that run beside everything else.
 
-Copies down run one after the other, and so do copies up; nothing else is said about when they run. Order between them,
-and with what the device computes, is made of *points*: a point is reached when the copy (or everything that the caller
-has given to the device so far) has ended. The device lets a copy wait for points without the host waiting.
+Copies to the host run one after the other, and so do copies to the device; nothing else is said about when they run.
+Order between them, and with what the device computes, is made of *points*: a point is reached when the copy (or
+everything that the caller has given to the device so far) has ended. The device lets a copy wait for points without
+the host waiting.
 
 `torch.cuda.CudaCopyEngine` is a GPU. The tests have another device, whose copies are made by threads.
 """
@@ -47,10 +48,10 @@ class CopyEngine(Protocol):
     def follow(self, points: Sequence[CopyEvent]) -> None:
         """What the calling thread gives to the device from now on starts after these points."""
 
-    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
+    def device_to_host(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         """Starts copying from `array` on the device to `slot` on the host, after `after`."""
 
-    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
+    def host_to_device(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         """Starts copying from the host to the device."""
 
     def aside(self) -> AbstractContextManager[object]:

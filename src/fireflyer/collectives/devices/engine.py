@@ -2,11 +2,11 @@
 
 Two threads carry out what `stages` decides, for all devices of a rank:
 
-    lowering    starts copies down while there are slots, waits for the first one to end, starts its operation
-    lifting     waits for the operation that was started first, starts its copy up
+    to the host     starts copies while there are slots, waits for the first one to end, starts its operation
+    to the device   waits for the operation that was started first, starts its copy
 
-Native threads of the communicator compute meanwhile. A `Job` is *ended* when its last copy up was started: then the
-device itself can wait for it, and the host need not. Until then the job keeps its arrays alive.
+Native threads of the communicator compute meanwhile. A `Job` is *ended* when its last copy to the device was started:
+then the device itself can wait for it, and the host need not. Until then the job keeps its arrays alive.
 
 *One order.* The communicator runs operations in the order in which they are started, which must be the same on all
 ranks. Those of jobs are started later than they were called, so every other operation on the same communicator must
@@ -39,7 +39,8 @@ __all__ = ["SLOTS", "SLOT_BYTES", "DeviceEngine", "DeviceWork", "Host", "InFligh
 
 SLOT_BYTES: Final = 8 * MIB
 SLOTS: Final = 4
-"""One on its way down, one being summed, one on its way up, and one so that none waits for another's end."""
+"""One on its way to the host, one being summed, one on its way to the device, and one so that none waits for another's
+end."""
 
 
 class InFlightOperation(Protocol):
@@ -170,11 +171,11 @@ class DeviceEngine:
         self._stopped = False
         self._arrived: list[CopyEvent | None] = [None] * slots
         self._running: list[InFlightOperation | None] = [None] * slots
-        self._lifted: list[CopyEvent | None] = [None] * slots
-        """The copy up that used each slot last."""
+        self._device_copies: list[CopyEvent | None] = [None] * slots
+        """The copy to the device that used each slot last."""
         self._threads = [
             threading.Thread(target=run, name=f"{run.__name__.strip('_')} of rank {host.rank}", daemon=True)
-            for run in (self._lowering, self._lifting)
+            for run in (self._copying_to_host, self._copying_to_device)
         ]
         for thread in self._threads:
             thread.start()
@@ -220,40 +221,44 @@ class DeviceEngine:
             step.job.fail(Aborted(f"{step.job.name} was pending when its communicator was dropped"))
             if step.last:
                 step.job.end()
-        for point in (point for point in (*self._arrived, *self._lifted) if point is not None):
+        for point in (point for point in (*self._arrived, *self._device_copies) if point is not None):
             point.wait()
         self._arrived = [None] * len(self._arrived)
-        self._lifted = [None] * len(self._lifted)
+        self._device_copies = [None] * len(self._device_copies)
         self._memory.release()
 
     def _next_of_any(self) -> Step[Job] | None:
         """Lets all pieces that are left pass the stages, one after the other."""
         with self._changed:
-            if self._stages.to_lower() is not None:
-                self._stages.lower()
-            elif self._stages.to_submit() is not None:
+            if self._stages.next_to_host() is not None:
+                self._stages.copy_to_host()
+            elif self._stages.next_to_submit() is not None:
                 self._stages.submit()
-            step = self._stages.to_lift()
+            step = self._stages.next_to_device()
             if step is not None:
-                self._stages.lift()
+                self._stages.copy_to_device()
             elif not self._stages.idle:
                 return self._next_of_any()
         return step
 
     # --- the threads ---
 
-    def _lowering(self) -> None:
+    def _copying_to_host(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stopped or self._stages.to_lower() is not None or self._stages.to_submit() is not None
+                    lambda: (
+                        self._stopped
+                        or self._stages.next_to_host() is not None
+                        or self._stages.next_to_submit() is not None
+                    )
                 )
                 if self._stopped:
                     return
-                lower, submit = self._stages.to_lower(), self._stages.to_submit()
-            if lower is not None:
-                self._guarded(lower, self._lower)
-                passed = self._stages.lower
+                copy, submit = self._stages.next_to_host(), self._stages.next_to_submit()
+            if copy is not None:
+                self._guarded(copy, self._copy_to_host)
+                passed = self._stages.copy_to_host
             elif submit is not None:
                 self._guarded(submit, self._submit)
                 passed = self._stages.submit
@@ -263,18 +268,18 @@ class DeviceEngine:
                 passed()
                 self._changed.notify_all()
 
-    def _lifting(self) -> None:
+    def _copying_to_device(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._stages.to_lift() is not None)
-                step = self._stages.to_lift()
+                self._changed.wait_for(lambda: self._stopped or self._stages.next_to_device() is not None)
+                step = self._stages.next_to_device()
                 if self._stopped or step is None:
                     return
-            self._guarded(step, self._lift)
+            self._guarded(step, self._copy_to_device)
             if step.last:
                 step.job.end()
             with self._changed:
-                self._stages.lift()
+                self._stages.copy_to_device()
                 self._changed.notify_all()
 
     def _guarded(self, step: Step[Job], action: Callable[[Step[Job]], None]) -> None:
@@ -291,13 +296,13 @@ class DeviceEngine:
         if self._watch is not None:
             self._watch(action.__name__.strip("_"), step.number, begun_ns, time.perf_counter_ns())
 
-    def _lower(self, step: Step[Job]) -> None:
+    def _copy_to_host(self, step: Step[Job]) -> None:
         job, slot = step.job, step.slot
-        piece, before = job.pieces[step.piece], self._lifted[slot]
-        self._arrived[slot] = before  # without a copy down it is the host that must wait for the slot
-        if job.error is None and piece.downs:
+        piece, before = job.pieces[step.piece], self._device_copies[slot]
+        self._arrived[slot] = before  # without a copy to the host it is the host that must wait for the slot
+        if job.error is None and piece.device_to_host:
             after = [point for point in (job.called if step.piece == 0 else None, before) if point is not None]
-            self._arrived[slot] = job.place.down(job.source, self._tensors[slot], piece.downs, after)
+            self._arrived[slot] = job.place.device_to_host(job.source, self._tensors[slot], piece.device_to_host, after)
 
     def _submit(self, step: Step[Job]) -> None:
         job, slot = step.job, step.slot
@@ -319,13 +324,13 @@ class DeviceEngine:
                         return None
         return None
 
-    def _lift(self, step: Step[Job]) -> None:
+    def _copy_to_device(self, step: Step[Job]) -> None:
         job, slot = step.job, step.slot
-        running, ups = self._running[slot], job.pieces[step.piece].ups
+        running, moves = self._running[slot], job.pieces[step.piece].host_to_device
         self._running[slot] = None
         if running is None:
             return
         running.wait()
-        if ups and job.error is None:
-            job.point = job.place.up(self._tensors[slot], job.target, ups, [job.called])
-            self._lifted[slot] = job.point
+        if moves and job.error is None:
+            job.point = job.place.host_to_device(self._tensors[slot], job.target, moves, [job.called])
+            self._device_copies[slot] = job.point

@@ -1,7 +1,7 @@
 """How an operation on memory of a device is cut into pieces that fit into slots of host memory. Pure.
 
-A *piece* is copied down into a slot, goes through the same operation of the communicator in host memory, and is copied
-up again. Which bytes go where is all that is decided here:
+A *piece* is copied to the host into a slot, goes through the same operation of the communicator in host memory, and is
+copied up again. Which bytes go where is all that is decided here:
 
     allreduce, reduce, broadcast   slot: |  c elements  |                        in place
     reduce_scatter                 slot: | c of part 0 | c of part 1 | ... |  c of the result |
@@ -38,9 +38,9 @@ class Move(NamedTuple):
 
 
 class Piece(NamedTuple):
-    downs: tuple[Move, ...]
+    device_to_host: tuple[Move, ...]
     """From the input to the slot."""
-    ups: tuple[Move, ...]
+    host_to_device: tuple[Move, ...]
     """From the slot to the output."""
     source: tuple[int, int]
     """First byte in the slot and number of bytes of what the communicator reads."""
@@ -90,15 +90,19 @@ def _piece(
     at, size, whole = start * item, count * item, elements * item
     own: tuple[Move, ...] = (Move(at, 0, size),)
     if kind in IN_PLACE:
-        downs, ups, source, target = own, own, (0, size), (0, size)
+        to_host, to_device, source, target = own, own, (0, size), (0, size)
     elif kind == "reduce_scatter":
-        downs = tuple(Move(rank * whole + at, rank * size, size) for rank in range(world_size))
-        ups, source, target = (Move(at, world_size * size, size),), (0, world_size * size), (world_size * size, size)
+        to_host = tuple(Move(rank * whole + at, rank * size, size) for rank in range(world_size))
+        to_device, source, target = (
+            (Move(at, world_size * size, size),),
+            (0, world_size * size),
+            (world_size * size, size),
+        )
     elif kind == "allgather":
-        ups = tuple(Move(rank * whole + at, (rank + 1) * size, size) for rank in range(world_size))
-        downs, source, target = own, (0, size), (size, world_size * size)
+        to_device = tuple(Move(rank * whole + at, (rank + 1) * size, size) for rank in range(world_size))
+        to_host, source, target = own, (0, size), (size, world_size * size)
     else:
         raise InvariantViolation(f"{kind} is not cut into pieces")
     if not count:
-        downs = ups = ()
-    return Piece(downs if reads else (), ups if writes else (), source, target)
+        to_host = to_device = ()
+    return Piece(to_host if reads else (), to_device if writes else (), source, target)

@@ -1,8 +1,8 @@
 """CUDA devices as the device pipeline sees them (`copies`): three side streams, and pinned memory of the arena.
 
 Copies are `cudaMemcpyAsync` between contiguous bytes and pinned memory, which the copy engines do: there is no kernel
-here. One stream copies down, one up, so both directions of the bus are used at once; the third, `aside`, is where
-results are arranged when they do not lie in one piece, and where futures are completed.
+here. One stream copies to the host, one to the device, so both directions of the bus are used at once; the third,
+`aside`, is where results are arranged when they do not lie in one piece, and where futures are completed.
 
 Nothing here touches CUDA before the first tensor on a device is passed.
 """
@@ -89,8 +89,8 @@ class CudaCopyEngine:
         self.devices = [self.device]
         self.copies_made: list[TimedCopy] = []
         self._timed = timed
-        self._down = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
-        self._up = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
+        self._to_host = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
+        self._to_device = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
         self._aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch lacks annotations
 
     def here(self) -> CopyEvent:
@@ -99,28 +99,28 @@ class CudaCopyEngine:
     def follow(self, points: Sequence[CopyEvent]) -> None:
         _wait_for(torch.cuda.current_stream(self.device), points)
 
-    def down(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
-        with torch.cuda.stream(self._down), torch.inference_mode(array.is_inference()):
-            _wait_for(self._down, after)
-            begun = self._point(self._down) if self._timed else None
+    def device_to_host(self, array: Any, slot: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
+        with torch.cuda.stream(self._to_host), torch.inference_mode(array.is_inference()):
+            _wait_for(self._to_host, after)
+            begun = self._point(self._to_host) if self._timed else None
             for at, to, size in moves:
                 slot[to : to + size].copy_(array[at : at + size], non_blocking=True)
-            return self._ended("down", self._down, moves, begun)
+            return self._ended("down", self._to_host, moves, begun)
 
-    def up(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
-        with torch.cuda.stream(self._up), torch.inference_mode(array.is_inference()):
-            _wait_for(self._up, after)
-            begun = self._point(self._up) if self._timed else None
+    def host_to_device(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
+        with torch.cuda.stream(self._to_device), torch.inference_mode(array.is_inference()):
+            _wait_for(self._to_device, after)
+            begun = self._point(self._to_device) if self._timed else None
             for to, at, size in moves:
                 array[to : to + size].copy_(slot[at : at + size], non_blocking=True)
-            return self._ended("up", self._up, moves, begun)
+            return self._ended("up", self._to_device, moves, begun)
 
     def aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._aside)
 
     def guard(self, tensors: Sequence[Any]) -> None:
         for tensor in tensors:
-            for stream in (self._down, self._up, self._aside):
+            for stream in (self._to_host, self._to_device, self._aside):
                 tensor.record_stream(stream)
 
     def pin(self, array: Any) -> HostMemory:

@@ -83,23 +83,23 @@ class Blocks:
 
 
 class WholeWork:
-    """An operation on blocks; who waits first starts the copy up."""
+    """An operation on blocks; who waits first starts the copy to the device."""
 
     def __init__(
         self,
         running: InFlightOperation,
         place: CopyEngine,
         blocks: Blocks,
-        down: Block | None,
-        up: Block | None,
+        source_block: Block | None,
+        target_block: Block | None,
         target: torch.Tensor | None,
         called: CopyEvent,
     ) -> None:
         self.place = place
         self._running = running
         self._blocks = blocks
-        self._down = down
-        self._up = up
+        self._source_block = source_block
+        self._target_block = target_block
         self._target = target
         self._point = called
         self._lock = threading.Lock()
@@ -114,14 +114,16 @@ class WholeWork:
         self.place.follow([self._point])
 
     def _finish(self) -> None:
-        if self._down is not None:
-            self._blocks.give(self._down, None)
-        if self._up is not None and self._target is not None:
+        if self._source_block is not None:
+            self._blocks.give(self._source_block, None)
+        if self._target_block is not None and self._target is not None:
             self.place.guard([self._target])
             moves = all_of(self._target)
-            self._point = self.place.up(self._up.tensor, bytes_of(self._target), moves, [self._point])
-            self._blocks.give(self._up, self._point)
-        self._down = self._up = self._target = None
+            self._point = self.place.host_to_device(
+                self._target_block.tensor, bytes_of(self._target), moves, [self._point]
+            )
+            self._blocks.give(self._target_block, self._point)
+        self._source_block = self._target_block = self._target = None
         self._finished = True
 
     def done(self) -> bool:

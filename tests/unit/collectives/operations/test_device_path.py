@@ -208,9 +208,9 @@ def test_a_slot_is_used_again_only_after_its_copy_up() -> None:
     """... and that this test would see it: an engine that forgets the copy up mixes pieces."""
 
     class Forgetful(DeviceEngine):
-        def _lower(self, step: Any) -> None:
-            self._lifted[step.slot] = None
-            super()._lower(step)
+        def _copy_to_host(self, step: Any) -> None:
+            self._device_copies[step.slot] = None
+            super()._copy_to_host(step)
 
     assert ranks([0, 0], long_sum, before=slow_ups) == [True, True]
     with pytest.MonkeyPatch.context() as patch:
