@@ -135,7 +135,7 @@ class Inode(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: _Time
     ctime_ns: _Time
     quota_tree: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    """The innermost quota area that it is in: the inode of that directory; 0: none. A directory that is the head of an
+    """The innermost quota tree that it is in: the inode of that directory; 0: none. A directory that is the head of an
     area is in it."""
     body: FileDetails | DirectoryDetails | SymlinkDetails | DeviceDetails
     home: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0

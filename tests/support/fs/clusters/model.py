@@ -1,6 +1,6 @@
 """A file system in a few lines, to compare with: objects in dictionaries, everything counted anew when it is asked for.
 
-As root, without symbolic links; with quota areas that have no limits, with the trash, with trees removed at once.
+As root, without symbolic links; with quota trees that have no limits, with the trash, with trees removed at once.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ from fireflyer.sim import SimNode
 __all__ = ["DIRECTORIES", "FILE_CELLS", "PATHS", "MetaClient"]
 
 DIRECTORIES: Final = (b"d", b"e", b"q")
-"""`q` is a quota area."""
+"""`q` is a quota tree."""
 PATHS: Final = tuple(directory + name for directory in DIRECTORIES for name in (b"/a", b"/b"))
 FILE_CELLS: Final = 40
 BEAT_NS: Final = 400 * MS

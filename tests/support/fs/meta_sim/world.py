@@ -111,7 +111,7 @@ class MetaWorld:
         self.done: dict[str, int] = {}
         """Requests by kind that were done, in the end."""
         self.limited: dict[int, bool] = {}
-        """Files that were in a quota area when they were opened."""
+        """Files that were in a quota tree when they were opened."""
         self._last_session = 0
         self._random = self.sim.fork_random("store")
         self.waits = SteppedTiming(lambda: self.sim.now_ns, self._random.randrange)

@@ -348,7 +348,7 @@ class Files:
         await self._call(RemoveXattr(_place(path), _xattr_name(name), follow), path)
 
     async def get_quota(self, path: Path) -> QuotaTree:
-        """Use and limits of the quota area of which this directory is the head. ENODATA if it is none."""
+        """Use and limits of the quota tree of which this directory is the root. ENODATA if it is none."""
         return _as(QuotaTree, await self._call(GetQuota(_place(path)), path))
 
     async def set_quota(self, path: Path, *, bytes: int | None = None, inodes: int | None = None) -> QuotaTree:  # noqa: A002

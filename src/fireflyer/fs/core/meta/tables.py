@@ -3,7 +3,7 @@
     FI + id (8)                    an inode                      `Inode`
     FE + parent (8) + name         a name in a directory         `DentryRow`
     FV + id (8) + name             an extended attribute         the value
-    FA + directory (8)             a quota area                  `QuotaTreeRow`
+    FA + directory (8)             a quota tree                  `QuotaTreeRow`
     FT + time (8) + id (8)         what leaves the trash then    `TrashRow`
     FW FO FL FU                    writers, holds, locks, what is unlinked: `open_rows`, as FC FG FK FQ
     FP                             which files users may write to: `open_files.write_grants`

@@ -310,7 +310,7 @@ class ClientHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=38):
 
 
 class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag=39):
-    """Makes a directory the head of a quota area, or changes its limits; both None: it is none any more. By
+    """Makes a directory the root of a quota tree, or changes its limits; both None: it is none any more. By
     administrators (uid 0). A directory with entries can become one while it is small enough to be counted in one
     transaction: else EFBIG, with how to do it. Answered by `QuotaTree`."""
 

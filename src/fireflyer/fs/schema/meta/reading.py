@@ -87,7 +87,7 @@ class ListXattrs(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class GetSpace(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Answered by `Space`: of the innermost quota area that `inode` is in where that is less."""
+    """Answered by `Space`: of the innermost quota tree that `inode` is in where that is less."""
 
     inode: InodeId
 
@@ -99,7 +99,7 @@ class GetLock(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 
 class GetQuota(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """Answered by `QuotaTree`; ENODATA where the directory is not the head of one."""
+    """Answered by `QuotaTree`; ENODATA where the directory is not the root of one."""
 
     label: ClassVar[str] = "GetArea"
 

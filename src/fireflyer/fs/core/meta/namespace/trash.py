@@ -1,6 +1,6 @@
 """What is removed where `Defaults.trash_s` is set moves here, and is removed when so many seconds have passed.
 
-The trash of a quota area is the directory `.trash` in its head (of what is in no area: in the root), and there one
+The trash of a quota tree is the directory `.trash` in its head (of what is in no area: in the root), and there one
 directory for each user, that only this user may enter. What `rm` removed as `name` is `name~` and its inode number in
 there: still in the same area, so it still counts, and any `mv` restores it. Removing it from there is for good.
 

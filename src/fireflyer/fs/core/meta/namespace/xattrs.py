@@ -4,7 +4,7 @@
 As on Linux: `user.` only of files and directories; in a sticky directory's own attributes only its owner writes; who
 may not see a `trusted.` one is told that there is none.
 
-Names and values count in the quota areas of their inode.
+Names and values count in the quota trees of their inode.
 """
 
 from __future__ import annotations
