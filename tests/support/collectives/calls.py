@@ -8,6 +8,7 @@ references know nothing of our kernels: small floats are decoded here, by their 
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,6 +57,7 @@ COPYING: Final = ("broadcast", "allgather", "all_to_all", "uneven", "gather", "s
 KINDS: Final = (*SUMMING, *COPYING, "barrier")
 MEMORIES: Final = ("private", "unaligned", "arena", "tensor")
 INTEGERS: Final = ("i8", "i32", "i64", "u8")
+_BETWEEN_RANKS: Final = 40_503
 UNIT: Final = {"f64": -52, "f32": -23, "f16": -10, "bf16": -7, "f8e4m3": -3, "f8e5m2": -2}
 TINY: Final = {"f16": -24, "f8e4m3": -9, "f8e5m2": -16}
 """Exponents of two: of the spacing at 1, and of the smallest numbers above 0 where that can matter."""
@@ -115,21 +117,30 @@ def _stock(dtype: str) -> Array:
     return usable
 
 
+@cache
+def _pool(dtype: str, elements: int) -> Array:
+    """Random numbers of which contributions are slices: to draw those of all ranks anew for each call, on each rank,
+    took most of the processor time of the tests."""
+    rng, storage = np.random.default_rng([DTYPES.index(dtype), elements]), STORAGE[dtype]
+    if dtype in INTEGERS:
+        return np.frombuffer(rng.bytes(elements * np.dtype(storage).itemsize), storage)
+    if dtype in ("f64", "f32", "f16"):
+        values = rng.uniform(1 / 16, 2, elements)
+        array: Array = np.copysign(values, rng.random(elements, dtype="f4") - np.float32(0.5)).astype(storage)
+        return array
+    stock = _stock(dtype)
+    picked: Array = stock[rng.integers(stock.size, size=elements, dtype="u2")]
+    return picked
+
+
 def data_of(call: Call, rank: int, count: int) -> Array:
-    """What `rank` contributes."""
-    rng = np.random.default_rng([rank, call.seed, count])
-    storage = STORAGE[call.dtype]
-    if call.dtype in INTEGERS:
-        limits = np.iinfo(storage)
-        integers: Array = rng.integers(limits.min, limits.max, count, dtype=storage, endpoint=True)
-        return integers
-    if call.dtype in ("f64", "f32", "f16"):
-        values = rng.uniform(1 / 16, 2, count) * rng.choice([-1, 1], count)
-        array: Array = values.astype(storage)
-    else:
-        array = rng.choice(_stock(call.dtype), count)
-    if call.op in ("min", "max") and count > 3:  # a NaN of any rank is to be found in the result
-        array[rng.integers(count)] = _nan(call.dtype)
+    """What `rank` contributes: another slice for each rank, and most often for each seed and count."""
+    elements = 2 ** max(18, (2 * count).bit_length())
+    chance = zlib.crc32(f"{call.seed} {count}".encode()) + rank * _BETWEEN_RANKS
+    first = chance % (elements - count)
+    array: Array = _pool(call.dtype, elements)[first : first + count].copy()
+    if call.op in ("min", "max") and count > 3 and call.dtype not in INTEGERS:
+        array[chance // 7 % count] = _nan(call.dtype)  # of any rank, it is to be found in the result
     return array
 
 

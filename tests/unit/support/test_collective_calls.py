@@ -1,0 +1,45 @@
+"""The numbers with which the collectives are tested: no two ranks may contribute the same to a call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support.collectives.calls import DTYPES, INTEGERS, Call, data_of, wide
+
+COUNT = 1025
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranks_contribute_different_numbers_to_a_call_and_to_nearly_all_calls(dtype: str) -> None:
+    everything = set()
+    for seed in range(64):
+        found = [data_of(Call("allreduce", dtype, seed=seed), rank, COUNT) for rank in range(8)]
+        assert all(np.unique(array).size > 20 for array in found)
+        assert len({array.tobytes() for array in found}) == len(found)
+        everything |= {array.tobytes() for array in found}
+    assert len(everything) > 0.95 * 64 * 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_rank_computes_the_same_contribution_of_a_rank_and_may_overwrite_it(dtype: str) -> None:
+    call = Call("reduce", dtype, "max", seed=7)
+    first = data_of(call, 3, COUNT)
+    expected = first.tobytes()
+    first[:] = 0
+    assert data_of(call, 3, COUNT).tobytes() == expected
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INTEGERS])
+def test_each_rank_contributes_a_nan_to_minimum_and_maximum(dtype: str) -> None:
+    places = set()
+    for rank in range(4):
+        nans = np.flatnonzero(np.isnan(wide(data_of(Call("allreduce", dtype, "min"), rank, COUNT), dtype)))
+        assert nans.size == 1
+        places |= set(nans)
+    assert len(places) > 1
+    assert not np.isnan(wide(data_of(Call("allreduce", dtype, "sum"), 0, COUNT), dtype)).any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 65_535, 65_536, 400_000])
+def test_a_contribution_has_any_size(count: int) -> None:
+    assert data_of(Call("allreduce", "i32"), 1, count).size == count
