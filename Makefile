@@ -59,7 +59,7 @@ format: setup  ## Apply the formatters and the safe lint fixes
 
 # Tests that start processes mostly wait for them, so more of them run than there are processors.
 PYTEST := $(BIN)/pytest -q -n $(WORKERS)
-WAITING := $(BIN)/pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal
+WAITING := $(BIN)/pytest -q -n $$(($(WORKERS) + 2)) --dist worksteal
 
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 	$(PYTEST) -m "not slow and not processes and not gpu"
@@ -68,9 +68,8 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	scripts/native-tests
 	WORKERS=$(WORKERS) scripts/tidy
-	$(PYTEST) --dist worksteal -m "slow and not processes and not campaign and not gpu" --timeout 900
+	$(PYTEST) --dist worksteal -m "slow and not processes and not gpu" --rotate-campaigns 120 --timeout 900
 	$(WAITING) -m "slow and processes and not campaign and not gpu" --timeout 900
-	$(PYTEST) --dist worksteal -m "campaign and not processes and not gpu" --rotate-campaigns 120
 
 test-campaigns: setup  ## What takes many minutes more: wide simulations, every small table beside an integer programming solver
 	FIREFLYER_TEST_EXAMPLES=new $(PYTEST) -m "not slow and not processes and not gpu" tests/property

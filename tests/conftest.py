@@ -41,7 +41,7 @@ settings.load_profile("fireflyer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "of the selected campaigns, run the part of this commit: at most so much processor time"
+    text = "of the selected campaigns, run the part of this commit only: at most so much processor time"
     parser.addoption("--rotate-campaigns", type=float, metavar="SECONDS", help=text)
 
 
@@ -50,10 +50,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     most_s: float | None = config.getoption("--rotate-campaigns")
     if most_s is None:
         return
-    found = parts([expected_s(item) for item in items], most_s)
-    chosen = set(found[commit_count() % len(found)]) if found else set()
-    config.hook.pytest_deselected(items=[item for position, item in enumerate(items) if position not in chosen])
-    items[:] = [item for position, item in enumerate(items) if position in chosen]
+    campaigns = [item for item in items if item.get_closest_marker("campaign") is not None]
+    found = parts([expected_s(item) for item in campaigns], most_s)
+    chosen = {campaigns[position] for position in found[commit_count() % len(found)]} if found else set()
+    left_out = set(campaigns) - chosen
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
