@@ -98,7 +98,7 @@ class Fsck:
             for one in entries:
                 if one.inode.id in paths and not paths[one.inode.id]:
                     paths[one.inode.id] = _under(path, one)
-            self._progress("NamespaceCheck", directories + others, None)
+            self._progress("Names", directories + others, None)
         summary.directories, summary.others = directories, others
         return names
 

@@ -60,8 +60,10 @@ def test_what_is_damaged_is_found_and_what_nobody_owns_is_removed(cluster: Local
         said = cluster.ff("fsck", "--repair", "--yes", code=1)
         assert said == ""
         with open_ring_to(str(cluster.directory)) as ring:
-            found = Fsck(files, ring, progress=lambda what, done, total: None).run(settle_s=0)
+            shown = dict[str, int]()
+            found = Fsck(files, ring, progress=lambda what, done, _: shown.update({what: done})).run(settle_s=0)
         assert [(fault.kind, fault.path) for fault in found.faults] == [("behind", "/a/y")]
+        assert shown == {"Chunks": found.chunks, "Names": found.directories + found.others}
         files.truncate("/a/y", 20 * MIB)
         files.unlink("/a/y")
         assert "0 faults" in cluster.ff("fsck", "--names-only")
