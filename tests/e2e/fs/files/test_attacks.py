@@ -88,9 +88,11 @@ class Scene:
         return credential.secret.reveal()
 
 
-@pytest.fixture(scope="module")
-def scene(shared_cluster: LocalCluster) -> Scene:
-    tokens, cluster = {}, shared_cluster
+@pytest.fixture(scope="session")
+def scene(whole_session_cluster: LocalCluster) -> Scene:
+    """Made once for a cluster: a worker may run other modules between two tests of this one."""
+    tokens, cluster = {}, whole_session_cluster
+    cluster.wait(cluster.whole)
     for name, uid in (("ada", ADA), ("eve", EVE)):
         said = cluster.ff("admin", "user", "add", name, "--uid", str(uid), "--gid", str(uid), "--token")
         tokens[name] = said.strip().splitlines()[-1].split()[-1]
