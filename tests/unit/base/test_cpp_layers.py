@@ -78,6 +78,14 @@ def test_the_table_has_no_cycle() -> None:
     assert all(below <= table.keys() for below in table.values())
 
 
+def test_each_folder_with_tests_is_built() -> None:
+    """CMake looks for `*_test.cpp` in the folders that `ff_tests` names, and nowhere else."""
+    built = set(re.findall(r"^  ff_tests\((\S+) ", (CPP / "CMakeLists.txt").read_text(), re.MULTILINE))
+    folders = {path.parent.relative_to(CPP / "tests").as_posix() for path in (CPP / "tests").rglob("*_test.cpp")}
+    assert len(folders) > 5
+    assert folders == built
+
+
 def test_a_wrong_include_is_found() -> None:
     table = {"base": frozenset[str](), "engine": frozenset({"base"}), "server": frozenset({"base", "engine"})}
     files = {
