@@ -2,9 +2,9 @@
 
 Two jobs with the same seed run one after the other on two nodes of two ranks each. The first is left alone. In the
 second the launcher kills node 1 (its agent and its ranks, with SIGKILL) when step `kill_step` is reported; the gang is
-started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish, all ranks of
-the second resumed from the newest checkpoint that was committed, and every loss that any rank of either job reported,
-also of steps that were computed twice, is bitwise that of the first job's curve.
+started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish, the first in
+one attempt, all ranks of the second resumed from the newest checkpoint that was committed, and every loss that any rank
+of either job reported, also of steps that were computed twice, is bitwise that of the first job's curve.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ def judge(
     failure, resumed = injected[0], injected[0].resumed_step
     facts.append(("node killed", f"node {spec.kill_node} (its agent and its ranks) at step {failure.broken_step}"))
     facts.append(("resumed from", f"step {resumed} ({failure.resumed_checkpoint})"))
-    problems = _judge_start(failure, disturbed)
+    problems = [f"the undisturbed run was restarted: {one.reason}" for one in reference.failures]
+    problems += _judge_start(failure, disturbed)
     comparison = compare_curves(ours.losses, reference.losses, first=resumed + 1, last=spec.steps)
     if comparison.equal:
         steps = f"steps {resumed + 1} to {spec.steps}"

@@ -187,6 +187,14 @@ def test_a_job_that_was_never_killed_or_never_resumed_proves_nothing() -> None:
     assert problems(first) == said
 
 
+def test_an_undisturbed_run_that_was_restarted_is_found() -> None:
+    """Though its losses are right: what was killed by nobody has a defect."""
+    crash = Break(after_step=KILLED, injected=False)
+    restarted = make_log(JobScript(steps=SPEC.steps, checkpoint_every=SPEC.checkpoint_every, breaks=(crash,)))[0]
+    (problem,) = problems(DISTURBED, restarted)
+    assert problem.startswith("the undisturbed run was restarted: ")
+
+
 def test_a_loss_that_does_not_fall_is_a_problem() -> None:
     higher = loss_at(UNDISTURBED, 1)
     runs = [with_loss(log, SPEC.steps, higher) for log in (DISTURBED, UNDISTURBED)]
