@@ -1,7 +1,7 @@
 """Performs what the machine of a client's requests decides, over the native ring. For one thread, without any waiting.
 
-    begin ──> machine ──Ask──> ring          at once, where there is a connection that may be used
-                               held          else, until `connected`
+    begin ──> machine ──SendRequest──> ring  at once, where there is a connection that may be used
+                                       held  else, until `connected`
     take(completions of the ring) ──> machine ──Finish──> done(result)
 
 Connections are made by others (`connect` asks for one), who bring them with `connected` or say why not. On a new one
