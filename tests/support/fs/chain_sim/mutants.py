@@ -358,6 +358,8 @@ def attempt(mutant: str, seed: int) -> str | None:
     try:
         world.run()
         world.check()
+    except (AttributeError, NameError, TypeError):  # of the mutant itself, as when what it replaces was renamed
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

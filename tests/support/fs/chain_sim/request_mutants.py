@@ -160,6 +160,8 @@ def attempt(mutant: str, seed: int) -> str | None:
     world = type("World", (chosen.world,), {"make_client": client})
     try:
         run_seed(seed, world)
+    except (AttributeError, NameError, TypeError):  # of the mutant itself, as when what it replaces was renamed
+        raise
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
