@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.golden.pinned import decoders
 from tests.golden.pinned.codecs import decode, encode
 from tests.golden.pinned.decoders import decoded_types
 from tests.golden.pinned.layout import layout, moved, structs_of
@@ -81,6 +82,22 @@ def test_every_type_that_the_code_decodes_is_recorded() -> None:
         " python -m tests.golden.pinned.record --add"
         for one in unknown
     )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import msgspec.json as other\n    return other.decode(data, type=int)",
+        "return data.codec.decode(data, type=int)",
+        "return data.codec.Decoder(int)",
+        "return msgspec.json.decode(data)",
+    ],
+)
+def test_a_decoder_that_cannot_be_followed_is_an_error(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = decoders.Module(decoders.ROOT / "base/events.py", f"import msgspec\ndef read(data):\n    {body}\n")
+    monkeypatch.setattr(decoders, "modules", lambda: (module,))
+    with pytest.raises(ValueError, match=r"base/events.py:[34]"):
+        decoders.decoded_types()
 
 
 def test_recorded_data_and_registry_name_the_same_formats() -> None:

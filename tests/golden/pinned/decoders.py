@@ -145,7 +145,9 @@ def decoded_types() -> list[Decoded]:
 def _codec(call: Call) -> str | None:
     try:
         return _KINDS.get(id(call.value(call.node.func)))
-    except (NameError, AttributeError):
+    except (NameError, AttributeError) as error:
+        if call.name == "Decoder" or any(word.arg == "type" for word in call.node.keywords):
+            raise ValueError(f"{call.where}: what decodes there cannot be followed: {error}") from error
         return None
 
 
