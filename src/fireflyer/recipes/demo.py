@@ -158,8 +158,8 @@ def judge(
     before = compare_curves(ours.losses, reference.losses, first=1, last=resumed) if resumed else None
     if before is not None and not before.equal:
         problems.append(f"the loss curve before the failure differs, first at step {before.first_difference}")
-    problems += _judge_reports("undisturbed", undisturbed, reference)
-    problems += _judge_reports("disturbed", disturbed, reference)
+    for job, log in (("undisturbed", undisturbed), ("disturbed", disturbed)):
+        problems += _judge_reports(job, log, reference) + _judge_ranks(spec, job, log)
     if ours.losses and ours.losses[-1].loss >= ours.losses[0].loss:
         problems.append("the loss did not fall")
     return facts, problems
@@ -193,6 +193,19 @@ def _judge_reports(job: str, log: Sequence[Logged], reference: JobAccount) -> li
             where = f"rank {event.rank} in attempt {event.attempt}"
             return [f"a loss of the {job} run is not that of the undisturbed curve: {where} at step {event.step}"]
     return []
+
+
+def _judge_ranks(spec: DemoSpec, job: str, log: Sequence[Logged]) -> list[str]:
+    """Ranks of which nobody knows what they computed: equal losses of the others would prove nothing about them."""
+    events = [entry.event for entry in log]
+    last = max((event.attempt for event in events if isinstance(event, ResumeReport)), default=0)
+    started = {event.rank for event in events if isinstance(event, ResumeReport) and event.attempt == last}
+    steps = [event for event in events if isinstance(event, StepReport) and event.loss is not None]
+    ended = {event.rank for event in steps if event.attempt == last and event.step == spec.steps}
+    silent = sorted(set(range(spec.nodes * spec.ranks_per_node)) - (started & ended))
+    if not silent:
+        return []
+    return [f"rank {silent[0]} of the {job} run reported no start or no loss of step {spec.steps}"]
 
 
 async def run_demo(

@@ -195,6 +195,19 @@ def test_an_undisturbed_run_that_was_restarted_is_found() -> None:
     assert problem.startswith("the undisturbed run was restarted: ")
 
 
+@pytest.mark.parametrize("rank", [0, LAST_RANK])
+@pytest.mark.parametrize("kind", [StepReport, ResumeReport])
+def test_a_rank_that_reports_nothing_is_found_in_either_run(rank: int, kind: type) -> None:
+    def silence(event: JobEvent) -> JobEvent | None:
+        return None if isinstance(event, kind) and getattr(event, "rank", None) == rank else event
+
+    for job, found in (
+        ("disturbed", problems(changed(DISTURBED, silence))),
+        ("undisturbed", problems(DISTURBED, changed(UNDISTURBED, silence))),
+    ):
+        assert f"rank {rank} of the {job} run reported no start or no loss of step {SPEC.steps}" in found
+
+
 def test_a_loss_that_does_not_fall_is_a_problem() -> None:
     higher = loss_at(UNDISTURBED, 1)
     runs = [with_loss(log, SPEC.steps, higher) for log in (DISTURBED, UNDISTURBED)]
