@@ -133,7 +133,7 @@ void other_errors_blame_nobody_for_dying() {
   Pair pair;
   const Child child;
   const ff::Reach reach(pair.window, 0, nullptr, {{ff::beacon(), -1}, {beacon_of(child), -1}});
-  expect(reach.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission was taken back");
+  expect(reach.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission to read its memory was revoked");
   expect(reach.lost(pair.group, 1, pair.op, ENOMEM), ff::FailureKind::peer_failed, 0, std::strerror(ENOMEM));
   expect(reach.lost(pair.group, 1, pair.op, EIO), ff::FailureKind::peer_failed, -1, std::strerror(EIO));
   expect(reach.lost(pair.group, 1, pair.op, ERANGE), ff::FailureKind::peer_failed, 1, "named an array outside its arena");
