@@ -1,4 +1,4 @@
-"""Open files of several clients, step by step: what one does while another one's session, or his own, is over."""
+"""Open files of several clients, step by step: what one does while another one's session, or its own, is over."""
 
 from __future__ import annotations
 

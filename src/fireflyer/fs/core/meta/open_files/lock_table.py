@@ -1,6 +1,6 @@
 """Advisory locks of one inode, as a value: what is in the way of a lock, and what is held after it.
 
-The two windows do not see each other. In RANGE (fcntl) the owner's new lock takes the place of his locks on those
+The two windows do not see each other. In RANGE (fcntl) the owner's new lock takes the place of its locks on those
 bytes: what remains of them on either side stays, and neighbours of one kind become one. In WHOLE (flock) an owner has
 one lock. Others conflict where ranges meet and one of the two is for writing.
 """
