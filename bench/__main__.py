@@ -17,18 +17,29 @@ _WIDTH = 240
 @click.command()
 @click.argument("suite", type=click.Choice(SUITES), required=False)
 @click.option("--full", "scale", flag_value="full", help="All cases and more repetitions.")
-@click.option("--brief", "scale", flag_value="brief", default="brief", help="A few cases; the default.")
-@click.option("--tiny", "scale", flag_value="tiny", help="Only to see that it runs; the figures mean nothing.")
-@click.option("--only", metavar="PATTERN", multiple=True, help="Cases whose name contains this, or matches * and ?.")
-@click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case instead of the scale's.")
-@click.option("--markdown", is_flag=True, help="Tables for docs/benchmarks.md.")
 @click.option(
-    "--show", is_flag=True, help="The tables of what was measured last, all parts together; measures nothing."
+    "--brief", "scale", flag_value="brief", default="brief", help="A few cases, few repetitions. The default."
 )
+@click.option(
+    "--tiny",
+    "scale",
+    flag_value="tiny",
+    help="Smallest sizes, to check that the benchmark runs; its figures have no meaning.",
+)
+@click.option(
+    "--only",
+    metavar="PATTERN",
+    multiple=True,
+    help="Only cases whose name contains PATTERN, or matches it where it has * or ?; may be repeated.",
+)
+@click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case.  [default: that of the scale]")
+@click.option("--markdown", is_flag=True, help="Print the tables as Markdown, for docs/benchmarks.md.")
+@click.option("--show", is_flag=True, help="Print the tables of the last results in build/bench; measure nothing.")
 def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None, markdown: bool, show: bool) -> None:
-    """Measures ours, the peers and the physical limit in one run, and writes build/bench/SUITE.jsonl.
+    """Measure Fire-Flyer, its peers and the physical limit in one run, and write build/bench/SUITE.jsonl. Without SUITE
+    all suites are measured.
 
-    With --only, what the file has of other cases stays there, so that parts can be measured one after the other.
+    With --only the file keeps the results of other cases, so that parts can be measured one after the other.
     """
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for name in SUITES if suite is None else (suite,):

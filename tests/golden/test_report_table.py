@@ -34,7 +34,7 @@ def silent() -> tuple[list[Logged], tuple[Fact, ...]]:
         Logged(0, AttemptStarted(0)),
         Logged(SECOND, AttemptFailed(0, "rank 1 died", True, 0, 1)),
         Logged(2 * SECOND, AttemptStarted(1)),
-        Logged(4 * SECOND, JobFinished(0, "all ranks ended with success")),
+        Logged(4 * SECOND, JobFinished(0, "all ranks exited with code 0")),
     ]
     return log, ()
 

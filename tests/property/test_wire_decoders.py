@@ -124,7 +124,7 @@ def test_repeated_dropped_and_swapped_frames_are_noticed(payloads: list[bytes], 
         prefix += 1
     if prefix == len(order):
         return
-    with pytest.raises(DataCorruption, match="altered, repeated or dropped"):
+    with pytest.raises(DataCorruption, match="altered, repeated or lost"):
         _open_all(b"".join(frames[index] for index in order))
 
 

@@ -36,7 +36,7 @@ def test_all_that_are_left_form_the_next_group() -> None:
     assert formed is not None
     assert [(slot.previous_rank, slot.node) for slot in formed.slots] == [(0, 0), (2, 1), (3, 1)]
     assert formed.plan.node_of_rank == (0, 1, 1)
-    assert "rank 1 did not come" in formed.reason
+    assert "rank 1 did not call reform" in formed.reason
 
 
 @pytest.mark.parametrize("victim", ["p0", "p2", "p3"])
@@ -101,7 +101,7 @@ def test_without_enough_ranks_the_wait_ends_in_a_line_that_says_who_is_missing()
     for name in ("p0", "p3"):
         error = world.processes[name].error
         assert isinstance(error, Timeout)
-        assert "rank 1, 2 did not come; 2 are there, at least 3 are needed" in str(error)
+        assert "rank 1, 2 did not call reform; 2 ranks have, at least 3 are needed" in str(error)
 
 
 def test_with_too_few_survivors_a_newcomer_fills_the_gap() -> None:
@@ -136,7 +136,7 @@ def test_a_newcomer_that_missed_a_generation_waits_for_the_one_after() -> None:
     assert machine.handle(1, GenerationRead(formed)) == AnnounceAndWait(4, 7, SECOND - 1)
     late = machine.handle(SECOND, GenerationOpened(False))
     assert isinstance(late, Rejected)
-    assert "did not take this process in within 1.0 s" in str(late.error)
+    assert "did not admit this process within 1.0 s" in str(late.error)
 
 
 def test_of_two_processes_with_one_identity_one_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_of_two_processes_with_one_identity_one_is_refused() -> None:
     assert sorted(one.running for one in ends) == [False, True]
     refused = next(one for one in ends if not one.running)
     assert isinstance(refused.error, UsageError)
-    assert "another process has come as rank-1" in str(refused.error)
+    assert "another process has already joined as rank-1" in str(refused.error)
 
 
 def test_who_leaves_is_not_waited_for() -> None:

@@ -108,7 +108,7 @@ def tree_of_epyc(*, allowed: Iterable[int] | None = None, nodes: Iterable[int] =
 def tree_of_nodes(
     nodes: Sequence[Sequence[int]], *, allowed: Iterable[int], mems: Iterable[int] | None = None, smt: bool = False
 ) -> Tree:
-    """A socket for each memory node with the processors listed, a last-level cache for all of them; with `smt`
+    """A socket for each NUMA node with the processors listed, a last-level cache for all of them; with `smt`
     neighbouring processors share a core."""
     cpus = sorted(cpu for node in nodes for cpu in node)
     files: Tree = {

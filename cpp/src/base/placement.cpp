@@ -32,7 +32,7 @@ CpuSet empty_set() {
 std::string bind(void* base, std::size_t bytes, int policy, const std::vector<int>& nodes) {
   std::array<unsigned long, max_nodes / word_bits> mask{};
   for (const int node : nodes) {
-    if (node < 0 || node >= max_nodes) return "there is no memory node " + std::to_string(node);
+    if (node < 0 || node >= max_nodes) return "there is no NUMA node " + std::to_string(node);
     mask[static_cast<std::size_t>(node / word_bits)] |= 1UL << (node % word_bits);
   }
 #ifdef SYS_mbind

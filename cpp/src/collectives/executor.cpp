@@ -152,7 +152,7 @@ std::shared_ptr<Work> Executor::call(const OpDescriptor& op, const void* in, voi
 void Executor::abort(const std::string& reason) {
   const std::lock_guard lock(mutex_);  // also keeps `close` from giving the doorbell away meanwhile
   if (closed_) return;
-  window_->fail(Failure{FailureKind::aborted, group_.rank, next_seq_, group_.label(group_.rank) + " gave up: " + reason});
+  window_->fail(Failure{FailureKind::aborted, group_.rank, next_seq_, group_.label(group_.rank) + " aborted the group: " + reason});
 }
 
 void Executor::close() {
@@ -522,10 +522,10 @@ std::optional<Failure> Executor::find_failure(const OpDescriptor& op, std::int64
     return Failure{FailureKind::peer_failed, leader, op.seq, group_.label(leader) + " died during " + op.name() + ": its connection broke"};
   }
   if (idle_ns >= group_.timeout_ns && monotonic_ns() - network.heartbeat_ns.load() > group_.timeout_ns && window_->line(0).left.load() == 0) {
-    return Failure{FailureKind::peer_failed, leader, op.seq, group_.label(leader) + " stopped in the middle of " + op.name() + ": no sign of life for " + seconds(idle_ns)};
+    return Failure{FailureKind::peer_failed, leader, op.seq, group_.label(leader) + " stopped in the middle of " + op.name() + ": no heartbeat for " + seconds(idle_ns)};
   }
   if (idle_ns >= 10 * group_.timeout_ns) {
-    return Failure{FailureKind::peer_failed, -1, op.seq, op.name() + " has made no progress for " + seconds(idle_ns) + " and no rank is to blame"};
+    return Failure{FailureKind::peer_failed, -1, op.seq, op.name() + " has made no progress for " + seconds(idle_ns) + " and the cause is unknown"};
   }
   return std::nullopt;
 }

@@ -133,7 +133,7 @@ void other_errors_blame_nobody_for_dying() {
   Pair pair;
   const Child child;
   const ff::PeerAccess access(pair.window, 0, nullptr, {{ff::memory_probe(), -1}, {probe_of(child), -1}});
-  expect(access.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission was taken back");
+  expect(access.lost(pair.group, 1, pair.op, EPERM), ff::FailureKind::peer_failed, -1, std::string(std::strerror(EPERM)) + "; the permission to read its memory was revoked");
   expect(access.lost(pair.group, 1, pair.op, ENOMEM), ff::FailureKind::peer_failed, 0, std::strerror(ENOMEM));
   expect(access.lost(pair.group, 1, pair.op, EIO), ff::FailureKind::peer_failed, -1, std::strerror(EIO));
   expect(access.lost(pair.group, 1, pair.op, ERANGE), ff::FailureKind::peer_failed, 1, "named an array outside its arena");

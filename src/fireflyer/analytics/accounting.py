@@ -180,7 +180,7 @@ def account(log: Sequence[Logged]) -> JobAccount:
         wall_ns=reading.end_ns - reading.start_ns,
         exit_code=finished.exit_code if finished is not None else None,
         stopped=finished is not None and finished.exit_code != 0 and any(a.stopped for a in reading.attempts),
-        reason=finished.reason if finished is not None else "the log ends before the job did",
+        reason=finished.reason if finished is not None else "the event log ends before the job ended",
         attempts=len(reading.attempts),
         reported=reading.reported,
         parts=Parts(**parts),

@@ -122,7 +122,7 @@ def _describe(final: Sequence[LossPoint], discarded: Sequence[LossPoint], failur
         said.append(f"The loss goes from {first.loss:.4g} at step {first.step} to {last.loss:.4g} at step {last.step}.")
     said += [f"{_failure_label(failure)}; {_resume_label(failure)}." for failure in failures[:MAX_MARKS]]
     if discarded:
-        said.append(f"{len(discarded)} points of steps that were done again are drawn dashed.")
+        said.append(f"{len(discarded)} points of repeated steps are drawn dashed.")
     return " ".join(said)
 
 
@@ -229,7 +229,7 @@ def time_chart(job: JobAccount, parts: Sequence[PartRow]) -> str:
     if job.wall_ns <= 0:
         return ""
     body = ['<text class="label" x="0" y="14">by size</text>', *_sum_bar(job, parts, top=22)]
-    body += ['<text class="label" x="0" y="98">as it went</text>', *_course_bar(job.blocks, job.wall_ns, top=106)]
+    body += ['<text class="label" x="0" y="98">over time</text>', *_course_bar(job.blocks, job.wall_ns, top=106)]
     body.append('<text class="tick" x="0" y="150">0</text>')
     body.append(f'<text class="tick" x="{WIDTH}" y="150" text-anchor="end">{format_duration(job.wall_ns)}</text>')
     shares = [f"{p.label.lower()} {p.duration} ({p.percent})" for p in parts if p.spent_ns]

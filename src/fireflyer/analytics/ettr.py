@@ -156,12 +156,12 @@ def measured_ettr(account: JobAccount) -> float | None:
 def ettr_inputs(account: JobAccount) -> EttrInputs | str:
     """The inputs of formula 1 measured on this job, or one sentence that says what is missing."""
     if not account.reported:
-        return "the ranks reported nothing"
+        return "no step was reported"
     if account.parts.productive_ns <= 0 or account.steps <= 0:
-        return "no step counted"
+        return "no completed step was reported"
     period_steps = _mean_period_steps(account)
     if period_steps is None:
-        return "no checkpoint was committed, so there is no period to compute with"
+        return "no checkpoint was committed, so the checkpoint period is unknown"
     committed = sum(checkpoint.error is None for checkpoint in account.checkpoints)
     failures = len(account.failures)
     starts = 1 + sum(failure.restart_ns is not None for failure in account.failures)
@@ -193,13 +193,13 @@ def ettr(account: JobAccount) -> Ettr:
     )
     share = inputs.failures_per_s * (inputs.restart_s + inputs.period_s / 2)
     if inputs.failures == 0:
-        note = "no failure was seen, so the computed value holds overheads only"
+        note = "there was no failure, so the computed value contains overheads only"
     elif share <= VALID_SHARE_OF_MTTF:
         note = f"u0 + Δt/2 is {share:.1%} of the time between failures: within the formula's range"
     else:
         note = (
-            f"u0 + Δt/2 is {share:.0%} of the time between failures; the formula asks for much less, "
-            "so on a job this short the two need not agree"
+            f"u0 + Δt/2 is {share:.0%} of the time between failures; the formula assumes much less, "
+            "so measured and computed may differ on a job this short"
         )
     return Ettr(measured=measured, expected=expected, inputs=inputs, note=note)
 

@@ -129,7 +129,7 @@ def _headline(job: JobAccount) -> str:
         start = f"Failed after {wall} with exit code {job.exit_code} ({one_line(job.reason)})"
     said = [_count(job.steps, "step")]
     if not job.reported:
-        said = ["the ranks reported nothing", _count(job.attempts, "attempt")]
+        said = [_count(job.attempts, "attempt")]
     if job.losses:
         said.append(f"loss {job.losses[0].loss:.4g} → {job.losses[-1].loss:.4g}")
     survived = sum(failure.resumed_step is not None for failure in job.failures)
@@ -142,7 +142,13 @@ def _headline(job: JobAccount) -> str:
         said.append(f"{failures} survived")
     else:
         said.append(f"{failures}, {survived} survived")
-    return f"{start}: {', '.join(said)}."
+    unknown = "" if job.reported else f" {_why_unknown(job)}: steps and loss are unknown."
+    return f"{start}: {', '.join(said)}.{unknown}"
+
+
+def _why_unknown(job: JobAccount) -> str:
+    """A script that uses Reporter may have ended before its first step, but then it has not succeeded."""
+    return "This script does not use Reporter" if job.exit_code == 0 else "No step was reported"
 
 
 def _summary(job: JobAccount) -> list[Row]:
@@ -154,11 +160,11 @@ def _summary(job: JobAccount) -> list[Row]:
         )
     rows.append(Row("Wall time", format_duration(job.wall_ns), _count(job.attempts, "attempt")))
     if not job.reported:
-        rows.append(Row("Steps", UNKNOWN, "the ranks reported nothing; see fireflyer.cluster.Reporter"))
+        rows.append(Row("Steps", UNKNOWN, "call fireflyer.cluster.Reporter in the script: docs/how-to/report-steps.md"))
         return rows
-    resumed = f", {job.first_step:,} done by an earlier run" if job.first_step else ""
+    resumed = f", {job.first_step:,} done before this run" if job.first_step else ""
     lost = sum(failure.lost_steps for failure in job.failures)
-    rows.append(Row("Steps", f"{job.steps:,}", f"up to step {job.last_step:,}{resumed}; {lost:,} done twice"))
+    rows.append(Row("Steps", f"{job.steps:,}", f"up to step {job.last_step:,}{resumed}; {lost:,} repeated"))
     if job.losses:
         first, last = job.losses[0], job.losses[-1]
         value = f"{first.loss:.6g} → {last.loss:.6g}"
@@ -172,8 +178,8 @@ def _summary(job: JobAccount) -> list[Row]:
         size = format_bytes(job.allreduce_bytes / job.rank_steps)
         rate = format_rate(job.allreduce_bytes * SECOND / job.allreduce_ns)
         note = (
-            f"{share:.0%} of step time in flight, beside the backward pass and incl. waiting for slower ranks: the "
-            f"bandwidth is a lower bound; {size} per step and rank"
+            f"a lower bound; in flight for {share:.0%} of the step time, also beside the backward pass and while "
+            f"waiting for slower ranks; {size} per step and rank"
         )
         rows.append(Row("Allreduce", f"≥ {rate}", note))
     if job.exit_code and job.last_step:
@@ -184,13 +190,13 @@ def _summary(job: JobAccount) -> list[Row]:
 
 
 _MEANINGS = (
-    ("productive", "Productive", "step time of the steps that counted"),
-    ("lost", "Lost", "steps done again later, and the step in progress when it broke"),
-    ("restart", "Restart", "from noticing a failure until all ranks resumed"),
-    ("checkpoint", "Checkpoint", "training stood still for a checkpoint"),
+    ("productive", "Productive", "step time of steps that were kept"),
+    ("lost", "Lost", "steps that were repeated, and the step in progress at a failure"),
+    ("restart", "Restart", "from the detection of a failure until all ranks resumed"),
+    ("checkpoint", "Checkpoint", "training was blocked by a checkpoint"),
     ("startup", "Startup", "from the job's start until all ranks were ready"),
     ("other", "Other", "between steps, after the last step, shutting down"),
-    ("unknown", "Not reported", "ranks ran and reported nothing"),
+    ("unknown", "Not reported", "ranks ran without reports of steps"),
 )
 
 
@@ -217,29 +223,29 @@ def _story(job: JobAccount, number: int, failure: Failure) -> FailureStory:
     else:
         who = "attempt failed"
     where = f" at step {failure.broken_step:,}" if failure.broken_step is not None else ""
-    rows = [Row("Noticed", f"{format_duration(failure.noticed_ns)} into the job", one_line(failure.reason))]
+    rows = [Row("Detected", f"{format_duration(failure.noticed_ns)} into the job", one_line(failure.reason))]
     if failure.injected is not None:
         took = UNKNOWN if failure.detection_ns is None else format_duration(failure.detection_ns)
-        rows.append(Row("Detection", took, f"after it was injected on request ({one_line(failure.injected)})"))
+        rows.append(Row("Delay", took, f"from the injection to the detection ({one_line(failure.injected)})"))
     if failure.resumed_step is not None:
-        nothing = "the ranks named no checkpoint" if failure.resumed_step else "no checkpoint: from the start"
+        nothing = "the ranks reported no checkpoint name" if failure.resumed_step else "no checkpoint: from step 0"
         source = one_line(failure.resumed_checkpoint) if failure.resumed_checkpoint else nothing
         rows.append(Row("Resumed", f"from step {failure.resumed_step:,}", source))
     elif failure.restarted and not job.reported:
-        rows.append(Row("Resumed", UNKNOWN, "all ranks were started again; they reported nothing"))
+        rows.append(Row("Resumed", UNKNOWN, "all ranks were started again; no step was reported"))
     else:
-        why = "no attempt after it got to training" if failure.restarted else "there was no attempt after it"
+        why = "no later attempt reached training" if failure.restarted else "no attempt followed"
         rows.append(Row("Resumed", "no", why, mark="bad"))
     rows.extend(
-        Row("Passed over", one_line(passed.name), one_line(passed.reason), mark="bad")
+        Row("Skipped", one_line(passed.name), one_line(passed.reason), mark="bad")
         for passed in failure.passed_over[:MAX_CHECKPOINT_NOTES]
     )
     if failure.broken_step is not None:
-        rows.append(Row("Done again", _count(failure.lost_steps, "step"), "and the step in progress"))
+        rows.append(Row("Repeated", _count(failure.lost_steps, "step"), "and the step in progress"))
     if failure.restart_ns is not None:
         rows.append(Row("Restart", format_duration(failure.restart_ns), "until all ranks resumed"))
     elif failure.resumed_step is not None:
-        rows.append(Row("Restart", "failed", "the next attempt died before it got to training", mark="bad"))
+        rows.append(Row("Restart", "failed", "the next attempt failed before it reached training", mark="bad"))
     return FailureStory(f"Failure {number}: {who}{where}", tuple(rows))
 
 
@@ -254,7 +260,7 @@ def _checkpoints(job: JobAccount) -> list[Row]:
         stall_ns = job.parts.checkpoint_ns // len(committed)
         write_ns = sum(c.write_ns for c in committed) // len(committed)
         rows.append(Row("Size", format_bytes(size), "mean"))
-        rows.append(Row("Stall", _time(stall_ns), "mean time that training stood still"))
+        rows.append(Row("Stall", _time(stall_ns), "mean time that training was blocked"))
         rows.append(Row("Write", _time(write_ns), "mean, in the background"))
     rows.extend(
         Row(f"Failed, step {checkpoint.step:,}", one_line(checkpoint.error or ""), mark="bad")
@@ -269,8 +275,8 @@ def _ettr_rows(ratio: Ettr) -> list[Row]:
     measured = UNKNOWN if ratio.measured is None else f"{ratio.measured:.3f}"
     computed = UNKNOWN if ratio.expected is None else f"{ratio.expected:.3f}"
     rows = [
-        Row("Measured", measured, "productive over wall time"),
-        Row("Computed", computed, f"by formula 1; {ratio.note}"),
+        Row("Measured", measured, "productive time / wall time"),
+        Row("Computed", computed, f"formula 1 of Kokolis et al. 2024; {ratio.note}"),
     ]
     return rows + _input_rows(ratio.inputs) if ratio.inputs is not None else rows
 
@@ -279,14 +285,14 @@ def _input_rows(inputs: EttrInputs) -> list[Row]:
     def seconds(value: float) -> str:
         return _time(round(value * SECOND))
 
-    rate = f"one per {seconds(1 / inputs.failures_per_s)}" if inputs.failures_per_s else "none seen"
+    rate = f"one per {seconds(1 / inputs.failures_per_s)}" if inputs.failures_per_s else "none"
     rows = [
         Row("Failures", f"{inputs.failures}", f"N·r_f: {rate}"),
         Row("Restart overhead", seconds(inputs.restart_s), "u0: mean of the first start and the restarts"),
         Row("Checkpoint period", seconds(inputs.period_s), "Δt: productive time between checkpoints"),
         Row("Checkpoint stall", seconds(inputs.stall_s), "w: mean"),
-        Row("Productive time", seconds(inputs.productive_s), "R"),
-        Row("Queue time", seconds(inputs.queue_s), "q: nothing queues under a launcher"),
+        Row("Productive time", seconds(inputs.productive_s), "R: time of kept steps"),
+        Row("Queue time", seconds(inputs.queue_s), "q: `ff run` has no queue"),
     ]
     if inputs.failures_per_s:
         best_s = daly_young_interval_s(stall_s=inputs.stall_s, failures_per_s=inputs.failures_per_s)

@@ -68,7 +68,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     tune: bool = False
     """Measure the network before the first plan is made (FF_TUNE=1)."""
     pin: bool = True
-    """Keep native threads near their memory, where there are several memory nodes (FF_PIN=0: do not)."""
+    """Keep native threads near their memory, where there are several NUMA nodes (FF_PIN=0: do not)."""
     peer_memory: bool = True
     """Let ranks of one node read each other's memory while they have a group (FF_PEER_MEMORY=0: do not)."""
     transport: str | None = None
@@ -162,6 +162,6 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
             raise UsageError(
                 f"rank {env.rank} of {env.world_size} (local {env.local_rank} of {env.local_world_size}) "
-                "is not a rank; RANK and LOCAL_RANK count from 0 below WORLD_SIZE and LOCAL_WORLD_SIZE"
+                "is out of range; RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1"
             )
         return env

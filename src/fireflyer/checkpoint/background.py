@@ -140,7 +140,7 @@ class BackgroundSave:
                 event = self._perform(self._effects.pop(0))
                 self._effects += self._machine.handle(self._clock.now_ns(), event)
         except Exception as error:
-            _log.exception("checkpoint save stopped by a bug step=%d", self._machine.step)
+            _log.exception("checkpoint save failed on an internal error step=%d", self._machine.step)
             self._finish(Finish(None, 0, Failed(*error_to_wire(error))))
         for text in self._machine.notes:
             _log.warning("checkpoint step=%d note=%s", self._machine.step, text)
@@ -180,7 +180,7 @@ class BackgroundSave:
             except Timeout:
                 if left_ns <= _SLICE_NS:
                     waited = format_duration(timeout_ns)
-                    raise Timeout(f"no {key} within {waited}: another rank is gone, or its disk is stuck") from None
+                    raise Timeout(f"{key} was not set within {waited}: a rank has ended, or its disk hangs") from None
             if given_up:
                 raise Aborted("the save was given up because a newer one began")
 

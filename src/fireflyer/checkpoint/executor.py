@@ -246,7 +246,7 @@ def stored_plan(disk: Disk, root: str) -> dict[str, Any] | None:
             if manifest.job_plan is not None:
                 return manifest.job_plan
     if damage is not None:
-        raise DataCorruption(f"{damage.message}; bring it back from a copy, or remove it to start with another plan")
+        raise DataCorruption(f"{damage.message}; restore it from a copy, or remove it to start with another job_plan")
     return None
 
 
@@ -284,7 +284,8 @@ def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None, *, will
         disk.sync_dir(root)
     elif stored != plan:
         raise UsageError(
-            f"{root} belongs to a job with another plan: {_difference(stored, plan)}; use another directory"
+            f"{root} belongs to a job with another job_plan: {_difference(stored, plan)}; "
+            "resume with the same settings, or use another directory"
         )
     return notes
 
@@ -293,7 +294,7 @@ def _difference(stored: dict[str, Any], given: dict[str, Any]) -> str:
     for key in sorted({**stored, **given}):
         if stored.get(key) != given.get(key):
             return f"{key} was {str(stored.get(key))[:100]!r}, now it is {str(given.get(key))[:100]!r}"
-    return "the plans differ"
+    return "the job plans differ"
 
 
 def perform(

@@ -86,7 +86,7 @@ class Restored:
         self.passed_over = passed_over
 
     def __repr__(self) -> str:
-        return f"Restored({self.name!r}, {len(self.shared)} shared tensors, passed over {len(self.passed_over)})"
+        return f"Restored({self.name!r}, {len(self.shared)} shared tensors, skipped {len(self.passed_over)})"
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -148,13 +148,17 @@ class CheckpointManager:
     ) -> None:
         directory = os.fspath(directory)
         if not directory.startswith("/") or not directory.strip("/"):
-            raise UsageError(f"checkpoint directory {directory!r} is not absolute, or the root; give the full path")
+            raise UsageError(f"checkpoint directory {directory!r} is not an absolute path below /; give the full path")
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} is none of {world_size}; give those of read_environment()")
+            raise UsageError(
+                f"rank {rank} is out of range for world_size {world_size}; pass both as read_environment() gives them"
+            )
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
         if world_size > 1 and store is None:
-            raise UsageError(f"{world_size} ranks need a store to agree through; give store=open_store(env)")
+            raise UsageError(
+                f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
+            )
         self.directory = directory.rstrip("/")
         self.rank, self.world_size = rank, world_size
         self._store, self._disk, self._on_event = store, disk, on_event
@@ -337,7 +341,7 @@ class CheckpointManager:
         self._times_restored += 1
         restored, refused = self._restore_first() if self.rank == 0 else self._restore_same()
         for entry in refused:
-            _log.warning("checkpoint passed over name=%s reason=%s", entry.name, entry.reason)
+            _log.warning("checkpoint skipped name=%s reason=%s", entry.name, entry.reason)
         self._refused = tuple(entry.name for entry in refused)
         if restored is not None:
             self._schedule.began(restored.step, self._clock.now_ns())

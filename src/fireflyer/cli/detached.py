@@ -42,7 +42,7 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
         return 0
     code = process.wait()
     reason = failure or _last_error(log_path, began)
-    error: FireflyerError = PermanentError(reason or f"it ended with exit code {code}; its log is {log_path}")
+    error: FireflyerError = PermanentError(reason or f"the process exited with code {code}; its log is {log_path}")
     raise UsageError(error.message) if code == 2 else error
 
 

@@ -19,7 +19,7 @@ import click
 from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
-__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
+__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "ff", "main"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -27,12 +27,26 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "run": "fireflyer.cli.jobs.run",
-    "demo": "fireflyer.cli.jobs.demo",
     "report": "fireflyer.cli.jobs.report",
     "collectives": "fireflyer.cli.collectives.command",
+    "demo": "fireflyer.cli.jobs.demo",
     "fs": "fireflyer.cli.fs.command",
     "version": "fireflyer.cli.version",
+    "completion": "fireflyer.cli.completion",
 }
+_SECTIONS = {
+    "For researchers": ("run", "report", "collectives", "demo"),
+    "For operators": ("fs",),
+    "Processes of a cluster, for systemd or Kubernetes": ("fs manager", "fs meta", "fs storage"),
+    "This installation": ("version", "completion"),
+}
+_EXAMPLES = (
+    ("ff run --nodes 2 --ranks-per-node 2 train.py -- --steps 500", "4 ranks, restarted when one dies"),
+    ("ff report runs/train-20260101-120000", "what the run did, and where the time went"),
+    ("ff collectives explain runs/train-20260101-120000/flight", "which rank hung"),
+    ("ff fs up --nodes 3 --replicas 2 --dir fs -d", "a file system on this machine"),
+    ("ff fs status --dir fs", "its nodes and chains"),
+)
 
 
 class _Commands(click.Group):
@@ -53,13 +67,38 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in _COMMANDS and not name.startswith("-"):
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(name, _COMMANDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_COMMANDS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(_COMMANDS)}"
             if not near and (name.endswith(".py") or os.path.isfile(name)):
-                hint = f"to run it: ff run {name}"
+                hint = f"to run a script: ff run {name}"
             raise click.UsageError(f"no command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(path) for paths in _SECTIONS.values() for path in paths)
+        limit = formatter.width - width - 6  # indentation and the gap between the columns
+        for heading, paths in _SECTIONS.items():
+            with formatter.section(heading):
+                rows = [(path.ljust(width), self._find(ctx, path).get_short_help_str(limit)) for path in paths]
+                formatter.write_dl(rows)
+
+    def _find(self, ctx: click.Context, path: str) -> click.Command:
+        found: click.Command = self
+        for name in path.split():
+            assert isinstance(found, click.Group)  # noqa: S101
+            command = found.get_command(ctx, name)
+            assert command is not None  # noqa: S101
+            found = command
+        return found
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        width = max(len(line) for line, _ in _EXAMPLES)
+        with formatter.section("Examples"):
+            for line, meaning in _EXAMPLES:
+                formatter.write(f"{'':>{formatter.current_indent}}{line:<{width}}  # {meaning}\n")
+        formatter.write_paragraph()
+        formatter.write_text("`ff COMMAND --help` shows the options and examples of a command.")
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -70,10 +109,15 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="As `version`."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show what is installed, as `ff version`.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def _ff(debug: bool) -> None:
+@click.option("--debug", is_flag=True, help="Show the traceback of an error. Stands before the command.")
+def ff(debug: bool) -> None:
     """Train large models on an affordable cluster, and keep training when parts of it break."""
 
 
@@ -85,7 +129,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a narrow locale must not end a job
     try:
-        code = _ff.main(args=args, prog_name=program, standalone_mode=False)
+        code = ff.main(args=args, prog_name=program, standalone_mode=False)
         _flush_stdout()
         return code if isinstance(code, int) else 0
     except Exception as error:

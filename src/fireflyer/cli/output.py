@@ -50,7 +50,7 @@ def silence_stdout() -> None:
 def lost_output(error: OSError) -> click.ClickException:
     """Standard output takes no more, as a file on a full disk; nothing is written there from now on."""
     silence_stdout()
-    return click.ClickException(f"standard output: {(error.strerror or str(error)).lower()}")
+    return click.ClickException(f"cannot write to standard output: {(error.strerror or str(error)).lower()}")
 
 
 def stdout_console() -> Console:
@@ -63,13 +63,15 @@ def stdout_console() -> Console:
 
 def read_events(run_dir: str) -> list[Logged]:
     """The event log of a run. Raises `NotFound`, `UsageError`, `DataCorruption`."""
+    if os.path.exists(run_dir) and not os.path.isdir(run_dir):
+        raise UsageError(f"{run_dir!r} is not a directory; give one of ./runs, or that of `ff run --run-dir`")
     if not os.path.isdir(run_dir):
-        raise NotFound(f"run directory {run_dir!r} does not exist; give the directory that `ff run` named")
+        raise NotFound(f"run directory {run_dir!r} does not exist; give one of ./runs, or that of `ff run --run-dir`")
     path = os.path.join(run_dir, EVENTS_NAME)
     if not os.path.isfile(path):
         raise UsageError(
-            f"{run_dir!r} holds no {EVENTS_NAME}, so it is not the directory of a run; "
-            "give the directory that `ff run` named"
+            f"{run_dir!r} is not the directory of a run: it has no {EVENTS_NAME}; "
+            "give one of ./runs, or that of `ff run --run-dir`"
         )
     with open(path, "rb") as file:
         return decode_log(file, name=path)

@@ -1,7 +1,7 @@
 """A job's report on a terminal: the same rows as the HTML page, laid out by rich.
 
-Of a job whose ranks reported nothing, nearly every row is *unknown*: a terminal then gets how it ended and how to get
-the rest, and the page keeps all rows.
+Of a job that reported no step nearly every row is *unknown*: a terminal then gets how it ended and how to get the
+rest, and the page keeps all rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEANING_WIDTH = 84
 
 
 HOW_TO_REPORT = (
-    "For its steps, losses and checkpoints let the script call fireflyer.cluster.Reporter: docs/how-to/report-steps.md"
+    "For steps, loss and checkpoints call fireflyer.cluster.Reporter in the script: docs/how-to/report-steps.md"
 )
 
 

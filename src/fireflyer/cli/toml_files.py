@@ -35,7 +35,7 @@ def read_toml(
     there."""
     try:
         if not os.path.isfile(path):  # a pipe would wait, a device never end
-            raise UsageError(f"{name} {path!r} is no file; {advice}")
+            raise UsageError(f"{name} {path!r} is not a file; {advice}")
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:

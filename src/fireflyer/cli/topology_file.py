@@ -36,5 +36,5 @@ def topology_json(path: str, *, nodes: int) -> bytes:
 
     declaration = read_topology(path)
     if declaration.zones and len(declaration.zones) != nodes:
-        raise UsageError(f"--topology {path!r}: zones names {len(declaration.zones)} nodes, and --nodes is {nodes}")
+        raise UsageError(f"--topology {path!r}: zones has {len(declaration.zones)} entries, --nodes is {nodes}")
     return msgspec.json.encode(declaration)

@@ -33,7 +33,7 @@ def installed_versions() -> list[tuple[str, str]]:
     ]
 
 
-@click.command("version", short_help="Show what is installed.")
+@click.command("version", short_help="Show what is installed.", epilog="Example: ff version")
 def command() -> None:
     """Show the versions of Fire-Flyer, Python and torch, and the kernels in use."""
     for name, value in installed_versions():

@@ -537,7 +537,7 @@ def _give_up(native: Executor, exchange: RankExchange, pending: deque[Work], hel
     """The communicator was dropped, or the interpreter ends. `pending` and `held` keep the arrays until no thread uses
     them."""
     if held or exchange.busy() or any(not work.done() for work in pending):
-        native.abort("the process ends or has dropped its communicator with operations pending")
+        native.abort("the process ended or dropped its communicator with operations pending")
     exchange.shut()
     native.close()
     exchange.close()
@@ -550,4 +550,4 @@ def _own_address(control: str) -> str:
     try:
         return own_address_towards(address.host, address.port)
     except OSError as error:
-        raise UsageError(f"cannot find the way to the launcher at {control}: {error}; pass host=") from error
+        raise UsageError(f"no local address reaches the launcher at {control}: {error}; pass host=") from error

@@ -100,10 +100,13 @@ def cuda_ipc_buffers(pair: Communicator, *, device: torch.device, place_bytes: i
     pair.allgather(both, mine)
     theirs = msgspec.json.decode(both[1 - pair.rank].tobytes().rstrip(b"\0"), type=_CudaIpcHandle)
     if theirs.elements != own.numel():
-        raise UsageError(f"the partner has an outbox of {theirs.elements} bytes, this rank one of {own.numel()}")
+        raise UsageError(
+            f"the partner has a buffer of {theirs.elements} bytes, this rank one of {own.numel()}; "
+            "do both run the same version?"
+        )
     partners = _tensor_of(theirs)
     if partners.device != device and not torch.cuda.can_device_access_peer(device, partners.device):
-        raise UsageError(f"{device} cannot reach {partners.device}; declare only GPUs as pairs that are bridged")
+        raise UsageError(f"{device} has no peer access to {partners.device}; declare only bridged GPUs as pairs")
     pair.barrier()
     return IpcBuffers(own, partners)
 

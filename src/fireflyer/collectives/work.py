@@ -59,7 +59,8 @@ class Work:
             if self._native.wait(max(0, min(left_ns, _SIGNAL_CHECK_NS))):
                 break
             if left_ns <= 0:
-                raise Timeout(f"{self._name} is not done after {format_duration(timeout_ns or 0)}; it goes on")
+                waited = format_duration(timeout_ns or 0)
+                raise Timeout(f"{self._name} has not completed within {waited}; it is still pending")
         error = self.error()
         if error is not None:
             raise error
@@ -79,7 +80,7 @@ class Work:
         came = self._failed(failure) if self._failed is not None else ""
         if came and kind != 2:  # calls that do not fit moved nothing
             text = f"{text}; {came}"
-        message = f"{text}; this communicator cannot be used any more, create or reform another"
+        message = f"{text}; this communicator cannot be used any more; create another, or call reform"
         if kind == 2:
             return UsageError(message)
         if kind == 3:

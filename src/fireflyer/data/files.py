@@ -31,7 +31,7 @@ def create_temporary(disk: Disk, path: str) -> tuple[str, DiskFile]:
             return temporary, disk.create(temporary)
         except Exists:
             continue
-    raise Busy(f"{path}: {_MAX_TEMPORARIES} temporary files lie beside it; remove {directory}/.{name}.tmp-* and retry")
+    raise Busy(f"{path}: {_MAX_TEMPORARIES} old temporary files beside it; remove {directory}/.{name}.tmp-*")
 
 
 def publish(disk: Disk, temporary: str, path: str) -> None:
@@ -64,7 +64,7 @@ def read_file(path: str, *, max_bytes: int, disk: Disk | None = None) -> bytes:
     try:
         size = file.size()
         if size > max_bytes:
-            raise DataCorruption(f"{path}: {size} bytes, such a file has at most {max_bytes}; restore it from a copy")
+            raise DataCorruption(f"{path}: {size} bytes, valid files have at most {max_bytes}; restore it from a copy")
         return file.pread(size, 0)
     finally:
         file.close()

@@ -255,7 +255,7 @@ class ShardReader:
         """Read-only bytes of record `index` (negative counts from the end). Raises `IndexError`, `DataCorruption`."""
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(f"{self.path}: record {index} of {len(self)}")
+            raise IndexError(f"{self.path}: record {index} is out of range; there are {len(self)}")
         start = int(self._offsets[number])
         record = self._view[start : start + int(self._lengths[number])]
         if self.verify == "always" or (self.verify == "first" and not self._verified[number]):
@@ -268,8 +268,8 @@ class ShardReader:
         record = self[index]
         if len(record) % np.dtype(dtype).itemsize:
             raise DataCorruption(
-                f"{self.path}: record {index} has {len(record)} bytes, no multiple of {np.dtype(dtype)}; "
-                "it was written as something else: rebuild the data set"
+                f"{self.path}: record {index} has {len(record)} bytes, not a multiple of the size of "
+                f"{np.dtype(dtype)}; give the dtype that it was written with"
             )
         return np.frombuffer(record, dtype)
 
@@ -381,12 +381,12 @@ def _check_trailer(path: str, view: memoryview) -> tuple[int, int, int, int]:
     trailer = view[len(view) - _TRAILER.size :]
     index_offset, records, data_bytes, index_crc, version, zero, crc, magic = _TRAILER.unpack(trailer)
     if magic != _TRAILER_MAGIC:
-        raise _corrupt(path, "it does not end with an index, it may have been cut short")
+        raise _corrupt(path, "it does not end with an index: the file was truncated")
     if crc != crc32c(trailer[:_TRAILER_CHECKED_BYTES]) or version != _VERSION or zero != 0:
         raise _corrupt(path, "its last 48 bytes do not match their CRC32C")
     expected = index_offset + records * _INDEX_ENTRY_BYTES + _TRAILER.size
     if records > MAX_RECORDS or index_offset % ALIGNMENT_BYTES or expected != len(view):
-        raise _corrupt(path, f"{records} records with their index at {index_offset} do not make {len(view)} bytes")
+        raise _corrupt(path, f"{records} records with their index at {index_offset} do not fit into {len(view)} bytes")
     return index_offset, records, data_bytes, index_crc
 
 
@@ -401,6 +401,6 @@ def _check_geometry(
     wrong = np.flatnonzero(starts != expected)
     if wrong.size:
         number = int(wrong[0])
-        raise _corrupt(path, f"record {number} is said to begin at {expected[number]}, not at {starts[number]}")
+        raise _corrupt(path, f"the index says that record {number} begins at {expected[number]}, not {starts[number]}")
     if int(lengths.sum(dtype=np.uint64)) != data_bytes:
-        raise _corrupt(path, f"the records do not have {data_bytes} bytes together")
+        raise _corrupt(path, f"the lengths of the records do not add up to {data_bytes} bytes")

@@ -70,7 +70,7 @@ class RecordSetWriter:
         self._writer: ShardWriter | None = None
         self._open = True
         if not self._disk.is_dir(self.directory):
-            raise NotFound(f"{self.directory} is no directory; make it first")
+            raise NotFound(f"{self.directory} is not a directory; create it first")
         if MANIFEST_NAME in self._disk.list(self.directory):
             raise Exists(f"{self.directory} holds a data set already; choose an empty directory")
 
@@ -153,7 +153,7 @@ class RecordSet:
         """`(shard, record in the shard)` of record `index` (negative counts from the end). Raises `IndexError`."""
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
-            raise IndexError(f"{self.directory}: record {index} of {len(self)}")
+            raise IndexError(f"{self.directory}: record {index} is out of range; there are {len(self)}")
         shard = int(np.searchsorted(self._ends, number, side="right"))
         return shard, number - (int(self._ends[shard - 1]) if shard else 0)
 
@@ -209,7 +209,7 @@ class RecordSet:
         if reader.info != expected:
             reader.close()
             raise DataCorruption(
-                f"{reader.path}: a whole shard, but not the one that {MANIFEST_NAME} lists "
+                f"{reader.path}: a valid shard, but not the one that {MANIFEST_NAME} lists "
                 f"({reader.info.records} records, {expected.records} listed); restore the data set from a copy"
             )
         return reader
@@ -239,5 +239,5 @@ def _read_manifest(path: str, disk: Disk | None) -> _Body:
         if os.path.basename(shard.name) != shard.name or shard.name in ("", ".", "..") or "\0" in shard.name:
             raise DataCorruption(f"{path}: shard name {shard.name!r} is not a plain file name; {advice}")
         if not 0 <= shard.records <= MAX_RECORDS:
-            raise DataCorruption(f"{path}: shard {shard.name} is said to hold {shard.records} records; {advice}")
+            raise DataCorruption(f"{path}: shard {shard.name} is listed with {shard.records} records; {advice}")
     return body

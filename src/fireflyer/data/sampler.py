@@ -108,7 +108,7 @@ class ResumableSampler:
 def slice_of_rank(count: int, rank: int, world_size: int) -> tuple[int, int]:
     """`[first, end)` of `count` items for `rank`: contiguous, in rank order, sizes differing by at most one."""
     if world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} of {world_size} is not a rank; ranks count from 0 below the world size")
+        raise UsageError(f"rank {rank} of {world_size} is out of range; ranks count from 0 to world_size - 1")
     return rank * count // world_size, (rank + 1) * count // world_size
 
 

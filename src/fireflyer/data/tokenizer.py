@@ -164,9 +164,7 @@ def _as_bytes(text: str | bytes) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"text is not Unicode that UTF-8 can express: {error.reason} at character {error.start}"
-        ) from None
+        raise UsageError(f"text cannot be encoded as UTF-8: {error.reason} at character {error.start}") from None
 
 
 def _checked_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.int64]:

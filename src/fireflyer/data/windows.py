@@ -33,7 +33,9 @@ class TokenWindows:
         lengths_bytes = records.lengths()
         odd = np.flatnonzero(lengths_bytes % _TOKEN.itemsize)
         if odd.size:
-            raise DataCorruption(f"{records.directory}: record {odd[0]} has an odd length, it holds no uint16 tokens")
+            raise DataCorruption(
+                f"{records.directory}: record {odd[0]} has an odd number of bytes, so it does not hold uint16 tokens"
+            )
         self._ends = np.cumsum(lengths_bytes // _TOKEN.itemsize)
         self.tokens = int(self._ends[-1]) if len(self._ends) else 0
         if self.tokens <= length:
@@ -44,7 +46,7 @@ class TokenWindows:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not 0 <= index < len(self):
-            raise IndexError(f"{self.records.directory}: window {index} of {len(self)}")
+            raise IndexError(f"{self.records.directory}: window {index} is out of range; there are {len(self)}")
         tokens = torch.from_numpy(self._row(index * self.length, self.length + 1))
         return tokens[:-1], tokens[1:]
 

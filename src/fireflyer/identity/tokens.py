@@ -9,9 +9,9 @@ Every change takes the lock file, reads, changes and replaces the file atomicall
 administrator's command) may use one file at a time. Readers notice a replaced file by themselves. Times are Unix
 seconds and come from the caller.
 
-Each user has a uid, by which files belong to him; those that are assigned here are never given to another one, also
-when he was removed. Files of version 1 had none: their users get theirs, in the order in which they were made, when
-such a file is read (so all readers agree), and keep them when it is written.
+Each user has a uid, by which files belong to them; those that are assigned here are never given to another one, also
+when the user was removed. Files of version 1 had none: their users get theirs, in the order in which they were made,
+when such a file is read (so all readers agree), and keep them when it is written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["FIRST_UID", "MAX_GROUPS", "MAX_TOKENS_PER_USER", "MAX_USERS", "Accou
 MAX_USERS: Final = 10_000
 MAX_TOKENS_PER_USER: Final = 64
 MAX_GROUPS: Final = 64
-"""Of one user, beside his own."""
+"""Of one user, beside their own."""
 FIRST_UID: Final = 10_000
 """Above those that distributions give to the people of one machine."""
 _MAX_ID: Final = (1 << 32) - 2

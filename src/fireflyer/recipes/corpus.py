@@ -129,7 +129,7 @@ def open_corpus(directory: str) -> Corpus:
     except msgspec.DecodeError as error:
         raise DataCorruption(f"{path}: {error}; remove the file, the corpus is then built again") from error
     if os.path.basename(current.name) != current.name or not current.name.startswith("corpus-"):
-        raise DataCorruption(f"{path}: {current.name!r} is no corpus; remove the file, the corpus is then built again")
+        raise DataCorruption(f"{path}: {current.name!r} is not a corpus; remove the file, and it is built again")
     return _describe(os.path.join(os.path.dirname(path), current.name))
 
 
@@ -224,7 +224,7 @@ def _describe(target: str) -> Corpus:
         try:
             meta = msgspec.convert(records.meta, _Meta)
         except msgspec.ValidationError as error:
-            raise DataCorruption(f"{target}: a data set but no corpus ({error}); remove it and build again") from error
+            raise DataCorruption(f"{target}: not a corpus of ours ({error}); remove it, and build again") from error
     return Corpus(directory=target, reused=True, **msgspec.to_builtins(meta))
 
 

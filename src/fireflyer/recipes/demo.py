@@ -42,11 +42,11 @@ class DemoSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.checkpoint_every < self.kill_step < self.steps:
             raise UsageError(
-                f"checkpoint every {self.checkpoint_every}, kill at {self.kill_step}, steps {self.steps}: these must "
-                "rise from 1, so that the node dies after a checkpoint and before the end"
+                f"--checkpoint-every {self.checkpoint_every} --kill-step {self.kill_step} --steps {self.steps}: each "
+                "must be less than the next, so that the node dies after a checkpoint and before the end"
             )
         if not 0 <= self.kill_node < self.nodes:
-            raise UsageError(f"node {self.kill_node} cannot be killed; nodes count from 0 below {self.nodes}")
+            raise UsageError(f"kill_node={self.kill_node} is out of range; nodes count from 0 to {self.nodes - 1}")
 
 
 class CurveComparison(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def _job(spec: DemoSpec, name: str, corpus: str, inject: tuple[Fault, ...]) -> J
     if os.path.isfile(os.path.join(run_dir, "events.jsonl")):
         shutil.rmtree(run_dir)
     elif os.path.lexists(run_dir):
-        raise Exists(f"{run_dir} is in the way and is not an earlier demonstration; give another --directory")
+        raise Exists(f"{run_dir} exists and is not a run of an earlier demonstration; give another --directory")
     options: Mapping[str, object] = {
         "--steps": spec.steps,
         "--seed": spec.seed,
@@ -169,7 +169,7 @@ def _judge_start(failure: Failure, disturbed: Sequence[Logged]) -> list[str]:
     """What is wrong with the checkpoint that the job resumed from after `failure`."""
     resumed, name = failure.resumed_step or 0, failure.resumed_checkpoint
     if resumed == 0:
-        return ["the job started from the beginning: there was no checkpoint to resume from"]
+        return ["the job restarted at step 0: there was no checkpoint to resume from"]
     events = [entry.event for entry in disturbed]
     problems: list[str] = []
     starts = {(event.attempt, event.step, event.checkpoint) for event in events if isinstance(event, ResumeReport)}

@@ -326,7 +326,10 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
     if not 0 < given.lr < 1:
         raise UsageError(f"--lr {given.lr} must be above 0 and below 1")
     if given.global_batch < env.world_size:
-        raise UsageError(f"--global-batch {given.global_batch} leaves some of {env.world_size} ranks without a sample")
+        raise UsageError(
+            f"--global-batch {given.global_batch} is less than the world size, {env.world_size}: "
+            "every rank needs at least one sample"
+        )
     return Options(
         steps=given.steps,
         seed=given.seed,

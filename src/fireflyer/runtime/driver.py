@@ -64,7 +64,7 @@ class Driver(Generic[_E, _F]):
         if self._finished.done():
             return
         if len(self._events) >= MAX_EVENTS_QUEUED:
-            raise Busy(f"{MAX_EVENTS_QUEUED} events wait for the machine already")
+            raise Busy(f"{MAX_EVENTS_QUEUED} events are queued already")
         self._events.append(event)
         if not self._scheduled:
             self._scheduled = True

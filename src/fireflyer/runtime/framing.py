@@ -2,9 +2,9 @@
 
 A frame is a four-byte big-endian payload length, the payload, and a tag: the first 16 bytes of an HMAC-SHA256 over the
 frame's number in its direction (64 bits, from 0), the length and the payload. Each direction has a key of its own,
-derived from the session key of the handshake. Whoever sits on the path can therefore not alter, inject, repeat, drop,
-reorder or reflect a frame without the receiver noticing; he can read them (run it through a tunnel where that
-matters) and he can break the connection. The length is checked against the limit before anything is allocated.
+derived from the session key of the handshake. An attacker on the path can therefore not alter, inject, repeat, drop,
+reorder or reflect a frame without the receiver noticing; they can read frames (use a tunnel where that matters) and
+they can break the connection. The length is checked against the limit before anything is allocated.
 """
 
 from __future__ import annotations
@@ -80,5 +80,5 @@ class FrameOpener:
         view = memoryview(body)
         payload, tag = view[:-TAG_BYTES], view[-TAG_BYTES:]
         if not hmac.compare_digest(self._tagger.next_tag(header, payload), tag):
-            raise DataCorruption("a frame was altered, repeated or dropped on the way (its tag is wrong)")
+            raise DataCorruption("a frame with a wrong MAC: it was altered, repeated or lost on the way")
         return payload

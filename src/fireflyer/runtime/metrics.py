@@ -50,7 +50,9 @@ def exposition(series: Sequence[Series]) -> bytes:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
         from prometheus_client.registry import Collector
     except ImportError:
-        raise UsageError("metrics need the package prometheus-client; install it, or give no address") from None
+        raise UsageError(
+            "metrics need the package prometheus-client: pip install prometheus-client, or give no address for metrics"
+        ) from None
 
     class Found(Collector):
         def collect(self) -> Iterator[Metric]:

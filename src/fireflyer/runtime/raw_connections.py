@@ -131,7 +131,7 @@ class RawListener:
         except (OSError, OverflowError) as error:
             sock.close()
             if isinstance(error, OverflowError):
-                raise UsageError(f"port {port} is not a port; choose one from 1 to 65535, or 0") from None
+                raise UsageError(f"port {port} is out of range; choose one from 1 to 65535, or 0 for any") from None
             raise translate_os_error(error, f"listen on {Address(host, port)}") from error
         self._socket = sock
         self._accepting = loop.create_task(self._accept_all(sock))
@@ -157,7 +157,7 @@ class RawListener:
                 sock, peer = await loop.sock_accept(listening)
             except OSError as error:
                 # Out of descriptors or memory, mostly: what is open goes on, and the next ones wait.
-                _log.warning("no connection could be accepted reason=%s", translate_os_error(error, "accept"))
+                _log.warning("accept failed, retrying reason=%s", translate_os_error(error, "accept"))
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             if len(self._handshakes) >= MAX_HANDSHAKES:
@@ -208,7 +208,7 @@ def _handed_on(task: asyncio.Task[None]) -> bool:
         return False
     error = task.exception()
     if error is not None and not isinstance(error, FireflyerError | OSError):
-        _log.error("a connection was lost on an unexpected error", exc_info=error)
+        _log.error("connection lost on an unexpected error", exc_info=error)
     return error is None
 
 
@@ -219,7 +219,7 @@ def _nonce() -> bytes:
 async def _connect(address: Address) -> socket.socket:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    last: OSError = OSError("the name has no address")
+    last: OSError = OSError("the host name resolves to no address")
     for family, kind, protocol, _, where in found:
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         try:
@@ -244,7 +244,9 @@ def _set_options(sock: socket.socket) -> None:
 
 
 async def _prove(sock: socket.socket, handshake: ClientHandshake) -> Session:
-    left = Unreachable("the server closed the connection during the handshake; it ended, or is no such server")
+    left = Unreachable(
+        "the server closed the connection during the handshake; it has ended, or is not a Fire-Flyer server"
+    )
     await _send(sock, handshake.hello())
     await _send(sock, handshake.on_challenge(await _receive(sock, left)))
     return handshake.on_verdict(await _receive(sock, left))

@@ -149,7 +149,7 @@ class Reporter:
                 if self._steps > MAX_STEPS_QUEUED:
                     self._drop_oldest_step()
             elif len(self._queue) - self._steps >= MAX_IMPORTANT:
-                _log.error("report lost, the launcher takes none report=%r", report)
+                _log.error("report dropped: the queue is full, the launcher accepts none report=%r", report)
                 return
             self._queue.append(report)
             self._changed.notify()
@@ -196,14 +196,14 @@ class Reporter:
                 self._lose_connection()
                 if self._wait_to_retry():
                     continue
-                _log.warning("reports lost at the end count=%d reason=%s", len(batch), error)
+                _log.warning("reports not delivered before the process ended count=%d reason=%s", len(batch), error)
                 return False
             except FireflyerError as error:
-                _log.warning("no reports are sent any more reason=%s", error)
+                _log.warning("reporting to the launcher stopped, the script goes on reason=%s", error)
                 self._lose_connection()
                 return False
             except Exception:
-                _log.exception("no reports are sent any more")
+                _log.exception("reporting to the launcher stopped on an unexpected error, the script goes on")
                 return False
 
     def _connected(self) -> BlockingRpcClient:

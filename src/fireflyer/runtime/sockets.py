@@ -80,7 +80,7 @@ def receive_exactly(sock: socket.socket, count: int) -> bytes:
     while len(data) < count:
         more = sock.recv(count - len(data))
         if not more:
-            raise EOFError("the connection ended")
+            raise EOFError("the peer closed the connection")
         data += more
     return bytes(data)
 

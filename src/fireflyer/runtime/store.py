@@ -317,7 +317,7 @@ def open_store(env: RankEnvironment) -> Store:
     if env.world_size == 1:
         return LocalStore()
     raise UsageError(
-        f"rank {env.rank} of {env.world_size} was not started by `ff run`, so there is no store to meet the others in; "
+        f"rank {env.rank} of {env.world_size} was not started by `ff run`, so it has no rendezvous store; "
         "start the job with: ff run --nodes N --ranks-per-node M script.py (a PyTorch program under torchrun makes "
         "its communicator with fireflyer.collectives.torch_join.communicator_of)"
     )
@@ -325,9 +325,12 @@ def open_store(env: RankEnvironment) -> Store:
 
 def _check_node(caller: Caller) -> None:
     if caller.role != "node":
-        raise PermissionDenied("the store is for nodes; users have no access to it")
+        raise PermissionDenied("only holders of the node secret may use the rendezvous store, not users with a token")
 
 
 def _missing(keys: list[str], timeout_ns: int) -> Timeout:
     shown = ", ".join(repr(key) for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    return Timeout(f"store key {shown} was not set within {format_duration(timeout_ns)}; is that rank alive?")
+    return Timeout(
+        f"store key {shown} was not set within {format_duration(timeout_ns)}; "
+        "the rank that sets it is late or has ended, see its log"
+    )

@@ -81,7 +81,7 @@ class StoreTable:
         except ValueError:
             raise UsageError(f"store key {key!r} does not hold a number, so nothing can be added to it") from None
         if not -(1 << 63) <= total < 1 << 63:
-            raise UsageError(f"adding {amount} to store key {key!r} leaves the range of 64 bits")
+            raise UsageError(f"adding {amount} to store key {key!r} overflows 64 bits")
         return total, self.set(key, b"%d" % total)
 
     def missing(self, keys: Iterable[str]) -> list[str]:

@@ -5,12 +5,12 @@ local. What placement does: it spreads the arrays over all memory controllers (e
 a thread behind one last-level cache while a chunk is hot, and keeps the scheduler from moving it to the other socket.
 
 Nothing is pinned where that could only do harm:
-- one memory node within reach: first touch is right already, and the scheduler knows more than we do;
+- only one NUMA node is usable: first touch is right already, and the scheduler knows more than we do;
 - fewer cores than ranks: a pinned thread cannot go where a core is free.
 
 The rules, in this order: ranks that were given processors of their own by the launcher (different affinity masks) stay
-within them; ranks of the same mask share it: consecutive ranks on the same memory node in proportion to its cores
-(or on the node that `near` says, e.g. that of their GPU); within a memory node whole last-level caches as long as
+within them; ranks of the same mask share it: consecutive ranks on the same NUMA node in proportion to its cores
+(or on the node that `near` says, e.g. that of their GPU); within a NUMA node whole last-level caches as long as
 there are enough, else equal parts of one. SMT siblings go together. Of several caches the thread gets the first:
 moving between caches is what pinning is to prevent.
 
@@ -91,20 +91,20 @@ def network_placement(machine: Machine) -> Placement:
     nics = [nic for nic in machine.nics() if nic.numa_node is not None]
     memories = _cores_by_memory(machine, machine.allowed_cpus)
     if len(memories) < 2 or not nics:
-        why = "one memory node within reach" if len(memories) < 2 else "no network card says where it is"
+        why = "only one NUMA node is usable" if len(memories) < 2 else "the NUMA node of the network card is unknown"
         return Placement(rank=0, reason=f"not pinned: {why}")
     fastest = max(nics, key=lambda nic: (nic.network_bytes_per_s or 0, nic.max_link_bytes_per_s or 0))
     home = next(node for node in machine.numa_nodes if node.node == fastest.numa_node)
     memory_node = machine.memory_near(home)
     cpus = tuple(sorted(cpu for core in memories.get(memory_node, ()) for cpu in core))
     label = ", ".join(fastest.interfaces) or fastest.address
-    return Placement(rank=0, cpus=cpus, memory_node=memory_node, reason=f"near {label} on memory node {memory_node}")
+    return Placement(rank=0, cpus=cpus, memory_node=memory_node, reason=f"near {label} on NUMA node {memory_node}")
 
 
 def _why_not(machine: Machine, shares: dict[Group, list[int]]) -> str:
     reachable = {node for mask in shares for node in _cores_by_memory(machine, mask)}
     if len(reachable) < 2:
-        return "one memory node within reach"
+        return "only one NUMA node is usable"
     for mask, members in shares.items():
         cores = _cores_within(machine.cores, mask)
         if len(cores) < len(members):
@@ -120,7 +120,7 @@ def _cores_within(groups: Sequence[Group], mask: Group) -> list[Group]:
 
 
 def _cores_by_memory(machine: Machine, mask: Group) -> dict[int, list[Group]]:
-    """The cores within the mask under the memory node that they should use, memory nodes ascending."""
+    """The cores within the mask under the NUMA node that they should use, NUMA nodes ascending."""
     memory_of_cpu = {}
     for node in machine.numa_nodes:
         memory_of_cpu.update(dict.fromkeys(node.cpus, machine.memory_near(node)))
@@ -152,7 +152,7 @@ def _place_on_nodes(
     for node, ranks in by_node.items():
         parts = _divide(machine, memories[node], len(ranks))
         placed += [
-            Placement(rank=rank, cpus=cpus, memory_node=node, reason=f"memory node {node}, {text}")
+            Placement(rank=rank, cpus=cpus, memory_node=node, reason=f"NUMA node {node}, {text}")
             for rank, (cpus, text) in zip(sorted(ranks), parts, strict=True)
         ]
     return placed

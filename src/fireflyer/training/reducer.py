@@ -158,7 +158,7 @@ class GradientReducer:
             return
         if self._started > 0:
             raise UsageError(
-                f"a backward pass broke off after {self._started} of {len(self._buckets)} allreduces, so the ranks no "
+                f"a backward pass failed after {self._started} of {len(self._buckets)} allreduces, so the ranks no "
                 "longer agree; restart from a checkpoint"
             )
         self._abandon()

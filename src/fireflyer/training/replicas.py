@@ -49,8 +49,8 @@ def verify_same_description(comm: Communicator, lines: Sequence[str]) -> None:
     ranks = [rank for rank, flag in enumerate(differs.tolist()) if flag]
     theirs = _broadcast_text(comm, text, int(reference[0])).decode(errors="replace").split("\n")
     if comm.rank in ranks:
-        raise UsageError(f"rank {comm.rank} wraps another module than rank 0: {_first_difference(lines, theirs)}")
-    raise UsageError(f"the modules of ranks {ranks} differ from rank 0's; their own errors say in what")
+        raise UsageError(f"rank {comm.rank} wraps a different module than rank 0: {_first_difference(lines, theirs)}")
+    raise UsageError(f"the modules of ranks {ranks} differ from rank 0's; the errors of those ranks say how")
 
 
 def broadcast_tensors(

@@ -61,7 +61,7 @@ def place(request: pytest.FixtureRequest, local: LocalPlace | str) -> Place:
 def coherent(request: pytest.FixtureRequest) -> None:
     """For tests of what several users see of each other's open files: between clients that is from close to open."""
     if request.node.callspec.params["place"] == "client":
-        pytest.skip("each user is a client of his own")
+        pytest.skip("each user is a client of their own")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def status_of(pid: int) -> dict[str, set[tuple[int, ...]]]:
 
 
 def described(directory: Path, mine: tuple[int, int]) -> str:
-    """A machine whose two processors have a memory node each."""
+    """A machine whose two processors have a NUMA node each."""
     write_tree(RealDisk(), str(directory), tree_of_nodes([[mine[0]], [mine[1]]], allowed=mine))
     return str(directory)
 
@@ -53,10 +53,10 @@ def test_threads_of_each_rank_run_near_its_memory(tmp_path: Path, mine: tuple[in
             assert mine in threads.get("python", set()) | threads.get("python3", set()), (
                 "the program's own threads are left alone"
             )
-            placed = f"rank {rank}: processors {mine[rank]}, arena on memory node {rank}"
+            placed = f"rank {rank}: processors {mine[rank]}, arena on NUMA node {rank}"
             assert event["log"][-1 if rank == 0 else 0].startswith(f"INFO {placed}")
             if rank == 1 and not Path("/sys/devices/system/node/node1").exists():
-                assert event["log"][1].startswith("WARNING rank 1: not placed as planned: arena: ")
+                assert event["log"][1].startswith("WARNING rank 1: CPU or memory binding failed: arena: ")
             assert len(event["log"]) <= 2
 
 
@@ -79,9 +79,9 @@ def test_threads_stay_where_the_program_put_them(tmp_path: Path, mine: tuple[int
 
 @pytest.mark.processes
 def test_ranks_that_the_launcher_has_placed_tell_each_other(tmp_path: Path, mine: tuple[int, int]) -> None:
-    """Each may use one processor, of another memory node than the other's: only together do they see both nodes."""
+    """Each may use one processor, of another NUMA node than the other's: only together do they see both nodes."""
     root, masks = described(tmp_path, mine), [[mine[1]], [mine[0]]]
     with ranks_running(tmp_path / "job", [0, 0], "", module=MODULE, root=root, masks=masks) as ranks:
         for rank, event in ranks.wait_for("bound").items():
-            assert event["binding"].startswith(f"processors {masks[rank][0]}, arena on memory node {1 - rank} ")
+            assert event["binding"].startswith(f"processors {masks[rank][0]}, arena on NUMA node {1 - rank} ")
             assert status_of(event["pid"])["ff-collectives"] == {tuple(masks[rank])}

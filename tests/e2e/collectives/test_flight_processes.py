@@ -100,7 +100,7 @@ def test_a_rank_that_comes_too_late(tmp_path: Path, nodes: list[int]) -> None:
         late = verdict_of(tmp_path)
     assert [each.rank for each in absent.culprits] == [each.rank for each in late.culprits] == [1]
     assert late.kind == "absent"
-    assert "only when the others had given up" in late.summary
+    assert "only after it had failed on the others" in late.summary
     assert "missing ranks: {1}" in stock_analysis(tmp_path)
 
 

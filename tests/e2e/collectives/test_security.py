@@ -2,17 +2,17 @@
 
 What holds, and against whom:
 
-- A stranger (no secret) may connect to every listener of every rank: TCP ports, and Unix sockets of the abstract
-  namespace, which know no permissions. He learns that something listens. A silent one is turned away after 10 s
-  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most 1
-  KiB. He delays nobody and is never read beyond the handshake.
+- A peer without the secret may connect to every listener of every rank: TCP ports, and Unix sockets of the abstract
+  namespace, which know no permissions. It learns that something listens. A silent one is turned away after 10 s
+  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most
+  1 KiB. It delays nobody and is never read beyond the handshake.
 - A recorded handshake is of no use: both sides contribute 32 fresh bytes. One made for another listener, group, attempt
   or rank is refused: its purpose and names are part of the proof.
 - Memory is in unnamed files (memfd): nothing in /dev/shm, nothing to unlink, gone with the last process. Only this user
   (and root) may open them through /proc, or read the memory of ranks. Where Yama restricts ptrace (scope 1) ranks allow
   every process *of this user* to attach while they have a group (PR_SET_PTRACER_ANY; docs/safety.md);
   `peer_memory=False` is for those who do not want that.
-- Who holds the secret is believed to be a rank; but what he sends is bounded and checked, and ends in an error.
+- Who holds the secret is believed to be a rank; but what it sends is bounded and checked, and ends in an error.
 - Not covered: somebody on the wire between two hosts who changes frames after the handshake. Frames carry checksums, no
   proofs. That needs a tunnel.
 """
@@ -143,7 +143,7 @@ def tell(sock: socket.socket, noise: bytes) -> None:
     try:
         sock.sendall(noise)
     except OSError:
-        pass  # he was turned away already
+        pass  # it was turned away already
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
@@ -369,7 +369,7 @@ def from_lying_leader(window_fds: list[int], probes: int) -> BaseException | Non
 @pytest.mark.processes
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what another user may do")
 def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
-    """The abstract socket lets him connect, and turns him away without the secret."""
+    """The abstract socket lets another user connect, and turns them away without the secret."""
     with job([0, 0]) as group:
         group.last_may_come.set()
         address = group.address_of(0)

@@ -37,7 +37,7 @@ with Communicator.from_environment(env, timeout_ns=10**9) as comm:
 
 
 PATIENT = Timeouts(settle_ns=20 * SECOND, blame_ns=20 * SECOND)
-"""Whoever ends by himself does so, and is heard, before anybody is blamed, however busy the machine is."""
+"""A rank that ends by itself does so, and is heard, before any is blamed, however busy the machine is."""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_who_outlives_a_rank_leaves_its_dump_before_it_is_stopped(tmp_path: Path
         run_dir=str(tmp_path / "run"),
         ranks_per_node=2,
         devices="cpu",
-        timeouts=Timeouts(settle_ns=20 * SECOND),  # he ends by himself, however busy the machine is
+        timeouts=Timeouts(settle_ns=20 * SECOND),  # it ends by itself, however busy the machine is
     )
     job = run(spec)
     assert job.result.reason == "rank 1 (node 0) was killed by SIGKILL"

@@ -269,8 +269,8 @@ class FileMachine(RuleBasedStateMachine):
             errno_of(user.lock, number, kind, start, size)
 
     def _may_lock(self, file: Any) -> bool:
-        """The service does not know of who only reads, so it asks whether he may: also of a file that was opened
-        before that was taken from him, or made with no rights. Linux asks nobody."""
+        """The service does not know of who only reads, so it asks whether they may: also of a file that was opened
+        before that was taken from them, or made with no rights. Linux asks nobody."""
         user, number, how = file
         found, who = user.fstat(number), user.who
         shift = 6 if who.uid == found.uid else 3 if found.gid in (who.gid, *who.groups) else 0

@@ -128,7 +128,7 @@ def test_inputs_come_from_the_log() -> None:
 def test_a_job_without_reports_or_without_checkpoints_says_why_nothing_is_computed() -> None:
     silent = [Logged(0, JobStarted("j", (), 1, 1, 0, 0.0)), Logged(SECOND, JobFinished(0, "done"))]
     assert ettr(account(silent)).measured is None
-    assert ettr(account(silent)).note == "not computed: the ranks reported nothing"
+    assert ettr(account(silent)).note == "not computed: no step was reported"
     unsaved = ettr(account(make_log(JobScript(steps=5))[0]))
     assert unsaved.expected is None
     assert "no checkpoint" in unsaved.note

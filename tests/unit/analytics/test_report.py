@@ -44,7 +44,7 @@ def test_the_example_is_told_step_by_step() -> None:
     (story,) = report.failures
     assert story.title == "Failure 1: node 1 lost at step 71"
     assert row(story.rows, "Resumed").value == "from step 60"
-    assert row(story.rows, "Done again").value == "10 steps"
+    assert row(story.rows, "Repeated").value == "10 steps"
     assert row(report.facts, "curve").mark == "good"
     assert row(report.summary, "Throughput").value == "16,384 tokens/s"
     assert row(report.ettr_rows, "Measured").value == "0.709"
@@ -72,7 +72,7 @@ def test_a_job_without_reports_has_unknown_parts_not_zeros() -> None:
 def test_steps_without_a_word_on_resuming_are_not_said_to_be_from_the_start() -> None:
     script = JobScript(steps=50, breaks=(Break(after_step=30),), resumes=False)
     resumed = row(build_report(make_log(script)[0]).failures[0].rows, "Resumed")
-    assert (resumed.value, resumed.note) == ("from step 20", "the ranks named no checkpoint")
+    assert (resumed.value, resumed.note) == ("from step 20", "the ranks reported no checkpoint name")
 
 
 def broken_silent_log(exit_code: int) -> list[Logged]:
@@ -89,11 +89,12 @@ def broken_silent_log(exit_code: int) -> list[Logged]:
 
 def test_without_reports_a_failure_is_not_said_to_have_been_fatal_or_survived_unless_the_end_shows_it() -> None:
     report = build_report(broken_silent_log(0))
-    assert report.headline == "Finished in 4.0 s: the ranks reported nothing, 2 attempts, 1 failure survived."
+    unknown = "This script does not use Reporter: steps and loss are unknown."
+    assert report.headline == f"Finished in 4.0 s: 2 attempts, 1 failure survived. {unknown}"
     resumed = row(report.failures[0].rows, "Resumed")
     assert (resumed.value, resumed.mark) == ("unknown", "")
     report = build_report(broken_silent_log(1))
-    assert report.headline.endswith("the ranks reported nothing, 2 attempts, 2 failures.")
+    assert report.headline.endswith("2 attempts, 2 failures. No step was reported: steps and loss are unknown.")
     assert [row(story.rows, "Resumed").value for story in report.failures] == ["unknown", "no"]
 
 

@@ -257,7 +257,7 @@ def test_a_damaged_plan_is_found_again_in_the_manifests(tmp_path: Path) -> None:
     save_all(tmp_path, [30], keep=1)
     assert newest(tmp_path).job_plan == {"algorithm": "tree"}, "also when the resuming start names none"
     damage(tmp_path / "step-00000030", "missing manifest")
-    with pytest.raises(DataCorruption, match="remove it to start with another plan"):
+    with pytest.raises(DataCorruption, match="remove it to start with another job_plan"):
         stored_job_plan(str(tmp_path))
     (tmp_path / "job.json").unlink()
     assert stored_job_plan(str(tmp_path)) is None

@@ -59,18 +59,18 @@ def test_one_node_needs_no_network(capsys: Capture) -> None:
     assert main(["collectives", "plan", "--nodes", "1", "--ranks-per-node", "8", "--operation", "broadcast"]) == 0
     text = capsys.readouterr().out
     assert "8 ranks on 1 node, " in text
-    assert "in the node's memory" in text
-    assert "up to 0 connections" in text
+    assert "shared memory" in text
+    assert "nodes: up to 0" in text
 
 
 WRONG = [
     (["--nodes", "2", "--bytes", "five"], None, "size 'five' is not understood"),
     (["--nodes", "2", "--operation", "gather"], None, "--operation 'gather' has no plan; use allreduce, "),
     (["--nodes", "0"], None, "0 is not in the range"),
-    (["--nodes", "2000", "--ranks-per-node", "64"], None, "128000 ranks are more than the 65536 of a group"),
+    (["--nodes", "2000", "--ranks-per-node", "64"], None, "128000 ranks are more than the 65536 that a group can have"),
     (["--nodes", "2"], "zones = [0", "Unclosed array"),
-    (["--nodes", "2"], "zones = [0]", "zones names 1 nodes, and --nodes is 2"),
-    (["--nodes", "2"], "[zone_of_host]\na = 1", "zone_of_host names 1 hosts, and --nodes is 2"),
+    (["--nodes", "2"], "zones = [0]", "zones has 1 entries, --nodes is 2"),
+    (["--nodes", "2"], "[zone_of_host]\na = 1", "zone_of_host has 1 hosts, --nodes is 2"),
     (["--nodes", "2"], "speed = 3", "unknown field `speed`"),
     (["--nodes", "2"], "[speeds]\nlatency_ns = nan", "latency_ns nan must be a positive number"),
     (["--nodes", "2"], "algorithms = ['star']", "algorithm 'star' is not known"),
@@ -95,7 +95,7 @@ def test_a_file_that_is_none(command: list[str], tmp_path: Path, capsys: Capture
     (tmp_path / "s.py").touch()
     for path in (str(tmp_path), str(tmp_path / "none"), "/dev/zero"):
         assert main([*command, "--topology", path, *(str(tmp_path / name) for name in script)]) == 2
-        assert f"--topology {path!r} is no file" in capsys.readouterr().err
+        assert f"--topology {path!r} is not a file" in capsys.readouterr().err
     assert main([*command, "--topology", "", *(str(tmp_path / name) for name in script)]) == 2
     assert "--topology '' is empty" in capsys.readouterr().err
 
@@ -104,4 +104,4 @@ def test_run_refuses_a_topology_of_other_nodes(tmp_path: Path, capsys: Capture) 
     (tmp_path / "s.py").touch()
     topology = written(tmp_path, TOPOLOGY)
     assert main(["run", "--nodes", "2", "--topology", topology, str(tmp_path / "s.py")]) == 2
-    assert "zones names 4 nodes, and --nodes is 2" in capsys.readouterr().err
+    assert "zones has 4 entries, --nodes is 2" in capsys.readouterr().err

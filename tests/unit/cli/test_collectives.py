@@ -32,7 +32,7 @@ def test_names_the_culprit_first_and_shows_every_rank(tmp_path: Path, capsys: Ca
     assert lines[1] == f"{label(world, 2)} stopped inside allreduce #3 of 1000 f32 after 20 of 40 chunks"
     assert lines[2].startswith("  - ranks 0, 1, 3 raised: ")
     table = lines[lines.index("") + 1 :]
-    assert table[0].split() == ["rank", "stands", "at", "state", "chunks", "idle", "waits", "for", "late"]
+    assert table[0].split() == ["rank", "operation", "state", "chunks", "idle", "waits", "for", "late"]
     assert [line.split(" (")[0] for line in table[1:]] == ["rank 2", "rank 0", "rank 1", "rank 3"]
     assert "20/40" in table[1]
 
@@ -91,8 +91,8 @@ def test_bad_files_are_named_in_one_line(tmp_path: Path, capsys: Capture) -> Non
     other.write_bytes(whole.read_bytes().replace(b'"world_size": 2', b'"world_size": 3'))
     for argv, code, said in (
         ([str(tmp_path / "no")], 1, "no' does not exist; give the dumps of a job"),
-        ([str(half)], 1, "half.json is no dump of a flight recorder, or damaged"),
-        ([place, str(other)], 2, "are not of one group: world_size is 2 and 3"),
+        ([str(half)], 1, "half.json is not a flight recorder dump, or is damaged"),
+        ([place, str(other)], 2, "are of different groups: world_size is 2 and 3"),
         ([], 2, "Missing argument 'DUMP...'"),
         ([""], 1, "'' does not exist"),
     ):
@@ -107,4 +107,4 @@ def test_the_torch_file_of_a_rank_is_not_taken_for_a_dump(tmp_path: Path, capsys
     place = written(tmp_path, World([0, 0], CALLS))
     trace = next(Path(place).rglob("torch_rank_1"))
     assert main(["collectives", "explain", str(trace)]) == 1
-    assert "no dump of a flight recorder" in capsys.readouterr().err
+    assert "not a flight recorder dump" in capsys.readouterr().err

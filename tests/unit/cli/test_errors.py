@@ -39,8 +39,8 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
     ("argv", "said"),
     [
         (["rnu"], "no command 'rnu'; did you mean 'run'?"),
-        (["frobnicate"], "there are run, demo, report, collectives, fs, version"),
-        (["train.py"], "to run it: ff run train.py"),
+        (["frobnicate"], "commands are run, report, collectives, demo, fs, version, completion"),
+        (["train.py"], "to run a script: ff run train.py"),
         (["--vresion"], "No such option '--vresion'"),
         (["run"], "Missing argument 'SCRIPT'; see 'ff run --help'"),
         (["run", "--nodse", "2", "train.py"], "'--nodes'"),
@@ -60,7 +60,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["run", ""], "SCRIPT is empty"),
         (["run", "-m", ""], "SCRIPT is empty"),
         (["run", "-m", "train.py"], "-m takes the name of a module, and 'train.py' is a file; leave -m out"),
-        (["run", "/dev/null"], "is no regular file"),
+        (["run", "/dev/null"], "is not a regular file"),
         (["run", "--env", "A", "train.py"], "--env 'A' is not understood; write it like --env NAME=value"),
         (["run", "--env", "1A=b", "train.py"], "--env NAME=value"),
         (
@@ -68,7 +68,10 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
             "'kill-all' is not understood; write it like kill-node=1@60",
         ),
         (["run", "-m", "--no-python", "train.py"], "exclude each other"),
-        (["demo", "--kill-step", "500", "--steps", "100", "--checkpoint-every", "10"], "these must rise"),
+        (
+            ["demo", "--kill-step", "500", "--steps", "100", "--checkpoint-every", "10"],
+            "each must be less than the next",
+        ),
         (["version", "extra"], "unexpected extra argument"),
     ],
 )
@@ -109,15 +112,18 @@ def test_a_run_directory_in_use_is_refused(here: Path, capsys: Capture) -> None:
 
 def test_report_of_no_run_of_an_empty_directory_and_of_a_damaged_log(here: Path, capsys: Capture) -> None:
     assert "run directory 'nowhere' does not exist" in error_of(capsys, ["report", "nowhere"], 1)
+    assert "'train.py' is not a directory; give one of ./runs" in error_of(capsys, ["report", "train.py"], 2)
     (here / "empty").mkdir()
-    assert "is not the directory of a run; give the directory that" in error_of(capsys, ["report", "empty"], 2)
+    assert "is not the directory of a run: it has no events.jsonl; give one of" in error_of(
+        capsys, ["report", "empty"], 2
+    )
     (here / "empty" / "events.jsonl").write_bytes(b"{}\n{}\n")
     assert "line 1" in error_of(capsys, ["report", "empty"], 1)
 
 
 def test_no_arguments_show_the_help(capsys: Capture) -> None:
     assert main([]) == 2
-    assert "Commands:" in capsys.readouterr().err
+    assert "For researchers:" in capsys.readouterr().err
     assert main(["run", "--help"]) == 0
     assert "--max-restarts" in capsys.readouterr().out
 

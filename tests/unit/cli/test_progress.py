@@ -59,12 +59,12 @@ def test_notices_tell_the_failure_once() -> None:
     assert notices == [
         "job demo: nodes 2, ranks per node 2",
         "training from the start",
-        "breaking on request: kill-node=1, at step 71",
+        "injecting a fault: kill-node=1, at step 71",
         "node 1 lost: its agent was killed by signal 9",
         "attempt 0 failed: node 1 lost; restarting",
         "attempt 1 starts",
         "resuming from step 60 (step-00000060)",
-        "ended after 42.3 s: all ranks exited with 0",
+        "job ended after 42.3 s: all ranks exited with 0",
     ]
 
 
@@ -112,7 +112,7 @@ def test_what_was_saved_is_what_can_be_resumed_from() -> None:
     assert progress.saved_step == 20
     assert progress.status() == "step 20 · saved step 20 · attempt 1"
     assert "checkpoint of step 60 failed: no space left; training goes on" in notices
-    assert notices[-2:] == ["passed over step-40: bad checksum", "resuming from step 20 (step-20)"]
+    assert notices[-2:] == ["skipped checkpoint step-40: bad checksum", "resuming from step 20 (step-20)"]
 
 
 def test_rates_are_of_the_last_steps_and_memory_is_bounded() -> None:
@@ -241,7 +241,7 @@ def test_a_reader_that_stops_never_holds_up_the_job_and_is_told_what_it_missed()
         for number in range(QUEUE_ITEMS + 1000):
             view.on_line(line(f"line {number}"))
         out.go.set()
-    assert re.search(r"ff     \| [\d,]+ lines were too fast for this output", out.getvalue())
+    assert re.search(r"ff     \| [\d,]+ lines came too fast to be shown", out.getvalue())
 
 
 class _Closed(io.StringIO):

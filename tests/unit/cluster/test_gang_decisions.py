@@ -126,8 +126,8 @@ def test_success_is_when_every_rank_of_every_node_ended_with_zero() -> None:
     assert story.gang.phase is Phase.RUNNING
     assert of(story.tell(gone(1, 0, 0)), ShutDownAgent) == [ShutDownAgent(0, 1), ShutDownAgent(1, 1)]
     story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
-    assert story.finish() == Finish(0, "all ranks ended with success", None)
-    assert story.logged(JobFinished) == [JobFinished(0, "all ranks ended with success")]
+    assert story.finish() == Finish(0, "all ranks exited with code 0", None)
+    assert story.logged(JobFinished) == [JobFinished(0, "all ranks exited with code 0")]
 
 
 def test_the_loss_of_a_node_is_blamed_before_the_ranks_that_fail_of_it() -> None:
@@ -212,7 +212,7 @@ def test_a_silent_agent_is_lost_in_less_than_two_seconds() -> None:
     story.wait(SECOND)
     del story.beating[1]
     assert of(story.wait(TIMEOUTS.node_lost_ns + TICK_NS), KillNode) == [KillNode(1, 1)]
-    assert "silent" in story.logged(NodeLost)[0].reason
+    assert "no heartbeat" in story.logged(NodeLost)[0].reason
     assert TIMEOUTS.node_lost_ns + 2 * TICK_NS < 2 * SECOND
 
 
@@ -367,7 +367,7 @@ def test_an_agent_that_does_not_come_up_is_a_failure() -> None:
     story.tell(AgentUp(0, 1))
     del story.beating[1]
     assert of(story.wait(TIMEOUTS.agent_start_ns), KillNode) == [KillNode(1, 1)]
-    assert "did not come up within 1 min 00 s" in story.logged(NodeLost)[0].reason
+    assert "did not start within 1 min 00 s" in story.logged(NodeLost)[0].reason
 
 
 def test_processes_that_outlive_sigkill_end_the_job_and_are_named() -> None:

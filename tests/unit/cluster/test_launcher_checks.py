@@ -52,7 +52,7 @@ def test_a_sound_job_passes(tmp_path: Path) -> None:
         ({"nodes": 1024, "ranks_per_node": 100}, "102400 ranks are more than the 16384"),
         ({"max_restarts": -1}, "--max-restarts -1 must be"),
         ({"omp_num_threads": 0}, "--omp-num-threads 0 must be at least 1"),
-        ({"master_port": 70000}, "--master-port 70000 is not a port"),
+        ({"master_port": 70000}, "--master-port 70000 is out of range"),
         ({"ranks_per_node": 2 * RANKS_PER_CORE + 1}, "33 ranks are more than this machine can hold"),
         ({"devices": "gpu"}, "this machine has no GPU; use --devices cpu"),
         ({"inject": (Fault("kill-node", 1, 5),)}, "--inject kill-node=1@5: there is no node 1; the last one is 0"),

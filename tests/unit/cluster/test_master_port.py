@@ -70,5 +70,5 @@ async def test_a_port_in_use_is_waited_for_a_while(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_no_port_is_refused(port: int) -> None:
-    with pytest.raises(UsageError, match="is not a port"):
+    with pytest.raises(UsageError, match="is out of range"):
         check_port(port)

@@ -79,7 +79,7 @@ def test_views_are_read_only_without_a_copy_and_outlive_the_reader(tmp_path: Pat
 def test_record_numbers_have_bounds(tmp_path: Path) -> None:
     reader = ShardReader(write(tmp_path / "shard", RECORDS))
     for index in (5, -6, 1 << 70):
-        with pytest.raises(IndexError, match=f"record {index} of 5"):
+        with pytest.raises(IndexError, match=f"record {index} is out of range; there are 5"):
             reader[index]
 
 

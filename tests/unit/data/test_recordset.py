@@ -38,7 +38,7 @@ def test_records_are_numbered_through_all_shards(directory: str) -> None:
         assert records.meta == {"made": "here"}
         assert records.array(3, np.uint8).tobytes() == RECORDS[3]
         for index in (200, -201):
-            with pytest.raises(IndexError, match=f"record {index} of 200"):
+            with pytest.raises(IndexError, match=f"record {index} is out of range; there are 200"):
                 records[index]
 
 
@@ -75,7 +75,7 @@ def test_an_empty_set_and_a_pickled_one(tmp_path: Path, directory: str) -> None:
 def test_a_set_is_written_once_and_not_halfway(tmp_path: Path, directory: str) -> None:
     with pytest.raises(Exists, match="holds a data set already"):
         RecordSetWriter(directory)
-    with pytest.raises(NotFound, match="missing is no directory; make it first"):
+    with pytest.raises(NotFound, match="missing is not a directory; create it first"):
         RecordSetWriter(str(tmp_path / "missing"))
     other = tmp_path / "other"
     other.mkdir()
@@ -97,7 +97,7 @@ def test_a_shard_of_another_set_is_refused(tmp_path: Path, directory: str) -> No
     (other / "shard-00001.ffr").replace(tmp_path / "shard-00001.ffr")
     records = RecordSet(directory)
     assert bytes(records[0]) == RECORDS[0]
-    with pytest.raises(DataCorruption, match=r"shard-00001\.ffr: a whole shard, but not the one"):
+    with pytest.raises(DataCorruption, match=r"shard-00001\.ffr: a valid shard, but not the one"):
         list(records)
 
 

@@ -57,5 +57,5 @@ def test_records_that_hold_no_tokens_are_named(tmp_path: Path) -> None:
     with RecordSetWriter(str(tmp_path)) as writer:
         writer.add(b"ab")
         writer.add(b"abc")
-    with pytest.raises(DataCorruption, match="record 1 has an odd length"):
+    with pytest.raises(DataCorruption, match="record 1 has an odd number of bytes"):
         TokenWindows(RecordSet(str(tmp_path)), 1)

@@ -30,7 +30,7 @@ def test_eight_ranks_have_a_cache_each_four_on_every_socket(epyc: Machine) -> No
     assert [placement.memory_node for placement in placed] == [0] * 4 + [1] * 4
     assert [placement.cpus[0] for placement in placed] == [0, 8, 16, 24, 32, 40, 48, 56]
     assert all(placement.cpus in epyc.l3_groups for placement in placed)
-    assert placed[4].reason == "memory node 1, a last-level cache of its own (4 cores)"
+    assert placed[4].reason == "NUMA node 1, a last-level cache of its own (4 cores)"
 
 
 def test_more_ranks_than_caches_share_them_evenly(epyc: Machine) -> None:
@@ -46,7 +46,7 @@ def test_one_memory_node_pins_nothing(tmp_path: Path) -> None:
     placed = rank_placement(one_socket, 4)
     assert not any(placement.pinned for placement in placed)
     assert {placement.memory_node for placement in placed} == {None}
-    assert placed[0].reason == "not pinned: one memory node within reach"
+    assert placed[0].reason == "not pinned: only one NUMA node is usable"
 
 
 def test_memory_of_one_node_only_pins_nothing(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_network_thread_is_near_the_card(epyc: Machine, tmp_path: Path) -> N
     placed = network_placement(epyc)
     assert placed.memory_node == 1
     assert placed.cpus == epyc.numa_nodes[1].cpus
-    assert placed.reason == "near mlx5_0, ib0 on memory node 1"
+    assert placed.reason == "near mlx5_0, ib0 on NUMA node 1"
     assert not network_placement(machine_of(tmp_path, allowed=range(32))).pinned
 
 
@@ -98,7 +98,7 @@ def test_lists_of_a_wrong_length_are_refused(epyc: Machine) -> None:
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Up to four memory nodes, each with up to six caches of up to four cores, some of which may not be used."""
+    """Up to four NUMA nodes, each with up to six caches of up to four cores, some of which may not be used."""
     caches_of_node = draw(st.lists(st.lists(st.integers(1, 4), min_size=0, max_size=6), min_size=1, max_size=4))
     cores: list[tuple[int, ...]] = []
     caches: list[tuple[int, ...]] = []

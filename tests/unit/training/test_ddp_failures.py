@@ -66,9 +66,9 @@ def test_another_module_on_a_rank_is_refused_by_all() -> None:
         Ddp(nn.Linear(6, 3 if comm.rank == 2 else 2), comm)
 
     zero, one, two = errors(3, body)
-    assert zero == one == "UsageError: the modules of ranks [2] differ from rank 0's; their own errors say in what"
+    assert zero == one == "UsageError: the modules of ranks [2] differ from rank 0's; the errors of those ranks say how"
     assert two == (
-        "UsageError: rank 2 wraps another module than rank 0: item 0 is parameter 'weight' (3, 6) float32 trained "
+        "UsageError: rank 2 wraps a different module than rank 0: item 0 is parameter 'weight' (3, 6) float32 trained "
         "here, parameter 'weight' (2, 6) float32 trained there"
     )
 
@@ -126,7 +126,7 @@ def test_a_pass_broken_off_by_the_user_is_told_at_the_next_one() -> None:
             model(batch()).square().mean().backward()
         handle.remove()
         for _ in range(2):
-            with pytest.raises(UsageError, match="broke off after 5 of 6 allreduces"):
+            with pytest.raises(UsageError, match="failed after 5 of 6 allreduces"):
                 model(batch())
 
     run(1, body)

@@ -170,7 +170,7 @@ def test_an_attempt_that_started_from_another_checkpoint_than_it_says_is_found()
 def test_an_attempt_that_started_from_a_checkpoint_of_another_run_is_found() -> None:
     ahead = problems(resumed_from(DISTURBED, 80, "step-00000080"))
     assert "the loss curve before the failure differs, first at step 71" in ahead
-    assert problems(resumed_from(DISTURBED, 0, None))[0].startswith("the job started from the beginning")
+    assert problems(resumed_from(DISTURBED, 0, None))[0].startswith("the job restarted at step 0")
 
 
 @pytest.mark.parametrize("rank", [0, LAST_RANK])

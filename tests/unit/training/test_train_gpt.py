@@ -157,7 +157,7 @@ def test_a_checkpoint_directory_of_another_program_is_refused(corpus_dir: str, t
     ("arguments", "named"),
     [
         (["--steps", "0"], "--steps 0"),
-        (["--global-batch", "3"], "--global-batch 3 leaves some of 4 ranks"),
+        (["--global-batch", "3"], "--global-batch 3 is less than the world size, 4"),
         (["--lr", "2"], "--lr 2"),
         (["--timeout", "soon"], "soon"),
     ],

@@ -1,6 +1,6 @@
 // Where threads run and where memory lies, as far as the system lets us.
 //
-// Which processors and which memory node is decided elsewhere (fireflyer.topology); here the system is asked. Nothing here
+// Which processors and which NUMA node is decided elsewhere (fireflyer.topology); here the system is asked. Nothing here
 // fails: what is refused (an old kernel, a container's filter, a node that does not exist) is said in words and changes
 // nothing. A thread is never put on processors that its creator was not allowed to use.
 #pragma once

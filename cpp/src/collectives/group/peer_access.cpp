@@ -86,8 +86,8 @@ Failure PeerAccess::lost(const Group& group, int local, const OpDescriptor& op, 
   if (error == ERANGE) return {FailureKind::peer_failed, rank, op.seq, group.label(rank) + " named an array outside its arena in " + op.name()};
   const std::string what = group.label(group.rank) + " cannot reach an array of rank " + std::to_string(rank) + " in " + op.name() + ": " + std::strerror(error);
   switch (error) {
-    case EFAULT: return {FailureKind::usage, -1, op.seq, what + "; an array was freed, unmapped or made read-only before its operation was over"};
-    case EPERM: return {FailureKind::peer_failed, -1, op.seq, what + "; the permission was taken back (ptrace scope, credentials); peer_memory=False works without"};
+    case EFAULT: return {FailureKind::usage, -1, op.seq, what + "; an array was freed, unmapped or made read-only before its operation had completed"};
+    case EPERM: return {FailureKind::peer_failed, -1, op.seq, what + "; the permission to read its memory was revoked (ptrace_scope, credentials); pass peer_memory=False"};
     case ENOMEM: return {FailureKind::peer_failed, group.rank, op.seq, what};
     default: return {FailureKind::peer_failed, -1, op.seq, what};
   }

@@ -43,7 +43,7 @@ void Exchange::read(ExchangeLink& link) {
         if (!link.payload_is_sound()) {
           return fail_with(FailureKind::corruption, link.rank, link.header.number, "what " + group_.label(link.rank) + " sent arrived with a wrong checksum");
         }
-        if (!end_frame(link) && !failing_) return wrong("sent a frame that makes no sense");
+        if (!end_frame(link) && !failing_) return wrong("sent an invalid frame");
       } else {
         if (!link.take_header()) break;
         if (const auto damaged = damage(link.header)) return wrong(*damaged);

@@ -105,9 +105,9 @@ void Exchange::watch_flow(Peer& peer, Flow& flow, std::int64_t now_ns) {
   if (flow.answer && (flow.serious || flow.answer->state == ExchangeState::different)) judge(flow, idle_ns);
   if (failing_) return;
   if (serious && flow.serious && flow.unanswered_ns != 0 && now_ns - flow.unanswered_ns > period_ns_) {
-    return blame(" gave no sign of life for " + seconds(now_ns - flow.unanswered_ns) + " during ");
+    return blame(" answered nothing for " + seconds(now_ns - flow.unanswered_ns) + " during ");
   }
-  if (idle_ns >= backstop * group_.timeout_ns) return blame(" let nothing move for " + seconds(idle_ns) + " in ");
+  if (idle_ns >= backstop * group_.timeout_ns) return blame(" made no progress for " + seconds(idle_ns) + " in ");
   if (now_ns - flow.asked_ns >= period_ns_ || (serious && !flow.serious)) ask(peer, flow, serious, now_ns);
 }
 
@@ -224,7 +224,7 @@ bool Exchange::answer_question(ExchangeLink& link) {
   }
   if (hops.size() == 1) {
     if (link.unread_answers >= max_unread_answers) {
-      fail_with(FailureKind::peer_failed, link.rank, header.number, group_.label(link.rank) + " asks rank " + std::to_string(group_.rank) + " again and again, and does not read the answers");
+      fail_with(FailureKind::peer_failed, link.rank, header.number, group_.label(link.rank) + " asks rank " + std::to_string(group_.rank) + " for its state and does not read the answers");
       return true;
     }
     OutFrame frame;

@@ -44,7 +44,7 @@ std::optional<std::string> damage(const ExchangeHeader& header) {
   if (header.version != exchange_version) return "speaks version " + std::to_string(header.version) + " of the protocol, not " + std::to_string(exchange_version);
   if (header.header_crc != crc32c(0, &header, sealed_bytes)) return "sent a frame header with a wrong checksum";
   const bool known = header.type >= ExchangeFrame::hello && header.type <= ExchangeFrame::goodbye;
-  if (!known || header.reserved != 0 || header.dtype >= dtype_count || header.reduce >= reduce_op_count || header.kind >= op_kind_count) return "sent a frame header that makes no sense";
+  if (!known || header.reserved != 0 || header.dtype >= dtype_count || header.reduce >= reduce_op_count || header.kind >= op_kind_count) return "sent an invalid frame header";
   if (header.size > largest_payload(header)) return "sent a frame of " + std::to_string(header.size) + " bytes, which is too long";
   return std::nullopt;
 }

@@ -49,7 +49,7 @@ void Network::adopt(const std::vector<Connection>& connections) {
   for (const Connection& connection : connections) {
     const bool leads = connection.node >= 0 && connection.node < group_.nodes() && connection.node != group_.node() && connection.channel >= control_channel &&
                        connection.channel < channel_count && connection.socket >= 0 && connection.socket < max_sockets;
-    if (!leads) throw std::invalid_argument("a connection leads nowhere");
+    if (!leads) throw std::invalid_argument("a connection leads to no neighbour of the node");
     if (connection.channel == control_channel) {
       auto link = std::make_unique<ControlLink>();
       link->node = connection.node;
@@ -58,13 +58,13 @@ void Network::adopt(const std::vector<Connection>& connections) {
       link->entered.resize(group_.ranks_of(connection.node).size());
       controls_.push_back(std::move(link));
     } else {
-      if (link_to(connection.channel, connection.node, connection.socket)) throw std::invalid_argument("a connection is there twice");
+      if (link_to(connection.channel, connection.node, connection.socket)) throw std::invalid_argument("a connection is given twice");
       auto link = std::make_unique<DataLink>();
       link->channel = connection.channel;
       link->node = connection.node;
       link->socket = connection.socket;
       link->transport = connection.fd < 0 && fabric_ ? fabric_->transport(connection.node, connection.channel, connection.socket) : tcp_transport(connection.fd);
-      if (!link->transport) throw std::invalid_argument("a connection leads to a node that was not met");
+      if (!link->transport) throw std::invalid_argument("a connection leads to a node of which UCX has no address");
       sockets_ = std::max(sockets_, connection.socket + 1);
       data_.push_back(std::move(link));
     }
@@ -281,7 +281,7 @@ void Network::read_control(ControlLink& link) {
       if (!wrong && header.bytes > max_control_payload) wrong = "sent a control frame that is too long";
       if (!wrong && link.in.size() < sizeof header + header.bytes) break;
       if (!wrong && crc32c(0, link.in.data() + sizeof header, header.bytes) != header.payload_crc) wrong = "sent a control frame with a wrong checksum";
-      if (!wrong && !handle(link, header, link.in.data() + sizeof header)) wrong = "sent a control frame that makes no sense";
+      if (!wrong && !handle(link, header, link.in.data() + sizeof header)) wrong = "sent an invalid control frame";
       if (wrong) {
         link.gone = true;
         link.why = *wrong;
@@ -443,7 +443,7 @@ void Network::watch_data(std::int64_t now_ns) {
 
 void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns) {
   if (link.gone) return;
-  if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "gave no sign of life" + to_here() + " for " + seconds(now_ns - link.heard_ns) + during());
+  if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "sent no heartbeat" + to_here() + " for " + seconds(now_ns - link.heard_ns) + during());
   if (link.in_op && link.op.seq == current_->op.seq && link.op != current_->op) {
     return fail(FailureKind::usage, -1,
                 "node " + std::to_string(link.node) + " runs " + link.op.describe() + ", but node " + std::to_string(group_.node()) + " runs " + current_->op.describe() +

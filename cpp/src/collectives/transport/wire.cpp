@@ -40,7 +40,7 @@ std::optional<std::string> damage(const Header& header) {
   if (header.magic != frame_magic) return "does not speak this protocol";
   if (header.version != frame_version) return "speaks version " + std::to_string(header.version) + " of the protocol, not " + std::to_string(frame_version);
   if (header.header_crc != crc32c(0, &header, sealed_bytes)) return "sent a frame header with a wrong checksum";
-  if (header.reserved != 0 || header.dtype >= dtype_count || header.kind >> 16 >= reduce_op_count) return "sent a frame header that makes no sense";
+  if (header.reserved != 0 || header.dtype >= dtype_count || header.kind >> 16 >= reduce_op_count) return "sent an invalid frame header";
   return std::nullopt;
 }
 

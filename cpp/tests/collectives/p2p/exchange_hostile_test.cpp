@@ -73,20 +73,20 @@ void headers() {
   a_changed_message_is_refused([](H& h) { h.magic ^= 1; }, peer, "does not speak this protocol");
   a_changed_message_is_refused(sealed([](H& h) { h.version = 9; }), peer, "speaks version 9");
   a_changed_message_is_refused([](H& h) { h.bytes ^= 4; }, peer, "header with a wrong checksum");
-  a_changed_message_is_refused(sealed([](H& h) { h.reserved = 1; }), peer, "makes no sense");
-  a_changed_message_is_refused(sealed([](H& h) { h.dtype = 200; }), peer, "makes no sense");
-  a_changed_message_is_refused(sealed([](H& h) { h.kind = 77; }), peer, "makes no sense");
-  a_changed_message_is_refused(sealed([](H& h) { h.type = static_cast<ExchangeFrame>(99); }), peer, "makes no sense");
+  a_changed_message_is_refused(sealed([](H& h) { h.reserved = 1; }), peer, "invalid");
+  a_changed_message_is_refused(sealed([](H& h) { h.dtype = 200; }), peer, "invalid");
+  a_changed_message_is_refused(sealed([](H& h) { h.kind = 77; }), peer, "invalid");
+  a_changed_message_is_refused(sealed([](H& h) { h.type = static_cast<ExchangeFrame>(99); }), peer, "invalid");
   a_changed_message_is_refused(sealed([](H& h) { h.size = 0x7fffffff; }), peer, "too long");
   a_changed_message_is_refused(sealed([](H& h) { h.size = bytes - 4; }), peer, "out of order");
   a_changed_message_is_refused(sealed([](H& h) { h.number = 1; }), peer, "out of order");
   a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::segment; }), peer, "out of order");
   a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::offer; }), peer, "too long");
   a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::answer; }), peer, "too long");
-  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::question; }), peer, "makes no sense");
-  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::go; h.size = 0; }), peer, "makes no sense");
-  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::taken; h.size = 0; }), peer, "makes no sense");
-  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::credit; h.size = 0; h.place = ~0ULL; }), peer, "makes no sense");
+  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::question; }), peer, "invalid");
+  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::go; h.size = 0; }), peer, "invalid");
+  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::taken; h.size = 0; }), peer, "invalid");
+  a_changed_message_is_refused(sealed([](H& h) { h.type = ExchangeFrame::credit; h.size = 0; h.place = ~0ULL; }), peer, "invalid");
   a_changed_message_is_refused(sealed([](H& h) { h.root = 3; }), ff::FailureKind::usage, "tag 3");
   a_changed_message_is_refused(sealed([](H& h) { h.count = 7; }), ff::FailureKind::usage, "(7 f32");
   a_changed_message_is_refused(sealed([](H& h) { h.dtype = static_cast<std::uint8_t>(ff::DType::i32); }), ff::FailureKind::usage, "i32");
@@ -230,13 +230,13 @@ void unread_answers_are_bounded() {
         }
       },
       false);
-  expect_words(failure, ff::FailureKind::peer_failed, 1, {"rank 1 asks rank 0 again and again, and does not read the answers"});
+  expect_words(failure, ff::FailureKind::peer_failed, 1, {"rank 1 asks rank 0 for its state and does not read the answers"});
 }
 
 void silence_and_noise() {
   const auto peer = ff::FailureKind::peer_failed;
   expect_words(under_attack(bytes, [](int fd) { shutdown(fd, SHUT_RDWR); }), peer, 1, {"died"});
-  expect_words(under_attack(bytes, [](int) {}), peer, 1, {"gave no sign of life"});
+  expect_words(under_attack(bytes, [](int) {}), peer, 1, {"answered nothing"});
   std::mt19937 chance(7);
   for (int round = 0; round < 40; ++round) {
     std::vector<unsigned char> noise(64 + chance() % 400);

@@ -321,7 +321,9 @@ class SaveMachine:
     def _accept(self) -> list[Effect]:
         name, self._answer = self._answer.name or "", _Answer()
         if not is_temporary(name):
-            return self._failed(Failed(DataCorruption.code, f"rank 0 names {name[:80]!r} as the directory to write to"))
+            return self._failed(
+                Failed(DataCorruption.code, f"rank 0 announced the directory {name[:80]!r}, which is no temporary name")
+            )
         self.directory = name
         return self._write()
 

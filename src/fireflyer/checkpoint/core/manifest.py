@@ -159,12 +159,12 @@ def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
     for tensor in shard.tensors:
         element_bytes = DTYPE_BYTES.get(tensor.dtype)
         if element_bytes is None or len(tensor.shape) > MAX_DIMENSIONS or min(tensor.shape, default=0) < 0:
-            raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r} in a way that no tensor has")
+            raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an unknown dtype or an invalid shape")
         # Of an empty tensor the other dims count too: torch cannot have strides that overflow.
         if math.prod(max(1, size) for size in tensor.shape) * element_bytes > MAX_SHARD_BYTES:
             raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r}, which is out of range")
         if tensor.size_bytes != math.prod(tensor.shape) * element_bytes or tensor.offset != end:
-            raise DataCorruption(f"{what} places tensor {tensor.name[:80]!r} where it cannot be")
+            raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an invalid offset or size")
         end += tensor.size_bytes
     if end != shard.file_bytes:
         raise DataCorruption(f"{what} gives {shard.file} {shard.file_bytes} bytes, its tensors need {end}")

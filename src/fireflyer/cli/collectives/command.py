@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.cli.collectives.plan import plan_command
+from fireflyer.cli.completion import complete_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,25 +20,39 @@ EXIT_UNDECIDED = 3
 MAX_ROWS = 64
 
 
-@click.group("collectives", short_help="Plan sums between ranks; find the rank that held them up.")
+@click.group(
+    "collectives",
+    short_help="Plan collectives; find the rank that made them hang.",
+    epilog="""\b
+Examples:
+  ff collectives explain RUN_DIR/flight                which rank failed, hung, or made another call
+  ff collectives plan --nodes 16 --ranks-per-node 8    algorithms and predicted times""",
+)
 def command() -> None:
-    """How ranks will sum, and what their flight recorders say when they did not."""
+    """Plan the collectives of a job, and read the flight recorder dumps that its ranks wrote when one failed."""
 
 
 command.add_command(plan_command)
 
 
-@command.command("explain", short_help="Name the rank that failed, hung, or called something else.")
-@click.argument("dumps", metavar="DUMP...", nargs=-1, required=True)
+@command.command(
+    "explain",
+    short_help="Name the rank that failed, hung, or made another call than the others.",
+    epilog="""\b
+Examples:
+  ff collectives explain runs/train-20260101-120000/flight
+  ff collectives explain host-a/dumps host-b/dumps --json""",
+)
+@click.argument("dumps", metavar="DUMP...", nargs=-1, required=True, shell_complete=complete_file)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as one JSON array.")
 def explain_command(dumps: tuple[str, ...], as_json: bool) -> int:
     """Read the dumps of the ranks of a job and name the rank that held the others up.
 
-    DUMP is a file (flight-3.json), a directory with dumps anywhere below it, as RUN_DIR/flight, or a pattern. Give the
-    dumps of as many ranks as there are; a rank without one is a suspect. Each group of ranks gets a verdict.
+    DUMP is a file (flight-3.json), a directory with dumps anywhere below it (RUN_DIR/flight), or a pattern. Give the
+    dumps of all ranks: a rank without one is suspected. Each group of ranks gets a verdict.
 
-    Exit code: 0 when every verdict is clear, a culprit or that nothing is wrong; 3 when one is not; 1 or 2 when dumps
-    are damaged, missing, or contradict each other.
+    Exit code: 0 if every verdict is decided (a rank is named, or no rank waits); 3 if one is undecided; 1 or 2 if dumps
+    are damaged, missing, or of different jobs.
     """
     from fireflyer.cli.output import stdout_console
     from fireflyer.collectives.flight import explain, find_dumps, read_dumps
@@ -95,7 +110,7 @@ def _table(verdict: Verdict) -> object:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("rank", "stands at", "state"):
+    for name in ("rank", "operation", "state"):
         table.add_column(name, overflow="fold")
     for name in ("chunks", "idle"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`ff collectives plan`: how ranks on so many nodes will sum, why, how long it takes, and what memory it needs."""
+"""`ff collectives plan`: algorithms of a group on so many nodes, with reasons, predicted times and memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
@@ -21,7 +22,20 @@ MAX_RANKS: Final = 1 << 16
 NODES_LOOKED_AT: Final = 128
 
 
-@click.command("plan", short_help="Show how ranks on so many nodes will sum, and how long it takes.")
+def _complete_operation(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from fireflyer.collectives.planning.plan import SUITABLE
+
+    return [kind for kind in SUITABLE if kind != "barrier" and kind.startswith(incomplete)]
+
+
+@click.command(
+    "plan",
+    short_help="Show algorithms, predicted times and memory for a number of nodes.",
+    epilog="""\b
+Examples:
+  ff collectives plan --nodes 16 --ranks-per-node 8
+  ff collectives plan --nodes 4 --topology network.toml --bytes 25MiB --operation reduce_scatter""",
+)
 @click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_RANKS), required=True, help="Nodes of the job.")
 @click.option(
     "--ranks-per-node",
@@ -29,29 +43,39 @@ NODES_LOOKED_AT: Final = 128
     type=WholeNumber(min=1, max=64),
     default=1,
     show_default=True,
-    help="Ranks on each of them.",
+    help="Ranks on each node.",
 )
 @click.option(
-    "--topology", metavar="FILE", help="TOML: speeds and zones of the network.  [default: nothing is known of it]"
+    "--topology",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="TOML file with speeds and zones of the network; its keys: docs/how-to/tune-collectives.md.  [default: none]",
 )
 @click.option(
-    "--bytes", "size", metavar="SIZE", default="186MiB", show_default=True, help="Array whose times are predicted."
+    "--bytes",
+    "size",
+    metavar="SIZE",
+    default="186MiB",
+    show_default=True,
+    help="Size of the array whose times are predicted, as 64KiB or 1GB.",
 )
 @click.option(
     "--operation",
     metavar="KIND",
     default="allreduce",
     show_default=True,
-    help="allreduce, reduce, broadcast, reduce_scatter or allgather.",
+    shell_complete=_complete_operation,
+    help="Collective to predict: allreduce, reduce, broadcast, reduce_scatter or allgather.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print plan and predictions as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan and the predictions as JSON.")
 def plan_command(
     *, nodes: int, ranks_per_node: int, topology: str | None, size: str, operation: str, as_json: bool
 ) -> int:
-    """Print the plan of a group with its reasons, the predicted times of all algorithms, and the memory of a node.
+    """Print the plan of a group with the reason of each choice, the predicted time of each algorithm, and the memory of
+    a node. Nothing is started.
 
-    Without --topology this is what a job does by default, and predictions are for processes of one machine. The plan
-    printed as JSON can be given to Communicator.create(plan=...).
+    Without --topology this is the plan that a job has by default, and times are predicted for nodes on one machine. The
+    plan that --json prints can be given to Communicator.create(plan=...).
     """
     from fireflyer.base.units import parse_bytes
     from fireflyer.cli.topology_file import read_topology
@@ -65,7 +89,10 @@ def plan_command(
     if operation not in kinds:
         raise UsageError(f"--operation {operation!r} has no plan; use {', '.join(kinds)}")
     if nodes * ranks_per_node > MAX_RANKS:
-        raise UsageError(f"{nodes * ranks_per_node} ranks are more than the {MAX_RANKS} of a group")
+        raise UsageError(
+            f"{nodes * ranks_per_node} ranks are more than the {MAX_RANKS} that a group can have; "
+            "use fewer --nodes or --ranks-per-node"
+        )
     nbytes = parse_bytes(size)
     node_of_rank = [node for node in range(nodes) for _ in range(ranks_per_node)]
     declaration = Declaration()
@@ -88,10 +115,10 @@ def _zones(topology: str, declaration: Declaration, nodes: int) -> tuple[int, ..
     """Of hosts that are not known yet: as many nodes of the table, in its order."""
     hosts = list(declaration.zone_of_host)
     if hosts and len(hosts) < nodes:
-        raise UsageError(f"--topology {topology!r}: zone_of_host names {len(hosts)} hosts, and --nodes is {nodes}")
+        raise UsageError(f"--topology {topology!r}: zone_of_host has {len(hosts)} hosts, --nodes is {nodes}")
     zones = declaration.zones_of(hosts[:nodes])
     if zones and len(zones) != nodes:
-        raise UsageError(f"--topology {topology!r}: zones names {len(zones)} nodes, and --nodes is {nodes}")
+        raise UsageError(f"--topology {topology!r}: zones has {len(zones)} entries, --nodes is {nodes}")
     return zones
 
 
@@ -151,8 +178,8 @@ class _Shown:
         console.print()
         console.print(
             Text(
-                f"memory: {slots} of slots on a node, shared by its ranks; a node's leader has up to "
-                f"{self.connections} connections to other nodes"
+                f"memory: {slots} of slots on each node, shared by its ranks; connections of a node's leader to other "
+                f"nodes: up to {self.connections}"
             ),
             soft_wrap=True,
         )
@@ -170,7 +197,7 @@ class _Shown:
             table.add_column(name, justify="left" if name in ("algorithm", "") else "right", no_wrap=True)
         for algorithm, chunk, ns in self.times:
             table.add_row(
-                algorithm if self.plan.nodes > 1 else "in the node's memory",
+                algorithm if self.plan.nodes > 1 else "shared memory",
                 format_bytes(chunk),
                 format_duration(round(ns)),
                 format_rate(self.nbytes * 1e9 / ns if ns else 0.0),

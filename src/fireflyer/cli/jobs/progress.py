@@ -71,7 +71,7 @@ class JobProgress:
                 if self._blamed:
                     return []
                 self._blamed, self.phase = True, "failing"
-                return [f"rank {report.rank} gave up on rank {report.peer}: {one_line(report.reason)}"]
+                return [f"rank {report.rank} failed because of rank {report.peer}: {one_line(report.reason)}"]
             case event:
                 return self._happened(entry.at_ns, event)
 
@@ -90,7 +90,7 @@ class JobProgress:
                 return [f"attempt {event.attempt} starts"] if event.attempt else []
             case FaultInjected():
                 at = f", at step {event.step}" if event.step is not None else ""
-                return [f"breaking on request: {one_line(event.what)}{at}"]
+                return [f"injecting a fault: {one_line(event.what)}{at}"]
             case NodeLost():
                 self._blamed, self.phase = True, "failing"
                 return [f"node {event.node} lost: {one_line(event.reason)}"]
@@ -106,7 +106,7 @@ class JobProgress:
                 return [f"attempt {event.attempt} {what}: {one_line(event.reason)}{then}"]
             case JobFinished():
                 self.phase = "finished"
-                return [f"ended after {format_duration(at_ns)}: {one_line(event.reason)}"]
+                return [f"job ended after {format_duration(at_ns)}: {one_line(event.reason)}"]
 
     def printed(self, attempt: int) -> None:
         """A rank of this attempt printed something: from a script that reports nothing this is all that is heard."""
@@ -123,7 +123,7 @@ class JobProgress:
             return []
         self._resumed, self.phase, self.step, self.loss = True, "training", report.step, None
         self.saved_step = report.step if report.checkpoint is not None else None
-        passed = [f"passed over {one_line(item.name)}: {one_line(item.reason)}" for item in report.passed_over]
+        passed = [f"skipped checkpoint {one_line(item.name)}: {one_line(item.reason)}" for item in report.passed_over]
         if report.checkpoint is None:
             return [*passed, "training from the start" if report.step == 0 else f"training from step {report.step}"]
         return [*passed, f"resuming from step {report.step} ({one_line(report.checkpoint)})"]

@@ -1,4 +1,4 @@
-"""`ff report`: the report of a run once more, from its event log."""
+"""`ff report`: the report of a run again, from its event log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,29 @@ import os
 import click
 
 from fireflyer.base.launch import LOGS_NAME
+from fireflyer.cli.completion import complete_directory, complete_file
 
 __all__ = ["command"]
 
 
-@click.command("report", short_help="Show the report of a run once more.")
-@click.argument("run_dir", metavar="RUN_DIR")
-@click.option("--html", "html_path", metavar="PATH", help="Where the page is written.  [default: RUN_DIR/report.html]")
+@click.command(
+    "report",
+    short_help="Show the report of a run again.",
+    epilog="Example: ff report runs/train-20260101-120000",
+)
+@click.argument("run_dir", metavar="RUN_DIR", shell_complete=complete_directory)
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Where the HTML page is written.  [default: RUN_DIR/report.html]",
+)
 def command(run_dir: str, html_path: str | None) -> None:
-    """Show the report of a run and write its HTML page; also of a run that was killed, or still goes on."""
+    """Show the report of a run and write its HTML page, also of a run that was killed or that is still running.
+
+    RUN_DIR is the directory of the run: `ff run` makes it in ./runs, or where --run-dir says.
+    """
     from fireflyer.cli.output import REPORT_NAME, read_events, show_report, stdout_console
 
     log = read_events(run_dir)

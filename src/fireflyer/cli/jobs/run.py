@@ -14,6 +14,7 @@ import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS, misspelt_settings
+from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.topology_file import topology_json
 
@@ -52,7 +53,7 @@ def _check_script(script: str, kind: str) -> None:
     if os.path.isdir(script):
         raise UsageError(f"script {script!r} is a directory; give a Python file in it")
     if os.path.exists(script):
-        raise UsageError(f"script {script!r} is no regular file, and each rank reads it anew; give a Python file")
+        raise UsageError(f"script {script!r} is not a regular file, and every rank reads it; give a Python file")
     names = []
     if os.path.isdir(os.path.dirname(script) or "."):
         names = [name for name in os.listdir(os.path.dirname(script) or ".") if name.endswith(".py")]
@@ -77,11 +78,21 @@ def _default_run_dir(name: str) -> str:
 
 @click.command(
     "run",
-    short_help="Run a script on several nodes, restart it when it breaks.",
+    short_help="Run a training script on several ranks; restart it when a rank or node dies.",
+    epilog="""\b
+Examples:
+  ff run --nodes 2 --ranks-per-node 4 train.py -- --lr 3e-4      arguments after -- go to the script
+  ff run --ranks-per-node 2 -m my_package.train                  a module, as python -m
+  ff run --nodes 2 --inject kill-node=1@20s train.py             try a failure out, 20 s after the start""",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
-    "--nodes", metavar="N", type=WholeNumber(min=1), default=1, show_default=True, help="Nodes; each has an agent."
+    "--nodes",
+    metavar="N",
+    type=WholeNumber(min=1),
+    default=1,
+    show_default=True,
+    help="Nodes of the job. Today all of them are on this machine.",
 )
 @click.option(
     "--ranks-per-node",
@@ -89,7 +100,7 @@ def _default_run_dir(name: str) -> str:
     type=WholeNumber(min=1),
     default=1,
     show_default=True,
-    help="Processes of the script per node.",
+    help="Ranks (processes of the script) on each node.",
 )
 @click.option(
     "--max-restarts",
@@ -97,51 +108,70 @@ def _default_run_dir(name: str) -> str:
     type=WholeNumber(min=0),
     default=3,
     show_default=True,
-    help="Restart all ranks so many times when some of them die.",
+    help="How often all ranks are started again after a rank or node died; 0: never.",
 )
 @click.option(
-    "--name", metavar="NAME", help="Name of the job; ranks see it as TORCHELASTIC_RUN_ID.  [default: the script's]"
+    "--name",
+    metavar="NAME",
+    help="Name of the job; ranks have it as TORCHELASTIC_RUN_ID.  [default: name of the script]",
 )
 @click.option(
-    "--run-dir", metavar="DIR", help="New directory for the event log, rank logs and the report.  [default: in ./runs]"
+    "--run-dir",
+    metavar="DIR",
+    shell_complete=complete_directory,
+    help="New directory for the event log, the logs of the ranks and the report.  [default: runs/NAME-DATE-TIME]",
 )
 @click.option(
     "--master-port",
     metavar="PORT",
     type=WholeNumber(0, MAX_PORT),
     default=0,
-    help="MASTER_PORT of the ranks.  [default: a free one for each attempt]",
+    help="MASTER_PORT of the ranks; 0: a free one for each attempt.  [default: 0]",
 )
 @click.option(
     "--devices",
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="What a rank occupies; auto: a GPU where the machine has one, else a core.",
+    help="What each rank needs; at most one rank per GPU is started. auto: gpu where the machine has GPUs, else cpu.",
 )
-@click.option("--env", "environment", metavar="NAME=VALUE", multiple=True, help="Set a variable for every rank.")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a Python module.")
-@click.option("--no-python", is_flag=True, help="SCRIPT is a program of any kind.")
 @click.option(
-    "--topology", metavar="FILE", help="TOML: speeds and zones of the network, from which collectives are planned."
+    "--env",
+    "environment",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set an environment variable of every rank; may be repeated.",
 )
-@click.option("--tune", is_flag=True, help="Let the ranks measure the network first; restarts use what was measured.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as in python -m.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is an executable program, not Python.")
+@click.option(
+    "--topology",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="TOML file with speeds and zones of the network, used to plan collectives; its keys: "
+    "docs/how-to/tune-collectives.md.  [default: none]",
+)
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Let the ranks measure the network before the first collective (below 1 s); restarts use the same figures.",
+)
 @click.option(
     "--transport",
     type=click.Choice(TRANSPORTS),
-    help="What collectives use between nodes; ucx: RDMA, see docs/how-to/ucx.md; auto: ucx where every machine has an "
+    help="What carries collectives between nodes; ucx: RDMA, see docs/how-to/ucx.md; auto: ucx if every machine has an "
     "RDMA device.  [default: FF_TRANSPORT, else tcp]",
 )
 @click.option(
     "--inject",
     metavar="FAULT",
     multiple=True,
-    help="Break something to see what happens: kill-node=1@60 when step 60 is reported, kill-rank=3@20s 20 seconds "
-    "after the start.",
+    help="Kill a node or rank on purpose: kill-node=1@60 when step 60 is reported, kill-rank=3@20s 20 seconds after "
+    "the start; may be repeated.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only what the ranks print, and errors.")
-@click.argument("script", metavar="SCRIPT")
-@click.argument("args", metavar="[--] [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", metavar="SCRIPT", shell_complete=complete_file)
+@click.argument("args", metavar="[--] [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file)
 def command(
     *,
     nodes: int,
@@ -162,10 +192,13 @@ def command(
     script: str,
     args: tuple[str, ...],
 ) -> int:
-    """Run SCRIPT on nodes × ranks-per-node processes with torchrun's environment, and report.
+    """Run SCRIPT on nodes × ranks-per-node processes with the environment variables of torchrun, and print a report.
 
     Options stand before SCRIPT; everything after it goes to the script. When a rank or a node dies, all ranks are
-    started again, and the script resumes from its last checkpoint.
+    started again; the script must load its last checkpoint when it starts. Logs, events and the report are kept in the
+    run directory.
+
+    Exit code: that of the job; 128 + n if signal n stopped it; 2 for a wrong command line.
     """
     for option, value in (("--name", name), ("--run-dir", run_dir), ("--topology", topology)):
         if value == "":  # what an unset shell variable leaves
@@ -222,7 +255,7 @@ def _run(spec: JobSpec, *, quiet: bool) -> int:
     except (FireflyerError, OSError) as error:
         if not failed:
             raise
-        click.echo(f"error: no report: {' '.join(str(error).split())}", err=True)
+        click.echo(f"error: the report could not be written: {' '.join(str(error).split())}", err=True)
     finally:
         for fault in result.faults_left:
             click.echo(f"warning: --inject {fault} did not happen: {_why_left(fault)}", err=True)
@@ -240,15 +273,15 @@ def _dumps_hint(run_dir: str) -> str:
         return ""
     shown = os.path.relpath(directory) if directory.startswith(os.getcwd() + os.sep) else directory
     command = f"ff collectives explain {quote(shown)}"
-    return f"note: ranks left dumps of their collectives; to see who held the others up: {command}"
+    return f"note: ranks wrote flight recorder dumps; to see which rank held up the others: {command}"
 
 
 def _why_left(fault: Fault) -> str:
     if fault.after_s is not None:
-        return f"the first attempt ended within {fault.after_s} s"
+        return f"the first attempt ended before {fault.after_s} s"
     return (
-        f"no rank reported step {fault.step} in the first attempt; a script that does not report its steps "
-        f"(fireflyer.cluster.Reporter) can be broken by time: {fault.kind}={fault.target}@20s"
+        f"no rank reported step {fault.step} in the first attempt; a script that does not use "
+        f"fireflyer.cluster.Reporter needs a time instead: {fault.kind}={fault.target}@20s"
     )
 
 

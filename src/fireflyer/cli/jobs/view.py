@@ -204,7 +204,7 @@ class JobView:
                 dropped, self._dropped = self._dropped, 0
                 status = self._progress.status()
             if dropped:
-                items.append(f"{dropped:,} lines were too fast for this output; the logs of the ranks have them")
+                items.append(f"{dropped:,} lines came too fast to be shown; the log files of the ranks have them")
             if items:
                 self._printer.lines(items)
             if status and not self._ranks_only:

@@ -16,7 +16,7 @@ def main() -> int:
     try:
         return uvloop.run(run_agent(msgspec.json.decode(sys.argv[1], type=AgentConfig)))
     except FireflyerError as error:
-        logging.getLogger("agent").error("cannot go on reason=%s", error)
+        logging.getLogger("agent").error("agent ends on an error reason=%s", error)
         return 1
 
 

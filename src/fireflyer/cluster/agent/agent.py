@@ -104,7 +104,7 @@ class Agent:
             for task in done:
                 error = task.exception()
                 if error is not None:
-                    _log.error("giving up node=%d reason=%s", config.node, error)
+                    _log.error("agent ends on an error node=%d reason=%s", config.node, error)
                     return 1
             return 0
         finally:
@@ -233,7 +233,7 @@ class Agent:
                 for rank in ranks:
                     await rank.closed()
         except TimeoutError:
-            _log.warning("pipes of a rank are held open node=%d", self._config.node)
+            _log.warning("another process keeps a rank's output open, not logged any more node=%d", self._config.node)
         for rank in ranks:
             rank.close()
         await self._outbox.drained()
@@ -277,4 +277,4 @@ async def _until(condition: Callable[[], bool], limit_s: float) -> None:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 0.05)
     except TimeoutError:
-        raise FireflyerError("processes of the attempt outlive SIGKILL") from None
+        raise FireflyerError(f"processes of the attempt still exist {limit_s:g} s after SIGKILL") from None

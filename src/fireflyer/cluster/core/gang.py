@@ -308,7 +308,7 @@ class Gang:
         node.state = NodeState.IDLE
         missing = self.spec.ranks_per_node - len(node.ends)
         if missing:
-            self._lose(node, f"its agent does not know how {missing} of its ranks ended")
+            self._lose(node, f"its agent reported no exit code for {missing} of its ranks")
 
     def _end_rank(self, node: _Node, end: RankEnd) -> None:
         first = node.number * self.spec.ranks_per_node
@@ -399,9 +399,9 @@ class Gang:
                 node.deadline_ns += gap_ns
             late = self._now_ns >= node.deadline_ns
             if node.state in _WATCHED and self._now_ns - node.seen_ns >= timeouts.node_lost_ns:
-                self._lose(node, f"its agent was silent for {format_duration(timeouts.node_lost_ns)}")
+                self._lose(node, f"no heartbeat from its agent for {format_duration(timeouts.node_lost_ns)}")
             elif node.state is NodeState.COMING and late:
-                self._lose(node, f"its agent did not come up within {format_duration(timeouts.agent_start_ns)}")
+                self._lose(node, f"its agent did not start within {format_duration(timeouts.agent_start_ns)}")
             elif node.state is NodeState.STOPPING and late:
                 self._lose(node, "its agent did not stop its ranks in time")
             elif node.state is NodeState.LEAVING and late:
@@ -425,7 +425,7 @@ class Gang:
                 self.phase = Phase.PREPARING
                 self._effects.append(PrepareAttempt(self.attempt))
         if self.phase is Phase.RUNNING and self._all(NodeState.IDLE):
-            self._end(0, "all ranks ended with success")
+            self._end(0, "all ranks exited with code 0")
         if self.phase is Phase.STOPPING:
             self._judge()
             if self._judged and self._quiet():
@@ -468,7 +468,7 @@ class Gang:
         if self._fatal is not None:
             return self._fatal
         if self._culprit is None:
-            return "the gang was stopped"
+            return "the job was stopped"
         if self._port_taken:
             return f"MASTER_PORT was taken by another process; {self._culprit.reason}"
         return self._culprit.reason

@@ -48,7 +48,7 @@ def _check_text(spec: JobSpec) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"{text[:200]!a} is not UTF-8; what a job is given must be, rename it") from None
+            raise UsageError(f"{text[:200]!a} is not UTF-8; paths, arguments and variables must be") from None
 
 
 def _check_counts(spec: JobSpec) -> None:
@@ -56,11 +56,14 @@ def _check_counts(spec: JobSpec) -> None:
         if not 1 <= count <= highest:
             raise UsageError(f"{option} {count} must be from 1 to {highest}")
     if spec.world_size > MAX_RANKS:
-        raise UsageError(f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can hold")
+        raise UsageError(
+            f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can start; "
+            "use fewer --nodes or --ranks-per-node"
+        )
     if not 0 <= spec.max_restarts <= 1_000_000:
         raise UsageError(f"--max-restarts {spec.max_restarts} must be from 0 to 1000000")
     if not 0 < len(spec.name.encode(errors="replace")) <= MAX_NAME_BYTES or not spec.name.isprintable():
-        raise UsageError(f"--name {spec.name[:40]!r} must have 1 to {MAX_NAME_BYTES} bytes, all of them printable")
+        raise UsageError(f"--name {spec.name[:40]!r} must have 1 to {MAX_NAME_BYTES} bytes, all printable characters")
     if spec.omp_num_threads is not None and spec.omp_num_threads < 1:
         raise UsageError(f"--omp-num-threads {spec.omp_num_threads} must be at least 1")
     for fault in spec.inject:

@@ -110,7 +110,7 @@ class ControlService:
     def disconnected(self, caller: Caller) -> None:
         for member in self._members.values():
             if member.connection == caller.connection:
-                lost = AgentLost(member.node, member.incarnation, "the connection to its agent broke")
+                lost = AgentLost(member.node, member.incarnation, "the connection to its agent was lost")
                 asyncio.get_running_loop().call_later(_BETTER_REASON_NS / SECOND, self._feed, lost)
 
     # -- methods -------------------------------------------------------------------------------------------------------
@@ -119,14 +119,14 @@ class ControlService:
         for member in self._members.values():
             if member.connection == caller.connection:
                 return member
-        raise PermissionDenied("say hello first: this connection is no agent's, or that of a node that was given up")
+        raise PermissionDenied("not the connection of an agent: it sent no hello, or its node counts as lost")
 
     async def _hello(self, request: AgentHello, caller: Caller) -> Done:
         if caller.role != "node":
-            raise PermissionDenied("only nodes may run an agent")
+            raise PermissionDenied("only holders of the node secret may run an agent")
         member = self.member(request.node, request.incarnation)
         if member is None or member.connection:
-            raise UsageError(f"no agent {request.node}.{request.incarnation} is waited for")
+            raise UsageError(f"no agent of node {request.node}, incarnation {request.incarnation}, is expected")
         member.connection, member.agent_pid = caller.connection, request.pid
         self._feed(AgentUp(member.node, member.incarnation))
         return Done()
@@ -178,7 +178,7 @@ class ControlService:
 
     async def _report(self, request: Reports, caller: Caller) -> Acknowledged:
         if caller.role != "node":
-            raise PermissionDenied("only ranks may report")
+            raise PermissionDenied("only holders of the node secret may send reports")
         last = self._reporters.get(caller.identity)
         if last is not None and request.number <= last.number:
             return Acknowledged()

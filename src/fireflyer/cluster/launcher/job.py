@@ -118,9 +118,9 @@ class Job:
                 for effect in self.gang.handle(self._clock.now_ns(), event):
                     self._perform(effect)
         except Exception as error:
-            _log.exception("the launcher is broken")
+            _log.exception("internal error in the launcher")
             if not self._finish.done():
-                bug = InvariantViolation(f"the launcher is broken: {type(error).__name__}: {error}")
+                bug = InvariantViolation(f"internal error in the launcher: {type(error).__name__}: {error}")
                 self._finish.set_exception(bug)
         finally:
             self._handling = False
@@ -207,7 +207,7 @@ class Job:
     def _tell(self, node: int, incarnation: int, command: Command) -> None:
         member = self.control.member(node, incarnation)
         if member is None:
-            self.feed(AgentLost(node, incarnation, "it was given up"))
+            self.feed(AgentLost(node, incarnation, "it already counts as lost"))
         else:
             member.tell(command)
 
@@ -286,7 +286,7 @@ def _harmless(callback: Callable[[_T], None]) -> Callable[[_T], None]:
             callback(argument)
         except Exception:
             if not broken:
-                _log.exception("a callback failed, the job goes on callback=%r", callback)
+                _log.exception("a callback of run_job raised, the job goes on callback=%r", callback)
             broken = True
 
     return call

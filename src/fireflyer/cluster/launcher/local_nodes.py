@@ -83,7 +83,7 @@ class LocalNodes:
         del self._guards[node, incarnation]
         self._left |= not clean
         if clean:
-            self._feed(AgentGone(node, incarnation, f"its agent ended; its log is {path}"))
+            self._feed(AgentGone(node, incarnation, f"its agent exited; its log is {path}"))
 
     async def _retry(self, guarded: Guarded) -> None:
         await guarded.wait_gone(_GUARD_ANSWER_S)
@@ -106,4 +106,4 @@ def inject(fault: Fault, member: AgentConnection | None, rank_pids: dict[int, in
 def _describe(exit_code: int, log_path: str) -> str:
     if exit_code > 128:
         return f"its agent was killed by {signal_name(exit_code - 128)}"
-    return f"its agent ended with code {exit_code}; its log is {log_path}"
+    return f"its agent exited with code {exit_code}; its log is {log_path}"

@@ -46,7 +46,7 @@ def port_is_free(port: int) -> bool:
 def check_port(port: int) -> None:
     """Raises `UsageError` when the port that the user gave cannot be used."""
     if not 0 <= port <= _HIGHEST:
-        raise UsageError(f"--master-port {port} is not a port; choose one from 1 to 65535, or 0 for any free one")
+        raise UsageError(f"--master-port {port} is out of range; choose one from 1 to 65535, or 0 for any free one")
     if port and not port_is_free(port):
         raise UsageError(
             f"--master-port {port} is taken by another process; choose another one, or leave it out for a free one"

@@ -1,4 +1,4 @@
-"""Where a rank's native threads run and where its registered memory lies, on machines with several memory nodes.
+"""Where a rank's native threads run and where its registered memory lies, on machines with several NUMA nodes.
 
 What is asked for is decided by `fireflyer.topology.rank_placement`; here the machine is read, the ranks of a node tell
 each other which processors each may use, and the choice becomes numbers for native code. On a machine with one memory
@@ -51,16 +51,16 @@ class CpuBinding(NamedTuple):
     """For the leader's thread that talks to other nodes."""
     memory_node: int | None = None
     """For the arena."""
-    reason: str = "one memory node"
+    reason: str = "one NUMA node"
 
     def __str__(self) -> str:
         if not self.cpus:
             return self.reason
-        return f"processors {format_list(self.cpus)}, arena on memory node {self.memory_node} ({self.reason})"
+        return f"processors {format_list(self.cpus)}, arena on NUMA node {self.memory_node} ({self.reason})"
 
 
 def local_machine(root: str = "/sys") -> Machine | None:
-    """This machine as this process may use it; None where it has one memory node."""
+    """This machine as this process may use it; None where it has one NUMA node."""
     disk = RealDisk()
     return read_machine(disk, root=root) if len(memory_nodes(disk, root=root)) > 1 else None
 
@@ -90,16 +90,16 @@ def bind_arena(arena: Arena, binding: CpuBinding) -> str:
 
 
 def interleave_window_pages(fd: int, machine: Machine | None) -> None:
-    """The slots are read by all ranks of the node: every memory node gets its share of their pages."""
+    """The slots are read by all ranks of the node: every NUMA node gets its share of their pages."""
     if machine is None:
         return
     nodes = [node.node for node in machine.numa_nodes if node.memory_bytes and node.node in machine.allowed_nodes]
     if len(nodes) > 1 and (refused := interleave_window(fd, nodes)):
-        logger.warning("the slots of the node lie where they are touched first: %s", refused)
+        logger.warning("the slots are not interleaved over NUMA nodes, they are allocated on first touch: %s", refused)
 
 
 def report(rank: int, binding: CpuBinding, placement_warnings: Sequence[str]) -> None:
     """One line of what was done, one for what was refused."""
     logger.info("rank %d: %s", rank, binding)
     if placement_warnings:
-        logger.warning("rank %d: not placed as planned: %s", rank, "; ".join(placement_warnings))
+        logger.warning("rank %d: CPU or memory binding failed: %s", rank, "; ".join(placement_warnings))

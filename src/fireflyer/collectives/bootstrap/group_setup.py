@@ -138,12 +138,12 @@ class GroupMember(ABC):
         `transport` carries the operations between nodes: "tcp"; "ucx", for RDMA, where UCX is installed and was when
         this was built; "auto": UCX where every machine has an RDMA device. The attribute says which it became.
         `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
-        Where the machine has several memory nodes, native threads are kept on processors near the arena; `pin=False`
+        Where the machine has several NUMA nodes, native threads are kept on processors near the arena; `pin=False`
         leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
         Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`; `Busy` where no more files may be opened.
         """
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} is not a rank of {world_size}; ranks count from 0")
+            raise UsageError(f"rank {rank} is out of range; ranks of {world_size} count from 0 to {world_size - 1}")
         if sums is not None and sums not in SUMS:
             raise UsageError(f"sums {sums!r} is not known; use one of {', '.join(SUMS)}")
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
@@ -225,13 +225,13 @@ class GroupMember(ABC):
                 communicator = cls(rank, resources.duplicate(), peer_listener, memory, config, lineage, binding)
             except OSError as error:
                 if error.errno != errno.ENOMEM:
-                    raise translate_os_error(error, "make use of what the ranks share") from error
+                    raise translate_os_error(error, "map the memory that the ranks of the node share") from error
                 raise UsageError(
                     f"cannot map the arenas of {len(resources.local_peers)} ranks of {memory.arena.bytes} bytes each: "
                     f"{error}; pass a smaller arena_bytes, or raise the limit on address space (ulimit -v)"
                 ) from error
             except (RuntimeError, ValueError) as error:
-                raise Unreachable(f"what the ranks of node {node} share is refused by rank {rank}: {error}") from error
+                raise Unreachable(f"rank {rank} cannot use the shared memory of node {node}: {error}") from error
             if peer_listener is not None:
                 undo.callback(communicator.retire)
                 peer_listener.open(store, communicator._exchange.admit, join_timeout_ns)
@@ -274,7 +274,7 @@ class GroupMember(ABC):
         policy = Policy(1, None, timeout_ns)
         member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)
         if member is None:
-            raise UsageError("the group was told that this process leaves")
+            raise UsageError("this process has announced that it leaves, so it cannot join")
         return member
 
     def reform(

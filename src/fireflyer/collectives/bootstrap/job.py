@@ -90,7 +90,7 @@ class JobPlans:
         try:
             self.keep(KeptPlan(plan=plan))
         except FireflyerError as error:
-            logger.warning("%s; a restart computes it again from what is declared then", error)
+            logger.warning("%s; a restart makes the plan again, from the topology file that is given then", error)
         return plan
 
     def keep(self, kept: KeptPlan) -> None:
@@ -117,10 +117,10 @@ class JobPlans:
             f"{len(node_of_rank)} on {len(set(node_of_rank))}"
         )
         if kept.plan.world_size == len(node_of_rank) and kept.plan.nodes == len(set(node_of_rank)):
-            text += ", distributed otherwise"
+            text += ", on other nodes"
         if kept.measured is not None:
-            raise UsageError(f"{text}; it was measured for that group: start the same one, or remove the file")
-        logger.warning("%s; a new plan is made, and sums may be rounded otherwise than before", text)
+            raise UsageError(f"{text}; it was measured for that group: start the same group, or remove the file")
+        logger.warning("%s; a new plan is made: sums may differ in the last bits from those before", text)
 
 
 def tuned(join: Callable[[Plan | None], _G], plans: JobPlans) -> _G:

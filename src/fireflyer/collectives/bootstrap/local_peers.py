@@ -86,7 +86,7 @@ def receive(sock: socket.socket, peer: str, stack: ExitStack) -> LocalPeerInfo:
     """What `peer` sent. Its descriptor is closed with `stack`. Raises `Unreachable`."""
     probes, fds = _receive(sock, 1, peer, stack)
     if len(probes) != 1 or len(fds) != 1:
-        raise Unreachable(f"{peer} did not hand over its arena; see its log")
+        raise Unreachable(f"{peer} sent no file descriptor of its arena; see its log")
     return LocalPeerInfo(probes[0], fds[0])
 
 
@@ -100,7 +100,7 @@ def receive_all(
     """The window, its doorbell, and all `ranks` of the node. Raises `Unreachable`."""
     probes, fds = _receive(sock, ranks + 2, leader, stack)
     if len(probes) != ranks or len(fds) != ranks + 2:
-        raise Unreachable(f"{leader} did not hand over the shared memory; see its log")
+        raise Unreachable(f"{leader} sent no file descriptors of the shared memory; see its log")
     return (fds[0], fds[1]), [LocalPeerInfo(one, fd) for one, fd in zip(probes, fds[2:], strict=True)]
 
 
@@ -110,9 +110,9 @@ def agree(sock: socket.socket, leader: str, own: LocalPeerInfo, peers: Sequence[
         sock.sendall(_YES if _sees_all(own, peers) else _NO)
         answer = sock.recv(1)
     except OSError as error:
-        raise Unreachable(f"{leader} broke off: {error}; see its log") from error
+        raise Unreachable(f"the connection to {leader} was lost: {error}; see its log") from error
     if not answer:
-        raise Unreachable(f"{leader} broke off; see its log")
+        raise Unreachable(f"{leader} closed the connection while the group was formed; see its log")
     return answer == _YES
 
 
@@ -123,13 +123,13 @@ def decide(others: Mapping[str, socket.socket], own: LocalPeerInfo, peers: Seque
         try:
             answers.append(sock.recv(1))
         except OSError as error:
-            raise Unreachable(f"{name} broke off: {error}; see its log") from error
+            raise Unreachable(f"the connection to {name} was lost: {error}; see its log") from error
     verdict = _sees_all(own, peers) and all(answer == _YES for answer in answers)
     for name, sock in others.items():
         try:
             sock.sendall(_YES if verdict else _NO)
         except OSError as error:
-            raise Unreachable(f"{name} broke off: {error}; see its log") from error
+            raise Unreachable(f"the connection to {name} was lost: {error}; see its log") from error
     return verdict
 
 
@@ -151,7 +151,7 @@ def _send(sock: socket.socket, probes: list[MemoryProbe], fds: list[int], peer: 
         socket.send_fds(sock, [_LENGTH.pack(len(body))], fds)
         sock.sendall(body)
     except OSError as error:
-        raise Unreachable(f"{peer} broke off: {error}; see its log") from error
+        raise Unreachable(f"the connection to {peer} was lost: {error}; see its log") from error
 
 
 def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> tuple[list[MemoryProbe], list[int]]:
@@ -166,4 +166,4 @@ def _receive(sock: socket.socket, max_fds: int, peer: str, stack: ExitStack) -> 
             raise Unreachable(f"{peer} sent {length} bytes about its memory; do all ranks run the same version?")
         return msgspec.json.decode(receive_exactly(sock, length), type=list[MemoryProbe]), fds
     except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
-        raise Unreachable(f"{peer} did not hand over its memory ({error}); see its log") from error
+        raise Unreachable(f"{peer} sent no valid description of its memory ({error}); see its log") from error

@@ -229,7 +229,7 @@ class Membership:
         self._deadline_ns = deadline_ns
         self._started_ns = 0
         self._enough_ns: int | None = None
-        self._reason = "nobody has been found yet"
+        self._reason = "no rank has called reform yet"
 
     def begin(self, now_ns: int) -> Effect:
         self._started_ns = now_ns
@@ -256,7 +256,7 @@ class Membership:
         if holder.uid != self._me.uid:
             return Rejected(
                 UsageError(
-                    f"another process has come as {self._me.place} for generation {self._generation} already; a "
+                    f"another process has already joined as {self._me.place} for generation {self._generation}; a "
                     "process re-forms its group once, and two never share an identity"
                 )
             )
@@ -301,7 +301,7 @@ class Membership:
     def _late(self) -> Rejected:
         took = format_duration(self._deadline_ns - self._started_ns)
         if self._me.rank < 0:
-            return Rejected(Timeout(f"the group did not take this process in within {took}; do its ranks call reform?"))
+            return Rejected(Timeout(f"the group did not admit this process within {took}; its ranks must call reform"))
         return Rejected(Timeout(f"the group could not be re-formed within {took}: {self._reason}"))
 
     # --- the decision ---
@@ -313,7 +313,7 @@ class Membership:
         suspects = {rank for arrival in arrivals for rank in arrival.suspects}
         unexplained = [rank for rank in missing if rank not in suspects]
         size = len(_candidates(arrivals))
-        reason = "all ranks have come" if not missing else f"rank {_short(missing)} did not come"
+        reason = "all ranks called reform" if not missing else f"rank {_short(missing)} did not call reform"
         if unexplained and now_ns - self._started_ns < self._policy.grace_ns:
             return False, reason
         if self._enough_ns is None:
@@ -325,7 +325,7 @@ class Membership:
         if any(order not in announced for order in waiting) and settled_ns < self._policy.newcomer_ns:
             return False, reason
         if size < max(1, self._policy.min_world_size):
-            return False, f"{reason}; {size} are there, at least {self._policy.min_world_size} are needed"
+            return False, f"{reason}; {size} ranks have, at least {self._policy.min_world_size} are needed"
         return True, reason
 
     def _proposal(self, arrivals: Sequence[JoinRequest]) -> Effect:
@@ -337,7 +337,7 @@ class Membership:
         try:
             plan = self._plan_of(number_nodes([one.node for one in chosen]))
             if plan.node_of_rank != number_nodes([one.node for one in chosen]):
-                raise UsageError("the plan that was made for the new group is for other nodes; use what plan= is given")
+                raise UsageError("plan= returned a plan for other nodes than those of its argument")
         except UsageError as error:
             return Rejected(error)
         return Propose(Generation(self._generation, slots, plan, reason))

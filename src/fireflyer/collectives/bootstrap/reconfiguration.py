@@ -265,7 +265,7 @@ def _absent(store: Store, lineage: Lineage, end: Admitted, error: FireflyerError
 def _generation(data: bytes) -> Generation:
     if data == _GONE:
         raise StaleVersion(
-            "this process has missed more generations of its group than are remembered; to come back, drop the "
+            "this process missed more generations of its group than the store keeps; to come back, drop the "
             "communicator and call Communicator.join"
         )
     return _decoded(data, Generation)
@@ -276,5 +276,5 @@ def _decoded(data: bytes, what: type[_T]) -> _T:
         return msgspec.json.decode(data, type=what)
     except msgspec.MsgspecError as error:
         raise UsageError(
-            f"the store's {what.__name__.lower()} makes no sense ({error}); do all ranks run the same version?"
+            f"the rendezvous store has an invalid {what.__name__.lower()} ({error}); do all ranks run the same version?"
         ) from error

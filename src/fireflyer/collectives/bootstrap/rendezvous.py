@@ -288,7 +288,7 @@ class _Rendezvous:
             return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=ListenAddress)
         except Timeout:
             raise Timeout(
-                f"rank {leader}, which leads node {node}, did not say where it listens; see its log"
+                f"rank {leader}, the leader of node {node}, did not publish its address; see its log"
             ) from None
 
     def _welcome(self, acceptor: Acceptor, missing: str) -> tuple[socket.socket, str]:
@@ -327,7 +327,7 @@ def rendezvous(
     except FireflyerError:  # some are OSErrors, too
         raise
     except OSError as error:  # what a peer does has other errors: this process may open no more files, or the like
-        raise translate_os_error(error, f"meet the other ranks as rank {rank}") from error
+        raise translate_os_error(error, f"rendezvous as rank {rank}") from error
 
 
 def _met(
@@ -344,7 +344,7 @@ def _met(
     store, prefix, rank, world_size = group.store, group.prefix, group.rank, group.world_size
     result = group.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
     if result.plan is None or len(result.hosts) != world_size:
-        raise UsageError("rank 0 published a rendezvous result that makes no sense; do all ranks run the same version?")
+        raise UsageError("rank 0 published an invalid list of ranks; do all ranks run the same version?")
     plan = result.plan
     if rank == 0 and offer.transport != "tcp":
         logger.info("group=%s transport=%s reason=%s", prefix, result.choice.transport, result.choice.reason)
@@ -392,7 +392,7 @@ def _common_plan(members: list[RankInfo], planner: Planner) -> Plan:
     first, plan = next(iter(plans.items()))
     for rank, other in plans.items():
         if other != plan:
-            raise UsageError(f"rank {rank} was given another plan than rank {first}; all ranks need the same")
+            raise UsageError(f"rank {rank} was given another plan than rank {first}; pass the same plan on all ranks")
     if asked and plan.sums != sums:
         raise UsageError(f"sums={sums!r} is asked for, but the plan has sums={plan.sums!r}; pass make_plan(..., sums=)")
     if plan.node_of_rank != node_of_rank:

@@ -136,20 +136,20 @@ def exchange_worker_addresses(fabric: Fabric, neighbours: Mapping[int, tuple[str
         try:
             sock.sendall(_LENGTH.pack(len(body)) + body)
         except OSError as error:
-            raise Unreachable(f"{name} broke off: {error}; see its log") from error
+            raise Unreachable(f"the connection to {name} was lost: {error}; see its log") from error
     for node, (name, sock) in neighbours.items():
         try:
             (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size))
             if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"{length} bytes are too many")
+                raise ValueError(f"{length} bytes are more than {MAX_MESSAGE_BYTES}")
             theirs = msgspec.json.decode(receive_exactly(sock, length), type=_WorkerAddress)
             where, outgoing = base64.b64decode(theirs.address, validate=True), bytes.fromhex(theirs.key)
             problem = fabric.meet(node, where, outgoing, keys[node])
         except (OSError, EOFError, ValueError) as error:
-            raise Unreachable(f"{name} did not say where UCX finds it ({error}); see its log") from error
+            raise Unreachable(f"{name} sent no valid UCX worker address ({error}); see its log") from error
         if problem:
             raise Unreachable(
-                f"UCX finds no way to {name}: {problem}; see UCX_TLS and UCX_NET_DEVICES, or use transport 'tcp'"
+                f"UCX cannot reach {name}: {problem}; see UCX_TLS and UCX_NET_DEVICES, or use transport 'tcp'"
             )
 
 

@@ -55,17 +55,17 @@ def decide(reports: Sequence[Report], node_of_rank: Sequence[int]) -> Decision:
     """`reports[r]` is of rank r."""
     for rank, report in enumerate(reports):
         if report.problem:
-            return Decision((), f"rank {rank} cannot tell: {report.problem}")
+            return Decision((), f"NVLink bridges of rank {rank} are unknown: {report.problem}")
     pairs: list[tuple[int, int]] = []
     for node in sorted(set(node_of_rank)):
         ranks = [rank for rank, where in enumerate(node_of_rank) if where == node]
         if len(ranks) > MAX_RANKS:
-            return Decision((), f"node {node} has {len(ranks)} ranks, and pairs are sought among {MAX_RANKS} at most")
+            return Decision((), f"node {node} has {len(ranks)} ranks; pairs are only sought among up to {MAX_RANKS}")
         links = [[_links(reports[one], reports[other]) for other in ranks] for one in ranks]
         found = [(ranks[one], ranks[other]) for one, other in match(links)]
         alone = sorted(set(ranks) - {rank for pair in found for rank in pair})
         if alone:
-            return Decision((), f"rank {alone[0]} (node {node}) is left over: its GPU has no bridge to a free one")
+            return Decision((), f"rank {alone[0]} (node {node}) has no partner: its GPU is not bridged to a free one")
         pairs += found
     return Decision(tuple(pairs), f"every GPU is bridged to its partner, in {len(pairs)} pairs")
 
@@ -103,12 +103,12 @@ def links_of(topology: str, names: Sequence[str]) -> Mapping[str, Mapping[str, i
     gpus = [cell for cell in (lines[0] if lines else []) if _GPU.fullmatch(cell)]
     rows = {cells[0]: cells[1:] for cells in lines[1:] if _GPU.fullmatch(cells[0])}
     if not 0 < len(names) == len(gpus) <= _MAX_GPUS or sorted(rows) != sorted(gpus):
-        raise UsageError(f"the table of {len(gpus)} GPUs and {len(rows)} rows does not fit to {len(names)} GPUs")
+        raise UsageError(f"`nvidia-smi topo -m` lists {len(gpus)} GPUs in {len(rows)} rows, not {len(names)} GPUs")
     found: dict[str, dict[str, int]] = {}
     for number, name in enumerate(names):
         cells = rows.get(f"GPU{number}", [])
         if len(cells) < len(names) or cells[number] != "X":
-            raise UsageError(f"the row of GPU{number} in the table makes no sense")
+            raise UsageError(f"the row of GPU{number} in `nvidia-smi topo -m` is not understood")
         counts = [_LINKS.fullmatch(cell) for cell in cells[: len(names)]]
         found[name] = {other: int(count[1]) for other, count in zip(names, counts, strict=True) if count is not None}
     return found

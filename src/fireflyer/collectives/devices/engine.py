@@ -121,7 +121,7 @@ class Job(Outcome):
 
 
 def _refuse(_slot: Any, _piece: Piece) -> InFlightOperation:
-    raise InvariantViolation("a piece of a job that has ended was submitted")
+    raise InvariantViolation("a chunk of an operation that has ended was submitted")
 
 
 class DeviceWork:
@@ -135,7 +135,8 @@ class DeviceWork:
         """Returns when what the caller gives to the device from now on sees the result. The host waits for the last
         sum, but not for the device. Raises what the operation failed with, `Timeout` after `timeout_ns`: it goes on."""
         if not self._job.ended.wait(None if timeout_ns is None else timeout_ns / 1e9):
-            raise Timeout(f"{self._job.name} is not done after {format_duration(timeout_ns or 0)}; it goes on")
+            waited = format_duration(timeout_ns or 0)
+            raise Timeout(f"{self._job.name} has not completed within {waited}; it is still pending")
         if self._job.error is not None:
             raise self._job.error
         self.place.follow([self._job.point])

@@ -272,5 +272,5 @@ def decode_dump(data: bytes, *, name: str) -> Dump:
         if found == FORMAT:
             return msgspec.json.decode(data, type=Dump)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataCorruption(f"{name} is no dump of a flight recorder, or damaged: {error}") from None
+        raise DataCorruption(f"{name} is not a flight recorder dump, or is damaged: {error}") from None
     raise UsageError(f"{name} is of format {found}; this version reads format {FORMAT}")

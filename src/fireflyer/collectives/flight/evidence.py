@@ -78,7 +78,7 @@ class Evidence:
             for what in ("group", "world_size", "plan"):
                 if getattr(dump, what) != getattr(first, what):
                     raise UsageError(
-                        f"the dumps of rank {first.rank} and rank {dump.rank} are not of one group: {what} is "
+                        f"the dumps of rank {first.rank} and rank {dump.rank} are of different groups: {what} is "
                         f"{getattr(first, what)!r} and {getattr(dump, what)!r}"
                     )
         self.group = first.group

@@ -110,7 +110,7 @@ def explain(dumps: Sequence[Dump]) -> Verdict:
         *_missing_lines(evidence),
     ]
     notes += [
-        f"{evidence.ranks[each.rank].label} came last to {each.last} of {each.operations} collectives, "
+        f"{evidence.ranks[each.rank].label} was last to enter {each.last} of {each.operations} collectives, "
         f"{format_duration(each.median_ns)} late in the median"
         for each in stragglers
     ]
@@ -203,13 +203,13 @@ def _how(evidence: Evidence, rank: int, seq: int) -> tuple[Kind, str]:
     presence = facts.at(seq)
     record = facts.calls.get(seq)
     if presence is CallState.REFUSED and record is not None:
-        return "absent", f"entered {name} only when the others had given up"
+        return "absent", f"entered {name} only after it had failed on the others"
     if presence in (CallState.ABSENT, CallState.REFUSED):
         without = "" if facts.dump is not None else ", and left no dump"
         return ("absent" if facts.dump is not None else "gone"), f"had not entered {name}{without}"
     if facts.dump is None:
         where = f" inside {name}" if presence is CallState.INSIDE else f" (the others are at {name})"
-        return "gone", f"left no dump: it died or hangs{where}"
+        return "gone", f"left no dump: it has died or hangs{where}"
     if record is not None and record.inside:
         return "stalled", f"stopped inside {name} after {_progress(record.chunks_done, record.chunks)}"
     return "stalled", f"held up {name}"
@@ -229,26 +229,26 @@ def _from_waits(evidence: Evidence, seq: int | None, waits: tuple[Wait, ...]) ->
         if not waits:
             return None
         if seq is None:
-            return "undecided", "messages that both ends have called for do not move: neither end can be blamed", (), ()
+            return "undecided", "messages that both ends have posted do not move; no rank can be blamed", (), ()
         held = call_name(seq, evidence.call(seq))
-        return "undecided", f"all ranks are inside {held} and equally far: none can be told from the others", (), ()
+        return "undecided", f"all ranks are inside {held} with equal progress: no rank can be blamed", (), ()
     culprits = tuple(_end_of_chain(evidence, rank, waits) for rank in ends)
     missing = [culprit.rank for culprit in culprits if not culprit.certain]
     if len(missing) == len(culprits) and 2 * len(missing) > len(evidence.ranks):
         have = ", ".join(str(dump.rank) for dump in evidence.dumps[:8])
-        summary = f"most ranks have no dump here, only {have}: collect the others to tell who holds the group up"
+        summary = f"most ranks left no dump here, only {have} did: collect the others to see who is to blame"
         return "undecided", summary, culprits, ()
     blamed = [culprit for culprit in culprits if culprit.certain] or list(culprits)
-    suspects = "" if blamed[0].certain else " (suspected: a dump that was not collected looks the same)"
+    suspects = "" if blamed[0].certain else " (suspected: if its dump was only not collected, add it)"
     kind: Kind = "gone" if not blamed[0].certain else _kind_of(waits, blamed[0].rank)
     return kind, f"{_names(evidence, [each.rank for each in blamed])} {blamed[0].why}{suspects}", culprits, ()
 
 
 def _cycle(evidence: Evidence, circle: tuple[int, ...], waits: tuple[Wait, ...]) -> _Found:
     lines = tuple(wait.text(evidence) for wait in waits if wait.rank in circle)
-    culprits = tuple(_culprit(evidence, rank, "waits in a circle", True) for rank in circle)
+    culprits = tuple(_culprit(evidence, rank, "is part of a cycle of waiting ranks", True) for rank in circle)
     way = " -> ".join(map(str, (*circle, circle[0])))
-    return "deadlock", f"ranks wait for each other in a circle: {way}", culprits, lines
+    return "deadlock", f"ranks wait for each other in a cycle: {way}", culprits, lines
 
 
 def _kind_of(waits: tuple[Wait, ...], rank: int) -> Kind:
@@ -297,7 +297,7 @@ def _missing_lines(evidence: Evidence) -> list[str]:
 
 def _all_well(evidence: Evidence) -> str:
     least = min((facts.finished for facts in evidence.ranks if facts.dump is not None), default=0)
-    return f"nothing is wrong: {least} collectives ended on every rank that left a dump, and nobody is held up"
+    return f"no failure: {least} collectives completed on every rank that left a dump, and no rank waits"
 
 
 def _table(evidence: Evidence, waits: tuple[Wait, ...], late: dict[int, int]) -> tuple[RankRow, ...]:

@@ -64,7 +64,7 @@ def find_dumps(places: Sequence[str]) -> list[str]:
         for path in _files_at(place):
             found[os.path.realpath(path)] = None
             if len(found) > MAX_FILES:
-                raise UsageError(f"more than {MAX_FILES} dumps; name those of one job")
+                raise UsageError(f"more than {MAX_FILES} dumps; give those of one job")
     return list(found)
 
 
@@ -80,7 +80,10 @@ def _files_at(place: str) -> list[str]:
         ]
         if below:
             return below
-        raise NotFound(f"{place!r} holds no dumps (flight-<rank>.json); did the ranks get a dump directory?")
+        raise NotFound(
+            f"{place!r} contains no dumps (flight-RANK.json); a rank writes one when a collective fails, "
+            "to RUN_DIR/flight under `ff run`, else to the directory that FF_DUMP_DIR or dump_dir= names"
+        )
     matching = [path for match in sorted(glob.glob(place, recursive=True)) for path in _files_at(match)]
     if not matching:
         raise NotFound(f"{place!r} does not exist; give the dumps of a job, or the directory that holds them")

@@ -78,7 +78,7 @@ def _judge_control(sender: LinkEnd, receiver: LinkEnd, timeout_ns: int) -> tuple
     silent_ns = _since(receiver, receiver.awaiting_since_ns)
     if sender.frames_sent - receiver.frames_received < _LOST_BEATS or silent_ns < timeout_ns // 2:
         return None
-    return "network", f"none of the heartbeats that were sent came for {format_duration(silent_ns)}"
+    return "network", f"heartbeats were sent, and none has arrived for {format_duration(silent_ns)}"
 
 
 def _judge_data(sender: LinkEnd, receiver: LinkEnd, patience_ns: int) -> tuple[Side, str] | None:
@@ -86,26 +86,26 @@ def _judge_data(sender: LinkEnd, receiver: LinkEnd, patience_ns: int) -> tuple[S
     held_ns = max(_since(sender, sender.blocked_since_ns), _since(sender, sender.sent_ns))
     missing = sender.sent - receiver.received
     if missing > 0 and receiver.unread > 0 and not receiver.awaiting_since_ns and held_ns >= patience_ns:
-        return "receiver", f"{receiver.unread} bytes lie unread at the receiver, which did not ask for them"
+        return "receiver", f"{receiver.unread} bytes are unread in the receiver's socket buffer: it does not read them"
     if waited_ns < patience_ns or missing < 0:
         return None
     if missing == 0 and not sender.blocked_since_ns:
-        return "sender", f"the receiver awaited more for {format_duration(waited_ns)}, which was never given to it"
+        return "sender", f"the receiver waited for more for {format_duration(waited_ns)}, which the sender never sent"
     if held_ns < patience_ns:
         return None
     if missing == 0:
-        return "network", "all that the sender's system took arrived, but it takes no more although the receiver waits"
-    return "network", f"the receiver awaited them for {format_duration(waited_ns)}; {_whereabouts(sender)}"
+        return "network", "what the sender's kernel accepted has arrived, it accepts no more, and the receiver waits"
+    return "network", f"the receiver waited for them for {format_duration(waited_ns)}; {_whereabouts(sender)}"
 
 
 def _whereabouts(sender: LinkEnd) -> str:
     if sender.retransmits > 0:
-        return f"the sender's system repeated them {sender.retransmits} times without an answer"
+        return f"the sender's kernel retransmitted them {sender.retransmits} times without an acknowledgement"
     if sender.unacknowledged > 0:
-        return f"the sender's system still holds {sender.unacknowledged} bytes that are no longer taken from it"
+        return f"the sender's kernel still holds {sender.unacknowledged} bytes that the receiver has not acknowledged"
     if sender.unacknowledged == 0:
-        return "their arrival was confirmed to the sender, by something between the two that did not pass them on"
-    return "where between the two they are is unknown"
+        return "they were acknowledged to the sender, by a proxy, tunnel or firewall that did not pass them on"
+    return "whether they left the sender's host is unknown"
 
 
 def _judge_by_sender(sender: LinkEnd, patience_ns: int) -> tuple[Side, str] | None:
@@ -114,9 +114,9 @@ def _judge_by_sender(sender: LinkEnd, patience_ns: int) -> tuple[Side, str] | No
     if quiet_ns < patience_ns:
         return None
     if sender.retransmits > 0:
-        return "receiver or network", f"{_whereabouts(sender)}: the receiver's host or the network is gone"
+        return "receiver or network", f"{_whereabouts(sender)}: the receiver's host or the network has failed"
     if sender.blocked_since_ns or sender.unacknowledged > 0:
-        return "receiver or network", f"{_whereabouts(sender)}; a receiver that hangs looks the same"
+        return "receiver or network", f"{_whereabouts(sender)}; the receiver hangs, or the network failed"
     return None
 
 
@@ -125,13 +125,13 @@ def _judge_by_receiver(receiver: LinkEnd, patience_ns: int) -> tuple[Side, str] 
     waited_ns = _since(receiver, receiver.awaiting_since_ns)
     if waited_ns < patience_ns:
         return None
-    told = f"the sender had begun {receiver.frames_announced} frames, by its last heartbeat"
-    whole = f"{receiver.frames_received} arrived as a whole"
+    told = f"by its last heartbeat the sender had started {receiver.frames_announced} frames"
+    whole = f"{receiver.frames_received} arrived completely"
     if receiver.frames_announced <= receiver.frames_received:
-        return "sender", f"{told}, and {whole}: what was awaited was never sent"
+        return "sender", f"{told}, and {whole}: what the receiver waits for was never sent"
     if receiver.announced_ns - receiver.awaiting_since_ns >= patience_ns:
-        return "network", f"{told}, and {whole}; heartbeats went on to arrive, the bytes did not"
-    return "undecided", f"{told}, and {whole}; a sender that stopped and a network that stopped look the same"
+        return "network", f"{told}, and {whole}; heartbeats kept arriving, the bytes did not"
+    return "undecided", f"{told}, and {whole}; the sender or the network stopped"
 
 
 def _since(end: LinkEnd, ns: int) -> int:

@@ -53,7 +53,7 @@ def _collective(evidence: Evidence, seq: int, sides: list[list[int]]) -> Mismatc
         return Mismatch(
             f"ranks called different collectives at #{seq}, and there is no majority: {'; '.join(lines)}",
             tuple(odd),
-            f"called something else than others at #{seq}{_moved(evidence, seq, sides[1][0], sides[0][0])}",
+            f"called another collective than the others at #{seq}{_moved(evidence, seq, sides[1][0], sides[0][0])}",
             False,
             lines,
         )
@@ -79,9 +79,10 @@ def _moved(evidence: Evidence, seq: int, odd: int, other: int) -> str:
 
     missed, extra, unmoved = fits(seq, seq + 1), fits(seq + 1, seq), fits(seq + 1, seq + 1)
     if missed and not extra and not unmoved:
-        return f"; its calls fit those of rank {other} one later: it left one out, #{seq} or one like it before"
+        return f"; its calls fit those of rank {other} one later: it skipped a call, #{seq} or an equal one before"
     if extra and not missed and not unmoved:
-        return f"; its calls fit those of rank {other} one earlier: it made one too many, #{seq} or one like it before"
+        extra_call = f"it made an extra call, #{seq} or an equal one before"
+        return f"; its calls fit those of rank {other} one earlier: {extra_call}"
     return ""
 
 

@@ -125,5 +125,5 @@ def _how_far(snapshot: Snapshot, fault: Fault) -> str:
         if record.state == "done" and f"{record.kind} #{seq}" not in fault.text:
             continue  # a rank died between operations: the number, 0, is none
         if record.seq == seq and not record.message and record.inside and record.chunks:
-            return f"{record.kind} #{seq} came to {record.chunks_done} of {record.chunks} chunks here"
+            return f"{record.kind} #{seq} had completed {record.chunks_done} of {record.chunks} chunks on this rank"
     return ""

@@ -44,10 +44,10 @@ class Wait(NamedTuple):
         whom = _ranks(evidence, self.targets)
         return {
             "not entered": f"{who} {waits} {since} inside {self.what}; {whom} had not entered it",
-            "behind": f"{who} {waits} {since} inside {self.what}; least far is {whom}",
+            "behind": f"{who} {waits} {since} inside {self.what}; {whom} has made the least progress",
             "together": f"{who} {waits} {since} inside {self.what}, and no rank is behind the others",
             "not sent": f"{who} {waits} {since} in {self.what}; {whom} had not sent it",
-            "not received": f"{who} {waits} {since} in {self.what}; {whom} had not asked for it",
+            "not received": f"{who} {waits} {since} in {self.what}; {whom} had not posted the receive",
         }[self.reason]
 
 

@@ -120,7 +120,7 @@ class _PendingHandshake:
     def _say(self, message: bytes) -> None:
         data = pack_message(message)
         if self.sock.send(data) != len(data):  # a fresh connection takes a few hundred bytes at once
-            raise PermissionDenied("the peer does not read what it is sent")
+            raise PermissionDenied("the peer does not read the messages of the handshake")
 
 
 class PeerListener:
@@ -142,7 +142,7 @@ class PeerListener:
             try:
                 self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             except OSError as error:
-                raise translate_os_error(error, f"open the listener of rank {rank}") from error
+                raise translate_os_error(error, f"start the peer listener of rank {rank}") from error
             undo.pop_all()
         self._unix.setblocking(False)
         self._tcp.setblocking(False)
@@ -161,7 +161,7 @@ class PeerListener:
             data = store.get(f"{self._prefix}/doors", join_timeout_ns + _LIST_GRACE_NS)
             self._addresses = msgspec.json.decode(data, type=list[ListenAddress])
         if len(self._addresses) != self._world_size:
-            raise UsageError("rank 0 published addresses that make no sense; do all ranks run the same version?")
+            raise UsageError("rank 0 published an invalid list of peer listeners; do all ranks run the same version?")
         # A daemon, because the interpreter joins other threads before it runs what closes a forgotten communicator.
         self._thread = threading.Thread(target=self._receive, args=(admit,), name="ff-peer-listener", daemon=True)
         self._thread.start()
@@ -183,7 +183,7 @@ class PeerListener:
             left_ns = max(MS, deadline_ns - time.monotonic_ns())
             peer = authenticate_client(sock, self._secret, f"rank {self._rank}", self._purpose, left_ns)
             if peer != f"rank {rank}":
-                raise PermissionDenied(f"expected rank {rank} at its address, found {peer!r}")
+                raise PermissionDenied(f"expected rank {rank} at its peer listener, found {peer!r}")
             return sock.detach()
         except BaseException:
             sock.close()

@@ -291,7 +291,8 @@ def _check_routes(routes: Sequence[Route], world_size: int) -> None:
     last: dict[str, int | None] = {}
     for route in routes:
         if route.algorithm not in SUITABLE.get(route.kind, ()):
-            raise UsageError(f"route: {route.kind!r} cannot be done by {route.algorithm!r}")
+            known = ", ".join(SUITABLE.get(route.kind, ())) or f"one of the kinds {', '.join(SUITABLE)}"
+            raise UsageError(f"route: {route.kind!r} cannot be done by {route.algorithm!r}; use {known}")
         _check_chunk_bytes(route.chunk_bytes)
         if route.kind in PARTED and route.chunk_bytes < _least_parted_bytes(world_size):
             raise UsageError(

@@ -62,7 +62,7 @@ def _answer(*arguments: str) -> str:
         [_COMMAND, *arguments], capture_output=True, timeout=_ANSWER_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
     )
     if ended.returncode != 0:
-        raise UsageError(f"{_COMMAND} {' '.join(arguments)} ended with {ended.returncode}")
+        raise UsageError(f"{_COMMAND} {' '.join(arguments)} exited with code {ended.returncode}")
     return ended.stdout.decode(errors="replace")
 
 
@@ -70,7 +70,7 @@ def _told_to_all(comm: Communicator, own: Report) -> list[Report]:
     mine: Any = np.zeros(_REPORT_BYTES, np.uint8)
     text = msgspec.json.encode(own)
     if len(text) > _REPORT_BYTES:
-        text = msgspec.json.encode(Report(problem="it has more GPUs than it can tell of"))
+        text = msgspec.json.encode(Report(problem="it has more GPUs than fit into its report"))
     mine[: len(text)] = np.frombuffer(text, np.uint8)
     every: Any = np.zeros((comm.world_size, _REPORT_BYTES), np.uint8)
     comm.allgather(every, mine)
@@ -81,4 +81,4 @@ def _decoded(text: bytes) -> Report:
     try:
         return msgspec.json.decode(text, type=Report)
     except msgspec.MsgspecError as error:
-        return Report(problem=f"its report makes no sense ({error})")
+        return Report(problem=f"its report is not readable ({error})")

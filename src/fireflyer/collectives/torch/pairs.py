@@ -218,7 +218,7 @@ class PairedSums:
         except Exception as error:
             job.fail(error)
             rank = self._circle.pair[0 if self._first else 1]
-            self.abort(f"rank {rank} could not go on: {error}")
+            self.abort(f"rank {rank} failed: {error}")
             return None
 
     def _reduce(self, job: _Sum, half: Half) -> InFlightOperation:

@@ -178,5 +178,6 @@ def own_address(env: RankEnvironment) -> str:
         return own_address_towards(env.master_addr, env.master_port or 1)
     except OSError as error:
         raise UsageError(
-            f"cannot find the way to MASTER_ADDR={env.master_addr}: {error}; pass pg_options=HfreduceOptions(host=...)"
+            f"no local address can reach MASTER_ADDR={env.master_addr}: {error}; "
+            "pass pg_options=HfreduceOptions(host=...)"
         ) from error

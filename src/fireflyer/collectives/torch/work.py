@@ -102,7 +102,8 @@ class GroupWork(dist.Work):
         given_ns = int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS
         limit_ns = given_ns if given_ns > 0 else self._limit_ns
         if not self.settle(limit_ns):
-            raise HfreduceError(f"the operation is not done after {format_duration(limit_ns or 0)}; it goes on")
+            waited = format_duration(limit_ns or 0)
+            raise HfreduceError(f"the operation has not completed within {waited}; it is still pending")
         if self._error is not None:
             raise self._error
         if self._place is not None and self._point is not None:

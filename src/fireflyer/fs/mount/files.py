@@ -240,8 +240,8 @@ class MountedFiles:
         return self._told(changed)
 
     async def _before_a_write(self, caller: Caller, inode: int, mode: int) -> Attributes:
-        """Before somebody writes to another one's file, the kernel takes its set-id bits away in his name.
-        (A chmod by him it refuses itself.) The service does the same when it hears of the write."""
+        """Before somebody writes to another one's file, the kernel takes its set-id bits away in the writer's name.
+        (A chmod by the writer it refuses itself.) The service does the same when it hears of the write."""
         found = await self._found(caller, meta.Stat(PathRef(inode), False))
         given = found.mode & 0o7777
         if mode not in (given & ~stat.S_ISUID, given & ~stat.S_ISGID, given & ~(stat.S_ISUID | stat.S_ISGID)):
@@ -424,7 +424,7 @@ class MountedFiles:
             clean()
 
     async def _settle(self, inode: int) -> None:
-        """For somebody else who is to see it. An error is told to who writes, at his next write, sync or close."""
+        """For somebody else who is to see it. An error is told to who writes, at the next write, sync or close."""
         here = self._inodes.get(inode)
         if here is None or not here.dirty:
             return
@@ -566,7 +566,7 @@ class MountedFiles:
         return True
 
     async def _unlock(self, lock: meta.Lock) -> None:
-        """At a close, whoever closes. It is not his error when that takes longer."""
+        """At a close, whoever closes. It is not the closer's error when that takes longer."""
         try:
             await self._unlock_retrier.end(lock, key=_owner_of(lock))
         except FireflyerError as error:

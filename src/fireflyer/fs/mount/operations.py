@@ -134,7 +134,7 @@ class Operations(Protocol):
         self, caller: Caller, inode: int, after: bytes, limit: int, *, attributes: bool, opened: bool
     ) -> Listing:
         """At most `limit` entries behind the name `after`. Without `attributes` only inode and kind are right.
-        `caller`: who opened it; `opened`: he has been told a page before."""
+        `caller`: who opened it; `opened`: the caller has been told a page before."""
         ...
 
     async def space(self, caller: Caller, inode: int) -> Space: ...

@@ -5,11 +5,11 @@
 
 Each event is answered exactly once, whatever its operation does: with its result, the errno of an `OSError`, EINTR when
 who asked was interrupted, EIO for everything else. Interrupted by any signal is who waits for a lock; who waits for
-something else, that changes nothing, only by one that ends him: programs do not expect EINTR there.
+something else, that changes nothing, only by one that ends it: programs do not expect EINTR there.
 
 The kernel tells of a request's first signal, and never of another one. It may tell so before the request is here, in
-the same turn, or while it is under way. Who has got a signal that does not end him is looked at again and again until
-he is answered: the next one may.
+the same turn, or while it is under way. Who has got a signal that does not end it is looked at again and again until
+it is answered: the next one may.
 
 The descriptor of the events is watched by the event loop, and all that wait are begun in one turn of it, so that a
 client that collects the requests of a turn sends them together.
@@ -80,7 +80,7 @@ def errno_of(error: BaseException) -> int:
 
 
 def _ends_for(event: _Event) -> bool:
-    """A signal has come for who asked this: he is not to wait any more."""
+    """A signal has come for who asked this: it is not to wait any more."""
     return event[0] in _LOCKS or is_ending(event[3][2])
 
 
@@ -224,7 +224,7 @@ class Serving:
 
     def _refuse(self, number: int, error: int) -> None:
         if error == errno.EINTR and self._draining:
-            error = errno.ENOTCONN  # no signal has come for him, so the kernel would tell him a number of its own
+            error = errno.ENOTCONN  # no signal has come for it, so the kernel would tell it a number of its own
         try:
             self._session.reply_error(number, error)
         except ValueError:

@@ -232,7 +232,7 @@ def place_attributes(
         try:
             target.chown(place, attributes.st_uid, attributes.st_gid, False)
         except PermissionError:
-            owned = False  # who may not give files away keeps them, and nobody acts as him by them
+            owned = False  # who may not give files away keeps them, and nobody acts as the owner by them
     if options.mode:
         mode = stat.S_IMODE(attributes.st_mode) & (0o7777 if owned else 0o1777)
     elif mode is None:

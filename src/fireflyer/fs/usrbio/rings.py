@@ -90,7 +90,7 @@ class _Work:
     def run(self) -> None:
         while (batch := self._next()) is not None:
             results = _carried_out(batch, self.for_read)
-            batch = None  # the memory is the caller's again before he hears of it
+            batch = None  # the memory is the caller's again before they hear of it
             with self.changed:
                 self.over += results
                 results = []  # or this thread would keep what the caller has been given back, until the next batch

@@ -200,7 +200,8 @@ class RpcClient:
         self._lost.set_result(reason)
         for answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(type(reason)(f"{reason}; a call was in flight, it may or may not have happened"))
+                in_doubt = "a call was in flight, the server may or may not have executed it"
+                answer.set_exception(type(reason)(f"{reason}; {in_doubt}"))
 
 
 async def _open_until(until_s: float, address: Address, credential: Credential, max_frame_bytes: int) -> MessageStream:

@@ -108,7 +108,7 @@ class RpcServer:
     async def start(self, host: str, port: int) -> Address:
         """Listens; port 0 takes a free one. Raises `UsageError` naming the port when it cannot."""
         if not 0 <= port < 65536:
-            raise UsageError(f"port {port} is not a port; choose one from 1 to 65535, or 0 for any free one")
+            raise UsageError(f"port {port} is out of range; choose one from 1 to 65535, or 0 for any free one")
         try:
             self._server = await asyncio.start_server(self._accept, host, port, backlog=512)
         except OSError as error:
@@ -318,7 +318,7 @@ class _Connection:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise Timeout(f"{call.method} was not done within {format_duration(call.timeout_ns)}") from None
+            raise Timeout(f"{call.method} did not finish within {format_duration(call.timeout_ns)}") from None
 
     async def _answer(self, message: bytes, call: Call | None = None) -> None:
         try:

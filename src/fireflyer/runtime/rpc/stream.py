@@ -25,7 +25,9 @@ __all__ = ["PURPOSE", "MessageStream", "accept_stream", "close_writer", "open_st
 
 PURPOSE = "rpc"
 _CLOSE_TIMEOUT_S = 1.0
-_SERVER_LEFT = "the server closed the connection during the handshake; it ended, is overloaded, or is no such server"
+_SERVER_LEFT = (
+    "the server closed the connection during the handshake; it has ended, is overloaded, or is not a Fire-Flyer server"
+)
 _CLIENT_LEFT = "the client closed the connection during the handshake; does it use the same secret file or token?"
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
@@ -62,7 +64,7 @@ class MessageStream:
         try:
             await self._writer.drain()
         except ConnectionError as error:
-            raise Unreachable("the connection broke") from error
+            raise Unreachable("the connection was lost") from error
 
     async def receive(self) -> memoryview | None:
         """The next message, None at the orderly end. Raises `Unreachable` when the connection breaks in the middle,
@@ -75,7 +77,7 @@ class MessageStream:
                 return None
             raise Unreachable("the connection ended in the middle of a message") from None
         except OSError as error:
-            raise Unreachable(f"the connection broke ({error.strerror or type(error).__name__})") from error
+            raise Unreachable(f"the connection was lost ({error.strerror or type(error).__name__})") from error
         return self._opener.open(header, body)
 
     async def close(self) -> None:
@@ -127,7 +129,7 @@ async def _read(reader: asyncio.StreamReader, left: FireflyerError) -> bytes:
     except OSError as error:
         if isinstance(error, PermissionDenied):
             raise
-        raise Unreachable(f"the connection broke during the handshake ({error})") from error
+        raise Unreachable(f"the connection was lost during the handshake ({error})") from error
 
 
 async def close_writer(writer: asyncio.StreamWriter) -> None:

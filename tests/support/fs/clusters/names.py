@@ -96,7 +96,7 @@ class Names:
         return result
 
     def lead(self, clock: trash_expiry.TrashClock, monotonic_ns: int) -> None:
-        """What who leads does for the trash; his wall clock is `now_ns`."""
+        """What the leader does for the trash; its wall clock is `now_ns`."""
         names = self
 
         class _Ports:

@@ -69,7 +69,7 @@ def test_what_makes_no_sense_is_refused(change: dict[str, object], said: str) ->
     "data", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 5000, b'{"format": 1}', b'{"format": "1"}']
 )
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
-    with pytest.raises(DataCorruption, match="no dump of a flight recorder"):
+    with pytest.raises(DataCorruption, match="not a flight recorder dump"):
         decode_dump(data, name="it")
 
 
@@ -100,7 +100,7 @@ def test_files_are_found_by_directory_pattern_and_name(tmp_path: Path) -> None:
 
 
 def test_places_without_dumps_are_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="holds no dumps"):
+    with pytest.raises(NotFound, match="contains no dumps"):
         find_dumps([str(tmp_path)])
     with pytest.raises(NotFound, match="nowhere' does not exist"):
         find_dumps([str(tmp_path / "nowhere")])

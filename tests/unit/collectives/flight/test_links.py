@@ -50,74 +50,74 @@ GOLDEN: list[Any] = [
         SENT | {"unacknowledged": 2000, "retransmits": 4, "blocked_since_ns": AGO_8_S},
         AWAITED,
         "network",
-        "5000 bytes sent, 3000 bytes received; the receiver awaited them for 9.0 s; the sender's system "
-        "repeated them 4 times without an answer (held up by: network)",
+        "5000 bytes sent, 3000 bytes received; the receiver waited for them for 9.0 s; the sender's "
+        "kernel retransmitted them 4 times without an acknowledgement (held up by: network)",
         id="packets that are not answered",
     ),
     pytest.param(
         SENT | {"unacknowledged": 1500, "retransmits": 0, "blocked_since_ns": AGO_8_S},
         AWAITED | {"unread": 0},
         "network",
-        "5000 bytes sent, 3000 bytes received; the receiver awaited them for 9.0 s; the sender's system "
-        "still holds 1500 bytes that are no longer taken from it (held up by: network)",
+        "5000 bytes sent, 3000 bytes received; the receiver waited for them for 9.0 s; the sender's "
+        "kernel still holds 1500 bytes that the receiver has not acknowledged (held up by: network)",
         id="something between that takes no more",
     ),
     pytest.param(
         SENT | {"unacknowledged": 0, "retransmits": 0},
         AWAITED,
         "network",
-        "5000 bytes sent, 3000 bytes received; the receiver awaited them for 9.0 s; their arrival was "
-        "confirmed to the sender, by something between the two that did not pass them on (held up by: "
-        "network)",
+        "5000 bytes sent, 3000 bytes received; the receiver waited for them for 9.0 s; they were "
+        "acknowledged to the sender, by a proxy, tunnel or firewall that did not pass them on (held up by: network)",
         id="something between that swallows",
     ),
     pytest.param(
         SENT | {"unacknowledged": 0, "blocked_since_ns": AGO_8_S},
         AWAITED | {"received": 5000},
         "network",
-        "5000 bytes sent, 5000 bytes received; all that the sender's system took arrived, but it takes no "
-        "more although the receiver waits (held up by: network)",
+        "5000 bytes sent, 5000 bytes received; what the sender's kernel accepted has arrived, it "
+        "accepts no more, and the receiver waits (held up by: network)",
         id="a sender whose system takes nothing, though nothing is on its way",
     ),
     pytest.param(
         SENT,
         AWAITED | {"received": 5000},
         "sender",
-        "5000 bytes sent, 5000 bytes received; the receiver awaited more for 9.0 s, which was never given"
-        " to it (held up by: not the connection: the sender)",
+        "5000 bytes sent, 5000 bytes received; the receiver waited for more for 9.0 s, which the "
+        "sender never sent (held up by: not the connection: the sender)",
         id="a sender that has nothing more",
     ),
     pytest.param(
         SENT | {"blocked_since_ns": AGO_8_S},
         AWAITED | {"awaiting_since_ns": 0, "unread": 700},
         "receiver",
-        "5000 bytes sent, 3000 bytes received; 700 bytes lie unread at the receiver, which did not ask "
-        "for them (held up by: receiver)",
+        "5000 bytes sent, 3000 bytes received; 700 bytes are unread in the receiver's socket buffer: "
+        "it does not read them (held up by: receiver)",
         id="a receiver that does not read",
     ),
     pytest.param(
         SENT | {"unacknowledged": 2000, "retransmits": 6, "blocked_since_ns": AGO_8_S},
         None,
         "receiver or network",
-        "5000 bytes sent, an unknown number of bytes received; the sender's system repeated them 6 times "
-        "without an answer: the receiver's host or the network is gone (held up by: receiver or network)",
+        "5000 bytes sent, an unknown number of bytes received; the sender's kernel retransmitted them 6 "
+        "times without an acknowledgement: the receiver's host or the network has failed (held up by: receiver or "
+        "network)",
         id="a receiver without a dump, whose host does not answer",
     ),
     pytest.param(
         SENT | {"unacknowledged": 2000, "retransmits": 0, "blocked_since_ns": AGO_8_S},
         None,
         "receiver or network",
-        "5000 bytes sent, an unknown number of bytes received; the sender's system still holds 2000 bytes"
-        " that are no longer taken from it; a receiver that hangs looks the same (held up by: receiver or"
-        " network)",
+        "5000 bytes sent, an unknown number of bytes received; the sender's kernel still holds 2000 bytes "
+        "that the receiver has not acknowledged; the receiver hangs, or the network failed (held up by: receiver or "
+        "network)",
         id="a receiver without a dump, which takes no more",
     ),
     pytest.param(
         None,
         AWAITED | {"frames_announced": 3, "announced_ns": NOW},
         "sender",
-        "an unknown number of bytes sent, 3000 bytes received; the sender had begun 3 frames, by its last"
-        " heartbeat, and 3 arrived as a whole: what was awaited was never sent (held up by: not the "
+        "an unknown number of bytes sent, 3000 bytes received; by its last heartbeat the sender had started 3 "
+        "frames, and 3 arrived completely: what the receiver waits for was never sent (held up by: not the "
         "connection: the sender)",
         id="a sender without a dump that sent nothing",
     ),
@@ -125,18 +125,16 @@ GOLDEN: list[Any] = [
         None,
         AWAITED | {"frames_announced": 5, "announced_ns": NOW},
         "network",
-        "an unknown number of bytes sent, 3000 bytes received; the sender had begun 5 frames, by its last"
-        " heartbeat, and 3 arrived as a whole; heartbeats went on to arrive, the bytes did not (held up "
-        "by: network)",
+        "an unknown number of bytes sent, 3000 bytes received; by its last heartbeat the sender had started 5 "
+        "frames, and 3 arrived completely; heartbeats kept arriving, the bytes did not (held up by: network)",
         id="a sender without a dump whose heartbeats arrived",
     ),
     pytest.param(
         None,
         AWAITED | {"frames_announced": 4, "announced_ns": AGO_9_S},
         "undecided",
-        "an unknown number of bytes sent, 3000 bytes received; the sender had begun 4 frames, by its last"
-        " heartbeat, and 3 arrived as a whole; a sender that stopped and a network that stopped look the "
-        "same (held up by: undecided)",
+        "an unknown number of bytes sent, 3000 bytes received; by its last heartbeat the sender had started 4 "
+        "frames, and 3 arrived completely; the sender or the network stopped (held up by: undecided)",
         id="a sender without a dump that fell silent in a frame",
     ),
 ]
@@ -177,7 +175,7 @@ def test_heartbeats_that_were_sent_and_did_not_come() -> None:
     assert (ends, side) == ([0, 2], "network")
     assert text == (
         f"{FROM_0_TO_2} the control connection: 900 bytes sent, 500 bytes received; "
-        "none of the heartbeats that were sent came for 8.0 s (held up by: network)"
+        "heartbeats were sent, and none has arrived for 8.0 s (held up by: network)"
     )
     assert stopped(BEATS | {"frames_sent": 7}, HEARD) == []  # a stopped process says two when it goes on
     assert stopped(BEATS, HEARD | {"awaiting_since_ns": AT_NS - TIMEOUT_NS // 4}) == []

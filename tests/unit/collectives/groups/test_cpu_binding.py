@@ -1,4 +1,4 @@
-"""Ranks get processors near their arena where there are several memory nodes, and nothing where there is one."""
+"""Ranks get processors near their arena where there are several NUMA nodes, and nothing where there is one."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def test_two_memory_nodes_get_half_of_the_ranks_each(tmp_path: Path) -> None:
     found = bindings(machine_of(tmp_path, [[0, 1, 2, 3], [4, 5, 6, 7]]), 4)
     assert [binding.memory_node for binding in found] == [0, 0, 1, 1]
     assert [binding.cpus for binding in found] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    assert str(found[0]) == (
-        "processors 0-1, arena on memory node 0 (memory node 0, 2 of 4 cores of a last-level cache)"
-    )
+    assert str(found[0]) == ("processors 0-1, arena on NUMA node 0 (NUMA node 0, 2 of 4 cores of a last-level cache)")
 
 
 def test_four_memory_nodes_and_a_rank_each(tmp_path: Path) -> None:
     found = bindings(machine_of(tmp_path, [[0, 1], [2, 3], [4, 5], [6, 7]]), 4)
     assert [binding.memory_node for binding in found] == [0, 1, 2, 3]
-    assert all(binding.network_cpus == binding.cpus for binding in found), "no network card says where it is"
+    assert all(binding.network_cpus == binding.cpus for binding in found), (
+        "the NUMA node of the network card is unknown"
+    )
 
 
 def test_siblings_stay_together_and_what_is_switched_off_is_left_out(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_siblings_stay_together_and_what_is_switched_off_is_left_out(tmp_path: P
 def test_a_cpuset_within_one_memory_node_pins_nothing(tmp_path: Path) -> None:
     (binding, _) = bindings(machine_of(tmp_path, [[0, 1], [2, 3]], allowed=[0, 1]), 2)
     assert (binding.cpus, binding.memory_node) == ((), None)
-    assert str(binding) == "not pinned: one memory node within reach"
+    assert str(binding) == "not pinned: only one NUMA node is usable"
 
 
 def test_memory_of_one_node_only_pins_nothing(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_one_memory_node_is_seen_by_a_single_read(tmp_path: Path) -> None:
     write_tree(RealDisk(), str(tmp_path), {"sys/devices/system/node/online": "0\n"})
     assert local_machine(f"{tmp_path}/sys") is None
     assert bindings(None, 2) == [CpuBinding(), CpuBinding()]
-    assert str(CpuBinding()) == "one memory node"
+    assert str(CpuBinding()) == "one NUMA node"
 
 
 @pytest.mark.parametrize("text", ["", "garbage\n", "0-\n", "-1\n", "999999999999\n", "\x00\xff"])
@@ -118,7 +118,7 @@ def test_memory_that_does_not_exist_is_a_complaint_and_no_error(
     os.close(descriptor)
     assert bind_arena(arena, CpuBinding(memory_node=None)) == ""
     assert bind_arena(arena, CpuBinding(memory_node=900)).startswith("arena: ")
-    assert bind_arena(arena, CpuBinding(memory_node=1 << 20)) == "arena: there is no memory node 1048576"
+    assert bind_arena(arena, CpuBinding(memory_node=1 << 20)) == "arena: there is no NUMA node 1048576"
     arena.allocate(4096)[:] = 1
     window = create_window(2, 2, 4096)
     try:

@@ -51,7 +51,7 @@ def test_without_a_directory_nothing_is_kept() -> None:
 def test_a_plan_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "collectives").touch()
     assert JobPlans(str(tmp_path), "world").plan((0, 1), HOSTS) == default_plan((0, 1))
-    assert "a restart computes it again" in caplog.text
+    assert "a restart makes the plan again" in caplog.text
     with pytest.raises(FireflyerError, match="keep the plan in "):
         JobPlans(str(tmp_path), "world").keep(KeptPlan(plan=make_plan((0, 1)), measured=Speeds()))
 
@@ -68,17 +68,17 @@ def test_another_group_gets_another_plan_and_a_warning(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         assert plans.plan((0, 0, 1), HOSTS).world_size == 3
     assert "holds a plan for 2 ranks on 2 nodes, and the group has 3 on 2" in caplog.text
-    assert "sums may be rounded otherwise" in caplog.text
+    assert "sums may differ in the last bits" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         plans.plan((0, 1, 1), HOSTS)
-    assert "3 ranks on 2 nodes, and the group has 3 on 2, distributed otherwise" in caplog.text
+    assert "3 ranks on 2 nodes, and the group has 3 on 2, on other nodes" in caplog.text
 
 
 def test_a_measured_plan_is_refused_for_another_group(tmp_path: Path) -> None:
     plans = JobPlans(str(tmp_path), "world")
     plans.keep(KeptPlan(plan=make_plan((0, 1)), measured=Speeds()))
-    with pytest.raises(UsageError, match="measured for that group: start the same one, or remove the file"):
+    with pytest.raises(UsageError, match="measured for that group: start the same group, or remove the file"):
         plans.plan((0, 1, 2), ("a", "b", "c"))
 
 

@@ -159,12 +159,12 @@ def test_too_few_is_a_timeout_that_names_the_missing() -> None:
 
     error, _ = run(body, gone)
     assert isinstance(error, Timeout)
-    assert "rank 1 did not come; 1 are there, at least 2 are needed" in str(error)
+    assert "rank 1 did not call reform; 1 ranks have, at least 2 are needed" in str(error)
 
 
 def test_nobody_lets_a_newcomer_in_for_ever() -> None:
     store = LocalStore()
-    with made(store, 0, [0]), pytest.raises(Timeout, match="did not take this process in within 200 ms"):
+    with made(store, 0, [0]), pytest.raises(Timeout, match="did not admit this process within 200 ms"):
         Communicator.join(store=store, secret=SECRET, node=0, join_timeout_ns=200 * MS)
     with pytest.raises(Timeout):
         Communicator.join(store=LocalStore(), secret=SECRET, node=0, join_timeout_ns=50 * MS)
@@ -180,7 +180,7 @@ def test_what_makes_no_sense_is_told() -> None:
     new = comm.reform(store)
     with pytest.raises(UsageError, match="closed or re-formed"):
         comm.reform(store)
-    with pytest.raises(UsageError, match="is for other nodes"):
+    with pytest.raises(UsageError, match="for other nodes"):
         new.reform(store, plan=lambda nodes: make_plan([0, 1]))
     other = made(store, 0, [0])
     array = other.empty(10)

@@ -126,8 +126,8 @@ def test_a_neighbour_that_introduces_itself_with_garbage_is_named(body: bytes, o
 
 @needs_ucx
 def test_an_introduction_is_bounded_and_may_break_off(over_tcp: None) -> None:
-    assert "too many" in answered(struct.pack("<I", 1 << 30))
-    assert "the connection ended" in answered(b"\0")
+    assert "more than" in answered(struct.pack("<I", 1 << 30))
+    assert "the peer closed the connection" in answered(b"\0")
 
 
 @needs_ucx

@@ -130,7 +130,7 @@ def test_a_group_has_pairs_where_every_rank_of_every_node_has_a_partner() -> Non
     assert decide(both, [0] * 4 + [1] * 4).pairs == ((0, 2), (1, 3), (4, 6), (5, 7))
     decision = decide(both[:7], [0] * 4 + [1] * 3)
     assert decision.pairs == ()
-    assert "rank 5 (node 1) is left over" in decision.reason
+    assert "rank 5 (node 1) has no partner" in decision.reason
 
 
 def test_ranks_that_share_a_gpu_are_pairs_before_all_others() -> None:
@@ -142,10 +142,13 @@ def test_ranks_that_share_a_gpu_are_pairs_before_all_others() -> None:
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (reports(matrix(BRIDGED, 4), blind=3), "rank 1 (node 0) is left over"),
-        (reports(matrix(NO_LINKS, 2)), "rank 0 (node 0) is left over"),
-        ([*reports([[0, 1], [1, 0]])[:1], Report(problem="no driver")], "rank 1 cannot tell: no driver"),
-        (reports([[1] * (MAX_RANKS + 1)] * (MAX_RANKS + 1)), "17 ranks, and pairs are sought among 16 at most"),
+        (reports(matrix(BRIDGED, 4), blind=3), "rank 1 (node 0) has no partner"),
+        (reports(matrix(NO_LINKS, 2)), "rank 0 (node 0) has no partner"),
+        (
+            [*reports([[0, 1], [1, 0]])[:1], Report(problem="no driver")],
+            "NVLink bridges of rank 1 are unknown: no driver",
+        ),
+        (reports([[1] * (MAX_RANKS + 1)] * (MAX_RANKS + 1)), "17 ranks; pairs are only sought among up to 16"),
     ],
 )
 def test_without_pairs_the_reason_is_told(found: list[Report], reason: str) -> None:
@@ -179,7 +182,7 @@ def test_the_driver_is_asked_by_its_own_command(tmp_path: Path, monkeypatch: pyt
     command.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert links_of(bridges._answer("topo", "-m"), ["a", "b", "c", "d"])["a"] == {"c": 12}
-    with pytest.raises(UsageError, match="nvidia-smi --query-gpu=uuid ended with 9"):
+    with pytest.raises(UsageError, match="nvidia-smi --query-gpu=uuid exited with code 9"):
         bridges._answer("--query-gpu=uuid")
 
 

@@ -147,7 +147,7 @@ def test_waiting_has_its_own_limit_and_the_message_comes_later() -> None:
             return
         got = np.zeros(3)
         work = comm.recv(got, source=1, async_op=True)
-        with pytest.raises(Timeout, match="recv is not done after 20 ms"):
+        with pytest.raises(Timeout, match="recv has not completed within 20 ms"):
             work.wait(20 * MS)
         assert not work.done()
         late.set()

@@ -89,5 +89,5 @@ def test_missing_and_misdirected_connections_are_refused() -> None:
     for channel, node, socket in [(0, 0, 0), (0, 2, 0), (6, 1, 0), (-2, 1, 0), (0, 1, 8), (0, 1, -1)]:
         read, write = os.pipe()
         os.close(write)
-        with pytest.raises(ValueError, match="leads nowhere"):
+        with pytest.raises(ValueError, match="leads to no neighbour"):
             executor([0, 1], connections=[(channel, node, socket, read)])

@@ -158,7 +158,7 @@ def test_what_is_made_belongs_to_who_made_it_or_to_the_group_of_the_directory() 
         )
         made = {path: (inode.uid, inode.gid, oct(inode.mode)) for path, inode in tree(names)}
         assert made["s/d"] == (1001, 700, "0o2750")
-        assert made["s/f"] == (1001, 700, "0o755")  # she is not in the group
+        assert made["s/f"] == (1001, 700, "0o755")  # the user is not in the group
         assert made["s/g"] == (1001, 700, "0o2745")
         assert made["h"] == (1001, 1001, "0o6755")
         assert made["plain"] == (1001, 1001, "0o1777")

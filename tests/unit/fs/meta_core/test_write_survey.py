@@ -78,7 +78,7 @@ class _Ports(RequestPorts):
 
 
 class _Rig(MetaRig):
-    """With a user, client 7, and a directory of hers. What the service does by itself is done by the test."""
+    """With a user, client 7, and a directory of theirs. What the service does by itself is done by the test."""
 
     def __init__(self, chunks: FakeChunks | None = None) -> None:
         super().__init__(MemoryEngine(), accounts=(Account("eve", 1001, 1001, ()),), chunks=chunks)

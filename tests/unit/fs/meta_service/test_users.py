@@ -98,7 +98,7 @@ async def test_handles_of_others_are_of_no_use() -> None:
             Renew(file.id, Rights.WRITE, 1),
         ):
             answer = expect(await rig.ask(8, request, user("eve")), ErrorReply)
-            # By number she gets at nothing that lies where she may not go.
+            # By number they reach nothing that lies where they may not go.
             expected = errno.EACCES if isinstance(request, Truncate) else errno.EBADF
             assert answer.errno == expected, (request, answer)
         closed = expect(await rig.ask(7, Close(file.id, 1, 5, 0), user("ada")), Found)

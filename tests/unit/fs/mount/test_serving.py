@@ -200,8 +200,8 @@ sys.stdin.read()
     ("number", "ends"),
     [(signal.SIGQUIT, True), (signal.SIGABRT, False), (signal.SIGUSR1, True), (signal.SIGWINCH, False), (0, False)],
 )
-def test_who_got_a_signal_that_ends_him_is_ending_unless_he_catches_it(number: int, ends: bool) -> None:
-    """He is stopped, so it stays pending, as it does in a call that waits."""
+def test_a_process_that_got_a_fatal_signal_is_ending_unless_it_catches_it(number: int, ends: bool) -> None:
+    """It is stopped, so the signal stays pending, as it does in a call that waits."""
     with subprocess.Popen([sys.executable, "-c", _STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

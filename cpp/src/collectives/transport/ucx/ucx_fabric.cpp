@@ -78,20 +78,20 @@ std::string UcxFabric::open() {
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
   status = ucp_init(&params, config, &context_);
   ucp_config_release(config);
-  if (status != UCS_OK) return because("UCX finds nothing to work with (see UCX_TLS and UCX_NET_DEVICES)", status);
+  if (status != UCS_OK) return because("UCX finds no transport or device (see UCX_TLS and UCX_NET_DEVICES)", status);
 
   ucp_worker_params_t worker{};
   worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   status = ucp_worker_create(context_, &worker, &worker_);
-  if (status != UCS_OK) return because("UCX finds no transport that can wake a sleeper (see UCX_TLS and UCX_NET_DEVICES)", status);
+  if (status != UCS_OK) return because("UCX finds no transport that can wake up a waiting thread (see UCX_TLS and UCX_NET_DEVICES)", status);
   status = ucp_worker_get_efd(worker_, &descriptor_);
-  if (status != UCS_OK) return because("UCX has no descriptor to sleep on", status);
+  if (status != UCS_OK) return because("UCX gives no event descriptor", status);
 
   ucp_worker_attr_t attributes{};
   attributes.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
   status = ucp_worker_query(worker_, &attributes);
-  if (status != UCS_OK) return because("UCX does not say where it is", status);
+  if (status != UCS_OK) return because("UCX gives no worker address", status);
   address_.assign(reinterpret_cast<const char*>(attributes.address), attributes.address_length);
   ucp_worker_release_address(worker_, attributes.address);
   if (address_.size() > max_address_bytes) return "UCX's address has " + std::to_string(address_.size()) + " bytes; name fewer devices in UCX_NET_DEVICES";
@@ -108,7 +108,7 @@ std::string UcxFabric::open() {
 }
 
 std::string UcxFabric::meet(int node, const std::string& address, const Key& outgoing, const Key& incoming) {
-  if (!worker_ || peers_.contains(node)) return "that node has been met already";
+  if (!worker_ || peers_.contains(node)) return "that node is connected already";
   if (address.empty() || address.size() > max_address_bytes) return "its address has " + std::to_string(address.size()) + " bytes";
   auto peer = std::make_unique<Peer>();
   peer->outgoing = outgoing;

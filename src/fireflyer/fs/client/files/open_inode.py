@@ -336,7 +336,7 @@ class OpenInode:
         return answer
 
     async def _flush_all(self) -> None:
-        """And whoever is closing it has told what he had to."""
+        """And whoever is closing it has told what they had to."""
         await self.flush()
         while (closing := next((one for one in self.files if one.closed), None)) is not None:
             await closing.ended

@@ -6,7 +6,7 @@ the session is over, which ends all of it. Asking twice does no harm: what is en
 
     end ──not answered──> left ──one, and when it is answered many together──> answered, or another session
 
-Who takes the same thing again (`key`) must wait for `ended` before: a late end would be of what he has taken.
+Who takes the same thing again (`key`) must wait for `ended` before: a late end would be of what was just taken.
 """
 
 from __future__ import annotations

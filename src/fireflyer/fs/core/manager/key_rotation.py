@@ -6,8 +6,8 @@
 The list is kept with the cluster's numbers; its first key signs, all in it are valid. Storage processes are told of it
 in the answers to their heartbeats, and heed the latest.
 
-*Why nobody meets a capability whose key he does not know.* The new key signs T after it was committed. Whose fence is
-open then has an answer to a heartbeat that he sent after the commit: a fence lasts T/2. Who has none refuses everybody,
+*Why no node meets a capability whose key it does not know.* The new key signs T after it was committed. Whose fence is
+open then has an answer to a heartbeat that it sent after the commit: a fence lasts T/2. Who has none refuses everybody,
 whatever they present. *Why no capability is worthless before its time.* The old key is valid for the longest life of a
 capability after it has signed the last one.
 

@@ -2,7 +2,7 @@
 written without saying so, the trash.
 
 Each service finishes the cuts that it owns. All else is done by one of them, the holder of a *lease*: a row that it
-changes once in `RENEW_NS`. Who sees it unchanged for `LEASE_NS` by his own clock takes it. Nothing depends on there
+changes once in `RENEW_NS`. Who sees it unchanged for `LEASE_NS` by its own clock takes it. Nothing depends on there
 being only one (every step is right by itself); it saves work, and keeps what has been seen in one memory.
 
 Whoever runs it runs `lead`, `cut`, `reap`, `collect`, `survey` and `expire` side by side, each again and again: one

@@ -66,7 +66,7 @@ class QuotaTreeRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrashRow(msgspec.Struct, frozen=True, array_like=True):
-    """`name` of `directory` was `id` when it was removed by this user; he removes it again when its time has come."""
+    """`name` of `directory` was `id` when it was removed by this user; it is removed in their name at its time."""
 
     id: InodeId
     directory: InodeId

@@ -3,7 +3,7 @@
     FXms + name      `ServiceRow`: address, and a number that goes on with each heartbeat
 
 Clocks of two machines cannot be compared, so nobody writes down a time: who is asked remembers when each row was last
-seen to change, by his own clock. One that has not changed for `SILENT_NS` is dead as far as clients are concerned; when
+seen to change, by its own clock. One that has not changed for `SILENT_NS` is dead as far as clients are concerned; when
 it has not for `REMOVE_NS` its row is removed, by whoever notices.
 """
 

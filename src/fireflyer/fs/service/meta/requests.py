@@ -4,7 +4,7 @@
             └─NotAtOnce─> procedure: each step a `Step` in the same queue ─> answer ─────> done
 
 A refusal is an answer: what the body wrote is dropped, the refusal is stored. What is not an answer (the store cannot
-be reached, the session is over, somebody asks for what he may not) is not stored, so the request may come again.
+be reached, the session is over, somebody asks for what they may not) is not stored, so the request may come again.
 """
 
 from __future__ import annotations

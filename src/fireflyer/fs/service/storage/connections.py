@@ -33,7 +33,7 @@ MAX_LINKS: Final = 8192
 """Connections that others have made; one more is closed."""
 USERS_SHARE: Final = 0.9
 """Of them: users cannot keep the replicas of a chain from each other. Nor can one of them keep the others out: a user
-gets one more while he has fewer than are free."""
+gets one more while they have fewer than are free."""
 CONNECT_NS: Final = 3 * SECOND
 PAUSE_NS: Final = 50 * MS
 MAX_PAUSE_NS: Final = SECOND

@@ -36,8 +36,8 @@ def depth_in(directory: Inode) -> int:
 
 
 async def require_reach(context: Context, inode: Inode) -> None:
-    """That who asks may know of an inode whose number he gives: his own, or one above which he may search everything.
-    Raises EACCES, ENAMETOOLONG. What is above a removed directory is not looked at: he may have been there before."""
+    """That users may know of an inode whose number they give: their own, or one above which they may search everything.
+    Raises EACCES, ENAMETOOLONG. What is above a removed directory is not looked at: they may have been there before."""
     requester = context.requester
     if not requester.by_path or requester.unrestricted or requester.uid == inode.uid or inode.id == ROOT:
         return

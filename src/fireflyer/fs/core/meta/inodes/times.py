@@ -1,7 +1,7 @@
-"""Times of a file that was written: the same for its writer before he tells the service, and for all others after it.
+"""Times of a file that was written: the same for its writer before it tells the service, and for all others after it.
 
 Programs compare what `fstat` says before they close a file with what `stat` says later, so that the service must not
-set times of its own then. Who writes tells when, by his machine's clock, and both sides work out the times by the same
+set times of its own then. Who writes tells when, by its machine's clock, and both sides work out the times by the same
 rule from the attributes before. They grow with each report, however clocks differ, or a change would not be seen.
 """
 

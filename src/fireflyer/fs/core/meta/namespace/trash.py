@@ -8,8 +8,9 @@ Kept are files, links and so on whose last name goes, also those that a rename r
 `RemoveTree` removes; not empty directories. `.trash` is made when it is first needed. Another's directory or file of
 that name is left alone: then the trash is `.trash.1`, and so on.
 
-*When it leaves* is told by a clock of its own, a row (`trash_expiry`): whose wall clock is wrong empties no trash,
-whether he removes or expires. The row is at most `MOST_STEP_NS` behind when something is removed, so that is added.
+*When it leaves* is told by a clock of its own, a row (`trash_expiry`): a service whose wall clock is wrong empties
+no trash, whether it removes or expires. The row is at most `MOST_STEP_NS` behind when something is removed, so that
+is added.
 """
 
 from __future__ import annotations

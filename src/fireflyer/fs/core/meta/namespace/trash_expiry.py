@@ -3,8 +3,8 @@
 It is removed with the rights of who removed it, so that moving a tree to the trash does not remove what is others' in
 it: that, and what the user has moved away from there, is left alone.
 
-*The clock* is a row. Who leads moves it on by the time for which he has seen it unchanged, by a clock of his that only
-goes on, and by no more than `MOST_STEP_NS` at once. So it never goes faster than time does, whoever's wall clock is
+*The clock* is a row. Who leads moves it on by the time for which it has seen it unchanged, by a monotonic clock of its
+own, and by no more than `MOST_STEP_NS` at once. So it never goes faster than time does, whoever's wall clock is
 wrong and however many believe that they lead; while nobody leads it stands still, and everything stays for so much
 longer. Wall clocks begin it, where nothing in the trash says when it is.
 """

@@ -13,7 +13,7 @@ heartbeats later. So two are not enough; and a client prepares a heartbeat when 
 The order of unlinking and of looking at the heartbeats is told by a *generation*: a number that the collector raises
 before it looks, and under which whatever is unlinked is written down. Clocks could not tell it.
 
-Numbers of inodes can be guessed, and what is held is not collected. So a user holds only what he may open or owns, as
+Numbers of inodes can be guessed, and what is held is not collected. So a user holds only what they may open or own, as
 with `renew`, and so many; what is beyond that is passed over, since a heartbeat that is refused would stop collecting.
 """
 
@@ -97,7 +97,7 @@ async def _looked_up(context: Context, inodes: Sequence[InodeId]) -> tuple[list[
 
 
 async def _may_hold(context: Context, inode_id: InodeId, value: bytes) -> bool:
-    """Whether he might have opened it."""
+    """Whether the user might have opened it."""
     inode, requester = decode_inode(inode_key(inode_id), value), context.requester
     if owns(requester, inode):
         return True

@@ -2,7 +2,7 @@
 
 POSIX looks at rights when a file is opened, and a capability is good for some minutes only. For writing, the writer row
 is the proof that the file was opened so. Of files that are open for reading nothing is known, so the right is looked at
-again: who has lost it meanwhile cannot go on for long, but the owner can, as he could give it to himself again.
+again: who has lost it meanwhile cannot go on for long, but the owner can, as owners can give it to themselves again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ behind the cut may be zeros already; the truncation happens at its end.
 *Who changes the chunks* is the service whose session the row names as owner, one task of it at a time (`Ports.claim`).
 Its removals may come late, after a connection broke: so nobody else may end the cut while that session lives, or a
 removal would hit what is written afterwards. When the session is over, and has been for `settle_ns`, whoever meets the
-cut makes it his own and goes on. He changes all chunks again, which is harmless before the end. The owner may live and
+cut takes it over. It changes all chunks again, which is harmless before the end. The owner may live and
 have another session by then: its updates are for the session of the row alone, so it drops out with `StaleVersion`.
 
 *No update is left under way at the end.* One that was given up may be done later, and the one after it too; that the

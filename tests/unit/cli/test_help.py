@@ -1,0 +1,135 @@
+"""Help: commands in groups, an example for each that the parser takes, a unit and a default for each option."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from fireflyer.cli import main
+from fireflyer.cli.collectives.command import command as collectives_command
+from fireflyer.cli.completion import COMPLETE_VARIABLE, SHELLS
+from fireflyer.cli.completion import command as completion_command
+from fireflyer.cli.jobs.demo import command as demo_command
+from fireflyer.cli.jobs.report import command as report_command
+from fireflyer.cli.jobs.run import command as run_command
+from fireflyer.cli.main import ff
+from fireflyer.cli.version import command as version_command
+
+Capture = pytest.CaptureFixture[str]
+COMMANDS: Mapping[str, click.Command] = {
+    "run": run_command,
+    "report": report_command,
+    "demo": demo_command,
+    "version": version_command,
+    "completion": completion_command,
+    "collectives explain": collectives_command.commands["explain"],
+    "collectives plan": collectives_command.commands["plan"],
+}
+
+
+def examples(text: str) -> Iterator[list[str]]:
+    """Command lines of a help text, without the remarks behind `#` or three spaces."""
+    for line in text.splitlines():
+        command = line.strip().removeprefix("Example: ")
+        if command.startswith("ff "):
+            yield shlex.split(command.split("   ")[0], comments=True)[1:]
+
+
+def test_help_lists_every_command_once_under_a_heading_with_examples(capsys: Capture) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    headings = ("For researchers:", "For operators:", "Processes of a cluster, for systemd or Kubernetes:", "Examples:")
+    assert [heading for heading in headings if f"\n{heading}\n" in text] == list(headings)
+    listed = [line.split()[0] for line in text.split("\nExamples:")[0].splitlines() if line.startswith("  ")]
+    context = click.Context(ff, info_name="ff")
+    assert all(listed.count(name) == (4 if name == "fs" else 1) for name in ff.list_commands(context))
+    assert len(list(examples(text))) == 5
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> str:
+    """The path of the command that would run with these arguments; the error where they are refused."""
+    ran: list[str] = []
+
+    def invoke(_self: click.Command, ctx: click.Context) -> int:
+        ran.append(ctx.command_path)
+        return 0
+
+    monkeypatch.setattr(click.Command, "invoke", invoke)
+    return ran[-1] if main(argv) == 0 and ran else ""
+
+
+@pytest.mark.parametrize("name", ["", "collectives", *COMMANDS])
+def test_examples_are_taken_by_the_parser(name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([*name.split(), "--help"]) == 0
+    found = list(examples(capsys.readouterr().out))
+    assert found or name == "completion"
+    for argv in found:
+        assert parsed(monkeypatch, argv).startswith(f"ff {name}".rstrip()), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_says_its_default_and_every_command_has_an_example(name: str) -> None:
+    command = COMMANDS[name]
+    assert "Example" in (command.epilog or "")
+    for option in command.params:
+        if isinstance(option, click.Option) and not (option.is_flag or option.multiple or option.required):
+            assert option.show_default or "[default: " in (option.help or ""), option.name
+
+
+def completed(*arguments: str) -> list[str]:
+    shell = ShellComplete(ff, {}, "ff", COMPLETE_VARIABLE)
+    return [f"{item.type}:{item.value}" for item in shell.get_completions(list(arguments[:-1]), arguments[-1])]
+
+
+def test_commands_options_values_and_paths_complete() -> None:
+    assert completed("r") == ["plain:run", "plain:report"]
+    assert completed("collectives", "") == ["plain:explain", "plain:plan"]
+    assert completed("run", "--max") == ["plain:--max-restarts"]
+    assert completed("run", "--transport", "") == ["plain:tcp", "plain:ucx", "plain:auto"]
+    assert completed("run", "--nodes", "2", "tr") == ["file:tr"]
+    assert completed("run", "train.py", "da") == ["file:da"]
+    assert completed("run", "--run-dir", "ru") == ["dir:ru"]
+    assert completed("report", "ru") == ["dir:ru"]
+    assert completed("collectives", "plan", "--operation", "reduce") == ["plain:reduce", "plain:reduce_scatter"]
+
+
+def test_a_command_that_does_not_exist_completes_to_nothing_and_without_an_error() -> None:
+    assert [item for item in completed("rnu", "") if not item.startswith("plain:")] == []
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_a_shell_is_printed(shell: str, capsys: Capture) -> None:
+    assert main(["completion", shell]) == 0
+    assert f"{COMPLETE_VARIABLE}={shell}_complete" in capsys.readouterr().out
+
+
+def test_an_unknown_shell_is_refused(capsys: Capture) -> None:
+    assert main(["completion", "tcsh"]) == 2
+    assert "'tcsh' is not one of 'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+def test_bad_numbers_and_files_are_one_line(tmp_path: Path, capsys: Capture) -> None:
+    broken = tmp_path / "network.toml"
+    broken.write_text("[speeds]\nlatency_ns = nan\n", encoding="utf-8")
+    plan = ["collectives", "plan", "--nodes", "2"]
+    for argv in (
+        [*plan, "--topology", str(broken)],
+        [*plan, "--topology", str(tmp_path)],
+        [*plan, "--bytes", "nan"],
+        [*plan, "--bytes", "-1"],
+        [*plan, "--operation", "sum"],
+        ["run", "--inject", "kill-node=1@nan", "train.py"],
+        ["run", "--nodes", "nan", "train.py"],
+        ["report", str(broken)],
+    ):
+        assert main(argv) in (1, 2), argv
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.startswith("error: "), argv
+        assert shown.err.count("\n") == 1, argv
+        assert "internal error" not in shown.err, argv
