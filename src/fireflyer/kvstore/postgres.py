@@ -140,7 +140,9 @@ class PostgresEngine(AttemptingEngine):
         except BaseException as error:
             pool.terminate()
             if isinstance(error, ValueError) and not isinstance(error, FireflyerError):
-                raise UsageError(f"PostgreSQL URL not understood: {error}") from error
+                raise UsageError(
+                    f"PostgreSQL URL is not valid: {error}; write it like postgresql://user@host/database"
+                ) from error
             if isinstance(error, Exception):
                 raise translate(error, "connect") from error
             raise
@@ -158,7 +160,10 @@ class PostgresEngine(AttemptingEngine):
             else:
                 types = [attribute.type.name for attribute in statement.get_attributes()]
             if types != ["bytea", "bytea"]:
-                raise UsageError(f"PostgreSQL table {table} is none of ours: it needs (key bytea, value bytea)")
+                raise UsageError(
+                    f"PostgreSQL table {table} exists and is not of Fire-Flyer: it needs the columns key bytea, value "
+                    "bytea"
+                )
 
             names = [f"max_pred_locks_per_{of}" for of in ("transaction", "relation", "page")]
             settings = await connection.fetchrow(

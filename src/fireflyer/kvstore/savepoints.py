@@ -104,7 +104,7 @@ class TransactionBatch:
         """Of a part that is kept."""
         writes = self._writes
         if writes is None:
-            raise TypeError("parts of a transaction that only reads write nothing")
+            raise TypeError("this transaction only reads; its parts cannot write")
         mutations = overlay.mutations()
         self._forget(mutations.cleared)
         writes.apply(mutations)
