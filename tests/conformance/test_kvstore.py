@@ -212,7 +212,7 @@ async def test_limits_are_refused_in_one_line(place: Place) -> None:
                 tx.set(b"k", b"v" * (MAX_VALUE_BYTES + 1))
             with pytest.raises(UsageError, match="bound"):
                 await tx.get_range(longest + b"\xff\xff", None)
-            with pytest.raises(UsageError, match="keys are bytes"):
+            with pytest.raises(UsageError, match="keys must be bytes"):
                 tx.set("text", b"")  # type: ignore[arg-type]
         assert await values(kv, longest, key_after(longest)) == {longest: b"x"}
         assert list(await values(kv)) == [longest]
@@ -266,9 +266,9 @@ async def test_a_body_that_hangs_ends_at_its_deadline(place: Place) -> None:
             tx.set(b"a", b"1")
             await asyncio.Event().wait()
 
-        with pytest.raises(Timeout, match="nothing of it happened"):
+        with pytest.raises(Timeout, match="it was not committed"):
             await kv.transact(body, timeout_ns=50 * MS)
-        with pytest.raises(Timeout, match="nothing of it happened"):
+        with pytest.raises(Timeout, match="it was not committed"):
             async with kv.transaction(timeout_ns=50 * MS) as tx:
                 await body(tx)
         with pytest.raises(UsageError, match="positive"):

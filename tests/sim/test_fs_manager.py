@@ -151,7 +151,7 @@ def test_a_drained_node_gives_its_roles_up_one_after_the_other() -> None:
     cluster.admin.ask(ChangeMembers(1, add=101), Drain(node=1, drain=False), ChangeMembers(1, add=101))
     assert cluster.run_for(20 * SECOND, lambda: len(serving(cluster)) == 2)
     refused = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, ManagerError)]
-    assert refused == ["target 101 is drained; end that first"]
+    assert refused == ["target 101 is drained; run `ff fs admin undrain --target 101` first"]
 
 
 def test_a_node_that_is_emptied_serves_until_others_have_taken_its_places() -> None:
@@ -166,7 +166,7 @@ def test_a_node_that_is_emptied_serves_until_others_have_taken_its_places() -> N
     cluster.admin.ask(AddMoves((NewMove(1, 102, 1),)), CancelMoves())
     cluster.run_for(5 * SECOND, lambda: cluster.admin.idle)
     assert [answer.note for _, answer in cluster.admin.answers if isinstance(answer, Done)][-1] == (
-        "1 move cancelled, 0 are under way"  # no target of node 1 may be taken
+        "1 move cancelled, 0 running"  # no target of node 1 may be taken
     )
 
 
@@ -226,10 +226,10 @@ def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may
     assert cluster.run_for(20 * SECOND, lambda: serving(cluster) == [102])
     warnings = [answer.warning for _, answer in cluster.admin.answers if isinstance(answer, OverrideWarning)]
     refusals = [answer.message for _, answer in cluster.admin.answers if isinstance(answer, ManagerError)]
-    assert refusals == ["target 101 on node 1 does not report that it is online; start its node first"]
+    assert refusals == ["target 101 on node 1 is not online; start the storage process of the node first"]
     assert len(warnings) == 1
     assert (
-        "updates that it acknowledged shortly before it went down and that were not flushed may be lost" in warnings[0]
+        "writes that it acknowledged shortly before it failed and that were not on its disk may be lost" in warnings[0]
     )
     first.node.restart()
     assert cluster.run_for(20 * SECOND, cluster.all_serve)

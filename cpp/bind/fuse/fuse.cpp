@@ -55,7 +55,7 @@ timespec time_of(std::int64_t ns) {
 }
 
 struct stat stat_of(nb::handle given) {
-  if (!PyTuple_Check(given.ptr()) || PyTuple_GET_SIZE(given.ptr()) != attribute_fields) throw std::invalid_argument("attributes are a tuple of 10 integers");
+  if (!PyTuple_Check(given.ptr()) || PyTuple_GET_SIZE(given.ptr()) != attribute_fields) throw std::invalid_argument("attributes must be a tuple of 10 integers");
   struct stat made{};
   made.st_ino = static_cast<ino_t>(integer(given, at_inode));
   made.st_mode = static_cast<mode_t>(integer(given, at_mode));
@@ -162,7 +162,7 @@ void reply_written(ff::FuseSession& self, std::uint64_t number, std::size_t coun
 }
 
 void reply_data(ff::FuseSession& self, std::uint64_t number, const ff::Memory& memory, std::size_t count) {
-  if (count > memory.size) throw std::invalid_argument("the memory has " + std::to_string(memory.size) + " bytes");
+  if (count > memory.size) throw std::invalid_argument("the memory has " + std::to_string(memory.size) + " bytes, " + std::to_string(count) + " are to be returned");
   const auto asked = self.answer(number);
   self.counts().read(count);
   self.send(asked, memory, count);
@@ -176,7 +176,7 @@ std::size_t reply_directory(ff::FuseSession& self, std::uint64_t number, const n
   std::size_t used = 0, count = 0;
   for (std::size_t place = first; place < entries.size(); ++place, ++count) {
     const nb::handle entry = entries[place];
-    if (!PyTuple_Check(entry.ptr()) || PyTuple_GET_SIZE(entry.ptr()) != 2) throw std::invalid_argument("an entry is (name, attributes)");
+    if (!PyTuple_Check(entry.ptr()) || PyTuple_GET_SIZE(entry.ptr()) != 2) throw std::invalid_argument("an entry must be (name, attributes)");
     const char* const name = PyBytes_AsString(PyTuple_GET_ITEM(entry.ptr(), 0));
     if (name == nullptr) throw nb::python_error();
     fuse_entry_param param = entry_of(PyTuple_GET_ITEM(entry.ptr(), 1), valid_s);

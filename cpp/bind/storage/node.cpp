@@ -132,7 +132,7 @@ void publish(ff::ChunkNode& node, const std::vector<TableTuple>& entries) {
 }
 
 std::string body_of(const nb::bytes& body) {
-  if (body.size() > ff::max_body_bytes) throw std::invalid_argument("a body of " + std::to_string(body.size()) + " bytes is above " + std::to_string(ff::max_body_bytes));
+  if (body.size() > ff::max_body_bytes) throw std::invalid_argument("a body of " + std::to_string(body.size()) + " bytes exceeds the maximum of " + std::to_string(ff::max_body_bytes));
   return {body.c_str(), body.size()};
 }
 
@@ -149,9 +149,9 @@ constexpr const char* by_kernel = "kernel";
 constexpr const char* by_threads = "threads";
 
 std::shared_ptr<ff::ChunkNode> make_node(int io_threads, int job_threads, std::size_t buffer_bytes, const std::string& cold_reads) {
-  if (cold_reads != by_kernel && cold_reads != by_threads) throw std::invalid_argument("cold_reads is \"kernel\" or \"threads\"");
+  if (cold_reads != by_kernel && cold_reads != by_threads) throw std::invalid_argument("cold_reads must be \"kernel\" or \"threads\"");
   const auto cold_by = cold_reads == by_kernel ? ff::ColdBy::kernel : ff::ColdBy::threads;
-  if (io_threads < 1 || job_threads < 1 || buffer_bytes < 2) throw std::invalid_argument("io_threads, job_threads and buffer_bytes are 1, 1 and 2 at least");
+  if (io_threads < 1 || job_threads < 1 || buffer_bytes < 2) throw std::invalid_argument("io_threads and job_threads must be at least 1, buffer_bytes at least 2");
   return with_chunk_errors([&] { return std::make_shared<ff::ChunkNode>(io_threads, job_threads, buffer_bytes, cold_by); });
 }
 
@@ -321,7 +321,7 @@ void bind_updates(nb::class_<NodeTarget>& target) {
   target.def(
       "verify",
       [](const NodeTarget& self, std::uint64_t job, const std::optional<ChunkTuple>& after, std::uint64_t limit_bytes) {
-        if (limit_bytes < 1) throw std::invalid_argument("limit_bytes is 1 at least");
+        if (limit_bytes < 1) throw std::invalid_argument("limit_bytes must be at least 1");
         self.target().verify(job, after ? std::optional(chunk_of(*after)) : std::nullopt, limit_bytes);
       },
       nb::arg("job"), nb::arg("after").none(), nb::arg("limit_bytes"), Released());

@@ -104,7 +104,7 @@ std::uint64_t prepare_read(PythonRing& self, int server, std::uint64_t tag, std:
   const Use ring(self);
   auto held = std::make_shared<HeldBuffer>(into, PyBUF_WRITABLE);
   const ff::MutableBytes memory = held->bytes();
-  if (memory.size() < length) throw std::invalid_argument("the buffer has " + std::to_string(memory.size()) + " bytes, " + std::to_string(length) + " are asked for");
+  if (memory.size() < length) throw std::invalid_argument("the buffer has " + std::to_string(memory.size()) + " bytes, " + std::to_string(length) + " are requested");
   return ring->prepare(server, {tag, file, index, chain, chain_version, offset, length, 0}, memory.first(length), std::move(held));
 }
 
@@ -146,10 +146,10 @@ bool cancel(PythonRing& self, std::uint64_t read) {
 
 void prepare_message(PythonRing& self, int server, const nb::bytes& body, const nb::object& data) {
   const Use ring(self);
-  if (body.size() > ff::max_body_bytes) throw std::invalid_argument("a body of " + std::to_string(body.size()) + " bytes is above " + std::to_string(ff::max_body_bytes));
+  if (body.size() > ff::max_body_bytes) throw std::invalid_argument("a body of " + std::to_string(body.size()) + " bytes exceeds the maximum of " + std::to_string(ff::max_body_bytes));
   auto held = data.is_none() ? nullptr : std::make_shared<HeldBuffer>(data, PyBUF_SIMPLE);
   const ff::Bytes memory = held ? ff::Bytes(held->bytes()) : ff::Bytes{};
-  if (memory.size() > ff::max_payload_bytes) throw std::invalid_argument("data of " + std::to_string(memory.size()) + " bytes are above " + std::to_string(ff::max_payload_bytes));
+  if (memory.size() > ff::max_payload_bytes) throw std::invalid_argument("data of " + std::to_string(memory.size()) + " bytes exceed the maximum of " + std::to_string(ff::max_payload_bytes));
   ring->prepare_message(server, {body.c_str(), body.size()}, memory, std::move(held));
 }
 

@@ -127,7 +127,7 @@ FuseSession::FuseSession(const std::string& directory, const std::vector<std::st
   for (const char* const one : {"ff", "-o", joined.c_str()}) fuse_opt_add_arg(&arguments, one);
   session_ = fuse_session_new(&arguments, &fuse_operations(), sizeof(fuse_lowlevel_ops), this);
   fuse_opt_free_args(&arguments);
-  if (session_ == nullptr) throw std::runtime_error(take_last_words("libfuse makes no session"));
+  if (session_ == nullptr) throw std::runtime_error(take_last_words("libfuse cannot create a session"));
   if (fuse_session_mount(session_, directory.c_str()) == 0) {
     ::fcntl(fuse_session_fd(session_), F_SETFD, FD_CLOEXEC);
     pool_->on_room([this] {
@@ -136,7 +136,7 @@ FuseSession::FuseSession(const std::string& directory, const std::vector<std::st
     return;
   }
   fuse_session_destroy(session_);
-  throw std::runtime_error(take_last_words("it cannot be mounted"));
+  throw std::runtime_error(take_last_words("the kernel refused the mount"));
 }
 
 FuseSession::~FuseSession() { close(); }

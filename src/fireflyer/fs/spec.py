@@ -103,7 +103,10 @@ class FireflyerFileSystem(AbstractFileSystem):
         super().__init__(**options)
         target = target or os.environ.get(TARGET_VARIABLE)
         if not target:
-            raise UsageError(f"which cluster? Give ff://host:7000/path, or the option target, or set {TARGET_VARIABLE}")
+            raise UsageError(
+                "no cluster is named; use ff://host:7000/path, the option target, or the environment variable "
+                f"{TARGET_VARIABLE}"
+            )
         self._target, self._auto_mkdir = target, auto_mkdir
         self._token, self._token_file = token, token_file
 

@@ -296,9 +296,10 @@ class ClientHandshake:
         )
         if not hmac.compare_digest(transcript.proof(self._key, _SERVER_LABEL), message.proof):
             raise PermissionDenied(
-                "the server does not hold the same node secret; check that both use the same secret file"
+                "the server has another node secret; give both sides the same secret file"
                 if self._role == "node"
-                else "the server does not know this token, or it has expired; ask for a new one"
+                else "the server does not accept this token: it is unknown, revoked or expired; ask an administrator "
+                "for a new one"
             )
         self._transcript = transcript
         return _encoder.encode(_Proof(transcript.proof(self._key, _CLIENT_LABEL)))
@@ -311,7 +312,9 @@ class ClientHandshake:
         if transcript is None:
             raise UsageError("on_verdict comes after on_challenge")
         if not hmac.compare_digest(transcript.proof(self._key, _VERDICT_LABEL), message.proof):
-            raise PermissionDenied("the server's verdict is forged; something on the way alters the connection")
+            raise PermissionDenied(
+                "the answer of the server is forged; something between client and server alters the connection"
+            )
         return Session(self._role, transcript.server, self._purpose, transcript.proof(self._key, _SESSION_LABEL))
 
 
@@ -344,7 +347,8 @@ class ServerHandshake:
             )
         if hello.purpose != self._purpose:
             raise _handshake_refused(
-                f"this port serves {self._purpose!r}, not {hello.purpose[:40]!r}; check the address"
+                f"this port serves {self._purpose!r}, and the client asked for {hello.purpose[:40]!r}; check the "
+                "address"
             )
         self._find_key(hello)
         self._transcript = _Transcript(
@@ -366,27 +370,25 @@ class ServerHandshake:
             raise UsageError("on_proof comes after on_hello")
         right = hmac.compare_digest(transcript.proof(self._key, _CLIENT_LABEL), message.proof)
         if not right or not self._known:
-            raise _handshake_refused(
-                "the client does not hold the key that it claims to hold; check its secret file or token"
-            )
+            raise _handshake_refused("the proof of the client is wrong; check its secret file or token")
         session = Session(transcript.role, self._peer, self._purpose, transcript.proof(self._key, _SESSION_LABEL))
         return session, _encoder.encode(_Verdict(transcript.proof(self._key, _VERDICT_LABEL)))
 
     def _find_key(self, hello: _Hello) -> None:
         if hello.role == "node":
             if self._accepts.secret is None:
-                raise _handshake_refused("this service does not accept node secrets; use a user token")
+                raise _handshake_refused("this service does not accept the node secret; use a user token")
             self._key, self._peer, self._known = self._accepts.secret.reveal(), hello.identity, True
             return
         if self._accepts.find_user is None:
-            raise _handshake_refused("this service does not accept user tokens; it is for nodes only")
+            raise _handshake_refused("this service does not accept user tokens; use the node secret")
         user = self._accepts.find_user(hello.identity)
         if user is not None:
             self._key, self._peer, self._known = user.key, user.user, True
         elif self._decoy_key is not None:
             self._key = self._decoy_key
         else:
-            raise _handshake_refused("unknown or expired token; ask for a new one")
+            raise _handshake_refused("the token is unknown or expired; ask an administrator for a new one")
 
 
 def _version_text(version: int) -> str:

@@ -25,9 +25,11 @@ def read_private_file(path: str, max_bytes: int) -> bytes:
             raise UsageError(f"{path} is not a regular file")
         if stat.S_IMODE(status.st_mode) & 0o077:
             mode = stat.S_IMODE(status.st_mode)
-            raise PermissionDenied(f"{path} is open to other users (mode {mode:04o}); run: chmod 600 {path}")
+            raise PermissionDenied(f"{path} can be read by other users (mode {mode:04o}); run: chmod 600 {path}")
         if status.st_uid not in (0, os.geteuid()):
-            raise PermissionDenied(f"{path} belongs to user {status.st_uid}; it must belong to the user who runs this")
+            raise PermissionDenied(
+                f"{path} belongs to uid {status.st_uid}; it must belong to you (uid {os.geteuid()}) or root"
+            )
         data = b""
         while len(data) <= max_bytes and (piece := os.read(fd, max_bytes + 1 - len(data))):
             data += piece
@@ -38,7 +40,7 @@ def read_private_file(path: str, max_bytes: int) -> bytes:
     finally:
         os.close(fd)
     if len(data) > max_bytes:
-        raise DataCorruption(f"{path} is longer than {max_bytes} bytes; it is not what it should be")
+        raise DataCorruption(f"{path} is longer than {max_bytes} bytes, so it is not the expected file; check the path")
     return data
 
 

@@ -26,7 +26,7 @@ class Secret:
 
     def __init__(self, value: bytes) -> None:
         if len(value) != SECRET_BYTES:
-            raise UsageError(f"a secret has {SECRET_BYTES} bytes, not {len(value)}")
+            raise UsageError(f"a node secret has {SECRET_BYTES} bytes, not {len(value)}")
         self._value = bytes(value)
 
     def reveal(self) -> bytes:
@@ -56,8 +56,8 @@ def load_secret(path: str) -> Secret:
     data = read_private_file(path, _MAX_FILE_BYTES)
     if len(data) != SECRET_BYTES:
         raise DataCorruption(
-            f"{path} holds {len(data)} bytes, a secret has {SECRET_BYTES}; copy it again from its source, or make one: "
-            f"(umask 077; head -c {SECRET_BYTES} /dev/urandom > {path})"
+            f"{path} is not a node secret: it has {len(data)} bytes, not {SECRET_BYTES}; copy it again from its "
+            f"source, or make one: (umask 077; head -c {SECRET_BYTES} /dev/urandom > {path})"
         )
     return Secret(data)
 

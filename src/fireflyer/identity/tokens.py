@@ -125,18 +125,18 @@ class TokenStore:
         another user has this uid), `UsageError` for a bad name or number, or too many users or groups."""
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"user name {name[:80]!r} must be 1 to 64 letters, digits, '.', '_' or '-', not first digits"
+                f"user name {name[:80]!r} must be 1 to 64 letters, digits, '.', '_' or '-', and not begin with a digit"
             )
         for number in (uid, gid, *groups):
             if number is not None and not 0 <= number <= _MAX_ID:
-                raise UsageError(f"user or group number {number}; 0 to {_MAX_ID} are allowed")
+                raise UsageError(f"uid or gid {number}; 0 to {_MAX_ID} are allowed")
         if len(set(groups)) > MAX_GROUPS:
             raise UsageError(f"{len(set(groups))} groups of user {name}; at most {MAX_GROUPS} are allowed")
         with self._changing():
             if name in self._users:
                 raise Exists(f"user {name} exists already")
             if len(self._users) >= MAX_USERS:
-                raise UsageError(f"there are {MAX_USERS} users already; remove some")
+                raise UsageError(f"there are {MAX_USERS} users, the maximum; remove some")
             taken = {user.uid: user.name for user in self._users.values()}
             if uid is None:
                 uid = self._new_uid(taken)
@@ -183,7 +183,7 @@ class TokenStore:
             tokens = self._user(user).tokens
             tokens[:] = [old for old in tokens if not _expired(old, now_s)]
             if len(tokens) >= MAX_TOKENS_PER_USER:
-                raise UsageError(f"user {user} has {MAX_TOKENS_PER_USER} tokens already; revoke some")
+                raise UsageError(f"user {user} has {MAX_TOKENS_PER_USER} tokens, the maximum; revoke some")
             tokens.append(entry)
         return token
 
@@ -197,7 +197,7 @@ class TokenStore:
 
     def verify(self, token: str, now_s: int) -> str:
         """The user whose token this is. Raises `PermissionDenied`, with one message for every reason."""
-        refused = PermissionDenied("the token is unknown, revoked or expired; ask for a new one")
+        refused = PermissionDenied("the token is unknown, revoked or expired; ask an administrator for a new one")
         try:
             token_id = token_id_of(token)
         except UsageError:
@@ -245,7 +245,7 @@ class TokenStore:
     def _user(self, name: str) -> _User:
         user = self._users.get(name)
         if user is None:
-            raise NotFound(f"there is no user {name[:80]!r}")
+            raise NotFound(f"there is no user {name[:80]!r}; `ff fs admin user list` shows them")
         return user
 
     @contextlib.contextmanager
@@ -302,7 +302,8 @@ class TokenStore:
             raise DataCorruption(f"token file {self._path} is damaged: {error}; restore it from a backup") from None
         if content.version not in (1, _VERSION):
             raise DataCorruption(
-                f"token file {self._path} has version {content.version}, this release reads {_VERSION}; upgrade"
+                f"token file {self._path} has format version {content.version}, this release reads {_VERSION}; "
+                "install a newer release"
             )
         return content
 

@@ -87,7 +87,10 @@ class EmbeddedEngine(AttemptingEngine):
             raise PermanentError(f"key-value store {self.path} was closed before the commit")
         counted = mutations.bytes_counted
         if self._queued_commits >= MAX_QUEUED_COMMITS or self._queued_bytes + counted > MAX_QUEUED_BYTES:
-            raise Busy(f"{self._queued_commits} commits wait for the disk already")
+            raise Busy(
+                f"key-value store {self.path} is overloaded: {self._queued_commits} commits wait for the disk; try "
+                "again"
+            )
         self._queued_commits += 1
         self._queued_bytes += counted
         commit = _Commit(read_version, reads, mutations, counted, self._loop.create_future())
@@ -241,7 +244,9 @@ class _Writer(threading.Thread):
         except Exception as error:
             # What the kernel could not write may be gone from its cache: no later sync would tell.
             cause = error.message if isinstance(error, FireflyerError) else f"{type(error).__name__}: {error}"
-            self._broken = PermanentError(f"{cause}; it accepts no more commits until it is opened again")
+            self._broken = PermanentError(
+                f"{cause}; it accepts no more commits until it is opened again: restart the process"
+            )
             return self._broken
         self._stored_version = version
         return None

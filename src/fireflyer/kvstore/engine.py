@@ -107,9 +107,9 @@ class AttemptingEngine(Engine, abc.ABC):
             took = format_duration(self._waits.now_ns() - began_ns)
             if attempt is not None and attempt.commit_sent:
                 raise CommitUnknown(
-                    f"the deadline passed during the commit, after {took}: it may have happened"
+                    f"the deadline passed during the commit, after {took}: the transaction may or may not be committed"
                 ) from error
-            raise TransactionTimeout(f"the transaction did not end within {took}; nothing of it happened") from error
+            raise TransactionTimeout(f"the transaction did not finish within {took}; it was not committed") from error
 
 
 def _checked_timeout(timeout_ns: int) -> int:
@@ -121,7 +121,7 @@ def _checked_timeout(timeout_ns: int) -> int:
 def _given_up(error: FireflyerError, attempts: int, *, doubt: bool) -> FireflyerError:
     text = f"given up after {attempts} attempt{'s' if attempts > 1 else ''}: {error.message}"
     if doubt:
-        return CommitUnknown(f"{text}; one of them may have happened")
+        return CommitUnknown(f"{text}; one of the attempts may be committed")
     return type(error)(text)
 
 

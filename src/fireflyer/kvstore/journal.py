@@ -96,7 +96,7 @@ class Journal:
         """A segment is recorded in when its header is synced. So one with a record, and without a header, had one, and
         pages to which the older one goes back may have been used again. Raises `DataCorruption`."""
         if self.pages is not None and self._read_record(1 - self._segment, self._at, self._number + 1) is not None:
-            raise DataCorruption(f"key-value store {self._path}: a header of its journal is damaged; restore a backup")
+            raise DataCorruption(f"key-value store {self._path}: the journal header is damaged; restore a backup")
 
     def records(self) -> list[Record]:
         """Since the last switch. The next one is written behind them. Raises `DataCorruption`."""
@@ -106,7 +106,7 @@ class Journal:
             self._at += size
             if body == _UNDONE:
                 if not found:
-                    raise DataCorruption("key-value store: its journal takes back what it does not have")
+                    raise DataCorruption("key-value store: the journal has no record to undo")
                 found.pop()
             else:
                 found.append((version, body))
@@ -118,7 +118,9 @@ class Journal:
             with open(os.path.join(self._path, LARGE_NAME), "rb") as file:
                 body = file.read(size)
             if _checksum(version, body) != checksum:
-                raise DataCorruption(f"key-value store {self._path}: its large journal is damaged; restore a backup")
+                raise DataCorruption(
+                    f"key-value store {self._path}: the journal of large batches is damaged; restore a backup"
+                )
         return Record(version, [Mutations(tuple(cleared), tuple(writes)) for cleared, writes in _DECODE(body)])
 
     def _read_record(self, segment: int, at: int, wanted: int) -> tuple[int, bytes, int] | None:
@@ -145,7 +147,7 @@ class Journal:
             _write(self._fd, head + body, self._segment * self._segment_bytes + self._at)
             os.fdatasync(self._fd)
         except OSError as error:
-            raise PermanentError(f"key-value store: its journal cannot be written: {error}") from error
+            raise PermanentError(f"key-value store: the journal cannot be written: {error}") from error
         self._at += _aligned(len(head) + len(body))
 
     def _put_aside(self, version: int, body: bytes) -> bytes:

@@ -78,7 +78,7 @@ class LmdbFile:
             disk.mkdir(self.path)
             disk.sync_dir(os.path.dirname(self.path))
         if not disk.is_dir(self.path):
-            raise UsageError(f"key-value store {self.path}: it is a file, a directory is needed")
+            raise UsageError(f"key-value store {self.path} is a file; give a directory")
         self._lock_fd = _take_lock(self.path)
         try:
             with _translated(f"open key-value store {self.path}"):
@@ -127,18 +127,19 @@ class LmdbFile:
             pages, page_bytes = self._env.info()["last_pgno"] + 1, self._env.stat()["psize"]
             file_bytes = os.stat(self._data).st_size
             if file_bytes and file_bytes < pages * page_bytes:  # reading behind the end would kill the process
-                raise DataCorruption(f"key-value store {self.path}: its file is cut off; restore a backup")
+                raise DataCorruption(f"key-value store {self.path}: data.mdb is truncated; restore a backup")
             self._records = self._env.open_db(b"records")
             self._state = self._env.open_db(b"state")
             with self._env.begin(write=True) as txn:
                 found = txn.get(b"format", db=self._state)
                 if found == _FORMAT and self._journal.pages is None:
-                    raise DataCorruption(f"key-value store {self.path}: its journal is lost; restore a backup")
+                    raise DataCorruption(f"key-value store {self.path}: its journal is missing; restore a backup")
                 if found is None or found == _FORMAT_BEFORE:
                     txn.put(b"format", wanted, db=self._state)
                 elif found != _FORMAT:
                     raise UsageError(
-                        f"key-value store {self.path} has format {found!r}; this version reads {_FORMAT!r}"
+                        f"key-value store {self.path} has format {found!r}; this release reads {_FORMAT!r}; install "
+                        "the release that wrote it"
                     )
 
     def snapshot(self) -> LmdbSnapshot:
@@ -396,7 +397,7 @@ def _take_lock(path: str) -> int:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise Busy(f"key-value store {path} is in use by process {owner}; stop that one first") from error
+            raise Busy(f"key-value store {path} is in use by process {owner}; stop that process first") from error
         raise translate_os_error(error, f"lock key-value store {path}") from error
     return fd
 
@@ -407,7 +408,7 @@ def _restore(data: str, pages: bytes) -> None:
     fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(fd).st_size < len(pages):
-            raise DataCorruption(f"key-value store {store}: its file is cut off; restore a backup")
+            raise DataCorruption(f"key-value store {store}: data.mdb is truncated; restore a backup")
         now, half = os.pread(fd, len(pages), 0), len(pages) // 2
         for at in (0, half):
             if _commits(now[at : at + half]) < _commits(pages[at : at + half]):
@@ -437,7 +438,10 @@ def _open_environment(path: str, map_bytes: int, *, sync: bool) -> lmdb.Environm
             )  # fmt: skip
         except lmdb.MemoryError as error:
             if map_bytes <= LEAST_MAP_BYTES:
-                raise Busy(f"key-value store {path}: no address space of {map_bytes} bytes; see `ulimit -v`") from error
+                raise Busy(
+                    f"key-value store {path}: cannot map {map_bytes} bytes of address space; raise the limit "
+                    "(`ulimit -v`)"
+                ) from error
             map_bytes //= 2
         except lmdb.Error as error:
             raise _translate(error, f"open key-value store {path}") from error
@@ -455,12 +459,12 @@ def _translated(what: str) -> Iterator[None]:
 
 def _translate(error: lmdb.Error, what: str) -> FireflyerError:
     if isinstance(error, lmdb.MapFullError):
-        return NoSpace(f"{what}: its address space is full; clear keys, or raise `ulimit -v`")
+        return NoSpace(f"{what}: its address space is full; remove data, or raise the limit (`ulimit -v`)")
     damaged = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
     if isinstance(error, damaged):
-        return DataCorruption(f"{what}: its file is damaged or none of ours ({error.reason}); restore a backup")
+        return DataCorruption(f"{what}: data.mdb is damaged or not of Fire-Flyer ({error.reason}); restore a backup")
     if error.code > 0:
         return translate_os_error(OSError(error.code, os.strerror(error.code)), what)
     if "closed" in str(error):
-        return Aborted(f"{what}: it has been closed")
+        return Aborted(f"{what}: the store is closed")
     return PermanentError(f"{what}: {error}")

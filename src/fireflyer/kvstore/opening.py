@@ -32,7 +32,7 @@ async def open(url: str, *, waits: Timing | None = None) -> Engine:  # noqa: A00
         return EmbeddedEngine(rest, waits=waits)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
         return await _open_postgres(url, waits)
-    raise UsageError(f"key-value store {_without_password(url)!r} is not understood; write {_FORMS}")
+    raise UsageError(f"key-value store {_without_password(url)!r} is not valid; write {_FORMS}")
 
 
 async def _open_postgres(url: str, waits: Timing | None) -> Engine:

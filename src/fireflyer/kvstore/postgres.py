@@ -82,11 +82,11 @@ _LOST: Final = ("08", "57P", "25P03", "40003", "53300", "25006")
 """Connection exceptions; shutdown, crash, starting up; idle for too long; completion unknown; too many
 connections; a standby that only reads."""
 _CLASSES: Final[tuple[tuple[str, type[FireflyerError], str], ...]] = (
-    ("57014", TransactionTimeout, "the server ended a statement that took too long; nothing of it happened"),
+    ("57014", TransactionTimeout, "the server cancelled a statement that took too long; nothing was committed"),
     ("53100", NoSpace, "the server's disk is full; free some space"),
     ("53", Busy, "the server is short of a resource"),
     ("28", PermissionDenied, "the server refused the user; check name, password and pg_hba.conf"),
-    ("42501", PermissionDenied, "the user may not do that; grant it"),
+    ("42501", PermissionDenied, "the user lacks a privilege; grant it"),
     ("3D000", NotFound, "no such database; create it with `createdb`"),
     ("XX001", DataCorruption, "the server found damaged data"),
     ("XX002", DataCorruption, "the server found a damaged index"),
@@ -168,7 +168,9 @@ class PostgresEngine(AttemptingEngine):
         except BaseException as error:
             pool.terminate()
             if isinstance(error, ValueError) and not isinstance(error, FireflyerError):
-                raise UsageError(f"PostgreSQL URL not understood: {error}") from error
+                raise UsageError(
+                    f"PostgreSQL URL is not valid: {error}; write it like postgresql://user@host/database"
+                ) from error
             if isinstance(error, Exception):
                 raise _translate(error, "connect") from error
             raise
@@ -186,7 +188,10 @@ class PostgresEngine(AttemptingEngine):
             else:
                 types = [attribute.type.name for attribute in statement.get_attributes()]
             if types != ["bytea", "bytea"]:
-                raise UsageError(f"PostgreSQL table {table} is none of ours: it needs (key bytea, value bytea)")
+                raise UsageError(
+                    f"PostgreSQL table {table} exists and is not of Fire-Flyer: it needs the columns key bytea, value "
+                    "bytea"
+                )
 
             names = [f"max_pred_locks_per_{of}" for of in ("transaction", "relation", "page")]
             settings = await connection.fetchrow(
@@ -337,8 +342,10 @@ def _translate(error: Exception, what: str, *, committing: bool = False) -> Fire
         return Conflict(f"{text}: transaction not committed ({said}); run it again", retry_ns=0)
     if lost or (state or "").startswith(_LOST) or (committing and state == "57014"):
         if committing:
-            return CommitUnknown(f"{text}: the connection broke during the commit ({said}); it may have happened")
-        return Disconnected(f"{text}: {said}; check that the server runs and takes writes")
+            return CommitUnknown(
+                f"{text}: the connection broke during the commit ({said}); the transaction may or may not be committed"
+            )
+        return Disconnected(f"{text}: {said}; check that the server runs and accepts writes")
     for prefix, cls, advice in _CLASSES:
         if (state or "").startswith(prefix):
             return cls(f"{text}: {advice} ({said})")

@@ -104,7 +104,7 @@ class TransactionBatch:
         """Of a savepoint that is released."""
         writes = self._writes
         if writes is None:
-            raise TypeError("a transaction that only reads writes nothing")
+            raise TypeError("this transaction only reads; its parts cannot write")
         mutations = overlay.mutations()
         self._forget(mutations.cleared)
         writes.apply(mutations)

@@ -214,7 +214,7 @@ class Attempt(Transaction):
         return page
 
     def _fail(self, error: BaseException) -> None:
-        cancelled = Aborted("an operation of this transaction was cancelled, so it cannot go on")
+        cancelled = Aborted("an operation of this transaction was cancelled, so it cannot be committed")
         self._failure = error if isinstance(error, Exception) else cancelled
 
     def _writable(self) -> None:
@@ -226,9 +226,11 @@ class Attempt(Transaction):
         if self._failure is not None:
             raise self._failure
         if self._ended:
-            raise UsageError("this transaction has ended; a body may use its transaction only while it runs")
+            raise UsageError("this transaction has ended; a transaction function may use it only while it runs")
         if self._now_ns() > self._deadline_ns:
-            self._failure = TransactionTimeout("the transaction was open for too long; nothing of it happened")
+            self._failure = TransactionTimeout(
+                "the transaction was open for too long and was not committed; make it shorter"
+            )
             raise self._failure
 
     def _check_size(self) -> None:
@@ -237,12 +239,12 @@ class Attempt(Transaction):
         entries = max(self._overlay.entries, self._reads.entries)
         counted = self._overlay.bytes_counted + self._reads.bytes_counted
         if entries > MAX_ENTRIES:
-            self._failure = UsageError(f"a transaction of over {MAX_ENTRIES} entries; split it")
+            self._failure = UsageError(f"the transaction has more than {MAX_ENTRIES} entries; split it")
             raise self._failure
         if counted > MAX_TRANSACTION_BYTES:
             allowed = format_bytes(MAX_TRANSACTION_BYTES)
             self._failure = UsageError(
-                f"a transaction of {format_bytes(counted)}; at most {allowed} are allowed, split it"
+                f"the transaction has {format_bytes(counted)}, at most {allowed} are allowed; split it"
             )
             raise self._failure
 

@@ -78,7 +78,7 @@ async def test_a_user_is_known_by_name_and_a_wrong_token_is_refused() -> None:
         theirs = await taken.connections.get()
         theirs.socket.close()
         assert (theirs.session.role, theirs.session.peer) == ("user", "ann")
-        with pytest.raises(PermissionDenied, match="does not know this token"):
+        with pytest.raises(PermissionDenied, match="does not accept this token"):
             await connect_raw(taken.address, UserCredential("fft1.abc.wrong"), purpose="fs data")
         assert taken.connections.empty()
 
@@ -86,7 +86,7 @@ async def test_a_user_is_known_by_name_and_a_wrong_token_is_refused() -> None:
 @on_loop
 async def test_another_secret_or_purpose_is_refused_with_the_reason() -> None:
     async with listening() as taken:
-        with pytest.raises(PermissionDenied, match="same node secret"):
+        with pytest.raises(PermissionDenied, match="another node secret"):
             await connect_raw(taken.address, NodeCredential(Secret(b"x" * 32), "node 1"), purpose="fs data")
         with pytest.raises(PermissionDenied, match="this port serves 'fs data'"):
             await connect_raw(taken.address, NODE, purpose="rpc")

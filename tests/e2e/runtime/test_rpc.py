@@ -259,9 +259,9 @@ async def test_the_hundred_and_first_connection_is_turned_away_until_one_closes(
 async def test_strangers_are_refused_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fireflyer.runtime.rpc.server")
     async with serving() as service:
-        with pytest.raises(PermissionDenied, match=f"connect to {service.address}: the server does not hold the same"):
+        with pytest.raises(PermissionDenied, match=f"connect to {service.address}: the server has another node secret"):
             await RpcClient.connect(service.address, NodeCredential(new_secret(), "x"), SECOND)
-        with pytest.raises(PermissionDenied, match="for nodes only"):
+        with pytest.raises(PermissionDenied, match="use the node secret"):
             await RpcClient.connect(service.address, UserCredential("fft1.00.x"), SECOND)
         client = await service.client()
         await client.close()
@@ -276,7 +276,7 @@ async def test_users_are_let_in_by_their_token() -> None:
         client = await RpcClient.connect(str(service.address), UserCredential(token), SECOND)
         assert await client.call(WHO, Name(""), SECOND) == Name("user ada 1")
         await client.close()
-        with pytest.raises(PermissionDenied, match="does not know this token"):
+        with pytest.raises(PermissionDenied, match="does not accept this token"):
             await RpcClient.connect(service.address, UserCredential("fft1.0123.other"), SECOND)
 
 

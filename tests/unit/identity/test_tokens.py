@@ -70,7 +70,7 @@ def test_every_wrong_token_is_refused_in_the_same_words(store: TokenStore) -> No
         with pytest.raises(PermissionDenied) as caught:
             store.verify(text, NOW + 60)
         said.add(str(caught.value))
-    assert said == {"the token is unknown, revoked or expired; ask for a new one"}
+    assert said == {"the token is unknown, revoked or expired; ask an administrator for a new one"}
     assert store.verify(token, NOW + 60) == "ada"
 
 

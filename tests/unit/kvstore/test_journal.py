@@ -191,7 +191,7 @@ def test_a_store_whose_journal_is_lost_is_refused(tmp_path: Path) -> None:
     assert contents(copy) == (1, {b"a": b"1"})
     copy.close()
     (tmp_path / "s" / NAME).unlink()
-    with pytest.raises(DataCorruption, match="its journal is lost"):
+    with pytest.raises(DataCorruption, match="its journal is missing"):
         LmdbFile(str(tmp_path / "s"), map_bytes=1 << 27)
 
 
@@ -266,7 +266,9 @@ def test_a_backup_beside_the_journal_of_another_store_is_refused(journal: str, t
         return
     if journal == "none":
         (tmp_path / "s" / NAME).unlink()
-    with pytest.raises(DataCorruption, match="its journal is lost" if journal == "none" else "older than its journal"):
+    with pytest.raises(
+        DataCorruption, match="its journal is missing" if journal == "none" else "older than its journal"
+    ):
         LmdbFile(str(tmp_path / "s"), map_bytes=1 << 27)
 
 
@@ -278,7 +280,7 @@ def test_a_store_whose_newest_header_is_damaged_does_not_go_back_to_the_older_on
         journal.append(number, body)
     place = journal._segment * journal._segment_bytes
     os.pwrite(journal._fd, b"?", place + 24)
-    with pytest.raises(DataCorruption, match="a header of its journal"):
+    with pytest.raises(DataCorruption, match="the journal header"):
         Journal(str(tmp_path))
     os.pwrite(journal._fd, b"p", place + 24)
     journal.switch(b"pages 4")

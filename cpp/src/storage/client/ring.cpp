@@ -99,7 +99,7 @@ int ChunkRing::add(int fd) {
 }
 
 void ChunkRing::remove(int server) {
-  state_->server(server).fail("this side ended the connection");
+  state_->server(server).fail("connection closed by this client");
   state_->show_events(!state_->events.empty());
 }
 

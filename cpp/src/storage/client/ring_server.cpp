@@ -159,12 +159,12 @@ bool RingServer::take_header() {
   std::memcpy(&prefix, in_.data() + begin_, sizeof prefix);
   const bool known = prefix.kind == FrameKind::read_reply || prefix.kind == FrameKind::message;
   if (prefix.magic != chunk_wire_magic || !known || prefix.body_bytes > max_body_bytes || prefix.payload_bytes > max_payload_bytes)
-    return fail("the node sent something that is not a reply"), false;
+    return fail("the node sent an invalid reply"), false;
   const std::size_t frame_bytes = sizeof prefix + prefix.body_bytes;
   if (in_.size() < frame_bytes) in_.resize(frame_bytes);
   if (end_ - begin_ < frame_bytes) return false;
   const std::byte* const body = in_.data() + begin_ + sizeof prefix;
-  if (prefix.crc != frame_crc(prefix, body)) return fail("a reply was damaged on its way"), false;
+  if (prefix.crc != frame_crc(prefix, body)) return fail("a reply was damaged in transit"), false;
   begin_ += frame_bytes;
   return prefix.kind == FrameKind::message ? take_message(prefix, body) : take_reply(prefix, body);
 }
@@ -177,13 +177,13 @@ bool RingServer::take_message(const Prefix& prefix, const std::byte* body) {
 }
 
 bool RingServer::take_reply(const Prefix& prefix, const std::byte* body) {
-  if (prefix.body_bytes < sizeof(ReadReply)) return fail("the node sent something that is not a reply"), false;
+  if (prefix.body_bytes < sizeof(ReadReply)) return fail("the node sent an invalid reply"), false;
   Arriving a;
   a.checksums.swap(spare_);
   std::memcpy(&a.reply, body, sizeof a.reply);
   a.length = prefix.payload_bytes;
   ReadSlot* const slot = slots_.find(a.reply.tag);
-  if (slot == nullptr || slot->server != number_ || a.length > slot->request.length) return fail("the node answered what was not asked"), false;
+  if (slot == nullptr || slot->server != number_ || a.length > slot->request.length) return fail("the node answered a request that was not sent"), false;
   const std::size_t pieces = pieces_of(slot->request.offset, a.length);
   if (prefix.body_bytes != sizeof a.reply + pieces * sizeof(std::uint32_t)) return fail("a reply has the wrong number of checksums"), false;
   if (slot->cancelled) {

@@ -80,7 +80,7 @@ std::uint32_t joined(std::span<const std::uint32_t> checksums, std::uint32_t fro
 
 }  // namespace
 
-void refuse_data() { fail(EngineErrorKind::usage, "the data are not those that the update speaks of"); }
+void refuse_data() { fail(EngineErrorKind::usage, "the data do not match the length or checksum of the update"); }
 
 void write_content(const BlockPlace& place, const ChunkId& chunk, Content& content, std::uint32_t length, std::uint32_t data_offset, Bytes data,
                    const std::optional<std::uint32_t>& data_crc, const ChunkEngine::View* old) {

@@ -98,12 +98,12 @@ class RealFile final : public DiskFile {
   void allocate(std::uint64_t offset, std::uint64_t bytes) override {
     // A file system without it (EOPNOTSUPP) gives the space when it is written: then NoSpace comes later, not never.
     if (::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 || errno == EOPNOTSUPP) return;
-    throw DiskError(errno, "cannot get " + std::to_string(bytes) + " bytes for " + path_);
+    throw DiskError(errno, "cannot allocate " + std::to_string(bytes) + " bytes for " + path_);
   }
 
   std::uint64_t size() const override {
     struct stat status{};
-    if (::fstat(fd_.get(), &status) != 0) throw DiskError(errno, "cannot look at " + path_);
+    if (::fstat(fd_.get(), &status) != 0) throw DiskError(errno, "cannot stat " + path_);
     return static_cast<std::uint64_t>(status.st_size);
   }
 
@@ -235,7 +235,7 @@ DirectoryLock::DirectoryLock(const std::string& path) : fd_(::open(path.c_str(),
   if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
   const int error = errno;
   ::close(fd_);
-  throw DiskError(error, "cannot lock the directory " + path + "; is another process using it");
+  throw DiskError(error, "cannot lock the directory " + path + "; another process may be using it");
 }
 
 DirectoryLock::~DirectoryLock() { ::close(fd_); }

@@ -53,7 +53,7 @@ ChunkStat ChunkEngine::State::check(const ChunkId& chunk, const Update& update) 
     fail(EngineErrorKind::conflict, name_of(chunk) + " is at version " + name_of(base) + ", the update was made for " + name_of(update.base));
   if (index.size() >= options.max_chunks && index.find(chunk) == nullptr)
     fail(EngineErrorKind::no_space, "no space for the record of another chunk beside " + std::to_string(options.max_chunks) + "; remove files or add disks");
-  if (update.next.version == 0 || (!whole && update.next == now.committed.id())) fail(EngineErrorKind::usage, "version " + name_of(update.next) + " was given before");
+  if (update.next.version == 0 || (!whole && update.next == now.committed.id())) fail(EngineErrorKind::usage, "version " + name_of(update.next) + " was used before");
   return now;
 }
 
@@ -168,7 +168,7 @@ Content ChunkEngine::stage(const ChunkId& chunk, const Update& update, Lsn& lsn)
     std::uint64_t length = std::max(old_length, end);
     if (update.kind == UpdateKind::truncate) length = update.length;
     if (update.kind == UpdateKind::replace) length = update.data.size();
-    if (length > max_block_bytes) fail(EngineErrorKind::usage, "a chunk of " + std::to_string(length) + " bytes is above " + std::to_string(max_block_bytes));
+    if (length > max_block_bytes) fail(EngineErrorKind::usage, "a chunk of " + std::to_string(length) + " bytes exceeds the maximum of " + std::to_string(max_block_bytes));
     content.state = ContentState::data;
     if (length > 0) s.write_staged(lock, *this, chunk, update, static_cast<std::uint32_t>(length), has_old, content);
   }
@@ -339,7 +339,7 @@ std::size_t ChunkEngine::read(const View& view, std::uint32_t offset, MutableByt
 
 bool ChunkEngine::checksums(const View& view, std::uint32_t first, std::span<std::uint32_t> into, bool may_wait) const {
   if (first + into.size() > granules_of(view.content().length))
-    fail(EngineErrorKind::usage, "no such granules in a content of " + std::to_string(view.content().length) + " bytes");
+    fail(EngineErrorKind::usage, "granules are out of range in a content of " + std::to_string(view.content().length) + " bytes");
   if (into.empty()) return true;
   const auto read = [&](std::uint32_t from, std::span<std::uint32_t> line) {
     return read_checksums(view.file(), view.offset(), view.chunk(), view.content(), from, line, may_wait);

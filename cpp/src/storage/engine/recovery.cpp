@@ -93,7 +93,7 @@ void ChunkEngine::State::take_blocks() {
   const auto take = [this](const ChunkId& chunk, const Content& content) {
     if (!content.has_block()) return;
     const bool fits = content.block_class < block_classes && content.length <= block_bytes(content.block_class);
-    if (!fits || !blocks.take(content.block())) fail(EngineErrorKind::damaged, name_of(chunk) + " has a block that is not there or belongs to another chunk");
+    if (!fits || !blocks.take(content.block())) fail(EngineErrorKind::damaged, name_of(chunk) + " has a block that does not exist or belongs to another chunk");
   };
   for_all([&](const ChunkRecord& record) { take(record.id, record.committed); });
   for (const auto& [chunk, content] : pending) take(chunk, content);
@@ -144,7 +144,7 @@ bool ChunkEngine::State::arrived(const std::vector<Entry>& group) {
     } catch (const EngineError&) {
       if (readable(blocks.file(content.block()), content)) return false;
       // It may have arrived, and all of the group may have been reported.
-      fail(EngineErrorKind::damaged, "the disk does not read what was written of " + name_of(chunk) + " last, so it is not known whether it was acknowledged");
+      fail(EngineErrorKind::damaged, "the disk lost the last write of " + name_of(chunk) + ", and it is not known whether it was acknowledged");
     }
   }
   return true;
@@ -195,7 +195,7 @@ std::uint64_t ChunkEngine::State::read_snapshot(std::uint32_t number) {
       if (entry.kind == EntryKind::end) return entry.file;
       apply(entry);
     }
-  fail(EngineErrorKind::damaged, snapshot_name(number) + " is not whole");
+  fail(EngineErrorKind::damaged, snapshot_name(number) + " is incomplete");
 }
 
 void ChunkEngine::State::recover() {

@@ -54,13 +54,13 @@ Link::Step Link::take_frame() {
   Prefix prefix;
   std::memcpy(&prefix, in_.data() + begin_, sizeof prefix);
   const bool reads = prefix.kind == FrameKind::reads && share_->reads;
-  if (prefix.magic != chunk_wire_magic || !(reads || prefix.kind == FrameKind::message)) return over("it sent something that is no frame for a node");
-  if (prefix.body_bytes > max_body_bytes) return over("it sent a frame of " + std::to_string(prefix.body_bytes) + " bytes");
+  if (prefix.magic != chunk_wire_magic || !(reads || prefix.kind == FrameKind::message)) return over("peer sent an invalid frame");
+  if (prefix.body_bytes > max_body_bytes) return over("peer sent a frame with a body of " + std::to_string(prefix.body_bytes) + " bytes, more than " + std::to_string(max_body_bytes));
   const std::size_t frame_bytes = sizeof prefix + prefix.body_bytes;
   if (in_.size() < frame_bytes) in_.resize(frame_bytes);
   if (end_ - begin_ < frame_bytes) return Step::starved;
   const std::byte* const body = in_.data() + begin_ + sizeof prefix;
-  if (prefix.crc != frame_crc(prefix, body)) return over("a frame was damaged on its way");
+  if (prefix.crc != frame_crc(prefix, body)) return over("a frame was damaged in transit");
   const Step step = reads ? take_reads(prefix, body) : take_message(prefix, body);
   if (step == Step::more) begin_ += frame_bytes;
   return step;
@@ -68,7 +68,7 @@ Link::Step Link::take_frame() {
 
 Link::Step Link::take_reads(const Prefix& prefix, const std::byte* body) {
   const bool sound = prefix.body_bytes % sizeof(ReadRequest) == 0 && prefix.body_bytes <= max_reads_per_frame * sizeof(ReadRequest);
-  if (!sound || prefix.payload_bytes != 0) return over("it sent reads that are none");
+  if (!sound || prefix.payload_bytes != 0) return over("peer sent a malformed read request");
   if (out_.waiting_bytes() >= max_replies_bytes) return paused(Pause::room);
   if (fetching_ >= max_fetching) return paused(Pause::disk);
   // Looked at when the requests are here, for each: a role that was lost before it came, or meanwhile, is not acted on.
@@ -99,7 +99,7 @@ void Link::answer_fetched(const ReadRequest& request) {
 Link::Step Link::take_message(const Prefix& prefix, const std::byte* body) {
   const auto share = share_->rights.trusted() ? BufferPool::Share::all : BufferPool::Share::half;
   const std::size_t most = std::min(max_payload_bytes, context_.pool.most_bytes(share));
-  if (prefix.payload_bytes > most) return over("it sent " + std::to_string(prefix.payload_bytes) + " bytes at once; this node takes " + std::to_string(most));
+  if (prefix.payload_bytes > most) return over("peer sent " + std::to_string(prefix.payload_bytes) + " bytes in one frame; this node accepts at most " + std::to_string(most));
   if (context_.events.full()) return paused(Pause::events);
   body_.assign(reinterpret_cast<const char*>(body), prefix.body_bytes);
   payload_bytes_ = prefix.payload_bytes;
@@ -187,7 +187,7 @@ bool Link::receive() {
   ssize_t n = 0;
   do n = ::recv(fd_, into, room, MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
-  if (n == 0) reason_ = "the other side closed the connection";
+  if (n == 0) reason_ = "peer closed the connection";
   if (n < 0 && errno != EAGAIN) reason_ = std::string("cannot receive: ") + std::strerror(errno);
   if (n <= 0) return false;
   (payload_ ? done_ : end_) += static_cast<std::size_t>(n);

@@ -16,13 +16,13 @@ ChunkNode::~ChunkNode() { close(); }
 std::shared_ptr<ChunkTarget> ChunkNode::open_target(std::uint64_t number, const std::string& directory, const EngineOptions& options) {
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw std::invalid_argument("the node is closed");
+    if (closed_) throw std::invalid_argument("the native storage node is closed");
     if (!targets_[number].expired()) throw std::invalid_argument("target " + std::to_string(number) + " is open already");
   }
   auto held = std::make_unique<DirectoryLock>(directory);
   const auto opened = std::make_shared<ChunkTarget>(number, real_disk(directory), options, job_threads_, events_, std::move(held));
   const std::lock_guard lock(mutex_);
-  if (closed_) throw std::invalid_argument("the node is closed");
+  if (closed_) throw std::invalid_argument("the native storage node is closed");
   targets_[number] = opened;
   return opened;
 }

@@ -57,7 +57,7 @@ void ReadRights::grant(std::uint64_t from, std::uint64_t to, std::int64_t until_
     return;
   }
   std::erase_if(ranges_, [&, now = fence_clock_ns()](const Range& one) { return one.until_ns <= now || (one.from == from && one.to == to); });
-  if (ranges_.size() >= max_granted_ranges) throw std::length_error("a connection has rights to too many ranges of files; ask for one that covers them");
+  if (ranges_.size() >= max_granted_ranges) throw std::length_error("the connection has capabilities for too many ranges of files; present one that covers them");
   ranges_.push_back({from, to, until_ns});
 }
 
@@ -161,7 +161,7 @@ bool ReadAnswers::load(ChunkEngine& engine, const ChunkEngine::View& view, std::
     if (!read_all(view.file(), view.offset() + at, scratch_, may_wait)) return false;
     for (std::size_t i = 0; i < scratch_.size(); i += granule_bytes) {
       const Bytes whole_one = Bytes(scratch_).subspan(i, std::min(granule_bytes, scratch_.size() - i));
-      if (crc32c(0, whole_one.data(), whole_one.size()) != checksums_[granule++]) throw EngineError(EngineErrorKind::damaged, "a granule is not what was written");
+      if (crc32c(0, whole_one.data(), whole_one.size()) != checksums_[granule++]) throw EngineError(EngineErrorKind::damaged, "a granule does not match its checksum");
     }
     const std::size_t from = std::max<std::size_t>(at, offset), to = std::min<std::size_t>(at + scratch_.size(), std::size_t{offset} + data.size());
     std::memcpy(data.data() + (from - offset), scratch_.data() + (from - at), to - from);

@@ -165,7 +165,7 @@ void Loop::run() {
       Link* const link = find(events[i].data.u64);
       if (link == nullptr) continue;
       const bool gone = (events[i].events & (EPOLLHUP | EPOLLERR)) != 0;
-      if (gone && link->pause() != Link::Pause::none) end(*link, "the other side closed the connection");
+      if (gone && link->pause() != Link::Pause::none) end(*link, "peer closed the connection");
       else work(*link);
     }
     std::vector<Command> commands;
@@ -196,7 +196,7 @@ void Loop::obey(Command& command) {
     Link& link = *links_.emplace(id, std::make_unique<Link>(arrive->fd, std::move(arrive->share), context_, Link::Later{granted, fetched})).first->second;
     link.interest = EPOLLIN;
     epoll_event event{EPOLLIN, {.u64 = id}};
-    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, link.fd(), &event) != 0) end(link, "its socket cannot be watched");
+    if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, link.fd(), &event) != 0) end(link, "the socket cannot be added to epoll");
   } else if (auto* const say = std::get_if<Say>(&command)) {
     Link* const link = find(say->link);
     if (link == nullptr) return;
@@ -262,7 +262,7 @@ void Loop::end_patience() {
   }
   for (const std::uint64_t id : std::set(hold_memory_)) {
     Link* const link = find(id);
-    if (link != nullptr && link->ends_ns() && monotonic_ns() >= *link->ends_ns()) end(*link, "it stood still with memory of this node in its hands");
+    if (link != nullptr && link->ends_ns() && monotonic_ns() >= *link->ends_ns()) end(*link, "peer stalled while holding receive buffers of this node");
   }
 }
 
@@ -344,7 +344,7 @@ std::uint64_t ChunkServer::connect(int fd, bool reads, bool trusted) {
   const std::lock_guard lock(s.mutex);
   if (s.closed) {
     ::close(fd);
-    throw std::invalid_argument("the node is closed");
+    throw std::invalid_argument("the native storage node is closed");
   }
   const std::uint64_t id = ++s.last;
   const auto& loop = s.loops[id % s.loops.size()];
@@ -357,7 +357,7 @@ std::uint64_t ChunkServer::connect(int fd, bool reads, bool trusted) {
 }
 
 void ChunkServer::disconnect(std::uint64_t link) {
-  if (const auto known = state_->find(link)) known->loop->post(End{link, "this side ended the connection"});
+  if (const auto known = state_->find(link)) known->loop->post(End{link, "connection closed by this node"});
 }
 
 void ChunkServer::grant(std::uint64_t link, std::uint64_t file_from, std::uint64_t file_to, std::int64_t until_ns) {
@@ -374,7 +374,7 @@ void ChunkServer::send(std::uint64_t link, const std::string& body, SharedBuffer
   LinkShare& share = *known->share;
   auto frame = message_frame(body, data ? data->bytes().size() : 0);
   const bool full = share.handed_frames + share.waiting_pieces >= max_waiting_frames || share.handed_bytes + share.waiting_bytes + frame.size() > max_waiting_bytes;
-  if (full) return known->loop->post(End{link, "it does not take what it is sent"});
+  if (full) return known->loop->post(End{link, "peer does not read what is sent to it"});
   share.handed_frames += 1;
   share.handed_bytes += frame.size();
   known->loop->post(Say{link, std::move(frame), std::move(data)});

@@ -208,7 +208,7 @@ Content ChunkTarget::stage_with_room(const StageJob& job, Lsn& lsn) {
 
 void ChunkTarget::stage_now(const StageJob& job) {
   const Bytes data = job.data ? Bytes(job.data->bytes()) : Bytes{};
-  const auto bad = [&] { stage_failed(job.job, "bad_data", "the data are not those that the update speaks of"); };
+  const auto bad = [&] { stage_failed(job.job, "bad_data", "the data do not match the length or checksum of the update"); };
   if (data.size() != job.bytes) return bad();
   try {
     Lsn lsn = 0;

@@ -50,7 +50,7 @@ void reads_any_range() {
   std::vector<std::uint32_t> checksums(74);
   engine.checksums(*view, 0, checksums);
   CHECK(checksums[73] == ff::crc32c(0, data.data() + 73 * 4096, data.size() - 73 * 4096));
-  refused(EngineErrorKind::usage, "no such granules", [&] { engine.checksums(*view, 1, checksums); });
+  refused(EngineErrorKind::usage, "granules are out of range", [&] { engine.checksums(*view, 1, checksums); });
 }
 
 void holes_are_zeros_and_ends_move() {
@@ -72,7 +72,7 @@ void holes_are_zeros_and_ends_move() {
   expected.resize(69'700);
   expected.resize(69'900, std::byte{0});
   CHECK(got(engine, chunk) == expected);
-  refused(EngineErrorKind::usage, "is above 67108864", [&] { engine.stage(chunk, update(UpdateKind::write, 4, 64u << 20, piece), lsn); });
+  refused(EngineErrorKind::usage, "exceeds the maximum of 67108864", [&] { engine.stage(chunk, update(UpdateKind::write, 4, 64u << 20, piece), lsn); });
 }
 
 void what_does_not_fit_is_refused() {
@@ -135,14 +135,14 @@ void data_that_are_not_those_of_the_update_are_refused() {
     for (const std::uint32_t wrong : {crc ^ 1u, crc ^ 0x8000'0000u, ~crc}) {
       u.data_crc = wrong;
       ff::Lsn lsn = 0;
-      refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, lsn); });
+      refused(EngineErrorKind::usage, "do not match", [&] { engine.stage(chunk, u, lsn); });
       CHECK(engine.stats().taken_bytes == before.taken_bytes && engine.stats().pending == 0 && engine.stats().chunks == before.chunks);
     }
     u.data_crc = crc;
     ff::Lsn lsn = 0;
     engine.stage(chunk, u, lsn);
     u.data_crc = ~crc;  // of what is staged already, too
-    refused(EngineErrorKind::usage, "are not those", [&] { engine.stage(chunk, u, lsn); });
+    refused(EngineErrorKind::usage, "do not match", [&] { engine.stage(chunk, u, lsn); });
     engine.commit(chunk, u.next);
     Data expected = one.fresh || one.kind == UpdateKind::replace ? Data{} : old;
     expected.resize(std::max(expected.size(), one.offset + data.size()));

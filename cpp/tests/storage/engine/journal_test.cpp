@@ -73,7 +73,7 @@ void lost_records_are_not_taken_for_an_early_end() {
   refused(EngineErrorKind::damaged, "journal-00000000 is missing", [&] { opened(image); });
   image = whole;
   image["blocks-00-0000"].resize(ff::stride_bytes(0));
-  refused(EngineErrorKind::damaged, "a block that is not there", [&] { opened(image); });
+  refused(EngineErrorKind::damaged, "a block that does not exist", [&] { opened(image); });
 }
 
 void a_disk_that_refuses_is_believed_once() {
@@ -120,7 +120,7 @@ void what_cannot_be_read_is_not_taken_for_what_never_arrived() {
   left->before_read_of = [disk = left.get()](int file) {
     if (disk->name_of(file).starts_with("blocks-")) throw ff::DiskError(EIO, "cannot read");
   };
-  refused(EngineErrorKind::damaged, "does not read what was written of chunk 1:1 last", [&] { ChunkEngine(std::move(left), options()); });
+  refused(EngineErrorKind::damaged, "lost the last write of chunk 1:1", [&] { ChunkEngine(std::move(left), options()); });
 }
 
 void a_snapshot_knows_its_journal() {

@@ -404,17 +404,17 @@ void a_node_that_sends_nonsense_loses_its_reads_and_no_memory() {
     CHECK(got.first == ReadStatus{} && got.second.find(text) != string::npos);
   };
   failed(answered([](std::uint64_t) { return Data{}; }), "closed the connection");
-  failed(answered([](std::uint64_t) { return noise(500, 1); }), "not a reply");
-  failed(answered([&](std::uint64_t tag) { return reply_of(tag + 1, 100, 1, {}); }), "what was not asked");
-  failed(answered([&](std::uint64_t tag) { return reply_of(tag + (1ull << 32), 100, 1, {}); }), "what was not asked");
-  failed(answered([&](std::uint64_t tag) { return reply_of(tag, 101, 1, Data(101)); }), "what was not asked");
+  failed(answered([](std::uint64_t) { return noise(500, 1); }), "an invalid reply");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag + 1, 100, 1, {}); }), "a request that was not sent");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag + (1ull << 32), 100, 1, {}); }), "a request that was not sent");
+  failed(answered([&](std::uint64_t tag) { return reply_of(tag, 101, 1, Data(101)); }), "a request that was not sent");
   failed(answered([&](std::uint64_t tag) { return reply_of(tag, 100, 2, Data(100)); }), "wrong number of checksums");
   failed(answered([&](std::uint64_t tag) {
            Data bytes = reply_of(tag, 100, 1, Data(100));
            bytes[60] ^= std::byte{1};
            return bytes;
          }),
-         "damaged on its way");
+         "damaged in transit");
   failed(answered([&](std::uint64_t tag) { return reply_of(tag, 100, 1, Data(40)); }), "closed the connection");
   CHECK(answered([&](std::uint64_t tag) { return reply_of(tag, 100, 1, Data(100, std::byte{1})); }).first == ReadStatus::damaged);
 }

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import click
-
-from fireflyer.cli.fs.admin.command import COMMANDS
+from fireflyer.cli.fs.admin.command import (
+    add_node_command,
+    drain_command,
+    end_session_command,
+    override_command,
+    rotate_keys_command,
+    sessions_command,
+    undrain_command,
+)
 from fireflyer.cli.fs.admin.machines import (
     add_chains_command,
     issue_token_command,
@@ -13,7 +19,8 @@ from fireflyer.cli.fs.admin.machines import (
 )
 from fireflyer.cli.fs.admin.placement import placement_command
 from fireflyer.cli.fs.admin.rebalance import rebalance_command
-from fireflyer.cli.fs.admin.store import STORE_COMMANDS
+from fireflyer.cli.fs.admin.store import dump_command, load_command
+from fireflyer.cli.fs.admin.store import fsck_command as offline_fsck_command
 from fireflyer.cli.fs.admin.users import user_command
 from fireflyer.cli.fs.files.change import mkdir_command, mv_command, rm_command
 from fireflyer.cli.fs.files.copy import cp_command, get_command, put_command, sync_command
@@ -26,54 +33,78 @@ from fireflyer.cli.fs.fsck import fsck_command
 from fireflyer.cli.fs.meta import meta_command
 from fireflyer.cli.fs.mount import mount_command, umount_command
 from fireflyer.cli.fs.processes import manager_command, storage_command
+from fireflyer.cli.fs.sections import SectionedGroup
 from fireflyer.cli.fs.status import status_command
 from fireflyer.cli.fs.up import down_command, up_command
 
 __all__ = ["admin", "command"]
 
+admin = SectionedGroup(
+    "admin",
+    short_help="Users, nodes, chains, keys; metadata of a stopped cluster.",
+    help="""Commands for administrators: users, nodes and targets, chains, client sessions and keys, and the metadata of
+    a stopped cluster. `ff fs admin COMMAND --help` shows the options of a command.""",
+    sections={
+        "Users": (user_command, issue_token_command),
+        "Nodes and targets": (
+            add_node_command,
+            register_node_command,
+            drain_command,
+            undrain_command,
+            retire_node_command,
+        ),
+        "Chains": (placement_command, add_chains_command, rebalance_command, override_command),
+        "Client sessions and keys": (sessions_command, end_session_command, rotate_keys_command),
+        "Metadata, while the cluster is stopped": (offline_fsck_command, dump_command, load_command),
+    },
+    examples=(
+        ("ff fs admin user add --token ann --dir fs", "add a user, and print a token for them"),
+        ("ff fs admin drain --node 2 --dir fs", "mark node 2 for removal; it serves until ..."),
+        ("ff fs admin rebalance --wait 3600 --dir fs", "... its chains are moved to the other nodes"),
+        ("ff fs admin retire-node 2 --dir fs", "remove it from the cluster"),
+        ("ff fs admin dump backup.meta --dir fs", "back up the metadata, after `ff fs down`"),
+    ),
+)
 
-@click.group("fs", short_help="A file system over the disks of many machines.")
-def command() -> None:
-    """A file system over the disks of many machines. `up` starts one on this machine; `mount`, the commands for files
-    and `fireflyer.fs.connect` use it.
+command = SectionedGroup(
+    "fs",
+    short_help="A file system over the disks of many machines.",
+    help="""A file system over the disks of many machines. `up` starts one on this machine; `mount`, the commands for
+    files, and `fireflyer.fs.connect` in Python use it.
 
-    Paths in it begin with /, of the cluster in ./fs, or that --dir, --manager or $FIREFLYER_FS name. A path like
-    ff://HOST:PORT/data names its cluster itself."""
-
-
-@command.group("admin", short_help="Users, nodes, where chunks lie: for administrators.")
-def admin() -> None:
-    """For administrators: users, nodes and targets, where chunks lie, and metadata when the cluster is down."""
-
-
-for verb in (up_command, status_command, down_command, mount_command, umount_command):
-    command.add_command(verb)
-for verb in (manager_command, meta_command, storage_command):
-    command.add_command(verb)
-for verb in (
-    ls_command,
-    cat_command,
-    stat_command,
-    du_command,
-    df_command,
-    find_command,
-    quota_command,
-    defaults_command,
-):
-    command.add_command(verb)
-for verb in (fsck_command, gc_command, bench_command):
-    command.add_command(verb)
-for verb in (mkdir_command, mv_command, rm_command, cp_command, put_command, get_command, sync_command):
-    command.add_command(verb)
-for verb in (
-    *COMMANDS,
-    *STORE_COMMANDS,
-    register_node_command,
-    add_chains_command,
-    retire_node_command,
-    issue_token_command,
-):
-    admin.add_command(verb)
-admin.add_command(placement_command)
-admin.add_command(rebalance_command)
-admin.add_command(user_command)
+    Which cluster: --dir DIR, or --manager HOST:PORT with --token-file FILE; else what $FIREFLYER_FS names
+    (ff://HOST:PORT or ff:///directory), else ./fs. Paths in the cluster begin with /. A path like ff://HOST:PORT/data
+    names its cluster itself.""",
+    sections={
+        "Files": (
+            ls_command,
+            cat_command,
+            stat_command,
+            find_command,
+            du_command,
+            df_command,
+            mkdir_command,
+            cp_command,
+            mv_command,
+            rm_command,
+            put_command,
+            get_command,
+            sync_command,
+            quota_command,
+            defaults_command,
+        ),
+        "Mounts": (mount_command, umount_command),
+        "Cluster": (up_command, status_command, down_command, fsck_command, gc_command, bench_command),
+        "Administration": (admin,),
+        "Processes, as `up` or a service manager starts them": (manager_command, storage_command, meta_command),
+    },
+    examples=(
+        ("ff fs up --dir fs -d", "start a file system in ./fs"),
+        ("ff fs put -r docs /docs --dir fs", "copy a directory into it"),
+        ("ff fs ls -l /docs --dir fs", "list it"),
+        ("ff fs mount mnt --dir fs -d", "use it from any program, in ./mnt"),
+        ("ff fs status --dir fs", "show nodes, chains and space"),
+        ("ff fs umount mnt", "unmount"),
+        ("ff fs down --dir fs", "stop it; the data stay"),
+    ),
+)

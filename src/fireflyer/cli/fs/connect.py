@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -31,7 +32,7 @@ __all__ += ["directory_of", "expect", "local", "named", "reach", "routing", "tar
 
 DEFAULT_DIRECTORY: Final = "fs"
 TARGET_VARIABLE: Final = "FIREFLYER_FS"
-CLUSTER_HELP: Final = f"Of a cluster that `ff fs up` made.  [default: what ${TARGET_VARIABLE} names, or ./fs]"
+CLUSTER_HELP: Final = f"Directory of a cluster that `ff fs up` made.  [default: what ${TARGET_VARIABLE} names, or ./fs]"
 ENDED_S: Final = 1.0
 """For an answer of a cluster whose `ff fs up` is not there: its managers may still be, run by hand."""
 T = TypeVar("T")
@@ -66,10 +67,14 @@ def where_options(function: Callable[..., object]) -> Callable[..., object]:
 
 def cluster_options(function: Callable[..., object]) -> Callable[..., object]:
     """The options themselves: `directory`, `managers`, `token_file`, `secret_file`."""
-    of_all = "A manager of the cluster; give as many as there are."
+    of_all = "Address of a manager of the cluster; repeat it for each manager."
     for option in (
-        click.option("--secret-file", metavar="FILE", help="... or the node secret of the cluster."),
-        click.option("--token-file", metavar="FILE", help="With --manager or ff://HOST:PORT: the token of a user,"),
+        click.option("--secret-file", metavar="FILE", help="With --manager: the node secret, a file with mode 600."),
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            help="With --manager or ff://HOST:PORT: the token of a user, a file with mode 600.",
+        ),
         click.option(
             "--manager", "managers", metavar="HOST:PORT", multiple=True, help=of_all, callback=_check_addresses
         ),
@@ -89,19 +94,21 @@ def _check_addresses(_context: click.Context, _option: click.Parameter, managers
     for one in managers:
         host, _, port = one.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise click.BadParameter(f"{one!r} is no HOST:PORT")
+            raise click.BadParameter(f"{one!r} is not HOST:PORT; write it like node-1:7000")
     return managers
 
 
 def target_of(directory: str | None, managers: tuple[str, ...]) -> str:
     """What the options, or the environment, or the default name: `ff://…`. Raises `UsageError`."""
     if managers and directory is not None:
-        raise UsageError("--dir and --manager exclude each other; give one of them")
+        raise UsageError("--dir and --manager cannot be combined; give one of them")
     if managers:
         return f"ff://{','.join(managers)}"
     if directory is None and (target := os.environ.get(TARGET_VARIABLE)):
         if not target.startswith("ff://"):
-            raise UsageError(f"{TARGET_VARIABLE} is {target!r}; write it like ff://HOST:PORT or ff:///directory")
+            raise UsageError(
+                f"the environment variable {TARGET_VARIABLE} is {target!r}; set it to ff://HOST:PORT or ff:///directory"
+            )
         return target
     return f"ff://{os.path.abspath(directory if directory is not None else DEFAULT_DIRECTORY)}"
 
@@ -116,7 +123,10 @@ def directory_of(directory: str | None) -> str:
         return target[len(SCHEME) :]
     if found := parse_address(target).directory:
         return found
-    raise UsageError(f"{TARGET_VARIABLE} names managers, and this is done in the directory of a cluster; give --dir")
+    raise UsageError(
+        f"the environment variable {TARGET_VARIABLE} names managers ({target}), and this command works on the "
+        "directory of a cluster; give --dir DIR"
+    )
 
 
 def named(target: str, token_file: str | None, secret_file: str | None) -> ClusterTarget:
@@ -125,7 +135,10 @@ def named(target: str, token_file: str | None, secret_file: str | None) -> Clust
 
     if target.startswith(SCHEME + "/"):
         if token_file or secret_file:
-            raise UsageError("--token-file and --secret-file go with --manager; give the address of a manager")
+            raise UsageError(
+                "--token-file and --secret-file need the address of a manager; add --manager HOST:PORT, or leave "
+                "them out"
+            )
         return local(target[len(SCHEME) :])
     address = parse_address(target)
     if address.directory:
@@ -138,13 +151,28 @@ def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | 
     from fireflyer.identity import NodeCredential, UserCredential, load_secret
     from fireflyer.identity.private_files import read_private_file
 
-    if (token_file is None) == (secret_file is None):
-        raise UsageError("--manager and ff://HOST:PORT need --token-file or --secret-file, one of them")
+    if token_file is not None and secret_file is not None:
+        raise UsageError("--token-file and --secret-file cannot be combined; give one of them")
     if secret_file is not None:
-        return ClusterTarget(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
-    return ClusterTarget(
-        managers, UserCredential(read_private_file(str(token_file), 4096).decode(errors="replace").strip())
-    )
+        with _file_of("--secret-file", secret_file, "copy the node secret of the cluster there"):
+            return ClusterTarget(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
+    if token_file is None:
+        raise UsageError(
+            f"the managers at {', '.join(managers)} ask who you are; add --token-file FILE (token of a user) or "
+            "--secret-file FILE (node secret)"
+        )
+    with _file_of("--token-file", token_file, "an administrator makes a token with: ff fs admin issue-token"):
+        token = read_private_file(token_file, 4096).decode(errors="replace").strip()
+    return ClusterTarget(managers, UserCredential(token))
+
+
+@contextlib.contextmanager
+def _file_of(option: str, path: str, advice: str) -> Iterator[None]:
+    """Raises `UsageError` that names the option for a file that is not there."""
+    try:
+        yield
+    except NotFound:
+        raise UsageError(f"{option} {path!r}: there is no such file; {advice}") from None
 
 
 def local(directory: str) -> ClusterTarget:
@@ -153,9 +181,15 @@ def local(directory: str) -> ClusterTarget:
     from fireflyer.identity import UserCredential
 
     layout = Layout(directory)
-    cluster = layout.load()
+    try:
+        cluster = layout.load()
+    except NotFound as error:
+        other = f"or name another with --dir, --manager or the environment variable {TARGET_VARIABLE}"
+        raise NotFound(f"{error.message}; {other}") from None
     if any(address.endswith(":0") for address in cluster.managers):
-        raise UsageError(f"the cluster of {layout.directory} has never run; start it: ff fs up --dir {directory}")
+        raise UsageError(
+            f"the cluster in {layout.directory} has never run; start it: ff fs up --dir {quote(directory)}"
+        )
     return ClusterTarget(cluster.managers, UserCredential(layout.admin_token()), layout.directory)
 
 
@@ -180,7 +214,7 @@ def ask_all(where: ClusterTarget, requests: list[Request], *, timeout_s: float =
         if not ended:
             raise
         start = f"ff fs up --dir {quote(os.path.relpath(where.directory))} -d"
-        raise NotFound(f"the cluster of {where.directory} does not run; start it: {start}") from error
+        raise NotFound(f"the cluster in {where.directory} is not running; start it: {start}") from error
 
 
 async def _ask(client: ManagerClient, request: Request, timeout_ns: int) -> Answer:
@@ -198,7 +232,10 @@ def ask_one(where: ClusterTarget, request: Request) -> Answer:
 def expect(answer: Any, answer_type: type[T]) -> T:
     """Raises `InvariantViolation` for an answer of another kind."""
     if not isinstance(answer, answer_type):
-        raise InvariantViolation(f"the manager answered with {type(answer).__name__}; is it of the same release?")
+        raise InvariantViolation(
+            f"the manager answered with {type(answer).__name__} instead of {answer_type.__name__}; install the same "
+            "release of Fire-Flyer here and on the managers"
+        )
     return answer
 
 

@@ -9,11 +9,13 @@ from fireflyer.cli.fs.processes import read_config, run_process
 __all__ = ["meta_command"]
 
 
-@click.command("meta", short_help="Run a meta service.")
+@click.command("meta", short_help="Run a meta service.", epilog="Example: ff fs meta /etc/fireflyer/meta.toml")
 @click.argument("config_file", metavar="CONFIG")
 def meta_command(*, config_file: str) -> int:
-    """Run a meta service in the foreground, as the TOML file CONFIG says, until SIGTERM. Only where managers share a
-    PostgreSQL: else the manager's process serves files itself."""
+    """Run a meta service in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C.
+
+    Only for clusters whose managers share a PostgreSQL database. With an embedded store, the manager process contains
+    the meta service."""
     from fireflyer.fs.client.chunk_session import open_chunk_session
     from fireflyer.fs.service.meta.config import MetaConfig
     from fireflyer.fs.service.meta.process import run_meta

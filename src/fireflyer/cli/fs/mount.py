@@ -1,4 +1,4 @@
-"""`ff fs mount` and `ff fs umount`: the files of a cluster for programs that know nothing of us."""
+"""`ff fs mount` and `ff fs umount`: the files of a cluster as a directory of this machine (FUSE)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,24 @@ __all__ = ["mount_command", "umount_command"]
 MOUNT_LOG: Final = "mount.log"
 
 
-@click.command("mount", short_help="Mount the files of a cluster on a directory.")
+@click.command(
+    "mount", short_help="Mount the files of a cluster on a directory.", epilog="Example: ff fs mount mnt --dir fs -d"
+)
 @where_options
-@click.option("--allow-other", is_flag=True, help="Let other users in: each acts as who he is here.")
-@click.option("--read-only", is_flag=True, help="Let nothing be changed through this mount.")
-@click.option("--metrics", "metrics_listen", metavar="HOST:PORT", help="Figures for Prometheus, to whoever asks there.")
-@click.option("--log", "log_path", metavar="FILE", help="With --detach.  [default: mount.log in --dir, or none]")
-@click.option("-d", "--detach", is_flag=True, help="Return when it is mounted; end it with `ff fs umount`.")
+@click.option(
+    "--allow-other", is_flag=True, help="Let other users of this machine use the mount, each with their own uid."
+)
+@click.option("--read-only", is_flag=True, help="Refuse all changes through this mount (EROFS).")
+@click.option(
+    "--metrics",
+    "metrics_listen",
+    metavar="HOST:PORT",
+    help="Serve Prometheus metrics there, without authentication.  [default: none]",
+)
+@click.option(
+    "--log", "log_path", metavar="FILE", help="Log of the mount with --detach.  [default: mount.log in --dir, or none]"
+)
+@click.option("-d", "--detach", is_flag=True, help="Return when it is mounted; `ff fs umount PLACE` ends it.")
 @click.option("--report-fd", type=int, hidden=True)
 @click.argument("place", metavar="PLACE")
 def mount_command(
@@ -47,24 +58,27 @@ def mount_command(
     """Mount the files of a cluster on PLACE, an empty directory, until Ctrl-C, SIGTERM or `ff fs umount PLACE`.
 
     With the node secret (--secret-file, or --dir, a cluster of `ff fs up` on this machine) the mount is trusted: each
-    program acts as its own user. With a user's token, all act as that user.
+    program acts as its own user. With a user's token (--token-file), all programs act as that user.
 
-    What a program has written is stored, and seen by others who open the file afterwards, when it has closed the file
-    or called fsync.
+    What a program has written is stored when it closes the file or calls fsync; others who open the file after that see
+    it.
     """
     from fireflyer.fs.mount.daemon import MountOptions, check_place
     from fireflyer.identity import NodeCredential
     from fireflyer.runtime.address import parse_listen
 
     if not place:
-        raise UsageError("PLACE is empty; give a directory")
+        raise UsageError("PLACE is an empty string; give an empty directory")
     if log_path is not None and not detach and report_fd is None:
-        raise UsageError("--log goes with --detach; without it the log is standard error")
+        raise UsageError("--log needs --detach; without --detach the log is standard error")
     if metrics_listen is not None:
         parse_listen(metrics_listen)
     trusted = bool(where.directory) or isinstance(where.credential, NodeCredential)
     if allow_other and not trusted:
-        raise UsageError("--allow-other: with a token all would act as its user; mount with the node secret instead")
+        raise UsageError(
+            "--allow-other cannot be combined with a user's token, as which all users would act; mount with "
+            "--secret-file"
+        )
     name = f"ff://{os.path.abspath(where.directory) if where.directory else ','.join(where.managers)}"
     options = MountOptions(
         name=name,
@@ -118,15 +132,16 @@ def _run(where: ClusterTarget, place: str, options: MountOptions, trusted: bool,
     return 0
 
 
-@click.command("umount", short_help="Unmount what `ff fs mount` has mounted.")
-@click.option("--lazy", is_flag=True, help="At once, although programs are in it: they get errors when it is gone.")
+@click.command("umount", short_help="Unmount what `ff fs mount` mounted.", epilog="Example: ff fs umount mnt")
+@click.option("--lazy", is_flag=True, help="Unmount at once although programs use it; their next file operations fail.")
 @click.argument("place", metavar="PLACE")
 def umount_command(*, place: str, lazy: bool) -> int:
-    """Unmount PLACE. What programs have written is stored when it returns (but with --lazy)."""
+    """Unmount PLACE, the directory that was given to `ff fs mount`. When it returns, what programs have written is
+    stored; not so with --lazy."""
     from fireflyer.fs.mount.daemon import unmount, unmount_and_wait
 
     if not place:
-        raise UsageError("PLACE is empty; give the directory of a mount")
+        raise UsageError("PLACE is an empty string; give the directory of a mount")
     stored = True
     try:
         if lazy:
@@ -135,11 +150,14 @@ def umount_command(*, place: str, lazy: bool) -> int:
             stored = unmount_and_wait(os.path.abspath(place))
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise Busy(f"{place} is in use; end the programs in it, or: ff fs umount --lazy {quote(place)}") from None
+            raise Busy(
+                f"{place} is in use; end the programs that use it (fuser -vm {quote(place)} lists them), or: ff fs "
+                f"umount --lazy {quote(place)}"
+            ) from None
         if error.errno in (errno.EINVAL, errno.ENOENT):
-            raise UsageError(f"nothing is mounted on {place} by 'ff fs mount'") from None
+            raise UsageError(f"{place} is not a mount of `ff fs mount`; `mount -t fuse.fireflyer` lists them") from None
         raise UsageError(f"{place} cannot be unmounted: {error.strerror}") from None
     click.echo(
-        f"{quote(place)} is unmounted" + ("." if stored else "; its process may still be storing what was written.")
+        f"{quote(place)} is unmounted" + ("." if stored else "; its process may still be writing data to the cluster.")
     )
     return 0

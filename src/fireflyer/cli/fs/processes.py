@@ -25,13 +25,16 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 def read_config(path: str, config_type: type[C]) -> C:
     """Raises `UsageError`: one line that names the file and what is wrong in it."""
-    return read_toml(path, config_type, name="configuration", advice="give the TOML file of this process")
+    return read_toml(path, config_type, name="configuration", advice="give the TOML file that configures this process")
 
 
-@click.command("manager", short_help="Run a cluster manager.")
+@click.command(
+    "manager", short_help="Run a cluster manager.", epilog="Example: ff fs manager /etc/fireflyer/manager.toml"
+)
 @click.argument("config_file", metavar="CONFIG")
 def manager_command(*, config_file: str) -> int:
-    """Run a cluster manager in the foreground, as the TOML file CONFIG says, until SIGTERM."""
+    """Run a cluster manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints
+    `ready HOST:PORT` when it serves; its log is standard error."""
     from fireflyer.fs.client.chunk_session import open_chunk_session
     from fireflyer.fs.service.manager.config import ManagerConfig
     from fireflyer.fs.service.manager.process import run_manager
@@ -40,11 +43,18 @@ def manager_command(*, config_file: str) -> int:
     return run_process(lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunk_session))
 
 
-@click.command("storage", short_help="Run a storage process.")
-@click.option("--make-targets", is_flag=True, help="Make the directories of its targets, which are empty or not there.")
+@click.command(
+    "storage", short_help="Run a storage process.", epilog="Example: ff fs storage /etc/fireflyer/storage.toml"
+)
+@click.option(
+    "--make-targets",
+    is_flag=True,
+    help="First create the target directories that CONFIG names; they must be missing or empty.",
+)
 @click.argument("config_file", metavar="CONFIG")
 def storage_command(*, config_file: str, make_targets: bool) -> int:
-    """Run a storage process in the foreground, as the TOML file CONFIG says, until SIGTERM."""
+    """Run a storage process in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints
+    `ready HOST:PORT` when it serves; its log is standard error."""
     from fireflyer.fs.service.storage.config import StorageConfig
     from fireflyer.fs.service.storage.process import run_storage
 

@@ -61,13 +61,20 @@ def look(where: ClusterTarget) -> tuple[Status, tuple[MoveStatus, ...], FilesSta
     return expect(answers[0], Status), expect(answers[1], MoveList).moves, expect(answers[2], FilesStatus)
 
 
-@click.command("status", short_help="Show nodes, chains, space, recovery and files.")
+@click.command(
+    "status", short_help="Show nodes, chains, space, recovery and files.", epilog="Example: ff fs status --dir fs"
+)
 @where_options
-@click.option("--all", "show_all", is_flag=True, help="Show every chain and target.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="Show every chain.  [default: chains that are not fully replicated]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def status_command(*, where: ClusterTarget, show_all: bool, as_json: bool) -> int:
-    """Show how a cluster is: who lives, which chains are whole, how full it is, how far recovery has come; how many
-    files there are, and what is removed and not collected yet. Services that serve files have sessions too."""
+    """Show the state of a cluster: which nodes are alive, which chains are not fully replicated and how far they are
+    synced, the space used on disks, and the number of files.
+
+    "Sessions" counts connected clients; each meta service is one of them. A removed file is "not collected yet" until
+    its chunks are deleted."""
     status, moves, files = look(where)
     if as_json:
         click.echo(to_json(status, moves, files).decode())
@@ -81,7 +88,10 @@ def status_command(*, where: ClusterTarget, show_all: bool, as_json: bool) -> in
         from fireflyer.base.units import counted
 
         begun = sum(move.target > 0 for move in moves)
-        console.print(f"  {counted(len(moves), 'chain')} to move to other nodes, {begun} of them now", soft_wrap=True)
+        console.print(
+            f"  rebalance: {counted(len(moves), 'chain')} to move to other nodes, {begun} being copied now",
+            soft_wrap=True,
+        )
     return 0
 
 
@@ -99,18 +109,18 @@ def _lines(status: Status, *, show_all: bool) -> list[str]:
         space = f"{format_bytes(found.used_bytes)} of {format_bytes(found.capacity_bytes)} used on disks"
     lines = [
         f"Cluster {status.cluster or '(unnamed)'}: {found.alive} of {found.nodes} nodes alive, {found.whole} of "
-        f"{found.chains} chains whole, {found.readable} readable, {found.syncing} syncing; {space}; "
+        f"{found.chains} chains fully replicated, {found.readable} available, {found.syncing} syncing; {space}; "
         f"{counted(found.sessions, 'session')}."
     ]
     lines += _nodes(status)
     shown = status.chains if show_all else [one for one in status.chains if not _whole(one)]
     reports = {one.id: one.report for one in status.targets}
-    unwanted = {one.id: "drained" if one.drained else "leaving" for one in status.targets if one.unwanted}
+    unwanted = {one.id: "drained" if one.drained else "draining" for one in status.targets if one.unwanted}
     for chain in shown[: None if show_all else TROUBLE_SHOWN]:
         lines.append(_chain(chain, reports, unwanted))
     if not show_all and len(shown) > TROUBLE_SHOWN:
         more = counted(len(shown) - TROUBLE_SHOWN, "more chain")
-        lines.append(f"… and {more} not whole; --all shows them")
+        lines.append(f"… and {more} not fully replicated; --all shows them")
     spare = [one for one in status.targets if one.chain is None]
     if spare:
         lines.append(f"{counted(len(spare), 'target')} in no chain: {_first(spare)}")
@@ -128,7 +138,7 @@ def _files(files: FilesStatus) -> list[str]:
     )
     if files.unlinked:
         line += f"; {at_least(files.unlinked)} removed and not collected yet ({format_bytes(files.unlinked_bytes)})"
-    return [f"{line}.", *([f"  collecting is in trouble: {files.last_error}"] if files.last_error else [])]
+    return [f"{line}.", *([f"  garbage collection fails: {files.last_error}"] if files.last_error else [])]
 
 
 def at_least(count: int) -> str:
@@ -151,13 +161,13 @@ def _nodes(status: Status) -> list[str]:
     for node in status.nodes:
         own = [one for one in status.targets if one.node == node.id]
         used, capacity = space_of(status, [node.id])
-        counts = {"drained": sum(one.drained for one in own), "leaving": sum(one.leaving for one in own)}
+        counts = {"drained": sum(one.drained for one in own), "draining": sum(one.leaving for one in own)}
         if node.alive:
             how = "alive"
         elif node.incarnation and not node.heard:
-            how = "not heard yet"
+            how = "no heartbeat yet"
         elif node.incarnation:
-            how = f"silent for {format_duration(node.silent_ns)}"
+            how = f"dead, silent {format_duration(node.silent_ns)}"
         else:
             how = "never registered"
         line = f"  node {node.id:<4} {how:<22} {node.address or '-':<21} {counted(len(own), 'target')}"
@@ -178,9 +188,9 @@ def _chain(chain: Chain, reports: dict[int, TargetReport | None], unwanted: dict
         if member.state is TargetState.SYNCING and source is not None and report is not None and source.used_bytes:
             text += f" (about {min(99, 100 * report.used_bytes // source.used_bytes)} % copied)"
         if report is not None and report.condition is Condition.GONE:
-            text += f" (gone: see the log of node {member.node})"
+            text += f" (failed: see the log of node {member.node})"
         elif report is not None and not report.clean:
-            text += " (not sure)"
+            text += " (possibly stale)"
         if member.target in unwanted:
             text += f" ({unwanted[member.target]})"
         parts.append(text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.cli.detached import report, run_detached
 from fireflyer.cli.fs.connect import DEFAULT_DIRECTORY
 from fireflyer.cli.numbers import WholeNumber
@@ -30,36 +30,57 @@ DOWN_S: Final = 30.0
 UP_LOG: Final = "up.log"
 
 
-@click.command("up", short_help="Start a file system on this machine.")
-@click.option(
-    "--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="Where everything lies."
+@click.command(
+    "up",
+    short_help="Start a file system on this machine.",
+    epilog="Example: ff fs up --dir fs --nodes 3 --replicas 2 -d",
 )
-@click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), help="Storage processes.  [default: 3]")
-@click.option("--replicas", metavar="K", type=WholeNumber(min=1, max=8), help="Of each chunk.  [default: 2]")
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    default=DEFAULT_DIRECTORY,
+    show_default=True,
+    help="Directory for all data, configurations and logs of the cluster.",
+)
+@click.option(
+    "--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), help="Number of storage processes.  [default: 3]"
+)
+@click.option(
+    "--replicas", metavar="K", type=WholeNumber(min=1, max=8), help="Number of replicas of each chunk.  [default: 2]"
+)
 @click.option(
     "--targets-per-node",
     metavar="N",
     type=WholeNumber(min=1, max=MAX_TARGETS),
-    help="Directories of each node, each in one chain.  [default: 4]",
+    help="Number of target directories of each node; each target is in one chain.  [default: 4]",
 )
-@click.option("--managers", metavar="N", type=WholeNumber(min=1, max=9), help="Manager processes.  [default: 1]")
+@click.option(
+    "--managers",
+    metavar="N",
+    type=WholeNumber(min=1, max=9),
+    help="Number of manager processes; more than 1 need --store.  [default: 1]",
+)
 @click.option(
     "--store",
     metavar="URL",
-    help="Where managers keep their state: postgresql://user@host/database.  [default: embedded, for one manager]",
+    help="Database for the metadata: postgresql://user@host/database.  [default: embedded in DIR, for one manager]",
 )
 @click.option(
     "--relaxed/--durable",
     default=None,
-    help="Answer writes before they are on disk: faster, lost in a power cut; also later.  [default: durable]",
+    help="Acknowledge writes before or after they are on disk; --relaxed is faster and loses the last writes "
+    "in a power failure. Can be changed at each start.  [default: durable]",
 )
 @click.option(
     "--failure-timeout",
     metavar="SECONDS",
     type=float,
-    help="After so much silence a node's part is given to others.  [default: 6]",
+    help="A node without a heartbeat for this long counts as failed; 0.1 to 3600.  [default: 6]",
 )
-@click.option("-d", "--detach", is_flag=True, help="Return when it is up; end it with `ff fs down`.")
+@click.option(
+    "-d", "--detach", is_flag=True, help="Return when the cluster serves; `ff fs down` stops it. Log: DIR/up.log."
+)
 @click.option("--report-fd", type=int, hidden=True)
 def up_command(
     *,
@@ -74,18 +95,19 @@ def up_command(
     detach: bool,
     report_fd: int | None,
 ) -> int:
-    """Start manager and storage processes on this machine, and keep them running until Ctrl-C or `ff fs down`.
+    """Start manager and storage processes on this machine, and run them until Ctrl-C or `ff fs down`. A process that
+    dies is started again.
 
-    What DIR holds decides: a new directory becomes a cluster as the options say; the same command finds the same data
-    again. A process that dies is started again.
+    A new or empty DIR becomes a new cluster with these options. If DIR holds a cluster, it is started with its data;
+    options may then be left out, and must be the same if given.
     """
     from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.service.local.layout import Layout, new_cluster
 
     if not directory:
-        raise UsageError("--dir '' is empty; give a directory")
+        raise UsageError("--dir is empty; give the directory of the cluster")
     if failure_timeout is not None and not 0.1 <= failure_timeout <= 3600:
-        raise UsageError(f"--failure-timeout {failure_timeout} is not from 0.1 to 3600 seconds")
+        raise UsageError(f"--failure-timeout {failure_timeout}: give 0.1 to 3600 seconds")
     layout = Layout(directory)
     layout.make_directory()
     if detach:
@@ -136,12 +158,12 @@ def _check_same(
                 + (", and add nodes with 'ff fs admin add-node'" if option == "nodes" else "")
             )
     if store is not None and store != cluster.store:
-        raise UsageError(f"--store: {layout.directory} holds a cluster with another store; {advice}")
+        raise UsageError(f"--store: {layout.directory} holds a cluster that uses another store; {advice}")
     there_s = cluster.failure_timeout_ms / 1000
     if failure_timeout is not None and int(failure_timeout * 1000) != cluster.failure_timeout_ms:
         raise UsageError(
-            f"--failure-timeout {failure_timeout:g}: {layout.directory} holds a cluster with {there_s:g} s, fixed when "
-            f"it was made; {advice}"
+            f"--failure-timeout {failure_timeout:g}: {layout.directory} holds a cluster with {there_s:g} s, which "
+            f"cannot be changed; {advice}"
         )
 
 
@@ -153,7 +175,7 @@ def _run(layout: Layout, cluster: LocalCluster, lock: RunLock, report_fd: int | 
         text = _described(layout, running, status)
         report(report_fd, text)
         if report_fd is None:
-            click.echo("Ctrl-C ends it.")
+            click.echo("Ctrl-C stops it.")
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
@@ -177,33 +199,46 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
     where = quote(os.path.relpath(layout.directory))
     alive = sum(node.alive for node in status.nodes)
     found = summary_of(status)
-    trouble = "" if found.whole == found.chains else f"{found.readable} served, {found.whole} whole, "
+    trouble = "" if found.whole == found.chains else f"{found.readable} available, {found.whole} fully replicated, "
     return (
-        f"The chunk store is up: {alive} of {len(status.nodes)} nodes, {len(status.chains)} chains of "
+        f"The file system is up: {alive} of {len(status.nodes)} nodes, {len(status.chains)} chains of "
         f"{cluster.replicas} replicas, {trouble}manager at {', '.join(cluster.managers)}.\n"
-        f"  look:  ff fs status --dir {where}\n"
+        f"  show:  ff fs status --dir {where}\n"
         f"  stop:  ff fs down --dir {where}\n"
         f"  mount: ff fs mount PLACE --dir {where}\n"
         + (
             ""
             if cluster.durable
-            else "  writes are answered before they are on disk: as --relaxed says, until an `up` with --durable\n"
+            else "  --relaxed: writes are acknowledged before they are on disk, until `ff fs up --durable`\n"
         )
     )
 
 
-@click.command("down", short_help="End what `ff fs up` has started.")
+@click.command("down", short_help="Stop what `ff fs up` started.", epilog="Example: ff fs down --dir fs")
 @click.option(
-    "--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True, help="As given to `up`."
+    "--dir",
+    "directory",
+    metavar="DIR",
+    default=DEFAULT_DIRECTORY,
+    show_default=True,
+    help="Directory that was given to `ff fs up`.",
 )
-@click.option("--force", is_flag=True, help="Kill it at once: as after a crash, nothing that was acknowledged is lost.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Kill the processes at once instead of waiting for them; acknowledged writes are kept.",
+)
 def down_command(*, directory: str, force: bool) -> int:
-    """End the processes of the cluster in DIR; its data stay. Whether or not it was started with --detach."""
+    """Stop the processes of the cluster in DIR, whether or not it was started with --detach. Its data stay; `ff fs up`
+    starts it again."""
     from fireflyer.fs.control.local_lock import end_holder
     from fireflyer.fs.service.local.layout import Layout
 
     layout = Layout(directory)
-    layout.load()
+    try:
+        layout.load()
+    except NotFound:
+        raise NotFound(f"{layout.directory} holds no cluster; give the directory of `ff fs up` with --dir") from None
     pid = end_holder(layout.lock_file, timeout_s=DOWN_S, force=force)
-    click.echo(f"The chunk store of {quote(os.path.relpath(layout.directory))} (process {pid}) has ended.")
+    click.echo(f"The file system in {quote(os.path.relpath(layout.directory))} (process {pid}) has stopped.")
     return 0

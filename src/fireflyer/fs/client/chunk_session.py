@@ -79,7 +79,7 @@ class ClientChunkSession:
 def _stored(one: ChunkEntry) -> tuple[int, int]:
     """Raises `Busy` for a chunk that is uncommitted or damaged: no decision may depend on its length."""
     if one.held is None:
-        raise Busy(f"chunk {one.chunk.index} of file {one.chunk.file} is being written; ask again")
+        raise Busy(f"chunk {one.chunk.index} of file {one.chunk.file} is being written; try again")
     return one.chunk.index, one.held.length
 
 

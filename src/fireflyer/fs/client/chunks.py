@@ -107,7 +107,7 @@ async def connect(
     except BaseException as error:
         await chunks.close()
         if isinstance(error, TimeoutError):
-            raise Timeout("no manager told the routing in time") from None
+            raise Timeout("no manager sent the routing in time; check that the managers run: ff fs status") from None
         raise
     return chunks
 
@@ -222,7 +222,7 @@ class Chunks(ControlListener, ProcessBound):
         reply = await self._look(chain, chunk, QuerySpec(QueryKind.STAT), None, timeout_ns)
         entry = next(iter(reply.entries), None) if isinstance(reply, Found) else None
         if entry is None or entry.held is None:
-            raise NotFound(f"chunk {chunk.index} of file {chunk.file} is not there")
+            raise NotFound(f"chunk {chunk.index} of file {chunk.file} does not exist")
         return entry.held
 
     async def last_chunk(
@@ -288,7 +288,7 @@ class Chunks(ControlListener, ProcessBound):
         (`core.requests.effects.Finish`), perhaps at once."""
         self.check_process()
         if self._closed:
-            raise Aborted("this client is closed")
+            raise Aborted("this chunk client is closed; open another one")
         limit_ns = self._options.timeout_ns if timeout_ns is None else timeout_ns
         return self._dispatch.begin(chain, chunk, what, memory, limit_ns, done)
 
@@ -416,13 +416,16 @@ def chains_of(routing: Routing, table: int) -> tuple[ChainId, ...]:
     for one in routing.tables:
         if one.id == table:
             return one.chains
-    raise NotFound(f"there is no chain table {table} in routing {routing.version}; an administrator adds them")
+    raise NotFound(
+        f"there is no chain table {table} in routing {routing.version}; make one with "
+        f"`ff fs admin add-chains --table {table}`"
+    )
 
 
 def change_of(memory: memoryview, offset: int) -> Change:
     if offset < 0 or offset + memory.nbytes > MAX_CHUNK_BYTES:
         raise UsageError(
-            f"{memory.nbytes} bytes at {offset} do not fit into a chunk of at most {MAX_CHUNK_BYTES} bytes"
+            f"{memory.nbytes} bytes at offset {offset} exceed the maximum chunk size of {MAX_CHUNK_BYTES} bytes"
         )
     return Change(Operation.WRITE, offset, memory.nbytes, crc32c(memory))
 
@@ -432,7 +435,7 @@ def _count(reply: Any, chunk: ChunkId) -> int:
         return reply.length
     if isinstance(reply, Failed):
         raise error_from_wire(reply.code, reply.message)
-    raise NotFound(f"chunk {chunk.index} of file {chunk.file} is not there")
+    raise NotFound(f"chunk {chunk.index} of file {chunk.file} does not exist")
 
 
 def _done(reply: Any) -> Done:

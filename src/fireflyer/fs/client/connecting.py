@@ -87,9 +87,11 @@ def parse(
 ) -> tuple[tuple[str, ...], Credential, str | None]:
     """Managers, who asks, and the directory that says so. Raises `UsageError`, also for what is no str."""
     if not isinstance(where, str) or not where.startswith(_SCHEME):
-        raise UsageError(f"{where!r}: a file system is ff://host:port[,host:port] or ff:///directory")
+        raise UsageError(
+            f"{where!r} is not an address of a file system; write ff://host:port[,host:port] or ff:///directory"
+        )
     if token is not None and credential is not None:
-        raise UsageError("give a token or a credential, not both")
+        raise UsageError("token and credential are both given; give one of them")
     rest = where.removeprefix(_SCHEME)
     proof = credential if token is None else UserCredential(token.strip())  # files end with a line's end
     if rest.startswith("%2F"):  # as in the paths of `ff fs`
@@ -99,9 +101,9 @@ def parse(
         return managers, proof or secret, rest
     addresses = tuple(one for one in rest.rstrip("/").split(",") if one)
     if not addresses or "/" in rest.rstrip("/"):
-        raise UsageError(f"{where!r}: name managers, as ff://host:port[,host:port]")
+        raise UsageError(f"{where!r} names no managers; write ff://host:port[,host:port]")
     if proof is None:
-        raise UsageError(f"{where!r}: give the token of a user, or a credential")
+        raise UsageError(f"{where!r}: the managers ask who you are; give token= (of a user) or credential=")
     return addresses, proof, None
 
 

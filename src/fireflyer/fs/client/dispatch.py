@@ -89,11 +89,11 @@ class ReadStatus:
 _REFUSED: Final = {
     ReadStatus.STALE: (
         RefusalReason.STALE,
-        "the replica has another version of the chain, or another role; ask for routing",
+        "the replica has another chain version or role; get the routing again",
     ),
     ReadStatus.DAMAGED: (RefusalReason.CORRUPT, "the data do not match their checksums"),
     ReadStatus.DENIED: (RefusalReason.DENIED, "no capability for this file was presented, or it has expired"),
-    ReadStatus.USAGE: (RefusalReason.USAGE, "the node does not take this read"),
+    ReadStatus.USAGE: (RefusalReason.USAGE, "the node refused the read"),
 }
 
 
@@ -234,7 +234,7 @@ class Dispatch:
         nodes = {one.id: one for one in routing.nodes}
         for node_id, link in list(self._links.items()):
             if nodes.get(node_id) != link.node:  # another process has the node
-                self._drop(link, "the node has been started again")
+                self._drop(link, "the storage process was restarted")
         self._feed(RoutingLearned(routing))
         self.flush()
 
@@ -370,7 +370,7 @@ class Dispatch:
             case SendRequest(ask, _, node):
                 link = self._link(node)
                 if link is None:
-                    self._feed(ConnectionLost(node, sent=False, reason="it is not in the routing"))
+                    self._feed(ConnectionLost(node, sent=False, reason="the node is not in the routing"))
                 elif self._may_use(link):
                     self._ask(link, effect)
                 else:
@@ -384,7 +384,7 @@ class Dispatch:
             case AskRouting():
                 self._ask_routing()
             case NewSession(client):
-                _log.info("the session is exchanged for another one client=%d", client)
+                _log.info("the session is replaced by another one client=%d", client)
                 self._exchange(client)
             case SendCorruptionHint(node, _, chain, chunk):
                 link = self._links.get(node)
@@ -422,7 +422,7 @@ class Dispatch:
         """Now; else what is held for it is released later."""
         if link.usable:
             for right in link.ended(_CLOCK.now_ns()):
-                _log.info("the life of a right has passed node=%s files=%d to %d", link.node.id, *right[:2])
+                _log.info("a capability expired node=%s files=%d to %d", link.node.id, *right[:2])
                 self.changed = True
                 link.lacks[right] = None
                 self._ask_right(right)
@@ -466,9 +466,9 @@ class Dispatch:
         try:
             message = data.decode(body)
             if not isinstance(message, data.DataReply):
-                raise DataCorruption("it says what only clients or replicas say")
+                raise DataCorruption("the node sent a message that only clients or replicas send")
         except DataCorruption as error:
-            self._drop(link, f"the node sent a message that cannot be read: {error}")
+            self._drop(link, f"the node sent a malformed message: {error}")
             return
         if message.number >= _OWN_NUMBERS:
             self._answered(link, message)

@@ -31,7 +31,7 @@ class ProcessBound:
     def check_process(self) -> None:
         if os.getpid() != self._process:
             raise UsageError(
-                f"this client belongs to process {self._process}; a forked child opens its own, with "
+                f"this client belongs to process {self._process}; a forked child must open its own, with "
                 "fireflyer.fs.client.PerProcess"
             )
 
@@ -39,7 +39,7 @@ class ProcessBound:
 def refuse_pickling(client: object) -> NoReturn:
     """As `__reduce__`: connections and open files stay where they are."""
     raise UsageError(
-        f"a {type(client).__name__} is not for other processes; each opens its own, with "
+        f"a {type(client).__name__} cannot be used in another process; each process opens its own, with "
         "fireflyer.fs.client.PerProcess(fireflyer.fs.connect, …)"
     )
 

@@ -56,7 +56,7 @@ def running(directory: str | None, timeout_ns: int) -> Iterator[int]:
         yield min(timeout_ns, _ENDED_NS)
     except Timeout as error:
         start = f"ff fs up --dir {shlex.quote(directory)} -d"
-        raise NotFound(f"the cluster of {directory} does not run; start it: {start}") from error
+        raise NotFound(f"the cluster in {directory} is not running; start it: {start}") from error
 
 
 def access_of(directory: str) -> tuple[tuple[str, ...], Credential]:
@@ -66,10 +66,10 @@ def access_of(directory: str) -> tuple[tuple[str, ...], Credential]:
     try:
         cluster = msgspec.json.decode(read_private_file(path, _MAX_BYTES), type=_Cluster)
     except NotFound:
-        raise NotFound(f"{directory} holds no cluster; 'ff fs up --dir {directory}' makes one") from None
+        raise NotFound(f"{directory} holds no cluster; make one: ff fs up --dir {shlex.quote(directory)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataCorruption(f"{path} is damaged: {error}; restore it from a backup") from None
     if not cluster.managers or any(address.endswith(":0") for address in cluster.managers):
-        raise UsageError(f"the cluster of {directory} has never run; start it: ff fs up --dir {directory}")
+        raise UsageError(f"the cluster in {directory} has never run; start it: ff fs up --dir {shlex.quote(directory)}")
     secret = load_secret(os.path.join(directory, "node-secret"))
     return cluster.managers, NodeCredential(secret, f"client of user {os.getuid()}")

@@ -21,12 +21,13 @@ def memory_of(given: Any, *, writable: bool) -> memoryview:
         view = memoryview(given)
     except (TypeError, BufferError, ValueError) as error:
         raise UsageError(
-            f"a {type(given).__name__} gives no memory ({error}); pass an array, a bytearray or a CPU tensor"
+            f"a {type(given).__name__} does not support the buffer protocol ({error}); pass an array, a bytearray or "
+            "a CPU tensor"
         ) from None
     if not view.c_contiguous:
-        raise UsageError(f"the memory of shape {view.shape} is not contiguous; pass a contiguous copy")
+        raise UsageError(f"the buffer of shape {view.shape} is not contiguous; pass a contiguous copy")
     if writable and view.readonly:
-        raise UsageError("the memory is read-only, but data are to be read into it; pass a writable one")
+        raise UsageError("the buffer is read-only, but data are to be read into it; pass a writable one")
     if view.nbytes == 0:
         return memoryview(bytearray())
     return view.cast("B") if view.ndim != 1 or view.format != "B" else view
@@ -44,7 +45,7 @@ def _tensor(tensor: Any) -> memoryview:
         return memoryview(bytearray())
     address = int(tensor.data_ptr())
     if address == 0:
-        raise UsageError("the tensor has no memory of its own; pass the tensor that holds the numbers")
+        raise UsageError("the tensor has no storage; pass the tensor that holds the data")
     lent = (ctypes.c_ubyte * count).from_address(address)
     lent.owner = tensor  # type: ignore[attr-defined]  # the view keeps the array, and that the tensor
     return memoryview(lent).cast("B")

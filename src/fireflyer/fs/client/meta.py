@@ -204,7 +204,7 @@ class MetaClient:
             try:
                 await self.heartbeat()
             except FireflyerError as error:
-                _log.warning("the meta service was not told which files are open reason=%s", error)
+                _log.warning("heartbeat to the meta service failed reason=%s", error)
 
     def _another_session(self) -> None:
         self._exchanges += 1
@@ -238,7 +238,9 @@ class MetaClient:
                 return await turn
         except TimeoutError:
             what = type(item.request).__name__
-            raise Timeout(f"{what} was not sent: too many changes of this client were not answered in time") from None
+            raise Timeout(
+                f"{what} was not sent: too many requests of this client are not answered yet; try again"
+            ) from None
 
     def _over(self, item: _Item) -> None:
         if item.number:
@@ -253,7 +255,7 @@ class MetaClient:
                 waiter.set_result(self._numbers.take())
 
     async def _answered(self, item: _Item, limit_ns: int) -> Answer:
-        attempt, reason = 0, "no service is known"
+        attempt, reason = 0, "no meta service is known"
         routing_key = routing_key_of(item.request)
         while time.monotonic() < item.until_s:
             if not _to_be_told(item):
@@ -288,7 +290,7 @@ class MetaClient:
     async def _refused(self, item: _Item, answer: ErrorReply) -> FireflyerError | None:
         """Raises what is the caller's; returns why it is to be sent again after a pause, or None: at once."""
         if answer.code == SESSION_FORGOTTEN and item.number and item.in_doubt:
-            raise Timeout("the session of this client is over for long; the request may have been done before")
+            raise Timeout("the session of this client ended long ago; the request may have been executed before that")
         if answer.code == SESSION_EVICTED:
             self._control.evicted(item.client)
         if answer.code in (SESSION_OVER, SESSION_EVICTED, SESSION_FORGOTTEN):
@@ -320,7 +322,7 @@ class MetaClient:
             self._control.want_routing()  # the manager says there that the session is over
             left_s = item.until_s - time.monotonic()
             if left_s <= 0:
-                raise Timeout("the session of this client is over, and no other could be opened in time")
+                raise Timeout("the session of this client has ended, and no other could be opened in time")
             await asyncio.wait([self._exchanged], timeout=min(left_s, _MAX_PAUSE_S))
             if not self._control.exchanging and self._control.client != item.client:
                 return
@@ -418,7 +420,7 @@ class MetaClient:
         try:
             services = await self._control.meta_services()
         except FireflyerError as error:
-            _log.info("no manager says where the meta services are reason=%s", error)
+            _log.info("no manager answers where the meta services are reason=%s", error)
             return
         if services:
             self._services = services
@@ -432,7 +434,9 @@ def _to_be_told(item: _Item) -> bool:
 
 
 def _lost() -> FileError:
-    return file_error(errno.ESTALE, "the session of this client is over, and what it held open is lost; open it again")
+    return file_error(
+        errno.ESTALE, "the session of this client has ended, so its files are no longer open; open them again"
+    )
 
 
 def _fail(items: Sequence[_Item], error: FireflyerError) -> None:

@@ -40,10 +40,12 @@ def check_reads(reads: Reads, memory_bytes: int) -> None:
         raise UsageError(f"reads are a one-dimensional array of fireflyer.fs.client.READ, not of {reads.dtype}")
     ends = reads["at"] + reads["length"]
     if len(reads) and (int(ends.max()) > memory_bytes or int(reads["at"].max()) > memory_bytes):
-        raise UsageError(f"a read ends at byte {int(ends.max())} of a memory of {memory_bytes} bytes")
+        raise UsageError(f"a read ends at byte {int(ends.max())} of a buffer of {memory_bytes} bytes")
     last = reads["offset"].astype(np.uint64) + reads["length"]
     if len(reads) and int(last.max()) > MAX_CHUNK_BYTES:
-        raise UsageError(f"a read ends at byte {int(last.max())} of a chunk, which has at most {MAX_CHUNK_BYTES}")
+        raise UsageError(
+            f"a read ends at byte {int(last.max())} of a chunk; a chunk has at most {MAX_CHUNK_BYTES} bytes"
+        )
 
 
 class ReplicaSelector:

@@ -145,7 +145,9 @@ class Ring(ControlListener, ProcessBound):
         check_reads(reads, view.nbytes)
         count = len(reads)
         if self._plain + count > MAX_PLAIN_READS:
-            raise Busy(f"{self._plain} reads of batches are under way, {MAX_PLAIN_READS} may be; wait for some")
+            raise Busy(
+                f"{self._plain} reads of batches are in flight, at most {MAX_PLAIN_READS} are allowed; wait for some"
+            )
         self._deliver()
         limits = self._options.limits
         if limits.senders and count and int(reads["length"].max()) >= limits.large_bytes:
@@ -456,7 +458,7 @@ class Ring(ControlListener, ProcessBound):
 
 def _check_page(limit: int) -> None:
     if not 0 < limit <= MAX_PAGE:
-        raise UsageError(f"{limit} chunks in one list; ask for 1 to {MAX_PAGE}, and go on after the last of them")
+        raise UsageError(f"limit {limit}; list 1 to {MAX_PAGE} chunks at a time, and continue after the last of them")
 
 
 def _value(what: Change | QuerySpec, entries: tuple[ChunkEntry, ...]) -> Value | None:

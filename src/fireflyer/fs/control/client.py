@@ -56,13 +56,16 @@ class ControlClient:
         try:
             answer = await self._lines.call(effect.manager, effect.request, PATIENCE_NS)
         except FireflyerError as error:
-            self._say(f"no answer manager={effect.manager} reason={error}")
+            self._say(f"manager does not answer manager={effect.manager} reason={error}")
             return
         if isinstance(answer, ManagerError):
-            self._say(f"refused manager={effect.manager} request={type(effect.request).__name__} {answer.message}")
+            self._say(
+                f"manager refused the request manager={effect.manager} request={type(effect.request).__name__} "
+                f"reason={answer.message}"
+            )
         elif self._said:
             self._say("")
-            _log.info("answered manager=%s", effect.manager)
+            _log.info("manager answers again manager=%s", effect.manager)
         self._on_told(ManagerReply(effect.number, answer))
 
     def _say(self, text: str) -> None:
@@ -74,4 +77,4 @@ class ControlClient:
         if self._tasks.get(number) is task:
             del self._tasks[number]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("an answer could not be taken", exc_info=error)
+            _log.error("handling the answer of a manager failed", exc_info=error)

@@ -58,7 +58,7 @@ class ConnectionPool:
         if self._closed:
             raise UsageError("these connections to managers are closed")
         if address not in self._lines and len(self._lines) >= MAX_LINES:
-            raise UsageError(f"more than {MAX_LINES} addresses of managers; name those of one cluster")
+            raise UsageError(f"more than {MAX_LINES} manager addresses; give the managers of one cluster")
         return self._lines.setdefault(address, _Connection())
 
     async def _drop(self, line: _Connection) -> None:

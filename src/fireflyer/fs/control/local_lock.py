@@ -46,7 +46,7 @@ class RunLock:
             who = f"process {holder.pid}" if holder is not None else "another process"
             where = _where(path)
             raise Busy(
-                f"the cluster runs, under {who}; 'ff fs status {where}' shows it, 'ff fs down {where}' ends it"
+                f"the cluster is running already ({who}); show it: ff fs status {where}; stop it: ff fs down {where}"
             ) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, msgspec.json.encode(_Holder(os.getpid(), _started(os.getpid()) or 0)), 0)
@@ -77,7 +77,7 @@ def end_holder(path: str, *, timeout_s: float, force: bool = False) -> int:
     does, `Timeout`."""
     pid = _holder(path)
     if pid is None:
-        raise NotFound(f"the cluster of {os.path.dirname(path)} does not run")
+        raise NotFound(f"the cluster in {os.path.dirname(path)} is not running")
     holder, descriptor = pid
     try:
         signal.pidfd_send_signal(descriptor, signal.SIGKILL if force else signal.SIGTERM)
@@ -85,7 +85,7 @@ def end_holder(path: str, *, timeout_s: float, force: bool = False) -> int:
         poll.register(descriptor, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
             raise Timeout(
-                f"process {holder} has not ended within {timeout_s:.0f} s; 'ff fs down {_where(path)} --force' kills it"
+                f"process {holder} has not stopped within {timeout_s:.0f} s; kill it: ff fs down {_where(path)} --force"
             )
     finally:
         os.close(descriptor)
@@ -96,7 +96,7 @@ def signal_holder(path: str, number: signal.Signals) -> None:
     """Raises `NotFound` where nobody holds the lock."""
     found = _holder(path)
     if found is None:
-        raise NotFound(f"the cluster does not run; start it: ff fs up {_where(path)} -d")
+        raise NotFound(f"the cluster is not running; start it: ff fs up {_where(path)} -d")
     try:
         signal.pidfd_send_signal(found[1], number)
     finally:

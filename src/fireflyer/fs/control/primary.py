@@ -36,7 +36,7 @@ class ManagerClient:
     def __init__(self, managers: Sequence[str], credential: Credential) -> None:
         """`managers`: addresses; one that answers is enough."""
         if not managers:
-            raise UsageError("no manager is named; give the address of one at least")
+            raise UsageError("no manager address is given; give at least one HOST:PORT")
         self._managers = list(managers)
         self._current = self._managers[0]
         self._turn = 0
@@ -51,7 +51,7 @@ class ManagerClient:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_ns / SECOND
         pause_ns = PAUSE_NS
-        reason = "none was asked"
+        reason = "none was reached"
         while (left_ns := int((until_s - loop.time()) * SECOND)) > 0:
             asked = self._current
             try:
@@ -61,7 +61,7 @@ class ManagerClient:
                 self._follow(asked, "")
             else:
                 if isinstance(answer, NotPrimary):
-                    reason = f"{asked} is not the primary" + (f", {answer.address} was" if answer.address else "")
+                    reason = f"{asked} is not the primary" + (f"; it names {answer.address}" if answer.address else "")
                     self._follow(asked, answer.address)
                 elif isinstance(answer, ManagerError):
                     refused = error_from_wire(answer.code, answer.message)
@@ -73,7 +73,10 @@ class ManagerClient:
                     return answer
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
             await asyncio.sleep(min(random.uniform(0.5, 1) * pause_ns / SECOND, max(0.0, until_s - loop.time())))
-        raise Timeout(f"no manager answered as primary within {format_duration(timeout_ns)}: {reason}")
+        raise Timeout(
+            f"no manager answered as primary within {format_duration(timeout_ns)}: {reason} (asked: "
+            f"{', '.join(self._managers)}); check the addresses, and that the managers run"
+        )
 
     async def status(self, *, timeout_ns: int = 10 * SECOND) -> Status:
         """All pages, as one: what changes meanwhile may be seen in one part and not in another. Raises as `ask`, of
@@ -88,7 +91,10 @@ class ManagerClient:
     async def _page(self, after: int, timeout_ns: int) -> Status:
         answer = await self.ask(GetStatus(after), timeout_ns=timeout_ns)
         if not isinstance(answer, Status) or 0 < answer.more_after <= after:
-            raise InvariantViolation(f"the manager answers {type(answer).__name__}; is it of the same release?")
+            raise InvariantViolation(
+                f"the manager answered with {type(answer).__name__}; install the same release of Fire-Flyer here and "
+                "on the managers"
+            )
         return answer
 
     def _follow(self, asked: str, named: str) -> None:

@@ -93,11 +93,11 @@ def sign(capability: Capability, key: bytes) -> bytes:
     """The token. Raises `UsageError` for what `verify` would not take."""
     if not 0 <= capability.last_file - capability.first_file < MAX_FILES:
         raise UsageError(
-            f"files {capability.first_file} to {capability.last_file}: a capability names 1 to {MAX_FILES} files"
+            f"files {capability.first_file} to {capability.last_file}: a capability covers 1 to {MAX_FILES} files"
         )
     body = _encoder.encode(capability)
     if len(body) + _TAG_BYTES > MAX_CAPABILITY_BYTES:
-        raise UsageError(f"user {capability.user!r} has too long a name for a capability")
+        raise UsageError(f"user name {capability.user!r} is too long for a capability")
     return _tag(body, key) + body
 
 
@@ -107,19 +107,21 @@ def verify(token: bytes, keys: Mapping[int, bytes], user: str, now_s: float) -> 
     try:
         capability = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise PermissionDenied("this is no capability; ask the service that gives them out") from None
+        raise PermissionDenied("not a capability; request one from the manager or meta service") from None
     key = keys.get(capability.key_id)
     right = hmac.compare_digest(_tag(body, key or b""), token[:_TAG_BYTES])
     if key is None or not right:
-        raise PermissionDenied("the capability is not signed with a key of this cluster; ask for a new one")
+        raise PermissionDenied("the capability is not signed with a valid key of this cluster; request a new one")
     if capability.user != user:
-        raise PermissionDenied("the capability was given to another user")
+        raise PermissionDenied("the capability belongs to another user")
     if not 0 <= capability.last_file - capability.first_file < MAX_FILES:
-        raise PermissionDenied("the capability names no files, or too many")
+        raise PermissionDenied("the capability covers no files, or too many")
     if now_s >= capability.expires_s:
-        raise PermissionDenied("the capability has expired; ask for a new one")
+        raise PermissionDenied("the capability has expired; request a new one")
     if capability.expires_s - now_s > MAX_LIFETIME_S + MAX_SKEW_S:
-        raise PermissionDenied("the capability is good for too long; the clocks of the services differ")
+        raise PermissionDenied(
+            "the capability is valid for too long: the clocks of the machines differ; synchronize them (NTP)"
+        )
     return capability
 
 

@@ -34,7 +34,7 @@ def fence_ns(failure_timeout_ns: int) -> int:
     kept."""
     if failure_timeout_ns < MIN_FAILURE_TIMEOUT_NS:
         shortest = format_duration(MIN_FAILURE_TIMEOUT_NS)
-        raise UsageError(f"failure timeout {format_duration(failure_timeout_ns)} is below {shortest}; use seconds")
+        raise UsageError(f"failure timeout {format_duration(failure_timeout_ns)} is below the minimum {shortest}")
     return failure_timeout_ns // 2
 
 

@@ -22,7 +22,7 @@ def apply_delta(routing: Routing, delta: RoutingDelta) -> Routing:
         return routing
     if delta.base > routing.version:
         raise StaleVersion(
-            f"changes from routing {delta.base} on do not fit version {routing.version}; ask again with it"
+            f"changes since routing {delta.base} do not apply to version {routing.version}; get the routing again"
         )
     old = routing if delta.base else Routing(0)
     nodes = {node.id: node for node in (*old.nodes, *delta.nodes)}

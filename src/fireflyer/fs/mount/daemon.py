@@ -80,18 +80,21 @@ class MountOptions:
 def check_place(directory: str, options: MountOptions) -> None:
     """Raises `FireflyerError` where it cannot be mounted, before anything is begun."""
     if not os.path.exists(_DEVICE):
-        raise UsageError(f"there is no {_DEVICE}; load it (modprobe fuse), or give it to the container (--device)")
+        raise UsageError(
+            f"{_DEVICE} does not exist; load the kernel module (modprobe fuse), or start the container with --device "
+            f"{_DEVICE}"
+        )
     if is_mounted(directory):  # before anything is asked of it: nobody may answer
         raise UsageError(
-            f"{directory} is such a mount already, or what is left of one; give another directory, or first: "
-            f"ff fs umount {quote(directory)}"
+            f"{directory} is mounted by `ff fs mount` already, or its mount process has died; give another directory, "
+            f"or unmount it first: ff fs umount {quote(directory)}"
         )
     try:
         found = os.listdir(directory)
     except FileNotFoundError:
-        raise NotFound(f"{directory} is not there; make it: mkdir {quote(directory)}") from None
+        raise NotFound(f"{directory} does not exist; create it: mkdir {quote(directory)}") from None
     except NotADirectoryError:
-        raise UsageError(f"{directory} is no directory; give an empty one") from None
+        raise UsageError(f"{directory} is not a directory; give an empty directory") from None
     except OSError as error:
         raise PermissionDenied(f"{directory} cannot be read: {error.strerror}") from None
     if found:
@@ -99,9 +102,13 @@ def check_place(directory: str, options: MountOptions) -> None:
     if os.geteuid() == 0:
         return
     if shutil.which(_HELPER) is None:
-        raise UsageError(f"users need {_HELPER} to mount; on Debian: apt-get install fuse3")
+        raise UsageError(
+            f"{_HELPER} is not installed, which users other than root need to mount; on Debian: apt-get install fuse3"
+        )
     if options.allow_other and not _users_may_share():
-        raise PermissionDenied(f"--allow-other is only for root, until {_CONFIG} has a line 'user_allow_other'")
+        raise PermissionDenied(
+            f"--allow-other is only for root unless {_CONFIG} has the line 'user_allow_other'; add it, or mount as root"
+        )
 
 
 def _users_may_share() -> bool:
@@ -115,7 +122,7 @@ def unmount(directory: str, *, lazy: bool = False) -> None:
     from fireflyer.native.fuse import detach
 
     if not is_mounted(directory):
-        raise OSError(errno.EINVAL, "it is no mount of fireflyer")
+        raise OSError(errno.EINVAL, "not mounted by Fire-Flyer")
     directory = os.path.abspath(directory)
     if os.geteuid() == 0:
         detach(directory, lazy=lazy)
@@ -142,8 +149,8 @@ def _serving_process(directory: str) -> str:
         answer = answers.get(timeout=_ANSWER_S)
     except queue.Empty:
         raise Busy(
-            f"the process of {directory} does not answer; end it, or, without waiting for what was written: "
-            f"ff fs umount --lazy {quote(directory)}"
+            f"the mount process of {directory} does not answer; end it, or unmount without waiting for unwritten "
+            f"data: ff fs umount --lazy {quote(directory)}"
         ) from None
     if isinstance(answer, OSError):
         raise answer
@@ -197,7 +204,7 @@ async def serve_mount(
 
     async def metrics() -> Sequence[Series]:
         if not served:
-            raise Busy("it is not mounted yet")
+            raise Busy("the mount is not ready yet")
         return served[0].series(operations.held)
 
     try:
@@ -222,7 +229,9 @@ def _mount(directory: str, options: MountOptions) -> FuseSession:
     except RuntimeError as error:
         reason = str(error).removeprefix("fuse: ")
         if "ermission" in reason or "ermitted" in reason:
-            raise PermissionDenied(f"{directory}: {reason}; mount as root, or use fusermount3 (set-user-id)") from None
+            raise PermissionDenied(
+                f"{directory} cannot be mounted: {reason}; mount as root, or install fusermount3 set-user-id"
+            ) from None
         raise PermanentError(f"{directory} cannot be mounted: {reason}") from None
     return session
 
@@ -262,6 +271,10 @@ async def _leave(place: _MountPoint, session: FuseSession, ended: asyncio.Task[b
             async with asyncio.timeout(_ENDED_S):
                 await ended
         except (OSError, TimeoutError) as error:
-            _log.warning("%s is still in use (%s): programs in it get errors from now on", place.directory, error)
+            _log.warning(
+                "%s is still in use (%s); it is unmounted anyway, and programs that use it get errors from now on",
+                place.directory,
+                error,
+            )
             await asyncio.to_thread(place.free)
     await asyncio.to_thread(session.stop)

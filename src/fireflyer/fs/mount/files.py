@@ -174,7 +174,7 @@ class MountedFiles:
             async with asyncio.timeout(_FINISH_S):
                 await asyncio.gather(*(self._finish(handle) for handle in handles.values()))
         except TimeoutError:
-            _log.warning("what was written may be lost: the cluster did not answer")
+            _log.warning("unwritten data may be lost: the cluster did not answer in time")
         await self._unlock_retrier.close()
         await self._files.close()
 
@@ -182,7 +182,7 @@ class MountedFiles:
         try:
             await handle.file.close()
         except (FireflyerError, OSError) as error:
-            _log.warning("what was written to inode=%d may be lost: %s", handle.inode, error)
+            _log.warning("unwritten data may be lost inode=%d reason=%s", handle.inode, error)
 
     # --- asking
 
@@ -431,7 +431,7 @@ class MountedFiles:
         try:
             await next(iter(here.handles.values())).file.body.settle()
         except FireflyerError as error:
-            _log.warning("what was written to inode=%d under a lock is not stored yet: %s", inode, error)
+            _log.warning("flushing before unlock failed, data are not stored yet inode=%d reason=%s", inode, error)
 
     async def sync(self, handle: int, *, data_only: bool) -> None:  # noqa: ARG002
         await self._store(self._handle(handle))
@@ -556,7 +556,7 @@ class MountedFiles:
         try:
             state = _state_of((await file.stat()).inode)
         except FireflyerError as error:
-            _log.warning("inode=%d was locked, and its length is not known: %s", inode, error)
+            _log.warning("locked, but the length is not known inode=%d reason=%s", inode, error)
             self._kept.pop(inode, None)
             return True
         if self._kept.get(inode) == state:
@@ -571,7 +571,7 @@ class MountedFiles:
             await self._unlock_retrier.end(lock, key=_owner_of(lock))
         except FireflyerError as error:
             if not isinstance(error, TransientError):  # those go on by themselves
-                _log.warning("inode=%d was not unlocked reason=%s", lock.inode, error)
+                _log.warning("unlock failed inode=%d reason=%s", lock.inode, error)
 
 
 def _owner_of(lock: meta.Lock) -> tuple[int, Window, int]:

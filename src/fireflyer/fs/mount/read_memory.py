@@ -70,7 +70,7 @@ class ReadMemory(Generic[_M]):
             while not given.done():
                 await asyncio.wait([given], timeout=_AWAY_S)
                 if not given.done() and not self._answers(waiting):
-                    raise Timeout("reads of a chain that does not answer have all the memory that it may have")
+                    raise Timeout("the chain does not answer, and reads of it use all memory that they may")
         except BaseException:
             self._leave(waiting)
             raise

@@ -217,7 +217,7 @@ class Serving:
     def _failed(self, kind: str, number: int, inode: int, error: Exception) -> None:
         refused = errno_of(error)
         if isinstance(error, FireflyerError) and refused == errno.EIO:
-            _log.warning("%s of inode=%d failed reason=%s", kind, inode, error)
+            _log.warning("request failed request=%s inode=%d reason=%s", kind, inode, error)
         elif not isinstance(error, (FireflyerError, OSError)):
             _log.exception("%s of inode=%d failed", kind, inode)
         self._refuse(number, refused)
@@ -299,7 +299,7 @@ class Serving:
         self, number: int, inode: int, caller: Caller, name: bytes, value: bytes, flags: int
     ) -> None:
         if name == PROCESS_VALUE:
-            raise PermissionError(errno.EPERM, "it is told by the mount")
+            raise PermissionError(errno.EPERM, "this extended attribute is read-only: the mount provides it")
         await self._operations.set_xattr(caller, inode, name, value, flags)
         self._session.reply_error(number, 0)
 

@@ -52,7 +52,7 @@ def clean_path(path: str) -> str:
 def parse_address(url: str) -> Address:
     """Raises `UsageError`. The path is kept as it is written, since "#", "?" and "%" may be in names."""
     if not url.startswith(SCHEME):
-        raise UsageError(f"{url!r} is no address of files; write it like ff://host:7000/path or ff:///path")
+        raise UsageError(f"{url!r} is not an address of files; write it like ff://host:7000/path or ff:///path")
     netloc, slash, rest = url[len(SCHEME) :].partition("/")
     path = slash + rest or "/"
     if not netloc:
@@ -60,11 +60,13 @@ def parse_address(url: str) -> Address:
     if "%" in netloc:
         directory = unquote(netloc)
         if not posixpath.isabs(directory):
-            raise UsageError(f"{url!r} names a directory that is not absolute; write it like ff://%2Fhome%2Fann%2Ffs/")
+            raise UsageError(f"{url!r} names a relative directory; write it like ff://%2Fhome%2Fann%2Ffs/")
         return Address(directory=directory, path=path)
     managers = tuple(netloc.split(","))
     for one in managers:
         host, colon, port = one.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise UsageError(f"{one!r} in {url!r} is no HOST:PORT; a path in the cluster of the options has 3 slashes")
+            raise UsageError(
+                f"{one!r} in {url!r} is not HOST:PORT; write ff://HOST:7000/path, or ff:///path in the cluster of --dir"
+            )
     return Address(managers=managers, path=path)

@@ -83,7 +83,7 @@ class _Copy:
     def _copy(self) -> None:
         if not stat.S_ISREG(self._attributes.st_mode):
             number = errno.EISDIR if stat.S_ISDIR(self._attributes.st_mode) else errno.EINVAL
-            raise OSError(number, "is a directory" if number == errno.EISDIR else "is no regular file", self._path)
+            raise OSError(number, "is a directory" if number == errno.EISDIR else "is not a regular file", self._path)
         mode = self._mode_of_target()
         begun = self._begun() if self._resumable else 0
         file = self._target.open(self._temporary, "r+b" if begun else "xb", permissions=0o600)
@@ -110,9 +110,9 @@ class _Copy:
         except FileNotFoundError:
             return None
         if stat.S_ISDIR(there.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "a directory is there", self._place)
+            raise IsADirectoryError(errno.EISDIR, "the target is a directory", self._place)
         if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
-            raise FileExistsError(errno.EEXIST, "there is something that is no regular file", self._place)
+            raise FileExistsError(errno.EEXIST, "the target exists and is not a regular file", self._place)
         return stat.S_IMODE(there.st_mode) if stat.S_ISREG(there.st_mode) else None
 
     def _begun(self) -> int:
@@ -173,7 +173,7 @@ class _Copy:
         was = self._attributes
         if (now.st_ino, now.st_size, now.st_mtime_ns) != (was.st_ino, was.st_size, was.st_mtime_ns):
             self._resumable = False
-            raise PermanentError(f"{self._path}: changed while it was copied; copy it again when it is left alone")
+            raise PermanentError(f"{self._path}: changed while it was copied; copy it again when nothing writes it")
 
     def _leave(self, error: BaseException) -> None:
         """What was written stays when it can be used again. The first error is the one to be heard."""

@@ -62,7 +62,7 @@ class Fsck:
         paths = dict.fromkeys((fault.inode for fault in wrong), "")
         found = self._walk(paths).faults()
         if found:
-            self._progress("Looking again", 0, None)
+            self._progress("Checking faults again", 0, None)
             threading.Event().wait(settle_s)
             summary.faults += lasting(found, self._walk({}).faults())
         summary.faults += [msgspec.structs.replace(fault, path=paths[fault.inode]) for fault in wrong]

@@ -130,7 +130,7 @@ class ChunkCheck:
             self.faults += lasting(before.faults, now.faults)
             if before.unowned and now.unowned:
                 self.unowned.append(OrphanChunks(inode, tuple(now.chains), now.unowned, now.bytes))
-                text = f"{counted(now.unowned, 'chunk')} with {format_bytes(now.bytes)} that no file owns"
+                text = f"{counted(now.unowned, 'chunk')} with {format_bytes(now.bytes)} that belong to no file"
                 self.faults.append(Fault(FaultKind.UNOWNED, inode, "", text))
 
     def _chains(self, table: int) -> tuple[ChainId, ...]:

@@ -70,7 +70,7 @@ class SyncOptions(msgspec.Struct, frozen=True):
 def check_not_inside(path: str, place: str) -> None:
     """Of one tree. Raises `UsageError` when `place` is `path`, or below it. Both resolved."""
     if place == path:
-        raise UsageError(f"{path} and {place} are the same")
+        raise UsageError(f"{path} and {place} are the same file; give another target")
     if place.startswith(path.rstrip("/") + "/"):
         raise UsageError(f"{place} is inside {path}: a directory cannot be copied into itself")
 

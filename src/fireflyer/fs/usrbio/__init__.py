@@ -35,7 +35,7 @@ def register() -> None:
     for name in PACKAGES:
         there = sys.modules.get(name, here)
         if here not in (there, getattr(there, "io", None)):
-            raise ImportError(f"{name} is imported already, and is not ours; call register() before that")
+            raise ImportError(f"another {name} is imported already; call register() before it is imported")
     package = types.ModuleType(PACKAGES[0], "fireflyer.fs.usrbio under the name that its users know.")
     package.__path__ = []
     package.io = here  # type: ignore[attr-defined]

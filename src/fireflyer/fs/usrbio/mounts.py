@@ -65,7 +65,7 @@ def extract_mount_point(path: str) -> str:
     """Of the mount that `path` is in, whether or not the path is there. Raises `FileNotFoundError` outside of all."""
     found = _above(os.path.realpath(path))
     if found is None:
-        raise FileNotFoundError(errno.ENOENT, "in no mount of Fire-Flyer; attach() names others", path)
+        raise FileNotFoundError(errno.ENOENT, "not in a mount of Fire-Flyer; attach() adds other directories", path)
     return found
 
 
@@ -109,7 +109,9 @@ def _mount_of(mount_point: str) -> _Mount:
         if found is None:
             source = _mounted().get(mount_point)
             if source is None:
-                raise UsageError(f"{mount_point} is no mount of Fire-Flyer; give what extract_mount_point() says")
+                raise UsageError(
+                    f"{mount_point} is not a mount of Fire-Flyer; give the result of extract_mount_point()"
+                )
             from fireflyer.fs import connect
 
             found = _mounts[mount_point] = _Mount(connect(source), False)
@@ -152,7 +154,7 @@ def file_of(fd: int) -> Registered:
     with _lock:
         found = _registered.get(fd)
     if found is None:
-        raise OSError(errno.EBADF, f"descriptor {fd} is not registered; register_fd() does it")
+        raise OSError(errno.EBADF, f"descriptor {fd} is not registered; call register_fd() first")
     return found
 
 

@@ -168,14 +168,18 @@ class ioring:  # noqa: N801  # as its users write it
         Raises `OSError`: EAGAIN when the ring is full until `wait` gives something back, EBADF for a descriptor that is
         not registered; `UsageError`."""
         if bool(read) != self._work.for_read:
-            raise UsageError(f"a ring that was made with for_read={self._work.for_read} does only that")
+            raise UsageError(
+                f"the ring was made with for_read={self._work.for_read}; make another ring for the other direction"
+            )
         if not 0 <= offset <= MAX_OFFSET:
-            raise UsageError(f"offset {offset}; a file begins at 0 and ends below 2^63")
+            raise UsageError(f"offset {offset}; offsets are 0 or more and below 2^63")
         if self._taken >= self._entries:
-            raise BlockingIOError(errno.EAGAIN, f"the ring's {self._entries} entries are all in use; wait() frees some")
+            raise BlockingIOError(
+                errno.EAGAIN, f"all {self._entries} entries of the ring are in use; call wait() to free some"
+            )
         memory = iov[:] if isinstance(iov, iovec) else memoryview(iov).cast("B")
         if self._work.for_read and memory.readonly:
-            raise UsageError("memory that cannot be written is no place to read into")
+            raise UsageError("the memory is read-only, but data are to be read into it")
         self._prepared.append(_Operation(file_of(fd), memory, offset, userdata))
         with self._work.changed:
             self._taken += 1

@@ -97,7 +97,7 @@ def shown(key: bytes) -> str:
 def checked_key(key: bytes) -> bytes:
     """Raises `UsageError`."""
     if not isinstance(key, bytes):
-        raise UsageError(f"key of type {type(key).__name__}: keys are bytes")
+        raise UsageError(f"key of type {type(key).__name__}: keys must be bytes")
     if not 1 <= len(key) <= MAX_KEY_BYTES:
         raise UsageError(f"key {shown(key)} has {len(key)} bytes; 1 to {MAX_KEY_BYTES} are allowed")
     return key
@@ -106,7 +106,7 @@ def checked_key(key: bytes) -> bytes:
 def checked_value(key: bytes, value: bytes) -> bytes:
     """Raises `UsageError`."""
     if not isinstance(value, bytes):
-        raise UsageError(f"value of {shown(key)} of type {type(value).__name__}: values are bytes")
+        raise UsageError(f"value of {shown(key)} of type {type(value).__name__}: values must be bytes")
     if len(value) > MAX_VALUE_BYTES:
         raise UsageError(f"value of {shown(key)} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are allowed")
     return value

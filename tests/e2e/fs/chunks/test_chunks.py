@@ -59,9 +59,9 @@ async def everything_works(chunks: Chunks) -> None:
     assert [one.chunk for one in await chunks.list(CHAIN, 7)] == [chunk, other]
     await chunks.remove(CHAIN, other)
     assert [one.chunk for one in await chunks.list(CHAIN, 7, start=0, limit=5)] == [chunk]
-    with pytest.raises(NotFound, match="which is the newest"):
+    with pytest.raises(NotFound, match="the newest"):
         await chunks.write(77, chunk, b"x", timeout_ns=600 * SECOND)
-    with pytest.raises(UsageError, match="do not fit into a chunk"):
+    with pytest.raises(UsageError, match="exceed the maximum chunk size"):
         await chunks.write(CHAIN, chunk, b"x", 64 * MIB)
 
 
@@ -119,7 +119,7 @@ def a_ring_does_the_same(ring: Ring) -> None:
     reads["chain"] = 77
     ring.prepare_reads(0, reads[:2], memory, timeout_ns=600 * SECOND)
     assert [type(one) for one in ring.wait(2).errors.values()] == [NotFound, NotFound]
-    with pytest.raises(UsageError, match="a memory of"):
+    with pytest.raises(UsageError, match="a buffer of"):
         ring.prepare_reads(0, reads, memory[:2])
 
 
@@ -194,7 +194,7 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
                     assert over.values == {1: (listed,), 2: listed, 4: ()}
                     assert dict(zip(over.tags.tolist(), over.counts.tolist(), strict=True))[3] == MISSING
                     assert [type(over.errors[tag]) for tag in sorted(over.errors)] == [PermissionDenied] * 2
-                    with pytest.raises(UsageError, match="chunks in one list"):
+                    with pytest.raises(UsageError, match="chunks at a time"):
                         ring.prepare_list(7, CHAIN, 5, limit=5000)
             async with await connect([run.manager.address], run.site.user("eve")) as chunks:
                 with pytest.raises(PermissionDenied):
@@ -277,7 +277,7 @@ def test_a_forked_child_may_not_use_its_parents_client_and_opens_its_own(tmp_pat
                 child.start()
                 for _ in range(2):
                     assert ours.recv() == (
-                        f"this client belongs to process {os.getpid()}; a forked child opens its own, with "
+                        f"this client belongs to process {os.getpid()}; a forked child must open its own, with "
                         "fireflyer.fs.client.PerProcess"
                     )
                 client, errors = ours.recv()

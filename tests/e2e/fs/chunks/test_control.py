@@ -92,7 +92,7 @@ def test_refusals_come_out_as_errors_and_only_transient_ones_are_repeated() -> N
             with pytest.raises(PermissionDenied):
                 async with ManagerClient([manager.address], NodeCredential(new_secret(), "stranger")) as client:
                     await client.ask(GetStatus())
-        with pytest.raises(UsageError, match="no manager is named"):
+        with pytest.raises(UsageError, match="no manager address is given"):
             ManagerClient([], ME)
 
     asyncio.run(story())
@@ -152,7 +152,7 @@ def test_there_is_one_connection_per_manager_and_a_bound_for_managers() -> None:
             for number in range(MAX_LINES - 1):
                 with contextlib.suppress(UsageError):
                     await lines.call(f"no address {number}", GetStatus(), SECOND)
-            with pytest.raises(UsageError, match=f"more than {MAX_LINES} addresses"):
+            with pytest.raises(UsageError, match=f"more than {MAX_LINES} manager addresses"):
                 await lines.call("127.0.0.1:2", GetStatus(), SECOND)
             await lines.close()
             with pytest.raises(UsageError, match="are closed"):

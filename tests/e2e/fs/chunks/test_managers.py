@@ -172,16 +172,18 @@ def test_who_may_ask_for_what(tmp_path: Path) -> None:
                 ManagerClient(addresses, admin) as admins,
             ):
                 for request in (AddNode(1), GetSessions(), GetCapability(1, 0, 9, 1)):
-                    with pytest.raises(PermissionDenied, match="is for administrators"):
+                    with pytest.raises(PermissionDenied, match="only administrators may send"):
                         await anns.ask(request)
                 for client in (anns, admins):
-                    with pytest.raises(PermissionDenied, match="is for storage processes"):
+                    with pytest.raises(
+                        PermissionDenied, match="only storage processes, authenticated with the node secret, may send"
+                    ):
                         await client.ask(Register(1, "n", 0, "a:1", "m", "b"))
                 assert await anns.ask(OpenSession("n")) == Session(1, 60_000_000_000)
                 assert await bobs.ask(OpenSession("n")) == Session(2, 60_000_000_000)
                 assert await anns.ask(OpenSession("n")) == Session(1, 60_000_000_000)
                 assert await bobs.ask(KeepSession(1)) == SessionOver(1)
-                with pytest.raises(PermissionDenied, match="is another user's"):
+                with pytest.raises(PermissionDenied, match="belongs to another user"):
                     await bobs.ask(EndSession(1))
                 await asked(admins, AddNode(1), EndSession(1))
                 assert await anns.ask(KeepSession(1)) == SessionOver(1)
@@ -194,7 +196,7 @@ def test_who_may_ask_for_what(tmp_path: Path) -> None:
                 assert found.client == 3
                 assert found.allows(7, Rights.READ, time.time())
                 assert await admins.ask(GetCapability(2, 5, 9, 1)) == SessionOver(2)
-                with pytest.raises(PermissionDenied, match="is for administrators"):
+                with pytest.raises(PermissionDenied, match="only administrators may send"):
                     await anns.ask(RotateKeys())
                 await asked(admins, RotateKeys(revoke=True))
                 minted = await admins.ask(GetCapability(3, 5, 9, 1))
@@ -227,7 +229,7 @@ def test_a_manager_that_cannot_begin_says_why_in_one_line(tmp_path: Path) -> Non
         code, line = run_manager(site.manager("m4", cluster="another"))
         assert (code, line.partition(";")[0]) == (
             2,
-            "error: the manager's store is that of cluster 'test', not of 'another'",
+            "error: the store holds cluster 'test', and the configuration of this manager names cluster 'another'",
         )
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("name = 3")
@@ -249,7 +251,10 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
         for node in (1, 2):
             targets = [100 * node + 1, 100 * node + 2]
             added = admin("register-node", *where, "--node", str(node), *(f"--target={one}" for one in targets))
-            assert added == f"node {node} may register.\n2 targets added to node {node}.\n"
+            assert (
+                added
+                == f"node {node} is added; its storage process can register now.\n2 targets added to node {node}.\n"
+            )
             config = StorageConfig(
                 cluster="test",
                 node=node,
@@ -262,9 +267,11 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
             path.write_text(to_toml(msgspec.to_builtins(config)))
             code, line = run_manager(str(path), "storage")
             assert code == 1
-            assert line == f"error: none of the 2 targets of node {node} can be opened; see above"
+            assert (
+                line == f"error: none of the 2 targets of node {node} can be opened; the reasons are in the log above"
+            )
             stack.enter_context(ManagerProcess(str(path), "storage", "--make-targets"))
-        assert admin("add-chains", *where) == "2 chains added.\ntable 1 added.\n"
+        assert admin("add-chains", *where) == "2 chains added.\nchain table 1 added.\n"
         assert "is in chain" in admin("retire-node", "2", *where, code=2)
 
         async def story() -> None:

@@ -102,7 +102,7 @@ def test_nothing_is_repaired_before_somebody_has_said_so(cluster: LocalCluster) 
             ring.prepare_write(1, chain, ChunkId(inode.id + 100, 0), b"nobody's")
             assert not ring.wait(1).errors
     command = [*FF, "fsck", "--repair", "--dir", str(cluster.directory)]
-    for answer, said in (("n\n", "Nothing is removed."), ("y\n", "1 chunk removed.")):
+    for answer, said in (("n\n", "Nothing was removed."), ("y\n", "1 chunk removed.")):
         done = subprocess.run(command, input=answer, capture_output=True, text=True, timeout=120, check=False)
         assert "[y/N]" in done.stderr  # the second time as well: nothing was done
         assert said in done.stdout + done.stderr

@@ -185,7 +185,7 @@ def test_a_second_process_of_a_node_is_refused_whatever_directories_it_has(tmp_p
         targets = (*(config.targets if more else ()), StorageTarget(901, another))
         twin = Node(msgspec.structs.replace(config, targets=targets), tmp_path / "twin.json")
         try:
-            with pytest.raises(AssertionError, match="another process on this machine is node 1"):
+            with pytest.raises(AssertionError, match="another process on this machine runs node 1"):
                 await twin.start()
         finally:
             with contextlib.suppress(ProcessLookupError):

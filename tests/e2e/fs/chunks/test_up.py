@@ -44,12 +44,12 @@ def test_one_command_starts_it_and_the_same_command_finds_it_again(local: LocalC
     assert printed["status"]["chains"] == first["status"]["chains"]
     for name in ("node-secret", "tokens.json", "admin-token"):
         assert stat.S_IMODE((local.directory / name).stat().st_mode) == 0o600
-    assert "the cluster runs, under process" in local.ff("up", "--detach", code=1)
+    assert "the cluster is running already (process" in local.ff("up", "--detach", code=1)
     processes = local.processes()
     assert len(processes) == 5
     local.ff("down")
     wait_gone(processes)
-    assert "does not run" in local.ff("down", code=1)
+    assert "is not running" in local.ff("down", code=1)
     local.ff("up", "--detach")
     again = local.wait(local.whole)
     assert again["status"]["cluster"] == first["status"]["cluster"]
@@ -87,8 +87,8 @@ def test_a_new_node_gets_its_share_and_a_drained_one_gives_all_away(local: Local
     assert plan.startswith("3 targets to move in 3 rounds (no plan moves fewer than 3)")
     assert "All moves are done." in local.ff("admin", "rebalance", "--wait", "90")
     assert nodes_of_chains(local.wait(local.whole)) == {1: 3, 2: 3, 3: 3, 4: 3}
-    assert "Nothing has to be moved" in local.ff("admin", "rebalance")
-    assert "until then they serve on" in local.ff("admin", "drain", "--node", "1")
+    assert "No moves are needed" in local.ff("admin", "rebalance")
+    assert "they serve until then" in local.ff("admin", "drain", "--node", "1")
     assert nodes_of_chains(local.wait(local.whole)) == {1: 3, 2: 3, 3: 3, 4: 3}
     local.ff("admin", "rebalance")
     while (status := local.status())["moves"]:
@@ -119,7 +119,7 @@ def test_in_the_foreground_an_interrupt_ends_it_in_order(local: LocalCluster) ->
     wait_until(lambda: lock.exists() and lock.read_bytes(), 60, "it does not start")
     local.process("manager-1")
     process.send_signal(signal.SIGHUP)  # as who adds a node when the manager answers, though not all is up
-    while not process.stdout.readline().startswith("Ctrl-C ends it"):
+    while not process.stdout.readline().startswith("Ctrl-C stops it"):
         assert process.poll() is None
     processes = local.processes()
     process.send_signal(signal.SIGINT)
@@ -140,13 +140,16 @@ def test_all_processes_end_when_the_directory_is_removed(local: LocalCluster, de
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        while not process.stdout.readline().startswith("Ctrl-C ends it"):
+        while not process.stdout.readline().startswith("Ctrl-C stops it"):
             assert process.poll() is None
         processes = local.processes()
         while local.directory.exists():  # who is not gone yet makes files while others are removed
             shutil.rmtree(local.directory, ignore_errors=True)
         assert process.wait(60) == 1
-        assert f"error: {local.directory} is not there any more, so its processes are ended" in process.stderr.read()
+        assert (
+            f"error: {local.directory} was removed, so the processes of its cluster were stopped"
+            in process.stderr.read()
+        )
     wait_gone(processes)
     assert not local.directory.exists()
 
@@ -160,7 +163,7 @@ def test_processes_that_die_at_once_again_and_again_end_it_with_the_reason(local
         os.kill(pid, signal.SIGKILL)
     wait_gone([owner], 200)  # five starts of both, and the pauses between
     text = (local.directory / "up.log").read_text()
-    assert "error: they die at once again and again: node-1: " in text
+    assert "error: crash looping: node-1: " in text
     assert "node-secret" in text.splitlines()[-1]
     assert "node-secret" in local.ff("up", "--detach", code=1), "and it says so at once when it is started again"
 
@@ -176,7 +179,7 @@ def test_what_was_lost_while_it_did_not_run_is_made_anew_and_said(local: LocalCl
     local.ff("admin", "undrain", "--target", "1001")
     local.wait(local.whole)
     said = (local.directory / "up.log").read_text()
-    assert said.count("target-1001 was not there: it is made anew, empty, and filled from other replicas") == 1
+    assert said.count("target-1001 was missing: a new, empty target is made there and synced from other replicas") == 1
     assert "durable = false" in (local.directory / "node-1" / "storage.toml").read_text()
     local.ff("down")
     assert "before they are on disk" in local.ff("up", "--detach")
@@ -192,5 +195,5 @@ def state_of(status: dict[str, Any], target: int) -> str:
 def test_a_cluster_that_cannot_be_made_says_why_in_one_line(local: LocalCluster) -> None:
     text = local.ff("up", "--detach", "--nodes", "2", "--replicas", "3", code=2)
     assert text == (
-        "error: 3 replicas need 3 nodes with room for targets, and there are 2; add nodes, or ask for fewer replicas\n"
+        "error: 3 replicas need 3 nodes with room for targets, and there are 2; add nodes, or give fewer replicas\n"
     )

@@ -63,7 +63,7 @@ def test_a_tree_goes_there_and_comes_back(cluster: LocalCluster, tmp_path: Path)
     assert found.splitlines() == [f"/tree/many/{number}" for number in range(93, 100)]
     cluster.ff("rm", "-r", "/tree", "/third")
     assert cluster.ff("ls", "/") == ""
-    assert cluster.ff("gc", "--wait", "120") == "Everything that was removed is collected.\n"
+    assert cluster.ff("gc", "--wait", "120") == "No removed files are waiting: all of their space is free.\n"
     assert cluster.ff("cat", "/tree/large", code=1) == "error: /tree/large: no such file or directory\n"
 
 
@@ -95,7 +95,7 @@ def test_status_and_gc_say_what_is_so_when_they_are_asked(cluster: LocalCluster)
         assert "; 2 removed and not collected yet (2.0 MiB)." in cluster.ff("status")
         reading.close()
         appending.close()
-        assert cluster.ff("gc", "--wait", "120") == "Everything that was removed is collected.\n"
+        assert cluster.ff("gc", "--wait", "120") == "No removed files are waiting: all of their space is free.\n"
         cluster.wait(lambda status: status["files"]["inodes"] == inodes)
     cluster.wait(lambda status: status["summary"]["sessions"] == sessions)
     assert said() == (sessions, inodes, 0, 0, 0)

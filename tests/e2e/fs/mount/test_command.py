@@ -50,8 +50,12 @@ def test_other_file_systems_are_not_unmounted(cluster: LocalCluster, tmp_path: P
         ls "$1"
     """
     refused, lazily_refused, empty, lazily_empty, kept = _in_a_namespace(script, tmp_path, cluster).splitlines()
-    assert refused == lazily_refused == f"error: nothing is mounted on {tmp_path} by 'ff fs mount'"
-    assert empty == lazily_empty == "error: PLACE is empty; give the directory of a mount"
+    assert (
+        refused
+        == lazily_refused
+        == (f"error: {tmp_path} is not a mount of `ff fs mount`; `mount -t fuse.fireflyer` lists them")
+    )
+    assert empty == lazily_empty == "error: PLACE is an empty string; give the directory of a mount"
     assert kept == "kept"
 
 
@@ -77,10 +81,10 @@ print(os.getxattr(sys.argv[1], "user.fireflyer.process").split()[0].decode())' "
     """
     covering, standing, no_answer, dead, unmounted, nothing = _in_a_namespace(script, place, cluster).splitlines()
     assert covering == standing == dead
-    assert "is such a mount already, or what is left of one" in covering
+    assert "is mounted by `ff fs mount` already, or its mount process has died" in covering
     assert "does not answer; end it" in no_answer
     assert unmounted == f"{tmp_path}/link is unmounted."
-    assert "nothing is mounted" in nothing
+    assert "is not a mount of `ff fs mount`" in nothing
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ print(os.getxattr(sys.argv[1], "user.fireflyer.process").split()[0].decode())' "
     [
         (["--metrics", "here"], "is not understood; write it like"),
         (["--metrics", "192.0.2.1:1"], "for metrics: this machine does not have that address"),
-        (["--log", "file"], "--log goes with --detach"),
+        (["--log", "file"], "--log needs --detach"),
     ],
 )
 def test_what_is_refused_mounts_nothing(cluster: LocalCluster, tmp_path: Path, options: list[str], said: str) -> None:
@@ -97,7 +101,7 @@ def test_what_is_refused_mounts_nothing(cluster: LocalCluster, tmp_path: Path, o
 
 
 def test_no_place_is_refused(cluster: LocalCluster) -> None:
-    assert "PLACE is empty" in cluster.ff("mount", "", code=2)
+    assert "PLACE is an empty string" in cluster.ff("mount", "", code=2)
 
 
 def _figures(address: str) -> Figures:

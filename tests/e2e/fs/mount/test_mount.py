@@ -477,5 +477,5 @@ def test_detached_read_only_and_unmounted_by_command(cluster: LocalCluster, tmp_
     assert busy.startswith("error: ")
     assert "is in use" in busy
     assert unmounted.endswith("is unmounted.")
-    assert "nothing is mounted" in nothing
+    assert "is not a mount of" in nothing
     assert "is not empty" in not_empty

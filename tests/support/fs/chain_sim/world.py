@@ -465,7 +465,7 @@ class ReplicaWorld:
     def check(self) -> None:
         """At the end: all serving replicas hold the same, nothing is left over, and what they hold explains what every
         client saw."""
-        strange = [reason for reason in self.reports if "does not go on" in reason]
+        strange = [reason for reason in self.reports if "does not follow" in reason]
         assert not strange, strange
         living = [] if self.lost else [one for one in self.nodes if not one.disk_failed]
         for node in living:

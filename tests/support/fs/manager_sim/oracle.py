@@ -351,7 +351,7 @@ class ClusterOracle:
 
     def check_give_up(self, target: TargetId, reason: str) -> None:
         """A process is asked to let the target lay down its role."""
-        assert reason != "it is drained" or target in self.drained, f"target {target} shall go before another one came"
+        assert reason != "drained" or target in self.drained, f"target {target} shall go before another one came"
 
     def _check_replaced(self, old: NodeRow, new: NodeRow) -> None:
         """On one machine, a process registers only when the one before it is dead."""

@@ -109,9 +109,9 @@ def test_nothing_is_answered_without_a_role_behind_the_fence_or_at_another_versi
         (0, None, look(CLEAN), "does not serve"),
         (0, idle, look(CLEAN), "does not serve"),
         (0, TABLE, look(CLEAN, chain=2), "does not serve"),
-        (1000, TABLE, look(CLEAN), "has not heard of the manager"),
-        (0, TABLE, look(CLEAN, chain_version=4), "at version 5, not 4"),
-        (0, TABLE, look(CLEAN, chain_version=6), "at version 5, not 6"),
+        (1000, TABLE, look(CLEAN), "has had no answer from a manager"),
+        (0, TABLE, look(CLEAN, chain_version=4), "has version 5, the request 4"),
+        (0, TABLE, look(CLEAN, chain_version=6), "has version 5, the request 6"),
     ):
         reply = decide(now_ns, table, books(), asked)
         assert isinstance(reply, Refused)

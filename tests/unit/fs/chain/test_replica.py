@@ -250,7 +250,7 @@ def test_other_bytes_than_the_heads_are_refused_with_both_checksums() -> None:
     rig.run()
     reply = rig.replies[waiter]
     assert isinstance(reply, Refused)
-    assert "the head has ChunkVersion(" in reply.message
+    assert "the head has content ChunkVersion(" in reply.message
     assert "this replica None" in reply.message
     assert rig.read(1) == rig.read(2) == Missing()
 

@@ -23,13 +23,13 @@ def test_a_token_is_good_as_it_is_read_from_a_file() -> None:
 
 @pytest.mark.parametrize("where", [None, b"ff:///fs", 7, "fs", "/fs"])
 def test_what_is_no_address_is_refused_in_the_same_words(where: object) -> None:
-    with pytest.raises(UsageError, match="a file system is ff://host:port"):
+    with pytest.raises(UsageError, match="is not an address of a file system; write ff://host:port"):
         parse(where)
 
 
 @pytest.mark.parametrize("kind", [FileSystem, Files, OpenFile])
 def test_who_pickles_a_client_is_told_what_to_use(kind: type) -> None:
-    with pytest.raises(UsageError, match=f"a {kind.__name__} is not for other processes.*PerProcess"):
+    with pytest.raises(UsageError, match=f"a {kind.__name__} cannot be used in another process.*PerProcess"):
         pickle.dumps(object.__new__(kind))
 
 

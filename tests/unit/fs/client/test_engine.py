@@ -101,7 +101,7 @@ def test_what_is_begun_in_the_middle_of_a_call_is_done_when_it_has_ended(engine:
         done.append(word)
 
     async def work() -> None:
-        with pytest.raises(UsageError, match="in the middle"):
+        with pytest.raises(UsageError, match="inside another call"):
             engine.run(say("never"))
         assert engine.busy_here
         engine.later(say("second"))
@@ -157,7 +157,7 @@ def test_the_thread_that_speaks_with_the_services_waits_for_no_file(engine: Thre
 
     background.is_here = True
     assert engine.busy_here
-    with pytest.raises(UsageError, match="in the middle"):
+    with pytest.raises(UsageError, match="inside another call"):
         engine.run(say("never"))
     engine.later(say("first"))
     background.is_here = False

@@ -34,48 +34,80 @@ def made(directory: Path, **changes: object) -> LocalCluster:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("status", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
-        (("status", "--dir", "{}/made"), 2, "the cluster of {}/made has never run; start it: ff fs up --dir {}/made"),
-        (("down", "--dir", "{}/made"), 1, "the cluster of {}/made does not run"),
-        (("admin", "add-node", "--dir", "{}/none"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
-        (("status", "--manager", "a:1"), 2, "--manager and ff://HOST:PORT need --token-file or --secret-file, one"),
+        (("status", "--dir", "{}/none"), 1, "{}/none holds no cluster; make one: ff fs up --dir {}/none"),
+        (("status", "--dir", "{}/made"), 2, "the cluster in {}/made has never run; start it: ff fs up --dir {}/made"),
+        (("down", "--dir", "{}/made"), 1, "the cluster in {}/made is not running"),
+        (("admin", "add-node", "--dir", "{}/none"), 1, "{}/none holds no cluster; make one: ff fs up --dir {}/none"),
+        (("status", "--manager", "a:1"), 2, "the managers at a:1 ask who you are; add --token-file FILE (token of a "),
+        (
+            ("status", "--manager", "a:1", "--token-file", "{}/none"),
+            2,
+            "--token-file '{}/none': there is no such file; an administrator makes a token with: ff fs admin",
+        ),
+        (("ls", "--manager", "a:1", "--secret-file", "{}/none"), 2, "--secret-file '{}/none': there is no such file;"),
+        (
+            ("ls", "--manager", "a:1", "--secret-file", "x", "--token-file", "y"),
+            2,
+            "--token-file and --secret-file cannot be combined; give one of them",
+        ),
         (
             ("status", "--token-file", "x"),
             2,
-            "--token-file and --secret-file go with --manager; give the address of a manager",
+            "--token-file and --secret-file need the address of a manager; add --manager HOST:PORT",
         ),
-        (("status", "--manager", "a"), 2, "Invalid value for '--manager': 'a' is no HOST:PORT"),
-        (("sync", "here", "there"), 2, "neither is in the cluster; a path there begins with ff://, as ff:///data"),
-        (("ls", "--dir", "{}/none", "/a", "/b"), 1, "{}/none holds no cluster; 'ff fs up --dir {}/none' makes one"),
-        (("status", "--manager", "a:1", "--dir", "x"), 2, "--dir and --manager exclude each other; give one of them"),
-        (("admin", "drain", "--dir", "{}/ran"), 2, "nothing is named; give --target or --node"),
-        (("status", "--dir", "{}/ran"), 1, "the cluster of {}/ran does not run; start it: ff fs up --dir "),
+        (
+            ("status", "--manager", "a"),
+            2,
+            "Invalid value for '--manager': 'a' is not HOST:PORT; write it like node-1:7000",
+        ),
+        (("sync", "here", "there"), 2, "neither 'here' nor 'there' is in the cluster; a path there begins with ff://"),
+        (("ls", "--dir", "{}/none", "/a", "/b"), 1, "{}/none holds no cluster; make one: ff fs up --dir {}/none"),
+        (("down", "--dir", "{}/none"), 1, "{}/none holds no cluster; give the directory of `ff fs up` with --dir"),
+        (
+            ("ls", "--dir", "{}/ran", "data"),
+            2,
+            "'data' is not a path in the cluster: those begin with / or ff://, for ",
+        ),
+        (("ls", "--dir", "{}/ran", "/data"), 1, "the cluster in {}/ran is not running; start it: ff fs up --dir "),
+        (("cp", "--dir", "{}/ran", "/a"), 2, "only one path is given ('/a'); give the source and the target"),
+        (
+            ("ls", "ff://host/data"),
+            2,
+            "'host' in 'ff://host/data' is not HOST:PORT; write ff://HOST:7000/path, or ff:///",
+        ),
+        (("status", "--manager", "a:1", "--dir", "x"), 2, "--dir and --manager cannot be combined; give one of them"),
+        (("admin", "drain", "--dir", "{}/ran"), 2, "no target is named; give --target ID or --node ID"),
+        (("status", "--dir", "{}/ran"), 1, "the cluster in {}/ran is not running; start it: ff fs up --dir "),
         (
             ("admin", "override", "--dir", "{}/ran", "--chain", "1", "--target", "2"),
             1,
-            "the cluster of {}/ran does not",
+            "the cluster in {}/ran is not",
         ),
-        (("admin", "rebalance", "--dir", "{}/ran", "--cancel", "--plan"), 2, "--cancel stands alone; leave --plan"),
-        (("up", "--dir", ""), 2, "--dir '' is empty; give a directory"),
+        (("admin", "rebalance", "--dir", "{}/ran", "--cancel", "--plan"), 2, "--cancel cannot be combined with --plan"),
+        (("up", "--dir", ""), 2, "--dir is empty; give the directory of the cluster"),
         (("up", "--dir", "{}/made", "--nodes", "4"), 2, "--nodes 4: {}/made holds a cluster with 3; leave the option"),
         (
             ("up", "--dir", "{}/made", "--failure-timeout", "2"),
             2,
-            "--failure-timeout 2: {}/made holds a cluster with 6 s, fixed when it was made; leave the option out",
+            "--failure-timeout 2: {}/made holds a cluster with 6 s, which cannot be changed; leave the option out",
         ),
-        (("up", "--dir", "{}/made", "--store", "x"), 2, "--store: {}/made holds a cluster with another store; leave "),
-        (("up", "--dir", "{}/new", "--store", "mysql://x"), 2, "--store is no address of a PostgreSQL; write it like"),
-        (("up", "--dir", "{}/full/mine"), 2, "{}/full/mine is no directory; give a new one"),
-        (("up", "--dir", "{}/full"), 2, "{}/full has other files in it ('mine'); give a new directory"),
-        (("up", "--dir", "{}/new", "--failure-timeout", "0.001"), 2, "--failure-timeout 0.001 is not from 0.1 to 3600"),
-        (("up", "--dir", "{}/new", "--managers", "2"), 2, "2 managers need a store that they share: give --store"),
+        (("up", "--dir", "{}/made", "--store", "x"), 2, "--store: {}/made holds a cluster that uses another store; "),
+        (("up", "--dir", "{}/new", "--store", "mysql://x"), 2, "--store is not the URL of a PostgreSQL database; "),
+        (("up", "--dir", "{}/full/mine"), 2, "{}/full/mine is not a directory; give a new one"),
+        (("up", "--dir", "{}/full"), 2, "{}/full is not empty and holds no cluster (it has 'mine'); give "),
+        (
+            ("up", "--dir", "{}/new", "--failure-timeout", "0.001"),
+            2,
+            "--failure-timeout 0.001: give 0.1 to 3600 seconds",
+        ),
+        (("up", "--dir", "{}/new", "--managers", "2"), 2, "2 managers need a shared store; add --store"),
         (("up", "--dir", "{}/new", "--replicas", "4"), 2, "4 replicas need 4 nodes with room for targets"),
         (
             ("admin", "issue-token", "--tokens-file", "{}/none/tokens.json", "ann"),
             2,
-            "--tokens-file '{}/none/tokens.json': there is no directory {}/none; make it first",
+            "--tokens-file '{}/none/tokens.json': there is no directory {}/none; create it first",
         ),
-        (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is no file; give the TOML file of this process"),
+        (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is no file; give the TOML file that configures"),
         (("storage", "{}/full/mine"), 2, "configuration '{}/full/mine': "),
     ],
 )
@@ -98,8 +130,8 @@ def test_who_runs_it_is_named_to_who_comes_second(tmp_path: Path, capsys: pytest
     with RunLock(Layout(str(tmp_path / "made")).lock_file):
         assert main(["fs", "up", "--dir", str(tmp_path / "made")]) == 1
     text = capsys.readouterr().err
-    assert text.startswith("error: the cluster runs, under process ")
-    assert text.endswith(f"'ff fs down --dir {os.path.relpath(tmp_path / 'made')}' ends it\n")
+    assert text.startswith("error: the cluster is running already (process ")
+    assert text.endswith(f"stop it: ff fs down --dir {os.path.relpath(tmp_path / 'made')}\n")
 
 
 def test_a_lock_is_in_place_until_its_directory_is_removed_moved_or_made_anew(tmp_path: Path) -> None:

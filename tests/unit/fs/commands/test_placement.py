@@ -43,7 +43,7 @@ def test_all_prints_all_and_one_replica_has_no_ratio(capsys: Capture) -> None:
     assert main([*COMMAND, "--nodes", "3", "--replicas", "1", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line[:5].strip().isdigit() for line in lines) == 48
-    assert lines[-1] == "nothing is replicated: when a node is gone, so is what it holds"
+    assert lines[-1] == "1 replica: when a node is lost, its data are lost"
 
 
 def test_domains_and_targets_come_from_a_file(capsys: Capture, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_domains_and_targets_come_from_a_file(capsys: Capture, tmp_path: Path) -
     assert main([*COMMAND, "--nodes", "6", "--domains", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("8 chains of 3 on 6 nodes")
-    assert "slots that stay empty: 8; no further chain finds 3 nodes with room" in lines
+    assert "unused targets: 8; there are not 3 nodes with room for a further chain" in lines
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_domains_and_targets_come_from_a_file(capsys: Capture, tmp_path: Path) -
         (["--nodes", "2"], "error: 3 replicas need 3 nodes with room for targets, and there are 2; add nodes"),
         (["--nodes", "two"], "error: Invalid value for '--nodes': 'two' is not a valid integer; see"),
         (["--nodes", "3", "--replicas", "0"], "error: Invalid value for '--replicas'"),
-        (["--nodes", "3", "--disks-per-node", "17"], "error: 17 disks cannot share 16 targets"),
+        (["--nodes", "3", "--disks-per-node", "17"], "error: 17 disks for 16 targets per node; each disk needs"),
         (["--nodes", "3", "--domains", "/nowhere"], "error: --domains '/nowhere' is no file; give a TOML file"),
         ([], "error: Missing option '--nodes'"),
     ],

@@ -90,7 +90,7 @@ def rows_of(directory: Path) -> Rows:
 def test_a_store_that_is_right_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path / "s", made())
     assert main(["fs", "admin", "fsck", "--store", url(tmp_path / "s")]) == 0
-    assert capsys.readouterr().out == "nothing is wrong\n"
+    assert capsys.readouterr().out == "no problems found\n"
 
 
 def test_what_is_lost_is_found_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,11 +100,11 @@ def test_what_is_lost_is_found_and_mended(tmp_path: Path, capsys: pytest.Capture
     command = ["fs", "admin", "fsck", "--store", url(tmp_path / "s")]
     assert main(command) == 1
     shown = capsys.readouterr().out
-    assert "inode that nothing leads to: inode 2 counts 1 links" in shown
+    assert "orphan: inode 2 counts 1 links" in shown
     assert shown.endswith("\n")
     assert rows_of(tmp_path / "s") == sorted((key, value) for key, value in rows.items() if key != directory)
     assert main([*command, "--repair", "--yes"]) == 0
-    assert capsys.readouterr().out.endswith("; 0 left\n")
+    assert capsys.readouterr().out.endswith(", 0 left\n")
     mended = [row for row in rows_of(tmp_path / "s") if row[0][:2] != b"FX"]
     assert violations(mended) == []
     assert entry_key(ROOT, b"lost+found") in dict(mended)
@@ -117,7 +117,7 @@ def test_rows_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Captu
     assert main(["fs", "admin", "fsck", "--store", url(tmp_path / "s"), "--repair", "--yes"]) == 1
     shown = capsys.readouterr()
     assert f"unreadable row: row {key.hex()}" in shown.out
-    assert "load a dump" in shown.err
+    assert "restore the store from a dump" in shown.err
     assert (key, b"\x01junk") in rows_of(tmp_path / "s")
     put(tmp_path / "empty", [])
     assert main(["fs", "admin", "fsck", "--store", url(tmp_path / "empty")]) == 1
@@ -211,5 +211,5 @@ def test_a_store_on_which_somebody_runs_is_not_looked_at(key: bytes) -> None:
                 await engine.transact(renew)
                 return result
 
-        with pytest.raises(Busy, match="run on this store"):
+        with pytest.raises(Busy, match="are using this store"):
             run(check_store(Renewing(names.store)))

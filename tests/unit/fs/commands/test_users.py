@@ -65,8 +65,8 @@ def test_a_file_of_users_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixt
         (("add", "ada", "--uid", f"{FIRST_UID}"), 1, f"user admin has uid {FIRST_UID} already"),
         (("add", "no good"), 2, "user name 'no good' must be"),
         (("rm", "ada"), 1, "there is no user 'ada'"),
-        (("rm", "admin"), 2, "user admin is needed by the commands of this cluster"),
-        (("list", "--tokens-file", "/tmp/x"), 2, "--dir and --tokens-file exclude each other"),
+        (("rm", "admin"), 2, "user admin cannot be removed: the commands of this cluster use it"),
+        (("list", "--tokens-file", "/tmp/x"), 2, "--dir and --tokens-file cannot be combined"),
     ],
 )
 def test_what_cannot_be_is_one_line(

@@ -107,7 +107,7 @@ def check(case: Case) -> None:
     ranks = [STATES.index(one.state) for one in following.members]
     assert ranks == sorted(ranks), case
     if following is chain:
-        assert reason == "nothing changes"
+        assert reason == "no change"
     else:
         assert following.version == VERSION + 1
         assert following.members != chain.members

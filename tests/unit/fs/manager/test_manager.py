@@ -287,7 +287,7 @@ def test_an_answer_brings_what_changed_since_the_routing_that_is_known() -> None
     following = apply_delta(known, changed.routing)
     assert following.nodes[0] == known.nodes[0]
     assert apply_delta(following, full.routing) is following
-    with pytest.raises(StaleVersion, match="ask again"):
+    with pytest.raises(StaleVersion, match="get the routing again"):
         apply_delta(Routing(1), changed.routing)
 
 
@@ -362,12 +362,12 @@ def test_a_failed_transaction_leaves_no_trace() -> None:
     desk.feed(Failed(order.number, "the disk is full"))
     answer = desk.answers[number]
     assert isinstance(answer, ManagerError)
-    assert "did not take the change (the disk is full)" in answer.message
+    assert "did not commit the change (the disk is full)" in answer.message
     status = desk.ask(GetStatus())
     assert isinstance(status, Status)
     assert [node.id for node in status.nodes] == [1, 2]
     desk.pass_time(SECOND)
-    assert desk.ask(AddNode(5)) == Done("node 5 may register")
+    assert desk.ask(AddNode(5)) == Done("node 5 is added; its storage process can register now")
 
 
 @pytest.mark.parametrize("came_through", [False, True])
@@ -390,8 +390,8 @@ def test_a_transaction_of_unknown_outcome_is_asked_again_until_it_is_known(came_
     desk.now_ns += 200 * MS
     desk.feed(Tick())
     desk.settle()
-    assert desk.answers[number] == Done("node 5 may register")
-    assert desk.ask(AddNode(5)) == Done("node 5 was there already")
+    assert desk.answers[number] == Done("node 5 is added; its storage process can register now")
+    assert desk.ask(AddNode(5)) == Done("node 5 existed already; nothing was changed")
 
 
 def test_rows_that_somebody_else_changed_are_loaded_again() -> None:
@@ -400,7 +400,7 @@ def test_rows_that_somebody_else_changed_are_loaded_again() -> None:
     desk.carry_out(Transact(0, write=((STATE_KEY, None),)))
     desk.settle()
     assert isinstance(desk.answers[number], NotPrimary)
-    assert any("changed by somebody else" in note for note in desk.notes)
+    assert any("another process changed the rows" in note for note in desk.notes)
     desk.pass_time(SECOND)
     assert desk.manager.may_act(desk.now_ns)
 
@@ -413,7 +413,7 @@ def test_requests_beyond_the_bound_are_refused() -> None:
     assert isinstance(answer, ManagerError)
     assert answer.code == "busy"
     desk.settle()
-    assert desk.answers[first] == Done("node 100 may register")
+    assert desk.answers[first] == Done("node 100 is added; its storage process can register now")
     assert all(isinstance(desk.answers[number], Done) for number in numbers[:-1])
 
 
@@ -426,16 +426,16 @@ def test_requests_beyond_the_bound_are_refused() -> None:
         (AddTargets(9, (1,)), "there is no node 9"),
         (AddTargets(1, (12,)), "target 12 belongs to node 2"),
         (AddTargets(1, tuple(range(1000, 1300))), "would have 301 targets"),
-        (AddChains((NewChain(2, (11,)),)), "target 11 for chain 2 was in a chain"),
-        (AddChains((NewChain(1, (11,)),)), "there is a chain 1 with other targets"),
+        (AddChains((NewChain(2, (11,)),)), "target 11 cannot be used for new chain 2: it was in a chain before"),
+        (AddChains((NewChain(1, (11,)),)), "chain 1 exists already with other targets"),
         (AddChains((NewChain(2, (99,)),)), "there is no target 99"),
-        (AddTable(1, (1, 7)), "there is no chain 7 for table 1"),
+        (AddTable(1, (1, 7)), "chain table 1 names chain 7, which does not exist"),
         (ChangeMembers(1, remove=11), "target 11 is serving in chain 1"),
         (ChangeMembers(7), "there is no chain 7"),
         (RetireTargets((11,)), "target 11 is in chain 1"),
-        (RetireNode(1), "node 1 has 1 target, 11 among"),
+        (RetireNode(1), "node 1 still has 1 target (target 11, …); retire them first"),
         (Drain((99,)), "there is no target 99"),
-        (Override(1, 11), "chain 1 is served"),
+        (Override(1, 11), "chain 1 is available"),
         (Override(1, 99), "target 99 is not in chain 1"),
     ],
 )
@@ -450,9 +450,9 @@ def test_two_targets_of_one_node_never_meet_in_a_chain() -> None:
     desk = cluster()
     desk.ask(AddTargets(1, (21, 31)))
     desk.ask(AddTargets(2, (22,)))
-    assert "two targets of one node" in desk.refused(AddChains((NewChain(2, (21, 31)),)))
+    assert "two targets on one node" in desk.refused(AddChains((NewChain(2, (21, 31)),)))
     assert desk.ask(AddChains((NewChain(2, (22,)),))) == Done("1 chain added")
-    assert "two targets of one node" in desk.refused(ChangeMembers(1, add=21))
+    assert "two targets on one node" in desk.refused(ChangeMembers(1, add=21))
 
 
 def test_a_target_that_was_in_a_chain_is_synced_before_it_serves_in_another_place() -> None:
@@ -479,10 +479,9 @@ def test_an_override_says_since_when_updates_may_be_missing() -> None:
     warning = desk.ask(Override(1, 12))
     assert isinstance(warning, OverrideWarning)
     assert (
-        "all updates acknowledged since it left the chain (it served until version 1, the chain until"
-        in warning.warning
+        "all writes acknowledged since it left the chain (it served until version 1, the chain until" in warning.warning
     )
-    assert "The chain waits for target 11 on node 1, silent for" in warning.warning
+    assert "Complete replicas: target 11 on node 1, silent for" in warning.warning
     assert isinstance(desk.ask(Override(1, 12, warning.confirm - 1)), OverrideWarning)
     assert isinstance(desk.ask(Override(1, 12, warning.confirm)), Done)
     assert desk.states() == "12=serving 11=offline"
@@ -491,9 +490,9 @@ def test_an_override_says_since_when_updates_may_be_missing() -> None:
 @pytest.mark.parametrize(
     ("used_bytes", "said"),
     [
-        ((0, 0), "All targets of chain 1 report that they hold no data: whatever was in it is lost. If target 12 "),
-        ((70, 0), "Target 12 reports that it holds no data: was its directory made anew? If target 12 "),
-        ((0, 70), "If target 12 serves chain 1 now, updates that it acknowledged shortly before it went down"),
+        ((0, 0), "All targets of chain 1 are empty: its data are lost. If target 12 "),
+        ((70, 0), "Target 12 is empty; its directory may have been replaced. If target 12 "),
+        ((0, 70), "If target 12 serves chain 1 now, writes that it acknowledged shortly before it failed"),
     ],
 )
 def test_an_override_says_when_directories_were_made_anew(used_bytes: tuple[int, int], said: str) -> None:
@@ -560,7 +559,7 @@ def test_retiring_is_the_end_of_adding() -> None:
     desk.ask(AddTargets(1, (11, 12)))
     assert desk.ask(RetireTargets((11, 12, 13))) == Done("2 targets retired")
     assert desk.ask(RetireNode(1)) == Done("node 1 retired")
-    assert desk.ask(RetireNode(1)) == Done("node 1 was not there")
+    assert desk.ask(RetireNode(1)) == Done("there is no node 1; nothing was changed")
     assert sorted(before) == sorted(key for key in desk.rows if not key.startswith(b"FMle"))
 
 

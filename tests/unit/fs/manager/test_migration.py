@@ -91,7 +91,7 @@ def with_a_drained_source() -> Cluster:
 def test_a_move_waits_for_each_step_and_ends_with_the_old_target_free_again() -> None:
     cluster = Cluster()
     assert cluster.ask(AddMoves((NewMove(1, 21, 3),))) == "1 move added"
-    assert cluster.advance() == ["chain 1 gets target 31 on node 3, in the place of target 21"]
+    assert cluster.advance() == ["chain 1 gets target 31 on node 3, to replace target 21"]
     assert cluster.chain() == "11=serving 21=serving 31=offline"
     assert cluster.advance() == []
     cluster.say(1, t31=SYNCING)
@@ -114,7 +114,7 @@ def test_when_the_one_that_came_dies_the_one_that_leaves_gets_its_role_back_unti
     assert cluster.advance() == []
     assert cluster.drained(21), "nobody serves that it could be synced from"
     cluster.say(1, t11=SERVING, t31=OFFLINE)
-    assert cluster.advance() == ["target 21 gets its place in chain 1 back until target 31 serves again"]
+    assert cluster.advance() == ["target 21 serves chain 1 again until target 31 does"]
     assert not cluster.drained(21)
     assert cluster.advance() == []
     cluster.say(1, t21=SERVING, t31=SERVING)
@@ -141,7 +141,7 @@ def test_a_node_takes_one_target_at_a_time_and_an_old_one_may_be_used_again() ->
     cluster.say(2, t12=OFFLINE)
     cluster.advance()
     cluster.ask(AddMoves((NewMove(1, 31, 2),)))
-    assert cluster.advance() == ["chain 1 gets target 21 on node 2, in the place of target 31"]
+    assert cluster.advance() == ["chain 1 gets target 21 on node 2, to replace target 31"]
 
 
 def test_a_target_that_an_administrator_has_drained_stays_drained() -> None:
@@ -187,7 +187,9 @@ def test_what_an_administrator_does_not_drain_at_once_is_free_of_it_after_the_mo
 
 def test_a_target_that_is_leaving_keeps_its_role_until_its_move_and_gets_no_new_one() -> None:
     cluster = Cluster()
-    assert cluster.ask(Drain(node=1, at_once=False)) == ("2 targets to be moved away from; until then they serve on")
+    assert cluster.ask(Drain(node=1, at_once=False)) == (
+        "node 1: 2 targets draining: run `ff fs admin rebalance` to move their chains; they serve until then"
+    )
     assert not cluster.drained(11)
     _, _, moves = plan_moves(cluster.status(), ChainTable(1, (1, 2)), ())
     assert sorted((one.chain, one.source, one.node) for one in moves) == [(1, 11, 3), (2, 12, 3)]
@@ -203,9 +205,11 @@ def test_a_target_that_is_leaving_keeps_its_role_until_its_move_and_gets_no_new_
     assert cluster.moves() == ()
     cluster.ask(AddMoves((NewMove(1, 21, 1),)))
     assert cluster.advance() == []
-    with pytest.raises(UsageError, match="target 11 is drained; end that first"):
+    with pytest.raises(UsageError, match="target 11 is drained; run `ff fs admin undrain --target 11` first"):
         cluster.ask(ChangeMembers(1, add=11))
-    assert cluster.ask(Drain(node=1, drain=False)) == "2 targets may have roles again"
+    assert cluster.ask(Drain(node=1, drain=False)) == (
+        "node 1: 2 targets no longer drained: synced if necessary, then serving again"
+    )
     assert len(cluster.advance()) == 1
 
 
@@ -222,7 +226,7 @@ def test_what_cannot_be_any_more_is_dropped_and_what_cannot_be_yet_waits() -> No
     cluster.say(1, t21=OFFLINE)
     cluster.ask(ChangeMembers(1, remove=21))
     notes = cluster.advance()
-    assert notes == ["a move of chain 1 to node 3 is dropped: target 21 is not in chain 1"]
+    assert notes == ["the move of chain 1 to node 3 is cancelled: target 21 is not in chain 1"]
     assert cluster.moves() == ()
 
 
@@ -230,7 +234,7 @@ def test_moves_that_have_not_begun_can_be_cancelled() -> None:
     cluster = Cluster()
     cluster.ask(AddMoves((NewMove(1, 21, 3), NewMove(2, 12, 3))))
     cluster.advance()
-    assert cluster.ask(CancelMoves()) == "1 move cancelled, 1 are under way"
+    assert cluster.ask(CancelMoves()) == "1 move cancelled, 1 running"
     assert [one.chain for one in cluster.moves()] == [1]
 
 
@@ -239,10 +243,14 @@ def test_moves_that_have_not_begun_can_be_cancelled() -> None:
     [
         (NewMove(9, 21, 3), NotFound, "there is no chain 9"),
         (NewMove(1, 22, 3), NotFound, "target 22 is not in chain 1"),
-        (NewMove(1, 21, 9), NotFound, "there is no node 9; add it first"),
-        (NewMove(1, 21, 1), UsageError, "chain 1 has a target on node 1 already: they would be lost together"),
+        (NewMove(1, 21, 9), NotFound, "there is no node 9; `ff fs status` lists the nodes"),
+        (
+            NewMove(1, 21, 1),
+            UsageError,
+            "chain 1 has a target on node 1 already; both could fail together, so name another node",
+        ),
         (NewMove(1, 21, 2), UsageError, "target 21 of chain 1 is on node 2 already; name another node"),
-        (NewMove(2, 22, 1), Exists, "chain 2 has a move already; wait until it is done, or cancel it"),
+        (NewMove(2, 22, 1), Exists, "chain 2 is being moved already; wait until it is done"),
     ],
 )
 def test_a_move_that_cannot_be_is_refused(move: NewMove, error: type[Exception], message: str) -> None:
@@ -259,7 +267,7 @@ def test_a_plan_gives_a_new_node_its_share_and_takes_all_from_a_drained_one() ->
     plan, _, moves = plan_moves(cluster.status(), table, ())
     assert len(moves) == plan.minimum == 1
     assert moves[0].node == 3
-    with pytest.raises(Busy, match="1 moves are under way"):
+    with pytest.raises(Busy, match="1 moves are running"):
         plan_moves(cluster.status(), table, (MoveStatus(1, 21, 3, 0),))
     cluster.ask(Drain(node=1))
     _, _, moves = plan_moves(cluster.status(), table, ())

@@ -91,7 +91,7 @@ def test_the_same_request_gets_the_same_session_and_is_a_sign_of_life() -> None:
 def test_only_its_user_or_an_administrator_ends_a_session() -> None:
     book = Book()
     book.open("a")
-    with pytest.raises(PermissionDenied, match="session 1 is another user's"):
+    with pytest.raises(PermissionDenied, match="session 1 belongs to another user"):
         book.book.end(EndSession(1), "bob", trusted=False)
     assert not book.book.living(1, "bob", trusted=False)
     assert book.book.living(1, "bob", trusted=True)
@@ -111,7 +111,7 @@ def test_one_user_takes_half_of_all_sessions_the_next_one_half_of_the_rest(monke
 
     book = Book()
     assert [opened(book, user) for user in ("ann", "bob", "cyd")] == [8, 4, 2]
-    with pytest.raises(Busy, match="user ann has 8 sessions, as many as are left for all others; end some"):
+    with pytest.raises(Busy, match="user ann has 8 sessions, as many as all others have free; close some clients"):
         book.open("one more")
     book = book.next_primary()
     assert opened(book, "ann") == 8
@@ -181,7 +181,7 @@ def test_who_knows_less_than_is_remembered_gets_the_whole_list() -> None:
 def test_changes_that_do_not_fit_are_not_applied() -> None:
     live = LiveSessions(3, 5, {1: None})
     assert apply_sessions(live, SessionsDelta(1, 3, 5, (9,))) is live
-    with pytest.raises(StaleVersion, match="from 4 on do not fit 3"):
+    with pytest.raises(StaleVersion, match="since 4 do not apply to version 3"):
         apply_sessions(live, SessionsDelta(4, 5, 6, (5,)))
 
 

@@ -51,7 +51,7 @@ def test_counts_of_a_directory() -> None:
     assert (fault.kind, fault.path, fault.text) == (
         FaultKind.COUNTS,
         "/",
-        "says 2 names, 1 directories; has 1, 0",
+        "counts 2 names and 1 directories, contains 1 and 0",
     )
 
 

@@ -52,5 +52,5 @@ def test_lifetime_and_files_are_bounded() -> None:
     for last in (99, 100 + MAX_FILES):
         with pytest.raises(UsageError, match="files"):
             sign(msgspec.structs.replace(ONE, last_file=last), KEYS[2])
-    with pytest.raises(UsageError, match="too long a name"):
+    with pytest.raises(UsageError, match="is too long for a capability"):
         sign(msgspec.structs.replace(ONE, user="ä" * 300), KEYS[2])

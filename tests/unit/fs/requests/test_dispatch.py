@@ -461,7 +461,7 @@ def test_who_finds_no_manager_leaves_nothing_behind(tmp_path: Path) -> None:
                 open_ring([address], credential, timeout_ns=50 * MS)
             with pytest.raises(Timeout, match="no manager answered"):
                 asyncio.run(connect([address], credential, timeout_ns=50 * MS))
-        with pytest.raises(UsageError, match="no manager is named"):
+        with pytest.raises(UsageError, match="no manager address is given"):
             open_ring([], credential)
         with pytest.raises(NotFound, match="ff fs up"):
             open_ring_to(str(tmp_path))
@@ -479,9 +479,9 @@ def test_a_cluster_that_was_ended_is_said_to_be_so_at_once(tmp_path: Path) -> No
         save_secret(new_secret(), str(tmp_path / "node-secret"))
         (tmp_path / "cluster.json").write_text(f'{{"managers": ["127.0.0.1:{nobody.getsockname()[1]}"]}}')
         (tmp_path / "cluster.json").chmod(0o600)
-        with pytest.raises(NotFound, match="does not run; start it: ff fs up --dir /"):
+        with pytest.raises(NotFound, match="is not running; start it: ff fs up --dir /"):
             asyncio.run(connect_to(str(tmp_path), timeout_ns=50 * MS))
-        with pytest.raises(NotFound, match="does not run"):
+        with pytest.raises(NotFound, match="is not running"):
             open_ring_to(str(tmp_path), timeout_ns=50 * MS)
         with RunLock(str(tmp_path / "up.lock")), pytest.raises(Timeout, match="no manager answered"):
             open_ring_to(str(tmp_path), timeout_ns=50 * MS)

@@ -110,7 +110,7 @@ def test_without_another_session_nothing_is_said_to_be_done() -> None:
     bench.feed(SessionOver(7))
     bench.until(2 * SECOND)
     assert bench.failure(declined).code == "aborted"
-    assert "there is no other yet" in bench.failure(declined).message
+    assert "no other is open yet" in bench.failure(declined).message
 
 
 # --- ends ---

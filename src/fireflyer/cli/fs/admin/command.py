@@ -1,4 +1,4 @@
-"""`ff fs admin`: what administrators ask of a cluster that runs."""
+"""`ff fs admin`: drain, override, sessions, keys and new nodes of a running cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import Request
 
-__all__ = ["COMMANDS"]
+__all__ = [
+    "add_node_command",
+    "drain_command",
+    "end_session_command",
+    "override_command",
+    "rotate_keys_command",
+    "sessions_command",
+    "undrain_command",
+]
 
 MAX_ID = (1 << 63) - 1
 MAX_NODE = (1 << 32) - 1
@@ -23,30 +31,37 @@ MAX_NODE = (1 << 32) - 1
 
 def _drain_options(function: click.decorators.FC) -> click.decorators.FC:
     target = click.option(
-        "--target", "targets", metavar="ID", multiple=True, type=WholeNumber(1, MAX_ID), help="One target; repeatable."
+        "--target",
+        "targets",
+        metavar="ID",
+        multiple=True,
+        type=WholeNumber(1, MAX_ID),
+        help="Id of a target; repeatable.",
     )
-    node = click.option("--node", metavar="ID", type=WholeNumber(1, MAX_NODE), help="All targets of a node.")
+    node = click.option("--node", metavar="ID", type=WholeNumber(1, MAX_NODE), help="Id of a node: all of its targets.")
     return node(target(function))
 
 
-@click.command("drain", short_help="Empty targets, or a node's: others take their places first.")
+@click.command(
+    "drain", short_help="Take targets, or all of a node, out of use.", epilog="Example: ff fs admin drain --node 2"
+)
 @where_options
 @_drain_options
-@click.option("--now", is_flag=True, help="Lay down the roles at once: for a while, chains have a replica less.")
+@click.option("--now", is_flag=True, help="Stop serving at once; until `undrain`, the chains have one replica less.")
 def drain_command(*, where: ClusterTarget, targets: tuple[int, ...], node: int | None, now: bool) -> int:
-    """Let targets be emptied. They serve on until `rebalance` has put others in their places, one by one, so no chain
-    has a replica less for it.
+    """Mark targets as draining. They serve until `ff fs admin rebalance` has moved their chains to other targets, one
+    by one: no chain has fewer replicas meanwhile.
 
-    With --now they lay down their roles at once, one of a chain at a time and never its last: to take a disk or machine
-    out of use for a while. They stay in their chains, and `undrain` gives them their roles back."""
+    With --now they stop serving at once, to take a disk or machine out of use for a short time. They stay in their
+    chains, and `undrain` lets them serve again. The last serving target of a chain is never stopped."""
     return _drain(where, targets, node, drain=True, at_once=now)
 
 
-@click.command("undrain", short_help="Let drained targets have roles again.")
+@click.command("undrain", short_help="Use drained targets again.", epilog="Example: ff fs admin undrain --node 2")
 @where_options
 @_drain_options
 def undrain_command(*, where: ClusterTarget, targets: tuple[int, ...], node: int | None) -> int:
-    """Let drained targets have roles again: those that laid them down are synced and then serve."""
+    """Use drained targets again. Those that were drained with --now are synced first and then serve."""
     return _drain(where, targets, node, drain=False, at_once=True)
 
 
@@ -54,7 +69,7 @@ def _drain(where: ClusterTarget, targets: tuple[int, ...], node: int | None, *, 
     from fireflyer.fs.schema.manager import Drain
 
     if not targets and node is None:
-        raise UsageError("nothing is named; give --target or --node")
+        raise UsageError("no target is named; give --target ID or --node ID (`ff fs status --all` lists them)")
     return _do(where, Drain(targets, node or 0, drain, at_once))
 
 
@@ -65,20 +80,29 @@ def _do(where: ClusterTarget, request: Request) -> int:
     return 0
 
 
-@click.command("override", short_help="Let a target serve although it may lack updates.")
+@click.command(
+    "override",
+    short_help="Force a possibly stale replica to serve.",
+    epilog="Example: ff fs admin override --chain 7 --target 2003",
+)
 @where_options
-@click.option("--chain", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="That nobody serves.")
-@click.option("--target", metavar="ID", type=WholeNumber(1, MAX_ID), required=True, help="That shall serve it.")
-@click.option("--confirm", metavar="VERSION", type=WholeNumber(1), help="As the warning names it.")
+@click.option("--chain", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="Id of an unavailable chain.")
+@click.option(
+    "--target", metavar="ID", type=WholeNumber(1, MAX_ID), required=True, help="Id of the target to serve it."
+)
+@click.option(
+    "--confirm", metavar="VERSION", type=WholeNumber(1), help="Do it; VERSION is the number that the warning shows."
+)
 def override_command(*, where: ClusterTarget, chain: int, target: int, confirm: int | None) -> int:
-    """Let TARGET serve a chain that nobody serves, although it may lack updates that were acknowledged. Without
-    --confirm it only says what may be lost."""
+    """Force a possibly stale replica to serve a chain that is unavailable. Recent writes may be lost.
+
+    Without --confirm nothing is changed: the command prints what may be lost, and exits with 1."""
     from fireflyer.fs.schema.manager import Override, OverrideWarning
 
     answer = ask_one(where, Override(chain, target, confirm or 0))
     if isinstance(answer, OverrideWarning):
         click.echo(f"warning: {answer.warning}", err=True)
-        click.echo(f"Nothing was changed. To do it: add --confirm {answer.confirm}", err=True)
+        click.echo(f"Nothing was changed. To do it, run the command again with --confirm {answer.confirm}", err=True)
         return 1
     return _say(answer)
 
@@ -90,11 +114,11 @@ def _say(answer: object) -> int:
     return 0
 
 
-@click.command("sessions", short_help="List the sessions of clients.")
+@click.command("sessions", short_help="List connected clients.", epilog="Example: ff fs admin sessions --dir fs")
 @where_options
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def sessions_command(*, where: ClusterTarget, as_json: bool) -> int:
-    """List the sessions of clients: whose they are, and when they were heard."""
+    """List the client sessions of the cluster: number, user, time since the last heartbeat, host and process."""
     import msgspec
 
     from fireflyer.base.units import counted, format_duration
@@ -106,39 +130,54 @@ def sessions_command(*, where: ClusterTarget, as_json: bool) -> int:
         return 0
     for one in sessions:
         user = one.user or "(a service)"
-        click.echo(f"client {one.client:<6} {user:<16} heard {format_duration(max(0, one.silent_ns))} ago  {one.name}")
+        silent = format_duration(max(0, one.silent_ns))
+        click.echo(f"client {one.client:<6} {user:<16} last heartbeat {silent} ago  {one.name}")
     click.echo(f"{counted(len(sessions), 'session')}." if sessions else "No sessions.")
     return 0
 
 
-@click.command("end-session", short_help="End the session of a client.")
+@click.command("end-session", short_help="Disconnect a client.", epilog="Example: ff fs admin end-session 17")
 @where_options
 @click.argument("client", metavar="CLIENT", type=WholeNumber(1, MAX_ID))
 def end_session_command(*, where: ClusterTarget, client: int) -> int:
-    """End the session of CLIENT: nothing of it is done any more, whatever it has asked for."""
+    """End the session of CLIENT, a number that `ff fs admin sessions` shows. Its requests are refused from then on, and
+    its locks and open files are released."""
     from fireflyer.fs.schema.sessions import EndSession
 
     return _do(where, EndSession(client))
 
 
-@click.command("rotate-keys", short_help="Sign the rights of clients with a new key.")
+@click.command(
+    "rotate-keys", short_help="Sign capabilities with a new key.", epilog="Example: ff fs admin rotate-keys --dir fs"
+)
 @where_options
-@click.option("--revoke", is_flag=True, help="What was signed so far counts no more; clients ask for it again.")
+@click.option("--revoke", is_flag=True, help="Make all capabilities that were signed so far invalid at once.")
 def rotate_keys_command(*, where: ClusterTarget, revoke: bool) -> int:
-    """Sign capabilities, the rights of clients to files, with a new key. The old one is valid until all that it has
-    signed have expired, so nobody notices; with --revoke it is not, and clients ask for their rights again."""
+    """Sign capabilities, the permissions of clients to read or write chunks of files, with a new key. The old key stays
+    valid until the capabilities that it signed have expired, so clients are not interrupted. With --revoke it does not,
+    and clients get new capabilities."""
     from fireflyer.fs.schema.manager import RotateKeys
 
     return _do(where, RotateKeys(revoke))
 
 
-@click.command("add-node", short_help="Add a node to a cluster of `ff fs up`.")
+@click.command(
+    "add-node",
+    short_help="Add a node to a cluster of `ff fs up`.",
+    epilog="Example: ff fs admin add-node --dir fs --targets 4",
+)
 @click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP)
-@click.option("--targets", metavar="N", type=WholeNumber(1, 256), help="Its targets.  [default: as the first node's]")
+@click.option(
+    "--targets",
+    metavar="N",
+    type=WholeNumber(1, 256),
+    help="Number of targets of the new node.  [default: as many as the first node has]",
+)
 def add_node_command(*, directory: str | None, targets: int | None) -> int:
-    """Add a node with empty targets to the cluster in DIR, which runs. `rebalance` moves a share of the chunks there.
+    """Add a node with empty targets to the running cluster in DIR. Then `ff fs admin rebalance` moves a share of the
+    chains to it.
 
-    A node on another machine is added with its own configuration file: see docs/how-to/chunk-store.md.
+    For a node on another machine use `ff fs admin register-node`; see docs/how-to/chunk-store.md.
     """
     from fireflyer.base.units import counted
     from fireflyer.cli.fs.connect import ask_all, local
@@ -152,18 +191,7 @@ def add_node_command(*, directory: str | None, targets: int | None) -> int:
     layout.save(cluster)
     signal_holder(layout.lock_file, signal.SIGHUP)
     click.echo(
-        f"Node {node.id} with {counted(len(node.targets), 'target')} is added and started; to use it: "
-        f"ff fs admin rebalance --dir {os.path.relpath(layout.directory)}"
+        f"Node {node.id} with {counted(len(node.targets), 'target')} is added and started. To move chains to it: ff "
+        f"fs admin rebalance --dir {os.path.relpath(layout.directory)}"
     )
     return 0
-
-
-COMMANDS: tuple[click.Command, ...] = (
-    add_node_command,
-    drain_command,
-    undrain_command,
-    override_command,
-    sessions_command,
-    end_session_command,
-    rotate_keys_command,
-)

@@ -22,9 +22,13 @@ MAX_ID = (1 << 63) - 1
 MAX_NODE = (1 << 32) - 1
 
 
-@click.command("register-node", short_help="Let a storage process of another machine register.")
+@click.command(
+    "register-node",
+    short_help="Let a storage process on another machine join.",
+    epilog="Example: ff fs admin register-node --node 4 --target 4001 --target 4002",
+)
 @where_options
-@click.option("--node", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="As its file says.")
+@click.option("--node", metavar="ID", type=WholeNumber(1, MAX_NODE), required=True, help="Id of the node in its file.")
 @click.option(
     "--target",
     "targets",
@@ -32,48 +36,60 @@ MAX_NODE = (1 << 32) - 1
     multiple=True,
     type=WholeNumber(1, MAX_ID),
     required=True,
-    help="Of its empty directories; repeatable.",
+    help="Id of a target in its file, an empty directory; repeatable.",
 )
 def register_node_command(*, where: ClusterTarget, node: int, targets: tuple[int, ...]) -> int:
-    """Let the storage process of node NODE register, with these targets. `add-chains` or `rebalance` uses them."""
+    """Let the storage process of a new node join the cluster, with these targets. Ids are those in the configuration
+    file of the process. Then start the process, and run `ff fs admin add-chains` (new cluster) or `ff fs admin
+    rebalance` to use its targets."""
     from fireflyer.fs.schema.manager import AddNode, AddTargets
 
     return _do(where, [AddNode(node), AddTargets(node, targets)])
 
 
-@click.command("add-chains", short_help="Make chains of all targets that were in none yet.")
+@click.command(
+    "add-chains", short_help="Make chains of new targets.", epilog="Example: ff fs admin add-chains --replicas 3"
+)
 @where_options
-@click.option("--replicas", metavar="K", type=WholeNumber(1, 8), default=2, show_default=True, help="Of each chunk.")
 @click.option(
-    "--table", "table_id", metavar="ID", type=WholeNumber(1), default=1, show_default=True, help="Its number."
+    "--replicas", metavar="K", type=WholeNumber(1, 8), default=2, show_default=True, help="Targets per chain."
+)
+@click.option(
+    "--table", "table_id", metavar="ID", type=WholeNumber(1), default=1, show_default=True, help="Id of the new table."
 )
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="The same seed, the same table.")
 def add_chains_command(*, where: ClusterTarget, replicas: int, table_id: int, seed: int) -> int:
-    """Make chains of all targets that were in no chain yet, and a chain table of them, such that the loss of a node
-    spreads evenly. Their storage processes must run."""
+    """Make chains of all targets that were never in a chain, and a chain table of these chains, such that the load of a
+    failed node spreads evenly over the others. Their storage processes must be running."""
     from fireflyer.fs.core.manager.move_plan import chains_of_new_targets
     from fireflyer.fs.schema.manager import MAX_PER_REQUEST, AddChains, AddTable, GetRouting, GetStatus, Status
 
     answers = ask_all(where, [GetStatus(), GetRouting()])
     known = routing(answers[1])
     if any(table.id == table_id for table in known.tables):
-        raise UsageError(f"there is a chain table {table_id}; tables never change, give --table another number")
+        raise UsageError(
+            f"chain table {table_id} exists already, and tables cannot be changed; give another id with --table"
+        )
     status = expect(answers[0], Status)
     silent = {node.id for node in status.nodes if not node.alive}
     missing = sorted(silent & {one.node for one in status.targets if not one.used and not one.unwanted})
     if missing:
-        raise UsageError(f"node {missing[0]} does not run, and has new targets; start it, drain or retire it first")
+        raise UsageError(
+            f"node {missing[0]} has new targets and is not alive; start its storage process first, or leave it out: "
+            f"ff fs admin drain --node {missing[0]}"
+        )
     chains = chains_of_new_targets(status, replicas, seed=seed)
     batches = [chains[at : at + MAX_PER_REQUEST] for at in range(0, len(chains), MAX_PER_REQUEST)]
     return _do(where, [*map(AddChains, batches), AddTable(table_id, tuple(chain.id for chain in chains))])
 
 
-@click.command("retire-node", short_help="Forget a node whose targets are in no chain.")
+@click.command("retire-node", short_help="Remove an empty node.", epilog="Example: ff fs admin retire-node 2")
 @where_options
 @click.argument("node", metavar="NODE", type=WholeNumber(1, MAX_NODE))
 def retire_node_command(*, where: ClusterTarget, node: int) -> int:
-    """Forget node NODE and its targets, which are in no chain any more: drain it and `rebalance` first. A process of
-    `ff fs up` is ended; what is in its directories stays, and may be removed."""
+    """Remove node NODE and its targets from the cluster. They must be in no chain: run `ff fs admin drain --node NODE`
+    and `ff fs admin rebalance --wait SECONDS` first. If `ff fs up` runs its process, that is stopped. Its directories
+    stay and may be deleted."""
     from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import GetStatus, RetireNode, RetireTargets, Status
     from fireflyer.fs.service.local.layout import Layout, without_node
@@ -88,18 +104,29 @@ def retire_node_command(*, where: ClusterTarget, node: int) -> int:
     return code
 
 
-@click.command("issue-token", short_help="Make a token for a user.")
-@click.option("--tokens-file", metavar="FILE", required=True, help="As the configurations name it; made if missing.")
-@click.option("--days", metavar="N", type=WholeNumber(1, 36_500), help="How long it is good for.  [default: for ever]")
+@click.command(
+    "issue-token",
+    short_help="Make a token for a user.",
+    epilog="Example: ff fs admin issue-token --tokens-file fs/tokens.json --days 90 ann",
+)
+@click.option(
+    "--tokens-file",
+    metavar="FILE",
+    required=True,
+    help="File of users and tokens that the configurations name (DIR/tokens.json of `ff fs up`); made if missing.",
+)
+@click.option(
+    "--days", metavar="N", type=WholeNumber(1, 36_500), help="Days until the token expires.  [default: never]"
+)
 @click.argument("user", metavar="USER")
 def issue_token_command(*, tokens_file: str, days: int | None, user: str) -> int:
-    """Make a token for USER, who is made if there is none, and print it: it is shown this once. Copy FILE to all
-    machines of the cluster; running processes notice."""
+    """Make a token for USER and print it. It cannot be shown again. The user is added if missing. Copy FILE to all
+    machines of the cluster; running processes read it again by themselves."""
     from fireflyer.identity import TokenStore
 
     directory = os.path.dirname(os.path.abspath(tokens_file))
     if not os.path.isdir(directory):
-        raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {directory}; make it first")
+        raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {directory}; create it first")
     store, now_s = TokenStore(tokens_file), int(time.time())
     if user not in store.users():
         store.create_user(user, now_s)

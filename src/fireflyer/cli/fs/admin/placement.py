@@ -1,4 +1,4 @@
-"""`ff fs admin placement`: a chain table, and how evenly it spreads what a dead node did."""
+"""`ff fs admin placement`: a chain table, and how evenly it spreads the load of a dead node."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ class Domains(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of each node in order, how many targets it has, where they differ."""
 
 
-@click.command("placement", short_help="Print a chain table and its worst peer-load ratio.")
-@click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), required=True, help="Storage nodes.")
+@click.command(
+    "placement",
+    short_help="Compute a chain table and its worst peer-load ratio.",
+    epilog="Example: ff fs admin placement --nodes 12 --replicas 3 --targets-per-node 16",
+)
+@click.option(
+    "--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), required=True, help="Number of storage nodes."
+)
 @click.option(
     "--replicas",
     metavar="K",
     type=WholeNumber(min=1, max=8),
     default=3,
     show_default=True,
-    help="Targets of each chain, all on different nodes.",
+    help="Number of targets of each chain, all on different nodes.",
 )
 @click.option(
     "--targets-per-node",
@@ -50,7 +56,7 @@ class Domains(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type=WholeNumber(min=1, max=MAX_TARGETS_PER_NODE),
     default=16,
     show_default=True,
-    help="Targets of each node: disks times targets of a disk.",
+    help="Number of targets of each node: disks times targets per disk.",
 )
 @click.option(
     "--disks-per-node",
@@ -58,17 +64,25 @@ class Domains(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type=WholeNumber(min=1, max=256),
     default=1,
     show_default=True,
-    help="Disks of each node, which share its targets.",
+    help="Number of disks of each node; its targets are spread over them.",
 )
 @click.option(
     "--domains",
     "domains_file",
     metavar="FILE",
-    help="TOML: domains = [...], the rack or zone of each node; no two targets of a chain are in one.",
+    help="TOML file with domains = [...], the rack or zone of each node: a chain has at most one target in each.  "
+    "[default: none]",
 )
-@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="The same seed, the same table.")
-@click.option("--all", "show_all", is_flag=True, help="Print all chains.")
-@click.option("--json", "as_json", is_flag=True, help="Print table and quality as JSON.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the search; the same seed gives the same table.",
+)
+@click.option("--all", "show_all", is_flag=True, help=f"Print all chains.  [default: the first {CHAINS_SHOWN}]")
+@click.option("--json", "as_json", is_flag=True, help="Print table and quality as one JSON object.")
 def placement_command(
     *,
     nodes: int,
@@ -80,11 +94,11 @@ def placement_command(
     show_all: bool,
     as_json: bool,
 ) -> int:
-    """Print a chain table: which nodes hold the replicas of each chain, head first.
+    """Compute a chain table without a cluster, and print which nodes hold the replicas of each chain, head first.
 
-    When a node dies, its peers take over its reads and are read when it is copied again. The worst peer-load ratio says
-    how much more than an even share the most loaded peer takes, for the worst of all nodes; its bound is what no table
-    can do better. Nothing is stored.
+    When a node dies, the other nodes of its chains take over its reads and are read from to restore its replicas. The
+    worst peer-load ratio is the load of the busiest of them relative to an even share (1), for the worst node to lose.
+    Its bound is a value below which no table can be.
     """
     from fireflyer.fs.core.placement import StorageNode, place, uniform_cluster
 
@@ -163,16 +177,16 @@ def _loads(cluster: Cluster, placement: Placement, replicas: int) -> list[str]:
     lines = [f"targets of nodes: {shown}{', ...' if len(kinds) > LOADS_SHOWN else ''}"]
     spare = sum(sum(node.slots) for node in cluster) - len(chains) * replicas
     if spare:
-        lines.append(f"slots that stay empty: {spare}; no further chain finds {replicas} nodes with room")
+        lines.append(f"unused targets: {spare}; there are not {replicas} nodes with room for a further chain")
     return lines
 
 
 def _qualities(quality: Quality) -> list[str]:
     if quality.reads_ratio is None:
-        return ["nothing is replicated: when a node is gone, so is what it holds"]
-    evenly = f"give or take {quality.position_spread}" if quality.position_spread else "equally often"
+        return ["1 replica: when a node is lost, its data are lost"]
+    evenly = f"equally often, +-{quality.position_spread}" if quality.position_spread else "equally often"
     return [
-        f"positions, head to tail: each node has all of them {evenly}",
+        f"positions in a chain, head to tail: each node has each position {evenly}",
         f"two nodes share {quality.shared_min} to {quality.shared_max} chains",
         "worst peer-load ratio (1 is an even share):",
         f"  reads of a dead node      {_beside_bound(quality.reads_ratio, quality.reads_bound)}",

@@ -22,27 +22,40 @@ LOOK_S: Final = 0.5
 TABLE: Final = 1
 
 
-@click.command("rebalance", short_help="Move chains to new nodes, and away from drained ones.")
+@click.command(
+    "rebalance",
+    short_help="Move chains to new nodes and away from draining ones.",
+    epilog="Example: ff fs admin rebalance --plan",
+)
 @where_options
-@click.option("--plan", "only_plan", is_flag=True, help="Print what would be moved, and move nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print the moves, and do nothing.")
 @click.option(
     "--wait",
     "wait_s",
     metavar="SECONDS",
     type=WholeNumber(1),
-    help="Wait for moves under way, and return when all are done.",
+    help="Wait until all moves are done; fail after SECONDS.  [default: return at once]",
 )
-@click.option("--cancel", is_flag=True, help="Drop the moves that have not begun.")
+@click.option("--cancel", is_flag=True, help="Cancel the moves that have not begun.")
 @click.option(
-    "--table", "table_id", metavar="ID", type=WholeNumber(1), default=TABLE, help="Chain table.  [default: 1]"
+    "--table", "table_id", metavar="ID", type=WholeNumber(1), default=TABLE, help="Id of the chain table.  [default: 1]"
 )
-@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="The same seed, the same plan.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the search; the same seed gives the same plan.",
+)
 def rebalance_command(
     *, where: ClusterTarget, only_plan: bool, wait_s: int | None, cancel: bool, table_id: int, seed: int
 ) -> int:
-    """Move as few targets as possible, so that every node has its share of the chains and the loss of any spreads
-    evenly. The manager carries the moves out, a few at a time: the new target is synced and serves before the old one
-    leaves. `ff fs status` shows them."""
+    """Move as few chains as possible such that every node has its share of them and the load of a failed node spreads
+    evenly. Draining targets are emptied.
+
+    The manager executes the moves, a few at a time: the new target is synced and serves before the old one leaves the
+    chain. `ff fs status` shows the progress."""
     from fireflyer.fs.core.manager.move_plan import plan_moves
     from fireflyer.fs.schema.manager import (
         MAX_PER_REQUEST,
@@ -58,7 +71,7 @@ def rebalance_command(
 
     if cancel:
         if only_plan or wait_s is not None:
-            raise UsageError("--cancel stands alone; leave --plan and --wait out")
+            raise UsageError("--cancel cannot be combined with --plan or --wait; leave them out")
         click.echo(f"{expect(ask_one(where, CancelMoves()), Done).note}.")
         return 0
     if wait_s is not None and not only_plan:
@@ -67,7 +80,10 @@ def rebalance_command(
     status, under_way = expect(answers[0], Status), expect(answers[1], MoveList).moves
     tables = {table.id: table for table in routing(answers[2]).tables}
     if table_id not in tables:
-        raise NotFound(f"there is no chain table {table_id}; there are {', '.join(map(str, tables)) or 'none'}")
+        raise NotFound(
+            f"there is no chain table {table_id}; the cluster has "
+            + (f"table {', '.join(map(str, tables))}" if tables else "none: make one with `ff fs admin add-chains`")
+        )
     plan, now, moves = plan_moves(status, tables[table_id], under_way, seed=seed)
     _print(plan, now, moves)
     if only_plan or not moves:
@@ -83,7 +99,7 @@ def rebalance_command(
 
 def _print(plan: Plan, now: Quality, moves: tuple[NewMove, ...]) -> None:
     if not moves:
-        click.echo("Nothing has to be moved: every node has its share.")
+        click.echo("No moves are needed: every node has its share.")
         return
     from fireflyer.base.units import counted
 
@@ -109,5 +125,7 @@ def _wait(where: ClusterTarget, wait_s: int) -> None:
     until_s = time.monotonic() + wait_s
     while left := expect(ask_one(where, GetMoves()), MoveList).moves:
         if time.monotonic() >= until_s:
-            raise Timeout(f"{len(left)} moves are not done after {wait_s} s; they go on, `ff fs status` shows them")
+            raise Timeout(
+                f"{len(left)} moves are not done after {wait_s} s; they continue, and `ff fs status` shows them"
+            )
         time.sleep(LOOK_S)

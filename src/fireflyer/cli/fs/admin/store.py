@@ -1,4 +1,4 @@
-"""`ff fs admin fsck`, `dump`, `load`: the metadata of a cluster that is down."""
+"""`ff fs admin fsck`, `dump`, `load`: the metadata of a stopped cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fireflyer.fs.core.meta.fsck.rows import Problem
     from fireflyer.kvstore import Engine
 
-__all__ = ["STORE_COMMANDS"]
+__all__ = ["dump_command", "fsck_command", "load_command"]
 
 MAX_ROUNDS: Final = 20
 """Of mending. Each finds what hung on what the last one mended."""
@@ -38,7 +38,11 @@ def store_options(function: Callable[..., object]) -> Callable[..., object]:
 
     command: Callable[..., object] = call
     for option in (
-        click.option("--store", metavar="URL", help="embedded:/absolute/path or postgresql://user@host/database."),
+        click.option(
+            "--store",
+            metavar="URL",
+            help="Store of the metadata instead of --dir: embedded:/absolute/path or postgresql://user@host/database.",
+        ),
         click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP),
     ):
         command = option(command)
@@ -52,7 +56,7 @@ def _found(directory: str | None, store: str | None) -> Iterator[str]:
 
     if store is not None:
         if directory is not None:
-            raise UsageError("--dir and --store exclude each other; give one of them")
+            raise UsageError("--dir and --store cannot be combined; give one of them")
         yield store
         return
     layout = Layout(directory_of(directory))
@@ -72,15 +76,19 @@ def _on(store: str, work: Callable[[Engine], Awaitable[T]]) -> T:
     return run(whole())
 
 
-@click.command("fsck", short_help="Check the metadata of a cluster that is down, and mend it.")
+@click.command(
+    "fsck",
+    short_help="Check and repair the metadata of a stopped cluster.",
+    epilog="Example: ff fs admin fsck --dir fs --repair",
+)
 @store_options
-@click.option("--repair", "mends", is_flag=True, help="Mend what can be mended, after asking.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--repair", "mends", is_flag=True, help="Repair the metadata, after a question.")
+@click.option("-y", "--yes", is_flag=True, help="With --repair: repair without the question.")
 def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
-    """Check that names, inodes, link counts, directories and quotas fit together. What nothing leads to any more goes
-    to /lost+found. Chunks are not looked at.
+    """Check that names, inodes, link counts, directories and quotas are consistent. --repair moves inodes without a
+    name to /lost+found. Chunks are not checked; `ff fs fsck` does that while the cluster runs.
 
-    Exit code: 0 when nothing is wrong (any more), 1 when something is."""
+    Exit code: 0 if there is no problem (left), 1 if there is one."""
     from fireflyer.fs.service.meta.offline_store import check_store, repair_store
 
     problems = _on(store, check_store)
@@ -88,13 +96,15 @@ def fsck_command(*, store: str, mends: bool, yes: bool) -> int:
     if not problems or not mends:
         return 1 if problems else 0
     if any(each.repair is None for each in problems):
-        raise PermanentError("rows that cannot be read are not mended, nor what hangs on them; load a dump")
+        raise PermanentError(
+            "nothing was repaired: some rows are unreadable; restore the store from a dump with `ff fs admin load`"
+        )
     if not yes:
-        click.confirm("Mend them?", abort=True)
+        click.confirm("Repair them?", abort=True)
     for _ in range(MAX_ROUNDS):
         repaired = _on(store, functools.partial(repair_store, problems=problems, now_ns=time.time_ns()))
         problems = _on(store, check_store)
-        click.echo(f"mended {repaired}; {len(problems)} left")
+        click.echo(f"{repaired} repaired, {len(problems)} left")
         if not problems:
             return 0
     _show(problems)
@@ -107,15 +117,19 @@ def _show(problems: list[Problem]) -> None:
     if len(problems) > SHOWN:
         click.echo(f"... and {len(problems) - SHOWN} more")
     kinds = Counter(each.kind.value for each in problems)
-    click.echo(", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "nothing is wrong")
+    click.echo(", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "no problems found")
 
 
-@click.command("dump", short_help="Write the metadata of a cluster that is down to a file.")
+@click.command(
+    "dump",
+    short_help="Write the metadata of a stopped cluster to a file.",
+    epilog="Example: ff fs admin dump metadata.ffdump --dir fs",
+)
 @store_options
 @click.argument("file", metavar="FILE")
 def dump_command(*, store: str, file: str) -> int:
-    """Write all metadata to FILE, which must not be there: names and inodes of files, and where chunks lie. Not the
-    chunks themselves."""
+    """Write all metadata to the new file FILE: names and inodes of files, and which targets hold which chunks. Chunks
+    are not included."""
     from fireflyer.fs.service.meta.offline_store import dump_store
 
     with _new_file(file) as out:
@@ -128,7 +142,7 @@ def dump_command(*, store: str, file: str) -> int:
 def _new_file(path: str) -> Iterator[IO[bytes]]:
     """It has its name when all is in it and on the disk. Only its owner may read it."""
     if os.path.lexists(path):
-        raise UsageError(f"{path} is there already; give another FILE")
+        raise UsageError(f"{path} exists already; give another FILE")
     try:
         out = tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".ff-dump-")  # noqa: SIM115
     except OSError as error:
@@ -143,12 +157,16 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
             raise PermanentError(f"cannot write {path}: {error.strerror}") from error
 
 
-@click.command("load", short_help="Read metadata from a file into an empty store.")
+@click.command(
+    "load",
+    short_help="Read metadata from a file into an empty store.",
+    epilog="Example: ff fs admin load metadata.ffdump --dir fs",
+)
 @store_options
 @click.argument("file", metavar="FILE")
 def load_command(*, store: str, file: str) -> int:
-    """Read what `ff fs admin dump` wrote into a store that is new. FILE is looked at as a whole before anything is
-    loaded. What was made after the dump is forgotten: `ff fs fsck --repair` removes its chunks."""
+    """Read FILE, which `ff fs admin dump` wrote, into an empty store. All of FILE is checked before anything is loaded.
+    Files that were made after the dump are lost; `ff fs fsck --repair` then removes their chunks."""
     from fireflyer.fs.service.meta.offline_store import load_store
 
     try:
@@ -159,6 +177,3 @@ def load_command(*, store: str, file: str) -> int:
         rows = _on(store, functools.partial(load_store, file=source, now_ns=time.time_ns()))
     click.echo(f"{rows} rows loaded")
     return 0
-
-
-STORE_COMMANDS: Final = (fsck_command, dump_command, load_command)

@@ -1,4 +1,4 @@
-"""`ff fs admin user`: who may use a cluster, and who they are in its files."""
+"""`ff fs admin user`: the users of a cluster, with their uids, groups and tokens."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["user_command"]
 MAX_ID = (1 << 32) - 2
 
 
-@click.group("user", short_help="Users: add, rm, list.")
+@click.group("user", short_help="Add, remove and list users.", epilog="Example: ff fs admin user list --dir fs")
 def user_command() -> None:
     """Users of a cluster: their names, numbers and tokens.
 
-    They are in one file, DIR/tokens.json of a cluster of `ff fs up`. Of a cluster of several machines name it, and copy
-    it to all of them when it has changed: running processes notice."""
+    All are in one file, DIR/tokens.json for a cluster of `ff fs up`. For a cluster of several machines, name it with
+    --tokens-file, and copy it to all of them after a change; running processes read it again by themselves."""
 
 
 def _where(function: click.decorators.FC) -> click.decorators.FC:
-    file = click.option("--tokens-file", metavar="FILE", help="As the configurations name it, instead of --dir.")
+    file = click.option("--tokens-file", metavar="FILE", help="File of users and tokens, instead of --dir.")
     directory = click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP)
     return directory(file(function))
 
@@ -40,22 +40,24 @@ def _store(directory: str | None, tokens_file: str | None) -> TokenStore:
 
     if tokens_file is not None:
         if directory is not None:
-            raise UsageError("--dir and --tokens-file exclude each other; give one of them")
+            raise UsageError("--dir and --tokens-file cannot be combined; give one of them")
         parent = os.path.dirname(os.path.abspath(tokens_file))
         if not os.path.isdir(parent):
-            raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {parent}; make it first")
+            raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {parent}; create it first")
         return TokenStore(tokens_file)
     layout = Layout(directory_of(directory))
     layout.load()
     return TokenStore(layout.tokens_file)
 
 
-@user_command.command("add", short_help="Make a user.")
+@user_command.command("add", short_help="Add a user.", epilog="Example: ff fs admin user add --uid 1000 --token ann")
 @_where
-@click.option("--uid", metavar="N", type=WholeNumber(0, MAX_ID), help="Whose files are his.  [default: a new one]")
-@click.option("--gid", metavar="N", type=WholeNumber(0, MAX_ID), help="Of his files.  [default: as uid]")
-@click.option("--group", "groups", metavar="N", multiple=True, type=WholeNumber(0, MAX_ID), help="Another; repeatable.")
-@click.option("--token", is_flag=True, help="Print a token for him too: it is shown this once.")
+@click.option("--uid", metavar="N", type=WholeNumber(0, MAX_ID), help="User id.  [default: a new one]")
+@click.option("--gid", metavar="N", type=WholeNumber(0, MAX_ID), help="Primary group id.  [default: the uid]")
+@click.option(
+    "--group", "groups", metavar="N", multiple=True, type=WholeNumber(0, MAX_ID), help="Further group id; repeatable."
+)
+@click.option("--token", is_flag=True, help="Print a new token for the user; it cannot be shown again.")
 @click.argument("name", metavar="NAME")
 def add_command(
     *,
@@ -67,7 +69,7 @@ def add_command(
     token: bool,
     name: str,
 ) -> int:
-    """Make user NAME. On a machine whose mount is trusted, give him the uid that he has there: `id -u NAME`."""
+    """Add user NAME. If they use a trusted mount, give them the uid that they have on that machine: `id -u NAME`."""
     store, now_s = _store(directory, tokens_file), int(time.time())
     account = store.create_user(name, now_s, uid=uid, gid=gid, groups=groups)
     if token:
@@ -77,29 +79,29 @@ def add_command(
     return 0
 
 
-@user_command.command("rm", short_help="Remove a user and his tokens.")
+@user_command.command("rm", short_help="Remove a user and their tokens.", epilog="Example: ff fs admin user rm ann")
 @_where
 @click.argument("name", metavar="NAME")
 def rm_command(*, directory: str | None, tokens_file: str | None, name: str) -> int:
-    """Remove user NAME with all tokens. His files stay, and his uid is not given to another one."""
+    """Remove user NAME and all of their tokens. Their files stay, and their uid is not given to another user."""
     from fireflyer.fs.service.local.layout import ADMIN
 
     if name == ADMIN and tokens_file is None:
-        raise UsageError(f"user {ADMIN} is needed by the commands of this cluster; remove another one")
+        raise UsageError(f"user {ADMIN} cannot be removed: the commands of this cluster use it")
     store = _store(directory, tokens_file)
     account = store.account(name)
     if account is None:
-        raise NotFound(f"there is no user {name[:80]!r}")
+        raise NotFound(f"there is no user {name[:80]!r}; `ff fs admin user list` shows them")
     store.remove_user(name)
-    click.echo(f"User {name} is removed; files of uid {account.uid} stay.")
+    click.echo(f"User {name} is removed; the files of uid {account.uid} stay.")
     return 0
 
 
-@user_command.command("list", short_help="Show the users.")
+@user_command.command("list", short_help="List users.", epilog="Example: ff fs admin user list --dir fs")
 @_where
-@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_command(*, directory: str | None, tokens_file: str | None, as_json: bool) -> int:
-    """Show name, uid, gid, groups, and how many tokens are good."""
+    """List the users: name, uid, gid, number of valid tokens, and groups."""
     import msgspec
 
     store, now_s = _store(directory, tokens_file), int(time.time())

@@ -23,15 +23,17 @@ def _octal(_: click.Context, __: click.Parameter, text: str | None) -> int | Non
     except ValueError:
         mode = -1
     if not 0 <= mode <= 0o7777:
-        raise click.BadParameter(f"{text!r} is no mode; write it like 755 or 2775")
+        raise click.BadParameter(f"{text!r} is not an octal mode; write it like 755 or 2775")
     return mode
 
 
-@click.command("mkdir", short_help="Make directories.")
+@click.command("mkdir", short_help="Make directories.", epilog="Example: ff fs mkdir -p /data/raw")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("-p", "--parents", is_flag=True, help="Also those above; one that is there already is no error.")
-@click.option("-m", "--mode", callback=_octal, metavar="OCTAL", help="Permissions, whatever the umask.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what is made.")
+@click.option("-p", "--parents", is_flag=True, help="Make parent directories too; an existing directory is no error.")
+@click.option(
+    "-m", "--mode", callback=_octal, metavar="OCTAL", help="Permissions, like 755.  [default: 777 without the umask]"
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print each directory that is made.")
 @files_options
 def mkdir_command(
     *, paths: tuple[str, ...], parents: bool, mode: int | None, verbose: bool, places: PathResolver
@@ -57,23 +59,24 @@ def mkdir_command(
                 say(f"{path}: made")
 
 
-@click.command("rm", short_help="Remove files and directories.")
+@click.command("rm", short_help="Remove files and directories.", epilog="Example: ff fs rm -r /data/kept")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Directories, with all that is in them.")
-@click.option("-d", "empty", is_flag=True, help="Empty directories.")
-@click.option("-f", "--force", is_flag=True, help="What is not there is no error.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what is removed.")
+@click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Remove directories with all they contain.")
+@click.option("-d", "empty", is_flag=True, help="Remove empty directories.")
+@click.option("-f", "--force", is_flag=True, help="A missing file is no error.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each PATH that is removed.")
 @files_options
 def rm_command(
     *, paths: tuple[str, ...], recursive: bool, empty: bool, force: bool, verbose: bool, places: PathResolver
 ) -> None:
-    """Remove names of files, and directories with -r. Symbolic links are not followed. Nothing is asked."""
+    """Remove files, and directories with -r, without a question. Symbolic links are removed, not followed. Where a
+    trash is set (`ff fs defaults --trash`), what is removed is moved there."""
     with Bars(places, "Removing", counts="names") as bars:
         for path in paths:
             with places.each(path):
                 place = places.remote(path)
                 if place.path == "/" or posixpath.basename(place.path) in (".", ".."):
-                    raise UsageError(f"{path}: the root, . and .. are not removed; name what is in it")
+                    raise UsageError(f"{path}: the root, . and .. cannot be removed; give the names in it")
                 try:
                     _remove(place, recursive, empty, bars)
                 except FileNotFoundError:
@@ -92,27 +95,30 @@ def _remove(place: TreePath, recursive: bool, empty: bool, bars: Bars) -> None:
     elif empty:
         place.tree.rmdir(place.path)
     else:
-        raise IsADirectoryError(errno.EISDIR, "is a directory; -r removes it with all that is in it", place.given)
+        raise IsADirectoryError(errno.EISDIR, "is a directory; -r removes it with all it contains", place.given)
 
 
-@click.command("mv", short_help="Rename, or move to another directory.")
-@click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
-@click.option("-n", "--no-clobber", "keep", is_flag=True, help="What is there stays, and is an error.")
-@click.option(
-    "-T", "--no-target-directory", "exact", is_flag=True, help="TARGET is the name, never a directory to move into."
+@click.command(
+    "mv", short_help="Rename, or move to another directory.", epilog="Example: ff fs mv /data/copy /data/kept"
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say what is moved.")
+@click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
+@click.option("-n", "--no-clobber", "keep", is_flag=True, help="Fail if the target exists, do not replace it.")
+@click.option(
+    "-T", "--no-target-directory", "exact", is_flag=True, help="TARGET is the new name, not a directory to move into."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print each file that is moved.")
 @files_options
 def mv_command(*, paths: tuple[str, ...], keep: bool, exact: bool, verbose: bool, places: PathResolver) -> None:
-    """Rename SOURCE to TARGET, or move it into TARGET where that is a directory. At once, however large: what is
-    replaced is there until the new is. Only within one cluster; `cp` and `rm` go further."""
+    """Rename SOURCE to TARGET, or move it into TARGET if that is a directory. Atomic and immediate, whatever the size;
+    an existing file is replaced. Only within one cluster, and not into or out of a directory with a quota: use `cp` and
+    `rm` there."""
     *sources, last = _at_least_two(paths)
     target = places.remote(last)
     for path in sources:
         with places.each(path):
             source = places.remote(path)
             if source.tree is not target.tree:
-                raise UsageError(f"{path} and {last} are in different clusters; copy it with 'ff fs cp'")
+                raise UsageError(f"{path} and {last} are in different clusters; use 'ff fs cp' and 'ff fs rm'")
             place = target if exact else into(target, path, several=len(sources) > 1)
             if not place.tree.stat(source.path, False):
                 continue
@@ -127,7 +133,7 @@ def mv_command(*, paths: tuple[str, ...], keep: bool, exact: bool, verbose: bool
 
 def _at_least_two(paths: tuple[str, ...]) -> tuple[str, ...]:
     if len(paths) < 2:
-        raise UsageError("a SOURCE and a TARGET are needed")
+        raise UsageError(f"only one path is given ({paths[0]!r}); give the source and the target")
     return paths
 
 
@@ -141,8 +147,9 @@ def into(target: TreePath, source: str, *, several: bool = False) -> TreePath:
     if directory:
         name = os.path.basename(source.rstrip("/"))
         if name in ("", ".", ".."):
-            raise UsageError(f"{source} has no name to have in {target.given}; write the name there too")
+            raise UsageError(f"{source} has no file name to use in {target.given}; give the full target path")
         return target.below(name)
     if several or target.ends_in_slash:
-        raise UsageError(f"{target.given} is no directory")
+        why = "several sources need one" if several else "the / at its end asks for one"
+        raise UsageError(f"{target.given} is not a directory, and {why}; create it first, or give another target")
     return target

@@ -7,11 +7,14 @@ A path is one of the cluster that `--dir` or `--manager` names (by default FIREF
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
+import posixpath
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from shlex import quote
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -99,14 +102,17 @@ class PathResolver:
         elif text.startswith("/"):
             address = Address(path=text)
         else:
-            raise UsageError(f"{text!r} is no path of the file system: those begin with / or {SCHEME}")
+            raise UsageError(
+                f"{text!r} is not a path in the cluster: those begin with / or {SCHEME}, for example "
+                f"/{text.lstrip('./')}"
+            )
         return TreePath(self._tree(address.target), clean_path(address.path), text)
 
     def local(self, text: str) -> TreePath:
         from fireflyer.fs.tools.trees import LocalTree
 
         if not text:
-            raise UsageError("a path is empty")
+            raise UsageError("a path is an empty string; give the path of a file or directory")
         return TreePath(LocalTree(), os.path.abspath(text), text, remote=False)
 
     def either(self, text: str) -> TreePath:
@@ -136,7 +142,9 @@ class PathResolver:
         if where.directory:
             return open_ring_to(where.directory)
         if not isinstance(where.credential, NodeCredential):
-            raise UsageError("a user may not look at the chunks of everybody; give --secret-file, not --token-file")
+            raise UsageError(
+                "listing the chunks of all users needs the node secret; give --secret-file, not --token-file"
+            )
         return open_ring(where.managers, where.credential)
 
     def _where(self, target: str) -> ClusterTarget:
@@ -145,11 +153,29 @@ class PathResolver:
     # --- errors of single files: the command goes on with the others, and ends with 1 ---
 
     def fail(self, path: str, error: Exception | str) -> None:
+        text = f"error: {clean(path)}: {' '.join(reason(error).split())}"
+        if _over_quota(error) and (directories := self._quotas_above(path)):
+            text += f"; see: ff fs quota {clean(' '.join(map(quote, directories)))}"
         with self._lock:
             self.failures += 1
-            text = f"error: {clean(path)}: {' '.join(reason(error).split())}"
             if self.bars is None or not self.bars.say(text):
                 sys.stderr.write(text + "\n")
+
+    def _quotas_above(self, path: str) -> list[str]:
+        """Directories with a quota that count what is at `path`, the innermost first; none where that is not known."""
+        if len(self._trees) != 1 or not path.startswith("/"):
+            return []
+        (tree,) = self._trees.values()
+        found = []
+        above = path
+        while above != "/":
+            above = posixpath.dirname(above)
+            try:
+                tree.get_quota(above)
+            except (FireflyerError, OSError):
+                continue  # most have none
+            found.append(above)
+        return found
 
     @contextlib.contextmanager
     def each(self, path: str) -> Iterator[None]:
@@ -166,6 +192,13 @@ class PathResolver:
     @property
     def code(self) -> int:
         return 1 if self.failures else 0
+
+
+def _over_quota(error: Exception | str) -> bool:
+    """Of the cluster: a disk of this machine may have quotas too."""
+    from fireflyer.fs.schema.errors import FileError
+
+    return isinstance(error, FileError) and error.errno == errno.EDQUOT
 
 
 def connect(where: ClusterTarget) -> FileSystem:
@@ -203,7 +236,7 @@ jobs_option = click.option(
     default=DEFAULT_JOBS,
     show_default=True,
     metavar="N",
-    help="How many files at a time.",
+    help="Number of files at a time.",
 )
 
 

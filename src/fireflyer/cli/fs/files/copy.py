@@ -28,13 +28,11 @@ __all__ = ["cp_command", "get_command", "put_command", "sync_command"]
 
 STDIN_BLOCK_BYTES: Final = 4 << 20
 _OPTIONS = (
-    click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Directories, with all that is in them."),
-    click.option(
-        "-p", "--preserve", is_flag=True, help="Keep permissions and times, and owners where that is permitted."
-    ),
-    click.option("-n", "--no-clobber", "keep", is_flag=True, help="Leave files alone that are there."),
-    click.option("-v", "--verbose", is_flag=True, help="Say what is copied."),
-    click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+    click.option("-r", "-R", "--recursive", "recursive", is_flag=True, help="Copy directories with all they contain."),
+    click.option("-p", "--preserve", is_flag=True, help="Keep permissions and times, and owners if permitted."),
+    click.option("-n", "--no-clobber", "keep", is_flag=True, help="Do not replace existing files."),
+    click.option("-v", "--verbose", is_flag=True, help="Print each file that is copied."),
+    click.option("-q", "--quiet", is_flag=True, help="Show no progress bar."),
     jobs_option,
 )
 
@@ -54,22 +52,26 @@ def _copy_options(function: Callable[..., object]) -> Callable[..., object]:
     return function
 
 
-@click.command("cp", short_help="Copy within the cluster, or to another.")
+@click.command(
+    "cp", short_help="Copy within the cluster, or to another.", epilog="Example: ff fs cp -r /data/notes /data/copy"
+)
 @click.argument("paths", metavar="SOURCE... TARGET", nargs=-1, required=True)
 @_copy_options
 @files_options
 def cp_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack[_Flags]) -> None:
-    """Copy SOURCE to TARGET, or into TARGET where that is a directory; both in clusters. The bytes go through this
+    """Copy SOURCE to TARGET, or into TARGET if that is a directory. Both are in clusters; the data pass through this
     machine."""
     _copy(places, paths, places.remote, places.remote, "Copying", **flags)
 
 
-@click.command("put", short_help="Copy from this machine into the cluster.")
+@click.command(
+    "put", short_help="Copy from this machine into the cluster.", epilog="Example: ff fs put -r -p notes /data"
+)
 @click.argument("paths", metavar="LOCAL... TARGET", nargs=-1, required=True)
 @_copy_options
 @files_options
 def put_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack[_Flags]) -> None:
-    """Copy files of this machine to TARGET in the cluster, or into it where it is a directory. LOCAL - is standard
+    """Copy files of this machine to TARGET in the cluster, or into TARGET if that is a directory. LOCAL `-` is standard
     input."""
     if len(paths) == 2 and paths[0] == "-":
         _from_stdin(places.remote(paths[1]))
@@ -77,12 +79,15 @@ def put_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack
     _copy(places, paths, places.local, places.remote, "Putting", **flags)
 
 
-@click.command("get", short_help="Copy from the cluster to this machine.")
+@click.command(
+    "get", short_help="Copy from the cluster to this machine.", epilog="Example: ff fs get -r /data/kept back"
+)
 @click.argument("paths", metavar="SOURCE... LOCAL", nargs=-1, required=True)
 @_copy_options
 @files_options
 def get_command(*, paths: tuple[str, ...], places: PathResolver, **flags: Unpack[_Flags]) -> None:
-    """Copy SOURCE to LOCAL on this machine, or into it where it is a directory. For standard output: `cat`."""
+    """Copy SOURCE in the cluster to LOCAL on this machine, or into LOCAL if that is a directory. To write to standard
+    output use `ff fs cat`."""
     _copy(places, paths, places.remote, places.local, "Getting", **flags)
 
 
@@ -105,7 +110,7 @@ def _copy(
     from fireflyer.fs.tools.running import Runner
 
     if len(paths) < 2:
-        raise UsageError("a SOURCE and a TARGET are needed")
+        raise UsageError(f"only one path is given ({paths[0]!r}); give the source and the target")
     *given, last = paths
     target = target_of(last)
     with Bars(places, what, quiet=quiet, verbose=verbose) as bars:
@@ -154,7 +159,7 @@ def _check(source: TreePath, place: TreePath) -> None:
     wanted = _identity(source.tree.stat(source.path))
     try:
         if _identity(place.tree.stat(place.path)) == wanted:
-            raise UsageError(f"{place.given} is {source.given}, which is to be copied")
+            raise UsageError(f"{source.given} and {place.given} are the same file; give another target")
     except FileNotFoundError:
         pass
     above = posixpath.dirname(place.path)
@@ -162,7 +167,7 @@ def _check(source: TreePath, place: TreePath) -> None:
     # Physically upwards, as symbolic links lead: the root is where ".." leads nowhere else.
     while (here := _identity(place.tree.stat(above))) != before:
         if here == wanted:
-            raise UsageError(f"{place.given} is inside {source.given}, which is to be copied")
+            raise UsageError(f"{place.given} is inside {source.given}: a directory cannot be copied into itself")
         above, before = f"{above.rstrip('/')}/..", here
 
 
@@ -176,7 +181,7 @@ def _from_stdin(place: TreePath) -> None:
 
     temporary = f"{posixpath.dirname(place.path).rstrip('/')}/.ff-put-{uuid.uuid4().hex}"
     if stat.S_ISDIR(_mode(place)):
-        raise IsADirectoryError(errno.EISDIR, "is a directory; standard input has no name in it", place.given)
+        raise IsADirectoryError(errno.EISDIR, "is a directory; for standard input give the name of a file", place.given)
     file = place.tree.open(temporary, "xb")
     try:
         try:
@@ -199,14 +204,20 @@ def _mode(place: TreePath) -> int:
         return 0
 
 
-@click.command("sync", short_help="Make one directory as another is.")
+@click.command(
+    "sync",
+    short_help="Make one directory equal to another.",
+    epilog="Example: ff fs sync --delete notes ff:///data/notes",
+)
 @click.argument("source_text", metavar="SOURCE")
 @click.argument("target_text", metavar="TARGET")
-@click.option("--delete", is_flag=True, help="Remove what is not at SOURCE.")
-@click.option("-c", "--checksum", is_flag=True, help="Compare the content of files of one size, whatever their times.")
-@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say what would be done.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what is done.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no sum at the end.")
+@click.option("--delete", is_flag=True, help="Remove from TARGET what is not in SOURCE.")
+@click.option(
+    "-c", "--checksum", is_flag=True, help="Compare the content of files of the same size, not modification times."
+)
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Print what would be done, and do nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Print what is done.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress bar and no summary.")
 @jobs_option
 @files_options
 def sync_command(
@@ -221,10 +232,10 @@ def sync_command(
     jobs: int,
     places: PathResolver,
 ) -> None:
-    """Make what is in the directory TARGET as what is in the directory SOURCE: content, permissions and times.
+    """Make the directory TARGET equal to the directory SOURCE: content, permissions and times.
 
-    Paths in the cluster begin with ff://, as ff:///data; others are of this machine. A file of the same size and time
-    of change counts as the same. Nothing is removed without --delete, nor when SOURCE could not be read whole.
+    Paths in the cluster begin with ff://, as ff:///data; others are of this machine. A file of the same size and
+    modification time counts as equal. Nothing is removed without --delete, or if parts of SOURCE could not be read.
     """
     from fireflyer.fs.tools.copying import CopyOptions
     from fireflyer.fs.tools.plans import CopyFile, SyncOptions, plan_sync
@@ -232,9 +243,12 @@ def sync_command(
 
     source, target = places.either(source_text), places.either(target_text)
     if not (source.remote or target.remote):
-        raise UsageError("neither is in the cluster; a path there begins with ff://, as ff:///data")
+        raise UsageError(
+            f"neither {source_text!r} nor {target_text!r} is in the cluster; a path there begins with ff://, as "
+            "ff:///data"
+        )
     if not stat.S_ISDIR(source.tree.stat(source.path).st_mode):
-        raise UsageError(f"{source_text} is no directory; copy a file with cp, put or get")
+        raise UsageError(f"{source_text} is not a directory; copy a file with cp, put or get")
     _check(source, target)
     with Bars(places, "Comparing", quiet=quiet, verbose=verbose) as bars:
         steps = list(

@@ -37,20 +37,43 @@ _UNITS: Final = {"": 512, "b": 512, "c": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 <
 _DAY_NS: Final = 86400 * SECOND
 
 
-@click.command("find", short_help="Find names below directories.")
+@click.command(
+    "find", short_help="Find files below directories.", epilog="Example: ff fs find /data -name '*.txt' -size -2k"
+)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("-name", "--name", metavar="PATTERN", help="The last name matches: *, ?, [a-z].")
-@click.option("-iname", "--iname", metavar="PATTERN", help="The same, whatever the case.")
-@click.option("-path", "--path", "whole", metavar="PATTERN", help="All of the path matches; * takes / too.")
-@click.option("-type", "--type", "kinds", metavar="KINDS", help="f file, d directory, l link, p, s, c, b; also f,l.")
-@click.option("-size", "--size", metavar="[+-]N[ckMGT]", help="More, less, or just so many units, rounded up.")
-@click.option("-mtime", "--mtime", metavar="[+-]DAYS", help="Content changed so many days ago, in whole days.")
-@click.option("-mmin", "--mmin", metavar="[+-]MINUTES", help="The same in minutes, rounded up.")
-@click.option("-newer", "--newer", metavar="PATH", help="Changed later than that.")
-@click.option("-empty", "--empty", is_flag=True, help="Files without bytes, directories without names.")
-@click.option("-mindepth", "--mindepth", type=int, default=0, metavar="N", help="At least so far below PATH.")
-@click.option("-maxdepth", "--maxdepth", type=int, default=-1, metavar="N", help="At most so far below PATH.")
-@click.option("-print0", "--print0", "zero", is_flag=True, help="A zero byte after each instead of a line's end.")
+@click.option("-name", "--name", metavar="PATTERN", help="The file name matches PATTERN: *, ?, [a-z].")
+@click.option("-iname", "--iname", metavar="PATTERN", help="As -name, ignoring case.")
+@click.option("-path", "--path", "whole", metavar="PATTERN", help="The whole path matches; * matches / too.")
+@click.option(
+    "-type",
+    "--type",
+    "kinds",
+    metavar="KINDS",
+    help="f file, d directory, l symbolic link, p fifo, s socket, c character or b block device; several: f,l.",
+)
+@click.option(
+    "-size",
+    "--size",
+    metavar="[+-]N[ckMGT]",
+    help="Size in bytes (c), KiB (k), MiB (M), GiB (G), TiB (T) or 512-byte blocks, rounded up: more than "
+    "(+), less than (-) or exactly N.",
+)
+@click.option(
+    "-mtime",
+    "--mtime",
+    metavar="[+-]DAYS",
+    help="Content changed more than (+), less than (-) or exactly DAYS days ago.",
+)
+@click.option("-mmin", "--mmin", metavar="[+-]MINUTES", help="As -mtime, in minutes.")
+@click.option("-newer", "--newer", metavar="PATH", help="Changed after the file PATH was.")
+@click.option("-empty", "--empty", is_flag=True, help="Empty files and empty directories.")
+@click.option(
+    "-mindepth", "--mindepth", type=int, default=0, metavar="N", help="At least N levels below PATH.  [default: 0]"
+)
+@click.option(
+    "-maxdepth", "--maxdepth", type=int, default=-1, metavar="N", help="At most N levels below PATH.  [default: all]"
+)
+@click.option("-print0", "--print0", "zero", is_flag=True, help="End each path with a zero byte, for `xargs -0`.")
 @files_options
 def find_command(
     *,
@@ -69,7 +92,8 @@ def find_command(
     zero: bool,
     places: PathResolver,
 ) -> None:
-    """Print what is at each PATH and below it that meets all conditions. Without PATH: from the root."""
+    """Print each PATH and what is below it, if it meets all conditions. Without PATH: from the root.
+    Options are as those of find(1), and come in any order."""
     from fireflyer.fs.tools.trees import walk
 
     newer_ns = None
@@ -154,14 +178,14 @@ def _pattern(text: str, flags: re.RegexFlag = re.NOFLAG) -> Callable[[str], bool
 def _formats(kinds: str) -> set[int]:
     unknown = [one for one in kinds.split(",") if one not in _KINDS]
     if unknown:
-        raise UsageError(f"-type {kinds}: {unknown[0]!r} is none of {', '.join(_KINDS)}")
+        raise UsageError(f"-type {kinds}: {unknown[0]!r} is not a kind; give one or more of {', '.join(_KINDS)}")
     return {_KINDS[one] for one in kinds.split(",")}
 
 
 def _number(text: str, option: str) -> Callable[[int], bool]:
     match = re.fullmatch(r"([+-]?)([0-9]+)", text)
     if match is None:
-        raise UsageError(f"{option} {text!r} is no number; write it like 7, +7 (more) or -7 (less)")
+        raise UsageError(f"{option} {text!r} is not a number; write it like 7, +7 (more) or -7 (less)")
     limit = int(match[2])
     if match[1] == "+":
         return lambda value: value > limit
@@ -171,7 +195,7 @@ def _number(text: str, option: str) -> Callable[[int], bool]:
 def _size(text: str) -> tuple[int, Callable[[int], bool]]:
     match = re.fullmatch(r"([+-]?[0-9]+)([bckMGT]?)", text)
     if match is None:
-        raise UsageError(f"-size {text!r} is no size; write it like +1M, -4k or 100c")
+        raise UsageError(f"-size {text!r} is not a size; write it like +1M, -4k or 100c")
     return _UNITS[match[2]], _number(match[1], "-size")
 
 

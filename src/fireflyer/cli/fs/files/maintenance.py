@@ -1,4 +1,4 @@
-"""`ff fs bench` and `gc`: how fast files are, and what is removed and not collected yet."""
+"""`ff fs bench` and `gc`: the speed of files, and what is removed and not collected yet."""
 
 from __future__ import annotations
 
@@ -25,32 +25,37 @@ __all__ = ["bench_command", "gc_command", "to_json"]
 LOOK_S: Final = 1.0
 
 
-@click.command("bench", short_help="Measure files, beside a directory of this machine.")
+@click.command(
+    "bench",
+    short_help="Measure files, beside a local directory.",
+    epilog="Example: ff fs bench /scratch --size 1GiB --files 10000",
+)
 @click.argument("path", default="/")
-@click.option("--size", default="256MiB", show_default=True, metavar="SIZE", help="Of the large file.")
+@click.option("--size", default="256MiB", show_default=True, metavar="SIZE", help="Size of the large file.")
 @click.option(
     "--files",
     type=WholeNumber(min=1, max=10_000_000),
     default=1000,
     show_default=True,
     metavar="N",
-    help="How many small files.",
+    help="Number of small files.",
 )
-@click.option("--small", default="160KB", show_default=True, metavar="SIZE", help="Of each small file.")
+@click.option("--small", default="160KB", show_default=True, metavar="SIZE", help="Size of each small file.")
 @click.option(
     "--beside",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
-    help="Of this machine, measured too.  [default: a temporary one]",
+    help="Local directory to measure as well.  [default: a temporary one]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 @jobs_option
 @files_options
 def bench_command(
     *, path: str, size: str, files: int, small: str, beside: str | None, as_json: bool, jobs: int, places: PathResolver
 ) -> None:
-    """Write, read, list and remove files in a directory that is made in PATH, and the same in a directory of this
-    machine through Python. What was written is read back, so this machine reads from its cache."""
+    """Write, read, list and remove files in a new directory in PATH, by default the root, and do the same in a local
+    directory. Both are removed afterwards. What was just written is read back, so the local reads come from the page
+    cache."""
     from fireflyer.base.units import format_rate, parse_bytes
     from fireflyer.fs.tools.measuring import Load, measure
     from fireflyer.fs.tools.trees import LocalTree
@@ -68,7 +73,7 @@ def bench_command(
         )
         with tempfile.TemporaryDirectory(dir=beside) as here:
             local = measure(
-                LocalTree(), os.path.join(here, name), load, doing=lambda what: bars.at(0, None, f"Here: {what}")
+                LocalTree(), os.path.join(here, name), load, doing=lambda what: bars.at(0, None, f"Local: {what}")
             )
     if as_json:
         say(to_json(load, found, local).decode())
@@ -77,7 +82,7 @@ def bench_command(
     def shown(figure: Measurement) -> str:
         return format_rate(figure.per_s) if figure.unit == "B" else f"{figure.per_s:,.0f} {figure.unit}/s"
 
-    rows = [["", "cluster", "here", "share"]]
+    rows = [["", "cluster", "local", "ratio"]]
     for one, other in zip(found, local, strict=True):
         rows.append([one.what, shown(one), shown(other), f"{one.per_s / other.per_s:.2f}"])
     print_rows(rows, right=(1, 2))
@@ -88,20 +93,24 @@ def to_json(load: Load, cluster: Sequence[Measurement], here: Sequence[Measureme
     return msgspec.json.encode({"load": load, "cluster": cluster, "here": here})
 
 
-@click.command("gc", short_help="Show, or wait for, what is removed and not collected yet.")
+@click.command("gc", short_help="Show removed files whose space is not free yet.", epilog="Example: ff fs gc --wait 60")
 @click.option(
-    "--wait", "wait_s", metavar="SECONDS", type=float, help="Wait so long until nothing is left; else end with 1."
+    "--wait",
+    "wait_s",
+    metavar="SECONDS",
+    type=float,
+    help="Wait at most this long until none are left; if some are, exit with 1.  [default: do not wait]",
 )
 @where_options
 def gc_command(*, where: ClusterTarget, wait_s: float | None) -> int:
-    """Show files that are removed and whose chunks are still there: open somewhere, or the collector has not come to
-    them. The collector needs no help; this is for who has to know when space is free."""
+    """Show how many removed files still take space: a program has them open, or the garbage collector has not deleted
+    their chunks yet. The collector runs by itself; this command tells when the space is free."""
     from fireflyer.base.units import format_bytes
     from fireflyer.cli.fs.status import at_least
     from fireflyer.fs.schema.manager import FilesStatus, GetFilesStatus
 
     if wait_s is not None and not wait_s >= 0:
-        raise UsageError(f"--wait {wait_s} is no time")
+        raise UsageError(f"--wait {wait_s}: give a number of seconds, 0 or more")
     until_s = time.monotonic() + (wait_s or 0)
     while True:
         found = expect(ask_one(where, GetFilesStatus()), FilesStatus)
@@ -109,10 +118,10 @@ def gc_command(*, where: ClusterTarget, wait_s: float | None) -> int:
             break
         time.sleep(LOOK_S)
     if not found.unlinked:
-        say("Everything that was removed is collected.")
+        say("No removed files are waiting: all of their space is free.")
         return 0
     files = "file" if found.unlinked == 1 else "files"
     say(f"{at_least(found.unlinked)} {files} ({format_bytes(found.unlinked_bytes)}) removed and not collected yet.")
     if found.last_error:
-        raise PermanentError(f"the collector is in trouble: {found.last_error}")
+        raise PermanentError(f"garbage collection fails: {found.last_error}; see the log of the meta service")
     return 1 if wait_s is not None else 0

@@ -1,4 +1,4 @@
-"""`ff fs quota`, `defaults`: what a directory allows, and what it gives to the files made in it."""
+"""`ff fs quota`, `defaults`: limits of a directory, and settings for the files made in it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,33 @@ MAX_STRIPE = 1024
 DAY_S = 86400
 
 
-@click.command("quota", short_help="Show or set how much a directory may hold.")
+@click.command(
+    "quota",
+    short_help="Show or set the quota of a directory.",
+    epilog="Example: ff fs quota --bytes 10TiB --inodes 1000000 /projects/a",
+)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--bytes", "max_bytes", metavar="SIZE", help="How much the lengths of all files may be, like 10GiB.")
+@click.option("--bytes", "max_bytes", metavar="SIZE", help="Limit of the lengths of all files, like 10GiB.")
 @click.option(
     "--inodes",
     "max_inodes",
     metavar="N",
     type=WholeNumber(min=0, max=MAX_INODES),
-    help="How many files, directories and so on.",
+    help="Limit of the number of files, directories and links.",
 )
-@click.option("--none", "ends", is_flag=True, help="Take the quota away.")
+@click.option("--none", "ends", is_flag=True, help="Remove the quota.")
 @files_options
 def quota_command(
     *, paths: tuple[str, ...], max_bytes: str | None, max_inodes: int | None, ends: bool, places: PathResolver
 ) -> None:
-    """Show the quotas of directories, or set them, which administrators may. What is in a directory with a quota is
-    counted exactly, also by the quotas of the directories around it, and cannot be renamed or linked to the outside. A
-    limit that is not given stays.
+    """Show use and limits of directories with a quota. With --bytes, --inodes or --none: set them, which only
+    administrators may. A limit that is not given is not changed.
 
-    A directory can get and lose a quota while there are not more than 4096 names in it."""
+    The use is exact, and counts everything below the directory. Nothing can be renamed or hard-linked from inside a
+    directory with a quota to the outside, or back; `cp` works. A directory can get or lose its quota only while there
+    are at most 4096 names below it."""
     if ends and (max_bytes is not None or max_inodes is not None):
-        raise UsageError("--none stands alone; leave --bytes and --inodes out")
+        raise UsageError("--none cannot be combined with --bytes or --inodes; leave them out")
     limit_bytes = None if max_bytes is None else parse_bytes(max_bytes)
     for path in paths:
         with places.each(path):
@@ -83,25 +88,31 @@ def _quota_text(area: QuotaTree) -> str:
     return f"{format_bytes(area.bytes)}{of_bytes}, {inodes}"
 
 
-@click.command("defaults", short_help="Show or set what a directory gives to new files.")
+@click.command(
+    "defaults",
+    short_help="Show or set chunk size, stripe and trash of a directory.",
+    epilog="Example: ff fs defaults --chunk 1MiB --stripe 4 /small",
+)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("--chunk", metavar="SIZE", help="Size of chunks: a power of two, 64KiB to 64MiB. 0: the cluster's.")
+@click.option(
+    "--chunk", metavar="SIZE", help="Chunk size of new files: a power of two, 64KiB to 64MiB. 0: as the cluster."
+)
 @click.option(
     "--stripe",
     metavar="N",
     type=WholeNumber(min=0, max=MAX_STRIPE),
-    help="Over how many chains. 0: the cluster's.",
+    help="Number of chains that a new file is spread over. 0: as the cluster.",
 )
-@click.option("--trash", metavar="TIME", help="Keep what is removed for so long, like 7d. 0: do not.")
+@click.option("--trash", metavar="TIME", help="Time to keep removed files, like 7d. 0: delete them at once.")
 @files_options
 def defaults_command(
     *, paths: tuple[str, ...], chunk: str | None, stripe: int | None, trash: str | None, places: PathResolver
 ) -> None:
-    """Show what directories give to the files and directories made in them from now on, or set it, which their owners
-    may.
+    """Show the settings for files and directories that are made in a directory, or set them, which its owner may. They
+    hold for what is made from then on; new directories inherit them. An option that is not given is not changed.
 
-    With --trash, what is removed moves to .trash/UID in the root, or in the directory whose quota counts it; move it
-    from there to get it back."""
+    With --trash, removed files move to /.trash/UID, or to .trash/UID in the directory with the quota that counts them.
+    Move them from there to get them back."""
     from fireflyer.base.units import SECOND
     from fireflyer.fs.schema.inodes import Defaults, DirectoryDetails
 
@@ -123,8 +134,8 @@ def defaults_command(
 
 
 def _defaults_text(defaults: Defaults) -> str:
-    chunk = f"chunks of {format_bytes(defaults.chunk_bytes)}" if defaults.chunk_bytes else "the cluster's chunks"
-    stripe = counted(defaults.stripe, "chain") if defaults.stripe else "the cluster's stripe"
+    chunk = f"chunks of {format_bytes(defaults.chunk_bytes)}" if defaults.chunk_bytes else "default chunk size"
+    stripe = f"stripe of {counted(defaults.stripe, 'chain')}" if defaults.stripe else "default stripe"
     trash = f"trash for {_time_text(defaults.trash_s)}" if defaults.trash_s else "no trash"
     return f"{chunk}, {stripe}, {trash}"
 

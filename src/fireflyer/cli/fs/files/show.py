@@ -102,19 +102,21 @@ class _ListOptions(msgspec.Struct, frozen=True):
     numbers: bool
 
 
-@click.command("ls", short_help="List directories.", context_settings=SETTINGS)
+@click.command("ls", short_help="List directories.", context_settings=SETTINGS, epilog="Example: ff fs ls -l -h /data")
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("-l", "long", is_flag=True, help="With mode, links, owner, group, size and time of change.")
-@click.option("-a", "--all", "-A", "hidden", is_flag=True, help="Also names that begin with a dot.")
-@click.option("-h", "--human-readable", "human", is_flag=True, help="Sizes like 1.5M.")
-@click.option("-d", "--directory", "itself", is_flag=True, help="Directories themselves, not what is in them.")
-@click.option("-R", "--recursive", "recursive", is_flag=True, help="Also what is in directories below.")
-@click.option("-1", "single", is_flag=True, help="One name per line, as everywhere but on a terminal.")
-@click.option("-S", "order", flag_value="size", help="Largest first.")
-@click.option("-t", "order", flag_value="time", help="Newest first.")
-@click.option("-r", "--reverse", "reverse", is_flag=True, help="Last first.")
-@click.option("-n", "--numeric-uid-gid", "numeric", is_flag=True, help="Numbers of owners; with -l.")
-@click.option("-i", "--inode", "numbers", is_flag=True, help="Numbers of inodes.")
+@click.option("-l", "long", is_flag=True, help="Show mode, links, owner, group, size in bytes and modification time.")
+@click.option("-a", "--all", "-A", "hidden", is_flag=True, help="Show names that begin with a dot.")
+@click.option("-h", "--human-readable", "human", is_flag=True, help="With -l: sizes like 1.5M.")
+@click.option("-d", "--directory", "itself", is_flag=True, help="Show directories themselves, not their content.")
+@click.option("-R", "--recursive", "recursive", is_flag=True, help="List directories below too.")
+@click.option(
+    "-1", "single", is_flag=True, help="One name per line.  [default: columns on a terminal, else one per line]"
+)
+@click.option("-S", "order", flag_value="size", help="Sort by size, largest first.  [default: by name]")
+@click.option("-t", "order", flag_value="time", help="Sort by modification time, newest first.")
+@click.option("-r", "--reverse", "reverse", is_flag=True, help="Reverse the order.")
+@click.option("-n", "--numeric-uid-gid", "numeric", is_flag=True, help="With -l: uids and gids instead of names.")
+@click.option("-i", "--inode", "numbers", is_flag=True, help="Show inode numbers.")
 @files_options
 def ls_command(
     *,
@@ -131,7 +133,7 @@ def ls_command(
     numbers: bool,
     places: PathResolver,
 ) -> None:
-    """List what is in directories, or files. Without PATH: the root."""
+    """List directories and files. Without PATH: the root."""
     options = _ListOptions(
         long,
         hidden,
@@ -240,7 +242,7 @@ def print_rows(rows: list[list[str]], right: Iterable[int]) -> None:
         say(" ".join([*cells, row[-1]]))
 
 
-@click.command("cat", short_help="Write files to standard output.")
+@click.command("cat", short_help="Write files to standard output.", epilog="Example: ff fs cat /data/raw/hello")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @files_options
 def cat_command(*, paths: tuple[str, ...], places: PathResolver) -> None:
@@ -269,13 +271,13 @@ _KINDS: Final = {
 }
 
 
-@click.command("stat", short_help="Show all that is known of files.")
+@click.command("stat", short_help="Show the attributes of files.", epilog="Example: ff fs stat /data/raw/hello")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("-L", "--dereference", "follow", is_flag=True, help="Follow symbolic links.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@click.option("-L", "--dereference", "follow", is_flag=True, help="Follow symbolic links.  [default: show the link]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @files_options
 def stat_command(*, paths: tuple[str, ...], follow: bool, as_json: bool, places: PathResolver) -> None:
-    """Show kind, size, inode, owner, times and layout of files."""
+    """Show type, size, inode, owner, times and layout (chunk size and stripe) of files."""
     names = _Names(numeric=False)
     for path in paths:
         with places.each(path):

@@ -1,4 +1,4 @@
-"""`ff fs du`, `df`: how much there is, and how much room."""
+"""`ff fs du`, `df`: used and free space."""
 
 from __future__ import annotations
 
@@ -22,15 +22,26 @@ ENDLESS = 1 << 62
 """So many inodes are no limit."""
 
 
-@click.command("du", short_help="Show how much is in directories.", context_settings=SETTINGS)
+@click.command(
+    "du",
+    short_help="Show the size of directories.",
+    context_settings=SETTINGS,
+    epilog="Example: ff fs du -h -d 1 /data",
+)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("-s", "--summarize", "summary", is_flag=True, help="Only the sum of each PATH.")
-@click.option("-h", "--human-readable", "human", is_flag=True, help="Sizes like 1.5M.")
-@click.option("-b", "--bytes", "as_bytes", is_flag=True, help="Bytes; else KiB, rounded up.")
-@click.option("-a", "--all", "files", is_flag=True, help="Also files.")
-@click.option("-c", "--total", "with_total", is_flag=True, help="A sum of all at the end.")
+@click.option("-s", "--summarize", "summary", is_flag=True, help="Show only the sum of each PATH.")
+@click.option("-h", "--human-readable", "human", is_flag=True, help="Show sizes like 1.5M.")
+@click.option("-b", "--bytes", "as_bytes", is_flag=True, help="Show bytes.  [default: KiB, rounded up]")
+@click.option("-a", "--all", "files", is_flag=True, help="Show files too.")
+@click.option("-c", "--total", "with_total", is_flag=True, help="Show the sum of all PATHs at the end.")
 @click.option(
-    "-d", "--max-depth", "depth", type=int, default=-1, metavar="N", help="Show directories at most so far below."
+    "-d",
+    "--max-depth",
+    "depth",
+    type=int,
+    default=-1,
+    metavar="N",
+    help="Show directories at most N levels below PATH.  [default: all]",
 )
 @click.option("--inodes", is_flag=True, help="Count inodes instead of bytes.")
 @files_options
@@ -46,10 +57,10 @@ def du_command(
     inodes: bool,
     places: PathResolver,
 ) -> None:
-    """Show the lengths of files, summed up by directory; a file with several names counts once. Replicas and holes are
-    not looked at: that is what `ff fs status` and the quota of a directory know."""
+    """Show the sum of the lengths of files, by directory. A file with several names counts once. Replicas are not
+    counted (`ff fs status` does), and holes count as if they were written. Without PATH: the root."""
     if summary and (files or depth > 0):
-        raise UsageError("-s excludes -a and -d; leave one of them out")
+        raise UsageError("-s cannot be combined with -a or -d; leave one of them out")
 
     def show(size: int, given: str) -> None:
         exact = as_bytes or inodes
@@ -127,13 +138,14 @@ class _Summing:
         return size
 
 
-@click.command("df", short_help="Show how much room there is.", context_settings=SETTINGS)
+@click.command("df", short_help="Show free space.", context_settings=SETTINGS, epilog="Example: ff fs df -h /data")
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("-h", "--human-readable", "human", is_flag=True, help="Sizes like 1.5M.")
-@click.option("-i", "--inodes", is_flag=True, help="Inodes instead of bytes.")
+@click.option("-h", "--human-readable", "human", is_flag=True, help="Show sizes like 1.5M.  [default: KiB]")
+@click.option("-i", "--inodes", is_flag=True, help="Show inodes instead of bytes.")
 @files_options
 def df_command(*, paths: tuple[str, ...], human: bool, inodes: bool, places: PathResolver) -> None:
-    """Show room and use of the cluster, or of the quota that PATH is under, in KiB. Without PATH: of the root."""
+    """Show size, use and free space of the cluster, or of the quota that limits PATH, in KiB. Without PATH: the
+    root."""
     rows = [["Inodes", "Used", "Free", "Use%", "Path"] if inodes else ["Size", "Used", "Avail", "Use%", "Path"]]
     for path in paths or ("/",):
         with places.each(path):

@@ -100,7 +100,7 @@ class Renewals:
         return capabilities
 
     def _lose(self, right: Right, error: FireflyerError) -> None:
-        _log.warning("a right to files %d to %d has ended reason=%s", *right[:2], error)
+        _log.warning("capability lost files=%d to %d reason=%s", *right[:2], error)
         self._kept.pop(right, None)
         self._wanted.pop(right, None)
         self._denied(right)
@@ -127,7 +127,7 @@ class Renewals:
                 self._lose(right, error)
                 return
             except FireflyerError as error:
-                _log.info("a right is not renewed yet files=%d to %d reason=%s", *right[:2], error)
+                _log.info("capability not renewed yet files=%d to %d reason=%s", *right[:2], error)
                 wanted.set()
                 continue
             expires_unix_s = answer.expires_unix_s

@@ -138,7 +138,7 @@ class ManagerSession:
             try:
                 session, capabilities = await self._another(client)
             except FireflyerError as error:
-                self._hears.end(f"no other session can be opened: {error}")
+                self._hears.end(f"the session expired, and no other can be opened: {error}")
                 return
         for tell in self.on_exchange:
             tell()
@@ -157,7 +157,7 @@ class ManagerSession:
             try:
                 return answer, await self.rights.anew(self._capability)
             except StaleVersion as error:
-                _log.warning("the next session is exchanged as well reason=%s", error)
+                _log.warning("the new session is replaced as well reason=%s", error)
                 client = answer.client
 
     async def _retry(self, request: Request) -> Answer:
@@ -165,7 +165,7 @@ class ManagerSession:
             try:
                 return await self._managers.ask(request)
             except TransientError as error:
-                _log.warning("the session is not exchanged yet reason=%s", error)
+                _log.warning("the session is not replaced yet reason=%s", error)
 
     def start(self, hears: ControlEvents) -> None:
         """From now on the session is kept, and routing is told."""
@@ -183,7 +183,9 @@ class ManagerSession:
             return
         if self._evicted != client:
             self._evicted = client
-            _log.warning("the session was silent for too long client=%d; another one is opened", client)
+            _log.warning(
+                "session expired: no heartbeat reached a manager in time client=%d; opening another one", client
+            )
             self._hears.over(client)
 
     async def learn_table(self, table: TableId) -> None:
@@ -207,7 +209,7 @@ class ManagerSession:
         answer = await self._managers.ask(GetCapability(self._session.client, *right))
         if isinstance(answer, SessionOver):
             self.want_routing()
-            raise StaleVersion(f"session {answer.client} is over, and another one is opened; ask again")
+            raise StaleVersion(f"session {answer.client} has expired, and another one is being opened; try again")
         if not isinstance(answer, CapabilityAnswer):
             raise InvariantViolation(f"the manager answered GetCapability with {type(answer).__name__}")
         return answer
@@ -229,7 +231,7 @@ class ManagerSession:
             try:
                 await self._managers.ask(EndSession(self._session.client), timeout_ns=_CLOSE_NS)
             except FireflyerError as error:
-                _log.info("the session was not ended, it will expire reason=%s", error)
+                _log.info("the session could not be ended; it expires by itself reason=%s", error)
         await self._managers.close()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -237,9 +239,9 @@ class ManagerSession:
         if task is self._keeping:
             self._keeping = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a task of the client failed", exc_info=error)
+            _log.error("a background task of the client failed", exc_info=error)
             if self._hears is not None:
-                self._hears.end(f"an error of the client itself: {error}")
+                self._hears.end(f"internal error of the client: {error}")
 
     async def _heartbeats(self) -> None:
         if self._session is None:
@@ -258,14 +260,14 @@ class ManagerSession:
         except FireflyerError as error:
             # Whether the session lives is the manager's to say: one that was away for long has not counted the time.
             if self._answered:
-                _log.warning("no manager keeps the session reason=%s", error)
+                _log.warning("no manager answers the heartbeat of the session reason=%s", error)
             self._answered = False
             return
         self._answered = True
         if isinstance(answer, SessionOver):
             if session is not self._session or self._exchange_lock.locked():
                 return  # it was this client that has ended it
-            _log.warning("the manager has ended the session client=%d; another one is opened", session.client)
+            _log.warning("the manager ended the session client=%d; opening another one", session.client)
             self._hears.over(session.client)
         elif isinstance(answer, SessionKept):
             self._take(self._hears, answer.routing, asked_ns)
@@ -296,7 +298,9 @@ class ManagerSession:
             connection = await connect_raw(node.address, self._credential, purpose=data.PURPOSE, timeout_ns=_CONNECT_NS)
             if connection.session.peer != data.node_identity(node.id):
                 connection.socket.close()
-                raise PermissionDenied(f"{node.address} is {connection.session.peer!r}, not node {node.id}")
+                raise PermissionDenied(
+                    f"the process at {node.address} is {connection.session.peer!r}, not node {node.id}"
+                )
         except FireflyerError as error:
             self._hears.not_connected(node, error)
             return

@@ -429,9 +429,9 @@ def _place(path: Path) -> PathRef:
     """From the root, with or without a slash in front. An empty path is ENOENT, as everywhere."""
     name = path_bytes(path)
     if not name:
-        raise file_error(errno.ENOENT, "an empty path names nothing", "")
+        raise file_error(errno.ENOENT, "the path is empty", "")
     if b"\0" in name:
-        raise file_error(errno.EINVAL, "a path has no zero bytes", text_of(name.replace(b"\0", b"\\0")))
+        raise file_error(errno.EINVAL, "the path contains a zero byte", text_of(name.replace(b"\0", b"\\0")))
     return PathRef(ROOT, _sendable(name))
 
 

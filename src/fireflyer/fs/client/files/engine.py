@@ -92,7 +92,9 @@ class ThreadPort(Port):
         """Its result, in this thread. Not while `busy_here`."""
         if self.busy_here:
             work.close()
-            raise UsageError("the file system is in the middle of another call of this thread")
+            raise UsageError(
+                "this thread is inside another call of this file system; a callback or signal handler must not call it"
+            )
         me = threading.get_ident()
         self._inside[me] = None
         try:
@@ -133,7 +135,7 @@ class ThreadPort(Port):
             try:
                 self._run(self._later.popleft())
             except FireflyerError as error:
-                _log.warning("a file that was left to the garbage collector: %s", error)
+                _log.warning("a file object was never closed; closing it failed: %s", error)
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         error: BaseException | None = None
@@ -237,7 +239,7 @@ class ThreadPort(Port):
             if self._look is not None:
                 self.run(self._look())
         except FireflyerError as error:
-            _log.info("what was written is not looked after reason=%s", error)
+            _log.info("background flushing of written data failed reason=%s", error)
         self._take_for_others()  # rights that were renewed, and routing, while nothing was under way
 
     # --- as a port ---

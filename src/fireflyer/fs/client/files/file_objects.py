@@ -168,7 +168,7 @@ class RawFile(io.RawIOBase):
         elif whence == os.SEEK_END:
             offset += self.file.stat().st_size
         elif whence != os.SEEK_SET:
-            raise UsageError(f"whence {whence}; SEEK_SET, SEEK_CUR and SEEK_END are allowed")
+            raise UsageError(f"whence {whence} is not supported; use SEEK_SET, SEEK_CUR or SEEK_END")
         if offset < 0:
             raise UsageError(f"position {offset} is before the beginning of the file")
         self._at = offset
@@ -273,7 +273,7 @@ def wrapped(
     text = "b" not in mode
     if buffering == 0:
         if text:
-            raise UsageError("text has to be buffered; leave `buffering` out, or add b to the mode")
+            raise UsageError("buffering=0 needs a binary mode; add b to the mode, or leave `buffering` out")
         return raw
     size = BUFFER_BYTES if buffering < 2 else buffering  # 1: by lines, which is of text
     if "+" in mode:

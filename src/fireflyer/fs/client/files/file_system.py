@@ -182,7 +182,7 @@ class FileSystem:
         brings all to the storage nodes, its `fsync` and `close` make the length known to everybody. `.file` is the
         `OpenFile` below it."""
         if not isinstance(mode, str):
-            raise UsageError(f"mode {mode!r}: a str; for flags of os there is open_file")
+            raise UsageError(f"mode {mode!r} is not a str; flags of os are for open_file")
         raw = RawFile(self.open_file(path, mode, permissions), mode, os.fspath(path), append=is_append(mode))
         try:
             made = wrapped(raw, mode, buffering, encoding, errors, newline)
@@ -255,5 +255,5 @@ def _file(given: Any) -> File:
         return given
     found = given if isinstance(given, OpenFile) else getattr(given, "file", None)
     if not isinstance(found, OpenFile):
-        raise UsageError(f"a {type(given).__name__} is no file of this file system")
+        raise UsageError(f"a {type(given).__name__} is not an open file of this file system")
     return found.file

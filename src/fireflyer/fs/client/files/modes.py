@@ -35,7 +35,7 @@ def flags_of(mode: str | int, *, follow: bool = True) -> OpenFlag:
         return flags
     first = [one for one in mode if one in _MODES]
     if len(first) != 1 or len(set(mode)) != len(mode) or set(mode) - set("rwxab+t") or {"b", "t"} <= set(mode):
-        raise UsageError(f"mode {mode!r}: one of r, w, x and a, with + for both, and b or t")
+        raise UsageError(f"mode {mode!r} is not valid; give one of r, w, x, a, optionally with +, and b or t")
     flags |= _MODES[first[0]]
     return flags | OpenFlag.READ | OpenFlag.WRITE if "+" in mode else flags
 

@@ -288,7 +288,7 @@ class File:
     def _check(self, may: bool = True, *, open_: bool = False) -> None:
         self._table.check()
         if self.closed or not (may or open_):
-            raise file_error(errno.EBADF, "the file is closed, or was not opened for this", self.path)
+            raise file_error(errno.EBADF, "the file is closed, or not open for this (reading or writing)", self.path)
         if self.lost and not open_:
             raise self._lost()
 

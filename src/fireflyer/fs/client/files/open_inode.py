@@ -65,7 +65,7 @@ __all__ = ["LOST", "OpenFile", "OpenInode", "as_file_error", "file_of", "zero_be
 
 _FRESH_NS: Final = SECOND
 """A length is believed for so long by who reads beyond it."""
-LOST: Final = "the session of this client has ended, and the open file with it; open it again"
+LOST: Final = "the session of this client has ended, so the file is no longer open; open it again"
 _SLICE_BYTES: Final = 4 << 20
 """Of one large write, copied at once."""
 _NUMBERS: Final[tuple[tuple[type[FireflyerError], int], ...]] = (
@@ -388,7 +388,7 @@ class OpenInode:
         answer = await self.port.call(Stat(PathRef(self.id)), reader.actor)
         if isinstance(answer, Found):
             if answer.inode.links == 0 and file_of(answer.inode).cutting is not None:
-                raise file_error(errno.ESTALE, "it was removed while this client had no session")
+                raise file_error(errno.ESTALE, "the file was removed while this client had no session")
             self.learn(answer.inode, writing=False)
         if had_rights:
             opened = await self.port.call(Renew(self.id, int(Rights.READ), 0), reader.actor)
@@ -504,5 +504,5 @@ def _zero_block(block: Block, view: memoryview) -> None:
 
 def file_of(inode: Inode) -> FileDetails:
     if not isinstance(inode.body, FileDetails):
-        raise InvariantViolation(f"inode {inode.id} is no file")
+        raise InvariantViolation(f"inode {inode.id} is not a regular file")
     return inode.body

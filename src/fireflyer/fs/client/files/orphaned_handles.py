@@ -74,9 +74,9 @@ class OrphanedHandles:
             try:
                 await (_close(one) if isinstance(one, UnansweredClose) else self._find_and_close(one))
             except FileError as error:  # an answer: the handle is not open any more
-                _log.info("a file that was given up is closed handle=%d answer=%s", one.handle, error)
+                _log.info("orphaned handle closed handle=%d answer=%s", one.handle, error)
             except FireflyerError as error:
-                _log.info("a file that was given up is not closed yet handle=%d reason=%s", one.handle, error)
+                _log.info("orphaned handle not closed yet handle=%d reason=%s", one.handle, error)
                 if self._waiting.pop(one, self) is None:
                     self._waiting[one] = None
                 break
@@ -92,7 +92,7 @@ class OrphanedHandles:
                 answer = await self._port.call(Stat(one.place, one.follow), one.actor)
             except FileError as error:
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
-                    _log.warning("a file that was perhaps opened cannot be found reason=%s", error)
+                    _log.warning("cannot find out whether an unanswered open succeeded reason=%s", error)
                 raise
             inode = answer.inode if isinstance(answer, Found) else None
         if inode is not None and isinstance(inode.body, FileDetails):

@@ -128,7 +128,7 @@ class Port(abc.ABC):
 
         def give_up() -> None:
             self._store.give_up(operation)
-            future.fail(Aborted("the update was given up"))
+            future.fail(Aborted("the update was cancelled"))
 
         future.on_give_up(give_up)
         return future

@@ -62,10 +62,10 @@ def _places(offsets: Any) -> _Counts:
     try:
         given = np.asarray(offsets)
         if given.size and given.dtype.kind not in "iuO":
-            raise UsageError(f"offsets are {given.dtype}; give whole numbers")
+            raise UsageError(f"offsets have dtype {given.dtype}; give integers")
         return np.ascontiguousarray(given, dtype=np.int64)
     except OverflowError as error:
-        raise UsageError(f"an offset is beyond 2^63 - 1: {error}") from error
+        raise UsageError(f"an offset is above 2^63 - 1: {error}") from error
 
 
 class _Plan(NamedTuple):

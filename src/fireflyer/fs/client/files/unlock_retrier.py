@@ -67,7 +67,7 @@ class UnlockRetrier:
             return await self._meta.call(request, actor=actor)
         except TransientError as error:
             if not self._closed:
-                _log.warning("%s was not answered and is asked again reason=%s", type(request).__name__, error)
+                _log.warning("unlock not answered, retrying request=%s reason=%s", type(request).__name__, error)
                 self._leave(_PendingUnlock(request, actor, key, client, asyncio.get_running_loop().create_future()))
             raise
 
@@ -76,7 +76,9 @@ class UnlockRetrier:
         while (left := self._keys.get(key)) is not None:
             done, _ = await asyncio.wait([left.ended], timeout=_ENDED_S)
             if not done:
-                raise Timeout(f"{type(left.request).__name__} that came before is not answered; try again")
+                raise Timeout(
+                    f"an earlier {type(left.request).__name__} of this lock owner is not answered yet; try again"
+                )
 
     async def close(self) -> None:
         """What is left ends with the session."""
@@ -114,7 +116,7 @@ class UnlockRetrier:
         except FileError:
             pass  # it is ended already
         except FireflyerError as error:
-            _log.warning("%s was refused reason=%s", type(left.request).__name__, error)
+            _log.warning("unlock refused request=%s reason=%s", type(left.request).__name__, error)
         return True
 
     def _over(self, left: _PendingUnlock) -> None:

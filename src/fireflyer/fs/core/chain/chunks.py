@@ -124,17 +124,21 @@ class ChunkUpdates:
             self._refuse(item, refused.refusal, refused.message)
             return
         if update.chunk not in self._chunks and len(self._chunks) >= self._limits.chunks:
-            self._refuse(item, RefusalReason.BUSY, f"{self._limits.chunks} chunks are being changed; try again")
+            self._refuse(
+                item,
+                RefusalReason.BUSY,
+                f"the target is overloaded: {self._limits.chunks} chunks are being changed; try again",
+            )
             return
         state = self._chunk(update.chunk)
         for at, other in enumerate(state.queue):
             if isinstance(other, QueuedUpdate) and _channel(other.update) == _channel(update):
                 older, newer = sorted((other, item), key=lambda one: one.update.sequence)
                 state.queue[at] = newer
-                self._refuse(older, RefusalReason.DUPLICATE, "a later attempt or update of this channel waits here")
+                self._refuse(older, RefusalReason.DUPLICATE, "a later attempt or update of this channel is waiting")
                 return
         if len(state.queue) >= self._limits.queue:
-            self._refuse(item, RefusalReason.BUSY, f"{self._limits.queue} updates wait for this chunk; try again")
+            self._refuse(item, RefusalReason.BUSY, f"{self._limits.queue} updates of this chunk are waiting; try again")
             return
         state.queue.append(item)
         self._next(update.chunk, state)
@@ -142,15 +146,19 @@ class ChunkUpdates:
     def _refusal(self, update: Update) -> Refused | None:
         version = self._role.chain_version
         if not self._acts or not self._role.head or update.chain != self._chain_id:
-            return Refused(RefusalReason.STALE, "this target is not the head of the chain; ask for routing", version)
+            return Refused(
+                RefusalReason.STALE, "this target is not the head of the chain; get the routing again", version
+            )
         if update.chain_version != version:
-            message = f"the chain is at version {version}, not {update.chain_version}; ask for routing"
+            message = f"the chain has version {version}, the request {update.chain_version}; get the routing again"
             return Refused(RefusalReason.STALE, message, version)
         change = update.change
         end = change.length + (change.offset if change.operation is Operation.WRITE else 0)
         if change.operation is Operation.REPLACE or update.sequence < 1 or end > MAX_CHUNK_BYTES:
             message = f"{change} with sequence {update.sequence}: a chunk has at most {MAX_CHUNK_BYTES} bytes, "
-            return Refused(RefusalReason.USAGE, message + "sequences begin with 1, and clients do not replace", version)
+            return Refused(
+                RefusalReason.USAGE, message + "sequences start at 1, and clients cannot replace chunks", version
+            )
         return None
 
     def _start_wanted(self, chunk: ChunkId, state: ChunkState, item: QueuedUpdate) -> None:
@@ -160,7 +168,7 @@ class ChunkUpdates:
         if refused is not None:
             self._refuse(item, refused.refusal, refused.message)
         elif completion is not None and completion.sequence > update.sequence:
-            self._refuse(item, RefusalReason.DUPLICATE, f"the channel has gone on to update {completion.sequence}")
+            self._refuse(item, RefusalReason.DUPLICATE, f"the channel is at update {completion.sequence} already")
         elif completion is not None and completion.sequence == update.sequence and completion.id is not None:
             if completion.chunk == chunk:
                 same = state.committed if state.committed and state.committed.id == completion.id else None
@@ -174,7 +182,9 @@ class ChunkUpdates:
                 )
         elif completion is None and not self._has_room_for_completion(update.client):
             taken = self._index.completion_count
-            self._refuse(item, RefusalReason.BUSY, f"{taken} channels are remembered; use fewer, or close some clients")
+            self._refuse(
+                item, RefusalReason.BUSY, f"{taken} update channels are open; use fewer, or close some clients"
+            )
         else:
             base = state.committed.id if state.committed else None
             made = ContentId(self._role.chain_version, max(base.version if base else 0, self._used) + 1)
@@ -205,7 +215,9 @@ class ChunkUpdates:
             self._release(item.handle)
         elif not self._fits(state, put):
             self._release(item.handle)
-            self._leave(f"chunk {chunk}: {put.id} on {put.base} does not go on {state.committed}; we must be synced")
+            self._leave(
+                f"chunk {chunk}: {put.id} on {put.base} does not follow {state.committed}; this target must be synced"
+            )
         else:
             work = ChunkUpdate(
                 put.id, put.base, put.change, Phase.STAGING, item.handle, put.held, put.completion, place=item.place
@@ -296,7 +308,10 @@ class ChunkUpdates:
         expected, work.held, work.phase = work.held, held, Phase.PENDING
         if work.told and expected != held:
             self._drop(
-                chunk, state, RefusalReason.CORRUPT, f"chunk {chunk}: the head has {expected}, this replica {held}"
+                chunk,
+                state,
+                RefusalReason.CORRUPT,
+                f"chunk {chunk}: the head has content {expected}, this replica {held}",
             )
         else:
             self._advance(chunk, state)
@@ -350,7 +365,7 @@ class ChunkUpdates:
         """Everybody behind has it."""
         work, state.work = state.work, None
         if work is None:
-            raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
+            raise InvariantViolation(f"chunk {chunk} has no update in progress")
         self._effects.append(Commit(chunk, work.id))
         state.committed, state.damaged = work.held, False
         if work.held is None:
@@ -370,7 +385,7 @@ class ChunkUpdates:
         """
         work = state.work
         if work is None:
-            raise InvariantViolation(f"chunk {chunk} has nothing under way to end")
+            raise InvariantViolation(f"chunk {chunk} has no update in progress")
         completion = work.completion
         if completion is not None:
             completion = CompletionRecord(completion.client, completion.channel, completion.sequence, chunk, None)

@@ -213,7 +213,7 @@ class NodeMembership:
     def __init__(self, identity: ProcessIdentity, targets: Mapping[TargetId, bool], managers: Sequence[str]) -> None:
         if not managers or len(targets) > MAX_TARGETS_PER_NODE:
             raise UsageError(
-                f"{len(managers)} managers and {len(targets)} targets; there must be a manager's address, and at most "
+                f"{len(managers)} managers and {len(targets)} targets; give at least one manager address, and at most "
                 f"{MAX_TARGETS_PER_NODE} targets"
             )
         self._identity = identity
@@ -313,7 +313,7 @@ class NodeMembership:
     def _known(self, target: TargetId) -> _Target:
         self._touched = True
         if target not in self._targets:
-            raise InvariantViolation(f"target {target} is none of node {self._identity.node}'s")
+            raise InvariantViolation(f"target {target} does not belong to node {self._identity.node}")
         return self._targets[target]
 
     # --- what is sent ---

@@ -33,12 +33,14 @@ __all__ = ["decide"]
 def decide(now_ns: int, table: TableEntry | None, index: ChunkIndex, look: Query) -> QueryReply:
     """`now_ns`: the node's clock, read after the request came in. For READ, `Found` says which content to send."""
     if table is None or not table.serving or look.chain != table.chain:
-        return Refused(RefusalReason.STALE, "this target does not serve the chain; ask for routing")
+        return Refused(RefusalReason.STALE, "this target does not serve the chain; get the routing again")
     if now_ns >= table.fence_until_ns:
-        message = "this node has not heard of the manager for too long; ask another replica"
+        message = "this node has had no answer from a manager for too long; ask another replica"
         return Refused(RefusalReason.STALE, message, table.chain_version)
     if look.chain_version != table.chain_version:
-        message = f"the chain is at version {table.chain_version}, not {look.chain_version}; ask for routing"
+        message = (
+            f"the chain has version {table.chain_version}, the request {look.chain_version}; get the routing again"
+        )
         return Refused(RefusalReason.STALE, message, table.chain_version)
     return _look(table, index, look)
 
@@ -59,7 +61,9 @@ def _look(table: TableEntry, index: ChunkIndex, look: Query) -> QueryReply:
             return NotCommitted(table.tail)
         if entry.damaged and look.kind is QueryKind.READ:
             return Refused(
-                RefusalReason.CORRUPT, f"chunk {chunk} is damaged here; ask another replica", table.chain_version
+                RefusalReason.CORRUPT,
+                f"chunk {chunk} is damaged on this target; ask another replica",
+                table.chain_version,
             )
         if entry.committed is not None:
             found.append(ChunkEntry(chunk, entry.committed))

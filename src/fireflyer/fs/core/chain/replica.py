@@ -213,7 +213,7 @@ class Replica(ChunkUpdates):
     def _change_role(self, role: Role) -> None:
         before, self._role = self._role, role
         if self._gone and role.serving:
-            self._effects.append(ReportGone(role.chain_version, "it had stopped before", self._failed))
+            self._effects.append(ReportGone(role.chain_version, "the target had stopped before", self._failed))
         elif not self._failed:
             self._gone = False
         self._outbox.reset()
@@ -222,7 +222,7 @@ class Replica(ChunkUpdates):
         self._source, self._sessions, self._used = None, 0, 0
         self._publish()
         if before.serving and before.head and role.serving and not role.head:
-            self._leave("another target was put before this one, which was the head")
+            self._leave("another target became head of the chain")
         serves = role.serving and not self._gone
         for chunk, state in list(self._chunks.items()):
             self._clear(chunk, state, keep_work=serves)
@@ -235,7 +235,7 @@ class Replica(ChunkUpdates):
         self._touched[chunk] = None
         for item in state.queue:
             if isinstance(item, QueuedUpdate):
-                self._refuse(item, RefusalReason.STALE, "the chain has changed; ask for routing")
+                self._refuse(item, RefusalReason.STALE, "the chain has changed; get the routing again")
             elif isinstance(item, QueuedPut):
                 self._release(item.handle)
         state.queue.clear()
@@ -246,7 +246,9 @@ class Replica(ChunkUpdates):
         if work.phase is Phase.COPYING:
             state.work = None
         elif not keep_work:
-            self._reply_refused(work, RefusalReason.STALE, "this target has lost its role; ask for routing")
+            self._reply_refused(
+                work, RefusalReason.STALE, "this target no longer serves the chain; get the routing again"
+            )
             if work.phase is Phase.PENDING:
                 self._release(work.handle)
                 state.work = None
@@ -285,7 +287,7 @@ class Replica(ChunkUpdates):
             waiting = [one for one in state.queue if isinstance(one, QueuedUpdate) and one.update.client == client]
             for one in waiting:
                 state.queue.remove(one)
-                self._refuse(one, RefusalReason.ENDED, "the client's session is over; open another one")
+                self._refuse(one, RefusalReason.ENDED, "the session of the client has ended; open another one")
                 self._touched[chunk] = None
         self._effects.append(Forget(client))
 
@@ -316,7 +318,7 @@ class Replica(ChunkUpdates):
         if state is not None:
             state.damaged = True
         if self._role.serving and not self._role.alone:
-            self._leave(f"chunk {chunk} is damaged, and others serve the chain")
+            self._leave(f"chunk {chunk} is damaged; other targets serve the chain")
         elif state is not None and state.work is not None and state.work.posted:
             self._restart_session()  # what is to be sent of it cannot be
 

@@ -164,7 +164,7 @@ class SyncSource:
 
     def copied(self) -> None:
         if self._active <= 0:
-            raise InvariantViolation("a chunk was copied that nobody copies")
+            raise InvariantViolation("a chunk was copied outside of a resync")
         self._active -= 1
 
 

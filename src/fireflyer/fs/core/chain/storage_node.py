@@ -317,15 +317,17 @@ class StorageCore:
     def _client_asked(self, now_ns: int, waiter: int, update: Update, handle: int) -> None:
         target, sessions = self._at.get(update.chain), self.membership.sessions
         if target is None or self._leaving:
-            refused = Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
+            refused = Refused(
+                RefusalReason.STALE, "this node has no target that serves the chain; get the routing again"
+            )
         elif sessions.admits(update.client):
             self._to_replica(now_ns, target, fx.ClientUpdate(waiter, update, handle))
             return
         elif sessions.over(update.client):
-            refused = Refused(RefusalReason.ENDED, f"the session of client {update.client} is over; open another one")
+            refused = Refused(RefusalReason.ENDED, f"the session of client {update.client} has ended; open another one")
         else:
             self._queue.append(node.RoutingWanted())
-            refused = Refused(RefusalReason.BUSY, f"this node has not yet heard of client {update.client}; ask again")
+            refused = Refused(RefusalReason.BUSY, f"this node does not know client {update.client} yet; try again")
         self._effects.append(TargetScoped(0, fx.Reply(waiter, refused)))
         self._release(handle)
 

@@ -120,28 +120,33 @@ def _target_status(ledger: Ledger, health: Health, row: TargetRow) -> TargetStat
 
 def _add_node(ledger: Ledger, node: int) -> Done:
     if ledger.nodes.get(node) is not None:
-        return Done(f"node {node} was there already")
+        return Done(f"node {node} existed already; nothing was changed")
     if len(ledger.nodes) >= MAX_NODES:
-        raise UsageError(f"the cluster has {MAX_NODES} nodes, the most there may be; retire one first")
+        raise UsageError(
+            f"the cluster has {MAX_NODES} nodes, the maximum; retire one first: ff fs admin retire-node NODE"
+        )
     ledger.nodes.put(node, NodeRow(node))
-    return Done(f"node {node} may register")
+    return Done(f"node {node} is added; its storage process can register now")
 
 
 def _add_targets(ledger: Ledger, request: AddTargets) -> Done:
     if ledger.nodes.get(request.node) is None:
-        raise NotFound(f"there is no node {request.node}; add it first")
+        raise NotFound(
+            f"there is no node {request.node}; add it first: ff fs admin register-node --node {request.node}"
+        )
     new = []
     for target in dict.fromkeys(request.targets):
         row = ledger.targets.get(target)
         if row is not None and row.node != request.node:
-            raise Exists(f"target {target} belongs to node {row.node}; a target is one directory, choose another id")
+            raise Exists(f"target {target} belongs to node {row.node} already; give another id")
         if row is None:
             new.append(target)
     there = len(ledger.targets_of(request.node)) + len(new)
     if there > MAX_TARGETS_PER_NODE or len(ledger.targets) + len(new) > MAX_TARGETS:
         raise UsageError(
-            f"node {request.node} would have {counted(there, 'target')}; at most {MAX_TARGETS_PER_NODE} of a node and "
-            f"{MAX_TARGETS} in all are allowed"
+            f"node {request.node} would have {counted(there, 'target')}, and the cluster "
+            f"{len(ledger.targets) + len(new)}; at most {MAX_TARGETS_PER_NODE} per node and {MAX_TARGETS} in the "
+            "cluster are allowed"
         )
     for target in new:
         ledger.targets.put(target, TargetRow(target, request.node))
@@ -150,7 +155,7 @@ def _add_targets(ledger: Ledger, request: AddTargets) -> Done:
 
 def _drain(ledger: Ledger, request: Drain) -> Done:
     if request.node and ledger.nodes.get(request.node) is None:
-        raise NotFound(f"there is no node {request.node}")
+        raise NotFound(f"there is no node {request.node}; `ff fs status` lists the nodes")
     of_node = ledger.targets_of(request.node) if request.node else []
     rows = [_target(ledger, target) for target in dict.fromkeys((*request.targets, *of_node))]
     for row in rows:
@@ -160,8 +165,13 @@ def _drain(ledger: Ledger, request: Drain) -> Done:
             ledger.targets.put(row.id, msgspec.structs.replace(row, drained=drained, leaving=leaving))
         if request.drain and request.at_once:
             leave_drained(ledger, row.id)
-    how = "to lay down their roles" if request.at_once else "to be moved away from; until then they serve on"
-    return Done(f"{counted(len(rows), 'target')} {how if request.drain else 'may have roles again'}")
+    what = counted(len(rows), "target")
+    where = f"node {request.node}: " if request.node else ""
+    if not request.drain:
+        return Done(f"{where}{what} no longer drained: synced if necessary, then serving again")
+    if request.at_once:
+        return Done(f"{where}{what} drained: they stop serving, one per chain at a time and never the last of a chain")
+    return Done(f"{where}{what} draining: run `ff fs admin rebalance` to move their chains; they serve until then")
 
 
 def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
@@ -169,7 +179,10 @@ def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
     for target in there:
         chain = _chain_with(ledger, target)
         if chain is not None:
-            raise UsageError(f"target {target} is in chain {chain}; drain it and rebalance first")
+            raise UsageError(
+                f"target {target} is in chain {chain}; empty it first with `ff fs admin drain` and "
+                "`ff fs admin rebalance`"
+            )
     for target in there:
         ledger.targets.put(target, None)
     return Done(f"{counted(len(there), 'target')} retired")
@@ -177,10 +190,12 @@ def _retire_targets(ledger: Ledger, targets: tuple[int, ...]) -> Done:
 
 def _retire_node(ledger: Ledger, node: int) -> Done:
     if ledger.nodes.get(node) is None:
-        return Done(f"node {node} was not there")
+        return Done(f"there is no node {node}; nothing was changed")
     left = [target for target in ledger.targets.ids() if _target(ledger, target).node == node]
     if left:
-        raise UsageError(f"node {node} has {counted(len(left), 'target')}, {left[0]} among them; retire them first")
+        raise UsageError(
+            f"node {node} still has {counted(len(left), 'target')} (target {left[0]}, …); retire them first"
+        )
     ledger.nodes.put(node, None)
     return Done(f"node {node} retired")
 
@@ -196,18 +211,22 @@ def _add_chains(ledger: Ledger, chains: tuple[NewChain, ...]) -> Done:
         if known is not None and sorted(one.target for one in known.members) == sorted(chain.targets):
             continue
         if known is not None or chain.id in new:
-            raise Exists(f"there is a chain {chain.id} with other targets; choose another id")
+            raise Exists(f"chain {chain.id} exists already with other targets; give another id")
         rows = tuple(_target(ledger, target) for target in chain.targets)
         for row in rows:
             if row.used or row.unwanted or row.id in taken:
                 raise UsageError(
-                    f"target {row.id} for chain {chain.id} was in a chain or is drained; a new chain takes new targets"
+                    f"target {row.id} cannot be used for new chain {chain.id}: it was in a chain before or is "
+                    "drained; give a new target"
                 )
             taken[row.id] = chain.id
         _check_nodes(chain.id, rows)
         new[chain.id] = rows
     if len(ledger.chains) + len(new) > MAX_CHAINS:
-        raise UsageError(f"there would be more than {MAX_CHAINS} chains; use larger targets")
+        raise UsageError(
+            f"the cluster would have {len(ledger.chains) + len(new)} chains, at most {MAX_CHAINS} are allowed; use "
+            "fewer, larger targets"
+        )
     for chain_id, rows in new.items():
         ledger.put_chain(chain_id, tuple(Member(row.id, row.node, TargetState.SERVING) for row in rows))
         for row in rows:
@@ -218,16 +237,18 @@ def _add_chains(ledger: Ledger, chains: tuple[NewChain, ...]) -> Done:
 def _add_table(ledger: Ledger, request: AddTable) -> Done:
     known = ledger.tables.get(request.id)
     if known is not None and known.chains == request.chains:
-        return Done(f"table {request.id} was there already")
+        return Done(f"chain table {request.id} existed already; nothing was changed")
     if known is not None:
-        raise Exists(f"there is a table {request.id} with other chains; tables never change, choose another id")
+        raise Exists(
+            f"chain table {request.id} exists already with other chains, and tables cannot be changed; give another id"
+        )
     if len(ledger.tables) >= MAX_TABLES:
-        raise UsageError(f"there are {MAX_TABLES} tables, the most there may be")
+        raise UsageError(f"the cluster has {MAX_TABLES} chain tables, the maximum")
     for chain in request.chains:
         if ledger.chains.get(chain) is None:
-            raise NotFound(f"there is no chain {chain} for table {request.id}; add it first")
+            raise NotFound(f"chain table {request.id} names chain {chain}, which does not exist; add the chain first")
     ledger.tables.put(request.id, ChainTable(request.id, request.chains))
-    return Done(f"table {request.id} added")
+    return Done(f"chain table {request.id} added")
 
 
 def _change_members(ledger: Ledger, request: ChangeMembers) -> Done:
@@ -236,22 +257,25 @@ def _change_members(ledger: Ledger, request: ChangeMembers) -> Done:
     leaving = next((one for one in members if one.target == request.remove), None)
     if leaving is not None:
         if leaving.state not in (TargetState.WAITING, TargetState.OFFLINE):
-            raise UsageError(f"target {leaving.target} is {leaving.state} in chain {chain.id}; drain it and wait")
+            raise UsageError(
+                f"target {leaving.target} is {leaving.state} in chain {chain.id}; drain it with --now and wait until "
+                "it is offline"
+            )
         members.remove(leaving)
     if request.add is not None and all(one.target != request.add for one in members):
         row = _target(ledger, request.add)
         holder = _chain_with(ledger, row.id)
         if holder is not None:
-            raise UsageError(f"target {row.id} is in chain {holder}; it can be in one")
+            raise UsageError(f"target {row.id} is in chain {holder} already; a target can be in one chain")
         if row.unwanted:
-            raise UsageError(f"target {row.id} is drained; end that first")
+            raise UsageError(f"target {row.id} is drained; run `ff fs admin undrain --target {row.id}` first")
         if len(members) >= MAX_REPLICAS:
-            raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the most there may be; take one out")
+            raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the maximum; remove one first")
         _check_nodes(chain.id, (*(_target(ledger, one.target) for one in members), row))
         members.append(Member(row.id, row.node, TargetState.OFFLINE))
         ledger.targets.put(row.id, msgspec.structs.replace(row, used=True))
     if tuple(members) == chain.members:
-        return Done(f"chain {chain.id} was so already")
+        return Done(f"chain {chain.id} had these targets already; nothing was changed")
     ledger.put_chain(chain.id, tuple(members))
     return Done(f"chain {chain.id} has {counted(len(members), 'target')}")
 
@@ -265,17 +289,17 @@ def _override(ledger: Ledger, health: Health, request: Override, now_ns: int) ->
     if member is None:
         raise NotFound(f"target {request.target} is not in chain {chain.id}")
     if any(one.state is TargetState.SERVING for one in chain.members):
-        raise UsageError(f"chain {chain.id} is served; it needs no override")
+        raise UsageError(f"chain {chain.id} is available; it needs no override")
     report = health.report(member.node, member.target)
     if not _usable(report, chain) or health.silent(member.node, now_ns):
         raise UsageError(
-            f"target {member.target} on node {member.node} does not report that it is online; start its node first"
+            f"target {member.target} on node {member.node} is not online; start the storage process of the node first"
         )
     if request.confirm != chain.version:
         return OverrideWarning(_warning(ledger, health, chain, member, now_ns), chain.version)
     states = {one.target: TargetState.OFFLINE for one in chain.members} | {member.target: TargetState.SERVING}
     ledger.put_chain(chain.id, in_order(chain.members, states))
-    return Done(f"target {member.target} serves chain {chain.id} as it is, in version {chain.version + 1}")
+    return Done(f"target {member.target} serves chain {chain.id} now, in chain version {chain.version + 1}")
 
 
 def _usable(report: TargetReport | None, chain: Chain) -> bool:
@@ -288,7 +312,7 @@ def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_n
     last = [one for one in chain.members if one.state is TargetState.LASTSRV]
     until = max((_target(ledger, one.target).served_until for one in chain.members), default=0)
     if member.state is TargetState.LASTSRV:
-        lost = "updates that it acknowledged shortly before it went down and that were not flushed"
+        lost = "writes that it acknowledged shortly before it failed and that were not on its disk"
     else:
         served = _target(ledger, member.target).served_until
         since = (
@@ -296,10 +320,10 @@ def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_n
             if served
             else "ever (it never served, the chain"
         )
-        lost = f"all updates acknowledged {since} until version {until})"
+        lost = f"all writes acknowledged {since} until version {until})"
     others = [one for one in last if one.target != member.target]
     waited = ", ".join(f"target {one.target} on node {one.node}, {_how(health, one, now_ns)}" for one in others)
-    hope = f" The chain waits for {waited}: if one of them can come back, wait for it." if others else ""
+    hope = f" Complete replicas: {waited}. If one of them can be started again, do that instead." if others else ""
     return (
         f"{_emptiness(health, chain, member)}If target {member.target} serves chain {chain.id} now, {lost} may be lost "
         f"for ever, and what the other targets have is overwritten.{hope} To do it, confirm with version "
@@ -310,7 +334,7 @@ def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_n
 def _how(health: Health, member: Member, now_ns: int) -> str:
     if health.silent(member.node, now_ns) or health.report(member.node, member.target) is None:
         return f"silent for {format_duration(health.silent_ns(member.node, now_ns))}"
-    return "which holds no data" if _holds_nothing(health, member) else "which runs"
+    return "empty" if _holds_nothing(health, member) else "running"
 
 
 def _emptiness(health: Health, chain: Chain, member: Member) -> str:
@@ -318,8 +342,8 @@ def _emptiness(health: Health, chain: Chain, member: Member) -> str:
     if not _holds_nothing(health, member):
         return ""
     if all(_holds_nothing(health, one) for one in chain.members):
-        return f"All targets of chain {chain.id} report that they hold no data: whatever was in it is lost. "
-    return f"Target {member.target} reports that it holds no data: was its directory made anew? "
+        return f"All targets of chain {chain.id} are empty: its data are lost. "
+    return f"Target {member.target} is empty; its directory may have been replaced. "
 
 
 def _holds_nothing(health: Health, member: Member) -> bool:
@@ -333,14 +357,17 @@ def _holds_nothing(health: Health, member: Member) -> bool:
 def _target(ledger: Ledger, target: int) -> TargetRow:
     row = ledger.targets.get(target)
     if row is None:
-        raise NotFound(f"there is no target {target}; add it to its node first")
+        raise NotFound(
+            f"there is no target {target}; `ff fs status --all` lists the targets, `ff fs admin register-node` adds "
+            "some"
+        )
     return row
 
 
 def _chain(ledger: Ledger, chain_id: int) -> Chain:
     chain = ledger.chains.get(chain_id)
     if chain is None:
-        raise NotFound(f"there is no chain {chain_id}")
+        raise NotFound(f"there is no chain {chain_id}; `ff fs status --all` lists the chains")
     return chain
 
 
@@ -358,4 +385,6 @@ def _chain_with(ledger: Ledger, target: int) -> int | None:
 def _check_nodes(chain_id: int, rows: tuple[TargetRow, ...]) -> None:
     nodes = [row.node for row in rows]
     if len(dict.fromkeys(nodes)) < len(nodes):
-        raise UsageError(f"chain {chain_id} would have two targets of one node: they would be lost together")
+        raise UsageError(
+            f"chain {chain_id} would have two targets on one node, which can fail together; give targets of other nodes"
+        )

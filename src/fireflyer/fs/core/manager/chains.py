@@ -57,7 +57,7 @@ def next_chain(
     _without_role(chain, said, states)
     members = in_order(chain.members, states)
     if members == chain.members:
-        return chain, "nothing changes"
+        return chain, "no change"
     changes = [
         f"target {member.target} {member.state} -> {states[member.target]} ({_shown(said[member.target])})"
         for member in chain.members
@@ -141,4 +141,4 @@ def _without_role(chain: Chain, said: Mapping[TargetId, _Said], states: _States)
 def _shown(said: _Said) -> str:
     if said is None:
         return "silent"
-    return str(said.condition) if said.clean else f"{said.condition}, not sure"
+    return str(said.condition) if said.clean else f"{said.condition}, possibly stale"

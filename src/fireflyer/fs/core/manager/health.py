@@ -174,7 +174,7 @@ class Health:
 
     def _order(self, chain: Chain, now_ns: int) -> GiveUp | None:
         serving = [one for one in chain.members if one.state is TargetState.SERVING and self._lately(one.node, now_ns)]
-        victim, reason = self._drained(serving), "it is drained"
+        victim, reason = self._drained(serving), "drained"
         cut_off = victim is None
         if victim is None:
             victim, reason = self._cut_off(chain, serving)

@@ -38,14 +38,17 @@ def rotate(request: RotateKeys, ledger: Ledger) -> Done:
     keys = ledger.key_ids
     newest = max(keys) + 1
     if newest > MAX_KEY_ID:
-        raise UsageError("all numbers of keys were used; change the node secret")
+        raise UsageError("all key numbers are used; replace the node secret of the cluster")
     if request.revoke:
         ledger.put_keys((newest,))
-        return Done(f"key {newest} signs from now on, and what was signed with another one counts no more")
+        return Done(f"key {newest} signs from now on; all capabilities signed with other keys are invalid")
     if len(keys) > 1:
-        return Done(f"the keys are being changed already: {_shown(keys)}")
+        return Done(f"a key rotation is running already: {_shown(keys)}; wait until it is done")
     ledger.put_keys((*keys, newest))
-    return Done(f"key {newest} will sign when all storage processes know it; {keys[0]} is valid until then and beyond")
+    return Done(
+        f"key {newest} signs as soon as all storage processes have it; key {keys[0]} stays valid until its "
+        "capabilities expire"
+    )
 
 
 class KeyRotation:

@@ -45,18 +45,21 @@ def _add(request: AddMoves, ledger: Ledger) -> Done:
     """Puts them behind those that are there. Raises `NotFound`, `UsageError`, `Exists` or `Busy`, and has put nothing
     then."""
     if len(ledger.moves) + len(request.moves) > MAX_MOVES:
-        raise Busy(f"there would be more than {MAX_MOVES} moves; wait until some are done")
+        raise Busy(f"more than {MAX_MOVES} moves would be planned, the maximum; wait until some are done")
     number = max((row.number for row in map(ledger.moves.get, ledger.moves.ids()) if row is not None), default=0)
     new: dict[int, MoveRow] = {}
     for move in request.moves:
         chain = ledger.chains.get(move.chain)
         if chain is None:
-            raise NotFound(f"there is no chain {move.chain}")
+            raise NotFound(f"there is no chain {move.chain}; `ff fs status --all` lists the chains")
         known = ledger.moves.get(move.chain)
         if known is not None and (known.source, known.node) == (move.source, move.node):
             continue
         if known is not None or move.chain in new:
-            raise Exists(f"chain {move.chain} has a move already; wait until it is done, or cancel it")
+            raise Exists(
+                f"chain {move.chain} is being moved already; wait until it is done, or run "
+                "`ff fs admin rebalance --cancel`"
+            )
         _check(ledger, chain, move.source, move.node)
         number += 1
         new[move.chain] = MoveRow(move.chain, move.source, move.node, number)
@@ -69,13 +72,15 @@ def _check(ledger: Ledger, chain: Chain, source: TargetId, node: NodeId) -> None
     if all(member.target != source for member in chain.members):
         raise NotFound(f"target {source} is not in chain {chain.id}")
     if ledger.nodes.get(node) is None:
-        raise NotFound(f"there is no node {node}; add it first")
+        raise NotFound(f"there is no node {node}; `ff fs status` lists the nodes")
     if any(member.node == node and member.target != source for member in chain.members):
-        raise UsageError(f"chain {chain.id} has a target on node {node} already: they would be lost together")
+        raise UsageError(
+            f"chain {chain.id} has a target on node {node} already; both could fail together, so name another node"
+        )
     if any(member.node == node for member in chain.members):
         raise UsageError(f"target {source} of chain {chain.id} is on node {node} already; name another node")
     if len(chain.members) >= MAX_REPLICAS:
-        raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the most there may be; take one out")
+        raise UsageError(f"chain {chain.id} has {MAX_REPLICAS} targets, the maximum; remove one first")
 
 
 def _cancel(ledger: Ledger) -> Done:
@@ -83,7 +88,7 @@ def _cancel(ledger: Ledger) -> Done:
     waiting = [row.id for row in _rows(ledger) if not row.target]
     for chain_id in waiting:
         ledger.moves.put(chain_id, None)
-    return Done(f"{counted(len(waiting), 'move')} cancelled, {len(ledger.moves)} are under way")
+    return Done(f"{counted(len(waiting), 'move')} cancelled, {len(ledger.moves)} running")
 
 
 def leave_drained(ledger: Ledger, target: TargetId) -> None:
@@ -127,7 +132,7 @@ def _begin(ledger: Ledger, row: MoveRow, notes: list[str]) -> bool:
         _check(ledger, chain, row.source, row.node)
     except (NotFound, UsageError) as error:
         ledger.moves.put(row.id, None)
-        notes.append(f"a move of chain {row.id} to node {row.node} is dropped: {error}")
+        notes.append(f"the move of chain {row.id} to node {row.node} is cancelled: {error}")
         return False
     spare = _spare(ledger, row.node)
     if spare is None or not any(member.state is TargetState.SERVING for member in chain.members):
@@ -135,7 +140,7 @@ def _begin(ledger: Ledger, row: MoveRow, notes: list[str]) -> bool:
     ledger.put_chain(row.id, (*chain.members, Member(spare.id, row.node, TargetState.OFFLINE)))
     ledger.targets.put(spare.id, msgspec.structs.replace(spare, used=True, served_until=0))
     ledger.moves.put(row.id, msgspec.structs.replace(row, target=spare.id))
-    notes.append(f"chain {row.id} gets target {spare.id} on node {row.node}, in the place of target {row.source}")
+    notes.append(f"chain {row.id} gets target {spare.id} on node {row.node}, to replace target {row.source}")
     return True
 
 
@@ -157,7 +162,7 @@ def _carry_on(ledger: Ledger, row: MoveRow) -> list[str]:
     states = {member.target: member.state for member in chain.members} if chain is not None else {}
     if chain is None or row.target not in states:
         ledger.moves.put(row.id, None)
-        return [f"the move of chain {row.id} is dropped: target {row.target} is not in it any more"]
+        return [f"the move of chain {row.id} is cancelled: target {row.target} is no longer in the chain"]
     if row.source not in states:
         _finish(ledger, row, source)
         return [f"chain {row.id} has moved to node {row.node}"]
@@ -179,7 +184,7 @@ def _take_back(ledger: Ledger, row: MoveRow, source: TargetRow | None) -> list[s
         return []
     ledger.targets.put(source.id, msgspec.structs.replace(source, drained=False))
     ledger.moves.put(row.id, msgspec.structs.replace(row, drained=False))
-    return [f"target {row.source} gets its place in chain {row.id} back until target {row.target} serves again"]
+    return [f"target {row.source} serves chain {row.id} again until target {row.target} does"]
 
 
 def _finish(ledger: Ledger, row: MoveRow, source: TargetRow | None) -> None:

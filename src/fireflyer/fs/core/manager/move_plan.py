@@ -31,12 +31,13 @@ def plan_moves(
     `UsageError` where there is no room."""
     if under_way:
         raise Busy(
-            f"{len(under_way)} moves are under way; wait for them, or drop those that have not begun with --cancel"
+            f"{len(under_way)} moves are running; wait for them (--wait SECONDS), or cancel those that have not begun "
+            "(--cancel)"
         )
     chains = {chain.id: chain for chain in status.chains}
     missing = [one for one in table.chains if one not in chains]
     if missing:
-        raise NotFound(f"chain {missing[0]} of table {table.id} is not there")
+        raise NotFound(f"chain table {table.id} names chain {missing[0]}, which does not exist")
     rows = [chains[one] for one in table.chains]
     cluster = _cluster(status)
     now = Table(tuple(tuple(DiskLocation(member.node, 0) for member in chain.members) for chain in rows))

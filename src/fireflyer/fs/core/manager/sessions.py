@@ -75,7 +75,9 @@ def apply_sessions(live: LiveSessions, delta: SessionsDelta) -> LiveSessions:
     if delta.version <= live.version:
         return live
     if delta.base > live.version:
-        raise StaleVersion(f"changes of sessions from {delta.base} on do not fit {live.version}; ask again with it")
+        raise StaleVersion(
+            f"changes of sessions since {delta.base} do not apply to version {live.version}; get the list again"
+        )
     clients = dict(live.clients) if delta.base else {}
     for client in delta.ended:
         clients.pop(client, None)
@@ -140,12 +142,17 @@ class SessionTable:
             if row is not None and (row.user, row.nonce) == (user, request.nonce):
                 return Session(client, self._lifetime_ns)
         if len(self._ledger.sessions) >= MAX_SESSIONS:
-            raise Busy(f"{MAX_SESSIONS} sessions are open; end some, or wait until silent ones are over")
+            raise Busy(
+                f"the cluster has {MAX_SESSIONS} client sessions, the maximum; end some (ff fs admin end-session), or "
+                "try again later"
+            )
         own = self._of_user[user] + sum(
             row is not None and row.user == user for _, row in self._ledger.sessions.changes()
         )
         if user and own >= MAX_SESSIONS - len(self._ledger.sessions):
-            raise Busy(f"user {user} has {counted(own, 'session')}, as many as are left for all others; end some")
+            raise Busy(
+                f"user {user} has {counted(own, 'session')}, as many as all others have free; close some clients"
+            )
         client = self._ledger.new_client()
         self._ledger.sessions.put(client, SessionRow(client, user, request.nonce, request.name))
         return Session(client, self._lifetime_ns)
@@ -154,11 +161,13 @@ class SessionTable:
         """Raises `PermissionDenied` for another user's."""
         row = self._ledger.sessions.get(request.client)
         if row is None:
-            return Done(f"session {request.client} was over already, or never there")
+            return Done(f"there is no session {request.client}: it has ended, or never existed")
         if not trusted and row.user != user:
-            raise PermissionDenied(f"session {request.client} is another user's")
+            raise PermissionDenied(
+                f"session {request.client} belongs to another user; only they and administrators can end it"
+            )
         self._ledger.sessions.put(request.client, None)
-        return Done(f"session {request.client} is ended")
+        return Done(f"session {request.client} has ended")
 
     # --- what is known ---
 

@@ -313,7 +313,8 @@ class Manager:
             self._reply(request_id, self._keep(now_ns, ledger, asked, request))
         elif len(self._queue) >= MAX_PENDING:
             self._reply(
-                request_id, _manager_error(Busy(f"{MAX_PENDING} requests wait for the manager; ask again later"))
+                request_id,
+                _manager_error(Busy(f"the manager is overloaded: {MAX_PENDING} requests are waiting; try again later")),
             )
         else:
             self._queue.append(asked)
@@ -322,7 +323,7 @@ class Manager:
         if not self._book.living(request.client, asked.user, trusted=asked.trusted):
             return SessionOver(request.client)
         if ledger.sessions.get(request.client) is None:
-            return _manager_error(Busy(f"it is being decided about session {request.client}; ask again"))
+            return _manager_error(Busy(f"session {request.client} is being changed; try again"))
         self._book.heard(request.client, now_ns)
         return SessionKept(ledger.delta(request.known))
 
@@ -343,7 +344,7 @@ class Manager:
         if not self.may_act(now_ns):
             return NotPrimary(self._lease.primary_address)
         if self._draft is not None and heartbeat.node in self._draft.pending_dead:
-            return _manager_error(Busy(f"it is being decided about node {heartbeat.node}; send the next heartbeat"))
+            return _manager_error(Busy(f"node {heartbeat.node} is being changed; send the next heartbeat"))
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
         orders = self._health.orders(heartbeat.node, now_ns)
         sessions = self._book.delta(heartbeat.sessions)
@@ -373,8 +374,8 @@ class Manager:
         ledger.load(outcome.rows)
         if settings.cluster and ledger.state.cluster not in ("", settings.cluster):
             raise UsageError(
-                f"the manager's store is that of cluster {ledger.state.cluster!r}, not of {settings.cluster!r}; "
-                "name the right store, or another one for a new cluster"
+                f"the store holds cluster {ledger.state.cluster!r}, and the configuration of this manager names "
+                f"cluster {settings.cluster!r}; correct `store` or `cluster` in it"
             )
         self._ledger, self._health, self._learned = ledger, Health(ledger, now_ns), AcknowledgedVersions()
         self._book, self._silent = SessionTable(ledger, settings.session_ns, now_ns), False
@@ -468,7 +469,7 @@ class Manager:
         for client in self._book.silent(now_ns):
             if ledger.sessions.get(client) is not None:
                 ledger.sessions.put(client, None)
-                draft.notes.append(f"session {client} is over: nothing was heard of it")
+                draft.notes.append(f"session {client} has expired: no heartbeat")
         self._silent = False
 
     def _administrate(self, now_ns: int, ledger: Ledger, request: AdminRequest) -> Answer:
@@ -477,19 +478,23 @@ class Manager:
     def _register(self, now_ns: int, ledger: Ledger, draft: _Draft, request: Register) -> Answer:
         if request.cluster and ledger.state.cluster not in ("", request.cluster):
             raise UsageError(
-                f"node {request.node} has directories of cluster {request.cluster!r}, this manager is one of "
-                f"{ledger.state.cluster!r}; name the managers of its own cluster"
+                f"node {request.node} has target directories of cluster {request.cluster!r}, and this manager is of "
+                f"cluster {ledger.state.cluster!r}; correct `managers` in the configuration of the node"
             )
         row = ledger.nodes.get(request.node)
         if row is None:
-            raise NotFound(f"there is no node {request.node}; an administrator adds it first")
+            raise NotFound(
+                f"there is no node {request.node}; add it first: ff fs admin register-node --node {request.node}"
+            )
         if row.incarnation and row.nonce == request.nonce:
             return self._registered(ledger, row.incarnation)
         if request.previous != row.incarnation:
             return StaleIncarnation(row.incarnation)
         moved = row.incarnation > 0 and row.machine != request.machine
         if moved and not self._health.silent(request.node, now_ns):
-            raise Busy(f"node {request.node} is alive on another machine; stop it there, or wait until it is dead")
+            raise Busy(
+                f"node {request.node} is alive on another machine; stop it there, or wait until it counts as failed"
+            )
         incarnation = row.incarnation + 1
         new = NodeRow(request.node, incarnation, request.address, request.nonce, request.machine, request.boot)
         ledger.nodes.put(request.node, new)
@@ -536,7 +541,7 @@ class Manager:
                 self._lease.seen(now_ns, lease)
                 if found:
                     # The store has another past than ours (restored, edited): begin again from what it has.
-                    self._log_decision("the manager's rows were changed by somebody else; loading them again")
+                    self._log_decision("another process changed the rows of the manager; reading them again")
                     self._forget()
             case OutcomeUnknown():
                 draft.in_doubt = draft.resting = True
@@ -575,7 +580,7 @@ class Manager:
         ledger.rollback()
         self._draft, self._resting = None, True
         self._mark_dirty(list(draft.chains))
-        refusal = _manager_error(Busy(f"the manager's store did not take the change ({reason}); ask again"))
+        refusal = _manager_error(Busy(f"the store of the manager did not commit the change ({reason}); try again"))
         for request_id, _ in draft.replies:
             self._reply(request_id, refusal)
 

@@ -124,7 +124,7 @@ class Context:
         await self.yield_to_loop()
         if self.steps > MAX_STEPS:
             raise file_error(
-                errno.ELOOP, f"the paths of one request lead over more than {MAX_STEPS} names; ask for less"
+                errno.ELOOP, f"the paths of one request have more than {MAX_STEPS} components; split the request"
             )
 
     async def inode(self, inode_id: InodeId) -> Inode | None:
@@ -138,7 +138,7 @@ class Context:
         key = inode_key(inode_id)
         value = await self.rows.get(key)
         if value is None:
-            raise corrupt(key, "is missing though a name leads to it")
+            raise corrupt(key, "is missing, but a name refers to it")
         return decode_inode(key, value)
 
     def put(self, inode: Inode) -> None:

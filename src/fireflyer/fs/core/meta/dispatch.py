@@ -34,7 +34,10 @@ async def carry_out(request: Request, context: Context) -> Answer:
     """See the module's text."""
     body = _BODIES.get(type(request))
     if body is None:
-        raise file_error(errno.ENOSYS, f"{type(request).__name__} is not known here")
+        raise file_error(
+            errno.ENOSYS,
+            f"{type(request).__name__} is not supported by this meta service; install the same release everywhere",
+        )
     return await body(request, context)
 
 
@@ -51,7 +54,7 @@ async def _truncate(request: Truncate, context: Context) -> Found:
     if inode.kind is Kind.DIRECTORY:
         raise file_error(errno.EISDIR)
     if inode.kind is not Kind.FILE:
-        raise file_error(errno.EINVAL, "only files have a length")
+        raise file_error(errno.EINVAL, "only regular files have a length")
     if not request.handle:
         require(context.requester, inode, WRITE)
     return await truncate.truncate(request, context, inode)

@@ -63,7 +63,7 @@ async def _cut(request: Request, ports: Ports) -> Answer:
                 row = await truncation_of(context, answer.inode.id)
                 if row is not None and (row.client, row.number) == (context.requester.client, context.number):
                     if not context.number:
-                        raise file_error(errno.EINVAL, "a request that cuts a file must have a number")
+                        raise file_error(errno.EINVAL, "a request that truncates a file must be numbered")
                     return answer.inode.id
             return _kept(context, answer)
 

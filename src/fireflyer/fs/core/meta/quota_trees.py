@@ -27,7 +27,7 @@ from fireflyer.fs.core.meta.context import Context
 from fireflyer.fs.core.meta.inodes.directories import directory_details, require_reach
 from fireflyer.fs.core.meta.inodes.path_walk import find
 from fireflyer.fs.core.meta.tables import AREA_ROWS, AREAS, QuotaTreeRow, number_key
-from fireflyer.fs.schema.errors import file_error
+from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
 from fireflyer.fs.schema.inodes import MAX_STRIPE, Defaults, Inode, InodeId, Kind
 from fireflyer.fs.schema.meta import Found, GetQuota, GetSpace, QuotaTree, SetDefaults, SetQuota, Space
@@ -57,9 +57,9 @@ async def charge(
         if used_bytes < 0 or used_inodes < 0 or (used_bytes and not used_inodes):
             raise tables.corrupt(key, f"would count {used_bytes} bytes in {used_inodes} inodes")
         if checked and bytes_more > 0 and row.limit_bytes is not None and used_bytes > row.limit_bytes:
-            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_bytes} bytes of directory {quota_tree}")
+            raise _over(quota_tree, row.limit_bytes, row.bytes, bytes_more, "bytes")
         if checked and inodes_more > 0 and row.limit_inodes is not None and used_inodes > row.limit_inodes:
-            raise file_error(errno.EDQUOT, f"over the quota of {row.limit_inodes} inodes of directory {quota_tree}")
+            raise _over(quota_tree, row.limit_inodes, row.inodes, inodes_more, "inodes")
         changed = QuotaTreeRow(
             row.head, row.outer, used_bytes, used_inodes, row.limit_bytes, row.limit_inodes, row.closed
         )
@@ -72,11 +72,20 @@ async def charge(
             rows.set(key, value)
 
 
+def _over(directory: InodeId, limit: int, used: int, more: int, unit: str) -> FileError:
+    """By the number of the directory: only a client knows the path by which it came there."""
+    return file_error(
+        errno.EDQUOT,
+        f"disk quota exceeded: the directory with inode {directory} is limited to {limit} {unit}, {used} are used, "
+        f"{more} more were requested",
+    )
+
+
 async def get_quota(request: GetQuota, context: Context) -> QuotaTree:
     inode = await find(context, request.place)
     row = await _read(context, inode.id)
     if row is None or row.closed:
-        raise file_error(errno.ENODATA, "the directory has no quota of its own")
+        raise file_error(errno.ENODATA, "this directory has no quota; a quota of a directory above it may apply")
     return _shown(row)
 
 
@@ -118,14 +127,14 @@ async def set_defaults(request: SetDefaults, context: Context) -> Found:
 def _check_defaults(defaults: Defaults) -> None:
     size = defaults.chunk_bytes
     if size and (size & (size - 1) or not MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES):
-        raise file_error(errno.EINVAL, f"chunks of {size} bytes; give a power of two, 64 KiB to 64 MiB")
+        raise file_error(errno.EINVAL, f"chunk size {size} bytes; give a power of two, 64 KiB to 64 MiB")
     if defaults.stripe > MAX_STRIPE:
-        raise file_error(errno.EINVAL, f"a stripe of {defaults.stripe} chains; at most {MAX_STRIPE}")
+        raise file_error(errno.EINVAL, f"stripe of {defaults.stripe} chains; at most {MAX_STRIPE} are allowed")
 
 
 async def set_quota(request: SetQuota, context: Context) -> QuotaTree:
     if not context.requester.unrestricted:
-        raise file_error(errno.EPERM, "quotas are set by administrators")
+        raise file_error(errno.EPERM, "only administrators may set quotas")
     inode = await find(context, request.place)
     directory_details(inode)
     if inode.links == 0:
@@ -134,7 +143,7 @@ async def set_quota(request: SetQuota, context: Context) -> QuotaTree:
     is_head = row is not None and not row.closed
     if request.bytes is None and request.inodes is None:
         if row is None or row.closed:
-            raise file_error(errno.ENODATA, "the directory has no quota of its own")
+            raise file_error(errno.ENODATA, "this directory has no quota; a quota of a directory above it may apply")
         return await _close(context, inode, row)
     if row is None or not is_head:
         row = await _open(context, inode, row)
@@ -167,7 +176,7 @@ async def _close(context: Context, head: Inode, row: QuotaTreeRow) -> QuotaTree:
         _write(context, msgspec.structs.replace(inner, outer=row.outer))
     left = QuotaTreeRow(row.head, row.outer, row.bytes - counted.bytes, row.inodes - counted.inodes, closed=True)
     if left.bytes < 0 or left.inodes < 0:
-        raise tables.corrupt(number_key(AREAS, head.id), f"counts less than is there: {counted.inodes} inodes")
+        raise tables.corrupt(number_key(AREAS, head.id), f"counts less than the {counted.inodes} inodes that exist")
     if left.inodes:
         _write(context, left)
     else:
@@ -217,7 +226,9 @@ async def _count(context: Context, head: Inode) -> _Counted:
                 several[inode.id] = inode
     for inode in several.values():
         if names[inode.id] != inode.links:
-            raise file_error(errno.EXDEV, f"inode {inode.id} has a name outside of the directory too; remove that")
+            raise file_error(
+                errno.EXDEV, f"inode {inode.id} has a hard link outside of the directory; remove that first"
+            )
     return counted
 
 
@@ -236,7 +247,10 @@ async def _names(context: Context, directory: InodeId, most: int) -> list[tuple[
             entry = tables.decode_entry(key, value)
             result.append((entry.id, entry.kind))
         if len(result) > most:
-            message = f"more than {MAX_COUNTED} names; make a new directory an area and move them there"
+            message = (
+                f"more than {MAX_COUNTED} names below the directory; set the quota on a new directory and move them "
+                "there"
+            )
             raise file_error(errno.EFBIG, message)
         if not page.more:
             return result

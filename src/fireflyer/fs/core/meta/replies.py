@@ -87,7 +87,7 @@ class SessionEnded(FileError):
     """Nothing is done for this client any more. Not an answer that is stored."""
 
     def __init__(self, client: ClientId) -> None:
-        super().__init__(errno.ESTALE, f"session {client} is over; open another one")
+        super().__init__(errno.ESTALE, f"session {client} has ended; open another one")
 
 
 class SessionEvicted(SessionEnded):
@@ -122,11 +122,13 @@ async def admit(rows: Looks, client: ClientId, user: str, number: int, digest: b
         await check_session(rows, client, user, ended=True)
         kept, answer = _decoded(head, stored)
         if digest and kept != _NO_DIGEST and kept != digest:
-            raise file_error(errno.EINVAL, f"request number {number} was used for another request; use a new one")
+            raise file_error(
+                errno.EINVAL, f"request number {number} was used for a different request before; use a new number"
+            )
         return answer
     await check_session(rows, client, user)
     if number < await _floor(rows, head):
-        raise file_error(errno.EINVAL, f"request {number} was answered already, and its answer is not kept any more")
+        raise file_error(errno.EINVAL, f"request {number} was answered before, and the answer is no longer stored")
     return None
 
 
@@ -172,7 +174,7 @@ async def check_session(rows: Looks, client: ClientId, user: str, *, ended: bool
         raise SessionForgotten(client)
     whose = _user_of(key, row) if row is not None else known.user if known is not None else ""
     if user and whose != user:
-        raise PermissionDenied(f"session {client} is another user's; use your own")
+        raise PermissionDenied(f"session {client} belongs to another user; open your own")
     if not ended and row is None:
         raise SessionEnded(client)
     if not ended and known is not None and known.evicted:
@@ -189,7 +191,9 @@ async def _floor(rows: Looks, head: bytes) -> int:
     if row is None:
         return 0
     if len(row) != 9 or row[:1] != _FORMAT:
-        raise DataCorruption(f"row {head.hex()} of the replies is damaged; restore the store")
+        raise DataCorruption(
+            f"row {head.hex()} of the duplicate request cache is damaged; restore the store from a backup"
+        )
     return int.from_bytes(row[1:], "big")
 
 
@@ -200,7 +204,9 @@ def _decoded(head: bytes, row: bytes) -> tuple[bytes, Answer]:
             return row[1 : 1 + DIGEST_BYTES], _decoder.decode(row[1 + DIGEST_BYTES :])
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    raise DataCorruption(f"a row of the replies to client {head.hex()} is damaged; restore the store")
+    raise DataCorruption(
+        f"a row of the duplicate request cache of client {head.hex()} is damaged; restore the store from a backup"
+    )
 
 
 @lru_cache(maxsize=4096)

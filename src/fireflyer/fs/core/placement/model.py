@@ -57,9 +57,9 @@ class Table(msgspec.Struct, frozen=True):
 def uniform_cluster(nodes: int, targets_per_node: int, *, disks: int = 1, domains: tuple[str, ...] = ()) -> Cluster:
     """Nodes 1 to `nodes`, each with so many targets spread over so many disks. `domains`: one per node, or empty."""
     if domains and len(domains) != nodes:
-        raise UsageError(f"there are {len(domains)} domains for {nodes} nodes; name the domain of each node, in order")
+        raise UsageError(f"{len(domains)} domains for {nodes} nodes; give one domain for each node, in order")
     if not 1 <= disks <= targets_per_node:
-        raise UsageError(f"{disks} disks cannot share {targets_per_node} targets; each needs at least one")
+        raise UsageError(f"{disks} disks for {targets_per_node} targets per node; each disk needs at least one target")
     slots = tuple((targets_per_node + disk) // disks for disk in reversed(range(disks)))
     return tuple(StorageNode(i + 1, slots, domains[i] if domains else "") for i in range(nodes))
 
@@ -67,24 +67,24 @@ def uniform_cluster(nodes: int, targets_per_node: int, *, disks: int = 1, domain
 def check_cluster(cluster: Cluster, replicas: int) -> None:
     """Raises `UsageError` where no table can be made: one line that says what is missing."""
     if not 1 <= replicas <= MAX_REPLICAS_PLACED:
-        raise UsageError(f"replicas is {replicas}; it is from 1 to {MAX_REPLICAS_PLACED}")
+        raise UsageError(f"{replicas} replicas; give 1 to {MAX_REPLICAS_PLACED}")
     if len(cluster) > MAX_NODES:
-        raise UsageError(f"there are {len(cluster)} nodes; a table has at most {MAX_NODES}, make several")
+        raise UsageError(f"{len(cluster)} nodes; a chain table has at most {MAX_NODES}, make several tables")
     if len({node.id for node in cluster}) != len(cluster):
-        raise UsageError("two nodes have the same id; ids name nodes for ever")
+        raise UsageError("two nodes have the same id; give each its own")
     if sum(sum(node.slots) for node in cluster) > MAX_TARGETS:
-        raise UsageError(f"the nodes have room for more than {MAX_TARGETS} targets; make several tables")
+        raise UsageError(f"the nodes have more than {MAX_TARGETS} targets; make several tables")
     usable = [node for node in cluster if sum(node.slots)]
     if len(usable) < replicas:
         raise UsageError(
-            f"{replicas} replicas need {replicas} nodes with room for targets, and there are {len(usable)}; add nodes, "
-            "or ask for fewer replicas"
+            f"{replicas} replicas need {replicas} nodes with room for targets, and there are {len(usable)}; add "
+            "nodes, or give fewer replicas"
         )
     domains = {node.domain or f"\0{node.id}" for node in usable}
     if len(domains) < replicas:
         raise UsageError(
-            f"{replicas} replicas need {replicas} domains, and the nodes with room are in {len(domains)}; name more "
-            "domains, or ask for fewer replicas"
+            f"{replicas} replicas need {replicas} domains, and the nodes with room are in {len(domains)}; use more "
+            "domains, or give fewer replicas"
         )
 
 
@@ -99,5 +99,5 @@ def check_table(table: Table) -> int:
         raise UsageError(f"the table has more than {MAX_TARGETS} targets")
     for index, chain in enumerate(table.chains):
         if len({place.node for place in chain}) != len(chain):
-            raise UsageError(f"chain {index} has two targets on one node, which nothing may move as it is")
+            raise UsageError(f"chain {index} has two targets on one node; move one of them first")
     return lengths[0]

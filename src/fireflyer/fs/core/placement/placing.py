@@ -53,7 +53,7 @@ def place(
     most = chain_count(cluster, replicas)
     count = most if chains is None else chains
     if not 1 <= count <= most:
-        raise UsageError(f"{count} chains were asked for; the slots of these nodes allow from 1 to {most}")
+        raise UsageError(f"{count} chains requested; the targets of these nodes allow 1 to {most}")
     quotas = share_among_nodes(cluster, count, replicas)
     members = _members(quotas.nodes, domains, count, replicas, rng, steps)
     ordered = order_chains(members, len(cluster), rng, steps=role_steps(count))

@@ -58,7 +58,7 @@ class PendingOperation:
     tail: TargetId = 0
     avoid: dict[TargetId, None] = field(default_factory=dict)
     code: str = Unreachable.code
-    why: str = "nobody was asked"
+    why: str = "no storage node was asked yet"
 
     @property
     def place(self) -> Place:

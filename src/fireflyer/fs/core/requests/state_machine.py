@@ -47,7 +47,7 @@ from fireflyer.base.errors import (
     Unreachable,
     UsageError,
 )
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import SECOND, counted
 from fireflyer.fs.core.placement.seeded_random import SeededRandom
 from fireflyer.fs.core.requests.channels import Channel, Channels
 from fireflyer.fs.core.requests.effects import (
@@ -208,18 +208,29 @@ class Requests:
         request = PendingOperation(begin, Load(data_bytes, large), begun_ns=self._now_ns)
         self._requests[begin.operation] = request
         if self._ended is not None:
-            self._fail(request, Aborted.code, f"the session is over: {self._ended}")
+            self._fail(request, Aborted.code, f"the session has ended: {self._ended}")
         elif len(self._requests) > self._limits.requests:
-            self._fail(request, Busy.code, f"{self._limits.requests} requests are under way; wait for some of them")
+            self._fail(
+                request,
+                Busy.code,
+                f"{self._limits.requests} requests are in flight, the maximum; wait for some of them",
+            )
         elif end > MAX_CHUNK_BYTES or what.offset < 0 or what.length < 0:
             self._fail(request, UsageError.code, f"{what}: a chunk has at most {MAX_CHUNK_BYTES} bytes")
         elif begin.session and (begin.session != self._client or self._exchanging):
             self._fail(request, StaleVersion.code, _bound_to(begin.session))
         elif begin.chunk.file >> 63 or begin.chunk.index >> 32:
-            self._fail(request, UsageError.code, f"{begin.chunk}: files are below 2^63 and indices below 2^32")
+            self._fail(
+                request,
+                UsageError.code,
+                f"{begin.chunk} is not valid: file numbers are below 2^63 and chunk indices below 2^32",
+            )
         elif isinstance(what, Change):
             self._wait_until(request, begin.deadline_ns)
-            request.code, request.why = Busy.code, "updates of the same chunk, or all channels, were under way"
+            request.code, request.why = (
+                Busy.code,
+                "earlier updates of the chunk, or of all channels, were not answered yet",
+            )
             self._give_channels(self._channels.enter(request.place, begin.operation))
         else:
             self._place(request)
@@ -228,26 +239,26 @@ class Requests:
         for operation, channel in begun:
             request = self._requests[operation]
             request.channel, request.sequence = channel, channel.sequence
-            request.code, request.why = Unreachable.code, "nobody was asked"
+            request.code, request.why = Unreachable.code, "no storage node was asked yet"
             self._place(request)
 
     def _end(self, reason: str) -> None:
         self._ended = reason
         for request in list(self._requests.values()):
-            self._fail(request, Aborted.code, f"the session is over: {reason}")
+            self._fail(request, Aborted.code, f"the session has ended: {reason}")
 
     def _lose_session(self) -> None:
         """What was sent may have been done, and will not be answered. What was not waits for another session."""
         self._channels.close()
         begun = [one for one in self._requests.values() if one.channel is not None]
         for request in begun:
-            why = "the session was over"
+            why = "the session had ended"
             if request.maybe_done or request.asks:
                 self._fail(request, Aborted.code, why)
                 continue
             if request.state is State.QUEUED:
                 self._nodes.drop(request.node, request.begin.operation)
-            request.state, request.code, request.why = State.WAITS, Aborted.code, f"{why}, and there is no other yet"
+            request.state, request.code, request.why = State.WAITS, Aborted.code, f"{why}, and no other is open yet"
             self._wait_until(request, request.begin.deadline_ns)
         self._want_session()
 
@@ -292,10 +303,13 @@ class Requests:
 
     def _nobody(self, chain: ChainId) -> tuple[str, str]:
         if chain in self._routes:
-            return Unreachable.code, f"nobody serves chain {chain} now"
+            return (
+                Unreachable.code,
+                f"chain {chain} is unavailable: none of its targets is serving; `ff fs status` shows it",
+            )
         if self._routing.version:
             self._strayed = True
-            return NotFound.code, f"chain {chain} is not in routing {self._routing.version}"
+            return NotFound.code, f"chain {chain} is not in routing version {self._routing.version}"
         return Unreachable.code, "no manager has answered yet"
 
     def _ask(self, request: PendingOperation) -> None:
@@ -370,7 +384,7 @@ class Requests:
     def _expire(self, request: PendingOperation) -> None:
         what = "no answer came in time" if request.state is State.ASKED else request.why
         code = request.code if request.update else NotFound.code if request.code == NotFound.code else Timeout.code
-        self._fail(request, code, f"given up at the deadline after {request.attempts} attempts: {what}")
+        self._fail(request, code, f"not done before the deadline, after {counted(request.attempts, 'attempt')}: {what}")
 
     def _late(self, request: PendingOperation) -> None:
         request.code, request.why = Unreachable.code, f"node {request.node} did not answer"
@@ -413,7 +427,7 @@ class Requests:
                 pass
 
     def _not_committed(self, request: PendingOperation, tail: TargetId) -> None:
-        request.why = "an update of the chunk was under way"
+        request.why = "another update of the chunk was not finished"
         serving = self._routes.get(request.begin.chain, NOWHERE).serving
         if tail == request.target:
             request.tail = tail
@@ -456,7 +470,7 @@ class Requests:
         if not request.update:
             self._effects.append(SendCorruptionHint(request.node, request.target, begin.chain, begin.chunk))
         if request.damaged >= self._limits.damaged * max(1, 1 if request.update else len(serving)):
-            self._fail(request, request.code, f"{request.why}; it is damaged wherever it was asked for")
+            self._fail(request, request.code, f"{request.why}; every replica that was asked is damaged")
         else:
             self._again(request)
 
@@ -512,7 +526,7 @@ class Requests:
         self._strayed = any(one.begun_ns > asked_ns for one in strayed)
         for request in strayed:
             if request.begun_ns <= asked_ns:
-                self._fail(request, NotFound.code, f"{self._nobody(request.begin.chain)[1]}, which is the newest")
+                self._fail(request, NotFound.code, f"{self._nobody(request.begin.chain)[1]}, the newest")
 
     def _decide_anew(self, request: PendingOperation) -> None:
         request.avoid.clear()
@@ -577,4 +591,4 @@ class Requests:
 
 
 def _bound_to(session: ClientId) -> str:
-    return f"the update is for session {session} alone, which is over"
+    return f"the update belongs to session {session}, which has ended"

@@ -19,6 +19,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from shlex import quote
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -85,11 +86,13 @@ def new_cluster(
 ) -> LocalCluster:
     """Raises `UsageError` where no chains can be made of it."""
     if targets_per_node >= TARGETS_PER_NODE_ID:
-        raise UsageError(f"{targets_per_node} targets of a node; less than {TARGETS_PER_NODE_ID} are allowed")
+        raise UsageError(f"{targets_per_node} targets per node; give at most {TARGETS_PER_NODE_ID - 1}")
     if managers > 1 and not store:
-        raise UsageError(f"{managers} managers need a store that they share: give --store postgresql://...")
+        raise UsageError(f"{managers} managers need a shared store; add --store postgresql://user@host/database")
     if store and not store.startswith(("postgresql://", "postgres://")):
-        raise UsageError("--store is no address of a PostgreSQL; write it like postgresql://user@host/database")
+        raise UsageError(
+            "--store is not the URL of a PostgreSQL database; write it like postgresql://user@host/database"
+        )
     table = place(uniform_cluster(nodes, targets_per_node), replicas).table
     given: dict[NodeId, int] = {}
     chains = []
@@ -151,13 +154,18 @@ class Layout:
         try:
             data = read_private_file(self._cluster_file, MAX_FILE_BYTES)
         except NotFound:
-            raise NotFound(f"{self.directory} holds no cluster; 'ff fs up --dir {self.directory}' makes one") from None
+            raise NotFound(
+                f"{self.directory} holds no cluster; make one: ff fs up --dir {quote(self.directory)}"
+            ) from None
         try:
             found = msgspec.json.decode(data, type=LocalCluster)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DataCorruption(f"{self._cluster_file} is damaged: {error}; restore it from a backup") from None
         if found.version != _VERSION:
-            raise DataCorruption(f"{self._cluster_file} has version {found.version}, this release reads {_VERSION}")
+            raise DataCorruption(
+                f"{self._cluster_file} has format version {found.version}, this release reads {_VERSION}; install the "
+                "release that wrote it"
+            )
         return found
 
     def save(self, cluster: LocalCluster) -> None:
@@ -166,7 +174,7 @@ class Layout:
     def make_directory(self) -> None:
         """Raises `UsageError` for one that has something else in it."""
         if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
-            raise UsageError(f"{self.directory} is no directory; give a new one")
+            raise UsageError(f"{self.directory} is not a directory; give a new one with --dir")
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             others = [] if self.exists() else [name for name in os.listdir(self.directory) if name != "up.lock"]
@@ -175,7 +183,10 @@ class Layout:
         # What a killed `up` has left before it wrote cluster.json is ours.
         strangers = sorted(set(others) - {"up.log", "node-secret", "tokens.json", "tokens.json.lock", "admin-token"})
         if strangers:
-            raise UsageError(f"{self.directory} has other files in it ({strangers[0]!r}); give a new directory")
+            raise UsageError(
+                f"{self.directory} is not empty and holds no cluster (it has {strangers[0]!r}); give a new or empty "
+                "directory"
+            )
 
     def make_identity(self) -> None:
         """The node secret, and a user with a token, if they are not there."""

@@ -137,7 +137,7 @@ class LocalProcess:
             async with asyncio.timeout(GRACE_S):
                 await self._ended.wait()
         except TimeoutError:
-            self._say(f"{self.name} does not end and is killed")
+            self._say(f"{self.name} does not stop within {GRACE_S:.0f} s and is killed")
             self._process.kill()
             await self._ended.wait()
 
@@ -169,7 +169,7 @@ class LocalProcess:
         self._ended.set()
         if self._stopping:
             return
-        self._say(f"{self.name} has ended ({how}{last and f': {last}'}); it is started again")
+        self._say(f"{self.name} died ({how}{last and f': {last}'}) and is started again")
         self._again = asyncio.get_running_loop().call_later(self._pause_s, self._restart)
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 

@@ -120,12 +120,12 @@ class _Runner:
                 self._start_node(node, new=not made)
             await self._settle(made=made)
             if not made:
-                await self._until(client, _all_alive, "all nodes have registered")
+                await self._until(client, _all_alive, "not all nodes have registered")
                 await self._ask(client, AddChains(self.cluster.chains))
                 await self._ask(client, AddTable(TABLE, tuple(chain.id for chain in self.cluster.chains)))
-                return await self._until(client, _all_serve, "all chains are served by all of their targets")
+                return await self._until(client, _all_serve, "not all chains are fully replicated")
             with contextlib.suppress(Timeout):
-                return await self._until(client, _all_serve, "whole", within_s=AGAIN_S)
+                return await self._until(client, _all_serve, "not all chains are fully replicated", within_s=AGAIN_S)
             return await self._status(client)
 
     async def _settle(self, *, made: bool) -> None:
@@ -156,7 +156,9 @@ class _Runner:
             if not os.path.exists(directory):
                 make_target(directory, self.cluster.cluster, target)
                 if not new:
-                    self._say(f"{directory} was not there: it is made anew, empty, and filled from other replicas")
+                    self._say(
+                        f"{directory} was missing: a new, empty target is made there and synced from other replicas"
+                    )
         self._nodes[node.id] = self._process(f"node-{node.id}", ["fs", "storage", config])
 
     async def follow(self, changed: asyncio.Event) -> None:
@@ -171,12 +173,12 @@ class _Runner:
 
     def _check(self) -> None:
         if not self._lock.in_place():
-            raise NotFound(f"{self._layout.directory} is not there any more, so its processes are ended")
+            raise NotFound(f"{self._layout.directory} was removed, so the processes of its cluster were stopped")
         for processes in (self._managers, list(self._nodes.values())):
             reasons = [f"{one.name}: {one.crash_looping}" for one in processes if one.crash_looping]
             if reasons and len(reasons) == len(processes):
                 raise PermanentError(
-                    f"they die at once again and again: {'; '.join(reasons)}; the logs are in {self._layout.directory}"
+                    f"crash looping: {'; '.join(reasons)}; see the logs {self._layout.directory}/*/log"
                 )
 
     async def _reload(self) -> None:
@@ -188,7 +190,7 @@ class _Runner:
                     self._say(f"node-{node.id} is started")
             for number in [one for one in self._nodes if one not in [node.id for node in self.cluster.nodes]]:
                 await self._nodes.pop(number).stop()
-                self._say(f"node-{number} has ended: it was retired")
+                self._say(f"node-{number} is stopped: the node was retired")
         except FireflyerError as error:
             self._say(str(error))
 
@@ -222,7 +224,7 @@ class _Runner:
                     if true(status):
                         return status
                     await asyncio.sleep(LOOK_S)
-        raise Timeout(f"not {what} within {within_s:.0f} s; the logs are in {self._layout.directory}")
+        raise Timeout(f"{what} within {within_s:.0f} s; see the logs {self._layout.directory}/*/log")
 
 
 def _all_alive(status: Status) -> bool:

@@ -64,7 +64,7 @@ class ManagerFiles:
             async with asyncio.timeout(CLOSE_S):
                 await self.service.close()
         except TimeoutError:
-            _log.warning("requests about files did not end within %.0f s", CLOSE_S)
+            _log.warning("meta requests did not finish within %.0f s and are cancelled", CLOSE_S)
 
     async def _managers(self) -> Sequence[str]:
         if not self._config.shared_store:

@@ -114,4 +114,4 @@ def _context(rows: Savepoint) -> Context:
 
 
 def _no_id() -> int:
-    raise AssertionError("counting makes nothing")
+    raise AssertionError("counting writes nothing")

@@ -20,21 +20,24 @@ def cluster_series(status: Status) -> list[Series]:
     return _gauges(
         {
             "nodes": ("Storage nodes", len(status.nodes)),
-            "nodes_alive": ("Storage nodes that are heard", sum(node.alive for node in status.nodes)),
+            "nodes_alive": ("Storage nodes that are alive", sum(node.alive for node in status.nodes)),
             "chains": ("Chains", len(states)),
-            "chains_readable": ("Chains that somebody serves", sum(TargetState.SERVING in one for one in states)),
+            "chains_readable": (
+                "Chains with at least one serving target",
+                sum(TargetState.SERVING in one for one in states),
+            ),
             "chains_whole": (
-                "Chains that all their targets serve",
+                "Fully replicated chains: all targets are serving",
                 sum(all(state is TargetState.SERVING for state in one) for one in states),
             ),
             "chains_syncing": (
-                "Chains with a target that is filled",
+                "Chains with a target that is being synced",
                 sum(TargetState.SYNCING in one for one in states),
             ),
             "disks_used_bytes": ("Bytes of chunks on disks, every replica counted", used_bytes),
-            "disks_capacity_bytes": ("Bytes that chunks can have on disks", capacity_bytes),
+            "disks_capacity_bytes": ("Capacity of the disks for chunks in bytes", capacity_bytes),
             "sessions": ("Sessions of clients", status.sessions),
-            "routing_version": ("Version of the routing", status.version),
+            "routing_version": ("Routing version", status.version),
         }
     )
 
@@ -42,10 +45,10 @@ def cluster_series(status: Status) -> list[Series]:
 def files_series(files: FilesStatus) -> list[Series]:
     return _gauges(
         {
-            "meta_services": ("Processes that serve files", files.services),
-            "inodes": ("Inodes; at least so many where they are over a million", files.inodes),
+            "meta_services": ("Meta services", files.services),
+            "inodes": ("Inodes; a lower bound above one million", files.inodes),
             "open_for_writing": ("Files open for writing, once for each client", files.writing),
-            "unlinked_inodes": ("Removed and not collected yet", files.unlinked),
-            "unlinked_bytes": ("Bytes of those", files.unlinked_bytes),
+            "unlinked_inodes": ("Removed inodes that are not collected yet", files.unlinked),
+            "unlinked_bytes": ("Bytes of removed inodes that are not collected yet", files.unlinked_bytes),
         }
     )

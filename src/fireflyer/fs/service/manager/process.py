@@ -108,11 +108,14 @@ def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]
         return True
     name = type(request).__name__
     if isinstance(request, _OF_STORAGE):
-        raise PermissionDenied(f"{name} is for storage processes, which prove themselves with the node secret")
+        raise PermissionDenied(f"only storage processes, authenticated with the node secret, may send {name}")
     if caller.identity in administrators:
         return True
     if not isinstance(request, _OF_USERS):
-        raise PermissionDenied(f"{name} is for administrators, and user {caller.identity} is none; ask one of them")
+        raise PermissionDenied(
+            f"only administrators may send {name}, and user {caller.identity} is not one (see `administrators` in the "
+            "configuration of the manager)"
+        )
     return False
 
 
@@ -205,7 +208,7 @@ class _Service:
             await asyncio.wait([ticking, running])
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(Aborted("the manager ends; ask another one"))
+                    answer.set_exception(Aborted("the manager is stopping; ask another one"))
 
     async def _tick(self) -> None:
         while True:
@@ -220,7 +223,7 @@ class _Service:
             async with asyncio.timeout(LEAVE_NS / SECOND):
                 await self._left.wait()
         except TimeoutError:
-            _log.warning("the lease could not be given up in time")
+            _log.warning("the lease could not be released in time; another manager takes over when it expires")
         self._driver.stop()
 
     # --- requests ---
@@ -248,8 +251,10 @@ class _Service:
         if isinstance(status, Status):
             more = cluster_series(status) + files_series(await self._files_status())
         return [
-            Series.one("fireflyer_manager_primary", "gauge", "Whether it is primary", isinstance(status, Status)),
-            Series.one("fireflyer_manager_waiting", "gauge", "Requests that wait for an answer", len(self._waiting)),
+            Series.one(
+                "fireflyer_manager_primary", "gauge", "1 if this manager is primary, else 0", isinstance(status, Status)
+            ),
+            Series.one("fireflyer_manager_waiting", "gauge", "Requests that are not answered yet", len(self._waiting)),
             *more,
             *([] if self._files is None else self._files.service.metrics()),
         ]
@@ -261,7 +266,7 @@ class _Service:
     async def _mint(self, request: GetCapability, user: str) -> Answer:
         """Raises `UsageError` for a service: it needs none."""
         if not user:
-            raise UsageError("services need no capability; ask for one with a user's token")
+            raise UsageError("services authenticated with the node secret need no capability")
         kept = await self._put(
             RequestReceived(0, KeepSession(request.client, self._manager.routing_version), user, False)
         )
@@ -276,9 +281,9 @@ class _Service:
 
     async def _put(self, asked: RequestReceived) -> Answer:
         if self._leaving:
-            raise Busy("the manager is about to end; ask another one")
+            raise Busy("the manager is stopping; ask another one")
         if len(self._waiting) >= MAX_WAITING:
-            raise Busy(f"{MAX_WAITING} requests wait for the manager; ask again later")
+            raise Busy(f"the manager is overloaded: {MAX_WAITING} requests are waiting; try again later")
         self._numbers += 1
         number = self._numbers
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

@@ -47,13 +47,13 @@ class Callers:
             return Requester(client, 0, 0, (), unrestricted=True)
         account = self._accounts(caller.identity)
         if account is None:
-            raise PermissionDenied(f"user {caller.identity} is not known any more; ask an administrator")
+            raise PermissionDenied(f"user {caller.identity} was removed from the cluster; ask an administrator")
         return Requester(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0, by_path=True)
 
     def named(self, caller: Caller, client: ClientId, actor: Actor) -> Requester:
         """Raises `FileError` (EPERM) where the caller may not name anybody."""
         if caller.role != "node":
-            raise file_error(errno.EPERM, "users act as themselves; only services with the node secret name others")
+            raise file_error(errno.EPERM, "only services authenticated with the node secret may act for another user")
         return self._trusted(client, actor)
 
     def _trusted(self, client: ClientId, actor: Actor) -> Requester:

@@ -65,7 +65,7 @@ class ClusterView:
             self._client = ManagerClient(sorted(self._known), self._credential)
         if self.chunk_session is None:
             self.chunk_session = await self._open(sorted(self._known), self._credential)
-            _log.info("the chunk store is reached managers=%s", ",".join(sorted(self._known)))
+            _log.info("connected to the chunk store managers=%s", ",".join(sorted(self._known)))
         if self._looks % SPACE_EVERY == 0 or not any(self.space):
             self.space = files_space(await self._client.status(timeout_ns=ASK_NS))
         self._looks += 1

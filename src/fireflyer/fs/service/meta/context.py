@@ -93,7 +93,7 @@ class ServiceContext:
         """Raises `Busy` before the chunk store has been reached."""
         session = None if self.cluster_view is None else self.cluster_view.chunk_session
         if session is None:
-            raise Busy("the meta service has not reached the chunk store yet; ask again later")
+            raise Busy("the meta service is not connected to the chunk store yet; try again later")
         return session
 
     @property
@@ -134,7 +134,7 @@ class ServiceContext:
     def capability(self, user: str, client: ClientId, opened: Opened) -> bytes:
         """Signed. Raises `Busy` before the first key is known."""
         if not self._key_ids:
-            raise Busy("no key for capabilities is known yet; ask again later")
+            raise Busy("the meta service has no key for capabilities yet; try again later")
         key_id = self._key_ids[0]
         key = self._keys.get(key_id)
         if key is None:

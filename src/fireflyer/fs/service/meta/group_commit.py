@@ -214,9 +214,9 @@ class CommitQueues:
     def put(self, key: Hashable, work: CommitItem) -> None:
         """Raises `Busy` when too many wait, also after `close`."""
         if self._closed:
-            raise Busy("the meta service ends; ask another one")
+            raise Busy("the meta service is stopping; ask another one")
         if self.waiting >= MAX_WAITING:
-            raise Busy(f"{self.waiting} requests wait for the store already; ask again later")
+            raise Busy(f"the meta service is overloaded: {self.waiting} requests wait for the store; try again later")
         queue = self._queues[hash(key) % len(self._queues)]
         queue.waiting.append(work)
         self.waiting += 1
@@ -240,7 +240,7 @@ class CommitQueues:
         for queue in self._queues:
             queue.wait_no_more()
             while queue.waiting:
-                self._finish(queue.waiting.popleft(), Busy("the meta service ends; ask another one"))
+                self._finish(queue.waiting.popleft(), Busy("the meta service is stopping; ask another one"))
         await self._tasks.wait()
 
     async def _run(self, queue: _CommitQueue) -> None:
@@ -306,7 +306,9 @@ class Reads:
     def put(self, work: CommitItem) -> None:
         """Raises `Busy` when too many wait."""
         if len(self._waiting) >= MAX_WAITING:
-            raise Busy(f"{len(self._waiting)} requests wait to be read already; ask again later")
+            raise Busy(
+                f"the meta service is overloaded: {len(self._waiting)} requests wait to read the store; try again later"
+            )
         self._waiting.append(work)
         if not self._scheduled:
             self._scheduled = True

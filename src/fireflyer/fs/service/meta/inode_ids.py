@@ -42,7 +42,7 @@ class Ids:
         if self._next == self._end:
             if not self._reserve:
                 # Lanes that run at the same time, and attempts after a conflict, take what others were promised.
-                raise Busy("the numbers for new inodes are used up for a moment; ask again")
+                raise Busy("no inode number is available at the moment; try again")
             self._next, self._end = self._reserve.pop(0)
         self._next += 1
         return self._next - 1
@@ -61,7 +61,7 @@ def skipped(row: bytes | None, first: int) -> bytes:
 
 def _decoded(row: bytes | None) -> int:
     if row is not None and (len(row) != 9 or row[:1] != _FORMAT):
-        raise DataCorruption("the row of the last inode number is damaged; restore the store")
+        raise DataCorruption("the row of the last inode number is damaged; restore the store from a backup")
     return ROOT + 1 if row is None else int.from_bytes(row[1:], "big")
 
 

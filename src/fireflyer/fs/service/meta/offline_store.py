@@ -99,7 +99,7 @@ async def load_store(engine: Engine, file: IO[bytes], now_ns: int, progress: Pro
     """Into an empty store; rows written. `file` is read twice. `now_ns`: since 1970. Raises `UsageError` where the
     store is not empty, `DataCorruption` for what is no whole dump: then nothing is in the store."""
     if (await engine.read(lambda rows: rows.get_range(b"", None, limit=1))).items:
-        raise UsageError("the store is not empty; move it away, or name an empty one with --store")
+        raise UsageError("the store is not empty; move it away first, or give an empty one with --store")
     first = now_ns // 1_000_000_000 * NUMBERS_PER_S
     for _ in _renumbered(_read_rows(file), first):
         """The whole file, before the first row of it counts."""
@@ -151,28 +151,33 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
 def _read_rows(file: IO[bytes]) -> Iterator[Row]:
     """Raises `DataCorruption`, at the end at the latest."""
     if file.read(len(FIRST_LINE)) != FIRST_LINE:
-        raise DataCorruption("this is no dump of metadata, or one of a newer release")
+        raise DataCorruption(f"{_name_of(file)} is not a metadata dump, or was written by a newer release")
     rows, crc = 0, 0
     decoder = msgspec.msgpack.Decoder(Row)
     while length := int.from_bytes(_exactly(file, _LENGTH_BYTES), "big"):
         if length > MAX_ROW_BYTES:
-            raise DataCorruption(f"row {rows} of the dump has {length} bytes: it is damaged; take another one")
+            raise DataCorruption(f"{_name_of(file)} is damaged: row {rows} has {length} bytes; use another dump")
         encoded = _exactly(file, length)
         crc = zlib.crc32(encoded, crc)
         try:
             yield decoder.decode(encoded)
         except msgspec.DecodeError as error:
-            raise DataCorruption(f"row {rows} of the dump is damaged: {error}; take another one") from error
+            raise DataCorruption(f"{_name_of(file)} is damaged in row {rows}: {error}; use another dump") from error
         rows += 1
     if file.read() != msgspec.msgpack.encode((rows, crc)):
-        raise DataCorruption(f"the dump is damaged somewhere in its {rows} rows; take another one")
+        raise DataCorruption(f"{_name_of(file)} is damaged: the checksum of {rows} rows is wrong; use another dump")
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:
     data = file.read(size)
     if len(data) != size:
-        raise DataCorruption("the dump ends too early; take another one")
+        raise DataCorruption(f"{_name_of(file)} is truncated; use another dump")
     return data
+
+
+def _name_of(file: IO[bytes]) -> str:
+    name = getattr(file, "name", None)
+    return name if isinstance(name, str) else "the dump"
 
 
 async def _pages(engine: Engine) -> AsyncIterator[Sequence[Row]]:
@@ -186,9 +191,7 @@ async def _pages(engine: Engine) -> AsyncIterator[Sequence[Row]]:
             break
         begin = page.items[-1][0] + b"\0"
     if await engine.read(_leases) != lease:
-        raise Busy(
-            "managers or meta services run on this store; stop them first, or what is read does not fit together"
-        )
+        raise Busy("managers or meta services are using this store; stop them first")
 
 
 async def _leases(rows: Reader) -> Sequence[Row]:

@@ -28,8 +28,8 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
     cannot begin."""
     if not config.store.startswith(("postgresql:", "postgres:")):
         raise UsageError(
-            f"store {config.store.partition(':')[0]!r}: files over an embedded store are served by the manager's own "
-            "process; give postgresql://..."
+            f"store {config.store.partition(':')[0]!r}: a separate meta service needs "
+            "postgresql://user@host/database; with an embedded store the manager process contains it"
         )
     secret = load_secret(config.secret_file)
     tokens = TokenStore(config.tokens_file) if config.tokens_file else None

@@ -66,7 +66,7 @@ class Registration:
                 try:
                     await self.heartbeat()
                 except FireflyerError as error:
-                    _log.warning("the service could not say that it lives reason=%s", error)
+                    _log.warning("writing the heartbeat of this meta service failed reason=%s", error)
                 await asyncio.sleep(HEARTBEAT_S)
         finally:
             try:
@@ -128,4 +128,4 @@ def _decoded(key: bytes, value: bytes) -> ServiceRow:
             return _decoder.decode(value[1:])
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    raise DataCorruption(f"row {key.hex()} of the services is damaged; restore the store")
+    raise DataCorruption(f"row {key.hex()} of the meta services is damaged; restore the store from a backup")

@@ -186,7 +186,9 @@ class QueuedRequest(CommitItem):
         if stored is not None:
             return stored
         if not service_context.cluster.chains and _makes_files(request):
-            raise Busy("the cluster has no chain table for files yet; ask again later")
+            raise Busy(
+                "the cluster has no chain table for files yet; an administrator makes one with `ff fs admin add-chains`"
+            )
         answer: Answer
         try:
             answer = await carry_out(request, service_context.context(rows, requester, number, digest=self.digest))
@@ -345,8 +347,8 @@ async def carry_out_long(service_context: ServiceContext, asked: QueuedRequest) 
     except Answered as told:
         return told.answer
     except NotAtOnce as error:
-        raise Busy(f"{error}: the meta service has not reached the chunk store yet; send it again") from error
+        raise Busy(f"{error}: the meta service is not connected to the chunk store yet; try again") from error
     except TimeoutError as error:
         if isinstance(error, FireflyerError):
             raise
-        raise Timeout(f"the request was not done within {LONG_S:.0f} s; send it again") from error
+        raise Timeout(f"the request did not finish within {LONG_S:.0f} s; try again") from error

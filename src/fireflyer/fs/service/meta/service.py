@@ -131,14 +131,14 @@ class _Procedures:
         """The same request. Raises EINVAL where it is another one under the same number."""
         digest, task = self._tasks.get((asked.requester.client, asked.number), (asked.digest, None))
         if digest != asked.digest:
-            raise file_error(errno.EINVAL, f"request number {asked.number} is under way for another request")
+            raise file_error(errno.EINVAL, f"request number {asked.number} is in use by another request")
         return task
 
     def begin(self, asked: QueuedRequest, spawn: Callable[[], asyncio.Task[Answer]]) -> asyncio.Task[Answer]:
         """Raises `Busy`. Services have no share: they are all users."""
         key, user = (asked.requester.client, asked.number), asked.user
         if len(self._tasks) >= self._most or (user and self._users[user] >= self._most // USERS_SHARE):
-            raise Busy(f"{len(self._tasks)} long requests are under way; ask again later")
+            raise Busy(f"the meta service is overloaded: {len(self._tasks)} long requests are running; try again later")
         task = spawn()
         self._tasks[key] = asked.digest, task
         self._users[user] += 1
@@ -202,11 +202,14 @@ class MetaService:
         service_context = self._service_context
         gauges = {
             "waiting": ("Requests that wait for the store", service_context.commit_queues.waiting),
-            "long_requests": ("Requests under way that take several transactions", len(self._long)),
+            "long_requests": ("Running requests that take several transactions", len(self._long)),
             "lock_waits": ("Requests that wait for a lock", len(self._lock_waits)),
-            "chunk_store_reached": ("Whether the chunk store can be used", service_context.has_chunks),
-            "collects": ("Whether this service collects what is unlinked", self._background_tasks.leads),
-            "in_trouble": ("Whether collecting or reaping failed last", bool(self.last_error)),
+            "chunk_store_reached": (
+                "1 if this service is connected to the chunk store, else 0",
+                service_context.has_chunks,
+            ),
+            "collects": ("1 if this service runs garbage collection, else 0", self._background_tasks.leads),
+            "in_trouble": ("1 if the last garbage collection or session cleanup failed, else 0", bool(self.last_error)),
         }
         return [
             *self._figures.series(),
@@ -235,10 +238,10 @@ class MetaService:
             try:
                 await self.start()
             except TransientError as error:
-                _log.warning("files are not served yet reason=%s", error)
+                _log.warning("the meta service does not serve yet reason=%s", error)
                 await asyncio.sleep(REST_S)
             except FireflyerError as error:
-                _log.error("files cannot be served reason=%s", error)
+                _log.error("the meta service cannot serve reason=%s", error)
                 self._failed = error
                 self._started.set()
 
@@ -313,7 +316,7 @@ class MetaService:
             elif call.number or type(request) is Open:
                 enrol = True
         if weight > MAX_WEIGHT:
-            raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, send two")
+            raise UsageError(f"one message asks for {weight} inodes; at most {MAX_WEIGHT} are allowed, so send several")
         if not self._service_context.cluster.chains:
             await self._service_context.look()
         requester, user = self._callers.requester(caller, calls.client), self._callers.user_of(caller)
@@ -330,7 +333,10 @@ class MetaService:
     def _group(self, user: str, count: int) -> _Group:
         """Raises `Busy` where this user has asked for too much already."""
         if user and self._asking[user] + count > MAX_WAITING // USERS_SHARE:
-            raise Busy(f"{self._asking[user]} requests of user {user} are under way; ask again later")
+            raise Busy(
+                f"{self._asking[user]} requests of user {user} are running, their share of the meta service; try "
+                "again later"
+            )
         self._asking[user] += count
 
         def over(answered: int) -> None:
@@ -359,7 +365,9 @@ class MetaService:
             if not is_changing(call.request):
                 self._service_context.reads.put(asked)
             elif not call.number or not number_allowed(call.number, calls.done_below):
-                raise file_error(errno.EINVAL, f"request number {call.number} is not one of those that may be used now")
+                raise file_error(
+                    errno.EINVAL, f"request number {call.number} is outside of the window that may be used now"
+                )
             else:
                 self._service_context.commit_queues.put(asked.queue_key, asked)
         except FireflyerError as error:
@@ -393,7 +401,7 @@ class MetaService:
             task = waits.under_way(asked)
             if task is None:
                 if self._closed:
-                    raise Busy("the meta service ends; ask another one")
+                    raise Busy("the meta service is stopping; ask another one")
                 task = waits.begin(asked, lambda: self._spawn(carry_out_long(self._service_context, asked)))
         except FireflyerError as error:
             tell(refusal(error))
@@ -401,7 +409,7 @@ class MetaService:
 
         def ended(done: asyncio.Task[Answer]) -> None:
             if done.cancelled():
-                tell(refusal(Busy("the meta service ends; ask another one")))
+                tell(refusal(Busy("the meta service is stopping; ask another one")))
             else:
                 tell(self._answer(asked, done.exception() or done.result()))
 
@@ -442,7 +450,7 @@ class MetaService:
                 if self._cluster_view is not None and self._service_context.cluster.chains:
                     await self._cluster_view.look()
             except FireflyerError as error:
-                _log.info("the cluster is not known yet reason=%s", error)
+                _log.info("no manager reached yet reason=%s", error)
             await asyncio.sleep(LOOK_S if self._service_context.has_chunks else LOOK_SOON_S)
 
     async def _keep(self, part: Callable[[Ports], Awaitable[bool]]) -> None:
@@ -454,6 +462,6 @@ class MetaService:
                 if self._service_context.has_chunks:
                     more = await part(ports)
             except FireflyerError as error:
-                _log.warning("keeping is interrupted part=%s reason=%s", part.__name__, error)
+                _log.warning("background work failed, retrying part=%s reason=%s", part.__name__, error)
             if not more:
                 await asyncio.sleep(REST_S)

@@ -109,30 +109,30 @@ class ClientRequests:
     def _refusal(self, link: DataConnection, update: Update, handle: int) -> Refused | None:
         change = update.change
         if change.operation is Operation.REPLACE:
-            return Refused(RefusalReason.USAGE, "clients do not replace chunks; write them")
+            return Refused(RefusalReason.USAGE, "clients cannot replace chunks; write them")
         given = self._native.length(handle) if handle else 0
         wanted = change.length if change.carries_data else 0
         if given != wanted:
-            return Refused(RefusalReason.USAGE, f"{given} bytes came with a change of {wanted}")
+            return Refused(RefusalReason.USAGE, f"{given} bytes of data came with an update of {wanted} bytes")
         if not _allows(link, update.chunk.file, Rights.WRITE, update.client):
             return Refused(
                 RefusalReason.DENIED, f"present a capability to write file {update.chunk.file} as this client"
             )
         if len(self._waiters) >= MAX_WAITERS:
-            return Refused(RefusalReason.BUSY, f"{MAX_WAITERS} updates are under way at this node; try again")
+            return Refused(RefusalReason.BUSY, f"the node is overloaded: {MAX_WAITERS} updates are running; try again")
         return None
 
     def _look(self, link: DataConnection, look: Query) -> QueryReply:
         if look.kind is QueryKind.READ:
-            return Refused(RefusalReason.USAGE, "data are read by frames of reads, not by messages")
+            return Refused(RefusalReason.USAGE, "data must be read with read frames, not messages")
         if look.kind is QueryKind.CHAIN and not link.trusted:
-            return Refused(RefusalReason.DENIED, "only who has the node secret may list the chunks of all files")
+            return Refused(RefusalReason.DENIED, "listing the chunks of all files needs the node secret")
         if not _allows(link, look.chunk.file, Rights.READ):
             return Refused(RefusalReason.DENIED, f"present a capability to read file {look.chunk.file}")
         found = self._find(look.chain)
         now_ns = self._clock.now_ns()
         if found is None:
-            return Refused(RefusalReason.STALE, "this node has no target that serves the chain; ask for routing")
+            return Refused(RefusalReason.STALE, "this node has no target that serves the chain; get the routing again")
         return reads.decide(now_ns, found[0], found[1], look)
 
     def _present(self, link: DataConnection, token: bytes) -> data.Granted | Refused:
@@ -145,7 +145,10 @@ class ClientRequests:
             _log.warning("capability refused peer=%s reason=%s", link.peer, error)
             return Refused(RefusalReason.DENIED, error.message)
         if not link.capabilities.add(one, now_s):
-            text = f"{MAX_RANGE_CAPABILITIES} ranges of files count here already; open another connection"
+            text = (
+                f"this connection has {MAX_RANGE_CAPABILITIES} capabilities for ranges of files, the maximum; open "
+                "another connection"
+            )
             return Refused(RefusalReason.BUSY, text)
         left_ns = int((one.expires_s - now_s) * SECOND)
         if one.rights & Rights.READ:

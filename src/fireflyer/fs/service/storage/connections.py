@@ -96,7 +96,9 @@ class DataConnections:
         free = self._most * (1 if role == "node" else USERS_SHARE) - len(self._links)
         own = 0 if role == "node" else sum(one.peer == peer and not one.trusted for one in self._links.values())
         if self._closed or free <= own:
-            _log.warning("connection closed peer=%s: he has %d, all together %d", peer, own, len(self._links))
+            _log.warning(
+                "connection closed, too many connections peer=%s of_peer=%d all=%d", peer, own, len(self._links)
+            )
             connection.socket.close()
             return
         self._adopt(connection, DataConnection(0, role, peer), reads=True)
@@ -131,7 +133,7 @@ class DataConnections:
         ends with them."""
         for number, link in list(self._links.items()):
             if link.capabilities.any_but_of(key_ids, now_s):
-                self.refuse(number, "a capability of it was revoked; the client connects again and asks for another")
+                self.refuse(number, "a capability of this connection was revoked; the client must connect again")
 
     # --- to other nodes ---
 
@@ -163,7 +165,9 @@ class DataConnections:
                 )
                 if connection.session.peer != data.node_identity(node):
                     connection.socket.close()
-                    raise PermissionDenied(f"{path.address} is {connection.session.peer}, not node {node}")
+                    raise PermissionDenied(
+                        f"the process at {path.address} is {connection.session.peer}, not node {node}"
+                    )
                 path.task = None
                 link = self._adopt(connection, DataConnection(0, "node", connection.session.peer, node), reads=False)
                 path.link, path.since_s = link.number, asyncio.get_running_loop().time()
@@ -172,7 +176,7 @@ class DataConnections:
             except (FireflyerError, OSError) as error:
                 if str(error) != said:
                     said = str(error)
-                    _log.warning("node=%d cannot be reached reason=%s", node, said)
+                    _log.warning("node is unreachable node=%d reason=%s", node, said)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_ns / SECOND)
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
 

@@ -35,5 +35,5 @@ def hold_node(secret: Secret, cluster: str, node: NodeId) -> socket.socket:
         held.close()
         if error.errno != errno.EADDRINUSE:
             raise translate_os_error(error, f"hold the name of node {node}") from error
-        raise Busy(f"another process on this machine is node {node} of cluster {cluster!r}; end it first") from None
+        raise Busy(f"another process on this machine runs node {node} of cluster {cluster!r}; stop it first") from None
     return held

@@ -177,8 +177,8 @@ class _Storage:
                 on_ready(address)
                 await asyncio.wait([running])
         except asyncio.CancelledError:
-            _log.info("node=%d is asked to end", self._config.node)
-            self._post(Leave("its process is asked to end"))
+            _log.info("stopping on request node=%d", self._config.node)
+            self._post(Leave("the storage process is stopping"))
             await self._leave(running)
             raise
         finally:
@@ -194,14 +194,14 @@ class _Storage:
         names = dict.fromkeys(name for stats in found.values() for name in stats)
         return [
             *(
-                Series.one(f"fireflyer_storage_{name}", "gauge", f"Of the node: {name.replace('_', ' ')}", value)
+                Series.one(f"fireflyer_storage_{name}", "gauge", f"Storage node: {name.replace('_', ' ')}", value)
                 for name, value in self._native.stats().items()
             ),
             *(
                 Series(
                     f"fireflyer_target_{name}",
                     "gauge",
-                    f"Of a target: {name.replace('_', ' ')}",
+                    f"Target: {name.replace('_', ' ')}",
                     [({"target": str(target)}, stats[name]) for target, stats in found.items()],
                 )
                 for name in names
@@ -213,7 +213,7 @@ class _Storage:
         await asyncio.wait([left, running], timeout=LEAVE_NS / SECOND, return_when=asyncio.FIRST_COMPLETED)
         if not left.done():
             left.cancel()
-            _log.warning("node=%d ends, and no manager has heard it", self._config.node)
+            _log.warning("node stops without an acknowledgement by a manager node=%d", self._config.node)
 
     async def _stop(self, running: asyncio.Task[None]) -> None:
         self._loop.remove_reader(self._native.event_fd)
@@ -271,17 +271,17 @@ class _Storage:
             case ("adopted", int(target), _):
                 self._post(TargetScoped(target, fx.RecordsInstalled()))
             case ("damage", int(target), int(file), int(index)):
-                _log.error("target=%d chunk=%d:%d is damaged", target, file, index)
+                _log.error("chunk is damaged target=%d chunk=%d:%d", target, file, index)
                 self._post(TargetScoped(target, fx.CorruptionFound(ChunkId(file, index))))
             case ("disk_failed", int(target), str(message)):
-                _log.error("target=%d its disk has failed reason=%s", target, message)
+                _log.error("disk failed target=%d reason=%s", target, message)
                 self._post(TargetScoped(target, fx.DiskFailed(message)))
                 if self._driver is not None:
                     self._driver.spawn(asyncio.to_thread(note_failure, self._targets[target]))
             case ("verified", int(target), int(job), last, int(verified)):
                 self._targets[target].scrub.verified(time.monotonic_ns(), job, last, verified)
             case _:
-                _log.error("an event of the native node is not understood: %s", event[0])
+                _log.error("unknown event of the native node: %s", event[0])
 
     def _message(self, number: int, body: bytes, handle: int) -> None:
         link = self._links.find(number)
@@ -299,7 +299,7 @@ class _Storage:
                 kept = True
                 self._post(PeerMessageReceived(message.source, message.target, message.message, handle))
             else:
-                raise DataCorruption(f"{link.peer} says what is not for it to say: {type(message).__name__}")
+                raise DataCorruption(f"{link.peer} may not send {type(message).__name__}")
         finally:
             if handle and not kept:
                 self._native.release(handle)
@@ -311,7 +311,7 @@ class _Storage:
         wanted = put.change.length if put is not None and put.change.carries_data else 0
         given = self._native.length(handle) if handle else 0
         if given != wanted:
-            raise DataCorruption(f"{given} bytes came with a message of {wanted}")
+            raise DataCorruption(f"{given} bytes of data came with a message of {wanted} bytes")
 
     def _find(self, chain: ChainId) -> tuple[fx.TableEntry, fx.ChunkIndex] | None:
         target = self._core.target_of(chain) if self._core is not None else 0
@@ -367,9 +367,9 @@ class _Storage:
             case fx.UpToDate():
                 self._news[target].set()
             case fx.ReportGone(version, reason):
-                _log.warning("target=%d stops in chain version %d reason=%s", target, version, reason)
+                _log.warning("target stops serving target=%d chain_version=%d reason=%s", target, version, reason)
             case fx.ReportUnreachable(peer):
-                _log.warning("target=%d has no answer from target=%d", target, peer)
+                _log.warning("successor does not answer target=%d successor=%d", target, peer)
             case _:
                 pass  # the node membership has handled it
 

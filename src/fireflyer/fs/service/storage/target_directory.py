@@ -75,7 +75,7 @@ def make_target(directory: str, cluster: str, target: TargetId) -> None:
         return
     others = [one for one in names if one != "lost+found"]
     if others:
-        raise Exists(f"{directory} has other files in it ({min(others)!r}); a target needs an empty directory")
+        raise Exists(f"{directory} is not empty (it has {min(others)!r}); a target needs an empty directory")
     write_private_file(os.path.join(directory, _IDENTITY), msgspec.json.encode(wanted))
 
 
@@ -113,19 +113,19 @@ class TargetDirectory:
                 f"{self._cluster!r}; correct the configuration"
             )
         if self._place is not None and (_place_of(self.chunks) != self._place or _is_empty(self.chunks)):
-            raise NotFound(f"{self.chunks} was removed or exchanged under the process that has it open")
+            raise NotFound(f"{self.chunks} was removed or replaced while the target was open")
 
     def put_aside(self) -> None:
         """The engine refuses to open its chunks: it shall begin anew, and be synced. Raises `Exists` if that has
         happened before and nobody has looked."""
         damaged = os.path.join(self.path, _DAMAGED)
         if os.path.exists(damaged):
-            raise Exists(f"{damaged} is there from an earlier damage; remove it when nobody needs it any more")
+            raise Exists(f"{damaged} exists from an earlier failure; move it away or remove it first")
         try:
             os.rename(self.chunks, damaged)
             os.mkdir(self.chunks, 0o700)
         except OSError as error:
-            raise translate_os_error(error, f"put {self.chunks} aside") from error
+            raise translate_os_error(error, f"rename {self.chunks}") from error
         self._lost = True
 
     def begin(self, *, durable: bool) -> None:
@@ -190,7 +190,7 @@ def _place_of(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise translate_os_error(error, f"look at {path}") from error
+        raise translate_os_error(error, f"read {path}") from error
     return found.st_dev, found.st_ino
 
 
@@ -208,13 +208,11 @@ def _read_identity(directory: str) -> _Identity:
         found = _identity_decoder.decode(read_private_file(path, _MAX_BYTES))
     except NotFound:
         raise NotFound(
-            f"{directory} is no target's directory ({_IDENTITY} is missing); was the disk mounted? "
+            f"{directory} is not a target directory ({_IDENTITY} is missing); was the disk mounted? "
             "'ff fs storage --make-targets' makes new ones"
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataCorruption(
-            f"{path} is damaged ({error}); the target has to be made anew in another directory"
-        ) from None
+        raise DataCorruption(f"{path} is damaged ({error}); make a new target in another directory") from None
     if found.version != _VERSION:
         raise DataCorruption(f"{path} has version {found.version}, this release reads {_VERSION}; upgrade")
     return found

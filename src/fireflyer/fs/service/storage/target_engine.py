@@ -50,7 +50,13 @@ class TargetEngine:
         except ChunkError as error:
             kind, message = error.args
             if kind != "failed":
-                _log.error("target=%d takes no %s: %s (%s)", self.target, type(effect).__name__, message, kind)
+                _log.error(
+                    "chunk engine refused target=%d request=%s reason=%s (%s)",
+                    self.target,
+                    type(effect).__name__,
+                    message,
+                    kind,
+                )
             return fx.DiskFailed(f"{kind}: {message}")
         return None
 

@@ -56,9 +56,9 @@ async def open_targets(native: ChunkNode, config: StorageConfig) -> dict[TargetI
     for one, result in zip(config.targets, await asyncio.gather(*work, return_exceptions=True), strict=True):
         if isinstance(result, OpenTarget):
             opened[one.id] = result
-            _log.info("target=%d open directory=%s clean=%s", one.id, one.directory, result.directory.clean)
+            _log.info("target opened target=%d directory=%s clean=%s", one.id, one.directory, result.directory.clean)
         elif isinstance(result, FireflyerError) and not isinstance(result, Busy):
-            _log.error("target=%d cannot be opened reason=%s", one.id, result)
+            _log.error("target cannot be opened target=%d reason=%s", one.id, result)
             if len(config.targets) == 1:
                 raise result
         else:
@@ -66,7 +66,8 @@ async def open_targets(native: ChunkNode, config: StorageConfig) -> dict[TargetI
             raise result
     if not opened:
         raise PermanentError(
-            f"none of the {len(config.targets)} targets of node {config.node} can be opened; see above"
+            f"none of the {len(config.targets)} targets of node {config.node} can be opened; the reasons are in the "
+            "log above"
         )
     return opened
 
@@ -77,7 +78,7 @@ def _open(native: ChunkNode, config: StorageConfig, one: StorageTarget, boot: st
     try:
         target = _open_chunks(native, config, one, directory)
     except DataCorruption as error:
-        _log.error("target=%d begins anew, and is to be synced reason=%s", one.id, error)
+        _log.error("target starts empty and must be synced target=%d reason=%s", one.id, error)
         directory.put_aside()
         target = _open_chunks(native, config, one, directory)
     directory.begin(durable=config.durable)
@@ -99,7 +100,7 @@ def _open_chunks(
             durable=config.durable,
         )
     except BlockingIOError:
-        raise Busy(f"another process has {directory.chunks}; end it first") from None
+        raise Busy(f"another process has {directory.chunks} open; stop it first") from None
     except OSError as error:
         raise translate_os_error(error, f"open {directory.chunks}") from error
     except ChunkError as error:
@@ -128,9 +129,9 @@ async def maintain(
             post(await asyncio.to_thread(measure, target, config))
         except (TransientError, NoSpace) as error:
             # No descriptors or memory, or no space to write down that it is clean: that passes.
-            _log.warning("target=%d cannot be looked at now reason=%s", number, error)
+            _log.warning("checking the target directory failed target=%d reason=%s", number, error)
         except (FireflyerError, OSError, ChunkError) as error:
-            _log.error("target=%d is given up reason=%s", number, error)
+            _log.error("target failed target=%d reason=%s", number, error)
             post(TargetScoped(number, fx.DiskFailed(str(error))))
             return
         with contextlib.suppress(TimeoutError):
@@ -162,7 +163,7 @@ def _close(target: OpenTarget) -> None:
         if os.path.isdir(target.directory.path):
             target.directory.end()
     except (ChunkError, OSError, FireflyerError) as error:
-        _log.error("target=%d was not closed in order reason=%s", target.config.id, error)
+        _log.error("closing the target failed target=%d reason=%s", target.config.id, error)
         if not (isinstance(error, ChunkError) and error.args[0] == "hung"):
             note_failure(target)
 
@@ -172,4 +173,6 @@ def note_failure(target: OpenTarget) -> None:
     try:
         target.directory.failed()
     except (OSError, FireflyerError) as error:
-        _log.error("target=%d may lack what it acknowledged, and cannot note that reason=%s", target.config.id, error)
+        _log.error(
+            "target may lack acknowledged writes, and marking it so failed target=%d reason=%s", target.config.id, error
+        )

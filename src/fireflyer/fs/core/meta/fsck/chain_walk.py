@@ -86,7 +86,7 @@ class ChainWalk:
         """The page of the chain that was wanted. Raises `DataCorruption` for one that cannot be."""
         stream = self._streams[chain]
         if len(listed) > self.page or not _in_order(stream.next, listed):
-            raise DataCorruption(f"chain {chain} has told chunks that are not in order, or more than it was asked for")
+            raise DataCorruption(f"chain {chain} answered with chunks that are out of order, or more than requested")
         stream.held.extend(listed)
         stream.wanted = False
         stream.next = behind(listed[-1].chunk) if len(listed) == self.page else None

@@ -125,13 +125,16 @@ class NamespaceCheck:
         directories in it that are to be listed: one that has two names is listed once."""
         body = inode.body
         if not isinstance(body, DirectoryDetails):
-            raise InvariantViolation(f"inode {inode.id} is no directory, and was listed as one")
+            raise InvariantViolation(f"inode {inode.id} is not a directory, but was listed as one")
         below = sum(one.inode.kind is Kind.DIRECTORY for one in entries)
         if not steady:
             for one in entries:
                 self._unsure.add(one.inode.id)
         elif (body.entries, body.subdirectories) != (len(entries), below):
-            says = f"says {body.entries} names, {body.subdirectories} directories; has {len(entries)}, {below}"
+            says = (
+                f"counts {body.entries} names and {body.subdirectories} directories, contains {len(entries)} and "
+                f"{below}"
+            )
             self._fault(FaultKind.COUNTS, inode.id, path, says)
         return [one for one in entries if self._entry(path, inode, one)]
 
@@ -142,13 +145,13 @@ class NamespaceCheck:
             directory.quota_tree,
             inode.id if inode.kind is Kind.DIRECTORY else directory.quota_tree,
         ):
-            text = f"counts in quota area {inode.quota_tree}, its directory in {directory.quota_tree}"
+            text = f"belongs to quota tree {inode.quota_tree}, its directory to {directory.quota_tree}"
             self._fault(FaultKind.AREA, inode.id, shown, text)
         if isinstance(inode.body, DirectoryDetails):
             if again:
-                self._fault(FaultKind.TREE, inode.id, shown, "has another name too, and is listed there")
+                self._fault(FaultKind.TREE, inode.id, shown, "has a second name in another directory")
             elif inode.body.parent != directory.id:
-                text = f"says that it is in inode {inode.body.parent}, not {directory.id}"
+                text = f"has parent {inode.body.parent} in its inode, but is in directory {directory.id}"
                 self._fault(FaultKind.TREE, inode.id, shown, text)
         if inode.links != 1 or (again and inode.kind is not Kind.DIRECTORY):
             # One that counts a single name is looked at only when it has another: nearly all have not.
@@ -163,7 +166,9 @@ class NamespaceCheck:
         found = list(self._faults)
         for inode, (links, path) in self._counted.items():
             if self._links[inode] != links and inode not in self._unsure:
-                found.append(Fault(FaultKind.LINKS, inode, path, f"says {links} names; has {self._links[inode]}"))
+                found.append(
+                    Fault(FaultKind.LINKS, inode, path, f"counts {links} links, has {self._links[inode]} names")
+                )
         return found
 
 
@@ -173,7 +178,7 @@ def wrong_chunks(
     """`chains`: of the layout's table, in its order. `there`: chunks of the file by the chain that they are on."""
     body = inode.body
     if not isinstance(body, FileDetails):
-        raise InvariantViolation(f"inode {inode.id} is no file, and its chunks were compared")
+        raise InvariantViolation(f"inode {inode.id} is not a regular file, but its chunks were compared")
     order, found = order_of(body.layout, chains), []
     for chain, chunks in there.items():
         for one in chunks:

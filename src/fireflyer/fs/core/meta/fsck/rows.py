@@ -51,16 +51,16 @@ class ProblemKind(enum.Enum):
     UNREADABLE = "unreadable row"
     """Nothing is known to mend it with."""
     NO_ROOT = "no root"
-    BAD_NAME = "name that leads nowhere"
-    LOST = "inode that nothing leads to"
+    BAD_NAME = "invalid name"
+    LOST = "orphan"
     LINKS = "wrong number of links"
-    COUNTS = "wrong numbers of entries"
+    COUNTS = "wrong number of entries"
     PARENT = "wrong parent"
-    AREA = "wrong area"
+    AREA = "wrong quota tree"
     VALUES = "wrong size of extended attributes"
-    USE = "wrong use of an area"
-    UNLINKED = "unlinked and not waiting to be collected"
-    REMAINS = "row of an inode that is gone"
+    USE = "wrong quota use"
+    UNLINKED = "wrong list of unlinked inodes"
+    REMAINS = "row of a missing inode"
 
 
 class ClearRow(msgspec.Struct, frozen=True):
@@ -204,17 +204,21 @@ class Checker:
             parent, seen = self._inodes.get(parent_id), self._inodes.get(inode_id)
             where = f"{name!r} in directory {parent_id}"
             if parent is None or parent.kind is not Kind.DIRECTORY:
-                yield Problem(ProblemKind.BAD_NAME, f"{where}, which is not there", ClearRow(key))
+                yield Problem(ProblemKind.BAD_NAME, f"{where}, a directory that does not exist", ClearRow(key))
             elif seen is None or seen.kind is not kind or inode_id == ROOT:
-                yield Problem(ProblemKind.BAD_NAME, f"{where} names {inode_id}, which is not that", ClearRow(key))
+                yield Problem(
+                    ProblemKind.BAD_NAME,
+                    f"{where} names inode {inode_id}, which does not exist or is of another kind",
+                    ClearRow(key),
+                )
             elif not 0 < len(name) <= MAX_NAME_BYTES or b"/" in name or b"\0" in name or name in (b".", b".."):
-                yield Problem(ProblemKind.BAD_NAME, f"{where} is no name", ClearRow(key))
+                yield Problem(ProblemKind.BAD_NAME, f"{where} is not a valid name", ClearRow(key))
             elif kind is Kind.DIRECTORY and seen.names and seen.parent != parent_id:
                 yield Problem(ProblemKind.BAD_NAME, f"{where} is a second name of directory {inode_id}", ClearRow(key))
             else:
                 if kind is Kind.DIRECTORY and seen.names:
                     first = ClearRow(seen.key)
-                    yield Problem(ProblemKind.BAD_NAME, f"directory {inode_id} has a name besides {where}", first)
+                    yield Problem(ProblemKind.BAD_NAME, f"directory {inode_id} has another name besides {where}", first)
                     self._forget(seen, inode_id)
                 self._count(parent, parent_id, seen, inode_id, key)
 
@@ -254,7 +258,7 @@ class Checker:
                 text = f"inode {inode_id} counts {seen.links} links, has {seen.found_entries} entries and no name"
                 yield Problem(ProblemKind.LOST, text, ReconnectOrphan(inode_id, b""))
             elif seen.kind is Kind.DIRECTORY and seen.names and not seen.reached and self._starts_cycle(inode_id):
-                text = f"directory {inode_id} lies in itself"
+                text = f"directory {inode_id} is inside itself"
                 yield Problem(ProblemKind.LOST, text, ReconnectOrphan(inode_id, seen.key))
 
     def _names_outside(self) -> Iterator[Problem]:
@@ -264,7 +268,7 @@ class Checker:
             if kind is Kind.DIRECTORY or home is None or seen is None or seen.names < 2 or not home.reached:
                 continue
             if home.found_area != self._inodes[seen.within].found_area:
-                text = f"{key[ENTRY_PREFIX_BYTES:]!r} names inode {inode_id}, which is in another area"
+                text = f"{key[ENTRY_PREFIX_BYTES:]!r} names inode {inode_id}, which is in another quota tree"
                 yield Problem(ProblemKind.BAD_NAME, text, ClearRow(key))
 
     def _starts_cycle(self, inode_id: InodeId) -> bool:
@@ -281,14 +285,14 @@ class Checker:
                     yield Problem(ProblemKind.UNLINKED, f"inode {inode_id} has no name", Unlink(inode_id))
                 continue
             if seen.links != seen.names:
-                text = f"inode {inode_id} counts {seen.links} links and has {seen.names}"
+                text = f"inode {inode_id} counts {seen.links} links and has {seen.names} names"
                 yield Problem(ProblemKind.LINKS, text, SetInode(inode_id, links=seen.names))
             if seen.kind is Kind.DIRECTORY:
                 yield from self._wrong_directory(inode_id, seen)
             home = self._inodes[seen.within]
             quota_tree = seen.found_area if seen.kind is Kind.DIRECTORY else home.found_area
             if home.reached and seen.quota_tree != quota_tree:
-                text = f"inode {inode_id} is in area {quota_tree} and says {seen.quota_tree}"
+                text = f"inode {inode_id} is in quota tree {quota_tree}, its row says {seen.quota_tree}"
                 yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=quota_tree))
 
     def _wrong_directory(self, inode_id: InodeId, seen: _Seen) -> Iterator[Problem]:
@@ -297,14 +301,17 @@ class Checker:
             counts = SetInode(inode_id, entries=seen.found_entries, subdirectories=seen.found_subdirectories)
             yield Problem(ProblemKind.COUNTS, f"{text}; it counts {seen.entries}, {seen.subdirectories}", counts)
         if seen.parent != seen.within:
-            text = f"directory {inode_id} is in {seen.within} and says {seen.parent}"
+            text = f"directory {inode_id} is in directory {seen.within}, its row says {seen.parent}"
             yield Problem(ProblemKind.PARENT, text, SetInode(inode_id, parent=seen.within))
 
     def _wrong_values(self) -> Iterator[Problem]:
         for inode_id, seen in self._inodes.items():
             found = seen.found_value_bytes + self._value_bytes.get(inode_id, 0)
             if seen.xattr_bytes != found:
-                text = f"inode {inode_id} has {found} bytes of attributes and target, and counts {seen.xattr_bytes}"
+                text = (
+                    f"inode {inode_id} has {found} bytes of extended attributes and link target, and counts "
+                    f"{seen.xattr_bytes}"
+                )
                 yield Problem(ProblemKind.VALUES, text, SetInode(inode_id, xattr_bytes=found))
 
     def _wrong_use(self) -> Iterator[Problem]:
@@ -314,7 +321,7 @@ class Checker:
         for inode_id, seen in self._inodes.items():
             quota_tree, steps = seen.quota_tree, 0
             if quota_tree and quota_tree not in self._areas:
-                text = f"inode {inode_id} is in area {quota_tree}, which is none"
+                text = f"inode {inode_id} is in quota tree {quota_tree}, which does not exist"
                 yield Problem(ProblemKind.AREA, text, SetInode(inode_id, quota_tree=0))
             while quota_tree in used and steps <= len(used):
                 in_bytes, inodes = used[quota_tree]
@@ -324,7 +331,8 @@ class Checker:
             in_bytes, inodes = used[head]
             if (area_row.outer, area_row.bytes, area_row.inodes) != (outers[head], in_bytes, inodes) or not inodes:
                 text = (
-                    f"area {head} has {in_bytes} bytes, {inodes} inodes; it counts {area_row.bytes}, {area_row.inodes}"
+                    f"quota tree {head} has {in_bytes} bytes, {inodes} inodes; it counts {area_row.bytes}, "
+                    f"{area_row.inodes}"
                 )
                 repair = SetUse(head, outers[head], in_bytes, inodes) if inodes else ClearRow(number_key(AREAS, head))
                 yield Problem(ProblemKind.USE, text, repair)
@@ -340,7 +348,11 @@ class Checker:
         for inode_id, key in self._others:
             seen = self._inodes.get(inode_id)
             if seen is None:
-                yield Problem(ProblemKind.REMAINS, f"row {key.hex()} is of inode {inode_id}", ClearRow(key))
+                yield Problem(
+                    ProblemKind.REMAINS,
+                    f"row {key.hex()} belongs to inode {inode_id}, which does not exist",
+                    ClearRow(key),
+                )
             elif key[:2] == UNLINKED and seen.names:
-                text = f"inode {inode_id} has a name and waits to be collected"
+                text = f"inode {inode_id} has a name, and is listed for garbage collection"
                 yield Problem(ProblemKind.UNLINKED, text, ClearRow(key))

@@ -58,15 +58,15 @@ def without_privileges(inode: Inode, *, in_group: bool = True) -> int:
 
 def _check_owners(request: SetAttributes, requester: Requester, inode: Inode) -> None:
     if _NOBODY in (request.uid, request.gid):
-        raise file_error(errno.EINVAL, f"{_NOBODY} is no user and no group")
+        raise file_error(errno.EINVAL, f"{_NOBODY} is not a valid uid or gid")
     if requester.unrestricted:
         return
     is_owner = requester.uid == inode.uid
     if request.uid is not None and not (is_owner and request.uid == inode.uid):
-        raise file_error(errno.EPERM, "files are given away by root")
+        raise file_error(errno.EPERM, "only root may change the owner")
     gid = request.gid
     if gid is not None and not (is_owner and (gid == inode.gid or requester.has_group(gid))):
-        raise file_error(errno.EPERM, "owners give files to groups that they are in")
+        raise file_error(errno.EPERM, "the owner may only give a file to a group that they are in")
 
 
 def _check_times(request: SetAttributes, requester: Requester, inode: Inode) -> None:

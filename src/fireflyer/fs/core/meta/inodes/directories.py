@@ -31,7 +31,7 @@ def depth_in(directory: Inode) -> int:
     """Of a directory that comes to lie in this one. Raises ENAMETOOLONG."""
     depth = directory_details(directory).depth + 1
     if depth > MAX_DEPTH:
-        raise file_error(errno.ENAMETOOLONG, f"directories lie in each other {MAX_DEPTH} deep at most")
+        raise file_error(errno.ENAMETOOLONG, f"directories can be nested at most {MAX_DEPTH} deep")
     return depth
 
 
@@ -66,9 +66,7 @@ async def is_in(context: Context, directory: Inode, above: InodeId) -> bool:
 
 async def _step(context: Context, climbed: int) -> int:
     if climbed == MAX_CLIMB:
-        raise file_error(
-            errno.ENAMETOOLONG, f"it lies more than {MAX_CLIMB} directories deep; move what is above it up"
-        )
+        raise file_error(errno.ENAMETOOLONG, f"more than {MAX_CLIMB} directories are above it; move one of them up")
     context.steps += 1
     if not context.steps & REST_MASK:
         await context.rest()

@@ -66,7 +66,7 @@ def order_of(layout: Layout, chains: Sequence[ChainId]) -> tuple[ChainId, ...]:
     takes time in proportion to the stripe. Raises `DataCorruption` if the table has fewer."""
     count = len(chains)
     if layout.stripe > count:
-        raise DataCorruption(f"a stripe of {layout.stripe} chains over table {layout.table}, which has {count}")
+        raise DataCorruption(f"stripe of {layout.stripe} chains, but chain table {layout.table} has {count}")
     numbers = SplitMix64(layout.seed)
     moved: dict[int, ChainId] = {}  # places that differ from the table
     order = []

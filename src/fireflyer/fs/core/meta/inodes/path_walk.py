@@ -69,7 +69,7 @@ class Walker:
         if len(path) > MAX_PATH_BYTES:
             raise file_error(errno.ENAMETOOLONG)
         if b"\0" in path:
-            raise file_error(errno.EINVAL, "a path has no zero bytes")
+            raise file_error(errno.EINVAL, "the path contains a zero byte")
         self._context = context
         self._place = place
         self._directory: Inode | None = None
@@ -125,8 +125,8 @@ class Walker:
         inode = await self._context.inode(base)
         if inode is None:
             if base == ROOT:
-                raise corrupt(inode_key(ROOT), "is missing: there is no root directory")
-            raise file_error(errno.ESTALE, "the directory that the path begins at is gone")
+                raise corrupt(inode_key(ROOT), "is missing: the file system has no root directory")
+            raise file_error(errno.ESTALE, "the directory at which the path begins was removed")
         if base != ROOT and self._context.requester.by_path:
             await require_reach(self._context, inode)
         return inode
@@ -144,7 +144,7 @@ class Walker:
         parts = [part for part in path.split(b"/") if part]
         self._names += len(parts)
         if self._names > MAX_NAMES:
-            raise file_error(errno.ELOOP, f"the links on the way lead over more than {MAX_NAMES} names")
+            raise file_error(errno.ELOOP, f"the symbolic links on the path have more than {MAX_NAMES} components")
         parts.reverse()
         self._pending.extend(parts)
         self._slash = path.endswith(b"/")

@@ -69,4 +69,7 @@ def require_removal(requester: Requester, directory: Inode, inode: Inode) -> Non
     """That the name of `inode` may be taken out of `directory`. Raises EACCES, EPERM."""
     require(requester, directory, WRITE | EXECUTE)
     if not may_remove(requester, directory, inode):
-        raise file_error(errno.EPERM, "the directory is sticky: only owners may remove from it")
+        raise file_error(
+            errno.EPERM,
+            "the directory is sticky: only the owner of the file, of the directory, or root may remove or rename",
+        )

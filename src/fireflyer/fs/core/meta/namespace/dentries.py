@@ -128,7 +128,7 @@ def _check_opening(context: Context, inode: Inode, flags: int) -> None:
     mask = (READ if flags & _READS else 0) | (EXECUTE if flags & _EXECUTES else 0)
     require(context.requester, inode, mask | (WRITE if flags & _WRITES else 0))
     if kind not in (Kind.FILE, Kind.DIRECTORY):
-        raise file_error(errno.ENXIO, "fifos, sockets and devices are opened by the kernel that they are used on")
+        raise file_error(errno.ENXIO, "fifos, sockets and devices can only be opened through a mount")
 
 
 async def _create_file(context: Context, spot: LastComponent, mode: int) -> Inode:
@@ -160,18 +160,18 @@ async def make_node(request: MakeNode, context: Context) -> Found:
     _require_addition(context, spot.directory)
     device = request.device if request.kind in (Kind.CHARACTER, Kind.BLOCK) else 0
     if request.kind in (Kind.CHARACTER, Kind.BLOCK) and not context.requester.unrestricted:
-        raise file_error(errno.EPERM, "device nodes are made by root")
+        raise file_error(errno.EPERM, "only root may make device nodes")
     return Found(await _make(context, spot, context.new_id(), request.kind, request.mode, DeviceDetails(device)))
 
 
 async def symlink(request: Symlink, context: Context) -> Found:
     target = request.target
     if not target:
-        raise file_error(errno.ENOENT, "a symbolic link to nothing")
+        raise file_error(errno.ENOENT, "the target of the symbolic link is empty")
     if len(target) > MAX_PATH_BYTES:
         raise file_error(errno.ENAMETOOLONG)
     if b"\0" in target:
-        raise file_error(errno.EINVAL, "a path has no zero bytes")
+        raise file_error(errno.EINVAL, "the target of the symbolic link contains a zero byte")
     spot = await _vacancy(context, request.place)
     _require_addition(context, spot.directory)
     return Found(await _make(context, spot, context.new_id(), Kind.SYMLINK, _PERMISSIONS, SymlinkDetails(target)))
@@ -183,13 +183,13 @@ async def link(request: Link, context: Context) -> Found:
     directory = spot.directory
     _require_addition(context, directory)
     if inode.kind is Kind.DIRECTORY:
-        raise file_error(errno.EPERM, "a directory has one name")
+        raise file_error(errno.EPERM, "a directory cannot have hard links")
     if inode.links == 0:
         raise file_error(errno.ENOENT)
     if inode.links >= MAX_LINKS:
         raise file_error(errno.EMLINK)
     if inode.quota_tree != directory.quota_tree:
-        raise file_error(errno.EXDEV, "a quota area lies between them")
+        raise file_error(errno.EXDEV, "the file and the new link are counted by different quotas; copy instead")
     inode = msgspec.structs.replace(inode, links=inode.links + 1, ctime_ns=context.now_ns, home=directory.id)
     context.put(inode)
     context.rows.set(entry_key(directory.id, spot.name), encode_entry(DentryRow(inode.id, inode.kind)))
@@ -267,7 +267,7 @@ async def _vacancy(context: Context, place: PathRef, *, directory: bool = False)
 
 def _require_addition(context: Context, directory: Inode) -> None:
     if directory.links == 0:
-        raise file_error(errno.ENOENT, "the directory is removed")
+        raise file_error(errno.ENOENT, "the directory was removed")
     if not permits(context.requester, directory, WRITE | EXECUTE):
         raise file_error(errno.EACCES)
 

@@ -42,7 +42,7 @@ _DOTS = (b".", b"..")
 async def stat(request: Stat, context: Context) -> Found:
     inode = await find(context, request.place, follow=request.follow)
     if not inode.links and await is_being_collected(context, inode):
-        raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
+        raise file_error(errno.ESTALE, "the file was removed, and is no longer open")
     return Found(inode)
 
 
@@ -96,7 +96,7 @@ async def list_directory(request: ListDirectory, context: Context) -> Listing:
     if not request.opened or context.requester.by_path:
         require(context.requester, directory, READ)
     if directory.links == 0:
-        raise file_error(errno.ENOENT, "the directory is removed")
+        raise file_error(errno.ENOENT, "the directory was removed")
     begin = entry_key(directory.id, request.after) + (b"\0" if request.after else b"")
     rows = context.rows
     page = await rows.get_range(begin, entries_end(directory.id), limit=request.limit)

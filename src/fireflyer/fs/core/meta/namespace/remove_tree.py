@@ -84,7 +84,10 @@ async def empty_directory(context: Context, top: Inode, limit: int, *, keep: boo
         try:
             removed, deeper = await _empty_level(context, level, limit - names)
             if deeper is not None and len(levels) == _MAX_DEPTH:
-                raise file_error(errno.ENAMETOOLONG, f"deeper than {_MAX_DEPTH} directories; begin further down")
+                raise file_error(
+                    errno.ENAMETOOLONG,
+                    f"more than {_MAX_DEPTH} levels of directories; remove a directory further down first",
+                )
         except FileError:
             names += level.names - before
             if not names:

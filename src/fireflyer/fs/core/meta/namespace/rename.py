@@ -47,7 +47,7 @@ async def rename(request: Rename, context: Context) -> Done:
         return Done()
     _check_rights(context, move)
     if move.source.directory.quota_tree != move.target.directory.quota_tree:
-        raise file_error(errno.EXDEV, "a quota area lies between them")
+        raise file_error(errno.EXDEV, "source and target are counted by different quotas; copy instead")
     if move.exchange and move.other is not None:
         _exchange(context, move, move.other)
     else:
@@ -96,7 +96,7 @@ def _check_rights(context: Context, move: _Move) -> None:
     require_removal(requester, move.source.directory, moved)
     if other is None:
         if move.target.directory.links == 0:
-            raise file_error(errno.ENOENT, "the directory is removed")
+            raise file_error(errno.ENOENT, "the directory was removed")
         require(requester, move.target.directory, WRITE | EXECUTE)
     else:
         require_removal(requester, move.target.directory, other)

@@ -74,7 +74,10 @@ async def _trash(context: Context, head_id: InodeId) -> Inode:
         if inode.kind is Kind.DIRECTORY and inode.uid == 0 and not inode.mode & 0o022:
             return inode
         name = b"%s.%d" % (TRASH_NAME, number)
-    raise file_error(errno.EEXIST, f"all names for a trash in directory {head_id} are taken")
+    raise file_error(
+        errno.EEXIST,
+        f"no free name for a trash directory in the directory with inode {head_id}; rename its entries named .trash",
+    )
 
 
 async def _own_trash(context: Context, trash: Inode) -> Inode:
@@ -137,4 +140,4 @@ async def _free_name(context: Context, own: Inode, name: bytes, inode_id: InodeI
         kept_as = name[: MAX_NAME_BYTES - len(end)] + end
         if await look_up(context, own, kept_as) is None:
             return kept_as
-    raise file_error(errno.EEXIST, f"all names for inode {inode_id} in the trash are taken")
+    raise file_error(errno.EEXIST, f"no free name for inode {inode_id} in the trash; empty the trash")

@@ -75,7 +75,9 @@ async def set_xattr(request: SetXattr, context: Context) -> Done:
         raise file_error(errno.ENODATA)
     kept[name] = len(request.value)
     if sum(len(each) + size for each, size in kept.items()) > _MAX_ALL_BYTES or len(kept) > _MAX_VALUES:
-        raise file_error(errno.ENOSPC, f"over {_MAX_ALL_BYTES} bytes or {_MAX_VALUES} extended attributes of one inode")
+        raise file_error(
+            errno.ENOSPC, f"more than {_MAX_ALL_BYTES} bytes or {_MAX_VALUES} extended attributes on one inode"
+        )
     await _charge(context, inode, kept)
     context.rows.set(_key(inode, name), request.value)
     return Done()
@@ -112,9 +114,13 @@ def _check_namespace(name: bytes) -> None:
     for prefix in (_USER, _TRUSTED, _SECURITY):
         if name.startswith(prefix):
             if name == prefix:
-                raise file_error(errno.EINVAL, "an extended attribute has a name behind its namespace")
+                raise file_error(
+                    errno.EINVAL, "the name of an extended attribute is missing after its namespace, as in user.NAME"
+                )
             return
-    raise file_error(errno.EOPNOTSUPP, "extended attributes are called user.*, trusted.* or security.*")
+    raise file_error(
+        errno.EOPNOTSUPP, "extended attributes must be in the namespace user, trusted or security, as user.NAME"
+    )
 
 
 def _check_right(requester: Requester, inode: Inode, name: bytes, mask: int) -> None:

@@ -135,7 +135,7 @@ class GarbageCollector:
             return f"inode {inode_id}: {failure.reason}"
         client, silence = max(self._silent.items(), key=lambda one: one[1].ns, default=(0, _Silence(0)))
         if silence.ns > EVICT_NS // 3:
-            return f"client {client} has sent no heartbeat for {silence.ns // 1_000_000_000} s; it will be evicted"
+            return f"client {client} sent no heartbeat for {silence.ns // 1_000_000_000} s and will be evicted"
         return ""
 
     @property
@@ -346,7 +346,7 @@ async def _doomed(context: Context, key: bytes) -> Inode | None:
     inode_id = pair_of(key)[1]
     inode = await context.inode(inode_id)
     if inode is None or inode.links:
-        raise corrupt(key, "names an inode that has links, or is not there")
+        raise corrupt(key, "names an inode that has links, or does not exist")
     used = await any_in(context.rows, number_key(WRITERS, inode_id), number_key(WRITERS, inode_id + 1))
     if used or await holds_of(context, inode_id) or await truncation_of(context, inode_id) is not None:
         return None

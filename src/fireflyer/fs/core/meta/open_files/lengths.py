@@ -9,7 +9,7 @@ when its chunks are gone: a length that was found meanwhile is not believed eith
 A *lazy* close tells nothing, because its client has told everything before. It takes one handle out of the row, and may
 come late: what the client has opened or truncated since is left alone.
 
-While a truncation is not through (`cutting`), nobody extends the file: whoever would raises `NotAtOnce`, and finishes
+While a truncation has not finished (`cutting`), nobody extends the file: whoever would raises `NotAtOnce`, and finishes
 it first.
 
 *Over the quota* a report is refused with EDQUOT, and the file stays as long as it was. What lies behind its end is cut
@@ -77,7 +77,7 @@ def file_of(inode: Inode | None) -> tuple[Inode, FileDetails]:
     if inode is None:
         raise file_error(errno.ESTALE)
     if not isinstance(inode.body, FileDetails):
-        raise file_error(errno.EINVAL, "it is not a regular file")
+        raise file_error(errno.EINVAL, "not a regular file")
     return inode, inode.body
 
 
@@ -94,14 +94,14 @@ async def opened(request: Open, context: Context, inode: Inode, *, created: bool
     `NotAtOnce` before it writes anything."""
     inode, body = file_of(inode)
     if inode.links == 0 and body.cutting is not None and await truncation_of(context, inode.id) is None:
-        raise file_error(errno.ESTALE, "it was removed")  # it is being collected
+        raise file_error(errno.ESTALE, "the file was removed")  # it is being collected
     writers = [] if created else await writers_of(context, inode.id)
     truncates = bool(request.flags & OpenFlag.TRUNCATE) and not created
     cuts = truncates and (body.length > 0 or bool(writers))
     if body.cutting is not None:
-        raise NotAtOnce(inode.id, "a truncation is not through")
+        raise NotAtOnce(inode.id, "a truncation has not finished")
     if cuts and (not context.owner or await truncation_of(context, inode.id) is not None):
-        raise NotAtOnce(inode.id, "chunks have to be removed")
+        raise NotAtOnce(inode.id, "chunks must be removed first")
     if request.flags & OpenFlag.WRITE:
         _add_handle(context, inode.id, request.handle, dict(writers).get(context.requester.client))
         _noted_writer(context, inode.id, body)
@@ -146,7 +146,7 @@ async def set_attributes_of_written(
     if told is not None:
         inode = await find(context, request.place, follow=request.follow)
         if inode.id != told.inode:
-            raise file_error(errno.EINVAL, f"the report is of inode {told.inode}, and this is {inode.id}")
+            raise file_error(errno.EINVAL, f"the report is for inode {told.inode}, not {inode.id}")
         answer = await report(told, context, measured)
         if isinstance(answer, ErrorReply):
             return answer
@@ -215,7 +215,7 @@ async def reserve(request: Reserve, context: Context) -> Reserved:
     inode, body = file_of(await context.inode(request.inode))
     await writer_of(context, inode.id, request.handle)
     if body.cutting is not None:
-        raise NotAtOnce(inode.id, "a truncation is not through")
+        raise NotAtOnce(inode.id, "a truncation has not finished")
     end = body.length + request.size
     if end > max_bytes(body.layout):
         raise file_error(errno.EFBIG)
@@ -246,9 +246,9 @@ async def _reported(request: Report | Close, context: Context, measured: ChunkEn
     inode, body = file_of(await context.inode(request.inode))
     row = await writer_of(context, inode.id, request.handle)
     if body.cutting is not None:
-        raise NotAtOnce(inode.id, "a truncation is not through")
+        raise NotAtOnce(inode.id, "a truncation has not finished")
     if request.cut != body.cut and (measured is None or measured.cut != body.cut):
-        raise NotAtOnce(inode.id, "it was truncated since, so its chains are asked for its length")
+        raise NotAtOnce(inode.id, "it was truncated since, so its length must be read from its chunks")
     if request.cut == body.cut and request.end > max_bytes(body.layout):
         raise file_error(errno.EFBIG)
     return inode, row
@@ -287,9 +287,12 @@ def unprivileged(context: Context, inode: Inode) -> Inode:
 def _add_handle(context: Context, inode: InodeId, handle: int, row: WriterRow | None) -> None:
     handles = row.handles if row is not None else ()
     if handle == 0 or handle in handles:
-        raise file_error(errno.EINVAL, f"handle {handle} of inode {inode} is 0 or in use")
+        raise file_error(errno.EINVAL, f"handle {handle} of inode {inode} is 0, or open already")
     if len(handles) == MAX_HANDLES:
-        raise file_error(errno.EMFILE, f"inode {inode} is open {MAX_HANDLES} times at this client")
+        raise file_error(
+            errno.EMFILE,
+            f"inode {inode} is open {MAX_HANDLES} times for writing at this client, the maximum; close some of them",
+        )
     excess = row is not None and row.excess
     _put_row(context, inode, context.requester.client, WriterRow(tuple(sorted((*handles, handle))), excess))
 

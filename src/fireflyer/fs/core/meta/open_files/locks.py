@@ -65,9 +65,9 @@ async def lock(request: Lock, context: Context) -> Done | ErrorReply:
     held = await _living(context, request.inode, wanted)
     if in_the_way(held, wanted):
         if request.wait_ns:
-            raise NotAtOnce(request.inode, "a lock is in the way")
+            raise NotAtOnce(request.inode, "another owner holds a conflicting lock")
         _let_go_first(context, request.inode, held, wanted)
-        return ErrorReply(errno.EAGAIN, "a lock of another owner is in the way")
+        return ErrorReply(errno.EAGAIN, "another owner holds a conflicting lock")
     _take(context, request.inode, held, wanted)
     return Done()
 
@@ -112,7 +112,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
     blockers = in_the_way(held, wanted)
     answer: Answer = Done()
     if blockers and request.window is Window.RANGE and await _closes_cycle(context, wanted, blockers):
-        answer = ErrorReply(errno.EDEADLK, "an owner in the way waits for this one")
+        answer = ErrorReply(errno.EDEADLK, "deadlock: the owner of the conflicting lock waits for a lock of this owner")
     elif blockers and left_ns:
         if request.window is Window.RANGE:
             until_ns = context.now_ns + left_ns + WAIT_MARGIN_NS
@@ -122,7 +122,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
         return None
     elif blockers:
         _let_go_first(context, request.inode, held, wanted)
-        answer = ErrorReply(errno.EAGAIN, "a lock of another owner is still in the way")
+        answer = ErrorReply(errno.EAGAIN, "another owner still holds a conflicting lock")
     else:
         _take(context, request.inode, held, wanted)
     context.rows.clear(key)
@@ -132,7 +132,7 @@ async def _attempt(request: Lock, context: Context, left_ns: int) -> Answer | No
 
 async def _checked(request: Lock, context: Context) -> HeldLock:
     if request.start >= request.end:
-        raise file_error(errno.EINVAL, f"a lock of bytes [{request.start}, {request.end})")
+        raise file_error(errno.EINVAL, f"the range of bytes [{request.start}, {request.end}) is not valid")
     requester = context.requester
     if request.kind is not LockKind.NONE:
         inode = await context.inode(request.inode)
@@ -160,7 +160,7 @@ async def _living(context: Context, inode: InodeId, wanted: HeldLock) -> tuple[H
 def _take(context: Context, inode: InodeId, held: tuple[HeldLock, ...], wanted: HeldLock) -> None:
     after = changed(held, wanted)
     if len(after) > MAX_LOCKS and len(after) > len(held):
-        raise file_error(errno.ENOLCK, f"inode {inode} has {MAX_LOCKS} locks")
+        raise file_error(errno.ENOLCK, f"inode {inode} has {MAX_LOCKS} locks, the maximum")
     _put(context, inode, after)
 
 

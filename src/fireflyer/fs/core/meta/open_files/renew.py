@@ -29,14 +29,14 @@ async def renew(request: Renew, context: Context) -> Opened:
     if inode is None:
         raise file_error(errno.ESTALE)
     if inode.kind is not Kind.FILE:
-        raise file_error(errno.EINVAL, "only files have chunks")
+        raise file_error(errno.EINVAL, "only regular files have chunks")
     if await is_being_collected(context, inode):
-        raise file_error(errno.ESTALE, "the file was removed, and is not open any more")
+        raise file_error(errno.ESTALE, "the file was removed, and is no longer open")
     if request.rights & Rights.WRITE:
         key = pair_key(WRITERS, inode.id, context.requester.client)
         row = await context.rows.get(key)
         if row is None or request.handle not in WRITER_ROWS.decode(key, row).handles:
-            raise file_error(errno.EBADF, "the file is not open for writing by this handle")
+            raise file_error(errno.EBADF, "this handle does not have the file open for writing")
     if request.rights & Rights.READ and not owns(context.requester, inode):
         await require_reach(context, inode)
         require(context.requester, inode, READ)

@@ -149,7 +149,7 @@ class SessionCleaner:
         try:
             if await end_writer(inode_id, client, ports):
                 return
-            self._note(f"inode {inode_id} is being cut by another service")
+            self._note(f"inode {inode_id} is being truncated by another meta service")
         except (TransientError, *LASTING) as error:
             self._note(f"inode {inode_id}: {error}")
         self._left_over[client] = None
@@ -172,7 +172,7 @@ async def end_writer(inode_id: InodeId, client: ClientId, ports: Ports) -> bool:
             if inode.links:
                 before, file = file_of(inode)
                 if file.cutting is not None or measured is None or measured.cut != file.cut:
-                    raise NotAtOnce(inode_id, "its chains are asked for its length")
+                    raise NotAtOnce(inode_id, "its length must be read from its chunks")
                 inode, refused = await grown(context, before, measured.end)
                 excess = excess or refused is not None
                 if inode is not before:

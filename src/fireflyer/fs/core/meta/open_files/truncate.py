@@ -89,7 +89,7 @@ async def truncate(request: Truncate, context: Context, inode: Inode) -> Found:
     ):
         return Found(await _extended(context, inode, request.length))
     if not context.owner:
-        raise NotAtOnce(inode.id, "chunks have to be removed")
+        raise NotAtOnce(inode.id, "chunks must be removed first")
     if grows:
         await _allowed(context, inode, request.length - body.length)
     row = _row(context, TruncationKind.TRUNCATE, request.length, request.length)
@@ -111,7 +111,7 @@ async def allocate(request: Allocate, context: Context) -> Found:
     if request.mode is AllocateMode.DEFAULT:
         return Found(await _extended(context, inode, max(end, body.length)))
     if not context.owner:
-        raise NotAtOnce(inode.id, "chunks have to be removed")
+        raise NotAtOnce(inode.id, "chunks must be removed first")
     least = end if request.mode is AllocateMode.ZERO_RANGE else 0
     if least > body.length:
         await _allowed(context, inode, least - body.length)
@@ -123,9 +123,9 @@ async def allocate(request: Allocate, context: Context) -> Found:
 
 async def _undisturbed(context: Context, inode: Inode) -> None:
     if await truncation_of(context, inode.id) is not None:
-        raise NotAtOnce(inode.id, "another cut is not through")
+        raise NotAtOnce(inode.id, "another truncation has not finished")
     if file_of(inode)[1].cutting is not None:
-        raise file_error(errno.ESTALE, "it was removed")  # it is being collected
+        raise file_error(errno.ESTALE, "the file was removed")  # it is being collected
 
 
 async def _allowed(context: Context, inode: Inode, bytes_more: int) -> None:
@@ -164,7 +164,7 @@ async def measure(inode_id: InodeId, ports: Ports, *, patient: bool = True) -> C
         async def look(context: Context) -> FileDetails:
             inode, body = file_of(await context.inode(inode_id))
             if await is_being_collected(context, inode):
-                raise file_error(errno.ESTALE, "it was removed")
+                raise file_error(errno.ESTALE, "the file was removed")
             return body
 
         body = await ports.transact(look)

@@ -142,7 +142,7 @@ async def _compare(context: Context, inode_id: InodeId, measured: ChunkEnd | Non
         or body.cutting is not None
         or await truncation_of(context, inode_id)
     ):
-        raise NotAtOnce(inode_id, "its chains are asked for its length")
+        raise NotAtOnce(inode_id, "its length must be read from its chunks")
     inode, refused = await grown(context, before, measured.end)
     if inode is not before:
         context.put(inode)
