@@ -187,7 +187,7 @@ def test_urls_name_their_cluster(files: FireflyerFileSystem, monkeypatch: pytest
     assert found._target == "ff:///home/ann/fs"
     assert pickle.loads(pickle.dumps(found)) == found
     monkeypatch.delenv(TARGET_VARIABLE, raising=False)
-    with pytest.raises(UsageError, match="which cluster"):
+    with pytest.raises(UsageError, match="no cluster is named"):
         fsspec.core.url_to_fs("ff:///b")
     monkeypatch.setenv(TARGET_VARIABLE, "ff://there:2")
     assert fsspec.filesystem("ff").unstrip_protocol("/x") == "ff://there:2/x"

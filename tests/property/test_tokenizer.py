@@ -149,7 +149,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
         ByteTokenizer().decode([97, 257])
     with pytest.raises(UsageError, match="list of integers"):
         ByteTokenizer().decode([0.5])
-    with pytest.raises(UsageError, match="not Unicode"):
+    with pytest.raises(UsageError, match="cannot be encoded as UTF-8"):
         trained().encode("a\ud800")
     assert trained().decode([]) == b""
     assert trained().decode([97, END_OF_TEXT, 98]) == b"ab"

@@ -103,7 +103,7 @@ async def test_users_have_no_access_to_the_store() -> None:
     address = await server.start("127.0.0.1", 0)
     client = await RpcClient.connect(address, UserCredential(token), SECOND)
     method = Method("store.keys", dict[str, str], dict[str, list[str]])
-    with pytest.raises(PermissionDenied, match="for nodes"):
+    with pytest.raises(PermissionDenied, match="only holders of the node secret"):
         await client.call(method, {"prefix": ""}, SECOND)
     await client.close()
     node = await RpcClient.connect(address, NodeCredential(secret, "n"), SECOND)

@@ -136,11 +136,11 @@ def _pool(dtype: str, elements: int) -> Array:
 def data_of(call: Call, rank: int, count: int) -> Array:
     """What `rank` contributes: another slice for each rank, and most often for each seed and count."""
     elements = 2 ** max(18, (2 * count).bit_length())
-    chance = zlib.crc32(f"{call.seed} {count}".encode()) + rank * _BETWEEN_RANKS
-    first = chance % (elements - count)
+    hashed = zlib.crc32(f"{call.seed} {count}".encode()) + rank * _BETWEEN_RANKS
+    first = hashed % (elements - count)
     array: Array = _pool(call.dtype, elements)[first : first + count].copy()
     if call.op in ("min", "max") and count > 3 and call.dtype not in INTEGERS:
-        array[chance // 7 % count] = _nan(call.dtype)  # of any rank, it is to be found in the result
+        array[hashed // 7 % count] = _nan(call.dtype)  # of any rank, it is to be found in the result
     return array
 
 

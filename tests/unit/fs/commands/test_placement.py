@@ -62,7 +62,7 @@ def test_domains_and_targets_come_from_a_file(capsys: Capture, tmp_path: Path) -
         (["--nodes", "two"], "error: Invalid value for '--nodes': 'two' is not a valid integer; see"),
         (["--nodes", "3", "--replicas", "0"], "error: Invalid value for '--replicas'"),
         (["--nodes", "3", "--disks-per-node", "17"], "error: 17 disks for 16 targets per node; each disk needs"),
-        (["--nodes", "3", "--domains", "/nowhere"], "error: --domains '/nowhere' is no file; give a TOML file"),
+        (["--nodes", "3", "--domains", "/nowhere"], "error: --domains '/nowhere' is not a file; give a TOML file"),
         ([], "error: Missing option '--nodes'"),
     ],
 )
