@@ -40,7 +40,7 @@ def all_name(ranks: Ranks, culprit: int, others: list[int], since: float, limit_
     for rank, event in failed.items():
         assert (event["type"], event["culprit"]) == ("PeerFailed", culprit), f"rank {rank}: {event}"
         assert f"rank {culprit} (node " in event["message"], event
-        came = re.search(r"allreduce #\d+ came to (\d+) of (\d+) chunks here", event["message"])
+        came = re.search(r"allreduce #\d+ had completed (\d+) of (\d+) chunks on this rank", event["message"])
         assert came is None or int(came[1]) <= int(came[2]), event
         assert event["at"] - since < allowed_s(limit_s), f"rank {rank} took {event['at'] - since:.2f} s: {event}"
     again = ranks.wait_for("failed again", others)

@@ -59,7 +59,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(
             # one may be in the barrier after one, which has no chunks.
             inside = f"{kind} #" in event["message"] and "has not entered" not in event["message"]
             if inside and not killed and kind in ("allgather", "reduce_scatter"):
-                assert re.search(r"[a-z_]+ #\d+ came to \d+ of \d+ chunks here", event["message"]), event
+                assert re.search(r"[a-z_]+ #\d+ had completed \d+ of \d+ chunks on this rank", event["message"]), event
             assert event["at"] - at < allowed_s(limit_s), event
 
 

@@ -126,7 +126,7 @@ async def test_what_cannot_be_opened_is_said_in_one_line(postgres_server: Postgr
     async with _administrator(postgres_server) as admin:
         for number, columns in enumerate(("key text, value bytea", "id int", "key bytea, value text")):
             await admin.execute(f"CREATE TABLE other_{number} ({columns})")
-            with pytest.raises(UsageError, match="none of ours"):
+            with pytest.raises(UsageError, match="is not of Fire-Flyer"):
                 await kvstore.open(postgres_server.url(table=f"other_{number}"))
 
 

@@ -107,7 +107,7 @@ def made(directory: Path, **changes: object) -> LocalCluster:
             2,
             "--tokens-file '{}/none/tokens.json': there is no directory {}/none; create it first",
         ),
-        (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is not a file; give the TOML file that configures"),
+        (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is not a file; give the TOML file that"),
         (("storage", "{}/full/mine"), 2, "configuration '{}/full/mine': "),
     ],
 )
