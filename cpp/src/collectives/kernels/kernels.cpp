@@ -34,6 +34,8 @@ constexpr TypeInfo types[dtype_count] = {
     {"u8", 1, DType::u8},
 };
 
+static_assert(types[dtype_count - 1].name != nullptr, "a DType has no line in types");
+
 const TypeInfo& info(DType d) {
   const auto index = static_cast<std::size_t>(d);
   if (index >= dtype_count) throw std::invalid_argument("dtype code " + std::to_string(index) + " is not known");
@@ -67,13 +69,11 @@ std::atomic<const KernelTable*>& active() {
 
 const KernelTable& kernels() { return *active().load(std::memory_order_relaxed); }
 
-bool integral(DType d) { return d == DType::i32 || d == DType::i64 || d == DType::i8 || d == DType::u8; }
-
 void check(int n, DType d, ReduceOp op, std::uint32_t divisor) {
   if (n < 1) throw std::invalid_argument("a reduction needs at least one input, not " + std::to_string(n));
   reduce_op_name(op);
   if (divisor == 0) throw std::invalid_argument("a sum cannot be divided by 0");
-  if (integral(info(d).accum) && (op == ReduceOp::mean || divisor != 1))
+  if (integral(d) && (op == ReduceOp::mean || divisor != 1))
     throw std::invalid_argument(std::string("a mean of ") + info(d).name + " is not an integer; sum it, or convert it first");
 }
 
@@ -108,11 +108,14 @@ std::uint64_t reduce_streaming(const Reduction& all, std::size_t size, ReduceFn 
 std::size_t dtype_size(DType d) { return info(d).size; }
 const char* dtype_name(DType d) { return info(d).name; }
 DType accum_dtype(DType d) { return info(d).accum; }
+bool integral(DType d) { return accum_dtype(d) != DType::f32 && accum_dtype(d) != DType::f64; }
 
 DType dtype_from_name(std::string_view name) {
   for (int i = 0; i < dtype_count; ++i)
     if (name == types[i].name) return static_cast<DType>(i);
-  throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of f64 f32 f16 bf16 f8e4m3 f8e5m2 i32 i64 i8 u8");
+  std::string known;
+  for (const TypeInfo& type : types) known += std::string(" ") + type.name;
+  throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of" + known);
 }
 
 constexpr const char* op_names[reduce_op_count] = {"sum", "min", "max", "product", "mean"};

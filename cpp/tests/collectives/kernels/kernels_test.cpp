@@ -43,7 +43,7 @@ std::vector<const void*> pointers(const std::vector<Bytes>& inputs, std::size_t 
   return p;
 }
 
-bool integral(DType d) { return d == DType::i8 || d == DType::u8 || d == DType::i32 || d == DType::i64; }
+bool integer(DType d) { return ff::dtype_name(d)[0] == 'i' || ff::dtype_name(d)[0] == 'u'; }
 
 struct Results {
   Bytes rounded, wide, narrowed, second;
@@ -70,7 +70,7 @@ void instruction_sets_agree() {
       for (const int n : {1, 2, 3, 8, 17})
         for (const std::size_t count : {0u, 1u, 31u, 64u, 65u, 257u, 1000u, 4099u}) {
           const auto d = static_cast<DType>(code);
-          if (op == ff::ReduceOp::mean && integral(d)) continue;
+          if (op == ff::ReduceOp::mean && integer(d)) continue;
           const auto inputs = random_inputs(n, count * ff::dtype_size(d) + 3, random);
           const auto in = pointers(inputs, count % 4);
           ff::set_isa("portable");
@@ -254,12 +254,17 @@ void refuses() {
   float x = 0;
   const void* in[] = {&x};
   CHECK(refused([&] { ff::reduce_to(&x, in, 0, 1, DType::f32); }));
-  CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, static_cast<DType>(10)); }));
+  CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, static_cast<DType>(ff::dtype_count)); }));
   CHECK(refused([&] { ff::add_accum(&x, in, 1, 1, DType::bf16); }));
   CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, DType::f32, static_cast<ff::ReduceOp>(5)); }));
   CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, DType::f32, ff::ReduceOp::mean, 0); }));
-  CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, DType::i32, ff::ReduceOp::mean); }));
-  CHECK(refused([&] { ff::round_from_accum(&x, &x, 1, DType::u8, 2); }));
+  for (int code = 0; code < ff::dtype_count; ++code) {
+    const auto d = static_cast<DType>(code);
+    CHECK(refused([&] { ff::round_from_accum(nullptr, nullptr, 0, d, 2); }) == integer(d));
+    CHECK(refused([&] { ff::reduce_to(nullptr, in, 1, 0, d, ff::ReduceOp::mean); }) == integer(d));
+    CHECK(ff::integral(d) == integer(d));
+    CHECK(ff::dtype_from_name(ff::dtype_name(d)) == d);
+  }
   CHECK(refused([&] { ff::reduce_to_many(nullptr, 0, in, 1, 1, DType::f32); }));
   CHECK(refused([] { ff::set_isa("mmx"); }));
   CHECK(refused([] { ff::dtype_from_name("f128"); }));

@@ -41,5 +41,6 @@ std::size_t dtype_size(DType d);          // bytes of one element
 const char* dtype_name(DType d);          // the enumerator's name, e.g. "bf16"
 DType dtype_from_name(std::string_view);  // throws std::invalid_argument
 DType accum_dtype(DType d);               // f32 for f16, bf16, f8e4m3 and f8e5m2; otherwise the type itself
+bool integral(DType d);                   // an integer type has no mean
 
 }  // namespace ff
