@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "INTEGERS",
     "OPS",
     "accum_dtype",
     "crc32c",
@@ -73,7 +74,7 @@ _STORED: dict[str, str] = {
 # Both in the order of the codes in cpp/include/fireflyer/collectives/kernels/dtype.hpp.
 DTYPES = tuple(_STORED)
 OPS = ("sum", "min", "max", "product", "mean")
-_INTEGERS = ("i32", "i64", "i8", "u8")
+INTEGERS = tuple(name for name in DTYPES if name[0] in "iu")
 _LARGEST_E4M3 = np.float32(448)
 _SMALLEST_AMAX = np.float32(448 * 2.0**-126)
 _CRC_POLYNOMIAL = 0x82F63B78
@@ -186,7 +187,7 @@ def decode(stored: Array, dtype: str) -> Array:
 def encode(values: Array, dtype: str) -> Array:
     """Numbers of `accum_dtype(dtype)` rounded to nearest even, in the storage type; NaNs as the module says."""
     _check(dtype)
-    if dtype in _INTEGERS:
+    if dtype in INTEGERS:
         return values
     if dtype == "bf16":
         bits = values.view(np.uint32)
@@ -203,7 +204,7 @@ def _reduced(inputs: Sequence[AnyBuffer], dtype: str, op: str, count: int) -> Ar
         raise ValueError("inputs must not be empty")
     if op not in OPS:
         raise ValueError(f"op {op!r} is not one of {' '.join(OPS)}")
-    if op == "mean" and dtype in _INTEGERS:
+    if op == "mean" and dtype in INTEGERS:
         raise ValueError(f"a mean of {dtype} is not an integer; sum it, or convert it first")
     arrays = [_elements(item, dtype) for item in inputs]
     for index, array in enumerate(arrays):
@@ -241,7 +242,7 @@ def _divide(values: Array, dtype: str, divisor: int) -> Array:
         raise ValueError(f"a sum cannot be divided by {divisor}")
     if divisor == 1:
         return values
-    if dtype in _INTEGERS:
+    if dtype in INTEGERS:
         raise ValueError(f"a mean of {dtype} is not an integer; sum it, or convert it first")
     with np.errstate(invalid="ignore", under="ignore"):
         return cast("Array", values / values.dtype.type(divisor))

@@ -26,15 +26,13 @@ from fireflyer.collectives.communicator import OPS, Communicator
 from fireflyer.collectives.devices.copies import CopyEngine
 from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, InFlightOperation, Job
 from fireflyer.collectives.devices.pieces import Piece, cut
+from fireflyer.collectives.kernels import INTEGERS
 from fireflyer.collectives.torch.cuda import DEVICES, on_device
 from fireflyer.collectives.torch.pairs import PairedSums
 from fireflyer.collectives.torch.pinned_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
 from fireflyer.collectives.torch.tensors import dtype_name
 
 __all__ = ["DeviceCommunicator", "reaching"]
-
-_INTEGERS: Final = ("i8", "i32", "i64", "u8")
-
 
 _attaching: Final = threading.Lock()
 _abandoned: Final[list[object]] = []
@@ -387,6 +385,6 @@ def _check_op(tensor: torch.Tensor, dtype: DTypeLike | None, op: str) -> str:
         raise UsageError(f"dtype {name!r} does not fit to a tensor of {tensor.dtype}; use one of {', '.join(DTYPES)}")
     if op not in OPS:
         raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
-    if op == "mean" and name in _INTEGERS:
+    if op == "mean" and name in INTEGERS:
         raise UsageError(f"a mean of {name} is not an integer; sum it, or convert it first")
     return name

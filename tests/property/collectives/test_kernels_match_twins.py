@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer import native
-from fireflyer.collectives import kernels
+from fireflyer.collectives import arrays, kernels
 
 Bytes = npt.NDArray[np.uint8]
-SIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "f8e4m3": 1, "f8e5m2": 1, "i32": 4, "i64": 8, "i8": 1, "u8": 1}
-REDUCTIONS = [(d, op) for d in kernels.DTYPES for op in kernels.OPS if op != "mean" or d[0] not in "iu"]
+SIZES = arrays.DTYPES
+REDUCTIONS = [(d, op) for d in kernels.DTYPES for op in kernels.OPS if op != "mean" or d not in kernels.INTEGERS]
 # Byte patterns that make NaNs, infinities, zeros, subnormals, ties and the largest numbers likely in every type.
 TELLING = [
     0x00,

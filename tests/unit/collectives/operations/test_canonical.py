@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support.collectives.calls import STORAGE
+from tests.support.collectives.calls import INTEGERS, STORAGE
 from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.errors import UsageError
@@ -21,7 +21,6 @@ from fireflyer.collectives.p2p import canonical
 LAYOUTS = [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 3], [0, 0, 0, 1], [0, 1, 1, 1]]
 COUNTS = (0, 1, 9973)
 OPS = ("sum", "mean", "min", "max", "product")
-INTEGERS = ("i8", "i32", "i64", "u8")
 Array = npt.NDArray[Any]
 
 
