@@ -67,6 +67,21 @@ def test_a_tree_goes_there_and_comes_back(cluster: LocalCluster, tmp_path: Path)
     assert cluster.ff("cat", "/tree/large", code=1) == "error: /tree/large: no such file or directory\n"
 
 
+def test_touch_makes_files_and_sets_times(cluster: LocalCluster) -> None:
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        with files.open("/old", "wb") as file:
+            file.write(b"kept")
+        files.utime("/old", ns=(0, 0))
+        assert cluster.ff("touch", "/old", "/new") == ""
+        status = files.stat("/old")
+        assert min(status.st_atime_ns, status.st_mtime_ns) > 0
+        assert (files.stat("/new").st_size, cluster.ff("cat", "/old")) == (0, "kept")
+        assert cluster.ff("touch", "-c", "/none") == ""
+        assert cluster.ff("touch", "/none/new", code=1) == "error: /none/new: no such file or directory\n"
+    cluster.ff("rm", "/old", "/new")
+    cluster.ff("gc", "--wait", "120")
+
+
 def test_status_and_gc_say_what_is_so_when_they_are_asked(cluster: LocalCluster) -> None:
     def said() -> tuple[int, int, int, int, int]:
         found = cluster.status()

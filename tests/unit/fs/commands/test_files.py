@@ -163,6 +163,35 @@ def test_find_writes_zeros_between_names(ff: Shell) -> None:
     assert ff("find", "/a/deep", "-print0").split("\0")[:2] == ["/a/deep", "/a/deep/er"]
 
 
+def test_touch_makes_empty_files_and_sets_times_of_what_is_there(ff: Shell) -> None:
+    (ff.root / "old").write_bytes(b"kept")
+    (ff.root / "directory").mkdir()
+    (ff.root / "dangling").symlink_to("made")
+    for name in ("old", "directory"):
+        os.utime(ff.root / name, (0, 0))
+    assert ff("touch", "/old", "/new", "/directory/", "/dangling") == ""
+    assert content_of(ff.root) == {"dangling": "made", "directory": None, "made": b"", "new": b"", "old": b"kept"}
+    for name in ("old", "directory"):
+        status = (ff.root / name).stat()
+        assert status.st_mtime > 0
+        assert status.st_atime > 0
+
+
+def test_touch_goes_on_with_the_other_paths(ff: Shell) -> None:
+    (ff.root / "file").write_bytes(b"")
+    assert ff("touch", "/none/new", "/missing/", "/file/", "/new", code=1).splitlines() == [
+        "error: /none/new: no such file or directory",
+        "error: /missing: no such file or directory",
+        "error: /file/: not a directory",
+    ]
+    assert sorted(content_of(ff.root)) == ["file", "new"]
+
+
+def test_touch_without_creating_leaves_missing_files_missing(ff: Shell) -> None:
+    assert ff("touch", "--no-create", "/none", "/none/deep", "/none/") == ""
+    assert content_of(ff.root) == {}
+
+
 def test_mkdir_makes_what_is_missing(ff: Shell) -> None:
     assert "no such file" in ff("mkdir", "/x/y", code=1)
     assert ff("mkdir", "-p", "-v", "/x/y/z") == "/x/y/z: made\n"

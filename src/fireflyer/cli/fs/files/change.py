@@ -1,4 +1,4 @@
-"""`ff fs mkdir`, `mv`, `rm`: names, in the manner of coreutils."""
+"""`ff fs mkdir`, `touch`, `mv`, `rm`: names, in the manner of coreutils."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.fs.files.common import Bars, PathResolver, TreePath, clean, files_options, say
 
-__all__ = ["into", "mkdir_command", "mv_command", "rm_command"]
+__all__ = ["into", "mkdir_command", "mv_command", "rm_command", "touch_command"]
 
 
 def _octal(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -57,6 +57,28 @@ def mkdir_command(
                 place.tree.chmod(place.path, mode)
             if verbose:
                 say(f"{path}: made")
+
+
+@click.command("touch", short_help="Make empty files, or set times to now.", epilog="Example: ff fs touch /data/done")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("-c", "--no-create", "keep_missing", is_flag=True, help="Do not make files; a missing PATH is no error.")
+@files_options
+def touch_command(*, paths: tuple[str, ...], keep_missing: bool, places: PathResolver) -> None:
+    """Make an empty file at each PATH where there is none. Set the access and modification times of existing files and
+    directories to now; symbolic links are followed."""
+    for path in paths:
+        with places.each(path):
+            place = places.remote(path)
+            try:
+                if place.ends_in_slash and not stat.S_ISDIR(place.tree.stat(place.path).st_mode):
+                    raise NotADirectoryError(errno.ENOTDIR, "not a directory", place.given)
+                place.tree.utime(place.path)
+            except FileNotFoundError:
+                if keep_missing:
+                    continue
+                if place.ends_in_slash:
+                    raise
+                place.tree.open(place.path, "ab").close()  # "ab": data that another process wrote by now stays
 
 
 @click.command("rm", short_help="Remove files and directories.", epilog="Example: ff fs rm -r /data/kept")
