@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import click
 
 from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
+from fireflyer.cli.help_sections import write_examples, write_sections
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "ff", "main"]
@@ -76,12 +77,8 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(path) for paths in _SECTIONS.values() for path in paths)
-        limit = formatter.width - width - 6  # indentation and the gap between the columns
-        for heading, paths in _SECTIONS.items():
-            with formatter.section(heading):
-                rows = [(path.ljust(width), self._find(ctx, path).get_short_help_str(limit)) for path in paths]
-                formatter.write_dl(rows)
+        found = {heading: [(path, self._find(ctx, path)) for path in paths] for heading, paths in _SECTIONS.items()}
+        write_sections(formatter, found)
 
     def _find(self, ctx: click.Context, path: str) -> click.Command:
         found: click.Command = self
@@ -93,10 +90,7 @@ class _Commands(click.Group):
         return found
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        width = max(len(line) for line, _ in _EXAMPLES)
-        with formatter.section("Examples"):
-            for line, meaning in _EXAMPLES:
-                formatter.write(f"{'':>{formatter.current_indent}}{line:<{width}}  # {meaning}\n")
+        write_examples(formatter, _EXAMPLES)
         formatter.write_paragraph()
         formatter.write_text("`ff COMMAND --help` shows the options and examples of a command.")
 

@@ -88,6 +88,7 @@ def completed(*arguments: str) -> list[str]:
 
 def test_commands_options_values_and_paths_complete() -> None:
     assert completed("r") == ["plain:run", "plain:report"]
+    assert completed("fs", "rm") == ["plain:rm"]
     assert completed("collectives", "") == ["plain:explain", "plain:plan"]
     assert completed("run", "--max") == ["plain:--max-restarts"]
     assert completed("run", "--transport", "") == ["plain:tcp", "plain:ucx", "plain:auto"]
@@ -98,8 +99,9 @@ def test_commands_options_values_and_paths_complete() -> None:
     assert completed("collectives", "plan", "--operation", "reduce") == ["plain:reduce", "plain:reduce_scatter"]
 
 
-def test_a_command_that_does_not_exist_completes_to_nothing_and_without_an_error() -> None:
-    assert [item for item in completed("rnu", "") if not item.startswith("plain:")] == []
+@pytest.mark.parametrize("line", [("rnu", ""), ("fs", "dorp", "")])
+def test_a_command_that_does_not_exist_completes_to_nothing_and_without_an_error(line: tuple[str, ...]) -> None:
+    assert [item for item in completed(*line) if not item.startswith("plain:")] == []
 
 
 @pytest.mark.parametrize("shell", SHELLS)

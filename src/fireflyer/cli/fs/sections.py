@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from fireflyer.cli.help_sections import write_examples, write_sections
+
 __all__ = ["SectionedGroup"]
 
 
@@ -37,7 +39,7 @@ class SectionedGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in self.commands and not name.startswith("-"):
+        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
             hint = self._meant(ctx, name)
             raise click.UsageError(f"no command {name!r}" + (f"; did you mean '{hint}'?" if hint else ""), ctx)
         return super().resolve_command(ctx, args)
@@ -53,17 +55,9 @@ class SectionedGroup(click.Group):
         near = difflib.get_close_matches(name, self.commands, n=1)
         return f"{ctx.command_path} {near[0]}" if near else ""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.list_commands(ctx)))
-        limit = formatter.width - width - 6  # indentation and the gap between the columns
-        for heading, commands in self.sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(
-                    [((command.name or "").ljust(width), command.get_short_help_str(limit)) for command in commands]
-                )
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        named = {heading: [(one.name or "", one) for one in commands] for heading, commands in self.sections.items()}
+        write_sections(formatter, named)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        width = max(len(line) for line, _ in self.examples)
-        with formatter.section("Examples"):
-            for line, meaning in self.examples:
-                formatter.write(f"{'':>{formatter.current_indent}}{line:<{width}}  # {meaning}\n")
+        write_examples(formatter, self.examples)
