@@ -25,7 +25,8 @@ _VALUES = st.recursive(
 _KEYS = st.sampled_from(["type", "version", "role", "identity", "purpose", "nonce", "proof", "code", "message"])
 _LIKELY = st.sampled_from(["hello", "challenge", "proof", "verdict", "refused", "node", "user", "test", 1, bytes(32)])
 _MESSAGES = st.dictionaries(_KEYS, _LIKELY | _VALUES, max_size=9).map(msgspec.msgpack.encode)
-_HOSTILE = st.binary(max_size=2000) | _MESSAGES | _VALUES.map(msgspec.msgpack.encode)
+_DEEP = st.builds(lambda one, depth: one * depth, st.sampled_from([b"\x91", b"\x81\xa0"]), st.integers(1, 512))
+_HOSTILE = st.binary(max_size=2000) | _MESSAGES | _VALUES.map(msgspec.msgpack.encode) | _DEEP
 
 
 def _client() -> ClientHandshake:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption
 
 __all__ = [
@@ -192,6 +193,6 @@ def decode_log(lines: Iterable[bytes], *, name: str = "event log") -> list[Logge
             break
         try:
             entries.append(_log_decoder.decode(line))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except DECODE_ERRORS as error:
             raise DataCorruption(f"{name}, line {number}: {error}") from error
     return entries

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import UsageError
 
 __all__ = ["line_of", "read_toml"]
@@ -48,7 +49,7 @@ def read_toml(
     except msgspec.ValidationError as error:
         line = line_of(data.decode(errors="replace"), str(error))
         raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{see}") from error
-    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as error:
+    except (*DECODE_ERRORS, UsageError) as error:
         raise UsageError(f"{name} {path!r}: {error}{see}") from error
 
 

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, UsageError
 from fireflyer.base.ports import Data, Disk
 from fireflyer.base.units import MIB
@@ -227,7 +228,7 @@ def _read_manifest(path: str, disk: Disk | None) -> _Body:
         if crc32c(bytes(manifest.body)) != manifest.crc32c:
             raise DataCorruption(f"{path}: does not match its CRC32C; {advice}")
         body = msgspec.json.decode(manifest.body, type=_Body)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{path}: not a manifest: {error}; {advice}") from error
     if body.format != _FORMAT or body.version != 1:
         raise DataCorruption(

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.data.files import read_file, replace_file
@@ -135,7 +136,7 @@ class BpeTokenizer:
             if file.crc32c != _checksum(file.merges):
                 raise UsageError("the merges do not match their CRC32C")
             return tokenizer
-        except (msgspec.DecodeError, UsageError) as error:
+        except (*DECODE_ERRORS, UsageError) as error:
             raise DataCorruption(f"{name}: not a tokenizer: {error}; train it again or restore the file") from error
 
     def save(self, path: str, *, disk: Disk | None = None) -> None:

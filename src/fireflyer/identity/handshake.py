@@ -35,6 +35,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, UsageError
 from fireflyer.identity.secrets import Secret
 
@@ -245,7 +246,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], data: bytes, what: str) -> _M:
         raise PermissionDenied(f"{what} has {len(data)} bytes, more than {MAX_MESSAGE_BYTES}")
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise PermissionDenied(f"{what} is malformed ({error}); the peer does not speak this protocol") from None
 
 

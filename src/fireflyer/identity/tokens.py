@@ -28,6 +28,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
@@ -298,7 +299,7 @@ class TokenStore:
     def _read(self) -> _File:
         try:
             content = _decoder.decode(read_private_file(self._path, _MAX_FILE_BYTES))
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise DataCorruption(f"token file {self._path} is damaged: {error}; restore it from a backup") from None
         if content.version not in (1, _VERSION):
             raise DataCorruption(

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import Disk
@@ -126,7 +127,7 @@ def open_corpus(directory: str) -> Corpus:
     path = os.path.join(os.path.abspath(directory), _CURRENT)
     try:
         current = msgspec.json.decode(read_file(path, max_bytes=4096), type=_Current)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{path}: {error}; remove the file, the corpus is then built again") from error
     if os.path.basename(current.name) != current.name or not current.name.startswith("corpus-"):
         raise DataCorruption(f"{path}: {current.name!r} is not a corpus; remove the file, and it is built again")

@@ -34,6 +34,7 @@ from typing import Any
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, InvariantViolation, UsageError
 from fireflyer.checkpoint.core.effects import (
     Await,
@@ -366,5 +367,5 @@ class SaveMachine:
 def _decode_answer(payload: bytes) -> _Answer:
     try:
         return msgspec.json.decode(payload, type=_Answer)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"a message of another rank is not readable: {error}") from error

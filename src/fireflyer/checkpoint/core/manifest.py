@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint.core.names import MAX_RANKS, MAX_STEP, shard_name
 from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, MAX_HEADER_BYTES
@@ -100,7 +101,7 @@ def _unseal(data: bytes, kind: type[T], what: str) -> T:
         if envelope.crc32c != f"{crc32c(body):08x}":
             raise DataCorruption(f"{what} does not match its checksum")
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{what} is not readable: {error}") from error
 
 
@@ -142,7 +143,7 @@ def decode_record(data: bytes, rank: int, world_size: int) -> ShardRecord:
     what = f"shard record of rank {rank}"
     try:
         record = msgspec.json.decode(data, type=ShardRecord)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{what} is not readable: {error}") from error
     if record.rank != rank:
         raise DataCorruption(f"{what} names rank {record.rank}")

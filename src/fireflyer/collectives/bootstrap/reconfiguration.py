@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import (
     Aborted,
     FireflyerError,
@@ -274,7 +275,7 @@ def _generation(data: bytes) -> Generation:
 def _decoded(data: bytes, what: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=what)
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise UsageError(
             f"the rendezvous store has an invalid {what.__name__.lower()} ({error}); do all ranks run the same version?"
         ) from error

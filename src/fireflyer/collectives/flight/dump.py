@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
 
 __all__ = [
@@ -271,6 +272,6 @@ def decode_dump(data: bytes, *, name: str) -> Dump:
         found = msgspec.json.decode(data, type=_Head).format
         if found == FORMAT:
             return msgspec.json.decode(data, type=Dump)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{name} is not a flight recorder dump, or is damaged: {error}") from None
     raise UsageError(f"{name} is of format {found}; this version reads format {FORMAT}")

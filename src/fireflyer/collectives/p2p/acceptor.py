@@ -7,6 +7,7 @@ they are wait in a queue.
 
 from __future__ import annotations
 
+import logging
 import queue
 import select
 import socket
@@ -25,6 +26,9 @@ HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 MAX_HANDSHAKES: Final = 128
 ACCEPT_PAUSE_S: Final = 0.001
 """A connection that cannot be accepted stays queued, and `poll` returns at once: this keeps a thread from spinning."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Acceptor:
@@ -93,12 +97,15 @@ class Acceptor:
                 thread.start()
 
     def _shake_hands(self, sock: socket.socket) -> None:
+        identity: str | None = None
         try:
             identity = authenticate_server(
                 sock, self._secret, self._purpose, HANDSHAKE_TIMEOUT_NS, identity=self._identity
             )
-        except FireflyerError:  # a stranger
-            identity = None
+        except FireflyerError:
+            pass  # a peer without the secret
+        except Exception:  # a fault of ours: without this the socket would never be closed
+            _log.exception("handshake failed on an unexpected error identity=%s", self._identity)
         with self._lock:
             del self._handshakes[sock]
             if identity is not None and not self._closed:

@@ -9,6 +9,7 @@ has `PENDING_HANDSHAKE_TIMEOUT_NS`. Nothing is believed of a peer before it has 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import select
@@ -43,6 +44,9 @@ MAX_PENDING_HANDSHAKES: Final = 128
 PENDING_HANDSHAKE_TIMEOUT_NS: Final = 10 * SECOND
 _BACKLOG: Final = 256
 _LIST_GRACE_NS: Final = 5 * SECOND
+
+
+_log = logging.getLogger(__name__)
 
 
 class ListenAddress(msgspec.Struct, frozen=True, array_like=True):
@@ -278,6 +282,9 @@ class PeerListener:
             pending.refuse(refusal)
             return self._turn_away(fd, poll)
         except (FireflyerError, OSError):
+            return self._turn_away(fd, poll)
+        except Exception:  # a fault of ours: without this no rank could connect any more
+            _log.exception("handshake failed on an unexpected error rank=%d", self._rank)
             return self._turn_away(fd, poll)
         if name is None:
             return None

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, NotFound, Timeout, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks, Options, connect
@@ -67,7 +68,7 @@ def access_of(directory: str) -> tuple[tuple[str, ...], Credential]:
         cluster = msgspec.json.decode(read_private_file(path, _MAX_BYTES), type=_Cluster)
     except NotFound:
         raise NotFound(f"{directory} holds no cluster; make one: ff fs up --dir {shlex.quote(directory)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{path} is damaged: {error}; restore it from a backup") from None
     if not cluster.managers or any(address.endswith(":0") for address in cluster.managers):
         raise UsageError(f"the cluster in {directory} has never run; start it: ff fs up --dir {shlex.quote(directory)}")

@@ -15,6 +15,7 @@ from typing import Final, Self
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, NotFound, Timeout
 from fireflyer.base.os_errors import translate_os_error
 
@@ -152,7 +153,7 @@ def _holder(path: str) -> tuple[int, int] | None:
 def _read(fd: int) -> _Holder | None:
     try:
         return msgspec.json.decode(os.pread(fd, MAX_BYTES, 0), type=_Holder)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return None
 
 

@@ -27,6 +27,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.fs.schema.data import MAX_CAPABILITY_BYTES
 from fireflyer.fs.schema.ids import ClientId
@@ -106,7 +107,7 @@ def verify(token: bytes, keys: Mapping[int, bytes], user: str, now_s: float) -> 
     body = token[_TAG_BYTES:]
     try:
         capability = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         raise PermissionDenied("not a capability; request one from the manager or meta service") from None
     key = keys.get(capability.key_id)
     right = hmac.compare_digest(_tag(body, key or b""), token[:_TAG_BYTES])

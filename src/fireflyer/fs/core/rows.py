@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.schema.ids import ChainId, ChainVersion, ClientId, Incarnation, NodeId, RoutingVersion, TargetId
 from fireflyer.fs.schema.routing import Chain, ChainTable
@@ -155,7 +156,7 @@ def decode_row(key: bytes, value: bytes, row_type: type[R]) -> R:
         )
     try:
         return msgspec.msgpack.decode(value[1:], type=row_type)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(
             f"row {key.hex()} of the manager's store is damaged: {error}; restore the store"
         ) from error

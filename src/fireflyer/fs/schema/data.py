@@ -16,6 +16,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import KIB
 from fireflyer.fs.schema.chunks import PeerMessage, Query, QueryReply, Update, UpdateReply
@@ -107,5 +108,5 @@ def decode(body: bytes) -> Message:
     try:
         message: Message = _decoder.decode(body)
         return message
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"malformed message of {len(body)} bytes: {error}") from None

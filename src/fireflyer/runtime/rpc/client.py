@@ -13,6 +13,7 @@ import random
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import (
     Aborted,
     Busy,
@@ -123,7 +124,7 @@ class RpcClient:
                 answer.exception()  # seen, also when the call ends for another reason
         try:
             return method.decode_response(body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise DataCorruption(f"{method.name} at {self.address}: bad response: {error}") from None
 
     async def notify(self, method: Method[Req, Resp], request: Req) -> None:
@@ -184,7 +185,7 @@ class RpcClient:
     def _on_message(self, message: memoryview) -> None:
         try:
             decoded = from_server_decoder.decode(message)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise DataCorruption(f"malformed RPC message: {error}") from None
         answer = self._pending.get(decoded.id)
         if answer is None or answer.done():

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, FireflyerError, Timeout, Unreachable, UsageError, error_to_wire
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB, SECOND, format_duration
@@ -245,7 +246,7 @@ class _Connection:
     async def _handle(self, message: memoryview) -> None:
         try:
             decoded = from_client_decoder.decode(message)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise UsageError(f"malformed RPC message of {len(message)} bytes: {error}") from None
         if isinstance(decoded, Cancel):
             task = self._calls.get(decoded.id)
@@ -307,7 +308,7 @@ class _Connection:
             raise UsageError(f"the server has no RPC method {call.method!r}; are both sides of the same release?")
         try:
             request = entry.method.decode_request(call.body)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise UsageError(f"{call.method}: bad request: {error}") from None
         scope = asyncio.timeout(call.timeout_ns / SECOND)
         try:

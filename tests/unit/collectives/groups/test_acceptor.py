@@ -51,6 +51,24 @@ def test_guests_are_let_in_though_strangers_say_nothing_or_nonsense(listener: so
         stranger.close()
 
 
+def test_a_peer_whose_hello_cannot_be_decoded_or_breaks_us_is_disconnected(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, deep = new_secret(), (1010).to_bytes(2, "big") + b"\x91" * 1010
+    with Acceptor(listener, secret, PURPOSE, "host") as accepting:
+        with caller(listener) as stranger:
+            stranger.sendall(deep)
+            assert stranger.recv(1) == b""
+        with monkeypatch.context() as patched, caller(listener) as stranger:
+            patched.setattr(acceptor, "authenticate_server", lambda *_, **__: 1 // 0)
+            assert stranger.recv(1) == b""
+        with caller(listener) as next_peer:
+            introduce(next_peer, secret, "node 3")
+            sock, identity = accepting.next_peer(30 * SECOND)
+            sock.close()
+        assert identity == "node 3"
+
+
 def test_another_secret_is_turned_away(listener: socket.socket) -> None:
     with Acceptor(listener, new_secret(), PURPOSE, "host") as accepting, caller(listener) as stranger:
         with pytest.raises(FireflyerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.p2p import peer_listener as listener_module
 from fireflyer.collectives.p2p.peer_listener import PeerListener
+from fireflyer.identity.handshake import ServerHandshake
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import LocalStore
@@ -88,7 +90,13 @@ def test_another_purpose_is_refused() -> None:
         assert visitors.admitted == []
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 70_000, b"\x00\x00", b"\x00\x05hello"])
+DEEP = (1010).to_bytes(2, "big") + b"\x91" * 1010
+"""A hello of arrays in arrays: to decode it, Python would have to go deeper than it may."""
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 70_000, b"\x00\x00", b"\x00\x05hello", DEEP]
+)
 def test_strangers_keep_nobody_waiting(noise: bytes) -> None:
     with two_ranks() as (host, peer, visitors):
         strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(20)]
@@ -101,6 +109,22 @@ def test_strangers_keep_nobody_waiting(noise: bytes) -> None:
         assert visitors.wait_for(1) == [1]
         for stranger in strangers:
             stranger.close()
+
+
+def test_no_exception_of_one_peer_ends_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, calls = ServerHandshake.on_hello, itertools.count()
+
+    def broken_once(self: ServerHandshake, data: bytes) -> bytes:
+        if next(calls) == 0:
+            raise ZeroDivisionError
+        return usual(self, data)
+
+    monkeypatch.setattr(ServerHandshake, "on_hello", broken_once)
+    with two_ranks() as (_, peer, visitors):
+        with pytest.raises(FireflyerError):
+            peer.dial(0, local=False, timeout_ns=10 * SECOND)
+        os.close(peer.dial(0, local=False, timeout_ns=10 * SECOND))
+        assert visitors.wait_for(1) == [1]
 
 
 def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, PermissionDenied
 from fireflyer.fs.core.meta.context import Page, Rows
 from fireflyer.fs.core.meta.open_rows import CLIENT_ROWS, CLIENTS, ClientRow
@@ -202,7 +203,7 @@ def _decoded(head: bytes, row: bytes) -> tuple[bytes, Answer]:
     try:
         if row[:1] == _FORMAT_OF_ANSWERS:
             return row[1 : 1 + DIGEST_BYTES], _decoder.decode(row[1 + DIGEST_BYTES :])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         pass
     raise DataCorruption(
         f"a row of the duplicate request cache of client {head.hex()} is damaged; restore the store from a backup"

@@ -21,6 +21,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption
 from fireflyer.fs.schema.inodes import Inode, InodeId, Kind
 
@@ -99,7 +100,7 @@ class Coder(Generic[R]):
             raise corrupt(key, f"is no {self._what} in format {FORMAT[0]}")
         try:
             return self._decode(value[1:])
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise corrupt(key, f"is no {self._what}: {error}") from error
 
 

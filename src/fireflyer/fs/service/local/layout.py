@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import GIB
@@ -159,7 +160,7 @@ class Layout:
             ) from None
         try:
             found = msgspec.json.decode(data, type=LocalCluster)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DECODE_ERRORS as error:
             raise DataCorruption(f"{self._cluster_file} is damaged: {error}; restore it from a backup") from None
         if found.version != _VERSION:
             raise DataCorruption(

@@ -17,6 +17,7 @@ from typing import IO, Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, DataCorruption, UsageError
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
 from fireflyer.fs.core.meta.fsck.repair import repair
@@ -161,7 +162,7 @@ def _read_rows(file: IO[bytes]) -> Iterator[Row]:
         crc = zlib.crc32(encoded, crc)
         try:
             yield decoder.decode(encoded)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise DataCorruption(f"{_name_of(file)} is damaged in row {rows}: {error}; use another dump") from error
         rows += 1
     if file.read() != msgspec.msgpack.encode((rows, crc)):

@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
@@ -126,6 +127,6 @@ def _decoded(key: bytes, value: bytes) -> ServiceRow:
     try:
         if value[:1] == _FORMAT:
             return _decoder.decode(value[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         pass
     raise DataCorruption(f"row {key.hex()} of the meta services is damaged; restore the store from a backup")

@@ -177,6 +177,8 @@ class DataConnections:
                 if str(error) != said:
                     said = str(error)
                     _log.warning("node is unreachable node=%d reason=%s", node, said)
+            except Exception:  # a fault of ours: without this the node would never be connected to again
+                _log.exception("connecting failed on an unexpected error node=%d", node)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_ns / SECOND)
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
 

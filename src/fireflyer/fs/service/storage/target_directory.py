@@ -25,6 +25,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import KIB
@@ -179,7 +180,7 @@ class TargetDirectory:
             return _run_decoder.decode(read_private_file(os.path.join(self.path, _RUN), _MAX_BYTES))
         except NotFound:
             return None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DECODE_ERRORS:
             return _Run("", False, False, False)
 
     def _write(self, run: _Run) -> None:
@@ -211,7 +212,7 @@ def _read_identity(directory: str) -> _Identity:
             f"{directory} is not a target directory ({_IDENTITY} is missing); was the disk mounted? "
             "'ff fs storage --make-targets' makes new ones"
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise DataCorruption(f"{path} is damaged ({error}); make a new target in another directory") from None
     if found.version != _VERSION:
         raise DataCorruption(f"{path} has version {found.version}, this release reads {_VERSION}; upgrade")
