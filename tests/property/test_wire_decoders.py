@@ -25,7 +25,11 @@ _VALUES = st.recursive(
 _KEYS = st.sampled_from(["type", "version", "role", "identity", "purpose", "nonce", "proof", "code", "message"])
 _LIKELY = st.sampled_from(["hello", "challenge", "proof", "verdict", "refused", "node", "user", "test", 1, bytes(32)])
 _MESSAGES = st.dictionaries(_KEYS, _LIKELY | _VALUES, max_size=9).map(msgspec.msgpack.encode)
-_DEEP = st.builds(lambda one, depth: one * depth, st.sampled_from([b"\x91", b"\x81\xa0"]), st.integers(1, 512))
+_DEEP = st.builds(
+    lambda first, depth: first + b"\x91" * depth,
+    st.sampled_from([b"", b"\x81\xa0", b"\x82\xa7version\x01\xa1x", b"\x82\xa4type\xa5proof\xa1x"]),
+    st.just(1010) | st.integers(1, 1010),
+)
 _HOSTILE = st.binary(max_size=2000) | _MESSAGES | _VALUES.map(msgspec.msgpack.encode) | _DEEP
 
 

@@ -16,8 +16,16 @@ ROOT = Path(__file__).parents[3]
 OWNER = "src/fireflyer/base/decoding.py"
 DEPTH = 5_000
 HOSTILE = {
-    "msgpack": (b"\x91" * DEPTH, b"\x81\xa0" * DEPTH, b"\xc1", b"", b"\xdd\xff\xff\xff\xff", b"\xa1\xff"),
-    "json": (b"[" * DEPTH, b'{"":' * DEPTH, b"\xff", b"", b'"\xff"', b"1e999"),
+    "msgpack": (
+        b"\x81\xa1?" + b"\x91" * DEPTH,
+        b"\x91" * DEPTH,
+        b"\x81\xa0" * DEPTH,
+        b"\xc1",
+        b"",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xa1\xff",
+    ),
+    "json": (b'{"?":' + b"[" * DEPTH, b"[" * DEPTH, b'{"":' * DEPTH, b"\xff", b"", b'"\xff"', b"1e999"),
 }
 
 

@@ -226,7 +226,8 @@ def test_standard_output_that_takes_no_more_is_no_fault_of_the_file(cluster: Loc
     for verb in ("cat", "ls", "stat"):
         with open("/dev/full", "wb") as full:
             done = subprocess.run([*command, verb, "/full", *where], stdout=full, stderr=subprocess.PIPE, check=False)
-        assert (done.returncode, done.stderr) == (1, b"error: cannot write to standard output: no space left on device\n")
+        assert done.returncode == 1
+        assert done.stderr == b"error: cannot write to standard output: no space left on device\n"
 
 
 @needs_fuse

@@ -12,6 +12,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.p2p import acceptor
 from fireflyer.collectives.p2p.acceptor import Acceptor
+from fireflyer.identity.handshake import pack_message
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 
@@ -54,7 +55,7 @@ def test_guests_are_let_in_though_strangers_say_nothing_or_nonsense(listener: so
 def test_a_peer_whose_hello_cannot_be_decoded_or_breaks_us_is_disconnected(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secret, deep = new_secret(), (1010).to_bytes(2, "big") + b"\x91" * 1010
+    secret, deep = new_secret(), pack_message(b"\x82\xa7version\x01\xa1x" + b"\x91" * 1010)
     with Acceptor(listener, secret, PURPOSE, "host") as accepting:
         with caller(listener) as stranger:
             stranger.sendall(deep)

@@ -15,7 +15,7 @@ from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.p2p import peer_listener as listener_module
 from fireflyer.collectives.p2p.peer_listener import PeerListener
-from fireflyer.identity.handshake import ServerHandshake
+from fireflyer.identity.handshake import ServerHandshake, pack_message
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import LocalStore
@@ -90,8 +90,8 @@ def test_another_purpose_is_refused() -> None:
         assert visitors.admitted == []
 
 
-DEEP = (1010).to_bytes(2, "big") + b"\x91" * 1010
-"""A hello of arrays in arrays: to decode it, Python would have to go deeper than it may."""
+DEEP = pack_message(b"\x82\xa7version\x01\xa1x" + b"\x91" * 1010)
+"""A hello with a field of arrays in arrays: to skip it, the decoder would have to go deeper than it may."""
 
 
 @pytest.mark.parametrize(
