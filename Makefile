@@ -48,13 +48,14 @@ demo: setup  ## Train on real text, lose a node, finish anyway; ends with a repo
 lint: setup  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
+	@echo clang-format --dry-run --Werror, of the C++ sources
+	@$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: setup  ## Apply the formatters and the safe lint fixes
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CPP_SOURCES)
+	@$(BIN)/clang-format -i $(CPP_SOURCES)
 	$(BIN)/ruff check --fix .
 
 # Tests that start processes mostly wait for them, so more of them run than there are processors.
