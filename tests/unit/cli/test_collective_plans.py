@@ -55,6 +55,14 @@ def test_without_a_topology_it_is_what_a_job_does(capsys: Capture) -> None:
     assert found["slot_bytes_of_a_node"] == plan.window * 6 * plan.largest_chunk_bytes
 
 
+def test_without_a_topology_no_algorithm_is_said_to_be_chosen(capsys: Capture) -> None:
+    assert main(["collectives", "plan", "--nodes", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "with --topology FILE the fastest on your network is chosen:" in text
+    marks = [line.split()[-1] for line in text.splitlines() if line.startswith(("double_binary", "ring", "halving"))]
+    assert sorted(mark for mark in marks if mark.isalpha()) == ["default"]
+
+
 def test_one_node_needs_no_network(capsys: Capture) -> None:
     assert main(["collectives", "plan", "--nodes", "1", "--ranks-per-node", "8", "--operation", "broadcast"]) == 0
     text = capsys.readouterr().out

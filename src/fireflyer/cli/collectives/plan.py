@@ -20,6 +20,7 @@ __all__ = ["plan_command"]
 
 MAX_RANKS: Final = 1 << 16
 NODES_LOOKED_AT: Final = 128
+UNDECLARED: Final = "predicted for nodes on one machine; with --topology FILE the fastest on your network is chosen"
 
 
 def _complete_operation(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -103,7 +104,7 @@ def plan_command(
         declaration = read_topology(topology)
         zones = _zones(topology, declaration, nodes)
         plan = declaration.plan(node_of_rank, zones=zones)
-    shown = _Shown(plan, declaration, zones, operation, nbytes)
+    shown = _Shown(plan, declaration, zones, operation, nbytes, declared=topology is not None)
     if as_json:
         click.echo(shown.to_json().decode())
     else:
@@ -126,12 +127,20 @@ class _Shown:
     """A plan and what is predicted for one operation and size."""
 
     def __init__(
-        self, plan: Plan, declaration: Declaration, zones: tuple[int, ...], operation: str, nbytes: int
+        self,
+        plan: Plan,
+        declaration: Declaration,
+        zones: tuple[int, ...],
+        operation: str,
+        nbytes: int,
+        *,
+        declared: bool,
     ) -> None:
         from fireflyer.collectives.planning.cost import best_chunk_bytes, predict_ns
         from fireflyer.collectives.planning.plan import SUITABLE
 
         self.plan, self.zones, self.operation, self.nbytes = plan, zones, operation, nbytes
+        self.declared = declared
         self.route = plan.route(operation, nbytes)
         layout, speeds = declaration.layout(plan, zones), declaration.speeds
         self.times: list[tuple[str, int, float]] = []
@@ -172,7 +181,8 @@ class _Shown:
         if self.zones:
             console.print(Text(f"trees: {count_crossings(self.plan.trees, self.zones)}"), soft_wrap=True)
         console.print()
-        console.print(Text(f"{self.operation} of {format_bytes(self.nbytes)}, predicted:"), soft_wrap=True)
+        predicted = "predicted" if self.declared or self.plan.nodes == 1 else UNDECLARED
+        console.print(Text(f"{self.operation} of {format_bytes(self.nbytes)}, {predicted}:"), soft_wrap=True)
         console.print(self._table())
         slots = format_bytes(self.slot_bytes)
         console.print()
@@ -186,6 +196,10 @@ class _Shown:
 
     def _chosen(self, algorithm: str) -> bool:
         return algorithm == self.route.algorithm
+
+    def _mark(self) -> str:
+        """Nothing is chosen by predicted times where no speeds were declared: it is the same algorithm for all."""
+        return "chosen" if self.declared or self.plan.nodes == 1 else "default"
 
     def _table(self) -> Table:
         from rich.table import Table
@@ -201,7 +215,7 @@ class _Shown:
                 format_bytes(chunk),
                 format_duration(round(ns)),
                 format_rate(self.nbytes * 1e9 / ns if ns else 0.0),
-                "chosen" if self._chosen(algorithm) else "",
+                self._mark() if self._chosen(algorithm) else "",
             )
             if self.plan.nodes == 1:
                 break
