@@ -9,7 +9,7 @@ import stat
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["read_private_file", "write_private_file"]
+__all__ = ["read_private_file", "require_own_directory", "write_private_file"]
 
 
 def read_private_file(path: str, max_bytes: int) -> bytes:
@@ -42,6 +42,27 @@ def read_private_file(path: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise DataCorruption(f"{path} is longer than {max_bytes} bytes, so it is not the expected file; check the path")
     return data
+
+
+def require_own_directory(path: str) -> None:
+    """That nobody but this user (and root) decides what is in the directory `path`.
+
+    Raises `UsageError` where it is a symbolic link or no directory, `PermissionDenied` where it is another user's or
+    others may write in it, `NotFound`. A group with the number of the user is that user's own.
+    """
+    try:
+        status = os.lstat(path)
+    except OSError as error:
+        raise translate_os_error(error, f"look at directory {path}") from error
+    if stat.S_ISLNK(status.st_mode):
+        raise UsageError(f"{path} is a symbolic link; give the directory that it leads to ({os.path.realpath(path)})")
+    if not stat.S_ISDIR(status.st_mode):
+        raise UsageError(f"{path} is not a directory")
+    if status.st_uid != os.geteuid():
+        raise PermissionDenied(f"{path} belongs to uid {status.st_uid}; it must belong to you (uid {os.geteuid()})")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o002 or (mode & 0o020 and status.st_gid != status.st_uid):
+        raise PermissionDenied(f"other users may write in {path} (mode {mode:04o}); run: chmod go-w {path}")
 
 
 def write_private_file(path: str, data: bytes) -> None:

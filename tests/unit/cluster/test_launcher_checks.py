@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import uvloop
 
-from fireflyer.base.errors import Exists, FireflyerError, UsageError
+from fireflyer.base.errors import Exists, FireflyerError, PermissionDenied, UsageError
 from fireflyer.cluster.launcher import run_job
 from fireflyer.cluster.launcher.checks import check_job, command_of
 from fireflyer.cluster.launcher.devices import RANKS_PER_CORE, Devices, find_devices
@@ -116,10 +116,52 @@ def test_a_run_directory_that_holds_a_run_is_refused_and_kept(tmp_path: Path) ->
     assert log.read_text() == "precious\n"
 
 
+def test_a_run_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink("elsewhere", spec.run_dir)
+    assert f"is a symbolic link; give the directory that it leads to ({tmp_path}/elsewhere)" in refusal(spec)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+def test_a_run_directory_in_which_others_may_write_is_refused(mode: int, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    os.mkdir(spec.run_dir)
+    os.chmod(spec.run_dir, mode)
+    with pytest.raises(PermissionDenied, match=rf"other users may write in .* \(mode {mode:04o}\); run: chmod go-w"):
+        uvloop.run(run_job(spec, devices=TWO_CORES))
+    assert os.listdir(spec.run_dir) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to others")
+def test_a_run_directory_of_another_user_or_group_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    os.mkdir(spec.run_dir)
+    os.chown(spec.run_dir, 12345, 12345)
+    with pytest.raises(PermissionDenied, match=r"belongs to uid 12345; it must belong to you \(uid 0\)"):
+        check_job(spec, TWO_CORES)
+    os.chown(spec.run_dir, 0, 12345)
+    os.chmod(spec.run_dir, 0o770)
+    with pytest.raises(PermissionDenied, match="other users may write"):
+        check_job(spec, TWO_CORES)
+    os.chown(spec.run_dir, 0, 0)
+    check_job(spec, TWO_CORES)
+
+
+def test_a_log_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    os.mkdir(spec.run_dir, 0o700)
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink("../elsewhere", Path(spec.run_dir, "logs"))
+    assert "logs is a symbolic link" in refusal(spec)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
 def test_a_run_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     Path(spec.run_dir).touch()
-    assert "is a file" in refusal(spec)
+    assert "run is not a directory; choose another one with --run-dir" in refusal(spec)
     with pytest.raises(FireflyerError, match=r"make run directory .* \(--run-dir chooses another\): "):
         uvloop.run(run_job(msgspec.structs.replace(spec, run_dir=spec.run_dir + "/below"), devices=TWO_CORES))
 

@@ -17,6 +17,7 @@ from fireflyer.cluster.launcher.devices import Devices, find_devices
 from fireflyer.cluster.launcher.event_log import EventLog
 from fireflyer.cluster.launcher.job import MASTER_ADDR, Job
 from fireflyer.cluster.schema.job import JobResult, JobSpec, RankLine
+from fireflyer.identity.private_files import require_own_directory
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.processes.guarded import child_environment, new_token
@@ -78,11 +79,14 @@ async def run_job(
 
 def _make_run_dir(path: str) -> EventLog:
     run_dir = os.path.abspath(path)
+    logs_dir = os.path.join(run_dir, LOGS_NAME)
     try:
         os.makedirs(run_dir, mode=0o700, exist_ok=True)
-        os.makedirs(os.path.join(run_dir, LOGS_NAME), mode=0o700, exist_ok=True)
+        os.makedirs(logs_dir, mode=0o700, exist_ok=True)
     except OSError as error:
         raise translate_os_error(error, f"make run directory {run_dir} (--run-dir chooses another)") from error
+    for directory in (run_dir, logs_dir):  # which another user may have made since it was checked
+        require_own_directory(directory)
     return EventLog(run_dir, EVENTS_NAME)
 
 

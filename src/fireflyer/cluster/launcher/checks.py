@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 
-from fireflyer.base.errors import Exists, UsageError
+from fireflyer.base.errors import Exists, PermissionDenied, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.cluster.launcher.devices import Devices, check_devices
 from fireflyer.cluster.launcher.master_port import check_port
 from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
+from fireflyer.identity.private_files import require_own_directory
 from fireflyer.runtime.processes.guarded import MARKER, child_environment
 
 __all__ = ["EVENTS_NAME", "check_job", "command_of"]
@@ -29,10 +30,20 @@ def check_job(spec: JobSpec, devices: Devices) -> None:
     _check_environment(spec)
     check_devices(spec, devices)
     check_port(spec.master_port)
-    if os.path.exists(os.path.join(spec.run_dir, EVENTS_NAME)):
-        raise Exists(f"run directory {spec.run_dir} holds another run; choose another one with --run-dir")
-    if os.path.exists(spec.run_dir) and not os.path.isdir(spec.run_dir):
-        raise UsageError(f"run directory {spec.run_dir} is a file; choose another one with --run-dir")
+    if os.path.lexists(spec.run_dir):
+        _check_run_dir(spec.run_dir)
+
+
+def _check_run_dir(path: str) -> None:
+    """Ranks write there, and the report shows what is there: another user must not be able to put it there."""
+    try:
+        require_own_directory(path)
+    except UsageError as error:
+        raise UsageError(f"run directory {error.message}; choose another one with --run-dir") from None
+    except PermissionDenied as error:
+        raise PermissionDenied(f"run directory {error.message}, or choose another one with --run-dir") from None
+    if os.path.lexists(os.path.join(path, EVENTS_NAME)):
+        raise Exists(f"run directory {path} holds another run; choose another one with --run-dir")
 
 
 def command_of(spec: JobSpec) -> tuple[str, ...]:
