@@ -35,7 +35,7 @@ def _placement() -> list[bytes]:
 
 def _plan() -> list[bytes]:
     return [
-        collective_plans._Shown(plan, Declaration(), (), "allreduce", 1).to_json()
+        collective_plans._Shown(plan, Declaration(), (), "allreduce", 1, declared=False).to_json()
         for plan in samples(Plan, given=GIVEN)
     ]
 
