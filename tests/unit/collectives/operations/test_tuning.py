@@ -64,10 +64,12 @@ def test_all_ranks_end_with_the_same_plan(nodes: list[int]) -> None:
     assert tuning.plan.node_of_rank == tuple(nodes)
     assert {route.kind for route in tuning.plan.routes} == set(SUITABLE)
     assert 0 < tuning.took_ns < 20 * SECOND
-    assert tuning.speeds.add_bytes_per_s > 1e8
-    assert tuning.speeds.memory_bytes_per_s > 1e8
+    # Wide enough for a machine that has twenty other things to do; a wrong unit is a thousand times off.
+    assert 1e6 < tuning.speeds.add_bytes_per_s < 1e12
+    assert 1e6 < tuning.speeds.memory_bytes_per_s < 1e12
+    assert tuning.speeds.add_bytes_per_s != Speeds().add_bytes_per_s
     if len(set(nodes)) > 1:
-        assert 1e7 < tuning.speeds.bytes_per_s < 1e12
+        assert 1e5 < tuning.speeds.bytes_per_s < 1e12
         assert tuning.speeds.latency_ns != Speeds().latency_ns
 
 
