@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import pytest
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND
@@ -64,12 +65,12 @@ def test_all_ranks_end_with_the_same_plan(nodes: list[int]) -> None:
     assert tuning.plan.node_of_rank == tuple(nodes)
     assert {route.kind for route in tuning.plan.routes} == set(SUITABLE)
     assert 0 < tuning.took_ns < 20 * SECOND
-    # Wide enough for a machine that has twenty other things to do; a wrong unit is a thousand times off.
-    assert 1e6 < tuning.speeds.add_bytes_per_s < 1e12
-    assert 1e6 < tuning.speeds.memory_bytes_per_s < 1e12
+    share = allowed_s(1)  # of a processor, one part in so many: rates are as much lower
+    assert tuning.speeds.add_bytes_per_s > 1e8 / share
+    assert tuning.speeds.memory_bytes_per_s > 1e8 / share
     assert tuning.speeds.add_bytes_per_s != Speeds().add_bytes_per_s
     if len(set(nodes)) > 1:
-        assert 1e5 < tuning.speeds.bytes_per_s < 1e12
+        assert 1e7 / share < tuning.speeds.bytes_per_s < 1e12
         assert tuning.speeds.latency_ns != Speeds().latency_ns
 
 

@@ -131,9 +131,7 @@ def _add_node(ledger: Ledger, node: int) -> Done:
 
 def _add_targets(ledger: Ledger, request: AddTargets) -> Done:
     if ledger.nodes.get(request.node) is None:
-        raise NotFound(
-            f"there is no node {request.node}; add it first: ff fs admin register-node --node {request.node}"
-        )
+        raise NotFound(f"there is no node {request.node}; add it: ff fs admin register-node --node {request.node}")
     new = []
     for target in dict.fromkeys(request.targets):
         row = ledger.targets.get(target)

@@ -483,18 +483,14 @@ class Manager:
             )
         row = ledger.nodes.get(request.node)
         if row is None:
-            raise NotFound(
-                f"there is no node {request.node}; add it first: ff fs admin register-node --node {request.node}"
-            )
+            raise NotFound(f"there is no node {request.node}; add it: ff fs admin register-node --node {request.node}")
         if row.incarnation and row.nonce == request.nonce:
             return self._registered(ledger, row.incarnation)
         if request.previous != row.incarnation:
             return StaleIncarnation(row.incarnation)
         moved = row.incarnation > 0 and row.machine != request.machine
         if moved and not self._health.silent(request.node, now_ns):
-            raise Busy(
-                f"node {request.node} is alive on another machine; stop it there, or wait until it counts as failed"
-            )
+            raise Busy(f"node {request.node} is alive on another machine; stop it there, or wait until it has failed")
         incarnation = row.incarnation + 1
         new = NodeRow(request.node, incarnation, request.address, request.nonce, request.machine, request.boot)
         ledger.nodes.put(request.node, new)
