@@ -65,7 +65,9 @@ def test_all_ranks_end_with_the_same_plan(nodes: list[int]) -> None:
     assert tuning.plan.node_of_rank == tuple(nodes)
     assert {route.kind for route in tuning.plan.routes} == set(SUITABLE)
     assert 0 < tuning.took_ns < 20 * SECOND
-    share = allowed_s(1)  # of a processor, one part in so many: rates are as much lower
+    # Alone on its processors a rank reaches these rates. Else one that loses its processor waits for all others' turns,
+    # and ranks wait for each other, so that rates fall faster than the share of a processor does.
+    share = allowed_s(1) ** 2
     assert tuning.speeds.add_bytes_per_s > 1e8 / share
     assert tuning.speeds.memory_bytes_per_s > 1e8 / share
     assert tuning.speeds.add_bytes_per_s != Speeds().add_bytes_per_s
