@@ -13,14 +13,17 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 # Everything that the build and the tests need of the system; the one list.
-SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3 rsync sqlite3
+SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3 rsync sqlite3 openssh-server
+
+# What the slow tests need beside them: a Slurm cluster on machines of namespaces.
+SLOW_PACKAGES := slurmctld slurmd slurm-client munge
 
 CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns sim bench bench-collectives bench-fs bench-kvstore lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns native-tests tidy sim bench bench-collectives bench-fs bench-kvstore lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -28,10 +31,11 @@ help:  ## This list
 system:
 	@scripts/system-packages $(SYSTEM_PACKAGES)
 
+# Without compiling all modules of all packages, of which few are ever imported.
 $(VENV)/.packages: constraints.txt pyproject.toml scripts/check-python
 	@scripts/check-python $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt $$(sed -e '/^#/d' -e 's/==.*//' constraints.txt)
+	$(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt $$(sed -e '/^#/d' -e 's/==.*//' constraints.txt)
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.packages $(NATIVE_SOURCES)
@@ -58,19 +62,24 @@ format: setup  ## Apply the formatters and the safe lint fixes
 	@$(BIN)/clang-format -i $(CPP_SOURCES)
 	$(BIN)/ruff check --fix .
 
-# Tests that start processes mostly wait for them, so more of them run than there are processors.
+# Tests that start processes mostly wait for them: beside tests that compute, and more of them than processors.
 PYTEST := $(BIN)/pytest -q -n $(WORKERS)
-WAITING := $(BIN)/pytest -q -n $$(($(WORKERS) + 2)) --dist worksteal
+MIXED := $(BIN)/pytest -q -n $$(($(WORKERS) + 2)) --dist worksteal
 
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
-	$(PYTEST) -m "not slow and not processes and not gpu"
-	$(WAITING) -m "processes and not slow and not gpu"
+	$(MIXED) -m "not slow and not gpu"
 
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
+	@scripts/system-packages $(SLOW_PACKAGES)
+	$(MAKE) -j2 --output-sync=target native-tests tidy
+	$(MIXED) -m "slow and not gpu and not (campaign and processes)" --rotate-campaigns 120 --timeout 900
+
+native-tests: setup
 	scripts/native-tests
-	WORKERS=$(WORKERS) scripts/tidy
-	$(PYTEST) --dist worksteal -m "slow and not processes and not gpu" --rotate-campaigns 120 --timeout 900
-	$(WAITING) -m "slow and processes and not campaign and not gpu" --timeout 900
+
+# At a lower priority: it takes the processors while the tests of the sanitizers wait.
+tidy: setup
+	WORKERS=$(WORKERS) nice -n 10 scripts/tidy
 
 test-campaigns: setup  ## What takes many minutes more: wide simulations, every small table beside an integer programming solver
 	FIREFLYER_TEST_EXAMPLES=new $(PYTEST) -m "not slow and not processes and not gpu" tests/property

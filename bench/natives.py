@@ -61,13 +61,12 @@ def _compiler(name: str, source: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _libraries(source: Path) -> tuple[str, ...]:
-    """Ours, built from the sources as they are now, for C++ programs."""
+    """Ours, for C++ programs: in the build of the extension, brought up to date."""
     if source.suffix != ".cpp":
         return ()
-    build = _BUILD / "core"
-    if not (build / "build.ninja").exists():
-        options = ("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DFF_BUILD_PYTHON=OFF")
-        _run(["cmake", "-S", str(_REPOSITORY), "-B", str(build), *options])
+    build = next((path.parent for path in _REPOSITORY.glob("build/cp*/build.ninja")), None)
+    if build is None:
+        raise Missing("the native extension is not built here; run `make setup`")
     _run(["cmake", "--build", str(build), "-j", "2", "--target", "fireflyer_collectives"])
     return tuple(str(build / "cpp" / f"libfireflyer_{name}.a") for name in _LIBRARIES)
 

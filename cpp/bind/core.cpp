@@ -3,6 +3,7 @@
 
 namespace nb = nanobind;
 
+void bind_codes(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_executor(nb::module_& m);
 void bind_recorder(nb::module_& m);
@@ -15,6 +16,7 @@ NB_MODULE(_core, m) {
   // end of the process is no leak, and a page of warnings in a rank's log hides what matters there.
   nb::set_leak_warnings(false);
   m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums, the collective executor, and the chunk store's data paths.";
+  bind_codes(m);
   bind_kernels(m);
   bind_executor(m);
   bind_recorder(m);

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fireflyer.cluster.agent.output import LineSplitter
+from fireflyer.cluster.supervisor.output import LineSplitter
 
 _BYTES = st.lists(st.sampled_from([b"a", b"xyz", b"\n", b"\r", b"\r\n", "ü€".encode(), b"\xff", b"\0"])).map(b"".join)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
-from fireflyer.data.sampler import MAX_SAMPLES, ResumableSampler, SamplerState, permute, slice_of_rank
+from fireflyer.data.sampler import MAX_SAMPLES, ResumableSampler, SamplerState, describe_uneven, permute, slice_of_rank
 
 sizes = st.integers(1, 500)
 seeds = st.integers(0, 2**63 - 1)
@@ -103,3 +103,23 @@ def test_nonsense_is_refused() -> None:
         sampler.stream(-1, 3)
     with pytest.raises(UsageError, match="negative"):
         sampler.resume(sampler.state(-4))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+def test_a_step_has_the_same_global_batch_for_any_number_of_ranks(world_size: int) -> None:
+    sampler = ResumableSampler(1000, global_batch=12, seed=3)
+    for step in range(20):
+        parts = [sampler.batch(step * 12, rank, world_size) for rank in range(world_size)]
+        assert np.concatenate(parts).tolist() == sampler.stream(step * 12, 12).tolist()
+
+
+def test_a_batch_that_does_not_divide_evenly_is_told_once_by_rank_0(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = ResumableSampler(1000, global_batch=16, seed=3)
+    for rank in (0, 1, 0):
+        sampler.batch(0, rank, 3)
+    assert caplog.messages == [
+        "global_batch=16 does not divide evenly among 3 ranks: they have 5 or 6 samples, and a mean over ranks of "
+        "means is not that over the samples; it divides among 1, 2, 4 or 8 ranks"
+    ]
+    assert describe_uneven(16, 4) is None
+    assert str(describe_uneven(1, 2)).endswith("it divides among 1 ranks")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.checkpoints.jobs import ROOT, Job, Wrap, check_recovery, restore
 
 from fireflyer.base.ports import Data, Disk, DiskFile
-from fireflyer.checkpoint import executor
+from fireflyer.checkpoint import executor, opening
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name, trash_name
 from fireflyer.checkpoint.executor import Steps
 from fireflyer.sim import Fault, FaultKind, OperationRecord, SimDisk, enumerate_outcomes
@@ -302,16 +302,18 @@ def test_a_rename_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_removal_before_its_rename_is_durable_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hasty(disk: Disk, root: str, name: str) -> Steps[None]:
-        trash = trash_name(name, disk.list(root))
-        disk.rename(f"{root}/{name}", f"{root}/{trash}")
-        for file in disk.list(f"{root}/{trash}"):
-            disk.remove(f"{root}/{trash}/{file}")
-            disk.sync_dir(f"{root}/{trash}")
+    def hasty(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[None]:
+        place = f"{root}/{writer_directory}"
+        trash = trash_name(name.rpartition("/")[2], disk.list(place))
+        disk.rename(f"{root}/{name}", f"{place}/{trash}")
+        for file in disk.list(f"{place}/{trash}"):
+            disk.remove(f"{place}/{trash}/{file}")
+            disk.sync_dir(f"{place}/{trash}")
             yield
-        disk.rmdir(f"{root}/{trash}")
+        disk.rmdir(f"{place}/{trash}")
 
     monkeypatch.setattr(executor, "discard", hasty)
+    monkeypatch.setattr(opening, "discard", hasty)
     assert caught()
 
 

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "codes.hpp"
 #include "fireflyer/collectives/executor.hpp"
 
 namespace nb = nanobind;
@@ -22,7 +23,7 @@ namespace {
 
 using Released = nb::call_guard<nb::gil_scoped_release>;
 using Parts = std::vector<std::tuple<int, std::uintptr_t, std::uint64_t>>;
-using Sum = std::tuple<std::string, std::uintptr_t, std::uint64_t, std::vector<std::uintptr_t>>;
+using Sum = std::tuple<int, std::uintptr_t, std::uint64_t, std::vector<std::uintptr_t>>;
 
 std::vector<ff::Part> parts_of(const Parts& parts) {
   std::vector<ff::Part> made;
@@ -34,36 +35,30 @@ std::vector<ff::Part> parts_of(const Parts& parts) {
 std::optional<ff::RowSum> sum_of(const std::optional<Sum>& sum) {
   if (!sum) return std::nullopt;
   const auto& [op, out, count, rows] = *sum;
-  ff::RowSum made{ff::reduce_op_from_name(op), reinterpret_cast<char*>(out), count, {}};
+  ff::RowSum made{reduce_op_from(op), reinterpret_cast<char*>(out), count, {}};
   for (const std::uintptr_t row : rows) made.rows.push_back(reinterpret_cast<const void*>(row));
   return made;
-}
-
-ff::OpKind kind_from_name(const std::string& name) {
-  for (const ff::OpKind kind : {ff::OpKind::all_to_all, ff::OpKind::gather, ff::OpKind::scatter}) {
-    if (name == ff::kind_name(kind)) return kind;
-  }
-  throw std::invalid_argument("no operation that runs rank to rank: " + name);
 }
 
 }  // namespace
 
 void bind_exchange(nb::module_& m) {
+  m.attr("ANY_RANK") = ff::any_rank;
   nb::class_<ff::Exchange>(m, "Exchange")
       .def("link", &ff::Exchange::link, nb::arg("rank"), nb::arg("fd"), Released())
       .def("linked", &ff::Exchange::linked, nb::arg("rank"), Released())
       .def(
           "send",
-          [](ff::Exchange& self, int to, std::uintptr_t address, std::uint64_t bytes, const std::string& dtype, int tag) {
-            const ff::DType d = ff::dtype_from_name(dtype);
+          [](ff::Exchange& self, int to, std::uintptr_t address, std::uint64_t bytes, int dtype, int tag) {
+            const ff::DType d = dtype_from(dtype);
             nb::gil_scoped_release released;
             return self.send(to, reinterpret_cast<const void*>(address), bytes, d, tag);
           },
           nb::arg("to"), nb::arg("address"), nb::arg("size_bytes"), nb::arg("dtype"), nb::arg("tag"))
       .def(
           "receive",
-          [](ff::Exchange& self, int from, std::uintptr_t address, std::uint64_t bytes, const std::string& dtype, int tag) {
-            const ff::DType d = ff::dtype_from_name(dtype);
+          [](ff::Exchange& self, int from, std::uintptr_t address, std::uint64_t bytes, int dtype, int tag) {
+            const ff::DType d = dtype_from(dtype);
             nb::gil_scoped_release released;
             return self.receive(from, reinterpret_cast<void*>(address), bytes, d, tag);
           },
@@ -73,10 +68,10 @@ void bind_exchange(nb::module_& m) {
   m.def("exchange_of", [](ff::Executor& executor) -> ff::Exchange& { return executor.exchange(); }, nb::arg("executor"), nb::rv_policy::reference, nb::keep_alive<0, 1>());
   m.def(
       "submit_parts",
-      [](ff::Executor& executor, const std::string& kind, std::uint64_t count, const std::string& dtype, int root, const Parts& out, const Parts& in,
+      [](ff::Executor& executor, int kind, std::uint64_t count, int dtype, int root, const Parts& out, const Parts& in,
          const std::optional<Sum>& sum) {
-        const ff::OpKind k = kind_from_name(kind);
-        const ff::DType d = ff::dtype_from_name(dtype);
+        const ff::OpKind k = kind_from(kind);
+        const ff::DType d = dtype_from(dtype);
         auto outgoing = parts_of(out), incoming = parts_of(in);
         auto added = sum_of(sum);
         nb::gil_scoped_release released;

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "codes.hpp"
 #include "fireflyer/collectives/executor.hpp"
 #include "fireflyer/collectives/transport/fabric.hpp"
 #include "recorder.hpp"
@@ -83,8 +84,8 @@ std::uintptr_t address_of(nb::handle object) {
   return address;
 }
 
-ff::OpDescriptor describe(const std::string& kind, std::uint64_t count, const std::string& dtype, int root, const std::string& op) {
-  return {0, count, kind_from_name(kind), ff::dtype_from_name(dtype), root, ff::reduce_op_from_name(op)};
+ff::OpDescriptor describe(int kind, std::uint64_t count, int dtype, int root, int op) {
+  return {0, count, kind_from(kind), dtype_from(dtype), root, reduce_op_from(op)};
 }
 
 ff::Fabric::Key key_from(const nb::bytes& given) {
@@ -103,6 +104,7 @@ void bind_executor(nb::module_& m) {
   nb::class_<ff::Work>(m, "NativeWork")
       .def("wait", &ff::Work::wait, nb::arg("timeout_ns"), Released())
       .def("done", &ff::Work::done, Released())
+      .def("source", &ff::Work::source)
       .def(
           "failure",
           [](ff::Work& work) {
@@ -180,8 +182,8 @@ void bind_executor(nb::module_& m) {
           nb::arg("cpus") = std::vector<int>(), nb::arg("network_cpus") = std::vector<int>(), nb::arg("fabric").none() = nb::none())
       .def(
           "submit",
-          [](ff::Executor& self, const std::string& kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, const std::string& dtype, int root,
-             const std::string& op) {
+          [](ff::Executor& self, int kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, int dtype, int root,
+             int op) {
             const ff::OpDescriptor what = describe(kind, count, dtype, root, op);
             nb::gil_scoped_release released;
             return self.submit(what, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out));
@@ -189,8 +191,8 @@ void bind_executor(nb::module_& m) {
           nb::arg("kind"), nb::arg("source"), nb::arg("target"), nb::arg("count"), nb::arg("dtype"), nb::arg("root"), nb::arg("op"))
       .def(
           "call",
-          [](ff::Executor& self, const std::string& kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, const std::string& dtype, int root,
-             const std::string& op, std::int64_t patience_ns) {
+          [](ff::Executor& self, int kind, std::uintptr_t in, std::uintptr_t out, std::uint64_t count, int dtype, int root,
+             int op, std::int64_t patience_ns) {
             const ff::OpDescriptor what = describe(kind, count, dtype, root, op);
             nb::gil_scoped_release released;
             return self.call(what, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), patience_ns);

@@ -12,17 +12,6 @@ namespace nb = nanobind;
 
 namespace {
 
-const char* failure_name(ff::FailureKind kind) {
-  switch (kind) {
-    case ff::FailureKind::peer_failed: return "peer_failed";
-    case ff::FailureKind::usage: return "usage";
-    case ff::FailureKind::aborted: return "aborted";
-    case ff::FailureKind::corruption: return "data_corruption";
-    case ff::FailureKind::none: break;
-  }
-  return "";
-}
-
 bool reduces(ff::OpKind kind) { return kind == ff::OpKind::allreduce || kind == ff::OpKind::reduce || kind == ff::OpKind::reduce_scatter; }
 
 nb::dict record_to_dict(const ff::RecordView& view) {
@@ -41,7 +30,7 @@ nb::dict record_to_dict(const ff::RecordView& view) {
   record["path"] = ff::path_name(view.path);
   record["algorithm"] = view.algorithm;
   record["state"] = ff::record_state_name(view.state);
-  record["failure"] = failure_name(view.failure);
+  record["failure"] = view.failure == ff::FailureKind::none ? "" : ff::failure_name(view.failure);
   record["submitted_ns"] = view.submitted_ns;
   record["started_ns"] = view.started_ns;
   record["finished_ns"] = view.finished_ns;
@@ -64,7 +53,9 @@ Enum from_name(const std::string& name, int count, Name name_of, const char* wha
   throw std::invalid_argument(std::string("no such ") + what + ": " + name);
 }
 
-ff::FailureKind failure_from_name(const std::string& name) { return from_name<ff::FailureKind>(name, 5, failure_name, "failure"); }
+ff::FailureKind failure_from_name(const std::string& name) {
+  return name.empty() ? ff::FailureKind::none : from_name<ff::FailureKind>(name, ff::failure_kind_count, ff::failure_name, "failure");
+}
 ff::Path path_from_name(const std::string& name) { return from_name<ff::Path>(name, 7, ff::path_name, "path"); }
 
 nb::dict link_to_dict(const ff::LinkEnd& end) {

@@ -92,7 +92,7 @@ Executor::~Executor() { close(); }
 void Executor::check(const OpDescriptor& op) const {
   const bool parted = op.kind == OpKind::reduce_scatter || op.kind == OpKind::allgather;
   if (parted && static_cast<std::size_t>(group_.world_size()) * 8 > window_->chunk_bytes()) throw std::invalid_argument("a chunk is too small to hold an element of every rank");
-  if (op.reduce == ReduceOp::mean && integral(op.dtype)) throw std::invalid_argument("integers have no mean");
+  check_reduces(op.reduce, op.dtype);
 }
 
 void Executor::admit(Task& task, std::uint64_t bytes) {

@@ -29,7 +29,7 @@ std::shared_ptr<Work> Executor::submit_parts(OpKind kind, std::uint64_t count, D
                                              std::optional<RowSum> sum) {
   if (!exchanged(kind)) throw std::invalid_argument("no operation that runs rank to rank");
   if (sum && static_cast<int>(sum->rows.size()) != group_.world_size()) throw std::invalid_argument("one row for each rank");
-  if (sum && sum->op == ReduceOp::mean && integral(dtype)) throw std::invalid_argument("integers have no mean");
+  if (sum) check_reduces(sum->op, dtype);
   auto parts = std::make_shared<Parts>();
   const auto separate = [this](std::vector<Part>& all, Part& mine) {
     std::vector<bool> seen(static_cast<std::size_t>(group_.world_size()));

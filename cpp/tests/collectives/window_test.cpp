@@ -1,6 +1,7 @@
 // Shared memory that a broken rank of the node writes into: what was checked stays as it was, and no address follows from it.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +35,21 @@ void sizes_are_read_once() {
   twin.control->total_bytes = 4096;
   CHECK(window.ranks() == 2 && window.slots() == 4 && window.chunk_bytes() == 4096 && window.input(5, 1) == input);
   CHECK(window.network() == 2);
+  close(fd);
+}
+
+// Descriptors of another rank's memory: what is refused must not have been filled with pages first.
+void what_is_no_window_takes_no_memory() {
+  const int fd = memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  CHECK(fd >= 0 && ftruncate(fd, off_t{256} << 20) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+  bool thrown = false;
+  try {
+    const ff::Window window(fd, -1);
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  struct stat info{};
+  CHECK(thrown && fstat(fd, &info) == 0 && info.st_blocks * 512 < 1 << 20);
   close(fd);
 }
 
@@ -175,6 +191,7 @@ void a_pool_that_goes_back_is_refused() {
 
 int main() {
   sizes_are_read_once();
+  what_is_no_window_takes_no_memory();
   wrong_sizes_are_refused();
   a_chunk_of_all_addresses_is_refused();
   nonsense_is_told_as_such();

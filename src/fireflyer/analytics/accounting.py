@@ -21,11 +21,12 @@ under *unknown*: not zero, and not guessed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from fireflyer.analytics.timeline import AttemptReading, JobReading, StepTimes, read_log
-from fireflyer.base.events import Logged, SkippedCheckpoint
+from fireflyer.base.events import Logged, SaturationReport, SkippedCheckpoint
 
 __all__ = ["Block", "Checkpoint", "Failure", "JobAccount", "LossPoint", "Parts", "account"]
 
@@ -145,6 +146,12 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: tuple[Checkpoint, ...]
     restored: tuple[str, ...]
     """Names of the checkpoints that attempts resumed from."""
+    saturated: int = 0
+    """Results of fp8 sums that did not fit, over all ranks, groups and attempts."""
+    saturable: int = 0
+    """Results of fp8 sums in those groups."""
+    saturated_ranks: tuple[int, ...] = ()
+    """Who rounded them, ascending."""
 
     @property
     def steps(self) -> int:
@@ -197,8 +204,28 @@ def account(log: Sequence[Logged]) -> JobAccount:
         discarded=discarded,
         failures=_failures(reading, keeps),
         checkpoints=_checkpoints(reading),
+        **_saturation(log, started.nodes * started.ranks_per_node if started is not None else None),
         restored=tuple(a.resume.checkpoint for a in trained if a.resume is not None and a.resume.checkpoint),
     )
+
+
+def _saturation(log: Sequence[Logged], world: int | None) -> dict[str, Any]:
+    """Reports count from the start of a group: the largest of a rank is its last. All its ranks count all values."""
+    lasts: dict[tuple[int, str, int], SaturationReport] = {}
+    for entry in log:
+        event = entry.event
+        if isinstance(event, SaturationReport) and event.rank >= 0 and (world is None or event.rank < world):
+            key = (event.attempt, event.group, event.rank)
+            if key not in lasts or event.saturated >= lasts[key].saturated:
+                lasts[key] = event
+    values: dict[tuple[int, str], int] = {}
+    for (attempt, group, _), event in lasts.items():
+        values[attempt, group] = max(event.values, values.get((attempt, group), 0))
+    return {
+        "saturated": sum(max(0, event.saturated) for event in lasts.values()),
+        "saturable": sum(values.values()),
+        "saturated_ranks": tuple(sorted({rank for _, _, rank in lasts})),
+    }
 
 
 def _kept_until(attempts: Sequence[AttemptReading]) -> list[int]:

@@ -22,6 +22,7 @@ MAX_TEXT = 300
 """Characters of one text from outside (a reason, a name) that a report shows."""
 MAX_CHECKPOINT_NOTES = 20
 """Failed and refused checkpoints that a report lists one by one."""
+_MAX_RANKS = 8
 
 Mark = Literal["", "good", "bad"]
 UNKNOWN = "unknown"
@@ -159,6 +160,7 @@ def _summary(job: JobAccount) -> list[Row]:
             Row("Ranks", f"{_count(job.nodes, 'node')} × {_count(job.ranks_per_node, 'rank')}", f"world size {world}")
         )
     rows.append(Row("Wall time", format_duration(job.wall_ns), _count(job.attempts, "attempt")))
+    rows += _saturation(job)
     if not job.reported:
         rows.append(Row("Steps", UNKNOWN, "call fireflyer.cluster.Reporter in the script: docs/how-to/report-steps.md"))
         return rows
@@ -187,6 +189,18 @@ def _summary(job: JobAccount) -> list[Row]:
         unsaved = max(0, job.last_step - saved)
         rows.append(Row("Not saved", _count(unsaved, "step"), f"since the last checkpoint, step {saved:,}"))
     return rows
+
+
+def _saturation(job: JobAccount) -> list[Row]:
+    if not job.saturated:
+        return []
+    ranks = ", ".join(map(str, job.saturated_ranks[:_MAX_RANKS])) + (
+        ", ..." if len(job.saturated_ranks) > _MAX_RANKS else ""
+    )
+    share = f" ({job.saturated / job.saturable:.2%})" if job.saturable >= job.saturated else ""
+    value = f"{job.saturated:,} of {job.saturable:,} values{share}"
+    note = f"sums that did not fit their type were clipped or became infinite; rounded by rank {ranks}"
+    return [Row("fp8 overflow", value, note, "bad")]
 
 
 _MEANINGS = (

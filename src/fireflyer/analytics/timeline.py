@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from fireflyer.base.events import (
     AttemptFailed,
+    AttemptSized,
     AttemptStarted,
     CheckpointReport,
     FaultInjected,
@@ -128,14 +129,33 @@ def read_log(log: Sequence[Logged]) -> JobReading:
     step_ranks = frozenset(event.rank for event in events if isinstance(event, StepReport))
     resume_ranks = frozenset(event.rank for event in events if isinstance(event, ResumeReport))
     reading.reported = bool(step_ranks or resume_ranks)
+    ranks_of = _ranks_of_attempts(started, entries)
     numbers = sorted(by_attempt)
     for number in numbers:
+        ranks = ranks_of.get(number)
         reading.attempts.append(
             _read_attempt(
-                number, by_attempt[number], step_ranks, resume_ranks, finished is not None, number == numbers[-1]
+                number,
+                by_attempt[number],
+                _below(step_ranks, ranks),
+                _below(resume_ranks, ranks),
+                finished is not None,
+                number == numbers[-1],
             )
         )
     return reading
+
+
+def _ranks_of_attempts(started: JobStarted | None, entries: Sequence[Logged]) -> dict[int, int]:
+    """How many ranks an attempt has, where the job may have more."""
+    if started is None:
+        return {}
+    sized = [entry.event for entry in entries if isinstance(entry.event, AttemptSized)]
+    return {event.attempt: event.nodes * started.ranks_per_node for event in sized}
+
+
+def _below(ranks: frozenset[int], limit: int | None) -> frozenset[int]:
+    return ranks if limit is None else frozenset(rank for rank in ranks if rank < limit)
 
 
 _AttemptEvent = (

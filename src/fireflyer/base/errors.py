@@ -14,6 +14,7 @@ __all__ = [
     "Busy",
     "DataCorruption",
     "Exists",
+    "Fenced",
     "FireflyerError",
     "InvariantViolation",
     "JobFailed",
@@ -137,6 +138,12 @@ class Aborted(PermanentError):
     code = "aborted"
 
 
+class Fenced(PermanentError):
+    """Another process has taken this one's place and begun: whatever this one holds is no longer its own. Stop."""
+
+    code = "fenced"
+
+
 class DataCorruption(FireflyerError):
     """Bytes are not what was written: leave this replica and repair it from another."""
 
@@ -164,6 +171,7 @@ _CLASSES: tuple[type[FireflyerError], ...] = (
     JobFailed,
     PeerFailed,
     Aborted,
+    Fenced,
     DataCorruption,
     InvariantViolation,
 )

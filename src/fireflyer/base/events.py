@@ -10,6 +10,7 @@ A record that a newer version wrote is read with unknown fields ignored; unknown
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -18,18 +19,23 @@ from fireflyer.base.errors import DataCorruption
 
 __all__ = [
     "AttemptFailed",
+    "AttemptSized",
     "AttemptStarted",
     "CheckpointReport",
+    "FailureKind",
     "FaultInjected",
     "JobEvent",
     "JobFinished",
     "JobStarted",
     "Logged",
+    "NodeChecked",
     "NodeLost",
+    "NodeVerdict",
     "PeerFailureReport",
     "RankExited",
     "Report",
     "ResumeReport",
+    "SaturationReport",
     "SkippedCheckpoint",
     "StepReport",
     "decode_log",
@@ -97,7 +103,20 @@ class PeerFailureReport(msgspec.Struct, frozen=True, tag="peer_failure"):
     reason: str
 
 
-Report = StepReport | ResumeReport | CheckpointReport | PeerFailureReport
+class SaturationReport(msgspec.Struct, frozen=True, tag="saturation"):
+    """Results of fp8 sums did not fit their type. Sent when a rank notices it first, and with the last counts when its
+    group is closed; counts are those since the group was made."""
+
+    rank: int
+    attempt: int
+    group: str
+    saturated: int
+    """Values that this rank rounded and that did not fit; over all ranks each value of a result counts once."""
+    values: int
+    """Of all fp8 sums of the group, whoever rounded them."""
+
+
+Report = StepReport | ResumeReport | CheckpointReport | PeerFailureReport | SaturationReport
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
@@ -108,10 +127,21 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     max_restarts: int
     wall_time_s: float
     """Seconds since the epoch, for people only."""
+    min_nodes: int = 0
+    """An attempt may have fewer than `nodes`, but not fewer than these. 0: all have `nodes`."""
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, tag="attempt_started"):
     attempt: int
+
+
+class AttemptSized(msgspec.Struct, frozen=True, tag="attempt_sized"):
+    """Of a job whose attempts may differ in size: this one has so many nodes, on these hosts, in the order of their
+    numbers."""
+
+    attempt: int
+    nodes: int
+    hosts: tuple[str, ...]
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
@@ -120,11 +150,18 @@ class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
     reason: str
 
 
+FailureKind = Literal["user", "infrastructure", "unknown"]
+"""user: an exception of the script. infrastructure: a lost node, SIGKILL from outside, memory that ran out, a rank that
+hangs. unknown: any other exit code or signal."""
+
+
 class RankExited(msgspec.Struct, frozen=True, tag="rank_exited"):
     rank: int
     attempt: int
     exit_code: int
     """As the shell says it: 128 + n for signal n."""
+    reason: str = ""
+    """How it failed, in one line; empty where it succeeded or had been asked to end."""
 
 
 class AttemptFailed(msgspec.Struct, frozen=True, tag="attempt_failed"):
@@ -138,6 +175,22 @@ class AttemptFailed(msgspec.Struct, frozen=True, tag="attempt_failed"):
     rank: int | None = None
     stopped: bool = False
     """It ended because somebody asked for it: nothing broke."""
+    kind: FailureKind | None = None
+    """None where nobody is to blame, and in logs of releases that did not tell."""
+
+
+NodeVerdict = Literal["suspect", "sound", "unknown"]
+
+
+class NodeChecked(msgspec.Struct, frozen=True, tag="node_checked"):
+    """After a failure the program of `--on-failure` has looked at the node: suspect, its fault; sound, the script's;
+    unknown, the check decided nothing."""
+
+    node: int
+    rank: int
+    attempt: int
+    verdict: NodeVerdict
+    reason: str
 
 
 class FaultInjected(msgspec.Struct, frozen=True, tag="fault_injected"):
@@ -159,11 +212,14 @@ JobEvent = (
     | ResumeReport
     | CheckpointReport
     | PeerFailureReport
+    | SaturationReport
     | JobStarted
     | AttemptStarted
+    | AttemptSized
     | NodeLost
     | RankExited
     | AttemptFailed
+    | NodeChecked
     | FaultInjected
     | JobFinished
 )

@@ -11,11 +11,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.port_range import PortRange
 
 __all__ = [
     "DUMPS_NAME",
     "LOGS_NAME",
     "PLANS_NAME",
+    "REPORTS_NAME",
+    "STDERR",
+    "STDOUT",
     "TOPOLOGY_NAME",
     "TRANSPORTS",
     "RankEnvironment",
@@ -25,15 +29,19 @@ __all__ = [
 DUMPS_NAME = "flight"
 """The directory of dumps in the directory of a run."""
 LOGS_NAME = "logs"
-"""The directory of what ranks and agents print, there."""
+"""The directory of what ranks and supervisors print, there."""
 TOPOLOGY_NAME = "topology.json"
 """What was declared about the network, there."""
+REPORTS_NAME = "reports"
+"""The directory of what ranks report where no launcher collects it, there."""
 PLANS_NAME = "collectives"
 """The directory of plans that groups of the job keep, there."""
+STDOUT, STDERR = 1, 2
+"""Streams of a rank as a mask, as torchrun numbers them."""
 TRANSPORTS = ("tcp", "ucx", "auto")
 """What collectives may be asked to use between nodes, see `fireflyer.collectives.bootstrap.transports`."""
-_SETTINGS = ("FF_DUMP_DIR", "FF_PEER_MEMORY", "FF_PIN", "FF_TRANSPORT", "FF_TUNE")
-_ALL_NAMES = {*_SETTINGS, "FF_CONTROL", "FF_JOB_TOKEN", "FF_RUN_DIR", "FF_SECRET_FILE"}
+_SETTINGS = ("FF_ADDRESS", "FF_DUMP_DIR", "FF_PEER_MEMORY", "FF_PIN", "FF_PORT_RANGE", "FF_TRANSPORT", "FF_TUNE")
+_ALL_NAMES = {*_SETTINGS, "FF_CONTROL", "FF_JOB_TOKEN", "FF_MAX_NODES", "FF_MIN_NODES", "FF_RUN_DIR", "FF_SECRET_FILE"}
 
 
 def misspelt_settings(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -56,11 +64,21 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     local_world_size: int = 1
     node: int = 0
     nodes: int = 1
+    min_nodes: int | None = None
+    """Of a job whose size may change at a restart: how many nodes it has at least, and at most. None: all attempts
+    have the same."""
+    max_nodes: int | None = None
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     attempt: int = 0
     max_restarts: int = 0
     job: str = "local"
+    role: str = "default"
+    """What torchrun calls a role; one for all ranks."""
+    error_file: str | None = None
+    """Where torch's `@record` writes the exception that ended the rank."""
+    launch: str = ""
+    """Equal for the attempts of one `ff run`, and different for each `ff run`. Empty: started by something else."""
     control: str | None = None
     """`host:port` of the launcher's control service; None when not started by `ff run`."""
     secret_file: str | None = None
@@ -73,6 +91,10 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Let ranks of one node read each other's memory while they have a group (FF_PEER_MEMORY=0: do not)."""
     transport: str | None = None
     """What collectives use between nodes, one of `TRANSPORTS` (FF_TRANSPORT). None: nothing is asked for."""
+    address: str | None = None
+    """Of this machine, at which ranks of other nodes reach it (FF_ADDRESS). None: as the routes say."""
+    ports: PortRange | None = None
+    """Of all listeners of the rank (FF_PORT_RANGE). None: any that are free."""
     dumps: str | None = None
     """Where dumps of flight recorders go instead of the directory of the run (FF_DUMP_DIR)."""
 
@@ -92,7 +114,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "LOCAL_WORLD_SIZE": self.local_world_size,
             "GROUP_RANK": self.node,
             "GROUP_WORLD_SIZE": self.nodes,
-            "ROLE_NAME": "default",
+            "ROLE_NAME": self.role,
             "ROLE_RANK": self.rank,
             "ROLE_WORLD_SIZE": self.world_size,
             "MASTER_ADDR": self.master_addr,
@@ -101,13 +123,18 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "TORCHELASTIC_MAX_RESTARTS": self.max_restarts,
             "TORCHELASTIC_RUN_ID": self.job,
             "TORCHELASTIC_USE_AGENT_STORE": False,
+            "TORCHELASTIC_ERROR_FILE": self.error_file,
             "FF_CONTROL": self.control,
             "FF_SECRET_FILE": self.secret_file,
             "FF_RUN_DIR": self.run_dir,
+            "FF_MIN_NODES": self.min_nodes,
+            "FF_MAX_NODES": self.max_nodes,
             "FF_TUNE": "1" if self.tune else None,
             "FF_PIN": None if self.pin else "0",
             "FF_PEER_MEMORY": None if self.peer_memory else "0",
             "FF_TRANSPORT": self.transport,
+            "FF_ADDRESS": self.address,
+            "FF_PORT_RANGE": self.ports,
             "FF_DUMP_DIR": self.dumps,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
@@ -145,11 +172,16 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             local_world_size=local_world_size,
             node=integer("GROUP_RANK", 0),
             nodes=integer("GROUP_WORLD_SIZE", max(1, world_size // max(1, local_world_size))),
+            min_nodes=integer("FF_MIN_NODES", 0) or None,
+            max_nodes=integer("FF_MAX_NODES", 0) or None,
             master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
             master_port=integer("MASTER_PORT", 0),
             attempt=integer("TORCHELASTIC_RESTART_COUNT", 0),
             max_restarts=integer("TORCHELASTIC_MAX_RESTARTS", 0),
             job=environ.get("TORCHELASTIC_RUN_ID", "local"),
+            role=environ.get("ROLE_NAME", "default"),
+            error_file=environ.get("TORCHELASTIC_ERROR_FILE"),
+            launch=_launch(environ),
             control=environ.get("FF_CONTROL"),
             secret_file=environ.get("FF_SECRET_FILE"),
             run_dir=environ.get("FF_RUN_DIR"),
@@ -157,6 +189,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             pin=switch("FF_PIN", True),
             peer_memory=switch("FF_PEER_MEMORY", True),
             transport=transport,
+            address=environ.get("FF_ADDRESS") or None,
+            ports=_ports(environ),
             dumps=environ.get("FF_DUMP_DIR"),
         )
         if not 0 <= env.rank < env.world_size or not 0 <= env.local_rank < env.local_world_size:
@@ -165,3 +199,19 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
                 "is out of range; RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK from 0 to LOCAL_WORLD_SIZE - 1"
             )
         return env
+
+
+def _ports(environ: Mapping[str, str]) -> PortRange | None:
+    text = environ.get("FF_PORT_RANGE")
+    if not text:
+        return None
+    try:
+        return PortRange.parse(text)
+    except UsageError as error:
+        raise UsageError(f"environment variable FF_PORT_RANGE: {error}") from None
+
+
+def _launch(environ: Mapping[str, str]) -> str:
+    """A torchrun that `ff run` has started counts restarts of its own, which say nothing about those of `ff run`."""
+    ours = "FF_CONTROL" in environ and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return environ.get("FF_JOB_TOKEN", "") if ours else ""

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fireflyer.checkpoint.reader import CheckpointInfo, describe, stored_job_plan, verify
+from fireflyer.checkpoint.core.manifest import PlanRecord
+from fireflyer.checkpoint.reader import CheckpointInfo, describe, stored_job_plan, stored_plans, verify
 
 if TYPE_CHECKING:
     from fireflyer.checkpoint.background import SaveHandle
+    from fireflyer.checkpoint.loop import Stateful, TrainingLoop
     from fireflyer.checkpoint.manager import CheckpointManager, Restored
     from fireflyer.checkpoint.state import State, capture, capture_rng, load_into, load_rng
 
 __all__ = [
     "CheckpointInfo",
     "CheckpointManager",
+    "PlanRecord",
     "Restored",
     "SaveHandle",
     "State",
+    "Stateful",
+    "TrainingLoop",
     "capture",
     "capture_rng",
     "describe",
     "load_into",
     "load_rng",
     "stored_job_plan",
+    "stored_plans",
     "verify",
 ]
 
@@ -35,6 +41,8 @@ _LAZY = {
     "Restored": "manager",
     "SaveHandle": "background",
     "State": "state",
+    "Stateful": "loop",
+    "TrainingLoop": "loop",
     "capture": "state",
     "capture_rng": "state",
     "load_into": "state",

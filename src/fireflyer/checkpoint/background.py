@@ -100,6 +100,8 @@ class BackgroundSave:
         self._report = report
         self._stall_ns = 0
         self.committed = False
+        self.error: FireflyerError | None = None
+        """Set when the save has ended."""
         self._share: Share | None = None
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
@@ -126,8 +128,8 @@ class BackgroundSave:
     def ended(self) -> bool:
         return not self._thread.is_alive()
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, timeout_ns: int | None = None) -> None:
+        self._thread.join(None if timeout_ns is None else timeout_ns / SECOND)
 
     def give_up_and_join(self) -> None:
         """Stops writing and waiting as soon as the operation at hand is over. Not for rank 0, which tidies up."""
@@ -186,7 +188,7 @@ class BackgroundSave:
 
     def _finish(self, effect: Finish) -> None:
         error = None if effect.error is None else error_from_wire(effect.error.code, effect.error.message)
-        self.committed = error is None
+        self.committed, self.error = error is None, error
         report = CheckpointReport(
             rank=self._machine.settings.rank,
             attempt=self._machine.settings.attempt,

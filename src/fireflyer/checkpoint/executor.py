@@ -8,19 +8,16 @@ the rank at every operation in turn.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from fireflyer.base.errors import (
     Aborted,
     DataCorruption,
-    Exists,
     FireflyerError,
-    NoSpace,
     NotFound,
-    PermanentError,
     UsageError,
     error_to_wire,
 )
@@ -40,18 +37,15 @@ from fireflyer.checkpoint.core.effects import (
     ShardWritten,
     WriteShard,
 )
+from fireflyer.checkpoint.core.fence import fenced, overtaken_by, parse_writer
 from fireflyer.checkpoint.core.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     ShardRecord,
     TensorRecord,
-    check_plain,
-    decode_job_plan,
     decode_manifest,
-    encode_job_plan,
 )
-from fireflyer.checkpoint.core.names import JOB_FILE, MANIFEST_FILE, Candidate, candidates, final_name, trash_name
-from fireflyer.checkpoint.core.retention import leftovers
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, final_name, trash_name
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
 from fireflyer.native import crc32c
 
@@ -59,14 +53,16 @@ __all__ = [
     "PIECE_BYTES",
     "RunningSums",
     "Share",
+    "Steps",
     "commit",
     "discard",
-    "ensure_directory",
-    "open_root",
+    "explain_failure",
     "perform",
+    "read_file",
     "read_manifest",
+    "remove_tree",
     "run_steps",
-    "stored_plan",
+    "write_file",
     "write_shard",
 ]
 
@@ -147,7 +143,7 @@ def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = PIECE
     return ShardRecord(share.rank, name, file_bytes, len(header), crc32c(header), share.layout, tuple(tensors))
 
 
-def _write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
+def write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
     with contextlib.closing(disk.create(path)) as file:
         yield
         file.pwrite(content, 0)
@@ -158,7 +154,7 @@ def _write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
 
 def commit(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
     """Writes the manifest and gives the directory its final name, which is returned and durable."""
-    yield from _write_file(disk, f"{root}/{directory}/{MANIFEST_FILE}", manifest)
+    yield from write_file(disk, f"{root}/{directory}/{MANIFEST_FILE}", manifest)
     disk.sync_dir(f"{root}/{directory}")
     yield
     name = final_name(step, disk.list(root))
@@ -168,60 +164,48 @@ def commit(disk: Disk, root: str, directory: str, step: int, manifest: bytes) ->
     return name
 
 
-def discard(disk: Disk, root: str, name: str) -> Steps[None]:
-    """Moves `name` aside, durably, and then removes it; whoever writes into it finds it gone. Gone already is fine."""
-    if not name.startswith(".trash-"):
-        trash = trash_name(name, disk.list(root))
+def discard(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[None]:
+    """Moves `name` (from `root`) into the writer's directory, durably, and then removes it: who writes into it finds it
+    gone, and a writer that has been fenced can remove nothing. Gone already is fine."""
+    directory, _, last = name.rpartition("/")
+    place = f"{root}/{writer_directory}"
+    if directory != writer_directory or not last.startswith(".trash-"):
+        trash = trash_name(last, disk.list(place))
         try:
-            disk.rename(f"{root}/{name}", f"{root}/{trash}")
+            disk.rename(f"{root}/{name}", f"{place}/{trash}")
         except NotFound:
+            if writer_directory and not disk.is_dir(place):
+                raise
             return
         yield
-        disk.sync_dir(root)
+        disk.sync_dir(f"{root}/{directory}" if directory else root)
         yield
-        name = trash
-    yield from _remove_tree(disk, f"{root}/{name}")
+        last = trash
+    yield from remove_tree(disk, f"{place}/{last}")
 
 
-def _remove_tree(disk: Disk, path: str) -> Steps[None]:
+def remove_tree(disk: Disk, path: str) -> Steps[None]:
     """Of a symbolic link it removes the link: what somebody moved elsewhere and linked to is theirs."""
     with contextlib.suppress(NotFound):
         with contextlib.suppress(UsageError):  # it is a directory
             disk.remove(path)
             return
         for name in disk.list(path):
-            yield from _remove_tree(disk, f"{path}/{name}")
+            yield from remove_tree(disk, f"{path}/{name}")
             yield
         disk.rmdir(path)
-
-
-def ensure_directory(disk: Disk, path: str) -> Steps[None]:
-    """Makes `path` and what is missing above it, durably. What is there already may have been made by a process that
-    died before it could sync, so it is synced again, as far as we may."""
-    if path in ("", "/"):
-        return
-    parent = path.rpartition("/")[0] or "/"
-    yield from ensure_directory(disk, parent)
-    made = not disk.is_dir(path)
-    if made:
-        with contextlib.suppress(Exists):
-            disk.mkdir(path)
-        yield
-    with contextlib.nullcontext() if made else contextlib.suppress(FireflyerError):
-        disk.sync_dir(parent)
-    yield
 
 
 def read_manifest(disk: Disk, root: str, candidate: Candidate) -> Manifest:
     """Raises `DataCorruption`, and what the disk raises."""
     path = f"{root}/{candidate.name}/{MANIFEST_FILE}"
-    manifest = decode_manifest(_read_file(disk, path), path)
+    manifest = decode_manifest(read_file(disk, path), path)
     if manifest.step != candidate.step:
         raise DataCorruption(f"{path} is of step {manifest.step}")
     return manifest
 
 
-def _read_file(disk: Disk, path: str) -> bytes:
+def read_file(disk: Disk, path: str) -> bytes:
     with contextlib.closing(disk.open(path)) as file:
         size = file.size()
         if size > MAX_MANIFEST_BYTES:
@@ -229,72 +213,19 @@ def _read_file(disk: Disk, path: str) -> bytes:
         return file.pread(size, 0)
 
 
-def stored_plan(disk: Disk, root: str) -> dict[str, Any] | None:
-    """The job's plan: from `job.json`, or when that is damaged or gone from the newest manifest that has one. None when
-    no job was started here. Raises `DataCorruption` when it is damaged and no manifest has it."""
-    path = f"{root}/{JOB_FILE}"
-    damage: DataCorruption | None = None
+def explain_failure(disk: Disk, root: str, writer_directory: str, error: Exception) -> Exception:
+    """`Fenced`, where `error` comes of a newer attempt that has emptied the writer's directory, and will remove it or
+    has; else `error`."""
+    writer = parse_writer(writer_directory)
+    if writer is None:
+        return error
     try:
-        return decode_job_plan(_read_file(disk, path), path)
-    except DataCorruption as error:
-        damage = error
-    except NotFound:
-        pass
-    for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:
-        with contextlib.suppress(DataCorruption, PermanentError):
-            manifest = read_manifest(disk, root, candidate)
-            if manifest.job_plan is not None:
-                return manifest.job_plan
-    if damage is not None:
-        raise DataCorruption(f"{damage.message}; restore it from a copy, or remove it to start with another job_plan")
-    return None
-
-
-def open_root(disk: Disk, root: str, job_plan: Mapping[str, Any] | None, *, will_save: bool = True) -> Steps[list[str]]:
-    """What rank 0 does before anything else: makes the directory, removes what dead attempts left, makes sure that it
-    can be written if the job is going to save, and stores the job's plan, or holds the given one to the stored one
-    (`UsageError`). Returns what needs attention: what could not be removed, and why; that there is no space."""
-    yield from ensure_directory(disk, root)
-    notes: list[str] = []
-    # A dead process may have moved something aside without syncing that: it must stick before anything is removed.
-    disk.sync_dir(root)
-    yield
-    for name in leftovers(disk.list(root)):
-        try:
-            yield from discard(disk, root, name)
-        except FireflyerError as error:
-            notes.append(error.message)
-    if will_save:  # the time to hear that a directory cannot be written is hours before the first save
-        trial = f"{root}/.tmp-trial"
-        try:
-            yield from _write_file(disk, trial, b"trial")
-            disk.remove(trial)
-        except NoSpace as error:  # there may be some when the first save is due: the job may start
-            notes.append(error.message)
-        yield
-    if job_plan is None:
-        return notes
-    plan = check_plain(job_plan, "job_plan")
-    stored = stored_plan(disk, root)
-    if stored is None:
-        temporary = f"{root}/.tmp-{JOB_FILE}"
-        yield from _write_file(disk, temporary, encode_job_plan(plan))
-        disk.rename(temporary, f"{root}/{JOB_FILE}")
-        yield
-        disk.sync_dir(root)
-    elif stored != plan:
-        raise UsageError(
-            f"{root} belongs to a job with another job_plan: {_difference(stored, plan)}; "
-            "resume with the same settings, or use another directory"
-        )
-    return notes
-
-
-def _difference(stored: dict[str, Any], given: dict[str, Any]) -> str:
-    for key in sorted({**stored, **given}):
-        if stored.get(key) != given.get(key):
-            return f"{key} was {str(stored.get(key))[:100]!r}, now it is {str(given.get(key))[:100]!r}"
-    return "the job plans differ"
+        newer = overtaken_by(disk.list(root), writer)
+        if newer is None or not (isinstance(error, NotFound) or not disk.is_dir(f"{root}/{writer_directory}")):
+            return error
+    except FireflyerError:
+        return error
+    return fenced(root, f"attempt {writer.attempt}", newer)
 
 
 def perform(
@@ -304,7 +235,16 @@ def perform(
     try:
         return (yield from _perform(effect, disk, root, share, piece_bytes))
     except Exception as error:
-        return Failed(*error_to_wire(error))
+        return Failed(*error_to_wire(explain_failure(disk, root, _writer_directory(effect), error)))
+
+
+def _writer_directory(effect: Effect) -> str:
+    match effect:
+        case Open(directory) | WriteShard(directory) | Commit(directory):
+            return directory.rpartition("/")[0]
+        case Discard(_, writer_directory):
+            return writer_directory
+    return ""
 
 
 def _perform(effect: Effect, disk: Disk, root: str, share: Share | None, piece_bytes: int) -> Steps[Event]:
@@ -319,7 +259,7 @@ def _perform(effect: Effect, disk: Disk, root: str, share: Share | None, piece_b
             return Committed((yield from commit(disk, root, directory, step, manifest)))
         case Listing():
             return Listed(tuple(disk.list(root)))
-        case Discard(name):
-            yield from discard(disk, root, name)
+        case Discard(name, writer_directory):
+            yield from discard(disk, root, name, writer_directory)
             return Done()
     raise UsageError(f"{type(effect).__name__} does not concern the disk")

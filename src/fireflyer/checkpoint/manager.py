@@ -5,8 +5,7 @@ this rank's share of the state, returns, and lets a background thread write it; 
 What goes wrong while writing is told at once, through `on_event`, the log and the `SaveHandle`; it never raises into
 training, and leaves the older checkpoints as they are.
 
-    manager = CheckpointManager("/shared/run/checkpoints", rank=rank, world_size=world, store=store, disk=RealDisk(),
-                                period_steps=100, attempt=attempt)
+    manager = CheckpointManager.from_environment("/shared/run/checkpoints", period_steps=100)
     restored = manager.restore()
     if restored is not None:
         values = load_into(restored.shared, restored.values, model, optimizer)
@@ -16,10 +15,13 @@ training, and leaves the older checkpoints as they are.
         if manager.due(step, clock.now_ns()):
             manager.save(step, capture(model, optimizer, values={"sampler": sampler.state()}))
     manager.close()
+
+`TrainingLoop` does this and more around a training loop.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -28,9 +30,11 @@ from typing import Any, Self
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from fireflyer.base.errors import (
     DataCorruption,
+    Fenced,
     FireflyerError,
     InvariantViolation,
     UsageError,
@@ -38,29 +42,38 @@ from fireflyer.base.errors import (
     error_to_wire,
 )
 from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
+from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint.background import BackgroundSave, SaveHandle
+from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
-from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, check_plain
+from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, TensorRecord, check_plain, continue_plans, plans_of
 from fireflyer.checkpoint.core.names import Candidate
 from fireflyer.checkpoint.core.shares import split_own
-from fireflyer.checkpoint.executor import open_root, read_manifest, run_steps, stored_plan
+from fireflyer.checkpoint.executor import Share, read_manifest, run_steps
+from fireflyer.checkpoint.joining import find_peers
+from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
 from fireflyer.checkpoint.reader import Sink, choose, load
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.tensors import Snapshot, SnapshotBuffer, bytes_of, empty_tensor, plan_snapshot
 from fireflyer.runtime.clock import MonotonicClock
+from fireflyer.runtime.disk import RealDisk
+from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.store import Store
 
 __all__ = ["CheckpointManager", "Restored"]
 
 _log = logging.getLogger(__name__)
 AGREE_TIMEOUT_NS = 120 * SECOND
-"""How long a rank waits for rank 0's word on whether to save; rank 0 is at the same step, so it is about to come."""
+"""How long a rank waits for what rank 0 says while training goes on: it is at the same step, and about to say it."""
 _DUE_KEYS = 64
 """Answers of `due` that stay in the store; the ranks of a job are at most a step apart."""
 COMMIT_TIMEOUT_NS = 1800 * SECOND
 """How long one save may wait for another rank."""
+LEAVE_TIMEOUT_NS = 10 * SECOND
+"""How long rank 0 waits for the others when all close their managers."""
+_FENCED = b"fenced "
 
 
 class Restored:
@@ -81,6 +94,8 @@ class Restored:
         self.world_size = manifest.world_size
         self.values = manifest.values
         self.job_plan = manifest.job_plan
+        self.plans = plans_of(manifest)
+        """With how many ranks, and by which plan, the job has come here; the last one wrote the checkpoint."""
         self.shared = shared
         self.own = own
         self.passed_over = passed_over
@@ -118,14 +133,19 @@ class _Collector:
 
 
 class CheckpointManager:
-    """See the module. Rank 0's constructor makes the directory, removes what dead attempts left in it, and holds
-    `job_plan` to the one stored at the job's first start: it raises `UsageError` when they differ. With a period it
-    also writes and removes a small file, so that a directory that may not be written (`PermissionDenied`) is noticed at
-    the start and not at the first save (a full one is a warning); without one, a directory may be read-only.
+    """See the module. Rank 0's constructor makes the directory, fences older attempts (from then on they can change
+    nothing in it), removes what they left, and holds `job_plan` to the one stored at the job's first start: it raises
+    `UsageError` when they differ. `plan` is what may change with the number of ranks, such as the plan of their
+    collectives: checkpoints record each number of ranks and plan with the step from which it holds (`Restored.plans`,
+    `stored_plans`). It raises `Fenced` where a later attempt of the same `launch` has begun. With a
+    period a directory that may not be written (`PermissionDenied`) is noticed at the start and not at the first save (a
+    full one is a warning); without one, a directory may be read-only.
 
-    `directory` is absolute and the same storage for every rank. `keep` counts committed checkpoints. With
-    `world_size` 1 `store` may be None. `on_event` gets one `CheckpointReport` per save and rank, in the background
-    thread. Not to be called from two threads at once.
+    `directory` is the same storage for every rank; a relative one is rank 0's, from the working directory that it has
+    now. `keep` counts committed checkpoints. With
+    `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as `read_environment()` gives them; an
+    empty `launch` is different from every other). `on_event` gets one `CheckpointReport` per save and rank, in the
+    background thread. Not to be called from two threads at once.
     """
 
     def __init__(
@@ -140,15 +160,17 @@ class CheckpointManager:
         period_steps: int | None = None,
         period_ns: int | None = None,
         job_plan: Mapping[str, Any] | None = None,
+        plan: Mapping[str, Any] | None = None,
         attempt: int = 0,
+        launch: str = "",
         on_event: Callable[[CheckpointReport], None] | None = None,
         clock: Clock | None = None,
         name: str = "main",
         timeout_ns: int = COMMIT_TIMEOUT_NS,
     ) -> None:
-        directory = os.fspath(directory)
-        if not directory.startswith("/") or not directory.strip("/"):
-            raise UsageError(f"checkpoint directory {directory!r} is not an absolute path below /; give the full path")
+        given = os.fspath(directory)
+        if not given or not os.path.abspath(given).strip("/"):
+            raise UsageError(f"checkpoint directory {given!r} must be a directory below /")
         if not 0 <= rank < world_size:
             raise UsageError(
                 f"rank {rank} is out of range for world_size {world_size}; pass both as read_environment() gives them"
@@ -159,11 +181,11 @@ class CheckpointManager:
             raise UsageError(
                 f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
             )
-        self.directory = directory.rstrip("/")
         self.rank, self.world_size = rank, world_size
         self._store, self._disk, self._on_event = store, disk, on_event
         self._clock = clock or MonotonicClock()
-        plan = None if job_plan is None else check_plain(job_plan, "job_plan")
+        whole_job = None if job_plan is None else check_plain(job_plan, "job_plan")
+        self._plan_now: dict[str, Any] = check_plain(plan or {}, "plan")
         self._settings = Settings(
             rank=rank,
             world_size=world_size,
@@ -171,9 +193,11 @@ class CheckpointManager:
             keep=keep,
             prefix=f"checkpoint/{name}",
             timeout_ns=timeout_ns,
-            job_plan=plan,
+            job_plan=whole_job,
+            plans=(PlanRecord(1, world_size, self._plan_now),),
             writer=secrets.token_hex(4),
         )
+        self._launch = hashlib.blake2b(launch.encode(), digest_size=8).hexdigest() if launch else UNKNOWN_LAUNCH
         self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
         self._by_time = period_ns is not None
         self._periodic = period_steps is not None or period_ns is not None
@@ -185,13 +209,65 @@ class CheckpointManager:
         self._refused: tuple[str, ...] = ()
         self._forget_from = 1
         self._closed = False
+        self._owned_store: Store | None = None
+        self._waits_at_the_end = False
+        self._asked_to_stop = False
+        self.directory = os.path.abspath(given)
+        if not os.path.isabs(given) and world_size > 1:
+            told = self._agree("directory", self.directory.encode())
+            self.directory = told.decode(errors="surrogateescape")
         if rank == 0:
             if store is not None and attempt > 0:
                 store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
-            for note in run_steps(open_root(disk, self.directory, plan, will_save=self._periodic)):
-                _log.warning("checkpoint directory needs attention directory=%s reason=%s", self.directory, note)
-            if plan is None:
-                self._settings = msgspec.structs.replace(self._settings, job_plan=self.stored_plan())
+            self._open(whole_job)
+
+    @classmethod
+    def from_environment(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        env: RankEnvironment | None = None,
+        group: dist.ProcessGroup | None = None,
+        disk: Disk | None = None,
+        **options: Any,
+    ) -> Self:
+        """For the ranks of `group`, else those that `ff run` started, else those of torch's default process group
+        (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone. Collective. `options`
+        as above but rank, world_size, store, name, attempt and launch, which are found out."""
+        env = env or read_environment()
+        peers = find_peers(env, group)
+        manager = cls(
+            directory,
+            rank=peers.rank,
+            world_size=peers.world_size,
+            store=peers.store,
+            disk=disk or RealDisk(),
+            attempt=env.attempt,
+            launch=env.launch,
+            name=peers.name,
+            **options,
+        )
+        manager._owned_store = peers.store
+        manager._waits_at_the_end = peers.store_ends_with_rank_0 and peers.world_size > 1
+        return manager
+
+    def _open(self, plan: dict[str, Any] | None) -> None:
+        steps = open_root(
+            self._disk,
+            self.directory,
+            plan,
+            launch=self._launch,
+            attempt=self._settings.attempt,
+            tag=self._settings.writer,
+            will_save=self._periodic,
+        )
+        opened = run_steps(steps)
+        for note in opened.notes:
+            _log.warning("checkpoint directory needs attention directory=%s reason=%s", self.directory, note)
+        if opened.writer is not None:
+            self._settings = msgspec.structs.replace(self._settings, writer_directory=opened.writer.name)
+        if plan is None:
+            self._settings = msgspec.structs.replace(self._settings, job_plan=self.stored_plan())
 
     # Saving.
 
@@ -207,16 +283,37 @@ class CheckpointManager:
     def due(self, step: int, now_ns: int) -> bool:
         """Whether to save now that `step` steps are done; the same answer on every rank. With a period in time rank 0
         decides and the others ask it, one round trip to the store per call."""
-        due = self._schedule.due(step, now_ns)
-        if not self._by_time or self.world_size == 1:
-            return due
+        due = self.due_here(step, now_ns)
+        return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
+
+    def due_here(self, step: int, now_ns: int) -> bool:
+        """As `due`, by this rank's clock and without asking rank 0."""
+        return self._schedule.due(step, now_ns)
+
+    def decide(self, mine: bytes) -> bytes:
+        """What rank 0 gives; all ranks call it at the same step. One round trip to the store."""
+        if self.world_size == 1:
+            return mine
         self._times_due += 1
-        answer = self._agree(f"due/{self._times_due}/", b"yes" if due else b"no")
+        answer = self._agree(f"due/{self._times_due}/", mine)
         if self.rank == 0 and self._store is not None and self._times_due > _DUE_KEYS:
             self._store.delete_prefix(
                 f"{self._settings.prefix}/{self._settings.attempt}/due/{self._times_due - _DUE_KEYS}/"
             )
-        return answer == b"yes"
+        return answer
+
+    def ask_to_stop(self) -> None:
+        """Of any rank, at any time: `asked_to_stop` says so from now on."""
+        self._asked_to_stop = True
+        if self._store is not None:
+            self._store.set(f"{self._settings.prefix}/{self._settings.attempt}/stop", b"stop")
+
+    def asked_to_stop(self) -> bool:
+        """Whether a rank has asked to stop. Ranks hear of it at different moments: `decide` makes them agree."""
+        if not self._asked_to_stop and self._store is not None:
+            key = f"{self._settings.prefix}/{self._settings.attempt}/stop"
+            self._asked_to_stop = self._store.try_get(key) is not None
+        return self._asked_to_stop
 
     def reserve(self, state: State) -> None:
         """Allocates and touches the memory for snapshots of states like this one, so that the first save is not slow.
@@ -234,7 +331,9 @@ class CheckpointManager:
         and what it replaced is removed.
 
         While an earlier save is in flight, a new one is skipped (`handle.skipped`), or waits for it if `blocking`.
-        Raises `UsageError` for a state that cannot be stored; failures to write are in the handle.
+        Raises `UsageError` for a state that cannot be stored, and `Fenced`, on all ranks at the same step, when an
+        earlier save has found that a newer attempt has the directory: this one is left over and must end. Other
+        failures to write are in the handle.
         """
         start_ns = self._clock.now_ns()
         if self._closed:
@@ -248,7 +347,7 @@ class CheckpointManager:
         handle = SaveHandle(step)
         if blocking and self._current is not None:
             self._current.join()
-        if not self._may_begin():
+        if not self._may_begin(self._settings.timeout_ns if blocking else AGREE_TIMEOUT_NS):
             self._schedule.skip(step)
             handle.skip()
             return handle
@@ -258,19 +357,24 @@ class CheckpointManager:
             self.wait()
         return handle
 
-    def _may_begin(self) -> bool:
-        """Rank 0 decides. The others finish what they were at: rank 0 has, so theirs is committed or given up."""
+    def _may_begin(self, timeout_ns: int) -> bool:
+        """Rank 0 decides. The others finish what they were at: rank 0 has, so theirs is committed or given up. Before a
+        save that blocks rank 0 ends the one before, and removes what that has replaced: as long as a save may take."""
         self._sequence += 1
-        if self.world_size == 1:
-            return not self.saving
-        answer = self._agree(f"{self._sequence}/go", b"skip" if self.saving else b"go")
-        if answer == b"go" and self._current is not None:
+        mine = b"skip" if self.saving else b"go"
+        if self._current is not None and isinstance(self._current.error, Fenced):
+            mine = _FENCED + self._current.error.message.encode()
+        answer = mine if self.world_size == 1 else self._agree(f"{self._sequence}/go", mine, timeout_ns)
+        if answer.startswith(_FENCED):
+            raise Fenced(answer.removeprefix(_FENCED).decode(errors="replace"))
+        if answer == b"go" and self._current is not None and self.world_size > 1:
             self._current.give_up_and_join()
         return answer == b"go"
 
     def _begin(self, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int) -> None:
         if self._current is not None and self._current.committed:
             self._forget_from = self._current.sequence
+        failure = self._become_writer() if self.rank == 0 else None
         machine = SaveMachine(
             self._settings,
             step=step,
@@ -289,7 +393,28 @@ class CheckpointManager:
             start_ns=start_ns,
             report=self._report,
         )
-        self._current.start(lambda: self._buffer.take(step, plan))
+
+        def take() -> Share:
+            if failure is not None:
+                raise failure
+            return self._buffer.take(step, plan)
+
+        self._current.start(take)
+
+    def _become_writer(self) -> FireflyerError | None:
+        """Where the directory could not be written at the start: perhaps it can now. Returns why not."""
+        settings = self._settings
+        if settings.writer_directory:
+            return None
+        steps = become_writer(
+            self._disk, self.directory, launch=self._launch, attempt=settings.attempt, tag=settings.writer
+        )
+        try:
+            writer = run_steps(steps)
+        except FireflyerError as error:
+            return error
+        self._settings = msgspec.structs.replace(settings, writer_directory=writer.name)
+        return None
 
     def _report(self, report: CheckpointReport) -> None:
         if report.error is None:
@@ -299,14 +424,14 @@ class CheckpointManager:
         if self._on_event is not None:
             self._on_event(report)
 
-    def _agree(self, topic: str, mine: bytes) -> bytes:
+    def _agree(self, topic: str, mine: bytes, timeout_ns: int = AGREE_TIMEOUT_NS) -> bytes:
         """What rank 0 says about a topic."""
         store = self._store
         if store is None:
             raise InvariantViolation("ranks of a larger world have a store")
         key = f"{self._settings.prefix}/{self._settings.attempt}/{topic}"
         if self.rank != 0:
-            return store.get(key, AGREE_TIMEOUT_NS)
+            return store.get(key, timeout_ns)
         store.set(key, mine)
         return mine
 
@@ -315,10 +440,33 @@ class CheckpointManager:
         if self._current is not None:
             self._current.join()
 
-    def close(self) -> None:
-        """Waits for the save in flight."""
+    def close(self, timeout_ns: int | None = None) -> None:
+        """Waits for the save in flight, at most so long if it is given: after an error nobody should wait for ranks
+        that may be dead. Idempotent."""
+        if self._closed:
+            return
         self._closed = True
-        self.wait()
+        if timeout_ns is None:
+            self.wait()
+            if self._waits_at_the_end:
+                self._leave_together()
+        elif self._current is not None:
+            self._current.join(timeout_ns)
+        if self._owned_store is not None and not self.saving:
+            self._owned_store.close()
+
+    def _leave_together(self) -> None:
+        """The process of rank 0 may serve the store: it must not end while others read the outcome of a save."""
+        store, prefix = self._store, f"{self._settings.prefix}/{self._settings.attempt}/left"
+        if store is None:
+            return
+        try:
+            if self.rank != 0:
+                store.set(f"{prefix}/{self.rank}", b"left")
+            else:
+                store.wait([f"{prefix}/{rank}" for rank in range(1, self.world_size)], LEAVE_TIMEOUT_NS)
+        except FireflyerError as error:
+            _log.warning("checkpoint manager closed without the other ranks reason=%s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -367,6 +515,9 @@ class CheckpointManager:
         self._tell(_Choice(candidate=chosen[0] if chosen else None, passed_over=passed_over))
         if chosen is None:
             return None, passed_over
+        now = PlanRecord(chosen[1].step + 1, self.world_size, self._plan_now)
+        plans = continue_plans(plans_of(chosen[1]), now)
+        self._settings = msgspec.structs.replace(self._settings, plans=plans)
         return _restored(chosen[0], chosen[1], collectors[0], passed_over), passed_over
 
     def _tell(self, choice: _Choice) -> None:
@@ -374,7 +525,8 @@ class CheckpointManager:
             self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
 
     def _restore_same(self) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
-        choice = msgspec.json.decode(self._agree(f"restore/{self._times_restored}", b""), type=_Choice)
+        told = self._agree(f"restore/{self._times_restored}", b"", self._settings.timeout_ns)
+        choice = msgspec.json.decode(told, type=_Choice)
         if choice.error is not None:
             raise error_from_wire(choice.error[0], f"rank 0 could not restore: {choice.error[1]}")
         if choice.candidate is None:

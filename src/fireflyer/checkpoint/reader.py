@@ -13,16 +13,17 @@ from typing import Any
 
 import msgspec
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, TransientError
+from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError, TransientError
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk, DiskFile
-from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
+from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, ShardRecord, TensorRecord, plans_of
 from fireflyer.checkpoint.core.names import Candidate, candidates
-from fireflyer.checkpoint.executor import PIECE_BYTES, read_manifest, stored_plan
+from fireflyer.checkpoint.executor import PIECE_BYTES, read_manifest
+from fireflyer.checkpoint.opening import stored_plan
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CheckpointInfo", "Sink", "choose", "describe", "load", "stored_job_plan", "verify"]
+__all__ = ["CheckpointInfo", "Sink", "choose", "describe", "load", "stored_job_plan", "stored_plans", "verify"]
 
 Sink = Callable[[int, TensorRecord], memoryview | None]
 """Given the rank whose shard holds it and the record of a tensor, says where its bytes go; None to only verify it."""
@@ -105,6 +106,16 @@ def verify(directory: str, disk: Disk | None = None) -> list[CheckpointInfo]:
 def stored_job_plan(directory: str, disk: Disk | None = None) -> dict[str, Any] | None:
     """The plan with which the job in `directory` was first started; None before that. Raises `DataCorruption`."""
     return stored_plan(disk or RealDisk(), directory)
+
+
+def stored_plans(directory: str, disk: Disk | None = None) -> tuple[PlanRecord, ...]:
+    """With how many ranks, and by which plan, the job in `directory` came to its newest checkpoint whose manifest can
+    be read; empty where there is none. Raises what the disk raises."""
+    disk = disk or RealDisk()
+    for candidate in candidates(disk.list(directory)) if disk.is_dir(directory) else []:
+        with contextlib.suppress(DataCorruption, PermanentError):
+            return plans_of(read_manifest(disk, directory, candidate))
+    return ()
 
 
 def _look_at_all(directory: str, disk: Disk, *, deep: bool) -> list[CheckpointInfo]:

@@ -29,6 +29,7 @@ EXIT_INTERRUPTED = 130
 _COMMANDS = {
     "run": "fireflyer.cli.jobs.run",
     "report": "fireflyer.cli.jobs.report",
+    "agent": "fireflyer.cli.jobs.agent",
     "collectives": "fireflyer.cli.collectives.command",
     "demo": "fireflyer.cli.jobs.demo",
     "fs": "fireflyer.cli.fs.command",
@@ -37,7 +38,7 @@ _COMMANDS = {
 }
 _SECTIONS = {
     "For researchers": ("run", "report", "collectives", "demo"),
-    "For operators": ("fs",),
+    "For operators": ("agent", "fs"),
     "Processes of a cluster, for systemd or Kubernetes": ("fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }

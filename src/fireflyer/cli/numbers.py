@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import click
 
-__all__ = ["WholeNumber"]
+from fireflyer.base.units import SECOND
+
+__all__ = ["Duration", "WholeNumber"]
+
+_DURATION = re.compile(r"([0-9]{1,6})(s|m|h)")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
 class WholeNumber(click.IntRange):
     """`click.IntRange` whose error for "two" says that it is no integer, not that it is no "integer range"."""
 
     name = "integer"
+
+
+class Duration(click.ParamType[Any]):
+    """`90s`, `30m` or `2h`, as nanoseconds; more than nothing."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(value)
+        if match is None or not int(match[1]):
+            self.fail(f"{value!r} is no duration; write it like 90s, 30m or 2h", param, ctx)
+        return int(match[1]) * _UNITS_S[match[2]] * SECOND

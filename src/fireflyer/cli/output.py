@@ -11,9 +11,11 @@ import click
 from rich.console import Console
 
 from fireflyer.analytics.html import render_html
+from fireflyer.analytics.rank_reports import merge_rank_reports
 from fireflyer.analytics.report import Fact, JobReport, build_report
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.events import Logged, decode_log
+from fireflyer.base.launch import REPORTS_NAME
 from fireflyer.cli.tables import print_report
 from fireflyer.runtime.disk import translate_os_error
 
@@ -68,6 +70,8 @@ def read_events(run_dir: str) -> list[Logged]:
     if not os.path.isdir(run_dir):
         raise NotFound(f"run directory {run_dir!r} does not exist; give one of ./runs, or that of `ff run --run-dir`")
     path = os.path.join(run_dir, EVENTS_NAME)
+    if not os.path.isfile(path) and os.path.isdir(os.path.join(run_dir, REPORTS_NAME)):
+        return _read_rank_reports(os.path.join(run_dir, REPORTS_NAME))
     if not os.path.isfile(path):
         raise UsageError(
             f"{run_dir!r} is not the directory of a run: it has no {EVENTS_NAME}; "
@@ -75,6 +79,17 @@ def read_events(run_dir: str) -> list[Logged]:
         )
     with open(path, "rb") as file:
         return decode_log(file, name=path)
+
+
+def _read_rank_reports(directory: str) -> list[Logged]:
+    """Of a run without a launcher: each rank wrote a file of its own."""
+    files: dict[str, list[Logged]] = {}
+    for name in sorted(os.listdir(directory)):
+        path = os.path.join(directory, name)
+        if name.endswith(".jsonl") and os.path.isfile(path):
+            with open(path, "rb") as file:
+                files[name] = decode_log(file, name=path)
+    return merge_rank_reports(files)
 
 
 def write_report(report: JobReport, path: str) -> None:

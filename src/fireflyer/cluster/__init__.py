@@ -13,18 +13,22 @@ order; `on_line` every line that a rank printed; both are called on the event lo
 A training script reports with `Reporter.from_environment(read_environment())`.
 """
 
-from fireflyer.cluster.launcher import run_job
+from fireflyer.cluster.launcher import HostsRefused, run_job
 from fireflyer.cluster.schema.job import Culprit, Fault, JobResult, JobSpec, RankLine, Timeouts, parse_fault
+from fireflyer.cluster.supervisor.join import JoinSpec, join_job
 from fireflyer.runtime.reporter import Reporter
 
 __all__ = [
     "Culprit",
     "Fault",
+    "HostsRefused",
     "JobResult",
     "JobSpec",
+    "JoinSpec",
     "RankLine",
     "Reporter",
     "Timeouts",
+    "join_job",
     "parse_fault",
     "run_job",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from fireflyer import native
 from fireflyer.base.errors import UsageError
 from fireflyer.native import address_of
 
@@ -39,18 +40,7 @@ class _TorchType(Protocol):
 DTypeLike: TypeAlias = str | np.dtype[Any] | type[np.generic] | _TorchType
 """What a type may be called by a caller; see `dtype_named`."""
 
-DTYPES: Final = {
-    "f64": 8,
-    "f32": 4,
-    "f16": 2,
-    "bf16": 2,
-    "f8e4m3": 1,
-    "f8e5m2": 1,
-    "i32": 4,
-    "i64": 8,
-    "i8": 1,
-    "u8": 1,
-}
+DTYPES: Final[dict[str, int]] = dict(native.DTYPES)
 """Bytes of an element of each type that can be reduced."""
 
 _OF_NUMPY: Final = {

@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final, NamedTuple, Protocol, Self
 
@@ -44,18 +45,20 @@ from fireflyer.collectives.bootstrap.group_setup import (
     GroupConfig,
     GroupMember,
 )
-from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tuned
+from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tell_launcher_of_saturation, tuned
 from fireflyer.collectives.bootstrap.reconfiguration import Lineage
 from fireflyer.collectives.bootstrap.rendezvous import GroupResources
+from fireflyer.collectives.codes import DTYPE_CODES, KIND_CODES, OP_CODES, FailureKind
 from fireflyer.collectives.flight import FlightRecorder, Snapshot
 from fireflyer.collectives.p2p.canonical import CanonicalSums
 from fireflyer.collectives.p2p.exchange import InFlightMessage, RankExchange
 from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import CANONICAL, CANONICAL_KINDS, Plan
 from fireflyer.collectives.planning.programs import native_programs, native_routes
+from fireflyer.collectives.saturation import SATURATING, SaturationWatch
 from fireflyer.collectives.work import Work
 from fireflyer.identity.secrets import load_secret, new_secret
-from fireflyer.native import Executor
+from fireflyer.native import OP_KINDS, Executor
 from fireflyer.runtime.address import Address, own_address_towards
 from fireflyer.runtime.store import open_store
 
@@ -64,23 +67,7 @@ __all__ = ["Communicator", "Stats", "Work"]
 _PATIENCE_NS: Final = 100 * MS
 """How long a caller works itself on an operation that it waits for: it cannot be interrupted meanwhile."""
 _ANYWHERE: Final = CpuBinding()
-_PEER_FAILED: Final = 1
-"""Of the native kinds of failure."""
 _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
-KINDS: Final = (
-    "none",
-    "allreduce",
-    "reduce",
-    "broadcast",
-    "barrier",
-    "reduce_scatter",
-    "allgather",
-    "all_to_all",
-    "gather",
-    "scatter",
-)
-"""In the order of their native numbers."""
-OPS: Final = ("sum", "mean", "min", "max", "product")
 
 
 class Stats(NamedTuple):
@@ -163,6 +150,7 @@ class Communicator(GroupMember):
             transport=self.transport,
             directory=config.dump_dir,
         )
+        self._saturation = SaturationWatch(rank, lambda: self.stats().saturated)
         self._exchange = RankExchange(rank, plan, self._native, peer_listener, timeout_ns)
         # The ranks of one node are added in this order anyway.
         self._canonical = CanonicalSums(self._exchange) if plan.sums == CANONICAL and plan.nodes > 1 else None
@@ -194,11 +182,12 @@ class Communicator(GroupMember):
         """The group of all ranks of a job started by `ff run`; of this process alone when started by hand.
 
         `plan` None: that of an earlier attempt of the run, or a new one, for the network that `ff run --topology` has
-        declared or `ff run --tune` lets the ranks measure (see `job`). `host` defaults to the address from which this
-        machine reaches the launcher, `transport` to what `ff run --transport` or FF_TRANSPORT says, "tcp" where nothing
-        does, `dump_dir` to FF_DUMP_DIR, else `flight` in the directory of the run. Raises as `create` does.
+        declared or `ff run --tune` lets the ranks measure (see `job`). `host` defaults to what `ff run --interface` or
+        FF_ADDRESS says, else to the address from which this machine reaches the launcher, `transport` to what `ff run
+        --transport` or FF_TRANSPORT says, "tcp" where nothing does, `dump_dir` to FF_DUMP_DIR, else `flight` in the
+        directory of the run. Ports are those of `ff run --port-range` or FF_PORT_RANGE. Raises as `create` does.
         """
-        plans = JobPlans(env.run_dir, name)
+        plans = JobPlans.of_job(env, name)
         store = open_store(env)
 
         def join(measured: Plan | None) -> Communicator:
@@ -214,7 +203,8 @@ class Communicator(GroupMember):
                 sums=sums,
                 name=name,
                 attempt=env.attempt,
-                host=host or ("127.0.0.1" if env.control is None else _own_address(env.control)),
+                host=host or env.address or ("127.0.0.1" if env.control is None else _own_address(env.control)),
+                ports=env.ports,
                 timeout_ns=timeout_ns,
                 join_timeout_ns=join_timeout_ns,
                 peer_memory=env.peer_memory if peer_memory is None else peer_memory,
@@ -227,6 +217,7 @@ class Communicator(GroupMember):
         try:
             made = tuned(join, plans) if env.tune and plan is None else join(None)
             made.tell_of_failure(lambda error: tell_launcher(env, error))
+            made.tell_of_saturation(partial(tell_launcher_of_saturation, env, name))
             return made
         finally:
             store.close()
@@ -234,14 +225,14 @@ class Communicator(GroupMember):
     def allreduce(
         self, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, out: Any = None, async_op: bool = False
     ) -> Work:
-        """Puts the element-wise `op` ("sum", "mean", "min", "max", "product") over all ranks into `out`, the same bits
-        on all of them; None: into `array` itself.
+        """Puts the element-wise `op` ("sum", "mean", "min", "max", "product"; "band", "bor" and "bxor" of integers)
+        over all ranks into `out`, the same bits on all of them; None: into `array` itself.
 
         NumPy arrays or CPU tensors of any shape, contiguous, of float64, float32, float16, bfloat16, float8_e4m3fn,
         float8_e5m2, int8, int32, int64 or uint8 (see `arrays` for the types that NumPy lacks). The small floats are
         added in float32 and rounded once; float8 sums that do not fit are clipped, and counted in `stats`. Integers
-        wrap, and have no mean. A minimum or maximum with a NaN is NaN. Raises `UsageError`; then, here or from
-        `Work.wait`, `PeerFailed`.
+        wrap; their mean is the wrapped sum divided towards zero. A minimum or maximum with a NaN is NaN. Raises
+        `UsageError`; then, here or from `Work.wait`, `PeerFailed`.
         """
         source, target = self._pair(array, out, dtype, sums=True)
         return self._submit("allreduce", source, target, source.elements, op=op, async_op=async_op)
@@ -315,13 +306,19 @@ class Communicator(GroupMember):
     def send(self, array: Any, *, to: int, tag: int = 0, async_op: bool = False) -> Work:
         """Hands `array`, of any element type, to rank `to`, which must call `recv` with the same size, type and tag.
 
-        Of each pair of ranks the first `send` meets the first `recv`, and so on; other operations do not count. Done
-        when the array may be changed again: a short one at once, a long one when the other rank has called `recv`.
+        Of each pair of ranks the first `send` with a tag meets the first `recv` with that tag, and so on; other tags
+        and other operations do not count. Done when the array may be changed again: a short one at once, a long one
+        when the other rank has called `recv`. Where size or type differ both calls raise `UsageError` (a short message
+        was sent already, and is lost), and the communicator goes on.
         """
         return self._fly(self._exchange.send(array, to, tag), async_op)
 
-    def recv(self, array: Any, *, source: int, tag: int = 0, async_op: bool = False) -> Work:
-        """Puts what rank `source` sends into `array`. See `send`."""
+    def recv(self, array: Any, *, source: int | None, tag: int = 0, async_op: bool = False) -> Work:
+        """Puts what rank `source` sends with that tag into `array`. See `send`.
+
+        `source` None: what any rank sends with that tag; those whose messages wait take turns. `Work.source` says whose
+        it is.
+        """
         return self._fly(self._exchange.receive(array, source, tag), async_op)
 
     def barrier(self, *, async_op: bool = False) -> Work:
@@ -358,7 +355,7 @@ class Communicator(GroupMember):
 
     def stats(self) -> Stats:
         total, in_flight_ns, saturated, counts = self._native.stats()
-        return Stats(total, in_flight_ns, saturated, dict(zip(KINDS, counts, strict=True)))
+        return Stats(total, in_flight_ns, saturated, dict(zip(OP_KINDS, counts, strict=True)))
 
     def records(self) -> Snapshot:
         """The last operations of this rank, with what it sees of the other ranks of its node."""
@@ -373,6 +370,11 @@ class Communicator(GroupMember):
         """Has `tell` called when this group first fails because of a peer, before that is raised here. It must neither
         block nor raise. Groups that follow from this one do not inherit it: their ranks have other numbers."""
         self._box.tell_of_failure(tell)
+
+    def tell_of_saturation(self, tell: Callable[[int, int], None]) -> None:
+        """Has `tell` called with how many values of how many in fp8 sums did not fit: when that is noticed first, and
+        with the last counts when the communicator is closed. It must neither block nor raise."""
+        self._saturation.tell(tell)
 
     def abort(self, reason: str) -> None:
         """Makes every pending and later operation fail with `Aborted` on every rank."""
@@ -389,6 +391,7 @@ class Communicator(GroupMember):
             return
         self._exchange.shut()
         self._native.close()
+        self._saturation.end()
         self._exchange.close()
         self._finalizer.detach()
         _open.discard(self)
@@ -451,18 +454,22 @@ class Communicator(GroupMember):
         op: str = "sum",
         async_op: bool = False,
     ) -> Work:
-        if op not in OPS:
-            raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
+        op_code = OP_CODES.get(op)
+        if op_code is None:
+            raise UsageError(f"op {op!r} is not known; use one of {', '.join(OP_CODES)}")
+        if source.dtype in SATURATING and kind in CANONICAL_KINDS:
+            self._saturation.called(source.elements)
         if self._canonical is not None and kind in CANONICAL_KINDS:
             with self._canonical_turn:
                 flight = self._canonical.start(kind, source, target, root, op)
             return self._fly(flight._replace(name=kind), async_op)
-        what = (kind, source.address, target.address, count, source.dtype, root, op)
+        dtype_code = DTYPE_CODES[source.dtype]
+        what = (KIND_CODES[kind], source.address, target.address, count, dtype_code, root, op_code)
         owner = (source.owner, target.owner)
         # Ctrl-C may end this thread's part anywhere; native threads go on with the arrays.
         self._held[id(owner)] = owner
         try:
-            work = self._start(what, owner, async_op)
+            work = self._start(kind, source.dtype, what, owner, async_op)
         except FireflyerError:
             del self._held[id(owner)]
             raise
@@ -471,8 +478,9 @@ class Communicator(GroupMember):
             work.wait()
         return work
 
-    def _start(self, what: tuple[str, int, int, int, str, int, str], owner: object, async_op: bool) -> Work:
-        kind, _, _, count, dtype, _, _ = what
+    def _start(
+        self, kind: str, dtype: str, what: tuple[int, int, int, int, int, int, int], owner: object, async_op: bool
+    ) -> Work:
         try:
             if async_op:
                 with self._lock:
@@ -486,7 +494,7 @@ class Communicator(GroupMember):
         except RuntimeError:
             raise UsageError("the communicator is closed; create a new one") from None
         except ValueError as error:
-            raise UsageError(f"{kind} of {count} {dtype}: {error}") from None
+            raise UsageError(f"{kind} of {what[3]} {dtype}: {error}") from None
         if native is None:
             return _DONE
         work = Work(native, kind, owner, self._failed)
@@ -497,7 +505,7 @@ class Communicator(GroupMember):
 
     def _failed(self, failure: tuple[int, int, int, str]) -> str:
         kind, culprit, _, _ = failure
-        if kind == _PEER_FAILED and 0 <= culprit < self.world_size:
+        if kind == FailureKind.PEER_FAILED and 0 <= culprit < self.world_size:
             self._suspects.add(culprit)
         return self._box.failed(failure)
 

@@ -15,9 +15,10 @@ Floats are combined strictly from left to right and rounded once, to nearest eve
 quiet NaN of its type (0x7ff8<<48, 0x7fc00000, 0x7e00, 0x7fc0, 0x7f), since which payload survives an addition is a
 compiler's whim.
 
-The operations are `sum`, `min`, `max`, `product` and, for floats, `mean`: a sum which the function that rounds divides
-by its `divisor` (the number of ranks), in the type that sums are kept in, before it rounds. A NaN among the inputs of
-`min` and `max` makes the result NaN, and -0 is less than +0, so that the order of the inputs does not matter.
+The operations are `sum`, `min`, `max`, `product`, for integers `band`, `bor` and `bxor` (of their bits), and `mean`: a
+sum which the function that rounds divides by its `divisor` (the number of ranks), in the type that sums are kept in,
+before it rounds. An integer sum, which may have wrapped, is divided towards zero, as C divides. A NaN among the inputs
+of `min` and `max` makes the result NaN, and -0 is less than +0, so that the order of the inputs does not matter.
 
 What rounds returns how many elements left the range of an fp8 type: for `f8e4m3` what was clipped to 448, infinities
 included; for `f8e5m2` the finite numbers that became infinity. For the other types that is 0.
@@ -27,7 +28,7 @@ CRC-32C is that of RFC 3720 appendix B.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     AnyBuffer = Buffer | npt.NDArray[Any]
 
 __all__ = [
+    "BITWISE",
     "DTYPES",
     "INTEGERS",
     "OPS",
@@ -73,8 +75,14 @@ _STORED: dict[str, str] = {
 }
 # Both in the order of the codes in cpp/include/fireflyer/collectives/kernels/dtype.hpp.
 DTYPES = tuple(_STORED)
-OPS = ("sum", "min", "max", "product", "mean")
+OPS = ("sum", "min", "max", "product", "mean", "band", "bor", "bxor")
+BITWISE = ("band", "bor", "bxor")
 INTEGERS = tuple(name for name in DTYPES if name[0] in "iu")
+_BIT_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
 _LARGEST_E4M3 = np.float32(448)
 _SMALLEST_AMAX = np.float32(448 * 2.0**-126)
 _CRC_POLYNOMIAL = 0x82F63B78
@@ -204,8 +212,8 @@ def _reduced(inputs: Sequence[AnyBuffer], dtype: str, op: str, count: int) -> Ar
         raise ValueError("inputs must not be empty")
     if op not in OPS:
         raise ValueError(f"op {op!r} is not one of {' '.join(OPS)}")
-    if op == "mean" and dtype in INTEGERS:
-        raise ValueError(f"a mean of {dtype} is not an integer; sum it, or convert it first")
+    if op in BITWISE and dtype not in INTEGERS:
+        raise ValueError(f"{op} combines the bits of integers, not of {dtype}")
     arrays = [_elements(item, dtype) for item in inputs]
     for index, array in enumerate(arrays):
         _check_count(array, count, f"inputs[{index}]")
@@ -222,6 +230,8 @@ def _combine(total: Array, value: Array, op: str) -> Array:
         combined = total + value
     elif op == "product":
         combined = total * value
+    elif op in BITWISE:
+        combined = _BIT_COMBINED[op](total, value)
     elif op == "min":
         combined = np.where(_less(value, total) | np.isnan(value), value, total)
     else:
@@ -243,7 +253,10 @@ def _divide(values: Array, dtype: str, divisor: int) -> Array:
     if divisor == 1:
         return values
     if dtype in INTEGERS:
-        raise ValueError(f"a mean of {dtype} is not an integer; sum it, or convert it first")
+        wide = values.astype(np.int64)
+        quotients = wide // divisor
+        quotients += (wide < 0) & (quotients * divisor != wide)
+        return quotients.astype(values.dtype)
     with np.errstate(invalid="ignore", under="ignore"):
         return cast("Array", values / values.dtype.type(divisor))
 

@@ -22,11 +22,11 @@ import torch
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, DTypeLike, check_rank, dtype_named, storage_dtype_of
-from fireflyer.collectives.communicator import OPS, Communicator
+from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices.copies import CopyEngine
 from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, InFlightOperation, Job
 from fireflyer.collectives.devices.pieces import Piece, cut
-from fireflyer.collectives.kernels import INTEGERS
+from fireflyer.collectives.kernels import BITWISE, INTEGERS, OPS
 from fireflyer.collectives.torch.cuda import DEVICES, on_device
 from fireflyer.collectives.torch.pairs import PairedSums
 from fireflyer.collectives.torch.pinned_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
@@ -80,7 +80,7 @@ class DeviceCommunicator:
         target = array if out is None else out
         _check_alike(array, target)
         name = _check_op(array, dtype, op)
-        if self.pairs is not None and dtype is None and self.pairs.takes(array):
+        if self.pairs is not None and dtype is None and self.pairs.takes(array, op):
             bytes_of(target)  # raises if it has gaps
             if target is not array:
                 target.copy_(array)
@@ -198,7 +198,7 @@ class DeviceCommunicator:
 
         return self._whole(array, None, run, async_op)
 
-    def recv(self, array: Any, *, source: int, tag: int = 0, async_op: bool = False) -> InFlightOperation:
+    def recv(self, array: Any, *, source: int | None, tag: int = 0, async_op: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self.communicator.recv(array, source=source, tag=tag, async_op=async_op)
 
@@ -385,6 +385,6 @@ def _check_op(tensor: torch.Tensor, dtype: DTypeLike | None, op: str) -> str:
         raise UsageError(f"dtype {name!r} does not fit to a tensor of {tensor.dtype}; use one of {', '.join(DTYPES)}")
     if op not in OPS:
         raise UsageError(f"op {op!r} is not known; use one of {', '.join(OPS)}")
-    if op == "mean" and name in INTEGERS:
-        raise UsageError(f"a mean of {name} is not an integer; sum it, or convert it first")
+    if op in BITWISE and name not in INTEGERS:
+        raise UsageError(f"{op} combines the bits of integers, not of {name}")
     return name

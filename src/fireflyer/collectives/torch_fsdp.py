@@ -21,8 +21,9 @@ from torch.distributed.fsdp import FSDPModule
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.torch.calls import Calls
+from fireflyer.collectives.torch.completer import Completer
 from fireflyer.collectives.torch.tensors import moved, op_name, summed, tensor_in
-from fireflyer.collectives.torch.work import Completer, GroupWork
+from fireflyer.collectives.torch.work import GroupWork
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 
 __all__ = ["HfreduceAllGather", "HfreduceReduceScatter", "all_reduce_hook", "use_for_fsdp"]
@@ -79,7 +80,8 @@ class HfreduceReduceScatter(_Hook):
     ) -> GroupWork | None:
         calls = Calls()
         out, array = calls.result([output_tensor]), calls.argument([input_tensor])
-        calls.add(self._comm.reduce_scatter, summed(out), summed(array), op=op_name(op, output_tensor.dtype))
+        name = op_name(op, output_tensor.dtype)
+        calls.add(self._comm.reduce_scatter, summed(out, name), summed(array, name), op=name)
         return self._run(calls, group, output_tensor, async_op)
 
 

@@ -1,9 +1,10 @@
-"""The `torch.distributed` backend "hfreduce": importing this module registers it.
+"""The `torch.distributed` backend "hfreduce".
 
->>> import fireflyer.collectives.torch_group
 >>> dist.init_process_group("hfreduce")
 
-A group is one `Communicator`, for tensors on the CPU and on CUDA devices, and one thread that completes futures. Which
+torch learns of it as it is imported (`fireflyer.torch_backend`), or when this module is.
+
+A group is one `Communicator`, for tensors on the CPU and on CUDA devices, and a `Completer` of futures. Which
 operations it has and what an error looks like is in docs/how-to/pytorch.md; why the classes are built as they are, in
 docs/design/0008-torch.md.
 
@@ -17,6 +18,7 @@ The names of the methods, and which of them take lists, are those that torch cal
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -26,18 +28,49 @@ import torch.distributed as dist
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.torch.calls import Calls
+from fireflyer.collectives.torch.completer import Completer
 from fireflyer.collectives.torch.cuda import DEVICES
+from fireflyer.collectives.torch.functions import barrier_failure, missing_from_barrier, serve
+from fireflyer.collectives.torch.methods import not_traced, shown_by_profiler
 from fireflyer.collectives.torch.tensors import checked, moved, op_name, summed, tensor_in
-from fireflyer.collectives.torch.work import Completer, GroupWork
+from fireflyer.collectives.torch.work import GroupWork, HfreduceError
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_join import HfreduceOptions, Joined, join
 
-__all__ = ["BACKEND", "HfreduceGroup", "HfreduceOptions", "register"]
+__all__ = ["BACKEND", "HfreduceGroup", "HfreduceOptions", "create", "register"]
 
 BACKEND: Final = "hfreduce"
+KEPT_WORKS: Final = 1024
+"""The newest sums of one number, which the group keeps alive. DDP's `join` gives the work of such a sum to the C++
+reducer and drops it; C++ then waits for an object whose Python methods are gone, for ever. Nobody tells when C++ has
+finished with it."""
 Tensors = list[torch.Tensor]
 
 
+_TITLES: Final = {
+    "allreduce": "all_reduce",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "broadcast": "broadcast",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "gather": "gather",
+    "scatter": "scatter",
+    "all_to_all_single": "all_to_all",
+    "alltoall": "all_to_all",
+    "send": "send",
+    "recv": "recv",
+    "barrier": "barrier",
+}
+"""Of its methods, as the profiler shows them; those of gloo."""
+
+
+@not_traced
+@shown_by_profiler(BACKEND, _TITLES)
 class HfreduceGroup(dist.ProcessGroup):
     """Made by torch, not by users. `communicator` is what it runs on."""
 
@@ -47,7 +80,8 @@ class HfreduceGroup(dist.ProcessGroup):
         self.communicator = communicator
         self.joined = joined
         self._comm = DeviceCommunicator.of(communicator)
-        self._completer = Completer(f"{BACKEND} futures of rank {communicator.rank}")
+        self._completer = Completer(f"{BACKEND} futures of rank {communicator.rank}", inline=joined.inline_callbacks)
+        self._kept: deque[GroupWork] = deque(maxlen=KEPT_WORKS)
         self._name = ""
         self._description = ""
 
@@ -91,7 +125,8 @@ class HfreduceGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: finishes what is pending, takes leave of the others."""
         self._comm.close()
-        self._completer.stop()
+        self._completer.stop(complete=True)
+        self._kept.clear()
 
     def abort(self) -> None:
         """Fails every pending and later operation on every rank."""
@@ -103,9 +138,12 @@ class HfreduceGroup(dist.ProcessGroup):
         opts = opts or dist.AllreduceOptions()
         calls = Calls(opts)
         for tensor in tensors:
-            array = calls.both([tensor])
-            calls.add(self._comm.allreduce, summed(array), op=op_name(opts.reduceOp, tensor.dtype))
-        return calls.start(self._completer, tensors)
+            array, op = calls.both([tensor]), op_name(opts.reduceOp, tensor.dtype)
+            calls.add(self._comm.allreduce, summed(array, op), op=op)
+        work = calls.start(self._completer, tensors)
+        if len(tensors) == 1 and tensors[0].numel() == 1:
+            self._kept.append(work)
+        return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         return self.allreduce(tensors, opts)
@@ -113,9 +151,8 @@ class HfreduceGroup(dist.ProcessGroup):
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         calls = Calls(opts)
         for tensor in tensors:
-            array = calls.both([tensor])
-            op = op_name(opts.reduceOp, tensor.dtype)
-            calls.add(self._comm.reduce, summed(array), root=opts.rootRank, op=op)
+            array, op = calls.both([tensor]), op_name(opts.reduceOp, tensor.dtype)
+            calls.add(self._comm.reduce, summed(array, op), root=opts.rootRank, op=op)
         return calls.start(self._completer, tensors)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> GroupWork:
@@ -133,8 +170,8 @@ class HfreduceGroup(dist.ProcessGroup):
         opts = opts or dist.ReduceScatterOptions()
         calls = Calls(opts)
         for output, parts in zip(outputs, inputs, strict=True):
-            out, array = calls.result([output]), calls.argument(parts)
-            calls.add(self._comm.reduce_scatter, summed(out), summed(array), op=op_name(opts.reduceOp, output.dtype))
+            out, array, op = calls.result([output]), calls.argument(parts), op_name(opts.reduceOp, output.dtype)
+            calls.add(self._comm.reduce_scatter, summed(out, op), summed(array, op), op=op)
         return calls.start(self._completer, outputs)
 
     # --- copies ---
@@ -240,8 +277,11 @@ class HfreduceGroup(dist.ProcessGroup):
         calls.add(self._comm.recv, moved(calls.result([tensor])), source=source, tag=tag)
         return calls.start(self._completer, tensors, ordered=False, source=source)
 
-    def recv_anysource(self, _tensors: Tensors, _tag: int = 0) -> GroupWork:
-        raise UsageError("the hfreduce group receives from a rank that is named, not from any: pass src=")
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> GroupWork:
+        calls = Calls()
+        (tensor,) = tensors
+        calls.add(self._comm.recv, moved(calls.result([tensor])), source=None, tag=tag)
+        return calls.start(self._completer, tensors, ordered=False)
 
     # --- barriers ---
 
@@ -250,17 +290,27 @@ class HfreduceGroup(dist.ProcessGroup):
         calls.add(self._comm.barrier)
         return calls.start(self._completer, [])
 
-    def monitored_barrier(
-        self,
-        timeout: timedelta | None = None,
-        wait_all_ranks: bool = False,  # noqa: ARG002 - torch passes it; here an error names every rank that is missing
-    ) -> None:
-        """Every error of every operation names the rank that is missing; this is the barrier with a time limit."""
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error, after `timeout`, names the ranks that have not come, as far as this rank sees them:
+        those of its node, and what the leaders of neighbouring nodes have said of theirs. It begins with the words of
+        torch's barrier, which programs look for: with the first of these ranks, or all of them if `wait_all_ranks`."""
+        if timeout is not None and timeout <= timedelta(0):
+            waited = f"{timeout / timedelta(milliseconds=1):.0f} ms"
+            raise HfreduceError(
+                f"Rank {self.rank()} timed out in monitoredBarrier after {waited}; pass a longer timeout"
+            )
         opts = dist.BarrierOptions()
         opts.asyncOp = False
         if timeout is not None:
             opts.timeout = timeout
-        self.barrier(opts).wait()
+        work = self.barrier(opts)
+        try:
+            work.wait()
+        except HfreduceError as error:
+            missing = [] if work.finished() else missing_from_barrier(self.communicator.records())
+            failure = HfreduceError(barrier_failure(missing, error.rank, str(error), name_all=wait_all_ranks))
+            failure.rank = missing[0] if missing else error.rank
+            raise failure from None
 
     # names that older callers use
     _allgather_base = all_gather_single
@@ -296,7 +346,7 @@ def _is_there(device_type: str) -> bool:
     return device_type != "cuda" or torch.cuda.is_available()
 
 
-def _create(backend: Any, options: Any) -> HfreduceGroup:
+def create(backend: Any, options: Any) -> HfreduceGroup:
     """What torch calls with its `_DistributedBackendOptions` and the user's `pg_options`."""
     if options is not None and not isinstance(options, HfreduceOptions):
         raise UsageError(f"pg_options is a {type(options).__name__}; the hfreduce backend takes HfreduceOptions")
@@ -319,7 +369,8 @@ def _create(backend: Any, options: Any) -> HfreduceGroup:
 def register() -> None:
     """Makes "hfreduce" known to `torch.distributed`. May be called again."""
     if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
 
 
 register()
+serve(HfreduceGroup, BACKEND)  # once, also where the name was registered before this module was imported

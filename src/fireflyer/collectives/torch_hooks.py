@@ -18,7 +18,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.compression import CompressedMean, Compression
-from fireflyer.collectives.torch.work import Completer, GroupWork, InFlightOperation, Promise
+from fireflyer.collectives.torch.completer import Completer
+from fireflyer.collectives.torch.methods import not_traced
+from fireflyer.collectives.torch.work import GroupWork, InFlightOperation, Promise
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.work import when_there_is_room
 
@@ -28,6 +30,7 @@ LAG: Final = 2
 """The second step of a compressed mean starts when the first steps of so many later buckets have been started."""
 
 
+@not_traced
 class HookState:
     """One for each model. The communicator stays the caller's: close it after the last step, then `close` this.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -13,13 +13,13 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
-from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher
+from fireflyer.collectives.bootstrap.job import JobPlans, tell_launcher, tell_launcher_of_saturation
 from fireflyer.collectives.bootstrap.transports import check_transport
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.torch.bridges import find_pairs
-from fireflyer.collectives.torch.store import C10dStore, WorldNodes, agree_on_world_nodes, own_address
+from fireflyer.collectives.torch.store import C10dStore, WorldNodes, agree_on_world_nodes, own_address, store_of
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_pair_join import pair_on_cuda
 from fireflyer.runtime.environment import read_environment
@@ -35,12 +35,15 @@ class HfreduceOptions:
     """What `init_process_group(pg_options=)` and `new_group(pg_options=)` take.
 
     `node`: the node of this rank (default GROUP_RANK, and always the machine on which it runs). `host`: the address at
-    which other nodes reach this one (default: that from which it reaches MASTER_ADDR). `plan` fixes the order of sums
-    (default: what the job keeps, see `job`; for a part of its ranks a new one).
+    which other nodes reach this one (default: FF_ADDRESS, else that from which it reaches MASTER_ADDR). `plan` fixes
+    the order of sums (default: what the job keeps, see `job`; for a part of its ranks a new one).
     `transport` carries the operations between nodes: "tcp", "ucx" or "auto", the same on all ranks (default: that of
     the world for a part of it, else `ff run --transport` or FF_TRANSPORT, else "tcp"; see docs/how-to/ucx.md).
     `nvlink_pairs`: pairs of ranks whose GPUs are bridged; all ranks, the same everywhere. Each rank's GPU is then its
     current CUDA device when the group is made. "auto" asks the driver, and goes without pairs where it names none.
+    `inline_callbacks`: `get_future` waits for the end of its work, so that callbacks run at once in the thread that
+    adds them, in the order of the program and so the same on all ranks. For programs whose callbacks start collectives
+    while other threads do (PowerSGD with more than one bucket); the price is that nothing overlaps with such a future.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class HfreduceOptions:
         plan: Plan | None = None,
         transport: str | None = None,
         nvlink_pairs: Sequence[tuple[int, int]] | Literal["auto"] = (),
+        inline_callbacks: bool = False,
     ) -> None:
         """Raises `UsageError` where a name is not known."""
         if isinstance(nvlink_pairs, str) and nvlink_pairs != _AUTO:
@@ -62,6 +66,7 @@ class HfreduceOptions:
         self.node = node
         self.host = host
         self.plan = plan
+        self.inline_callbacks = inline_callbacks
 
 
 class Joined(NamedTuple):
@@ -69,6 +74,7 @@ class Joined(NamedTuple):
     places: WorldNodes
     transport: str
     """As it was asked for; parts of the group ask for the same."""
+    inline_callbacks: bool = False
 
 
 def join(
@@ -98,6 +104,7 @@ def join(
         secret=places.secret,
         attempt=env.attempt,
         host=options.host or own_address(env),
+        ports=env.ports,
         timeout_ns=timeout_ns,
         join_timeout_ns=timeout_ns,
         pin=env.pin,
@@ -112,15 +119,16 @@ def join(
         node=places.node_of_rank[rank],
         plan=options.plan,
         name=name,
-        planner=JobPlans(env.run_dir, f"torch-{name}").plan if whole else default_plan,
+        planner=JobPlans.of_job(env, f"torch-{name}").plan if whole else default_plan,
     )
     if whole:
         communicator.tell_of_failure(lambda error: tell_launcher(env, error))
+    communicator.tell_of_saturation(partial(tell_launcher_of_saturation, env, name))
     wish = options.nvlink_pairs
     pairs = find_pairs(communicator).pairs if isinstance(wish, str) else wish
     if pairs:
         pair_on_cuda(DeviceCommunicator.of(communicator), pairs, create)
-    return Joined(communicator, places, asked)
+    return Joined(communicator, places, asked, options.inline_callbacks)
 
 
 def communicator_of(
@@ -136,7 +144,7 @@ def communicator_of(
     chosen = group or dist.group.WORLD
     if chosen is None:
         raise UsageError("there is no process group yet; call torch.distributed.init_process_group first")
-    store: Any = dist.distributed_c10d._get_process_group_store(chosen)  # noqa: SLF001 - there is no public way to it
+    store = store_of(chosen)
     number = C10dStore(store).add(f"hfreduce/{chosen.rank()}", 1)
     joined = join(
         PrefixStore(f"hfreduce-{number}", store),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
+from fireflyer.base.decoding import decode_published
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices.copies import CopyEngine
@@ -98,7 +99,7 @@ def cuda_ipc_buffers(pair: Communicator, *, device: torch.device, place_bytes: i
     mine[: len(card)] = np.frombuffer(card, np.uint8)
     both = np.zeros((2, _CARD_BYTES), np.uint8)
     pair.allgather(both, mine)
-    theirs = msgspec.json.decode(both[1 - pair.rank].tobytes().rstrip(b"\0"), type=_CudaIpcHandle)
+    theirs = decode_published(both[1 - pair.rank].tobytes().rstrip(b"\0"), _CudaIpcHandle, "the partner")
     if theirs.elements != own.numel():
         raise UsageError(
             f"the partner has a buffer of {theirs.elements} bytes, this rank one of {own.numel()}; "

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from fireflyer.base.errors import Aborted, Busy, DataCorruption, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, format_duration
+from fireflyer.collectives.codes import FailureKind
 from fireflyer.native import NativeWork
 
 __all__ = ["ROOM_PAUSE_S", "Work", "when_there_is_room"]
@@ -65,6 +66,11 @@ class Work:
         if error is not None:
             raise error
 
+    @property
+    def source(self) -> int:
+        """Of a `recv` that is done: the rank that sent. -1 for other operations."""
+        return -1 if self._native is None else self._native.source()
+
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         return self._native is None or self._native.done()
@@ -75,16 +81,18 @@ class Work:
             return None
         failure = self._native.failure()
         kind, culprit, _, text = failure
-        if kind == 0:
+        if kind == FailureKind.NONE:
             return None
+        if kind == FailureKind.MISMATCH:  # of this message alone
+            return UsageError(text)
         came = self._failed(failure) if self._failed is not None else ""
-        if came and kind != 2:  # calls that do not fit moved nothing
+        if came and kind != FailureKind.USAGE:  # calls that do not fit moved nothing
             text = f"{text}; {came}"
         message = f"{text}; this communicator cannot be used any more; create another, or call reform"
-        if kind == 2:
+        if kind == FailureKind.USAGE:
             return UsageError(message)
-        if kind == 3:
+        if kind == FailureKind.ABORTED:
             return Aborted(message)
-        if kind == 4:
+        if kind == FailureKind.DATA_CORRUPTION:
             return DataCorruption(message)
         return PeerFailed(message, rank=culprit)

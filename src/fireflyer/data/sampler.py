@@ -14,6 +14,7 @@ Domains", 2002, method 3 with modular addition; round function: the splitmix64 f
 
 from __future__ import annotations
 
+import logging
 import math
 
 import msgspec
@@ -22,11 +23,14 @@ from numpy.typing import NDArray
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["MAX_SAMPLES", "ResumableSampler", "SamplerState", "permute", "slice_of_rank"]
+__all__ = ["MAX_SAMPLES", "ResumableSampler", "SamplerState", "describe_uneven", "permute", "slice_of_rank"]
 
 MAX_SAMPLES = 1 << 48
 """Keeps every product of the network below 2**63."""
 
+_log = logging.getLogger(__name__)
+_MAX_SIZES = 12
+"""How many numbers of ranks a warning names."""
 _ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -63,10 +67,18 @@ class ResumableSampler:
         self.global_batch = global_batch
         self.seed = seed
         self.shuffle = shuffle
+        self._world_size = 0
+        """For which it was said whether the batch divides evenly."""
 
     def batch(self, position: int, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
-        """Sample indices of `rank`, int64 `[n]`: n is `global_batch / world_size`, rounded up or down."""
+        """Sample indices of `rank`, int64 `[n]`: n is `global_batch / world_size`, rounded up or down. Rank 0 logs a
+        warning where ranks have different numbers of samples."""
         first, end = slice_of_rank(self.global_batch, rank, world_size)
+        if world_size != self._world_size:
+            self._world_size = world_size
+            uneven = describe_uneven(self.global_batch, world_size) if rank == 0 else None
+            if uneven is not None:
+                _log.warning("%s", uneven)
         return self.stream(position + first, end - first)
 
     def stream(self, position: int, count: int) -> NDArray[np.int64]:
@@ -110,6 +122,21 @@ def slice_of_rank(count: int, rank: int, world_size: int) -> tuple[int, int]:
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of {world_size} is out of range; ranks count from 0 to world_size - 1")
     return rank * count // world_size, (rank + 1) * count // world_size
+
+
+def describe_uneven(global_batch: int, world_size: int) -> str | None:
+    """What to know where `global_batch` samples do not divide evenly among the ranks, in one line; else None."""
+    if global_batch % world_size == 0:
+        return None
+    low = global_batch // world_size
+    near = [ranks for ranks in range(1, min(global_batch, 4 * world_size) + 1) if global_batch % ranks == 0]
+    sizes = near[-_MAX_SIZES:]
+    said = " or ".join(filter(None, [", ".join(map(str, sizes[:-1])), str(sizes[-1])]))
+    return (
+        f"global_batch={global_batch} does not divide evenly among {world_size} ranks: they have {low} or {low + 1} "
+        "samples, and a mean over ranks of means is not that over the samples; it divides among "
+        f"{said} ranks"
+    )
 
 
 def permute(values: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -116,7 +116,7 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeCredential:
-    """A node (launcher, agent, rank, service) that holds the node secret and names itself `identity`."""
+    """A node (launcher, supervisor, rank, service) that holds the node secret and names itself `identity`."""
 
     secret: Secret
     identity: str

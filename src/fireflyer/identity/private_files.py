@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["read_private_file", "require_own_directory", "write_private_file"]
+__all__ = ["lock_file", "read_private_file", "require_own_directory", "write_private_file"]
+
+
+@contextlib.contextmanager
+def lock_file(path: str) -> Iterator[None]:
+    """Holds the lock file `path`, made with mode 0600, while this lasts; waits for who has it. Raises
+    `PermissionDenied`, `NotFound`."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise translate_os_error(error, f"lock {path}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def read_private_file(path: str, max_bytes: int) -> bytes:

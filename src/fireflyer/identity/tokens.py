@@ -17,7 +17,6 @@ when such a file is read (so all readers agree), and keep them when it is writte
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hmac
 import os
 import re
@@ -33,7 +32,7 @@ from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDe
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
 from fireflyer.identity.handshake import BEARER_MARK, UserKey, token_id_of, token_key
-from fireflyer.identity.private_files import read_private_file, write_private_file
+from fireflyer.identity.private_files import lock_file, read_private_file, write_private_file
 
 __all__ = ["FIRST_UID", "MAX_GROUPS", "MAX_TOKENS_PER_USER", "MAX_USERS", "Account", "TokenInfo", "TokenStore"]
 
@@ -252,7 +251,7 @@ class TokenStore:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """Lock, read, (the caller changes), write. What the caller began is dropped when it raises."""
-        with self._lock, self._file_lock():
+        with self._lock, lock_file(f"{self._path}.lock"):
             self._refresh()
             try:
                 yield
@@ -262,18 +261,6 @@ class TokenStore:
             finally:
                 self._signature = None
                 self._refresh()
-
-    @contextlib.contextmanager
-    def _file_lock(self) -> Iterator[None]:
-        try:
-            fd = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise translate_os_error(error, f"lock {self._path}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
     def _refresh(self) -> None:
         signature = self._read_signature()

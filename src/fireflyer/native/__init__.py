@@ -10,6 +10,11 @@ import os
 
 from fireflyer.native import _core
 from fireflyer.native._core import (
+    ANY_RANK,
+    DTYPES,
+    FAILURE_KINDS,
+    OP_KINDS,
+    REDUCE_OPS,
     Arena,
     ChunkError,
     ChunkNode,
@@ -47,6 +52,11 @@ from fireflyer.native._core import (
 )
 
 __all__ = [
+    "ANY_RANK",
+    "DTYPES",
+    "FAILURE_KINDS",
+    "OP_KINDS",
+    "REDUCE_OPS",
     "Arena",
     "ChunkError",
     "ChunkNode",

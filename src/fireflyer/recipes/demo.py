@@ -1,10 +1,10 @@
 """The demonstration: train a GPT on real text, lose a node in mid-run, finish anyway, prove that nothing was lost.
 
 Two jobs with the same seed run one after the other on two nodes of two ranks each. The first is left alone. In the
-second the launcher kills node 1 (its agent and its ranks, with SIGKILL) when step `kill_step` is reported; the gang is
-started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish, the first in
-one attempt, all ranks of the second resumed from the newest checkpoint that was committed, and every loss that any rank
-of either job reported, also of steps that were computed twice, is bitwise that of the first job's curve.
+second the launcher kills node 1 (its supervisor and its ranks, with SIGKILL) when step `kill_step` is reported; the
+gang is started again and resumes from its newest checkpoint. The demonstration succeeds only if both jobs finish, the
+first in one attempt, all ranks of the second resumed from the newest checkpoint that was committed, and every loss that
+any rank of either job reported, also of steps that were computed twice, is bitwise that of the first job's curve.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def judge(
     if not injected or injected[0].resumed_step is None:
         return facts, ["the node was not killed, or the job did not resume from a checkpoint after it"]
     failure, resumed = injected[0], injected[0].resumed_step
-    facts.append(("node killed", f"node {spec.kill_node} (its agent and its ranks) at step {failure.broken_step}"))
+    facts.append(("node killed", f"node {spec.kill_node} (its supervisor and its ranks) at step {failure.broken_step}"))
     facts.append(("resumed from", f"step {resumed} ({failure.resumed_checkpoint})"))
     problems = [f"the undisturbed run was restarted: {one.reason}" for one in reference.failures]
     problems += _judge_start(failure, disturbed)

@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,9 +29,9 @@ import torch
 from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.base.ports import Clock
+from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND, format_duration, parse_duration
-from fireflyer.checkpoint import CheckpointManager, capture, load_into, load_rng, stored_job_plan
+from fireflyer.checkpoint import CheckpointManager, capture, load_into, load_rng, stored_job_plan, stored_plans
 from fireflyer.cluster import Reporter
 from fireflyer.collectives import Communicator, Plan
 from fireflyer.data import Batch, PrefetchLoader, ResumableSampler, SamplerState, TokenWindows
@@ -164,13 +164,11 @@ def find_corpus(directory: str) -> Corpus:
 def join_group(
     options: Options, env: RankEnvironment, store: Store, reporter: Reporter
 ) -> tuple[Communicator, CheckpointManager]:
-    """Meets the other ranks. The plan of the job's first start is used again, so that sums are formed in its order;
-    only another number of ranks or nodes needs another plan, and its losses agree with the first but for rounding."""
+    """Meets the other ranks. The plan with which the job had as many ranks is used again, so that sums are formed in
+    its order; only another number of ranks or nodes needs another plan, and its losses agree but for rounding."""
     disk = RealDisk()
-    stored = stored_job_plan(options.checkpoint_dir, disk)
-    plan = None if stored is None else stored_as(Plan, stored.get("collectives"), options)
-    if plan is not None and (plan.world_size, plan.nodes) != (env.world_size, env.nodes):
-        plan = None
+    first = stored_job_plan(options.checkpoint_dir, disk)  # of a release that kept the job's first plan there
+    plan = stored_plan_for(options, env, disk, first)
     comm = Communicator.from_environment(env, plan=plan, timeout_ns=options.timeout_ns)
     checkpoints = CheckpointManager(
         options.checkpoint_dir,
@@ -180,11 +178,21 @@ def join_group(
         disk=disk,
         keep=options.keep,
         period_steps=options.checkpoint_every,
-        job_plan=stored or {"collectives": msgspec.to_builtins(comm.plan)},
+        job_plan=first,
+        plan={"collectives": msgspec.to_builtins(comm.plan)},
         attempt=env.attempt,
+        launch=env.launch,
         on_event=reporter.checkpoint,
     )
     return comm, checkpoints
+
+
+def stored_plan_for(options: Options, env: RankEnvironment, disk: Disk, first: dict[str, Any] | None) -> Plan | None:
+    """The last plan of the job with as many ranks and nodes as it has now."""
+    kept = [record.plan for record in stored_plans(options.checkpoint_dir, disk) if "collectives" in record.plan]
+    plans = [stored_as(Plan, one.get("collectives"), options) for one in ([] if first is None else [first]) + kept]
+    fitting = [plan for plan in plans if (plan.world_size, plan.nodes) == (env.world_size, env.nodes)]
+    return fitting[-1] if fitting else None
 
 
 def restore(job: Job) -> tuple[int, int]:
@@ -194,7 +202,7 @@ def restore(job: Job) -> tuple[int, int]:
     restored = job.checkpoints.restore()
     steps_done = position = 0
     if restored is not None:
-        values = load_into(restored.shared, restored.values, job.model, job.optimizer)
+        values = load_into(restored.shared, restored.values, job.model.module, job.optimizer)
         progress = stored_as(Progress, values, job.options)
         if progress.corpus != job.corpus.fingerprint:
             raise UsageError(
@@ -286,7 +294,7 @@ def save_if_due(job: Job, step: int, loader: PrefetchLoader) -> int:
     if not last and not job.checkpoints.due(step, started_ns):
         return 0
     progress = Progress(job.corpus.fingerprint, loader.state())
-    state = capture(job.model, job.optimizer, values=msgspec.to_builtins(progress))
+    state = capture(job.model.module, job.optimizer, values=msgspec.to_builtins(progress))
     handle = job.checkpoints.save(step, state, blocking=last)
     if last:
         handle.result()  # one that fails in mid-run is made up for by the next; nothing makes up for this one

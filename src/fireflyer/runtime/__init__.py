@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fireflyer.runtime.driver import Driver, Machine, run
     from fireflyer.runtime.environment import read_environment
     from fireflyer.runtime.rpc import BlockingRpcClient, Caller, Method, RpcClient, RpcServer, ServerLimits
-    from fireflyer.runtime.sockets import authenticate_client, authenticate_server
+    from fireflyer.runtime.sockets import authenticate_client
     from fireflyer.runtime.store import LocalStore, Store, StoreClient, StoreService, open_store
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "StoreClient",
     "StoreService",
     "authenticate_client",
-    "authenticate_server",
     "open_store",
     "read_environment",
     "run",
@@ -59,7 +58,6 @@ _HOME = {
     "StoreClient": "store",
     "StoreService": "store",
     "authenticate_client": "sockets",
-    "authenticate_server": "sockets",
     "open_store": "store",
     "read_environment": "environment",
     "run": "driver",

@@ -1,4 +1,4 @@
-"""Runs a pure machine in the real world, on asyncio.
+"""Runs a pure machine in the real world: `Driver` on asyncio, `InlineDriver` in the calling thread.
 
 The machine decides, the driver acts: `post` queues an event, the loop hands it to `machine.handle` with the clock's
 time, and every effect that comes back goes to `perform`, in order, before the next event. Events that `perform` posts
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ from fireflyer.base.ports import Clock
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
-__all__ = ["MAX_EVENTS_QUEUED", "Driver", "Machine", "run"]
+__all__ = ["MAX_EVENTS_QUEUED", "Driver", "InlineDriver", "Machine", "run"]
 
 MAX_EVENTS_QUEUED = 65536
 _E = TypeVar("_E")
@@ -44,6 +45,38 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
     open_standard_streams()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+class InlineDriver(Generic[_E, _F]):
+    """Handles an event at once, in the thread that feeds it. For a machine whose caller needs the outcome when `feed`
+    returns. Not for use by two threads at once."""
+
+    __slots__ = ("_events", "_handle", "_handling", "_now_ns", "_perform")
+
+    def __init__(
+        self, machine: Machine[_E, _F], perform: Callable[[_F], None], *, now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._handle = machine.handle
+        self._perform = perform
+        self._now_ns = now_ns
+        self._events: collections.deque[_E] = collections.deque()
+        self._handling = False
+
+    def feed(self, event: _E, now_ns: int = 0) -> None:
+        """Returns when the event's effects are performed, and those of the events that these have fed. Fed by an
+        effect, it returns at once: the machine is never entered twice. `now_ns`: the time, where the caller has just
+        asked for it. Raises what the machine or `perform` raises; events that wait then are handled by the next
+        `feed`."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for effect in self._handle(now_ns or self._now_ns(), self._events.popleft()):
+                    self._perform(effect)
+        finally:
+            self._handling = False
 
 
 class Driver(Generic[_E, _F]):

@@ -7,12 +7,11 @@
     fd = connection.socket.detach()
 
 The handshake of `fireflyer.identity.handshake` is done on a plain non-blocking socket. It reads exactly its own bytes
-and not one more, so that native code can go on with the descriptor. `fireflyer.runtime.sockets` does the same for
-threads that may block.
+and not one more, so that native code can go on with the descriptor. For threads there are
+`fireflyer.runtime.accept_thread` and `fireflyer.runtime.sockets`.
 
-A peer that does not prove itself gets one message that says so, and nothing else. Everything is bounded: the time of a
-handshake, its bytes, how many are under way at once (the oldest gives way: an honest peer needs milliseconds, and
-strangers must not keep the others out).
+A client that does not prove itself gets one message that says so, and nothing else. What bounds its time, its bytes and
+the number of such clients: `fireflyer.identity.acceptor`.
 
 The handshake proves who is at the other end. It does not protect what is sent later: isolate or tunnel a network on
 whose path somebody may sit.
@@ -21,42 +20,33 @@ whose path somebody may sit.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
+import errno
 import secrets
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, Timeout, Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import SECOND, format_duration
-from fireflyer.identity.handshake import (
-    LENGTH_BYTES,
-    NONCE_BYTES,
-    Accepts,
-    ClientHandshake,
-    Credential,
-    ServerHandshake,
-    Session,
-    message_length,
-    pack_message,
-    refusal_message,
-)
+from fireflyer.identity.acceptor import HandshakeLimits
+from fireflyer.identity.conversation import ClientConversation
+from fireflyer.identity.handshake import NONCE_BYTES, Accepts, Credential, Session
 from fireflyer.runtime.address import Address
+from fireflyer.runtime.handshake_sockets import ACCEPT_PAUSE_NS, HandshakeSockets
+from fireflyer.runtime.port_search import listen_in_range
 
-__all__ = ["RawConnection", "RawListener", "connect_raw"]
+__all__ = ["RawConnection", "RawListener", "connect_raw", "open_raw"]
 
-_log = logging.getLogger(__name__)
-MAX_HANDSHAKES: Final = 128
-"""Under way at once at one listener."""
-HANDSHAKE_NS: Final = 10 * SECOND
+_CONNECT_NS: Final = 10 * SECOND
 _BACKLOG: Final = 512
-_REFUSE_S: Final = 1.0
-_MAX_UNREAD_BYTES: Final = 64 << 10
-"""So much is read of a peer that was refused: closing before would destroy the message that says why."""
-_ACCEPT_AGAIN_S: Final = 0.1
+_ACCEPTS_PER_TURN: Final = 64
+"""Then other sockets of the loop have their turn."""
+_TIMER_S: Final = 0.001
+"""Timers of loops are as coarse: not before the deadline, lest they find nothing to do."""
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
@@ -71,32 +61,43 @@ class RawConnection:
 
 
 async def connect_raw(
-    address: Address | str, credential: Credential, *, purpose: str, timeout_ns: int = HANDSHAKE_NS
+    address: Address | str, credential: Credential, *, purpose: str, timeout_ns: int = _CONNECT_NS
 ) -> RawConnection:
     """Connects and authenticates both ends. Raises `Unreachable`, `Timeout`, `PermissionDenied`, `Busy`, which name
     the address."""
     target = Address.parse(address) if isinstance(address, str) else Address(*address)
-    sock: socket.socket | None = None
     try:
         async with asyncio.timeout(timeout_ns / SECOND):
-            sock = await _connect(target)
-            session = await _prove(sock, ClientHandshake(credential, purpose=purpose, nonce=_nonce()))
-    except BaseException as error:
-        if sock is not None:
-            sock.close()
-        if isinstance(error, FireflyerError):
-            raise type(error)(f"connect to {target}: {error}") from error
-        if isinstance(error, TimeoutError):
-            limit = format_duration(timeout_ns)
-            raise Timeout(f"connect to {target}: no connection within {limit}; is the server running?") from None
-        if isinstance(error, OSError):
-            raise Unreachable(translate_os_error(error, f"connect to {target}").message) from error
+            return await open_raw(target, credential, purpose=purpose)
+    except FireflyerError as error:
+        raise type(error)(f"connect to {target}: {error}") from error
+    except TimeoutError:
+        limit = format_duration(timeout_ns)
+        raise Timeout(f"connect to {target}: no connection within {limit}; is the server running?") from None
+    except OSError as error:
+        raise Unreachable(translate_os_error(error, f"connect to {target}").message) from error
+
+
+async def open_raw(address: Address, credential: Credential, *, purpose: str) -> RawConnection:
+    """As `connect_raw`, without a limit on the time. Raises `PermissionDenied`, `Busy`, `Unreachable`, `OSError`."""
+    conversation = ClientConversation(credential, purpose=purpose, nonce=secrets.token_bytes(NONCE_BYTES))
+    loop = asyncio.get_running_loop()
+    sock = await _connect(address)
+    try:
+        await loop.sock_sendall(sock, conversation.hello())
+        while conversation.session is None:
+            reply = conversation.receive(await loop.sock_recv(sock, conversation.wanted))
+            if reply:
+                await loop.sock_sendall(sock, reply)
+        return RawConnection(sock, conversation.session, address)
+    except BaseException:
+        sock.close()
         raise
-    return RawConnection(sock, session, target)
 
 
 class RawListener:
-    """Takes connections on one port. `on_connection` is called in the loop, must not block, and owns what it gets."""
+    """Takes connections on one port. `on_connection` is called in the loop, must not block, and owns what it gets.
+    `full` says why no more clients can be served, or None."""
 
     def __init__(
         self,
@@ -105,115 +106,134 @@ class RawListener:
         identity: str,
         purpose: str,
         on_connection: Callable[[RawConnection], None],
-        handshake_ns: int = HANDSHAKE_NS,
+        limits: HandshakeLimits | None = None,
+        full: Callable[[], Busy | None] | None = None,
     ) -> None:
-        self._accepts = accepts
-        self._identity, self._purpose = identity, purpose
         self._on_connection = on_connection
-        self._handshake_ns = handshake_ns
-        self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._listening: list[socket.socket] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused: asyncio.TimerHandle | None = None
+        self._sockets = HandshakeSockets(
+            accepts,
+            identity=identity,
+            purpose=purpose,
+            watch=self._watch,
+            unwatch=self._unwatch,
+            on_connection=self._take,
+            limits=limits,
+            full=full,
+        )
 
-    async def start(self, host: str, port: int) -> Address:
-        """Listens; port 0 takes a free one. Raises `UsageError`, `Unreachable` when it cannot."""
+    async def start(self, host: str, port: int, ports: PortRange | None = None) -> Address:
+        """Listens at every address of `host`, or of the machine where it is empty; port 0 takes a free one, of the
+        range where there is one. Raises `UsageError`, `Unreachable`, `Busy` when it cannot."""
+        if not 0 <= port < 65536:
+            raise UsageError(f"port {port} is out of range; choose one from 1 to 65535, or 0 for any free one")
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, protocol, _, where = found[0]
-            sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+            found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            addresses = list(dict.fromkeys((family, str(where[0])) for family, *_, where in found))
+            if port:
+                self._listening = _listen(addresses, port)
+            else:
+                self._listening = listen_in_range(ports, lambda chosen: _listen(addresses, chosen))
         except OSError as error:
             raise translate_os_error(error, f"listen on {Address(host, port)}") from error
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(where)
-            sock.listen(_BACKLOG)
-        except (OSError, OverflowError) as error:
-            sock.close()
-            if isinstance(error, OverflowError):
-                raise UsageError(f"port {port} is out of range; choose one from 1 to 65535, or 0 for any") from None
-            raise translate_os_error(error, f"listen on {Address(host, port)}") from error
-        self._socket = sock
-        self._accepting = loop.create_task(self._accept_all(sock))
-        return Address(host, sock.getsockname()[1])
+        self._resume()
+        return Address(host, self._listening[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stops listening and gives up the handshakes under way. Connections that were handed on stay."""
-        tasks = [*self._handshakes]
-        if self._accepting is not None:
-            tasks.append(self._accepting)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Stops listening and gives up the handshakes under way. Connections that were handed on stay. Idempotent."""
+        for timer in (self._timer, self._paused):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._paused = None
+        self._sockets.close()
+        for sock in self._listening:
+            self._unwatch(sock.fileno())
+            sock.close()
+        self._listening.clear()
 
-    async def _accept_all(self, listening: socket.socket) -> None:
+    def _take(self, sock: socket.socket, session: Session) -> None:
+        try:
+            _keep_alive(sock)
+            peer = sock.getpeername()
+        except OSError:  # it was reset meanwhile
+            sock.close()
+            return
+        self._on_connection(RawConnection(sock, session, Address(str(peer[0]), int(peer[1]))))
+
+    # --- in the loop ---
+
+    def _watch(self, fd: int) -> None:
+        asyncio.get_running_loop().add_reader(fd, self._readable, fd)
+
+    def _unwatch(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+
+    def _resume(self) -> None:
+        self._paused = None
+        for sock in self._listening:
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            state = self._sockets.accept(listening)
+            if state is None:
+                break
+            if not state:
+                for sock in self._listening:
+                    asyncio.get_running_loop().remove_reader(sock.fileno())
+                self._paused = asyncio.get_running_loop().call_later(ACCEPT_PAUSE_NS / SECOND, self._resume)
+                break
+        self._set_timer()
+
+    def _readable(self, connection: int) -> None:
+        self._sockets.readable(connection)
+        self._set_timer()
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._sockets.expire()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """The timer is due at the next deadline, or earlier."""
+        due_ns = self._sockets.next_deadline_ns
+        if due_ns is None:
+            return
         loop = asyncio.get_running_loop()
-        while True:
+        due_s = loop.time() + max(0, due_ns - time.monotonic_ns()) / SECOND + _TIMER_S
+        if self._timer is not None:
+            if self._timer.when() <= due_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(due_s, self._expire)
+
+
+def _listen(addresses: Sequence[tuple[socket.AddressFamily, str]], port: int) -> list[socket.socket]:
+    """One socket for each address that this machine has, all with the same port. Raises `OSError`."""
+    listening: list[socket.socket] = []
+    lacking = OSError("the host name resolves to no address")
+    try:
+        for family, address in addresses:
             try:
-                sock, peer = await loop.sock_accept(listening)
+                sock = socket.create_server((address, port), family=family, backlog=_BACKLOG)
             except OSError as error:
-                # Out of descriptors or memory, mostly: what is open goes on, and the next ones wait.
-                _log.warning("accept failed, retrying reason=%s", translate_os_error(error, "accept"))
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                lacking = error  # a host's file may name ::1 where there is no IPv6
                 continue
-            if len(self._handshakes) >= MAX_HANDSHAKES:
-                oldest = next(iter(self._handshakes))
-                del self._handshakes[oldest]
-                oldest.cancel()
-            task = loop.create_task(self._serve(sock, Address(str(peer[0]), int(peer[1]))))
-            self._handshakes[task] = None
-            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
-            # Also where it was cancelled before it began; what was handed on has no descriptor here any more.
-            task.add_done_callback(lambda done, sock=sock: None if _handed_on(done) else sock.close())  # type: ignore[misc]
-
-    async def _serve(self, sock: socket.socket, peer: Address) -> None:
-        handshake = ServerHandshake(
-            self._accepts,
-            identity=self._identity,
-            purpose=self._purpose,
-            nonce=_nonce(),
-            decoy_key=secrets.token_bytes(32),
-        )
-        try:
-            session = await self._check(sock, handshake)
-            _set_options(sock)
-        except (FireflyerError, OSError) as error:
-            _log.warning("connection refused peer=%s reason=%s", peer, error)
-            if isinstance(error, PermissionDenied | Timeout):
-                await _refuse(sock, getattr(error, "reply", None) or refusal_message(error))
-            raise
-        self._on_connection(RawConnection(sock, session, peer))
-
-    async def _check(self, sock: socket.socket, handshake: ServerHandshake) -> Session:
-        try:
-            async with asyncio.timeout(self._handshake_ns / SECOND):
-                left = Unreachable("the client closed the connection during the handshake")
-                await _send(sock, handshake.on_hello(await _receive(sock, left)))
-                session, verdict = handshake.on_proof(await _receive(sock, left))
-                await _send(sock, verdict)
-                return session
-        except FireflyerError:
-            raise
-        except TimeoutError:
-            limit = format_duration(self._handshake_ns)
-            raise Timeout(f"the client did not authenticate within {limit}") from None
-
-
-def _handed_on(task: asyncio.Task[None]) -> bool:
-    if task.cancelled():
-        return False
-    error = task.exception()
-    if error is not None and not isinstance(error, FireflyerError | OSError):
-        _log.error("connection lost on an unexpected error", exc_info=error)
-    return error is None
-
-
-def _nonce() -> bytes:
-    return secrets.token_bytes(NONCE_BYTES)
+            listening.append(sock)
+            sock.setblocking(False)
+            port = int(sock.getsockname()[1])
+        if not listening:
+            raise lacking
+        return listening
+    except BaseException:
+        for sock in listening:
+            sock.close()
+        raise
 
 
 async def _connect(address: Address) -> socket.socket:
@@ -224,7 +244,8 @@ async def _connect(address: Address) -> socket.socket:
         sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         try:
             await loop.sock_connect(sock, where)
-            _set_options(sock)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(sock)
             return sock
         except OSError as error:
             sock.close()
@@ -235,47 +256,8 @@ async def _connect(address: Address) -> socket.socket:
     raise last
 
 
-def _set_options(sock: socket.socket) -> None:
+def _keep_alive(sock: socket.socket) -> None:
     """A peer that vanished without a word is noticed after 25 s even by an end that only waits."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-async def _prove(sock: socket.socket, handshake: ClientHandshake) -> Session:
-    left = Unreachable(
-        "the server closed the connection during the handshake; it has ended, or is not a Fire-Flyer server"
-    )
-    await _send(sock, handshake.hello())
-    await _send(sock, handshake.on_challenge(await _receive(sock, left)))
-    return handshake.on_verdict(await _receive(sock, left))
-
-
-async def _send(sock: socket.socket, message: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(sock, pack_message(message))
-
-
-async def _receive(sock: socket.socket, left: FireflyerError) -> bytes:
-    return await _exactly(sock, message_length(await _exactly(sock, LENGTH_BYTES, left)), left)
-
-
-async def _exactly(sock: socket.socket, count: int, left: FireflyerError) -> bytes:
-    loop, data = asyncio.get_running_loop(), b""
-    while len(data) < count:
-        piece = await loop.sock_recv(sock, count - len(data))
-        if not piece:
-            raise left
-        data += piece
-    return data
-
-
-async def _refuse(sock: socket.socket, reply: bytes) -> None:
-    """One message that says why, for at most a second."""
-    loop, unread = asyncio.get_running_loop(), _MAX_UNREAD_BYTES
-    with contextlib.suppress(OSError):
-        async with asyncio.timeout(_REFUSE_S):
-            await loop.sock_sendall(sock, pack_message(reply))
-            sock.shutdown(socket.SHUT_WR)
-            while unread > 0 and (data := await loop.sock_recv(sock, 4096)):
-                unread -= len(data)

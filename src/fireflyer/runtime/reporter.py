@@ -2,7 +2,8 @@
 
 Never blocks and never breaks the training: a report is put into a bounded queue and sent by a thread of its own. When
 the launcher is slower than the training the oldest *step* reports are given up and counted; a resume or a checkpoint
-report never is. Without a launcher a `Reporter` does nothing at all. `attempt` of a report is set to the process's own.
+report never is. Without `ff run` the reports go to a file of this rank in the run directory, if there is one; `ff
+report` puts the files of all ranks together. `attempt` of a report is set to the process's own.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from typing import Annotated, Self
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, PeerFailed, TransientError
-from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, ResumeReport, StepReport
+from fireflyer.base.events import (
+    CheckpointReport,
+    PeerFailureReport,
+    Report,
+    ResumeReport,
+    SaturationReport,
+    StepReport,
+)
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.secrets import load_secret
+from fireflyer.runtime.report_file import ReportFile, open_report_file
 from fireflyer.runtime.rpc import BlockingRpcClient, Method, NodeCredential
 
 __all__ = ["CLOSE_NS", "MAX_IMPORTANT", "MAX_STEPS_QUEUED", "REPORT", "Acknowledged", "Reporter", "Reports"]
@@ -71,7 +80,9 @@ class Reporter:
         *,
         attempt: int | None = None,
         rank: int | None = None,
+        file: ReportFile | None = None,
     ) -> None:
+        self._file = file
         self._attempt, self._rank = attempt, rank
         self._address = address
         self._secret_file = secret_file
@@ -86,14 +97,18 @@ class Reporter:
         self._batches = 0
         self._client: BlockingRpcClient | None = None
         self._thread: threading.Thread | None = None
-        if address is not None and secret_file is not None:
+        if file is not None or (address is not None and secret_file is not None):
             self._thread = threading.Thread(target=self._send_all, name="step reports", daemon=True)
             self._thread.start()
             atexit.register(self.close)
 
     @classmethod
-    def from_environment(cls, env: RankEnvironment) -> Self:
-        """Reports to the launcher that started this rank, if one did. Never raises."""
+    def from_environment(cls, env: RankEnvironment, *, run_dir: str | None = None) -> Self:
+        """Reports to the launcher that started this rank; where `ff run` did not, to a file below `run_dir` (default:
+        FF_RUN_DIR; with neither, to nobody). Never raises: what cannot be written is logged."""
+        if env.control is None and (run_dir or env.run_dir):
+            file = open_report_file(run_dir or env.run_dir or "", env)
+            return cls(None, None, "", attempt=env.attempt, rank=env.rank, file=file)
         who = f"rank {env.rank}/attempt {env.attempt}/{os.getpid()}.{next(_numbers)}"
         return cls(env.control, env.secret_file, who, attempt=env.attempt, rank=env.rank)
 
@@ -117,6 +132,11 @@ class Reporter:
         if error.rank >= 0 and self._rank is not None:
             self._put(PeerFailureReport(self._rank, self._attempt or 0, error.rank, error.message))
 
+    def saturation(self, group: str, saturated: int, values: int) -> None:
+        """Of `values` results of fp8 sums in `group` so far, this rank has rounded `saturated` that did not fit."""
+        if self._rank is not None:
+            self._put(SaturationReport(self._rank, self._attempt or 0, group, saturated, values))
+
     def close(self) -> None:
         """Sends what is queued, for at most `CLOSE_NS`; idempotent. Called at the interpreter's exit if not before."""
         thread = self._thread
@@ -133,7 +153,9 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._file is not None and kind is not None:
+            self._file.failed = True
         self.close()
 
     def _put(self, report: Report) -> None:
@@ -172,6 +194,8 @@ class Reporter:
         finally:
             self._thread = None
             self._lose_connection()
+            if self._file is not None:
+                self._file.close()
 
     def _take(self) -> list[Report] | None:
         """Waits for reports; None when closing and nothing is left."""
@@ -186,6 +210,8 @@ class Reporter:
 
     def _send(self, batch: list[Report]) -> bool:
         """Tries until it is done. False when there is no point in trying (any more)."""
+        if self._file is not None:
+            return self._file.append(batch)
         self._batches += 1
         request = Reports(tuple(batch), self._batches, self._dropped)
         while True:

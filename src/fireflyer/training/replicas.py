@@ -54,9 +54,9 @@ def verify_same_description(comm: Communicator, lines: Sequence[str]) -> None:
 
 
 def broadcast_tensors(
-    comm: Communicator, tensors: Sequence[torch.Tensor], *, staging_bytes: int = STAGING_BYTES
+    comm: Communicator, tensors: Sequence[torch.Tensor], *, root: int = 0, staging_bytes: int = STAGING_BYTES
 ) -> None:
-    """Copies rank 0's values into `tensors` (any shapes and dtypes, on the CPU) of all ranks, in place. Collective.
+    """Copies the values of rank `root` into `tensors` of all ranks, in place: any shapes and dtypes. Collective.
 
     The total size and the order must be the same on every rank.
     """
@@ -67,7 +67,7 @@ def broadcast_tensors(
     staging = torch.zeros(words, dtype=torch.int64)
     with torch.no_grad():
         for pieces in _batches(tensors, words * _WORD_BYTES):
-            _broadcast_pieces(comm, staging, pieces)
+            _broadcast_pieces(comm, staging, pieces, root)
 
 
 def _batches(tensors: Sequence[torch.Tensor], limit: int) -> Iterator[list[tuple[torch.Tensor, int, int]]]:
@@ -88,17 +88,19 @@ def _batches(tensors: Sequence[torch.Tensor], limit: int) -> Iterator[list[tuple
         yield batch
 
 
-def _broadcast_pieces(comm: Communicator, staging: torch.Tensor, pieces: list[tuple[torch.Tensor, int, int]]) -> None:
+def _broadcast_pieces(
+    comm: Communicator, staging: torch.Tensor, pieces: list[tuple[torch.Tensor, int, int]], root: int
+) -> None:
     used = sum(stop - start for _, start, stop in pieces)
     message = staging[: -(-used // _WORD_BYTES)]
     staged = message.view(torch.uint8)
-    if comm.rank == 0:
+    if comm.rank == root:
         at = 0
         for tensor, start, stop in pieces:
             staged[at : at + stop - start].copy_(_bytes_of(tensor)[start:stop])
             at += stop - start
-    comm.broadcast(message, root=0)
-    if comm.rank != 0:
+    comm.broadcast(message, root=root)
+    if comm.rank != root:
         at = 0
         for tensor, start, stop in pieces:
             _store_bytes(tensor, start, staged[at : at + stop - start])

@@ -3,9 +3,8 @@
 What holds, and against whom:
 
 - A peer without the secret may connect to every listener of every rank: TCP ports, and Unix sockets of the abstract
-  namespace, which know no permissions. It learns that something listens. A silent one is turned away after 10 s
-  (`HANDSHAKE_TIMEOUT_NS`, `PENDING_HANDSHAKE_TIMEOUT_NS`), the oldest of more than 128 at once; messages are at most
-  1 KiB. It delays nobody and is never read beyond the handshake.
+  namespace, which know no permissions. It learns that something listens. What its connections may cost is in
+  `fireflyer.identity.acceptor` (`HandshakeLimits`). It delays nobody and is never read beyond the handshake.
 - A recorded handshake is of no use: both sides contribute 32 fresh bytes. One made for another listener, group, attempt
   or rank is refused: its purpose and names are part of the proof.
 - Memory is in unnamed files (memfd): nothing in /dev/shm, nothing to unlink, gone with the last process. Only this user

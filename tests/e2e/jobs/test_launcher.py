@@ -90,15 +90,16 @@ def test_a_failing_rank_stops_the_others_and_names_itself(tmp_path: Path) -> Non
 
 
 def test_a_gang_is_restarted_as_often_as_allowed(tmp_path: Path) -> None:
-    job = run(spec_of(tmp_path, "sys.exit(7) if rank == 1 else time.sleep(60)", ranks_per_node=2, max_restarts=2))
-    assert (job.result.exit_code, job.result.attempts) == (7, 3)
+    script = "sys.exit(7 + attempt) if rank == 1 else time.sleep(60)"
+    job = run(spec_of(tmp_path, script, ranks_per_node=2, max_restarts=2))
+    assert (job.result.exit_code, job.result.attempts) == (9, 3)
     assert [event.attempt for event in job.of(AttemptStarted)] == [0, 1, 2]
     assert [event.restarting for event in job.of(AttemptFailed)] == [True, True, False]
     assert "--max-restarts" in job.result.reason
 
 
 def test_a_restarted_gang_may_succeed_in_all_places(tmp_path: Path) -> None:
-    """Each attempt has its own port and logs, and the agents of sound nodes are kept."""
+    """Each attempt has its own port and logs, and the supervisors of sound nodes are kept."""
     script = """
 print(os.environ['MASTER_PORT'], os.getppid(), flush=True)
 open(sys.argv[1] + str(rank), 'w').close()
@@ -127,7 +128,7 @@ sys.exit(1)
 """
     job = run(spec_of(tmp_path, script, args=(str(tmp_path / "pid"),), nodes=2, ranks_per_node=2))
     assert job.result.exit_code == 128 + 9
-    assert job.result.reason == "rank 2 (node 1) was killed by SIGKILL"
+    assert job.result.reason == "rank 2 (node 1) was killed by SIGKILL; not restarted (--max-restarts is 0)"
 
 
 def test_a_killed_node_is_noticed_and_started_again(tmp_path: Path) -> None:
@@ -170,24 +171,24 @@ def test_a_script_that_reports_nothing_is_broken_by_time_and_a_fault_that_never_
     assert job.result.faults_left == faults[1:]
 
 
-def agents_of(run_dir: str, node: int) -> list[int]:
+def supervisors_of(run_dir: str, node: int) -> list[int]:
     return [
         pid
         for pid, command in leftovers(run_dir)
-        if "guard.py" not in command and "fireflyer.cluster.agent" in command and f'"node":{node},' in command
+        if "guard.py" not in command and "fireflyer.cluster.supervisor" in command and f'"node":{node},' in command
     ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_hung_or_dead_agent_is_lost_within_two_seconds(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_hung_or_dead_supervisor_is_lost_within_two_seconds(tmp_path: Path, number: signal.Signals) -> None:
     broken_ns: list[int] = []
     seen: list[Logged] = []
 
     def break_it(entry: Logged) -> None:
         seen.append(entry)
         if isinstance(entry.event, StepReport) and not broken_ns:
-            (agent,) = agents_of(str(tmp_path / "run"), 1)
-            os.kill(agent, number)
+            (supervisor,) = supervisors_of(str(tmp_path / "run"), 1)
+            os.kill(supervisor, number)
             broken_ns.append(entry.at_ns)
 
     job = run(spec_of(tmp_path, REPORTING, nodes=2, ranks_per_node=1, max_restarts=1), on_entry=break_it)

@@ -123,7 +123,7 @@ if rank == 3:
         wait_until(lambda: not any(is_alive(pid) for pid in orphans), 5, "detached processes are left")
 
 
-def test_launcher_and_agents_killed_at_once_leave_nothing_behind(tmp_path: Path) -> None:
+def test_launcher_and_supervisors_killed_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     before = f"""
 subprocess.Popen([sys.executable, {write_orphan(tmp_path)!r}, os.devnull], start_new_session=True)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -131,9 +131,11 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec = waiting_spec(tmp_path, before=before)
     with started_launcher(spec) as launcher:
         wait_for_ranks(tmp_path)
-        agents = [pid for pid in pids_of(spec, "fireflyer.cluster.agent") if "guard.py" not in command_of(pid)]
-        assert len(agents) == 2
-        for pid in (*agents, launcher.pid):
+        supervisors = [
+            pid for pid in pids_of(spec, "fireflyer.cluster.supervisor") if "guard.py" not in command_of(pid)
+        ]
+        assert len(supervisors) == 2
+        for pid in (*supervisors, launcher.pid):
             with contextlib.suppress(ProcessLookupError):  # the guards are quick
                 os.kill(pid, signal.SIGKILL)
         launcher.wait()

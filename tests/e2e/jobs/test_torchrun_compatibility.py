@@ -65,10 +65,15 @@ def test_the_environment_is_that_of_torchrun(tmp_path: Path, monkeypatch: pytest
     for expected, got in zip(environments(theirs), environments(ours), strict=True):
         missing = {name: value for name, value in expected.items() if got.get(name) != value}
         assert set(missing) <= DIFFERENT, missing
-        for name in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"):
+        for name in (
+            "MASTER_PORT",
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_USE_AGENT_STORE",
+            "TORCHELASTIC_ERROR_FILE",
+        ):
             assert name in got
         extra = {name for name in got if name not in expected}
-        assert all(name.startswith("FF_") for name in extra), extra
+        assert all(name.startswith("FF_") or name == "PYTHONFAULTHANDLER" for name in extra), extra
 
 
 def test_omp_num_threads_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ from tests.support.jobs.launching import wait_until, write_orphan
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import Busy
+from fireflyer.runtime.processes import guard as guard_program
 from fireflyer.runtime.processes import parent_death_signal
 from fireflyer.runtime.processes.guarded import (
     MARKER,
+    GuardCommand,
     Guarded,
     child_environment,
     descendants,
@@ -31,11 +33,17 @@ from fireflyer.runtime.processes.guarded import (
 pytestmark = pytest.mark.processes
 
 
-def guarded(tmp_path: Path, *command: str, token: str | None = None) -> tuple[Guarded, asyncio.Future[int]]:
+def guarded(
+    tmp_path: Path, *command: str, token: str | None = None, how: GuardCommand | None = None
+) -> tuple[Guarded, asyncio.Future[int]]:
     exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with open(tmp_path / "log", "ab") as log:
         guard = Guarded(
-            command, token=token or new_token(), environment=child_environment({}), log=log, on_exit=exited.set_result
+            how or command,
+            token=token or new_token(),
+            environment=child_environment({}),
+            log=log,
+            on_exit=exited.set_result,
         )
     return guard, exited
 
@@ -175,6 +183,17 @@ async def test_a_command_dies_with_its_guard_even_without_its_mark(tmp_path: Pat
 
 
 @on_loop
+async def test_what_a_shell_of_another_machine_prints_is_no_word_of_its_guard(tmp_path: Path) -> None:
+    """A login script may print anything, and as much of it as it likes, before the guard speaks."""
+    noise = "echo started by root; echo exited; head -c 100000 /dev/zero | tr '\\0' x; echo; echo exited the maze"
+    script = f"{noise}; printf 'started 7\\nexited 3\\nexited 4\\nclean\\n'"
+    guard, exited = guarded(tmp_path, how=GuardCommand(("sh", "-c", script), remote=True))
+    assert await exited == 3
+    assert await guard.wait_gone(), "the proof that nothing is left was not heard"
+    assert guard.pid == 7
+
+
+@on_loop
 async def test_a_command_that_does_not_exist_is_told(tmp_path: Path) -> None:
     guard, exited = guarded(tmp_path, "/no/such/program")
     assert await exited == 127
@@ -261,3 +280,56 @@ def test_a_leash_says_why_a_command_cannot_be_executed(program: str, code: int) 
     assert result.returncode == code
     assert result.stderr.count("\n") == 1
     assert program in result.stderr
+
+
+RENEWING = """
+import os, sys, time
+lease = int(os.environ["FF_LEASE_FD"])
+for _ in range(int(sys.argv[1])):
+    os.write(lease, b"%d\\n" % (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 10**18))
+    time.sleep(0.1)
+print("renewed", flush=True)
+time.sleep(1000)
+"""
+
+
+@on_loop
+async def test_a_command_that_does_not_renew_its_lease_is_killed(tmp_path: Path) -> None:
+    """However long a lease the command asks for, and whatever it has started."""
+    pids = tmp_path / "pids"
+    orphan = ["setsid", "--fork", sys.executable, write_orphan(tmp_path), str(pids)]
+    code = f"import subprocess; subprocess.run({orphan!r})\n{RENEWING}"
+    how = GuardCommand.here([sys.executable, "-c", code, "25"], lease_s=2)
+    guard, exited = guarded(tmp_path, how=how)
+    (pid,) = await until_written(pids, 1)
+    assert await guard.wait_gone()
+    assert (tmp_path / "log").read_text() == "renewed\n"  # which takes longer than one lease
+    assert not alive(pid)
+    assert not exited.done() or exited.result() == 128 + 9
+
+
+@on_loop
+async def test_a_stopped_command_loses_its_lease(tmp_path: Path) -> None:
+    guard, _ = guarded(tmp_path, how=GuardCommand.here([sys.executable, "-c", RENEWING, "1000"], lease_s=2))
+    await asyncio.to_thread(wait_until, lambda: guard.pid is not None, 20)
+    assert guard.pid is not None
+    os.kill(guard.pid, signal.SIGSTOP)
+    assert await guard.wait_gone()
+    assert not alive(guard.pid)
+
+
+@on_loop
+async def test_a_detached_guard_needs_no_owner_and_obeys_sigterm(tmp_path: Path) -> None:
+    pids, words = tmp_path / "pids", tmp_path / "words"
+    command = [sys.executable, write_orphan(tmp_path), str(pids)]
+    with words.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", guard_program.__file__, "--lease=60", "--detached", *command,
+            stdin=asyncio.subprocess.DEVNULL, stdout=file,
+        )  # fmt: skip
+    (pid,) = await until_written(pids, 1)
+    assert process.returncode is None
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    assert words.read_text() == f"started {pid}\nclean\n"
+    assert not alive(pid)

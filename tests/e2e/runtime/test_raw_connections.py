@@ -11,11 +11,12 @@ import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import PermissionDenied, Timeout, Unreachable
-from fireflyer.base.units import MS, SECOND
+from fireflyer.base.units import MS
+from fireflyer.identity.acceptor import HandshakeLimits
 from fireflyer.identity.handshake import Accepts, NodeCredential, UserCredential, UserKey, token_id_of, token_key
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.address import Address
-from fireflyer.runtime.raw_connections import MAX_HANDSHAKES, RawConnection, RawListener, connect_raw
+from fireflyer.runtime.raw_connections import RawConnection, RawListener, connect_raw
 
 SECRET, TOKEN = Secret(b"s" * 32), "fft1.abc.secret"
 NODE = NodeCredential(SECRET, "node 1")
@@ -24,7 +25,7 @@ NODE = NodeCredential(SECRET, "node 1")
 class _Taken:
     """A listener and what it has handed on."""
 
-    def __init__(self, handshake_ns: int) -> None:
+    def __init__(self, limits: HandshakeLimits) -> None:
         accepts = Accepts(SECRET, lambda name: UserKey("ann", token_key(TOKEN)) if name == token_id_of(TOKEN) else None)
         self.connections: asyncio.Queue[RawConnection] = asyncio.Queue()
         self.listener = RawListener(
@@ -32,14 +33,14 @@ class _Taken:
             identity="node 2",
             purpose="fs data",
             on_connection=self.connections.put_nowait,
-            handshake_ns=handshake_ns,
+            limits=limits,
         )
         self.address = Address("127.0.0.1", 1)
 
 
 @contextlib.asynccontextmanager
-async def listening(handshake_ns: int = 10 * SECOND) -> AsyncIterator[_Taken]:
-    taken = _Taken(handshake_ns)
+async def listening(limits: HandshakeLimits | None = None) -> AsyncIterator[_Taken]:
+    taken = _Taken(limits or HandshakeLimits())
     taken.address = await taken.listener.start("127.0.0.1", 0)
     yield taken
     await taken.listener.close()
@@ -111,7 +112,7 @@ def test_a_stranger_gets_one_message_and_the_end(data: bytes) -> None:
 
 @on_loop
 async def test_who_says_nothing_is_told_so_when_the_time_is_over() -> None:
-    async with listening(50 * MS) as taken:
+    async with listening(HandshakeLimits(handshake_ns=50 * MS)) as taken:
         reader, writer = await asyncio.open_connection(*taken.address)
         assert b"did not authenticate" in await reader.read()
         writer.close()
@@ -120,8 +121,8 @@ async def test_who_says_nothing_is_told_so_when_the_time_is_over() -> None:
 
 @on_loop
 async def test_silent_strangers_do_not_keep_others_out() -> None:
-    async with listening() as taken:
-        strangers = [await asyncio.open_connection(*taken.address) for _ in range(MAX_HANDSHAKES + 5)]
+    async with listening(HandshakeLimits(total=20, per_source=10)) as taken:
+        strangers = [await asyncio.open_connection(*taken.address) for _ in range(15)]
         (await connect_raw(taken.address, NODE, purpose="fs data")).socket.close()
         for _, writer in strangers:
             writer.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import struct
 
@@ -25,6 +24,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.handshake import UserKey, token_key
 from fireflyer.identity.secrets import new_secret
+from fireflyer.runtime.raw_connections import RawConnection, RawListener
 from fireflyer.runtime.rpc import (
     Accepts,
     Address,
@@ -37,7 +37,7 @@ from fireflyer.runtime.rpc import (
 )
 from fireflyer.runtime.rpc import client as client_module
 from fireflyer.runtime.rpc.messages import MAX_ERROR_CHARS
-from fireflyer.runtime.rpc.stream import MessageStream, accept_stream
+from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream
 
 
 @on_loop
@@ -127,19 +127,14 @@ async def test_the_server_keeps_the_deadline_even_if_the_client_says_nothing_mor
 @on_loop
 async def test_the_client_keeps_the_deadline_even_if_the_server_says_nothing() -> None:
     secret = new_secret()
-    streams: asyncio.Queue[MessageStream] = asyncio.Queue()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        streams.put_nowait(await accept_stream(reader, writer, Accepts(secret), identity="mute", max_frame_bytes=1000))
-
-    mute = await asyncio.start_server(accept, "127.0.0.1", 0)
-    client = await RpcClient.connect(Address(*mute.sockets[0].getsockname()), NodeCredential(secret, "x"), SECOND)
+    taken: asyncio.Queue[RawConnection] = asyncio.Queue()
+    mute = RawListener(Accepts(secret), identity="mute", purpose=PURPOSE, on_connection=taken.put_nowait)
+    client = await RpcClient.connect(await mute.start("127.0.0.1", 0), NodeCredential(secret, "x"), 10 * SECOND)
     with pytest.raises(Timeout, match=rf"test.add at {client.address} did not answer within 50 ms"):
         await client.call(ADD, Add(1, 1), 50 * MS)
     await client.close()
-    await (await streams.get()).close()
-    mute.close()
-    await mute.wait_closed()
+    (await taken.get()).socket.close()
+    await mute.close()
 
 
 @on_loop
@@ -257,7 +252,6 @@ async def test_the_hundred_and_first_connection_is_turned_away_until_one_closes(
 
 @on_loop
 async def test_strangers_are_refused_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "fireflyer.runtime.rpc.server")
     async with serving() as service:
         with pytest.raises(PermissionDenied, match=f"connect to {service.address}: the server has another node secret"):
             await RpcClient.connect(service.address, NodeCredential(new_secret(), "x"), SECOND)
@@ -265,7 +259,7 @@ async def test_strangers_are_refused_and_the_log_says_so(caplog: pytest.LogCaptu
             await RpcClient.connect(service.address, UserCredential("fft1.00.x"), SECOND)
         client = await service.client()
         await client.close()
-    assert caplog.text.count("connection closed peer=127.0.0.1") == 2
+    assert caplog.text.count("connection refused peer=127.0.0.1 purpose=rpc") == 2
 
 
 @on_loop
@@ -308,7 +302,7 @@ async def test_a_silent_connection_is_closed_and_holds_nobody_up(caplog: pytest.
         reader, writer = await asyncio.open_connection(*service.address)
         client = await service.client()
         assert await client.call(ADD, Add(1, 1), SECOND) == Number(2)
-        assert await reader.read() == b""
+        assert b"did not authenticate within 1.0 s" in await reader.read()
         assert "did not authenticate within 1.0 s" in caplog.text
         writer.close()
         await writer.wait_closed()

@@ -45,6 +45,15 @@ def test_an_error_that_nobody_handles_ends_the_process_with_code_1() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", WAYS)
-def test_no_way_out_crashes_in_20_deaths(way: str) -> None:
-    for attempt in range(20):
+def test_no_way_out_crashes_in_6_deaths(way: str) -> None:
+    for attempt in range(6):
+        lose_a_rank(way, (0, 0, 0), unhandled=attempt % 2 == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.campaign(expected_s=60)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_way_out_crashes_in_60_deaths(way: str) -> None:
+    for attempt in range(60):
         lose_a_rank(way, (0, 0, 0), unhandled=attempt % 2 == 1)

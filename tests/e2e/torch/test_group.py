@@ -26,7 +26,18 @@ def found() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["types_that_are_only_moved", "booleans", "uneven_lists", "messages_with_gaps", "strided_broadcast", "fp8_sums"],
+    [
+        "types_that_are_only_moved",
+        "booleans",
+        "bits_of_narrow_integers",
+        "averages_of_integers",
+        "uneven_lists",
+        "messages_with_gaps",
+        "strided_broadcast",
+        "fp8_sums",
+        "split_groups",
+        "monitored_barriers",
+    ],
 )
 def test_more_than_gloo(name: str) -> None:
     assert [rank[name] for rank in found()] == [True, True]
@@ -35,14 +46,13 @@ def test_more_than_gloo(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("recv_from_any", "receives from a rank that is named"),
+        ("overlapping_split", "each of the ranks 0 to 1 may be in one part, once"),
         ("cuda_tensor", "is on meta, but the hfreduce group takes tensors on cpu"),
         ("sparse_tensor", "pass a dense one"),
         ("unknown_op", "is not supported; the hfreduce group has SUM, AVG"),
         ("short_list", "all_gather got a list of 1 tensors; pass one for each of 2 ranks"),
         ("uneven_gather", "all_gather got a tensor of 3 elements for rank 1 beside one of 2"),
         ("bad_splits", "output_split_sizes [1, 1] add up to 2, but the tensor has 4 rows"),
-        ("average_of_integers", "mean"),
         ("wrong_options", "pg_options is a int; the hfreduce backend takes HfreduceOptions"),
     ],
 )
@@ -64,14 +74,21 @@ def test_after_a_failure_every_operation_of_the_group_fails_and_others_go_on() -
         assert rank["other_group"] == 2
 
 
+def test_a_future_fails_with_one_line() -> None:
+    for rank in found():
+        assert rank["future"].startswith("RuntimeError")
+        assert "HfreduceError: rank" in rank["future"]
+        assert "\n" not in rank["future"]
+
+
 def test_a_part_asks_for_the_transport_of_its_world() -> None:
     assert [rank["asked_of_a_part"] for rank in found()] == ["auto", "auto"]
 
 
 JOB = """
 import torch, torch.distributed as dist
-import fireflyer.collectives.torch_group
 
+assert not [name for name in sys.modules if name.startswith("fireflyer.collectives")]  # nothing before it is needed
 dist.init_process_group("hfreduce")
 half = dist.new_group([0, 1])
 tensor = torch.full((1000,), float(dist.get_rank() + 1))
@@ -83,15 +100,9 @@ os.write(1, f"SUM {tensor[0].item()} {secret}\\n".encode())  # one write: torchr
 """
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_job_of_ff_run_uses_the_launchers_secret(nodes: int, tmp_path: Path) -> None:
-    spec = JobSpec(
-        script=write_script(tmp_path, JOB),
-        run_dir=str(tmp_path / "run"),
-        nodes=nodes,
-        ranks_per_node=2 // nodes,
-        devices="cpu",
-    )
+def test_a_job_of_ff_run_uses_the_launchers_secret(tmp_path: Path) -> None:
+    script = write_script(tmp_path, JOB)
+    spec = JobSpec(script=script, run_dir=str(tmp_path / "run"), nodes=2, ranks_per_node=1, devices="cpu")
     job = run(spec)
     assert job.result.exit_code == 0, job.lines[-20:]
     assert [job.texts(rank) for rank in range(2)] == [["SUM 6.0 file"]] * 2

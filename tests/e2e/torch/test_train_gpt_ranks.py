@@ -100,6 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_process_whatever_the_number_of_ranks(place: Path) -> None:
     alone = train(place, "alone", nodes=1, ranks=1, steps=8, checkpoints="one")
     four = train(place, "four", nodes=2, ranks=2, steps=4, checkpoints="several")

@@ -6,6 +6,8 @@ from typing import Final
 
 from tests.golden.pinned.samples import Given, samples
 
+from fireflyer.base.port_range import PortRange
+from fireflyer.cluster.schema.addresses import AddressChoice
 from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress, Record, Snapshot
 from fireflyer.collectives.planning.cost import Speeds
 from fireflyer.collectives.planning.declaration import Declaration, RouteRow
@@ -34,6 +36,14 @@ def _declarations() -> list[Declaration]:
         Declaration(zone_of_host={"a": 0, "b": 1}, algorithms=("ring",), window=6, sockets=2),
         Declaration(zones=(0, 1), speeds=speeds, slot_bytes=1 << 24, flight_bytes=1 << 20, routes=(bounded, *rows)),
     ]
+
+
+def _address_choices() -> list[AddressChoice]:
+    return [AddressChoice(), AddressChoice(interface="eth1", subnet="10.0.0.0/16")]
+
+
+def _port_ranges() -> list[PortRange]:
+    return [PortRange(29500, 29599)]
 
 
 def _dumps() -> list[Dump]:
@@ -67,4 +77,10 @@ def _dumps() -> list[Dump]:
     return [least, full]
 
 
-GIVEN: Final[Given] = {Plan: _plans, Declaration: _declarations, Dump: _dumps}
+GIVEN: Final[Given] = {
+    Plan: _plans,
+    Declaration: _declarations,
+    Dump: _dumps,
+    AddressChoice: _address_choices,
+    PortRange: _port_ranges,
+}

@@ -19,7 +19,7 @@ from fireflyer.base import errors
 from fireflyer.fs.schema.meta import Request
 from fireflyer.fs.service.meta.metrics import label_of
 from fireflyer.runtime.metrics import Series
-from fireflyer.runtime.sockets import authenticate_client, authenticate_server
+from fireflyer.runtime.sockets import authenticate_client
 
 __all__ = ["KINDS", "LISTS", "list_file", "recorded_names"]
 
@@ -105,8 +105,6 @@ def _purposes() -> set[str]:
             given = [word.value for word in call.node.keywords if word.arg == "purpose"]
             if call.name == authenticate_client.__name__:
                 given += call.node.args[3:4]
-            if call.name == authenticate_server.__name__:
-                given += call.node.args[2:3]
             if call.name == "acceptor":
                 given += call.node.args[1:2]
             for expression in given:

@@ -17,7 +17,13 @@ from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.cli.fs.admin.placement import Domains
+from fireflyer.cluster.agent import records as agent_records
+from fireflyer.cluster.core import agent as agent_core
+from fireflyer.cluster.core import tracebacks as cluster_tracebacks
+from fireflyer.cluster.schema import agent as cluster_agent
+from fireflyer.cluster.schema import hosts as cluster_hosts
 from fireflyer.cluster.schema import job as cluster_job
+from fireflyer.cluster.schema import join as cluster_join
 from fireflyer.cluster.schema import wire as cluster_wire
 from fireflyer.collectives.bootstrap import job as collectives_job
 from fireflyer.collectives.bootstrap import local_peers, membership, rendezvous, transports
@@ -43,10 +49,11 @@ from fireflyer.fs.service.meta.config import MetaConfig
 from fireflyer.fs.service.meta.offline_store import Row
 from fireflyer.fs.service.storage import target_directory
 from fireflyer.fs.service.storage.config import StorageConfig
-from fireflyer.identity import handshake, tokens
+from fireflyer.identity import handshake, machines, tokens
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.recipes import corpus, train_gpt
 from fireflyer.runtime import reporter, store
+from fireflyer.runtime.processes import identity as process_identity
 from fireflyer.runtime.rpc import messages as rpc
 
 __all__ = ["FORMATS", "Codec", "Format"]
@@ -65,22 +72,50 @@ class Format(NamedTuple):
 
 
 FORMATS: Final = (
-    # Reports of ranks, the log of a job, launcher and agents.
-    Format("job.event-log", "json", events.Logged),
-    Format("job.report", "msgpack", events.Report),
-    Format("rpc.cluster.report.request", "msgpack", reporter.Reports),
+    # Reports of ranks, the log of a job, launcher and supervisors.
+    Format("job.event-log", "json", events.Logged, revision=2),
+    Format("job.report", "msgpack", events.Report, revision=2),
+    Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
-    Format("job.agent-config", "json", cluster_wire.AgentConfig),
+    Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=2),
+    Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
-    Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.AgentHello),
+    Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
     Format("rpc.cluster.agent_next.request", "msgpack", cluster_wire.Next),
-    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.NumberedCommand),
+    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.NumberedCommand, revision=2),
     Format("rpc.cluster.empty", "msgpack", cluster_wire.Done),
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
-    Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.Exited),
-    Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone),
+    Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.RankEnd, revision=2),
+    Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone, revision=2),
+    Format("rpc.cluster.node_checked.request", "msgpack", cluster_wire.Checked),
     Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.LogError),
     Format("rpc.cluster.output.request", "msgpack", cluster_wire.Output),
+    Format("rpc.cluster.port_found.request", "msgpack", cluster_wire.PortFound),
+    Format("rpc.cluster.rank_log.request", "msgpack", cluster_wire.LogBytes),
+    Format("rpc.cluster.run_file", "msgpack", cluster_wire.RunFile),
+    Format("rpc.cluster.run_files.answer", "msgpack", cluster_wire.RunFiles),
+    Format("job.host-question", "json", cluster_hosts.HostQuestion, revision=2),
+    Format("job.host-facts", "json", cluster_hosts.HostFacts, revision=2),
+    Format("job.node-orders", "json", cluster_hosts.NodeOrders),
+    Format("rpc.cluster.host_question.answer", "msgpack", cluster_hosts.HostQuestion, revision=2),
+    Format("rpc.cluster.host_join.request", "msgpack", cluster_join.JoinRequest, revision=2),
+    Format("rpc.cluster.host_join.answer", "msgpack", cluster_join.Joined),
+    Format("rpc.cluster.host_next.answer", "msgpack", cluster_join.NumberedHostCommand),
+    Format("rpc.cluster.host_guard_ended.request", "msgpack", cluster_join.GuardEnded),
+    # Agents of machines, what they keep, and which machines have joined.
+    Format("rpc.agent.join_machine.request", "msgpack", cluster_agent.JoinMachine),
+    Format("rpc.agent.join_machine.answer", "msgpack", cluster_agent.Admitted),
+    Format("rpc.agent.ask.request", "msgpack", cluster_hosts.HostQuestion),
+    Format("rpc.agent.ask.answer", "msgpack", cluster_hosts.HostFacts),
+    Format("rpc.agent.start_guard.request", "msgpack", cluster_agent.GuardOrder),
+    Format("rpc.agent.guard_name.request", "msgpack", cluster_agent.GuardName),
+    Format("rpc.agent.guard_status.answer", "msgpack", cluster_agent.GuardStatus),
+    Format("rpc.agent.list_guards.answer", "msgpack", cluster_agent.GuardStatuses),
+    Format("agent.membership", "json", agent_records.Membership),
+    Format("agent.guard-order", "json", agent_core.Order),
+    Format("agent.guard-end", "json", agent_core.End),
+    Format("agent.guard-process", "json", process_identity.ProcessIdentity),
+    Format("identity.machines-file", "json", machines._File),
     # The rendezvous store.
     Format("rpc.store.set.request", "msgpack", store._Set),
     Format("rpc.store.key.request", "msgpack", store._Key),
@@ -122,7 +157,7 @@ FORMATS: Final = (
     Format("collectives.flight-dump", "json", flight.Dump),
     # Checkpoints and data sets.
     Format("checkpoint.envelope", "json", checkpoint_manifest._Envelope),
-    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest),
+    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest, revision=2),
     Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
     Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),

@@ -13,7 +13,9 @@ from fireflyer.collectives import arrays, kernels
 
 Bytes = npt.NDArray[np.uint8]
 SIZES = arrays.DTYPES
-REDUCTIONS = [(d, op) for d in kernels.DTYPES for op in kernels.OPS if op != "mean" or d not in kernels.INTEGERS]
+REDUCTIONS = [
+    (d, op) for d in kernels.DTYPES for op in kernels.OPS if d in kernels.INTEGERS or op not in kernels.BITWISE
+]
 # Byte patterns that make NaNs, infinities, zeros, subnormals, ties and the largest numbers likely in every type.
 TELLING = [
     0x00,

@@ -10,11 +10,13 @@ import hashlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from fireflyer.base.errors import Timeout, error_to_wire
+import msgspec
+
+from fireflyer.base.errors import Fenced, FireflyerError, Timeout, error_to_wire
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MS, SECOND
-from fireflyer.checkpoint import executor
+from fireflyer.checkpoint import executor, opening
 from fireflyer.checkpoint.core.effects import (
     Await,
     Begin,
@@ -28,15 +30,18 @@ from fireflyer.checkpoint.core.effects import (
     Publish,
     TakeSnapshot,
 )
+from fireflyer.checkpoint.core.fence import writers
 from fireflyer.checkpoint.core.manager import SaveMachine, Settings
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
-from fireflyer.checkpoint.core.names import is_leftover
+from fireflyer.checkpoint.core.names import candidates, is_leftover
 from fireflyer.checkpoint.core.safetensors import TensorSpec, place
 from fireflyer.checkpoint.core.shares import layout_digest, share_of
 from fireflyer.checkpoint.reader import Sink, choose, verify
 from fireflyer.sim import SimDisk, SimNode, World
 
 ROOT = "/shared/checkpoints"
+LAUNCH = "1234567890abcdef"
+PLAN = {"algorithm": "tree"}
 PIECE_BYTES = 48
 SHARED = [
     TensorSpec("model/weight", "F32", (5, 5)),
@@ -60,16 +65,26 @@ def make_share(step: int, attempt: int, rank: int, world_size: int) -> executor.
 
 @dataclass
 class Job:
-    """One attempt of a job that saves after each of `steps`."""
+    """One attempt of a job that saves after each of `steps`, or if there are none every 10 steps after the newest
+    checkpoint, `saves` times. Several jobs may share a `world`; then the nodes of each have a name of their own."""
 
     disk: SimDisk
     world_size: int
     steps: list[int]
+    saves: int = 2
     attempt: int = 0
     keep: int = 2
     seed: int = 0
     refused: tuple[str, ...] = ()
     wrap: Wrap = lambda disk: disk
+    launch: str = LAUNCH
+    name: str = ""
+    shared_world: World | None = None
+    jitter_ns: int = MS
+    begun: bool = False
+    """Its rank 0 has become the writer of the directory."""
+    ended_by: Fenced | None = None
+    """Its rank 0 was told at the start that it is left over."""
     committed: list[tuple[int, str]] = field(default_factory=list)
     """(step, name) of every save that rank 0 reported as committed."""
     errors: list[tuple[int, int, str]] = field(default_factory=list)
@@ -78,36 +93,48 @@ class Job:
     crashed_rank: int | None = None
 
     def __post_init__(self) -> None:
-        self.world = World(self.seed)
+        self.world = self.shared_world or World(self.seed)
+        self.writer_directory = ""
+        self.nodes: list[SimNode] = []
         self.store: dict[str, bytes] = {}
         self.finished = 0
         self.disk.on_operation = lambda it: self.world.record(it.operation, it.owner, it.path)
 
     def run(self) -> None:
         """Until every rank is done; a rank that dies takes the others with it a little later, as a launcher does."""
-        nodes = [self.world.node(f"rank{rank}", self._boot) for rank in range(self.world_size)]
+        self.start()
         while self.finished < self.world_size and self.world.step():
-            dead = [index for index, node in enumerate(nodes) if not node.alive]
+            dead = [index for index, node in enumerate(self.nodes) if not node.alive]
             if dead and self.crashed_rank is None:
                 self.crashed_rank = dead[0]
-                self.world.call_after(self.world.random.randrange(20 * MS), lambda: self._kill(nodes))
+                self.world.call_after(self.world.random.randrange(20 * MS), self._kill)
 
-    def _kill(self, nodes: list[SimNode]) -> None:
-        for node in nodes:
+    def start(self) -> None:
+        self.nodes = [self.world.node(f"{self.name}rank{rank}", self._boot) for rank in range(self.world_size)]
+
+    @property
+    def over(self) -> bool:
+        return self.finished == self.world_size or self.ended_by is not None
+
+    def _kill(self) -> None:
+        for node in self.nodes:
             node.crash()
 
     def _boot(self, node: SimNode) -> None:
-        rank = int(node.name.removeprefix("rank"))
+        rank = int(node.name.removeprefix(f"{self.name}rank"))
         disk = self.wrap(self.disk.mount(node.name))
-        node.spawn(self._program(rank, disk, node), done=self._finished)
+        node.spawn(self._program(rank, disk, node), done=self._finished, jitter_ns=self.jitter_ns)
 
     def _finished(self) -> None:
         self.finished += 1
 
     def _program(self, rank: int, disk: Disk, node: SimNode) -> Generator[int | None, None, None]:
         if rank == 0:
-            self.notes += yield from executor.open_root(disk, ROOT, {"algorithm": "tree"})
-            self.store["open"] = b""
+            try:
+                yield from self._open(disk)
+            except Fenced as error:
+                self.ended_by = error
+                return
         yield from self._wait_for("open", 10 * SECOND)
         settings = Settings(
             rank=rank,
@@ -116,29 +143,62 @@ class Job:
             keep=self.keep,
             prefix="checkpoint/main",
             timeout_ns=60 * SECOND,
-            job_plan={"algorithm": "tree"},
+            job_plan=PLAN,
+            writer=f"{self.attempt:08x}",
         )
         for sequence, step in enumerate(self.steps, start=1):
             if rank == 0:
                 self.store[f"go/{sequence}"] = b""
             yield from self._wait_for(f"go/{sequence}", 60 * SECOND)
+            snapshot: Event = Done()
+            if rank == 0:
+                snapshot = yield from self._become_writer(disk)
             machine = SaveMachine(
-                settings,
+                msgspec.structs.replace(settings, writer_directory=self.writer_directory if rank == 0 else ""),
                 step=step,
                 sequence=sequence,
                 values={"step": step, "attempt": self.attempt},
                 refused=self.refused,
                 forget_from=sequence - 1,
             )
-            yield from self._save(machine, disk, node)
+            yield from self._save(machine, disk, node, snapshot)
 
-    def _save(self, machine: SaveMachine, disk: Disk, node: SimNode) -> Generator[int | None, None, None]:
+    def _open(self, disk: Disk) -> Generator[int | None, None, None]:
+        tag = f"{self.attempt:08x}"
+        opened = yield from opening.open_root(disk, ROOT, PLAN, launch=self.launch, attempt=self.attempt, tag=tag)
+        self.notes += opened.notes
+        if opened.writer is not None:
+            self.writer_directory = opened.writer.name
+            self.begun = True
+        if not self.steps:
+            newest = max((candidate.step for candidate in candidates(disk.list(ROOT))), default=0)
+            self.steps = [newest + 10 * number for number in range(1, self.saves + 1)]
+        self.store["open"] = b""
+
+    def _become_writer(self, disk: Disk) -> Generator[int | None, None, Event]:
+        """As the manager does where the directory could not be written at the start."""
+        try:
+            if not self.writer_directory:
+                tag = f"{self.attempt:08x}"
+                writer = yield from opening.become_writer(disk, ROOT, launch=self.launch, attempt=self.attempt, tag=tag)
+                self.writer_directory = writer.name
+        except FireflyerError as error:
+            return Failed(*error_to_wire(error))
+        return Done()
+
+    def _save(
+        self, machine: SaveMachine, disk: Disk, node: SimNode, snapshot: Event
+    ) -> Generator[int | None, None, None]:
         settings = machine.settings
         share = make_share(machine.step, settings.attempt, settings.rank, settings.world_size)
         effects = machine.handle(node.clock.now_ns(), Begin())
         while effects:
-            event = yield from self._perform(effects.pop(0), machine, disk, share)
+            effect = effects.pop(0)
+            event = snapshot
+            if not isinstance(effect, TakeSnapshot):
+                event = yield from self._perform(effect, machine, disk, share)
             effects += machine.handle(node.clock.now_ns(), event)
+            yield None
         self.notes += machine.notes
 
     def _perform(
@@ -161,8 +221,6 @@ class Job:
                     self.errors.append((machine.settings.rank, machine.step, error.message))
                 elif machine.settings.rank == 0 and name is not None:
                     self.committed.append((machine.step, name))
-                return Done()
-            case TakeSnapshot():
                 return Done()
         return (yield from executor.perform(effect, disk, ROOT, share, piece_bytes=PIECE_BYTES))
 
@@ -230,5 +288,7 @@ def check_recovery(disk: SimDisk, *, at_least: int, world_size: int, attempt: in
     assert (after.step, after.attempt) == (step + 20, attempt)
     names = disk.mount().list(ROOT)
     assert not [name for name in names if is_leftover(name)]
+    (writer,) = writers(names)
+    assert disk.mount().list(f"{ROOT}/{writer.name}") == []
     assert len([name for name in names if name.startswith("step-")]) <= keep
     return found

@@ -19,9 +19,18 @@ T = TypeVar("T")
 class Ranks:
     """`together` runs the same call on every rank at once and returns the results in order of rank."""
 
-    def __init__(self, directory: str, world_size: int, disk: Disk, *, attempt: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        directory: str,
+        world_size: int,
+        disk: Disk,
+        *,
+        attempt: int = 0,
+        store: LocalStore | None = None,
+        **options: Any,
+    ) -> None:
         self.reports: list[CheckpointReport] = []
-        store = LocalStore()
+        store = store or LocalStore()
         self._pool = ThreadPoolExecutor(world_size)
         self.managers = [
             CheckpointManager(

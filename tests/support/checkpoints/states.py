@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from fireflyer.checkpoint import (
 )
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["SHARD", "Gate", "damage", "flip", "manager", "newest", "same", "save_all", "state_of"]
+__all__ = ["SHARD", "Gate", "damage", "flip", "listed", "manager", "newest", "same", "save_all", "state_of"]
 
 
 def manager(directory: Path | str, **options: object) -> CheckpointManager:
@@ -51,16 +52,22 @@ def newest(directory: Path | str, **options: object) -> Restored:
 
 
 class Gate(RealDisk):
-    """A disk whose `create` waits until it is let through."""
+    """A disk on which a save waits for its directory until it is let through."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.open_gate = threading.Event()
 
     def mkdir(self, path: str) -> None:
-        self.reached.set()
-        assert self.open_gate.wait(30)
+        if "/.tmp-" in path:
+            self.reached.set()
+            assert self.open_gate.wait(30)
         super().mkdir(path)
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """The names in a checkpoint directory, sorted, without the writer's directory that always is there."""
+    return sorted(name for name in names if not name.startswith(".writer-"))
 
 
 # Damage.

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fireflyer.collectives import Communicator, Work
 
 __all__ = [
+    "BITWISE",
     "COPYING",
     "DTYPES",
     "INTEGERS",
@@ -51,7 +52,8 @@ STORAGE: Final = {
     "u8": "u1",
 }
 DTYPES: Final = tuple(STORAGE)
-OPS: Final = ("sum", "mean", "min", "max", "product")
+BITWISE: Final = ("band", "bor", "bxor")
+OPS: Final = ("sum", "mean", "min", "max", "product", *BITWISE)
 SUMMING: Final = ("allreduce", "reduce", "reduce_scatter")
 COPYING: Final = ("broadcast", "allgather", "all_to_all", "uneven", "gather", "scatter", "messages")
 KINDS: Final = (*SUMMING, *COPYING, "barrier")
@@ -82,7 +84,7 @@ def all_calls(world: int, counts: Sequence[int], *, rounds: int = 1) -> Iterator
     number = 0
     for _, kind, dtype in itertools.product(range(rounds), KINDS, DTYPES):
         for op in OPS if kind in SUMMING else OPS[:1]:
-            if op == "mean" and dtype in INTEGERS:
+            if op in BITWISE and dtype not in INTEGERS:
                 continue
             count, in_place, memory = next(ways)
             yield Call(kind, dtype, op, count, number % world, in_place, memory, number)
@@ -154,13 +156,28 @@ def wide(array: Array, dtype: str) -> Array:
     return values
 
 
+_OF_INTEGERS: Final[dict[str, np.ufunc]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
 def agrees(got: Array, parts: list[Array], dtype: str, op: str) -> bool:
     """Exact for integers, minimum and maximum; other results within one rounding of the type, and those of the
     accumulation in any order."""
     if dtype in INTEGERS:
-        reduce = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}[op].reduce
         with np.errstate(over="ignore"):
-            return bool(np.array_equal(got, reduce(np.stack(parts), axis=0, dtype=got.dtype)))
+            combined: Array = _OF_INTEGERS[op].reduce(np.stack(parts), axis=0, dtype=got.dtype)
+        if op == "mean":  # towards zero, where NumPy's division goes towards minus infinity
+            rounded_down = (combined < 0) & (combined % len(parts) != 0)
+            combined = (combined // len(parts) + rounded_down).astype(got.dtype)
+        return bool(np.array_equal(got, combined))
     values, result = np.stack([wide(part, dtype) for part in parts]), wide(got, dtype)
     if op in ("min", "max"):
         exact = values.min(axis=0) if op == "min" else values.max(axis=0)
@@ -270,8 +287,9 @@ def _reduce_scatter(comm: Communicator, call: Call, async_op: bool) -> Begun:
     work = comm.reduce_scatter(target, given, op=call.op, dtype=dtype, async_op=async_op)
 
     def right() -> bool:
-        others = [np.delete(array, np.arange(mine.start, mine.stop)) for array in (source, parts[comm.rank])]
-        kept = _same(*others) if call.in_place else _same(source, parts[comm.rank])
+        kept = _same(source[: mine.start], parts[comm.rank][: mine.start])
+        kept = kept and _same(source[mine.stop :], parts[comm.rank][mine.stop :])
+        kept = kept and (call.in_place or _same(source, parts[comm.rank]))
         return kept and agrees(out, [part[mine] for part in parts], call.dtype, call.op)
 
     return Begun(call, [work], right, [])
@@ -304,10 +322,14 @@ def _splits(call: Call, source: int, target: int) -> int:
 
 def _all_to_all(comm: Communicator, call: Call, async_op: bool) -> Begun:
     ranks, me = range(comm.world_size), comm.rank
-    outgoing = [[data_of(call, a, _splits(call, a, b) + b)[b:] for b in ranks] for a in ranks]
-    expected = np.concatenate([outgoing[a][me] for a in ranks])
-    source = _array(comm, call, sum(part.size for part in outgoing[me]))
-    source[:] = np.concatenate(outgoing[me])
+
+    def part(source: int, target: int) -> Array:
+        return data_of(call, source, _splits(call, source, target) + target)[target:]
+
+    outgoing = np.concatenate([part(me, b) for b in ranks])
+    expected = np.concatenate([part(a, me) for a in ranks])
+    source = _array(comm, call, outgoing.size)
+    source[:] = outgoing
     out = _array(comm, call, expected.size)
     splits: dict[str, Any] = {}
     if call.kind == "uneven":
@@ -316,7 +338,7 @@ def _all_to_all(comm: Communicator, call: Call, async_op: bool) -> Begun:
             "out_splits": [_splits(call, a, me) for a in ranks],
         }
     work = comm.all_to_all(_handed(out, call)[0], _handed(source, call)[0], async_op=async_op, **splits)
-    return Begun(call, [work], lambda: _same(out, expected) and _same(source, np.concatenate(outgoing[me])), [])
+    return Begun(call, [work], lambda: _same(out, expected) and _same(source, outgoing), [])
 
 
 def _gather(comm: Communicator, call: Call, async_op: bool) -> Begun:

@@ -188,8 +188,10 @@ def label(world: World, rank: int) -> str:
     return f"rank {rank} (node {world.nodes[rank]}, host n{world.nodes[rank]})"
 
 
-def message(kind: str, peer: int, *, seq: int = 0, count: int = 8, tag: int = 0, state: str = "running") -> Record:
-    """A send or receive that started at 1 s and, where it is done, ended at once."""
+def message(
+    kind: str, peer: int, *, seq: int = 0, count: int = 8, tag: int = 0, state: str = "running", failure: str = ""
+) -> Record:
+    """A send or receive that started at 1 s and, where it is over, ended at once."""
     return Record(
         id=seq,
         seq=seq,
@@ -201,9 +203,10 @@ def message(kind: str, peer: int, *, seq: int = 0, count: int = 8, tag: int = 0,
         bytes=4 * count,
         path="exchange",
         state=state,  # type: ignore[arg-type]
+        failure=failure,
         submitted_ns=SECOND,
         started_ns=SECOND,
-        finished_ns=SECOND + 1000 if state == "done" else 0,
+        finished_ns=0 if state == "running" else SECOND + 1000,
     )
 
 

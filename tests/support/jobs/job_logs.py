@@ -163,7 +163,7 @@ def _fail(w: _Writer, breaking: Break, attempt: int, *, step: int) -> None:
         )
     w.now_ns += breaking.detection_ns
     if breaking.node is not None:
-        w.log(NodeLost(breaking.node, attempt, "its agent was killed by signal 9"))
+        w.log(NodeLost(breaking.node, attempt, "its supervisor was killed by signal 9"))
     else:
         w.log(RankExited(0, attempt, 1))
     w.log(AttemptFailed(attempt, "node 1 lost" if breaking.node is not None else "rank 0 exited with 1", True))

@@ -19,8 +19,8 @@ from tests.support.patience import allowed_s
 
 from fireflyer.base.events import JobEvent, Logged, decode_log
 from fireflyer.cluster.launcher import run_job
-from fireflyer.cluster.launcher.devices import Devices
 from fireflyer.cluster.schema.job import JobResult, JobSpec, RankLine
+from fireflyer.runtime.devices import Devices
 
 __all__ = [
     "DEVICES",
@@ -91,7 +91,8 @@ def write_script(directory: Path, text: str, name: str = "job.py") -> str:
 
 
 def leftovers(run_dir: str) -> list[tuple[int, str]]:
-    """Processes whose command line or environment names the run directory: guards, agents, ranks, what they started."""
+    """Processes whose command line or environment names the run directory: guards, supervisors, ranks, what they
+    started."""
     found = []
     needle = run_dir.encode()
     for name in os.listdir("/proc"):

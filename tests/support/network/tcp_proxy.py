@@ -77,8 +77,14 @@ class Proxy:
         inject = self._strike
         return inject if inject is not None and number in inject.numbers else None
 
+    def _altered(self, number: int, towards: End, data: bytes) -> bytes:
+        """What is forwarded instead of `data`."""
+        del number, towards
+        return data
+
     def _forward(self, number: int, client: socket.socket, server: socket.socket) -> None:
-        other, name = {client: server, server: client}, {client: "client", server: "server"}
+        other = {client: server, server: client}
+        name: dict[socket.socket, End] = {client: "client", server: "server"}
         with selectors.DefaultSelector() as selector:
             for sock in other:
                 selector.register(sock, selectors.EVENT_READ)
@@ -101,7 +107,7 @@ class Proxy:
                             selector.unregister(source)
                             other[source].shutdown(socket.SHUT_WR)
                         elif not hit:
-                            other[source].sendall(data)
+                            other[source].sendall(self._altered(number, name[other[source]], data))
                     except OSError:
                         return
 

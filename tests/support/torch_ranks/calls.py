@@ -73,6 +73,59 @@ def all_reduce_with_every_operation(rank: int, size: int) -> Any:
 
 
 @collective
+def all_reduce_of_bits(rank: int, size: int) -> Any:
+    found = []
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        for dtype in (torch.int8, torch.int32, torch.int64, torch.uint8):
+            tensor = torch.arange(rank + 1, rank + 12).mul(37).to(dtype)
+            dist.all_reduce(tensor, op=op)
+            found.append(plain(tensor))
+            dist.reduce(tensor, 0, op=op)
+            found.append(plain(tensor) if rank == 0 else None)
+    return found
+
+
+@collective
+def messages_in_the_order_of_tags(rank: int, size: int) -> Any:
+    found = []
+    for count in (3, 100_000):
+        if rank == 0:
+            works = [
+                dist.isend(values((count,), torch.float32, tag), other, tag=tag)
+                for other in range(1, size)
+                for tag in (1, 2)
+            ]
+            for work in works:
+                work.wait()  # type: ignore[union-attr]
+            continue
+        if rank < size:
+            for tag in (2, 1):
+                tensor = torch.zeros(count)
+                dist.recv(tensor, 0, tag=tag)
+                found.append(plain(tensor))
+    return found
+
+
+@collective
+def messages_from_any_rank(rank: int, size: int) -> Any:
+    if rank != 0:
+        tensor = torch.full((3,), float(rank))
+        for work in [dist.isend(tensor, 0, tag=tag) for tag in (5, 6)]:
+            work.wait()  # type: ignore[union-attr]
+        return None
+    found: list[Any] = []
+    for tag in (6, 5):
+        sources = []
+        for _ in range(1, size):
+            tensor = torch.zeros(3)
+            source = dist.recv(tensor, tag=tag)
+            found.append(bool((tensor == source).all()))
+            sources.append(source)
+        found.append(sorted(sources))
+    return found
+
+
+@collective
 def averages(rank: int, size: int) -> Any:
     found = []
     for dtype in FLOATS:

@@ -43,7 +43,33 @@ def booleans(rank: int) -> bool:
     both, either = torch.tensor([True, rank == 0, False]), torch.tensor([True, rank == 0, False])
     dist.all_reduce(both, op=dist.ReduceOp.BAND)
     dist.all_reduce(either, op=dist.ReduceOp.MAX)
-    return both.tolist() == [True, False, False] and either.tolist() == [True, True, False]
+    odd = torch.tensor([True, rank == 0, False])
+    dist.all_reduce(odd, op=dist.ReduceOp.BXOR)
+    same = odd.tolist() == [False, True, False]
+    return same and both.tolist() == [True, False, False] and either.tolist() == [True, True, False]
+
+
+@more
+def bits_of_narrow_integers(rank: int) -> bool:
+    right = True
+    for dtype in (torch.int16, torch.uint16, torch.uint32, torch.uint64):
+        tensor = torch.tensor([[12, 10], [7, 1000]][rank]).to(dtype)
+        dist.all_reduce(tensor, op=dist.ReduceOp.BXOR)
+        right &= tensor.tolist() == [12 ^ 7, 10 ^ 1000]
+    return right
+
+
+@more
+def averages_of_integers(rank: int) -> bool:
+    """As `sync_dist=True` of Lightning has it for counts: in place, the type kept, the fraction dropped."""
+    right = True
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
+        tensor = torch.tensor([3 + rank, 4, 100]).to(dtype)
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        right &= tensor.dtype == dtype and tensor.tolist() == [3, 4, -28 if dtype == torch.int8 else 100]
+    large = torch.tensor([-(2**60) - 1 - 2 * rank])
+    dist.all_reduce(large, op=dist.ReduceOp.AVG)
+    return right and large.item() == -(2**60) - 2
 
 
 @more
@@ -78,9 +104,39 @@ def fp8_sums(rank: int) -> bool:
     return tensor.float().tolist() == [3.0, -4.0, 448.0]
 
 
+@more
+def split_groups(rank: int) -> bool:
+    alone = dist.split_group(split_ranks=[[0], [1]])
+    both = dist.split_group(dist.group.WORLD, [[1, 0]], group_desc="both")
+    none = dist.split_group(split_ranks=[[0]])
+    tensors = [torch.tensor([1.0 + rank]) for _ in range(2)]
+    dist.all_reduce(tensors[0], group=alone)
+    dist.all_reduce(tensors[1], group=both)
+    right = [tensor.item() for tensor in tensors] == [1 + rank, 3] and (none is not None) == (rank == 0)
+    return right and both is not None and both.group_desc == "both"
+
+
+@more
+def monitored_barriers(rank: int) -> bool:
+    dist.monitored_barrier()
+    dist.monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
+    own = dist.new_group([0, 1])
+    if rank == 1:
+        told = dist.recv(torch.zeros(1), 0) == 0  # comes only when rank 0 has given up
+        dist.monitored_barrier(own)
+        return told
+    text = message(lambda: dist.monitored_barrier(own, timedelta(0)))
+    at_once = text == "HfreduceError: Rank 0 timed out in monitoredBarrier after 0 ms; pass a longer timeout"
+    text = message(lambda: dist.monitored_barrier(own, timedelta(milliseconds=50), True))
+    dist.send(torch.zeros(1), 1)
+    begins = text.startswith("HfreduceError: Rank 1 failed to pass monitoredBarrier: ")
+    ends = text.endswith("has not completed within 50 ms; it is still pending; rank 1 has not called it")
+    return at_once and begins and ends
+
+
 @refused
-def recv_from_any(rank: int) -> object:
-    return dist.recv(torch.zeros(1))
+def overlapping_split(rank: int) -> object:
+    return dist.split_group(split_ranks=[[0, 1], [1]])
 
 
 @refused
@@ -96,7 +152,7 @@ def sparse_tensor(rank: int) -> object:
 
 @refused
 def unknown_op(rank: int) -> object:
-    return dist.all_reduce(torch.zeros(3, dtype=torch.int32), op=dist.ReduceOp.BXOR)
+    return dist.all_reduce(torch.zeros(3), op=dist.ReduceOp.BXOR)
 
 
 @refused
@@ -112,11 +168,6 @@ def uneven_gather(rank: int) -> object:
 @refused
 def bad_splits(rank: int) -> object:
     return dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1, 1], [2, 2])
-
-
-@refused
-def average_of_integers(rank: int) -> object:
-    return dist.all_reduce(torch.zeros(3, dtype=torch.int64), op=dist.ReduceOp.AVG)
 
 
 @refused
@@ -143,11 +194,25 @@ def main() -> None:
         )
     )
     results["after"] = message(lambda: dist.all_reduce(torch.zeros(3), group=broken, async_op=True).wait())
+    late = dist.new_group([0, 1])
+    dist.barrier(group=late)
+    results["future"] = message(
+        lambda: (
+            required(dist.all_reduce(torch.zeros(100), group=late, async_op=True)).get_future().wait()
+            if rank == 0
+            else required(dist.broadcast(torch.zeros(100), 0, group=late, async_op=True)).get_future().wait()
+        )
+    )
     one = torch.ones(1)
     dist.all_reduce(one, group=other)
     results["other_group"] = one.item()
     dist.destroy_process_group()
     print(json.dumps(results), flush=True)
+
+
+def required(work: dist.Work | None) -> dist.Work:
+    assert work is not None
+    return work
 
 
 def message(function: Callable[[], object]) -> str:

@@ -8,6 +8,7 @@ from fireflyer.analytics.accounting import account
 from fireflyer.analytics.report import build_report
 from fireflyer.base.events import (
     AttemptFailed,
+    AttemptSized,
     AttemptStarted,
     CheckpointReport,
     FaultInjected,
@@ -364,3 +365,22 @@ def test_a_checkpoint_of_a_step_that_nobody_reported_proves_nothing() -> None:
     )
     assert result.last_step == 1
     assert result.parts.productive_ns == 100 * MS
+
+
+def test_steps_of_a_smaller_attempt_count_when_its_own_ranks_reported_them() -> None:
+    result = account(
+        log_of(
+            (0, JobStarted("j", ("train.py",), 3, 1, 3, 0.0, 2)),
+            (0, AttemptStarted(0)),
+            (500, AttemptSized(0, 3, ("a", "b", "c"))),
+            *((1000, step(rank, 0, 1)) for rank in range(3)),
+            (2000, AttemptFailed(0, "node 2 was lost", True, node=2)),
+            (3000, AttemptStarted(1)),
+            (3500, AttemptSized(1, 2, ("a", "b"))),
+            (3900, resume(0, 1, 1)),
+            (3900, resume(1, 1, 1)),
+            *((4000, step(rank, 1, 2, loss=2.0)) for rank in range(2)),
+            (5000, JobFinished(0, "done")),
+        )
+    )
+    assert (result.last_step, [point.step for point in result.losses]) == (2, [2])

@@ -21,6 +21,7 @@ from fireflyer.base.events import (
     JobStarted,
     Logged,
     ResumeReport,
+    SaturationReport,
     SkippedCheckpoint,
     StepReport,
 )
@@ -260,3 +261,15 @@ def test_many_failures_are_drawn_within_bounds() -> None:
     report = build_report(log)
     assert len(report.failures) == 19
     assert render_html(report).count('<g class="failure">') == 12
+
+
+def test_fp8_sums_that_did_not_fit_are_counted_over_ranks_groups_and_attempts() -> None:
+    """The last counts of a rank include its earlier ones; a rank that is none of the job's is left out."""
+    reports = [(0, 0, "world", 3, 500), (0, 0, "world", 10, 1000), (1, 0, "world", 5, 900), (0, 1, "world", 1, 1000)]
+    reports += [(1, 0, "half", 4, 2000), (7, 0, "world", 99, 99)]
+    log = silent_log()
+    log[2:2] = [Logged(SECOND, SaturationReport(*report)) for report in reports]
+    found = row(build_report(log).summary, "fp8 overflow")
+    assert (found.value, found.mark) == ("20 of 4,000 values (0.50%)", "bad")
+    assert found.note.endswith("rounded by rank 0, 1")
+    assert not any(one.label == "fp8 overflow" for one in build_report(silent_log()).summary)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.launch import TRANSPORTS, RankEnvironment, misspelt_settings
+from fireflyer.base.port_range import PortRange
 
 
 @given(nodes=st.integers(1, 5), per_node=st.integers(1, 8), data=st.data())
@@ -28,6 +29,8 @@ def test_what_the_launcher_writes_the_rank_reads(nodes: int, per_node: int, data
         peer_memory=data.draw(st.booleans()),
         transport=data.draw(st.none() | st.sampled_from(TRANSPORTS)),
         dumps=data.draw(st.none() | st.just("/dumps")),
+        address=data.draw(st.none() | st.just("fd00::1")),
+        ports=data.draw(st.none() | st.just(PortRange(29500, 29599))),
     )
     assert RankEnvironment.from_mapping(env.to_mapping()) == env
 
@@ -50,6 +53,12 @@ def test_a_variable_that_is_not_a_number_is_named() -> None:
 def test_a_transport_that_is_not_known_is_named() -> None:
     with pytest.raises(UsageError, match="FF_TRANSPORT='rdma' is not known; use one of tcp, ucx, auto"):
         RankEnvironment.from_mapping({"FF_TRANSPORT": "rdma"})
+
+
+def test_a_port_range_that_is_none_is_named() -> None:
+    with pytest.raises(UsageError, match="FF_PORT_RANGE: port range '29500' is not understood; write"):
+        RankEnvironment.from_mapping({"FF_PORT_RANGE": "29500"})
+    assert RankEnvironment.from_mapping({"FF_PORT_RANGE": "", "FF_ADDRESS": ""}).ports is None
 
 
 def test_dumps_go_where_the_user_says_or_into_the_directory_of_the_run() -> None:

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tests.support.checkpoints.states import SHARD, Gate, damage, flip, manager, newest, same, save_all, state_of
+from tests.support.checkpoints.states import (
+    SHARD,
+    Gate,
+    damage,
+    flip,
+    listed,
+    manager,
+    newest,
+    same,
+    save_all,
+    state_of,
+)
 
 from fireflyer.base.errors import (
     DataCorruption,
@@ -39,7 +50,7 @@ def test_an_empty_directory_restores_nothing(tmp_path: Path) -> None:
 
 def test_what_was_saved_is_restored_and_the_older_ones_beyond_keep_are_gone(tmp_path: Path) -> None:
     save_all(tmp_path, [10, 20, 30], keep=2)
-    assert sorted(os.listdir(tmp_path)) == ["step-00000020", "step-00000030"]
+    assert listed(os.listdir(tmp_path)) == ["step-00000020", "step-00000030"]
     restored = newest(tmp_path)
     assert same(restored, 30)
     assert (restored.name, restored.passed_over, restored.world_size) == ("step-00000030", (), 1)
@@ -225,14 +236,14 @@ def test_what_cannot_be_stored_is_refused_before_anything_happens(tmp_path: Path
         wrong: object = {"model": tensor}
         with pytest.raises(UsageError, match="the state is a dict; give a State"):
             ours.save(1, wrong)  # type: ignore[arg-type]
-        assert os.listdir(tmp_path) == []
+        assert listed(os.listdir(tmp_path)) == []
     with pytest.raises(UsageError, match="closed"):
         ours.save(1, State({"w": tensor}))
     for options in ({"keep": 0}, {"world_size": 2}, {"rank": 1}, {"rank": -1}):
         with pytest.raises(UsageError):
             manager(tmp_path, **options)
-    with pytest.raises(UsageError, match="absolute"):
-        manager("relative")
+    with pytest.raises(UsageError, match="must be a directory below"):
+        manager("/")
 
 
 # The job's plan.

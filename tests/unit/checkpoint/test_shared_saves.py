@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -10,23 +11,25 @@ import pytest
 import safetensors.torch
 import torch
 from tests.support.checkpoints.ranks import Ranks
-from tests.support.checkpoints.states import Gate, damage, flip, manager, same, save_all, state_of
+from tests.support.checkpoints.states import Gate, damage, flip, listed, manager, same, save_all, state_of
 
 from fireflyer.base.errors import (
     Aborted,
     DataCorruption,
+    Fenced,
     NoSpace,
-    NotFound,
     Timeout,
     UsageError,
 )
 from fireflyer.base.events import CheckpointReport
+from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import (
     CheckpointManager,
     State,
     capture,
+    joining,
     verify,
 )
 from fireflyer.checkpoint.background import BackgroundSave
@@ -43,6 +46,38 @@ def own_of(rank: int, step: int) -> dict[str, torch.Tensor]:
 
 def rank_state(rank: int, step: int) -> State:
     return State(state_of(step).shared, own_of(rank, step), {"step": step})
+
+
+def test_a_second_manager_of_a_job_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script with two phases makes two: the ranks of the second would read what rank 0 said in the first."""
+    monkeypatch.setattr(joining, "open_store", lambda _: LocalStore())
+    env = RankEnvironment(world_size=2, local_world_size=2, control="a:1", secret_file="secret")
+    ranks = []
+    for _ in range(2):
+        monkeypatch.setattr(joining, "_made_here", itertools.count(1))  # each rank is a process
+        ranks.append([joining.find_peers(env).name for _ in range(3)])
+    assert ranks[0] == ranks[1]
+    assert len(set(ranks[0])) == 3
+
+
+class RecordingStore(LocalStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: dict[str, int] = {}
+
+    def get(self, key: str, timeout_ns: int) -> bytes:
+        self.waits[key.partition("/0/")[2]] = timeout_ns
+        return super().get(key, timeout_ns)
+
+
+def test_ranks_wait_for_what_rank_0_does_as_long_as_a_save_may_take(tmp_path: Path) -> None:
+    """It reads a whole checkpoint to verify it, and removes old ones before the last save: minutes, for large ones."""
+    store = RecordingStore()
+    ranks = Ranks(str(tmp_path), 2, RealDisk(), store=store, timeout_ns=777 * SECOND)
+    ranks.together(lambda ours: ours.restore())
+    ranks.together(lambda ours: ours.save(1, rank_state(ours.rank, 1), blocking=True).result())
+    ranks.close()
+    assert (store.waits["restore/1"], store.waits["1/go"]) == (777 * SECOND, 777 * SECOND)
 
 
 @pytest.fixture
@@ -101,7 +136,7 @@ def test_a_rank_that_cannot_write_fails_the_save_on_every_rank() -> None:
     names = ranks.together(lambda ours: ours.save(30, rank_state(ours.rank, 30), blocking=True).result())
     assert names == ["step-00000030"] * 3
     ranks.close()
-    assert disk.list("/c") == ["step-00000010", "step-00000030"]
+    assert listed(disk.list("/c")) == ["step-00000010", "step-00000030"]
 
 
 def test_where_ranks_differ_in_buffers_rank_0s_are_stored(tmp_path: Path, disk: Disk) -> None:
@@ -150,12 +185,41 @@ def test_a_launch_that_is_not_quite_dead_cannot_commit_what_the_next_one_writes(
     ours = new.save(20, state_of(20))  # the same step, attempt and number of the save
     assert new_disk.reached.wait(30)
     old_disk.go_on.set()
-    assert isinstance(late.error(), NotFound)
+    assert isinstance(late.error(), Fenced)
+    with pytest.raises(Fenced, match="this process is left over"):
+        old.save(30, state_of(30))
     new_disk.go_on.set()
     assert ours.result() == "step-00000020"
     old.close()
     new.close()
     assert [(info.name, info.problem) for info in verify(str(tmp_path))] == [("step-00000020", None)]
+
+
+def test_a_fenced_attempt_ends_on_all_ranks_at_the_same_save(tmp_path: Path, disk: Disk) -> None:
+    ranks = Ranks(str(tmp_path), 2, disk, launch="one")
+    ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10), blocking=True).result())
+    with manager(tmp_path, attempt=1, launch="one") as later:
+        assert same(later.restore(), 10)
+        handles = ranks.together(lambda ours: ours.save(20, rank_state(ours.rank, 20)))
+        assert all(isinstance(handle.error(), Fenced) for handle in handles)
+
+        def told(ours: CheckpointManager) -> str:
+            with pytest.raises(Fenced) as caught:
+                ours.save(30, rank_state(ours.rank, 30))
+            return str(caught.value)
+
+        assert {*ranks.together(told)} == {str(handles[0].error())}
+        later.save(15, state_of(15), blocking=True).result()
+    with pytest.raises(Fenced, match=r"attempt 0 may no longer change .* attempt 1 of launch .* has begun there"):
+        manager(tmp_path, launch="one")
+    ranks.close()
+    assert [(info.step, info.problem) for info in verify(str(tmp_path))] == [(15, None), (10, None)]
+
+
+def test_a_launch_of_later_counts_attempts_from_0_and_goes_on(tmp_path: Path) -> None:
+    for attempt, launch in ((0, "one"), (3, "one"), (0, "two"), (1, "two"), (0, ""), (0, "")):
+        with manager(tmp_path, attempt=attempt, launch=launch) as ours:
+            ours.save(10 * attempt, state_of(10), blocking=True).result()
 
 
 def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
@@ -169,7 +233,7 @@ def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: 
     assert all(isinstance(error, UsageError) for error in errors)
     assert "rank 1 has other shared tensors" in str(errors[0])
     ranks.close()
-    assert os.listdir(tmp_path) == []
+    assert listed(os.listdir(tmp_path)) == []
 
 
 def test_every_rank_passes_over_the_same_checkpoints(tmp_path: Path, disk: Disk) -> None:
@@ -255,7 +319,7 @@ def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp
     assert ranks.together(save) == ["step-00000020"] * 2
     assert isinstance(first[1].error(), Aborted)
     ranks.close()
-    assert os.listdir(tmp_path) == ["step-00000020"]
+    assert listed(os.listdir(tmp_path)) == ["step-00000020"]
     assert [info.problem for info in verify(str(tmp_path))] == [None]
 
 
@@ -268,7 +332,7 @@ def test_a_record_too_long_for_the_store_fails_the_save_at_once(tmp_path: Path, 
     for error in ranks.together(save):
         assert "at most 4194304 are allowed" in error
     ranks.close()
-    assert os.listdir(tmp_path) == []
+    assert listed(os.listdir(tmp_path)) == []
 
 
 def test_what_rank_0_said_before_a_save_was_given_up_is_heard(tmp_path: Path, disk: Disk) -> None:
@@ -309,5 +373,5 @@ def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, 
     assert error is not None
     assert "a rank has ended, or its disk hangs" in str(error)
     ranks.managers[0].close()
-    assert os.listdir(tmp_path) == []
+    assert listed(os.listdir(tmp_path)) == []
     ranks.close()

@@ -39,7 +39,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
     ("argv", "said"),
     [
         (["rnu"], "no command 'rnu'; did you mean 'run'?"),
-        (["frobnicate"], "commands are run, report, collectives, demo, fs, version, completion"),
+        (["frobnicate"], "commands are run, report, agent, collectives, demo, fs, version, completion"),
         (["train.py"], "to run a script: ff run train.py"),
         (["--vresion"], "No such option '--vresion'"),
         (["run"], "Missing argument 'SCRIPT'; see 'ff run --help'"),
@@ -49,7 +49,8 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["run", "--name", "", "train.py"], "--name '' is empty; give one, or leave the option out for the default"),
         (["run", "--run-dir", "", "train.py"], "--run-dir '' is empty"),
         (["run", "--inject", "kill-rank=0@2min", "train.py"], "kill-rank=3@20s (20 seconds after the start)"),
-        (["run", "--nodes", "0", "train.py"], "'--nodes': 0 is not in the range"),
+        (["run", "--nodes", "0", "train.py"], "'--nodes' / '--nnodes': 0 is not in the range"),
+        (["run", "--watchdog", "30", "train.py"], "'30' is no duration; write it like 90s, 30m or 2h"),
         (["run", "--nodes"], "Option '--nodes' requires an argument"),
         (["run", "--devices", "tpu", "train.py"], "'tpu' is not one of"),
         (["run", "--transport", "rdma", "train.py"], "'rdma' is not one of 'tcp', 'ucx', 'auto'"),

@@ -14,6 +14,7 @@ from fireflyer.cli import main
 from fireflyer.cli.collectives.command import command as collectives_command
 from fireflyer.cli.completion import COMPLETE_VARIABLE, SHELLS
 from fireflyer.cli.completion import command as completion_command
+from fireflyer.cli.jobs.agent import command as agent_command
 from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
@@ -27,6 +28,7 @@ COMMANDS: Mapping[str, click.Command] = {
     "demo": demo_command,
     "version": version_command,
     "completion": completion_command,
+    **{f"agent {name}": one for name, one in agent_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],
 }
@@ -77,7 +79,9 @@ def test_every_option_says_its_default_and_every_command_has_an_example(name: st
     command = COMMANDS[name]
     assert "Example" in (command.epilog or "")
     for option in command.params:
-        if isinstance(option, click.Option) and not (option.is_flag or option.multiple or option.required):
+        if isinstance(option, click.Option) and not (
+            option.hidden or option.is_flag or option.multiple or option.required
+        ):
             assert option.show_default or "[default: " in (option.help or ""), option.name
 
 

@@ -13,14 +13,17 @@ from tests.support.jobs.job_logs import Break, JobScript, example_log, make_log
 
 from fireflyer.base.events import (
     AttemptFailed,
+    AttemptSized,
     AttemptStarted,
     CheckpointReport,
+    JobEvent,
     JobFinished,
     JobStarted,
     Logged,
     NodeLost,
     RankExited,
     ResumeReport,
+    SaturationReport,
     SkippedCheckpoint,
     StepReport,
 )
@@ -60,7 +63,7 @@ def test_notices_tell_the_failure_once() -> None:
         "job demo: nodes 2, ranks per node 2",
         "training from the start",
         "injecting a fault: kill-node=1, at step 71",
-        "node 1 lost: its agent was killed by signal 9",
+        "node 1 lost: its supervisor was killed by signal 9",
         "attempt 0 failed: node 1 lost; restarting",
         "attempt 1 starts",
         "resuming from step 60 (step-00000060)",
@@ -169,7 +172,7 @@ def test_without_a_terminal_lines_are_passed_on_whole() -> None:
     assert "rank 3 | hello \x1b[2J[bold]world" in lines
     assert f"rank 1 | {'x' * 300} …" in lines
     assert "ff     | between the jobs" in lines
-    assert "ff     | node 1 lost: its agent was killed by signal 9" in lines
+    assert "ff     | node 1 lost: its supervisor was killed by signal 9" in lines
     assert lines[-1].startswith("ff     | finished · step 120 · loss 2.1174")
     assert len([text for text in lines if "tokens/s" in text]) == 1
 
@@ -264,4 +267,54 @@ def test_the_truth_of_the_helpers_holds_for_a_script_with_two_failures() -> None
     assert [notice for notice in notices if notice.endswith("restarting")] == [
         "attempt 0 failed: node 1 lost; restarting",
         "attempt 1 failed: rank 0 exited with 1; restarting",
+    ]
+
+
+def stepping(steps: int, every_ns: int) -> JobProgress:
+    progress = JobProgress()
+    progress.feed(Logged(0, JobStarted("j", ("x.py",), 1, 1, 0, 0.0)))
+    for step in range(1, steps + 1):
+        progress.feed(Logged(step * every_ns, StepReport(0, 0, step, 1, 1, None, 1)))
+    return progress
+
+
+def test_a_step_that_does_not_come_is_told_with_the_time_since_the_last() -> None:
+    progress = stepping(5, SECOND)
+    assert "no step" not in progress.status(14 * SECOND)
+    assert progress.status(17 * SECOND, live=True).endswith("step 5 · 1 tokens/s · no step for 12 s · 17 s")
+    assert progress.status(95 * SECOND, live=True).endswith("no step for 1 min 30 s · 1 min 35 s")
+    progress.feed(Logged(96 * SECOND, StepReport(0, 0, 6, 1, 1, None, 1)))
+    assert "no step" not in progress.status(97 * SECOND)
+
+
+def test_slow_steps_are_no_silence() -> None:
+    progress = stepping(5, 60 * SECOND)
+    assert "no step" not in progress.status(5 * 60 * SECOND + 170 * SECOND)
+    assert "no step for 3 min" in progress.status(5 * 60 * SECOND + 181 * SECOND, live=True)
+
+
+def test_in_a_file_the_line_changes_seldom_while_nothing_happens() -> None:
+    progress = stepping(5, SECOND)
+    shown = {progress.status(now_s * SECOND) for now_s in range(5, 7205)}
+    assert len(shown) == 11
+
+
+def test_sums_that_do_not_fit_are_told_once() -> None:
+    progress = JobProgress()
+    lines = [progress.feed(Logged(0, SaturationReport(rank, 0, "world", 1200, 50_000))) for rank in (3, 1)]
+    noticed = "fp8 sums do not fit: 1,200 of 50,000 values so far, noticed by rank 3; the report counts all"
+    assert lines == [[noticed], []]
+
+
+def test_a_job_whose_size_may_change_says_so_at_the_start_and_when_it_does() -> None:
+    log: list[JobEvent] = [JobStarted("j", (), 3, 8, 1, 0.0, 2), AttemptStarted(0), AttemptSized(0, 3, ("a", "b", "c"))]
+    log += [AttemptStarted(1), AttemptSized(1, 2, ("a", "c")), AttemptStarted(2), AttemptSized(2, 2, ("a", "c"))]
+    _, notices = told([Logged(number, event) for number, event in enumerate(log)])
+    assert notices == [
+        "job j: nodes 2 to 3, ranks per node 8",
+        "the number of ranks may change at a restart: with fireflyer.data.ResumableSampler each step keeps its global "
+        "batch; torch's DistributedSampler divides anew, as under torchrun",
+        "attempt 1 starts",
+        "attempt 1 has 2 nodes, not 3: a, c",
+        "attempt 2 starts",
     ]

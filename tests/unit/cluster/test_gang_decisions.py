@@ -23,10 +23,6 @@ from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.blame import Failure, blame, describe_end
 from fireflyer.cluster.core.gang import TICK_NS, Gang, NodeState, Phase
 from fireflyer.cluster.core.messages import (
-    AgentGone,
-    AgentHeartbeat,
-    AgentLost,
-    AgentUp,
     AttemptPrepared,
     Begin,
     Effect,
@@ -37,26 +33,31 @@ from fireflyer.cluster.core.messages import (
     Log,
     PrepareAttempt,
     PrepareFailed,
-    RankEnd,
-    RankExited,
+    RankEnded,
     RankReported,
     RanksGone,
-    ShutDownAgent,
-    StartAgent,
+    RanksPrinted,
+    ShutDownSupervisor,
     StartRanks,
+    StartSupervisor,
     StopRanks,
     StopRequested,
     StorageFailed,
+    SupervisorGone,
+    SupervisorHeartbeat,
+    SupervisorLost,
+    SupervisorUp,
     Tick,
 )
 from fireflyer.cluster.schema.job import Fault, JobSpec, Timeouts, parse_fault
+from fireflyer.cluster.schema.wire import RankEnd, RankError, Stop
 
 T = TypeVar("T")
 TIMEOUTS = Timeouts()
 
 
 class Story:
-    """Two nodes of two ranks. Agents of `beating` nodes beat with every tick."""
+    """Two nodes of two ranks. Supervisors of `beating` nodes beat with every tick."""
 
     def __init__(self, **changes: object) -> None:
         spec = JobSpec(script="x.py", run_dir="/run", nodes=2, ranks_per_node=2, max_restarts=1)
@@ -77,12 +78,12 @@ class Story:
         for _ in range(-(-span_ns // TICK_NS)):
             self.now_ns += TICK_NS
             for node, incarnation in self.beating.items():
-                new += self.tell(AgentHeartbeat(node, incarnation))
+                new += self.tell(SupervisorHeartbeat(node, incarnation))
             new += self.tell(Tick())
         return new
 
     def running(self) -> Story:
-        self.tell(AgentUp(0, 1), AgentUp(1, 1), AttemptPrepared(0))
+        self.tell(SupervisorUp(0, 1), SupervisorUp(1, 1), AttemptPrepared(0))
         assert self.gang.phase is Phase.RUNNING
         return self
 
@@ -99,23 +100,23 @@ def of(effects: list[Effect], kind: type[T]) -> list[T]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def ends(node: int, *codes: int, told: bool = False) -> tuple[RankEnd, ...]:
-    return tuple(RankEnd(2 * node + local, code, told) for local, code in enumerate(codes))
+def ends(node: int, *codes: int, attempt: int = 0, told: bool = False) -> tuple[RankEnd, ...]:
+    return tuple(RankEnd(attempt, 2 * node + local, code, told) for local, code in enumerate(codes))
 
 
 def gone(node: int, *codes: int, attempt: int = 0, told: bool = False) -> RanksGone:
-    return RanksGone(node, 1, attempt, ends(node, *codes, told=told))
+    return RanksGone(node, 1, attempt, ends(node, *codes, attempt=attempt, told=told))
 
 
 def step_report(rank: int, step: int, attempt: int = 0) -> StepReport:
     return StepReport(rank, attempt, step, 1, 1, 0.5, 1)
 
 
-def test_ranks_start_when_every_agent_is_up_and_a_port_is_found() -> None:
+def test_ranks_start_when_every_supervisor_is_up_and_a_port_is_found() -> None:
     story = Story()
-    assert of(story.effects, StartAgent) == [StartAgent(0, 1), StartAgent(1, 1)]
-    assert story.tell(AgentUp(0, 1)) == []
-    assert story.tell(AgentUp(1, 1)) == [PrepareAttempt(0)]
+    assert of(story.effects, StartSupervisor) == [StartSupervisor(0, 1, 0), StartSupervisor(1, 1, 1)]
+    assert story.tell(SupervisorUp(0, 1)) == []
+    assert story.tell(SupervisorUp(1, 1)) == [PrepareAttempt(0)]
     assert story.tell(AttemptPrepared(0)) == [StartRanks(0, 1, 0), StartRanks(1, 1, 0)]
 
 
@@ -124,17 +125,17 @@ def test_success_is_when_every_rank_of_every_node_ended_with_zero() -> None:
     story.tell(gone(0, 0, 0))
     story.wait(60 * SECOND)
     assert story.gang.phase is Phase.RUNNING
-    assert of(story.tell(gone(1, 0, 0)), ShutDownAgent) == [ShutDownAgent(0, 1), ShutDownAgent(1, 1)]
-    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    assert of(story.tell(gone(1, 0, 0)), ShutDownSupervisor) == [ShutDownSupervisor(0, 1), ShutDownSupervisor(1, 1)]
+    story.tell(SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     assert story.finish() == Finish(0, "all ranks exited with code 0", None)
     assert story.logged(JobFinished) == [JobFinished(0, "all ranks exited with code 0")]
 
 
 def test_the_loss_of_a_node_is_blamed_before_the_ranks_that_fail_of_it() -> None:
     story = Story().running()
-    story.tell(RankExited(0, 1, 0, RankEnd(0, 1, False)), RankExited(0, 1, 0, RankEnd(1, 1, False)))
+    story.tell(RankEnded(0, 1, RankEnd(0, 0, 1, False)), RankEnded(0, 1, RankEnd(0, 1, 1, False)))
     story.wait(100 * MS)
-    story.tell(AgentLost(1, 1, "killed"))
+    story.tell(SupervisorLost(1, 1, "killed"))
     story.wait(TIMEOUTS.blame_ns)
     (failed,) = story.logged(AttemptFailed)
     assert (failed.node, failed.rank, failed.reason) == (1, None, "node 1 was lost: killed")
@@ -142,9 +143,9 @@ def test_the_loss_of_a_node_is_blamed_before_the_ranks_that_fail_of_it() -> None
 
 def test_a_rank_that_was_told_to_stop_is_never_blamed() -> None:
     story = Story(max_restarts=0).running()
-    story.tell(RankExited(1, 1, 0, RankEnd(3, 7, False)))
+    story.tell(RankEnded(1, 1, RankEnd(0, 3, 7, False)))
     story.tell(gone(0, 137, 137, told=True), gone(1, 137, 7, told=True))
-    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     assert story.finish().exit_code == 7
 
 
@@ -154,8 +155,8 @@ def gave_up(rank: int, peer: int, attempt: int = 0) -> RankReported:
 
 def test_a_rank_that_hangs_is_blamed_and_not_the_first_that_gave_up_on_it() -> None:
     story = Story(max_restarts=0).running()
-    story.tell(gave_up(1, 2), gave_up(0, 3), gave_up(2, 3), RankExited(0, 1, 0, RankEnd(1, 5, False)))
-    story.tell(gone(0, 5, 5), gone(1, 5, 137, told=True), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(gave_up(1, 2), gave_up(0, 3), gave_up(2, 3), RankEnded(0, 1, RankEnd(0, 1, 5, False)))
+    story.tell(gone(0, 5, 5), gone(1, 5, 137, told=True), SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     (failed,) = story.logged(AttemptFailed)
     assert (failed.node, failed.rank, failed.reason) == (1, 3, "rank 3 has not entered allreduce #7")
     finish = story.finish()
@@ -164,7 +165,7 @@ def test_a_rank_that_hangs_is_blamed_and_not_the_first_that_gave_up_on_it() -> N
 
 def test_a_rank_that_raises_is_blamed_by_its_own_end_though_another_was_gone_before_it() -> None:
     story = Story(max_restarts=0).running()
-    story.tell(gave_up(1, 2), RankExited(0, 1, 0, RankEnd(1, 5, False)), RankExited(1, 1, 0, RankEnd(2, 3, False)))
+    story.tell(gave_up(1, 2), RankEnded(0, 1, RankEnd(0, 1, 5, False)), RankEnded(1, 1, RankEnd(0, 2, 3, False)))
     story.wait(TIMEOUTS.blame_ns)
     (failed,) = story.logged(AttemptFailed)
     assert (failed.node, failed.rank, failed.reason) == (1, 2, "rank 2 (node 1) exited with code 3")
@@ -177,7 +178,7 @@ def test_a_rank_that_raises_is_blamed_by_its_own_end_though_another_was_gone_bef
 )
 def test_a_rank_that_failed_without_naming_a_peer_is_blamed_itself(reports: tuple[RankReported, ...]) -> None:
     story = Story(max_restarts=0).running()
-    story.tell(*reports, RankExited(0, 1, 0, RankEnd(1, 5, False)))
+    story.tell(*reports, RankEnded(0, 1, RankEnd(0, 1, 5, False)))
     story.wait(TIMEOUTS.blame_ns)
     (failed,) = story.logged(AttemptFailed)
     assert (failed.rank, failed.reason) == (1, "rank 1 (node 0) exited with code 5")
@@ -185,8 +186,8 @@ def test_a_rank_that_failed_without_naming_a_peer_is_blamed_itself(reports: tupl
 
 def test_a_rank_that_was_killed_is_blamed_whatever_others_say() -> None:
     story = Story(max_restarts=0).running()
-    story.tell(gave_up(0, 1), gave_up(2, 3), RankExited(1, 1, 0, RankEnd(2, 1, False)))
-    story.tell(RankExited(1, 1, 0, RankEnd(3, 137, False)))
+    story.tell(gave_up(0, 1), gave_up(2, 3), RankEnded(1, 1, RankEnd(0, 2, 1, False)))
+    story.tell(RankEnded(1, 1, RankEnd(0, 3, 137, False)))
     story.wait(TIMEOUTS.blame_ns)
     (failed,) = story.logged(AttemptFailed)
     assert (failed.rank, failed.reason) == (3, "rank 3 (node 1) was killed by SIGKILL")
@@ -201,13 +202,21 @@ def test_failures_are_compared_by_what_can_cause_what() -> None:
 
 
 def test_ends_are_described_as_people_say_them() -> None:
-    assert describe_end(1, RankEnd(3, 2, False)) == "rank 3 (node 1) exited with code 2"
-    assert describe_end(1, RankEnd(3, 139, False)) == "rank 3 (node 1) was killed by SIGSEGV"
-    assert describe_end(1, RankEnd(3, 255, False)) == "rank 3 (node 1) exited with code 255"
-    assert describe_end(0, RankEnd(0, 126, False, "no memory")) == "rank 0 (node 0) could not be started: no memory"
+    error = RankError("ValueError", "bad batch shape (3, 4)", "train.py", 41)
+    assert describe_end(RankEnd(0, 3, 2, False), 1) == "rank 3 (node 1) exited with code 2"
+    assert describe_end(RankEnd(0, 3, 139, False)) == "rank 3 was killed by SIGSEGV"
+    assert describe_end(RankEnd(0, 3, 255, False), 1) == "rank 3 (node 1) exited with code 255"
+    assert describe_end(RankEnd(0, 0, 126, False, "no fd"), 0) == "rank 0 (node 0) could not be started: no fd"
+    assert describe_end(RankEnd(0, 2, 1, False, error=error)) == (
+        "rank 2: ValueError: bad batch shape (3, 4), at train.py:41"
+    )
+    assert describe_end(RankEnd(0, 2, 1, False, error=RankError("KeyError"))) == "rank 2: KeyError"
+    assert describe_end(RankEnd(0, 2, 137, False, out_of_memory="cgroup limit 512 MiB")) == (
+        "rank 2 was killed: out of memory (cgroup limit 512 MiB)"
+    )
 
 
-def test_a_silent_agent_is_lost_in_less_than_two_seconds() -> None:
+def test_a_silent_supervisor_is_lost_in_less_than_two_seconds() -> None:
     story = Story().running()
     story.wait(SECOND)
     del story.beating[1]
@@ -232,29 +241,30 @@ def test_a_launcher_that_slept_gives_its_nodes_the_time_to_come_up() -> None:
     story.wait(SECOND)
     story.now_ns += 3600 * SECOND
     assert of(story.tell(Tick()), KillNode) == []
-    assert of(story.wait(TIMEOUTS.agent_start_ns), KillNode) == [KillNode(0, 1), KillNode(1, 1)]
+    assert of(story.wait(TIMEOUTS.supervisor_start_ns), KillNode) == [KillNode(0, 1), KillNode(1, 1)]
 
 
-def test_an_agent_that_cannot_start_is_not_started_over_and_over_before_the_restart() -> None:
+def test_an_supervisor_that_cannot_start_is_not_started_over_and_over_before_the_restart() -> None:
     story = Story().running()
-    story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
-    assert of(story.tell(AgentGone(1, 1, "")), StartAgent) == [StartAgent(1, 2)]
+    story.tell(SupervisorLost(1, 1, "died"), gone(0, 143, 143, told=True))
+    assert of(story.tell(SupervisorGone(1, 1, "")), StartSupervisor) == [StartSupervisor(1, 2, 1)]
     assert story.gang.phase is Phase.PAUSING
-    assert of(story.tell(AgentGone(1, 2, "no descriptor left")), StartAgent) == []
-    assert of(story.wait(TIMEOUTS.backoff_ns), StartAgent) == [StartAgent(1, 3)]
+    assert of(story.tell(SupervisorGone(1, 2, "no descriptor left")), StartSupervisor) == []
+    assert of(story.wait(TIMEOUTS.backoff_ns), StartSupervisor) == [StartSupervisor(1, 3, 1)]
     assert len(story.logged(AttemptStarted)) == 2
 
 
 def test_a_lost_node_is_started_anew_only_when_nothing_is_left_on_it() -> None:
     story = Story().running()
-    story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
+    story.tell(SupervisorLost(1, 1, "died"), gone(0, 143, 143, told=True))
     del story.beating[1]
-    assert of(story.wait(5 * SECOND), StartAgent) == []
+    assert of(story.wait(5 * SECOND), StartSupervisor) == []
     assert story.gang.states() == (NodeState.IDLE, NodeState.KILLING)
-    assert of(story.tell(AgentGone(1, 1, "")), StartAgent) == [StartAgent(1, 2)]
-    assert of(story.wait(SECOND), StartAgent) == []
+    assert of(story.tell(SupervisorGone(1, 1, "")), StartSupervisor) == [StartSupervisor(1, 2, 1)]
+    assert of(story.wait(SECOND), StartSupervisor) == []
     story.beating[1] = 2
-    assert of(story.tell(AgentUp(1, 2), AttemptPrepared(1)), StartRanks) == [StartRanks(0, 1, 1), StartRanks(1, 2, 1)]
+    started = of(story.tell(SupervisorUp(1, 2), AttemptPrepared(1)), StartRanks)
+    assert started == [StartRanks(0, 1, 1), StartRanks(1, 2, 1)]
     assert [event.attempt for event in story.logged(AttemptStarted)] == [0, 1]
 
 
@@ -267,11 +277,11 @@ def test_messages_from_the_past_change_nothing() -> None:
     before = story.gang.states()
     stale: list[Event] = [
         gone(0, 3, 3),
-        RankExited(1, 1, 0, RankEnd(2, 9, False)),
+        RankEnded(1, 1, RankEnd(0, 2, 9, False)),
         AttemptPrepared(0),
-        AgentGone(1, 0, "old"),
+        SupervisorGone(1, 0, "old"),
     ]
-    assert story.tell(*stale, RankReported(step_report(0, 1, attempt=0)), AgentUp(0, 7), AgentUp(9, 1)) == []
+    assert story.tell(*stale, RankReported(step_report(0, 1, attempt=0)), SupervisorUp(0, 7), SupervisorUp(9, 1)) == []
     assert story.gang.states() == before
 
 
@@ -313,10 +323,12 @@ def test_a_fault_that_was_never_due_is_left_over() -> None:
 def test_a_signal_is_passed_on_and_decides_the_exit_code() -> None:
     story = Story().running()
     grace_ns = TIMEOUTS.stop_grace_ns
-    assert of(story.tell(StopRequested(2)), StopRanks) == [StopRanks(node, 1, 0, 2, 0, grace_ns) for node in (0, 1)]
+    assert of(story.tell(StopRequested(2)), StopRanks) == [
+        StopRanks(node, 1, Stop(0, 2, 0, grace_ns)) for node in (0, 1)
+    ]
     story.tell(gone(0, 0, 0, told=True), gone(1, 130, 0, told=True))
-    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
-    assert story.finish() == Finish(130, "stopped by SIGINT", None)
+    story.tell(SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
+    assert story.finish() == Finish(130, "stopped by SIGINT", None, 2)
     (failed,) = story.logged(AttemptFailed)
     assert (failed.stopped, failed.restarting, failed.node) == (True, False, None)
 
@@ -324,17 +336,67 @@ def test_a_signal_is_passed_on_and_decides_the_exit_code() -> None:
 def test_after_a_failure_ranks_may_end_by_themselves_first() -> None:
     story = Story().running()
     settle_ns, grace_ns = TIMEOUTS.settle_ns, TIMEOUTS.stop_grace_ns
-    (stop, _) = of(story.tell(RankExited(1, 1, 0, RankEnd(3, 137, False))), StopRanks)
-    assert stop == StopRanks(0, 1, 0, 15, settle_ns, grace_ns)
+    (stop, _) = of(story.tell(RankEnded(1, 1, RankEnd(0, 3, 137, False))), StopRanks)
+    assert stop == StopRanks(0, 1, Stop(0, 15, settle_ns, grace_ns))
     story.tell(gone(0, 1, 1), gone(1, 1, 137))
     (failed,) = story.logged(AttemptFailed)
     assert (failed.rank, failed.restarting) == (3, True)
 
 
+@pytest.mark.parametrize(
+    ("end", "reports", "stacks"),
+    [
+        (RankEnd(0, 1, 1, False), (gave_up(1, 3),), True),
+        (RankEnd(0, 1, 1, False), (gave_up(0, 3),), False),
+        (RankEnd(0, 1, 1, False, error=RankError("fireflyer.base.errors.PeerFailed", "rank 3")), (), True),
+        (RankEnd(0, 1, 1, False, error=RankError("RuntimeError", "[gloo] Timed out waiting 1800000ms")), (), True),
+        (RankEnd(0, 1, 1, False, error=RankError("ValueError", "bad")), (), False),
+        (RankEnd(0, 1, 137, False), (), False),
+    ],
+    ids=["named a peer", "another did", "raised that a peer failed", "timed out", "an error of its own", "killed"],
+)
+def test_stacks_are_taken_of_ranks_that_others_waited_for(
+    end: RankEnd, reports: tuple[RankReported, ...], stacks: bool
+) -> None:
+    story = Story().running()
+    story.tell(*reports)
+    stops = of(story.tell(RankEnded(0, 1, end)), StopRanks)
+    assert [effect.stop.stacks for effect in stops] == [stacks, stacks]
+
+
+def test_the_watchdog_takes_a_job_that_says_nothing_for_hung() -> None:
+    story = Story(watchdog_ns=30 * SECOND, max_restarts=5).running()
+    story.wait(20 * SECOND)
+    story.tell(RanksPrinted())
+    story.wait(20 * SECOND)
+    story.tell(RankReported(step_report(0, 1)))
+    assert of(story.wait(30 * SECOND - TICK_NS), StopRanks) == []
+    assert [effect.stop.stacks for effect in of(story.wait(TICK_NS), StopRanks)] == [True, True]
+    story.tell(gone(0, 134, 134, told=True), gone(1, 134, 143, told=True))
+    (failed,) = story.logged(AttemptFailed)
+    assert (failed.node, failed.rank, failed.kind, failed.restarting) == (None, None, "unknown", True)
+    assert failed.reason == "no rank printed or reported anything for 30.0 s (--watchdog)"
+    story.wait(SECOND)
+    story.tell(AttemptPrepared(1))
+    story.wait(30 * SECOND)
+    story.tell(gone(0, 134, 134, attempt=1, told=True), gone(1, 134, 143, attempt=1, told=True))
+    story.tell(SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
+    assert story.finish().exit_code == 1
+    assert story.finish().reason.endswith("no newer step or checkpoint was reported")
+
+
+def test_the_watchdog_counts_no_time_in_which_the_launcher_slept() -> None:
+    story = Story(watchdog_ns=30 * SECOND).running()
+    story.wait(SECOND)
+    story.now_ns += 3600 * SECOND
+    story.tell(Tick())
+    assert of(story.wait(20 * SECOND), StopRanks) == []
+
+
 def test_nothing_is_waited_for_when_the_job_cannot_go_on() -> None:
     story = Story().running()
     (stop, _) = of(story.tell(StorageFailed("disk full")), StopRanks)
-    assert stop.settle_ns == 0
+    assert stop.stop.settle_ns == 0
 
 
 def test_a_second_signal_kills_at_once_but_not_the_same_one_twice() -> None:
@@ -350,31 +412,31 @@ def test_a_signal_while_pausing_ends_the_job() -> None:
     story = Story().running()
     story.tell(gone(0, 1, 1), gone(1, 143, 143, told=True))
     assert story.gang.phase is Phase.PAUSING
-    story.tell(StopRequested(15), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(StopRequested(15), SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     assert story.finish().exit_code == 128 + 15
 
 
-def test_an_agent_that_is_too_slow_to_stop_is_killed() -> None:
+def test_an_supervisor_that_is_too_slow_to_stop_is_killed() -> None:
     story = Story().running()
-    story.tell(RankExited(0, 1, 0, RankEnd(0, 1, False)), gone(0, 1, 143, told=True))
+    story.tell(RankEnded(0, 1, RankEnd(0, 0, 1, False)), gone(0, 1, 143, told=True))
     stop_ns = TIMEOUTS.settle_ns + TIMEOUTS.stop_grace_ns
     assert of(story.wait(stop_ns + SECOND), KillNode) == []
     assert of(story.wait(2 * SECOND), KillNode) == [KillNode(1, 1)]
 
 
-def test_an_agent_that_does_not_come_up_is_a_failure() -> None:
+def test_an_supervisor_that_does_not_come_up_is_a_failure() -> None:
     story = Story(max_restarts=0)
-    story.tell(AgentUp(0, 1))
+    story.tell(SupervisorUp(0, 1))
     del story.beating[1]
-    assert of(story.wait(TIMEOUTS.agent_start_ns), KillNode) == [KillNode(1, 1)]
+    assert of(story.wait(TIMEOUTS.supervisor_start_ns), KillNode) == [KillNode(1, 1)]
     assert "did not start within 1 min 00 s" in story.logged(NodeLost)[0].reason
 
 
 def test_processes_that_outlive_sigkill_end_the_job_and_are_named() -> None:
     story = Story(max_restarts=5).running()
-    story.tell(AgentLost(1, 1, "died"), gone(0, 143, 143, told=True))
+    story.tell(SupervisorLost(1, 1, "died"), gone(0, 143, 143, told=True))
     story.wait(TIMEOUTS.kill_ns + SECOND)
-    story.tell(AgentGone(0, 1, ""))
+    story.tell(SupervisorGone(0, 1, ""))
     assert story.finish().exit_code == 1
     assert "node 1 still has processes" in story.finish().reason
 
@@ -385,7 +447,7 @@ def test_pauses_double_without_progress_and_start_over_with_it() -> None:
     for attempt in range(6):
         if attempt == 4:
             story.tell(RankReported(step_report(0, 1, attempt=attempt)))
-        story.tell(gone(0, 1, 1, attempt=attempt), gone(1, 143, 143, attempt=attempt, told=True))
+        story.tell(gone(0, 137, 1, attempt=attempt), gone(1, 143, 143, attempt=attempt, told=True))
         start_ns = story.now_ns
         while story.gang.attempt == attempt:
             story.wait(TICK_NS)
@@ -398,8 +460,8 @@ def test_a_stranger_on_the_port_is_not_counted_but_only_a_few_times() -> None:
     story = Story(max_restarts=0).running()
     for attempt in range(4):
         assert story.gang.attempt == attempt
-        taken = RanksGone(0, 1, attempt, ends(0, 1, 1), port_taken=True)
-        story.tell(RankExited(0, 1, attempt, RankEnd(0, 1, False)), taken)
+        taken = RanksGone(0, 1, attempt, ends(0, 1, 1, attempt=attempt), port_taken=True)
+        story.tell(RankEnded(0, 1, RankEnd(attempt, 0, 1, False)), taken)
         story.tell(gone(1, 143, 143, attempt=attempt, told=True))
         story.wait(10 * SECOND)
         story.tell(AttemptPrepared(attempt + 1))
@@ -410,16 +472,16 @@ def test_a_full_disk_or_a_port_that_stays_taken_is_not_tried_again() -> None:
     story = Story(max_restarts=5).running()
     story.tell(StorageFailed("write /run: no space left"))
     story.tell(gone(0, 143, 143, told=True), gone(1, 143, 143, told=True))
-    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     assert story.finish() == Finish(1, "write /run: no space left", None)
     story = Story(max_restarts=5)
-    story.tell(AgentUp(0, 1), AgentUp(1, 1), PrepareFailed(0, "--master-port 1 was taken"))
-    story.tell(AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(SupervisorUp(0, 1), SupervisorUp(1, 1), PrepareFailed(0, "--master-port 1 was taken"))
+    story.tell(SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     assert story.finish() == Finish(1, "--master-port 1 was taken", None)
 
 
 def test_after_the_end_nothing_happens() -> None:
     story = Story()
-    story.tell(StopRequested(2), AgentGone(0, 1, ""), AgentGone(1, 1, ""))
+    story.tell(StopRequested(2), SupervisorGone(0, 1, ""), SupervisorGone(1, 1, ""))
     assert story.finish().exit_code == 130
-    assert story.tell(Tick(), AgentUp(0, 1), StopRequested(2)) == []
+    assert story.tell(Tick(), SupervisorUp(0, 1), StopRequested(2)) == []

@@ -11,13 +11,17 @@ import pytest
 import uvloop
 
 from fireflyer.base.errors import Exists, FireflyerError, PermissionDenied, UsageError
-from fireflyer.cluster.launcher import run_job
-from fireflyer.cluster.launcher.checks import check_job, command_of
-from fireflyer.cluster.launcher.devices import RANKS_PER_CORE, Devices, find_devices
-from fireflyer.cluster.schema.job import Fault, JobSpec, parse_fault
+from fireflyer.base.port_range import PortRange
+from fireflyer.cluster.launcher import _listen, run_job
+from fireflyer.cluster.launcher.checks import RANKS_PER_CORE, check_job, command_of
+from fireflyer.cluster.schema.job import Fault, JobSpec, Remote, Rendezvous, parse_fault
+from fireflyer.identity.secrets import new_secret
+from fireflyer.runtime.devices import Devices, find_devices
+from fireflyer.runtime.rpc import Accepts, RpcServer
 
 TWO_CORES = Devices(gpus=0, cores=2)
 FOUR_GPUS = Devices(gpus=4, cores=64)
+PORTS = PortRange(29500, 29599)
 
 
 def spec_of(tmp_path: Path, **changes: object) -> JobSpec:
@@ -47,12 +51,21 @@ def test_a_sound_job_passes(tmp_path: Path) -> None:
         ({"script": "/"}, "is a directory; name the Python file"),
         ({"script": "no_such_package.x", "kind": "module"}, "module 'no_such_package.x' is not found"),
         ({"script": "no-such-program", "kind": "program"}, "program 'no-such-program' is not found"),
+        ({"nodes": 4, "min_nodes": 2}, "--nodes 2:4 needs --hosts or --rdzv-endpoint: nodes on this machine do not"),
+        ({"nodes": 2, "min_nodes": 3}, "--nodes 3:2: the first number must not be above the second"),
         ({"nodes": 0}, "--nodes 0 must be from 1 to 1024"),
         ({"ranks_per_node": -1}, "--ranks-per-node -1 must be from 1"),
         ({"nodes": 1024, "ranks_per_node": 100}, "102400 ranks are more than the 16384"),
         ({"max_restarts": -1}, "--max-restarts -1 must be"),
         ({"omp_num_threads": 0}, "--omp-num-threads 0 must be at least 1"),
         ({"master_port": 70000}, "--master-port 70000 is out of range"),
+        ({"master_port": 29400, "ports": PORTS}, "--master-port, 29400, is not in --port-range 29500-29599; choose"),
+        ({"remote": Remote(port=29600), "ports": PORTS}, "--control-port, 29600, is not in --port-range"),
+        (
+            {"rendezvous": Rendezvous(host="a", port=29400, secret_file="s"), "ports": PORTS},
+            "the port of --rdzv-endpoint, 29400, is not in --port-range 29500-29599",
+        ),
+        ({"env": {"FF_PORT_RANGE": "1"}}, "FF_PORT_RANGE: port range '1' is not understood"),
         ({"ranks_per_node": 2 * RANKS_PER_CORE + 1}, "33 ranks are more than this machine can hold"),
         ({"devices": "gpu"}, "this machine has no GPU; use --devices cpu"),
         ({"inject": (Fault("kill-node", 1, 5),)}, "--inject kill-node=1@5: there is no node 1; the last one is 0"),
@@ -200,3 +213,17 @@ def test_gpus_are_counted_by_their_device_files(tmp_path: Path, visible: str | N
 
 def test_a_machine_without_device_directory_has_no_gpus(tmp_path: Path) -> None:
     assert find_devices({}, dev_dir=str(tmp_path / "none")).gpus == 0
+
+
+def test_the_launcher_leaves_the_port_of_the_ranks_to_them(tmp_path: Path) -> None:
+    """In a range it would take the lowest one."""
+    spec = spec_of(tmp_path, ports=PortRange(31100, 31119), master_port=31100)
+    server = RpcServer(Accepts(new_secret()))
+
+    async def listen() -> int:
+        try:
+            return (await _listen(server, spec)).port
+        finally:
+            await server.close()
+
+    assert 31100 < uvloop.run(listen()) < 31120

@@ -15,10 +15,18 @@ import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import PeerFailed
-from fireflyer.base.events import CheckpointReport, PeerFailureReport, Report, ResumeReport, StepReport
+from fireflyer.base.events import (
+    CheckpointReport,
+    PeerFailureReport,
+    Report,
+    ResumeReport,
+    SaturationReport,
+    StepReport,
+)
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.messages import Event, RankReported
+from fireflyer.cluster.launcher.collected import CollectedFiles, CollectedLogs
 from fireflyer.cluster.launcher.control import ControlService
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime import reporter as reporter_module
@@ -42,7 +50,13 @@ class Launcher:
         self.secret_file = str(tmp_path / "secret")
         save_secret(self.secret, self.secret_file)
         self.reports: list[Report] = []
-        self.control = ControlService(feed=self._feed, on_line=lambda line: None)
+        self.control = ControlService(
+            feed=self._feed,
+            on_line=lambda line: None,
+            on_port=lambda port: None,
+            logs=CollectedLogs(lambda name: f"{tmp_path}/{name}", on_error=lambda reason: None),
+            files=CollectedFiles(str(tmp_path)),
+        )
         self.gate = asyncio.Event()
         self.gate.set()
         self.calls = 0
@@ -115,6 +129,15 @@ async def test_who_failed_a_rank_is_told_before_it_gives_up(tmp_path: Path) -> N
         assert service.reports == [
             PeerFailureReport(service.env.rank, 0, 3, "rank 3 (node 1) has not entered allreduce #7")
         ]
+
+
+@on_loop
+async def test_sums_that_did_not_fit_are_told(tmp_path: Path) -> None:
+    async with launcher(tmp_path) as service:
+        with Reporter.from_environment(service.env) as reporter:
+            reporter.saturation("world", 12, 1000)
+            await asyncio.to_thread(reporter.close)
+        assert service.reports == [SaturationReport(service.env.rank, 0, "world", 12, 1000)]
 
 
 @on_loop

@@ -178,7 +178,7 @@ def test_unused_parameters_count_as_zero_on_request() -> None:
     def body(comm: ThreadCommunicator) -> Gradients:
         model = Ddp(seeded(TwoHeads), comm, bucket_bytes=1, find_unused_parameters=True)
         model(share(batch(), comm), "left").backward()
-        assert torch.equal(gradients(model.module)["right.weight"], torch.zeros(2, 4))
+        assert model.module.get_submodule("right").weight.grad is None  # which no rank has used
         model.zero_grad()
         model(share(batch(), comm), ["left", "right"][comm.rank]).backward()
         return gradients(model.module)
@@ -203,7 +203,7 @@ def test_gradients_of_no_sync_are_averaged_though_the_next_pass_does_not_use_the
     assert_close(run(2, body)[0], gradients(expected))
 
 
-def test_buffers_follow_rank_0_in_training_only() -> None:
+def test_buffers_follow_rank_0_at_each_forward_pass_after_a_synchronised_one() -> None:
     def body(comm: ThreadCommunicator) -> list[torch.Tensor]:
         model = Ddp(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2)), comm)
         norm = model.module.get_submodule("0")
@@ -213,16 +213,18 @@ def test_buffers_follow_rank_0_in_training_only() -> None:
         for _ in range(2):
             model(share(batch(), comm)).sum().backward()
             seen.append(norm.running_mean.clone())
+        model.eval()
+        norm.running_mean.fill_(comm.rank)
+        with torch.no_grad():
+            model(share(batch(), comm))  # the last one was synchronised, as with torch
+        seen.append(norm.running_mean.clone())
         started = len(comm.started)
+        with torch.no_grad():
+            model(share(batch(), comm))
+        model.train()
         with model.no_sync():
             model(share(batch(), comm))
-        model.eval()
-        model(share(batch(), comm))
         assert len(comm.started) == started
-        model.train()
-        norm.running_mean.fill_(comm.rank)
-        norm.register_forward_pre_hook(lambda *_: seen.append(norm.running_mean.clone()))
-        model(share(batch(), comm))
         assert norm.num_batches_tracked is not None
         seen.append(norm.num_batches_tracked.clone())
         return seen
@@ -247,7 +249,7 @@ def test_initial_values_come_from_rank_0_whatever_their_type() -> None:
             self.register_buffer("empty", torch.empty(0))
 
     def body(comm: ThreadCommunicator) -> dict[str, Any]:
-        return dict(Ddp(Values(comm.rank), comm).state_dict())
+        return dict(Ddp(Values(comm.rank), comm).module.state_dict())
 
     expected = Values(0).state_dict()
     for state in run(3, body):
@@ -338,14 +340,15 @@ def test_input_gradients_alone_start_no_allreduce() -> None:
     assert run(2, body) == [0, 0]
 
 
-def test_state_dict_is_the_modules_own() -> None:
+def test_names_in_the_state_dict_have_the_prefix_that_torch_gives_them() -> None:
     def body(comm: ThreadCommunicator) -> None:
         model = Ddp(network(seed=3), comm)
-        assert list(model.state_dict()) == list(network().state_dict())
-        assert "0.weight" in nn.ModuleDict({"a": network()})["a"].state_dict()
-        assert "net.0.weight" in nn.ModuleDict({"net": model}).state_dict()
-        model.load_state_dict(network(seed=4).state_dict())
-        assert torch.equal(model.state_dict()["0.weight"], network(seed=4).state_dict()["0.weight"])
+        assert list(model.state_dict()) == [f"module.{name}" for name in network().state_dict()]
+        assert [name for name, _ in model.named_parameters()] == list(model.state_dict())
+        model.load_state_dict({f"module.{name}": value for name, value in network(seed=4).state_dict().items()})
+        assert torch.equal(model.module.state_dict()["0.weight"], network(seed=4).state_dict()["0.weight"])
+        with pytest.raises(RuntimeError, match=r"Missing key.*module\.0\.weight"):
+            model.load_state_dict(network(seed=4).state_dict())
 
     run(1, body)
 
@@ -354,7 +357,7 @@ def test_dropping_the_wrapper_gives_the_plain_module_back() -> None:
     def body(comm: ThreadCommunicator) -> int:
         module = network()
         model = Ddp(module, comm)
-        module(batch()).sum().backward()
+        model(batch()).sum().backward()
         before = len(comm.started)
         del model
         gc.collect()
@@ -363,6 +366,31 @@ def test_dropping_the_wrapper_gives_the_plain_module_back() -> None:
         return len(comm.started) - before
 
     assert run(1, body) == [0]
+
+
+def test_backward_of_a_forward_pass_that_went_past_the_wrapper_stays_local() -> None:
+    def body(comm: ThreadCommunicator) -> int:
+        model = Ddp(network(), comm)
+        model(batch()).sum().backward()
+        before = len(comm.started)
+        if comm.rank == 0:  # as an evaluation on one rank
+            model.module(batch()).sum().backward()
+        return len(comm.started) - before
+
+    assert run(2, body) == [0, 0]
+
+
+def test_a_second_backward_through_one_forward_pass_is_averaged_too() -> None:
+    def body(comm: ThreadCommunicator) -> Gradients:
+        model = Ddp(network(), comm)
+        loss = model(share(batch(), comm)).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return gradients(model.module)
+
+    results = run(2, body)
+    assert same_bits(*results)
+    assert_close(results[0], {name: 2 * value for name, value in single_process(network(), batch()).items()})
 
 
 def test_float16_gradients_whose_average_fits_do_not_overflow_on_the_way() -> None:

@@ -159,7 +159,8 @@ def test_changed_parameters_are_refused() -> None:
         model(batch())
 
     assert errors(1, body) == [
-        "UsageError: parameters were replaced, frozen or unfrozen after wrapping: ['2.bias', '2.weight']; wrap again"
+        "UsageError: parameters were replaced, cast, moved, frozen or unfrozen after wrapping: ['2.bias', '2.weight']; "
+        "wrap again"
     ]
 
 
@@ -167,9 +168,10 @@ def test_changed_parameters_are_refused() -> None:
     ("module", "message"),
     [
         (nn.Linear(2, 2).requires_grad_(False), "no parameter that requires a gradient"),
-        (nn.Linear(2, 2, dtype=torch.complex64), "is torch.complex64"),
+        (nn.ParameterList([torch.zeros(2).to(torch.float8_e5m2)]), "is torch.float8_e5m2"),
         (nn.Linear(2, 2, device="meta"), "'weight' is on meta"),
         (meta_buffer(), "'mask' is on meta"),
+        (nn.LazyLinear(2), "'weight' has no shape yet; run a forward pass of the module before wrapping"),
     ],
 )
 def test_modules_that_cannot_be_trained_are_refused(module: nn.Module, message: str) -> None:

@@ -73,7 +73,7 @@ def test_equal_runs_pass() -> None:
     facts, found = judge(SPEC, UNDISTURBED, DISTURBED)
     assert found == []
     assert dict(facts) == {
-        "node killed": "node 1 (its agent and its ranks) at step 71",
+        "node killed": "node 1 (its supervisor and its ranks) at step 71",
         "resumed from": "step 60 (step-00000060)",
         "loss curve": "steps 61 to 120 are bitwise those of the undisturbed run with the same seed",
     }

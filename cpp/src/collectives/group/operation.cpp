@@ -4,19 +4,23 @@
 
 namespace ff {
 
+namespace {
+
+constexpr const char* kind_names[op_kind_count] = {"none", "allreduce", "reduce", "broadcast", "barrier", "reduce_scatter", "allgather", "all_to_all", "gather", "scatter"};
+constexpr const char* failure_names[failure_kind_count] = {"none", "peer_failed", "usage", "aborted", "data_corruption", "mismatch"};
+static_assert(kind_names[op_kind_count - 1] != nullptr, "an OpKind has no name");
+static_assert(failure_names[failure_kind_count - 1] != nullptr, "a FailureKind has no name");
+
+}  // namespace
+
 const char* kind_name(OpKind kind) {
-  switch (kind) {
-    case OpKind::allreduce: return "allreduce";
-    case OpKind::reduce: return "reduce";
-    case OpKind::broadcast: return "broadcast";
-    case OpKind::barrier: return "barrier";
-    case OpKind::reduce_scatter: return "reduce_scatter";
-    case OpKind::allgather: return "allgather";
-    case OpKind::all_to_all: return "all_to_all";
-    case OpKind::gather: return "gather";
-    case OpKind::scatter: return "scatter";
-  }
-  return "unknown operation";
+  const auto number = static_cast<std::size_t>(kind);
+  return number < op_kind_count ? kind_names[number] : "unknown operation";
+}
+
+const char* failure_name(FailureKind kind) {
+  const auto number = static_cast<std::size_t>(kind);
+  return number < failure_kind_count ? failure_names[number] : "unknown failure";
 }
 
 std::string OpDescriptor::name() const { return std::string(kind_name(kind)) + " #" + std::to_string(seq); }

@@ -302,6 +302,13 @@ void Recorder::Entry::progress(std::uint64_t chunks_done, std::int64_t now_ns) c
   slot_->unlock(unlocked);
 }
 
+void Recorder::Entry::met(std::int32_t peer) const {
+  if (slot_ == nullptr) return;
+  const std::uint64_t unlocked = slot_->lock();
+  if (get(slot_->id) == id_) put(slot_->peer, peer);
+  slot_->unlock(unlocked);
+}
+
 void Recorder::Entry::saturated(std::uint64_t values) const {
   if (slot_ == nullptr || values == 0) return;
   const std::uint64_t unlocked = slot_->lock();

@@ -124,18 +124,19 @@ Window::Window(int fd, int doorbell) : doorbell_(doorbell) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) throw std::runtime_error("a window that can shrink under its users is refused");
   if (total < sizeof(Control)) throw std::runtime_error("shared memory is too small to be a window");
+  // Its beginning first: of what is no window, no more memory is used than that.
+  void* head = mmap(nullptr, sizeof(Control), PROT_READ, MAP_SHARED, fd, 0);
+  if (head == MAP_FAILED) raise("cannot map shared memory");
+  const volatile Control& said = *static_cast<Control*>(head);  // each word is read once: what was checked is what is used from now on
+  const std::uint64_t magic = said.magic, chunk = said.chunk_bytes, all = said.total_bytes;
+  const std::uint32_t local_ranks = said.local_ranks, in_ring = said.slots;
+  munmap(head, sizeof(Control));
+  const bool sane = magic == window_magic && all == total && local_ranks >= 1 && local_ranks <= max_local_ranks && in_ring >= 2 && in_ring <= max_slots &&
+                    in_ring % 2 == 0 && chunk >= 1 && chunk <= max_chunk_bytes && Sizes(static_cast<int>(local_ranks), in_ring, chunk).total == total;
+  if (!sane) throw std::runtime_error("shared memory is not a window of this version");
   void* map = mmap(nullptr, total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (map == MAP_FAILED) raise("cannot map shared memory");
   control_ = static_cast<Control*>(map);
-  const volatile Control& said = *control_;  // each word is read once: what was checked is what is used from now on
-  const std::uint64_t magic = said.magic, chunk = said.chunk_bytes, all = said.total_bytes;
-  const std::uint32_t local_ranks = said.local_ranks, in_ring = said.slots;
-  const bool sane = magic == window_magic && all == total && local_ranks >= 1 && local_ranks <= max_local_ranks && in_ring >= 2 && in_ring <= max_slots &&
-                    in_ring % 2 == 0 && chunk >= 1 && chunk <= max_chunk_bytes && Sizes(static_cast<int>(local_ranks), in_ring, chunk).total == total;
-  if (!sane) {
-    munmap(map, total);
-    throw std::runtime_error("shared memory is not a window of this version");
-  }
   ranks_ = static_cast<int>(local_ranks);
   slots_ = in_ring;
   chunk_bytes_ = chunk;
@@ -246,7 +247,7 @@ OpDescriptor Window::signature(int rank, std::uint64_t seq) const {
   op.seq = seq;
   op.count = words[0].load(std::memory_order_relaxed);
   if ((call & 0xff) >= dtype_count || (call >> 8 & 0xff) >= reduce_op_count) {  // tables are indexed by these
-    op.kind = static_cast<OpKind>(0);
+    op.kind = static_cast<OpKind>(op_kind_count);  // which has no name
     return op;
   }
   op.kind = static_cast<OpKind>(call >> 16 & 0xffff);

@@ -86,6 +86,7 @@ struct Doubles {
 };
 
 struct I32Arithmetic {
+  using Element = std::int32_t;
   static __m256i sum(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
   static __m256i min(__m256i a, __m256i b) { return _mm256_min_epi32(a, b); }
   static __m256i max(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
@@ -93,6 +94,7 @@ struct I32Arithmetic {
 };
 
 struct I64Arithmetic {
+  using Element = std::int64_t;
   static __m256i sum(__m256i a, __m256i b) { return _mm256_add_epi64(a, b); }
   static __m256i min(__m256i a, __m256i b) { return select(a, b, _mm256_cmpgt_epi64(a, b)); }
   static __m256i max(__m256i a, __m256i b) { return select(b, a, _mm256_cmpgt_epi64(a, b)); }
@@ -112,11 +114,13 @@ struct ByteArithmetic {
 };
 
 struct I8Arithmetic : ByteArithmetic {
+  using Element = std::int8_t;
   static __m256i min(__m256i a, __m256i b) { return _mm256_min_epi8(a, b); }
   static __m256i max(__m256i a, __m256i b) { return _mm256_max_epi8(a, b); }
 };
 
 struct U8Arithmetic : ByteArithmetic {
+  using Element = std::uint8_t;
   static __m256i min(__m256i a, __m256i b) { return _mm256_min_epu8(a, b); }
   static __m256i max(__m256i a, __m256i b) { return _mm256_max_epu8(a, b); }
 };
@@ -125,6 +129,7 @@ template <class Arithmetic, std::size_t bytes>
 struct Integers {
   static constexpr std::size_t lanes = 128 / bytes;
   static constexpr bool floating = false;
+  using Element = typename Arithmetic::Element;
   __m256i v[4];
   template <ReduceOp op>
   void combine(const Integers& o) {
@@ -133,6 +138,9 @@ struct Integers {
       if constexpr (op == ReduceOp::min) v[i] = Arithmetic::min(v[i], o.v[i]);
       if constexpr (op == ReduceOp::max) v[i] = Arithmetic::max(v[i], o.v[i]);
       if constexpr (op == ReduceOp::product) v[i] = Arithmetic::product(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::band) v[i] = _mm256_and_si256(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::bor) v[i] = _mm256_or_si256(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::bxor) v[i] = _mm256_xor_si256(v[i], o.v[i]);
     }
   }
 };

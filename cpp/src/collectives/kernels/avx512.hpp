@@ -83,6 +83,7 @@ struct Doubles {
 };
 
 struct I32Arithmetic {
+  using Element = std::int32_t;
   static __m512i sum(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
   static __m512i min(__m512i a, __m512i b) { return _mm512_min_epi32(a, b); }
   static __m512i max(__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }
@@ -90,6 +91,7 @@ struct I32Arithmetic {
 };
 
 struct I64Arithmetic {
+  using Element = std::int64_t;
   static __m512i sum(__m512i a, __m512i b) { return _mm512_add_epi64(a, b); }
   static __m512i min(__m512i a, __m512i b) { return _mm512_min_epi64(a, b); }
   static __m512i max(__m512i a, __m512i b) { return _mm512_max_epi64(a, b); }
@@ -106,11 +108,13 @@ struct ByteArithmetic {
 };
 
 struct I8Arithmetic : ByteArithmetic {
+  using Element = std::int8_t;
   static __m512i min(__m512i a, __m512i b) { return _mm512_min_epi8(a, b); }
   static __m512i max(__m512i a, __m512i b) { return _mm512_max_epi8(a, b); }
 };
 
 struct U8Arithmetic : ByteArithmetic {
+  using Element = std::uint8_t;
   static __m512i min(__m512i a, __m512i b) { return _mm512_min_epu8(a, b); }
   static __m512i max(__m512i a, __m512i b) { return _mm512_max_epu8(a, b); }
 };
@@ -119,6 +123,7 @@ template <class Arithmetic, std::size_t bytes>
 struct Integers {
   static constexpr std::size_t lanes = 256 / bytes;
   static constexpr bool floating = false;
+  using Element = typename Arithmetic::Element;
   __m512i v[4];
   template <ReduceOp op>
   void combine(const Integers& o) {
@@ -127,6 +132,9 @@ struct Integers {
       if constexpr (op == ReduceOp::min) v[i] = Arithmetic::min(v[i], o.v[i]);
       if constexpr (op == ReduceOp::max) v[i] = Arithmetic::max(v[i], o.v[i]);
       if constexpr (op == ReduceOp::product) v[i] = Arithmetic::product(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::band) v[i] = _mm512_and_si512(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::bor) v[i] = _mm512_or_si512(v[i], o.v[i]);
+      if constexpr (op == ReduceOp::bxor) v[i] = _mm512_xor_si512(v[i], o.v[i]);
     }
   }
 };

@@ -26,13 +26,19 @@ struct Reduction {
 
 using ReduceFn = std::uint64_t (*)(const Reduction&);  // returns how many elements saturated
 
-inline constexpr int combining_op_count = 4;  // sum, min, max, product: a mean is a sum here
+inline constexpr int row_count = reduce_op_count - 1;  // a mean is a sum here
+
+// Of a table of operations.
+constexpr int row_of(ReduceOp op) {
+  if (op == ReduceOp::mean) return static_cast<int>(ReduceOp::sum);
+  return static_cast<int>(op) - (op > ReduceOp::mean ? 1 : 0);
+}
 
 struct KernelTable {
   const char* name;
-  ReduceFn reduce[combining_op_count][dtype_count];  // d -> d
-  ReduceFn widen[combining_op_count][dtype_count];   // d -> accum_dtype(d)
-  ReduceFn narrow[dtype_count];                      // accum_dtype(d) -> d
+  ReduceFn reduce[row_count][dtype_count];  // d -> d; null where bits of floats were to be combined
+  ReduceFn widen[row_count][dtype_count];   // d -> accum_dtype(d); the same
+  ReduceFn narrow[dtype_count];             // accum_dtype(d) -> d
   void (*quantize)(std::uint8_t* out, float* scales, const float* in, std::size_t count, std::size_t block);
   void (*dequantize)(float* out, const std::uint8_t* in, const float* scales, std::size_t count, std::size_t block);
 };
@@ -49,16 +55,25 @@ namespace {
 inline constexpr float largest_e4m3 = 448.0f;
 inline constexpr float smallest_amax = 448.0f * 0x1p-126f;
 
-// A divisor that is a power of two multiplies by its reciprocal: the same bits, and faster.
+// Integers, towards zero, one by one: no instruction divides a register of them.
+template <class T, class Registers>
+void divide_each(Registers& v, std::uint32_t divisor) {
+  T x[sizeof v / sizeof(T)];
+  std::memcpy(x, &v, sizeof v);
+  for (T& one : x) one = static_cast<T>(static_cast<std::int64_t>(one) / std::int64_t{divisor});
+  std::memcpy(&v, x, sizeof v);
+}
+
+// A divisor of floats that is a power of two multiplies by its reciprocal: the same bits, and faster.
 template <class Block>
 void divide(Block& b, std::uint32_t divisor) {
-  if constexpr (Block::floating) {
-    if (divisor == 1) return;
-    if ((divisor & (divisor - 1)) == 0)
-      b.scale(1.0 / divisor);
-    else
-      b.divide(divisor);
-  }
+  if (divisor == 1) return;
+  if constexpr (!Block::floating)
+    divide_each<typename Block::Element>(b.v, divisor);
+  else if ((divisor & (divisor - 1)) == 0)
+    b.scale(1.0 / divisor);
+  else
+    b.divide(divisor);
 }
 
 // In and Out share the block type; In::size and Out::size are the bytes of one element.
@@ -170,9 +185,11 @@ constexpr unsigned fill(KernelTable& table) {
   unsigned filled = 0;
   const auto put = [&]<class Codec, class Wide>(DType d) {
     filled |= 1u << static_cast<int>(d);
-    table.reduce[static_cast<int>(op)][static_cast<int>(d)] = reduce_blocks<Codec, Codec, op>;
-    table.widen[static_cast<int>(op)][static_cast<int>(d)] = reduce_blocks<Codec, Wide, op>;
-    if (op == ReduceOp::sum) table.narrow[static_cast<int>(d)] = reduce_blocks<Wide, Codec, ReduceOp::sum>;
+    if constexpr (!bitwise(op) || !Codec::Block::floating) {
+      table.reduce[row_of(op)][static_cast<int>(d)] = reduce_blocks<Codec, Codec, op>;
+      table.widen[row_of(op)][static_cast<int>(d)] = reduce_blocks<Codec, Wide, op>;
+    }
+    if constexpr (op == ReduceOp::sum) table.narrow[static_cast<int>(d)] = reduce_blocks<Wide, Codec, ReduceOp::sum>;
   };
   put.template operator()<typename C::F64, typename C::F64>(DType::f64);
   put.template operator()<typename C::F32, typename C::F32>(DType::f32);
@@ -193,7 +210,8 @@ constexpr KernelTable make_table(const char* name) {
   KernelTable table{};
   table.name = name;
   const unsigned filled = fill<Codecs, ReduceOp::sum>(table) & fill<Codecs, ReduceOp::min>(table) & fill<Codecs, ReduceOp::max>(table) &
-                          fill<Codecs, ReduceOp::product>(table);
+                          fill<Codecs, ReduceOp::product>(table) & fill<Codecs, ReduceOp::band>(table) & fill<Codecs, ReduceOp::bor>(table) &
+                          fill<Codecs, ReduceOp::bxor>(table);
   if (filled != (1u << dtype_count) - 1) throw "a DType has no line in fill()";  // an error of the compiler: tables are constants
   table.quantize = quantize_blocks<typename Codecs::F32, typename Codecs::E4M3>;
   table.dequantize = dequantize_blocks<typename Codecs::F32, typename Codecs::E4M3>;

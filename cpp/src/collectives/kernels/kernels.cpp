@@ -71,13 +71,9 @@ const KernelTable& kernels() { return *active().load(std::memory_order_relaxed);
 
 void check(int n, DType d, ReduceOp op, std::uint32_t divisor) {
   if (n < 1) throw std::invalid_argument("a reduction needs at least one input, not " + std::to_string(n));
-  reduce_op_name(op);
+  check_reduces(op, d);
   if (divisor == 0) throw std::invalid_argument("a sum cannot be divided by 0");
-  if (integral(d) && (op == ReduceOp::mean || divisor != 1))
-    throw std::invalid_argument(std::string("a mean of ") + info(d).name + " is not an integer; sum it, or convert it first");
 }
-
-int combining(ReduceOp op) { return static_cast<int>(op == ReduceOp::mean ? ReduceOp::sum : op); }
 
 constexpr std::size_t line = 64;
 
@@ -118,7 +114,8 @@ DType dtype_from_name(std::string_view name) {
   throw std::invalid_argument("dtype '" + std::string(name) + "' is not one of" + known);
 }
 
-constexpr const char* op_names[reduce_op_count] = {"sum", "min", "max", "product", "mean"};
+constexpr const char* op_names[reduce_op_count] = {"sum", "min", "max", "product", "mean", "band", "bor", "bxor"};
+static_assert(op_names[reduce_op_count - 1] != nullptr, "a ReduceOp has no name");
 
 const char* reduce_op_name(ReduceOp op) {
   const auto index = static_cast<std::size_t>(op);
@@ -129,12 +126,19 @@ const char* reduce_op_name(ReduceOp op) {
 ReduceOp reduce_op_from_name(std::string_view name) {
   for (int i = 0; i < reduce_op_count; ++i)
     if (name == op_names[i]) return static_cast<ReduceOp>(i);
-  throw std::invalid_argument("op '" + std::string(name) + "' is not one of sum min max product mean");
+  std::string known;
+  for (const char* one : op_names) known += std::string(" ") + one;
+  throw std::invalid_argument("op '" + std::string(name) + "' is not one of" + known);
+}
+
+void check_reduces(ReduceOp op, DType d) {
+  const char *name = reduce_op_name(op), *type = info(d).name;
+  if (bitwise(op) && !integral(d)) throw std::invalid_argument(std::string(name) + " combines the bits of integers, not of " + type);
 }
 
 std::uint64_t reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d, ReduceOp op) {
   check(n, d, op, 1);
-  return kernels().widen[combining(op)][static_cast<int>(d)]({&acc, 1, 0, in, n, count, 1});
+  return kernels().widen[row_of(op)][static_cast<int>(d)]({&acc, 1, 0, in, n, count, 1});
 }
 
 std::uint64_t reduce_to(void* out, const void* const* in, int n, std::size_t count, DType d, ReduceOp op, std::uint32_t divisor) {
@@ -146,7 +150,7 @@ std::uint64_t reduce_to_many(void* const* outs, int n_outs, const void* const* i
   check(n, d, op, divisor);
   if (n_outs < 1) throw std::invalid_argument("a reduction needs at least one output, not " + std::to_string(n_outs));
   const Reduction all{outs, n_outs, 0, in, n, count, divisor};
-  const ReduceFn reduce = kernels().reduce[combining(op)][static_cast<int>(d)];
+  const ReduceFn reduce = kernels().reduce[row_of(op)][static_cast<int>(d)];
   return stream ? reduce_streaming(all, dtype_size(d), reduce) : reduce(all);
 }
 
@@ -154,7 +158,7 @@ std::uint64_t add_accum(void* out, const void* const* parts, int n, std::size_t 
   check(n, accum, op, 1);
   if (accum_dtype(accum) != accum)
     throw std::invalid_argument(std::string(dtype_name(accum)) + " is not a type that sums are kept in");
-  return kernels().reduce[combining(op)][static_cast<int>(accum)]({&out, 1, 0, parts, n, count, 1});
+  return kernels().reduce[row_of(op)][static_cast<int>(accum)]({&out, 1, 0, parts, n, count, 1});
 }
 
 std::uint64_t round_from_accum(void* out, const void* acc, std::size_t count, DType d, std::uint32_t divisor) {

@@ -82,7 +82,10 @@ T combined(T a, T b) {
     if constexpr (op == ReduceOp::sum) return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
     if constexpr (op == ReduceOp::product) return static_cast<T>(static_cast<U>(static_cast<U>(a) * static_cast<U>(b)));
     if constexpr (op == ReduceOp::min) return b < a ? b : a;
-    return b > a ? b : a;
+    if constexpr (op == ReduceOp::max) return b > a ? b : a;
+    if constexpr (op == ReduceOp::band) return static_cast<T>(a & b);
+    if constexpr (op == ReduceOp::bor) return static_cast<T>(a | b);
+    if constexpr (op == ReduceOp::bxor) return static_cast<T>(a ^ b);
   }
 }
 
@@ -90,6 +93,7 @@ template <class T>
 struct Lanes {
   static constexpr std::size_t lanes = 256 / sizeof(T);
   static constexpr bool floating = std::is_floating_point_v<T>;
+  using Element = T;
   T v[lanes];
   template <ReduceOp op>
   void combine(const Lanes& other) {

@@ -84,17 +84,21 @@ void Exchange::check_open() {
 }
 
 std::shared_ptr<Work> Exchange::post(bool sends, int rank, char* data, std::uint64_t bytes, DType dtype, std::int32_t tag) {
-  check_rank(rank);
+  const bool from_any = !sends && rank == any_rank;
+  if (!from_any) check_rank(rank);
   auto work = std::make_shared<Work>();
   const std::lock_guard lock(mutex_);
   check_open();
   if (pending_ >= max_pending) throw std::length_error("too many operations are pending");
-  Peer& peer = peers_[rank];
   auto flow = std::make_unique<Flow>();
   flow->rank = rank;
   flow->sends = sends;
+  flow->from_any = from_any;
+  if (!sends) flow->order = receives_++;
   flow->op.kind = point_to_point;
-  flow->op.seq = sends ? peer.sent++ : peer.received++;
+  flow->op.seq = from_any ? any_receives_++ : sends ? peers_[rank].sent++
+                                                    : peers_[rank].received++;
+  flow->number = flow->op.seq;
   flow->op.count = bytes / dtype_size(dtype);
   flow->op.dtype = dtype;
   flow->op.root = tag;
@@ -148,20 +152,29 @@ std::shared_ptr<Work> Exchange::start(const OpDescriptor& op, const std::vector<
 }
 
 void Exchange::add(std::unique_ptr<Flow> flow) {
-  Peer& peer = peers_[flow->rank];
   Flow& added = *flow;
   const std::int64_t now_ns = monotonic_ns();
   if (!failing_) start();  // may throw: before anything is remembered
   added.moved_ns = now_ns;
   if (pending_++ == 0) next_poll_ns_ = looked_ns_ = now_ns;
   activity_ns_ = now_ns;
-  (added.sends ? peer.sends : peer.receives)[key_of(added.op)] = std::move(flow);
+  const int rank = added.rank;
+  Flows& flows = rank == any_rank ? any_ : added.sends ? peers_[rank].sends
+                                                       : peers_[rank].receives;
+  flows[key_of(added)] = std::move(flow);
   if (failing_) return;
+  if (rank == any_rank) {
+    match_message(added);
+    return wake();
+  }
+  Peer& peer = peers_[rank];
   if (added.sends) {
     announce(peer, added);
     if (ExchangeLink* out = peer.out) flush(*out);
+  } else if (added.op.kind == point_to_point) {
+    match_message(added);
   } else {
-    match(peer, added);
+    match_part(peer, added);
   }
   const bool stuck = std::any_of(peer.links.begin(), peer.links.end(), [](const auto& link) { return link->pending(); });
   if (stuck || !pulls_.empty() || (asleep_ && pending_ > 0)) wake();
@@ -174,7 +187,7 @@ void Exchange::announce(Peer& peer, Flow& flow) {
   }
   const bool whole = flow.bytes < offer_bytes && flow.bytes + message_cost <= peer.credit;
   OutFrame frame;
-  frame.header = make_exchange_header(whole ? ExchangeFrame::message : ExchangeFrame::offer, flow.op, flow.bytes);
+  frame.header = header_for(whole ? ExchangeFrame::message : ExchangeFrame::offer, flow);
   if (whole) {
     peer.credit -= flow.bytes + message_cost;
     frame.header.size = static_cast<std::uint32_t>(flow.bytes);
@@ -188,76 +201,10 @@ void Exchange::announce(Peer& peer, Flow& flow) {
   peer.out->push(std::move(frame));
 }
 
-void Exchange::match(Peer& peer, Flow& flow) {
-  const auto found = peer.unexpected.find(key_of(flow.op));
-  if (found == peer.unexpected.end()) return;
-  UnexpectedMessage& message = found->second;
-  if (!fits(flow, message.header)) return;
-  flow.link = message.link;
-  if (message.header.type == ExchangeFrame::offer) {
-    attach(peer, flow, *message.link, message.header);
-  } else if (message.complete) {
-    if (flow.bytes > 0) std::memcpy(flow.data, message.bytes.get(), flow.bytes);
-    give_credit(peer, flow.bytes + message_cost);
-  } else {
-    return;  // its last bytes are still on their way
-  }
-  const bool done = message.complete;
-  peer.unexpected.erase(found);
-  if (done) finish(flow);
-}
-
-// The offered bytes have a place now.
-void Exchange::attach(Peer& peer, Flow& flow, ExchangeLink& link, const ExchangeHeader& header) {
-  flow.link = &link;
-  flow.moved_ns = monotonic_ns();
-  if (link.local && peer.readable != 0 && header.place != 0) {
-    flow.address = header.place;
-    pulls_.push_back(&flow);
-    return;
-  }
-  flow.going = true;
-  link.push(OutFrame{make_exchange_header(ExchangeFrame::go, flow.op, flow.bytes), {}, nullptr, nullptr});
-  flush(link);
-}
-
-bool Exchange::fits(const Flow& flow, const ExchangeHeader& header) {
-  const OpDescriptor theirs = descriptor(header);
-  if (theirs == flow.op && header.bytes == flow.bytes) return true;
-  const std::string them = "rank " + std::to_string(flow.rank), me = "rank " + std::to_string(group_.rank);
-  std::string text;
-  if (flow.op.kind == point_to_point) {
-    Flow sent;
-    sent.rank = group_.rank;
-    sent.sends = true;
-    sent.op = theirs;
-    text = them + " called " + call_text(sent) + ", but " + me + " called " + call_text(flow) + "; a pair's calls must match in their order";
-  } else if (theirs == flow.op) {
-    text = them + " sends " + std::to_string(header.bytes) + " bytes to " + me + " in " + flow.op.name() + ", but " + me + " expects " + std::to_string(flow.bytes) +
-           " from it; out_splits of one must be in_splits of the other";
-  } else {
-    text = them + " called " + theirs.describe() + ", but " + me + " called " + flow.op.describe() + "; all ranks must make the same calls in the same order";
-  }
-  fail_with(FailureKind::usage, -1, flow.op.seq, text);
-  return false;
-}
-
-void Exchange::finish(Flow& flow) {
-  Peer& peer = peers_.at(flow.rank);
-  Flows& flows = flow.sends ? peer.sends : peer.receives;
-  const std::shared_ptr<Work> work = flow.work;
-  const std::shared_ptr<std::size_t> left = flow.left;
-  const bool ordered = flow.op.kind == point_to_point;
-  moved_bytes_ += flow.bytes;
-  activity_ns_ = monotonic_ns();
-  flow.entry.finish(FailureKind::none, activity_ns_);
-  flows.erase(key_of(flow.op));
-  if (ordered && !flows.empty() && !flows.begin()->first.first) flows.begin()->second->moved_ns = activity_ns_;
-  if (--pending_ == 0) {
-    window_.line(local_).waits.store(0);
-    drained_.notify_all();
-  }
-  if (--*left == 0) work->finish(Failure{});
+std::vector<Exchange::Flows*> Exchange::all_flows() {
+  std::vector<Flows*> all{&any_};
+  for (auto& [rank, peer] : peers_) all.insert(all.end(), {&peer.sends, &peer.receives});
+  return all;
 }
 
 // Ends everything that is pending once a failure is known. Nothing of a caller's memory is used after that.
@@ -265,22 +212,28 @@ void Exchange::settle() {
   if (!failing_) return;
   const Failure failure = window_.failure();
   std::vector<std::shared_ptr<Work>> broken;
-  for (auto& [rank, peer] : peers_) {
-    for (Flows* flows : {&peer.sends, &peer.receives}) {
-      for (auto& [key, flow] : *flows) {
-        flow->entry.finish(failure.kind, monotonic_ns());
-        broken.push_back(flow->work);
-      }
-      flows->clear();
+  for (Flows* flows : all_flows()) {
+    for (auto& [key, flow] : *flows) {
+      flow->entry.finish(failure.kind, monotonic_ns());
+      broken.push_back(flow->work);
     }
+    flows->clear();
+  }
+  for (auto& [rank, peer] : peers_) {
     peer.unsent.clear();
     peer.unexpected.clear();
+    peer.waiting.clear();
+    peer.posted.clear();
+    peer.met.clear();
+    peer.watched_send = peer.watched_receive = nullptr;
     for (auto& link : peer.links) {
       link->out.clear();
       link->streams.clear();
       link->mute = true;  // a frame may be half written
     }
   }
+  any_posted_.clear();
+  watched_any_ = nullptr;
   pulls_.clear();
   pending_ = 0;
   for (const auto& work : broken) work->finish(failure);
@@ -430,8 +383,15 @@ void Exchange::sleep(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+ExchangeHeader header_for(ExchangeFrame type, const Flow& flow) {
+  ExchangeHeader header = make_exchange_header(type, flow.op, flow.bytes);
+  if (flow.op.kind == point_to_point) header.number = flow.number;
+  return header;
+}
+
 std::string call_text(const Flow& flow) {
-  const std::string what = std::string(flow.sends ? "send #" : "recv #") + std::to_string(flow.op.seq) + (flow.sends ? " to rank " : " from rank ") + std::to_string(flow.rank);
+  const std::string peer = flow.from_any ? "any rank" : "rank " + std::to_string(flow.rank);
+  const std::string what = std::string(flow.sends ? "send #" : "recv #") + std::to_string(flow.op.seq) + (flow.sends ? " to " : " from ") + peer;
   return what + " (" + std::to_string(flow.op.count) + " " + dtype_name(flow.op.dtype) + ", tag " + std::to_string(flow.op.root) + ")";
 }
 

@@ -12,7 +12,6 @@ namespace {
 
 constexpr std::size_t turn_bytes = 4 * segment_bytes;  // of one connection before the next one has its turn
 constexpr std::size_t pull_bytes = 1024 * 1024;        // of one message that is read from its sender's memory
-constexpr std::size_t max_unexpected = credit_bytes / message_cost + 4096;
 
 }  // namespace
 
@@ -78,47 +77,12 @@ bool Exchange::begin_frame(ExchangeLink& link) {
   return true;
 }
 
-bool Exchange::begin_message(ExchangeLink& link) {
-  const ExchangeHeader& header = link.header;
-  Peer& peer = peers_.at(link.rank);
-  const OpDescriptor theirs = descriptor(header);
-  const Key key = key_of(theirs);
-  const bool offer = header.type == ExchangeFrame::offer;
-  if (offer ? header.size != 0 : header.size != header.bytes) return false;
-  if (!key.first && header.number != peer.arrived++) return false;
-  if (!offer && (peer.used += header.bytes + message_cost) > credit_bytes) return false;
-  const auto found = peer.receives.find(key);
-  if (found != peer.receives.end()) {
-    Flow& flow = *found->second;
-    if (flow.link || !fits(flow, header)) return false;
-    flow.link = &link;
-    link.into_flow = offer ? nullptr : &flow;
-    link.expect(flow.data);
-    return true;
-  }
-  if (key.first && current_ && header.number <= current_->seq) {
-    Flow expected;
-    expected.rank = link.rank;
-    expected.op = header.number == current_->seq ? *current_ : window_.signature(local_, header.number);
-    const bool known = header.number + signature_ring / 2 > current_->seq;
-    if (known && (header.number == current_->seq || expected.op != descriptor(header))) fits(expected, header);
-    return false;
-  }
-  if (peer.unexpected.size() >= max_unexpected || peer.unexpected.count(key) != 0) return false;
-  UnexpectedMessage& message = peer.unexpected[key];
-  message.header = header;
-  message.link = &link;
-  if (!offer) message.bytes = std::make_unique<char[]>(header.size);
-  link.expect(message.bytes.get());
-  return true;
-}
-
 bool Exchange::begin_segment(ExchangeLink& link) {
   const ExchangeHeader& header = link.header;
   Peer& peer = peers_.at(link.rank);
-  const auto found = peer.receives.find(key_of(descriptor(header)));
-  if (found == peer.receives.end()) return false;
-  Flow& flow = *found->second;
+  Flow* receive = receive_of(peer, header);
+  if (!receive) return false;
+  Flow& flow = *receive;
   if (flow.link != &link || !flow.going || header.place != flow.moved || header.size == 0 || header.size > flow.bytes - flow.moved) return false;
   link.into_flow = &flow;
   link.expect(flow.data + flow.moved);
@@ -149,15 +113,22 @@ bool Exchange::end_frame(ExchangeLink& link) {
       return true;
     }
     case ExchangeFrame::go:
-    case ExchangeFrame::taken: {
+    case ExchangeFrame::taken:
+    case ExchangeFrame::refused: {
       const auto found = peer.sends.find(key);
       if (found == peer.sends.end()) return false;
       Flow& flow = *found->second;
-      if (flow.link != &link || !flow.offered || flow.going || flow.bytes == 0 || header.place > flow.bytes) return false;
+      if (flow.link != &link || !flow.offered || flow.going) return false;
+      if (header.type == ExchangeFrame::refused) {
+        if (key.first) return false;
+        end_refused(flow, header);
+        return true;
+      }
       if (header.type == ExchangeFrame::taken) {
         finish(flow);
         return true;
       }
+      if (flow.bytes == 0 || header.place > flow.bytes) return false;
       flow.moved = header.place;
       flow.moved_ns = monotonic_ns();
       flow.going = true;
@@ -176,26 +147,9 @@ bool Exchange::end_frame(ExchangeLink& link) {
   return false;
 }
 
-void Exchange::end_message(ExchangeLink& link) {
-  Peer& peer = peers_.at(link.rank);
-  const Key key = key_of(descriptor(link.header));
-  if (Flow* flow = link.into_flow) {
-    link.into_flow = nullptr;
-    give_credit(peer, flow->bytes + message_cost);
-    return finish(*flow);
-  }
-  peer.unexpected.at(key).complete = true;
-  const auto found = peer.receives.find(key);  // called for while the last bytes were on their way
-  if (found != peer.receives.end()) match(peer, *found->second);
-}
-
 bool Exchange::end_of_offer(ExchangeLink& link) {
   Peer& peer = peers_.at(link.rank);
-  const auto found = peer.receives.find(key_of(descriptor(link.header)));
-  if (found != peer.receives.end()) {
-    if (found->second->bytes == 0) return false;
-    attach(peer, *found->second, link, link.header);
-  }
+  if (Flow* flow = receive_of(peer, link.header)) attach(peer, *flow, link, link.header);
   return true;
 }
 
@@ -219,7 +173,7 @@ bool Exchange::next_segment(ExchangeLink& link) {
   if (link.streams.empty()) return false;
   Flow& flow = *link.streams.front();
   OutFrame frame;
-  frame.header = make_exchange_header(ExchangeFrame::segment, flow.op, flow.bytes);
+  frame.header = header_for(ExchangeFrame::segment, flow);
   frame.header.place = flow.moved;
   frame.header.size = static_cast<std::uint32_t>(std::min<std::uint64_t>(segment_bytes, flow.bytes - flow.moved));
   frame.data = flow.data + flow.moved;
@@ -238,7 +192,7 @@ void Exchange::pull() {
   pulls_.pop_front();
   Peer& peer = peers_.at(flow.rank);
   const std::size_t piece = std::min<std::uint64_t>(pull_bytes, flow.bytes - flow.moved);
-  ExchangeHeader header = make_exchange_header(ExchangeFrame::taken, flow.op, flow.bytes);
+  ExchangeHeader header = header_for(ExchangeFrame::taken, flow);
   bool read = read_memory(peer.readable, flow.data + flow.moved, flow.address + flow.moved, piece) == 0;
   if (read && flow.moved + piece == flow.bytes && peer.process->ended()) {  // it may not have been the sender's memory
     read = false;
@@ -246,7 +200,7 @@ void Exchange::pull() {
   }
   if (!read) {
     peer.readable = 0;  // not permitted, after all; or the process has ended, which its connection will say
-    header = make_exchange_header(ExchangeFrame::go, flow.op, flow.bytes);
+    header = header_for(ExchangeFrame::go, flow);
     header.place = flow.moved;
     flow.going = true;
   } else {

@@ -6,7 +6,7 @@ namespace ff {
 namespace {
 
 constexpr std::uint32_t exchange_magic = 0x31584646;  // "FFX1"
-constexpr std::uint8_t exchange_version = 1;
+constexpr std::uint8_t exchange_version = 2;
 constexpr std::size_t sealed_bytes = offsetof(ExchangeHeader, header_crc);
 
 std::uint32_t largest_payload(const ExchangeHeader& header) {
@@ -43,7 +43,7 @@ std::optional<std::string> damage(const ExchangeHeader& header) {
   if (header.magic != exchange_magic) return "does not speak this protocol";
   if (header.version != exchange_version) return "speaks version " + std::to_string(header.version) + " of the protocol, not " + std::to_string(exchange_version);
   if (header.header_crc != crc32c(0, &header, sealed_bytes)) return "sent a frame header with a wrong checksum";
-  const bool known = header.type >= ExchangeFrame::hello && header.type <= ExchangeFrame::goodbye;
+  const bool known = header.type >= ExchangeFrame::hello && header.type <= ExchangeFrame::refused;
   if (!known || header.reserved != 0 || header.dtype >= dtype_count || header.reduce >= reduce_op_count || header.kind >= op_kind_count) return "sent an invalid frame header";
   if (header.size > largest_payload(header)) return "sent a frame of " + std::to_string(header.size) + " bytes, which is too long";
   return std::nullopt;

@@ -382,9 +382,7 @@ bool LaneRun::expected(const DataLink& link, const Cursor::Frame& frame, std::si
   }
   const OpDescriptor theirs = descriptor(header);
   if (theirs != geometry_->op) {
-    network_.fail(FailureKind::usage, -1,
-                  "node " + std::to_string(link.node) + " runs " + theirs.describe() + ", but node " + std::to_string(network_.group_.node()) + " runs " +
-                      geometry_->op.describe() + "; all ranks must make the same calls in the same order");
+    network_.fail_different(link.node, theirs, geometry_->op);
     return false;
   }
   const Step& step = run_->program.steps[frame.step];

@@ -308,7 +308,10 @@ bool Network::handle(ControlLink& link, const Header& header, const char* payloa
       if (!sane) return false;
       std::string text(payload, header.bytes);
       std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-      window_.fail(Failure{static_cast<FailureKind>(header.kind), header.root, header.seq, text});
+      const auto kind = static_cast<FailureKind>(header.kind);
+      const bool names_none = header.root < 0 && (kind == FailureKind::peer_failed || kind == FailureKind::corruption);
+      if (names_none && text.find("(reported by ") == std::string::npos) text += " (reported by " + group_.label(group_.leader_of(link.node)) + ")";
+      window_.fail(Failure{kind, header.root, header.seq, text});
       return true;
     }
     default: return false;
@@ -445,9 +448,7 @@ void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::in
   if (link.gone) return;
   if (now_ns - link.heard_ns > group_.timeout_ns) return fail_node(link.node, "sent no heartbeat" + to_here() + " for " + seconds(now_ns - link.heard_ns) + during());
   if (link.in_op && link.op.seq == current_->op.seq && link.op != current_->op) {
-    return fail(FailureKind::usage, -1,
-                "node " + std::to_string(link.node) + " runs " + link.op.describe() + ", but node " + std::to_string(group_.node()) + " runs " + current_->op.describe() +
-                    "; all ranks must make the same calls in the same order");
+    return fail_different(link.node, link.op, current_->op);
   }
   if (stalled_ns_ == 0 || link.heartbeat_ns <= stalled_ns_) return;
   const std::vector<int> ranks = group_.ranks_of(link.node);
@@ -457,6 +458,12 @@ void Network::watch_remote(const ControlLink& link, std::int64_t now_ns, std::in
       return fail(FailureKind::peer_failed, ranks[i], group_.label(ranks[i]) + " has not entered " + current_->op.name() + " for " + seconds(idle_ns));
     }
   }
+}
+
+void Network::fail_different(int node, const OpDescriptor& theirs, const OpDescriptor& ours) {
+  fail(FailureKind::usage, -1,
+       group_.label(group_.leader_of(node)) + " runs " + theirs.describe() + ", but " + group_.label(group_.rank) + " runs " + ours.describe() +
+           "; all ranks must make the same calls in the same order");
 }
 
 std::string Network::to_here() const { return " to " + group_.label(group_.rank); }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "check.hpp"
@@ -18,7 +19,8 @@ using Bytes = std::vector<std::uint8_t>;
 using ff::DType;
 
 const std::vector<std::string> vector_isas = {"avx2", "avx512", "avx512vbmi"};
-const ff::ReduceOp ops[] = {ff::ReduceOp::sum, ff::ReduceOp::min, ff::ReduceOp::max, ff::ReduceOp::product, ff::ReduceOp::mean};
+const ff::ReduceOp ops[] = {ff::ReduceOp::sum, ff::ReduceOp::min, ff::ReduceOp::max, ff::ReduceOp::product, ff::ReduceOp::mean,
+                            ff::ReduceOp::band, ff::ReduceOp::bor, ff::ReduceOp::bxor};
 
 struct Random {
   std::uint64_t state;
@@ -70,7 +72,7 @@ void instruction_sets_agree() {
       for (const int n : {1, 2, 3, 8, 17})
         for (const std::size_t count : {0u, 1u, 31u, 64u, 65u, 257u, 1000u, 4099u}) {
           const auto d = static_cast<DType>(code);
-          if (op == ff::ReduceOp::mean && integer(d)) continue;
+          if (ff::bitwise(op) && !integer(d)) continue;
           const auto inputs = random_inputs(n, count * ff::dtype_size(d) + 3, random);
           const auto in = pointers(inputs, count % 4);
           ff::set_isa("portable");
@@ -250,18 +252,40 @@ bool refused(Call call) {
   return false;
 }
 
+void integers_are_divided_towards_zero() {
+  const auto mean = [](auto a, auto b, auto c, std::uint32_t divisor) {
+    using T = decltype(a);
+    const DType d = sizeof(T) == 8 ? DType::i64 : sizeof(T) == 4    ? DType::i32
+                                              : std::is_signed_v<T> ? DType::i8
+                                                                    : DType::u8;
+    const void* in[] = {&a, &b, &c};
+    T out = 0;
+    ff::reduce_to(&out, in, 3, 1, d, ff::ReduceOp::mean, divisor);
+    return out;
+  };
+  CHECK(mean(-1, -2, -4, 3) == -2);  // -7 / 3
+  CHECK(mean(1, 2, 4, 2) == 3);      // 7 / 2
+  CHECK(mean(-1, -2, -4, 2) == -3);  // not -4, as a shift would make of it
+  CHECK(mean(std::int64_t{1} << 60, std::int64_t{1}, std::int64_t{0}, 3) == ((std::int64_t{1} << 60) + 1) / 3);  // no float holds it
+  CHECK(mean(std::int8_t{100}, std::int8_t{100}, std::int8_t{0}, 2) == -28);  // 200 wraps to -56
+  CHECK(mean(std::uint8_t{200}, std::uint8_t{55}, std::uint8_t{0}, 1000) == 0);  // a divisor that the type cannot hold
+}
+
 void refuses() {
   float x = 0;
   const void* in[] = {&x};
   CHECK(refused([&] { ff::reduce_to(&x, in, 0, 1, DType::f32); }));
   CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, static_cast<DType>(ff::dtype_count)); }));
   CHECK(refused([&] { ff::add_accum(&x, in, 1, 1, DType::bf16); }));
-  CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, DType::f32, static_cast<ff::ReduceOp>(5)); }));
+  CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, DType::f32, static_cast<ff::ReduceOp>(ff::reduce_op_count)); }));
   CHECK(refused([&] { ff::reduce_to(&x, in, 1, 1, DType::f32, ff::ReduceOp::mean, 0); }));
   for (int code = 0; code < ff::dtype_count; ++code) {
     const auto d = static_cast<DType>(code);
-    CHECK(refused([&] { ff::round_from_accum(nullptr, nullptr, 0, d, 2); }) == integer(d));
-    CHECK(refused([&] { ff::reduce_to(nullptr, in, 1, 0, d, ff::ReduceOp::mean); }) == integer(d));
+    CHECK(!refused([&] { ff::round_from_accum(nullptr, nullptr, 0, d, 2); }));
+    for (const auto op : {ff::ReduceOp::band, ff::ReduceOp::bor, ff::ReduceOp::bxor}) {
+      CHECK(refused([&] { ff::reduce_to(nullptr, in, 1, 0, d, op); }) == !integer(d));
+      CHECK(refused([&] { ff::reduce_to_accum(nullptr, in, 1, 0, d, op); }) == !integer(d));
+    }
     CHECK(ff::integral(d) == integer(d));
     CHECK(ff::dtype_from_name(ff::dtype_name(d)) == d);
   }
@@ -275,7 +299,7 @@ void refuses() {
 int main() {
   instruction_sets_agree();
   floats_round_alike();
-  for (const auto test : {in_place_and_wrapping, streams_alike, sums_from_left_to_right, smallest_and_largest, saturation_is_counted, divides_once})
+  for (const auto test : {in_place_and_wrapping, streams_alike, sums_from_left_to_right, smallest_and_largest, saturation_is_counted, divides_once, integers_are_divided_towards_zero})
     every_isa(test);
   blocks_keep_their_scale();
   refuses();

@@ -135,6 +135,11 @@ void control_frames() {
   abort.kind = static_cast<ff::OpKind>(ff::FailureKind::peer_failed);
   abort.root = 1;
   expect(told(ff::FrameType::abort, abort, "rank 1 \n fell\x1b over"), peer, "rank 1   fell  over");
+  abort.root = -1;
+  {
+    const ff::Failure failure = told(ff::FrameType::abort, abort, "somebody fell over");
+    CHECK(failure.kind == peer && failure.culprit == -1 && failure.text == "somebody fell over (reported by rank 1)");
+  }
   abort.root = 2;
   expect(told(ff::FrameType::abort, abort, "nobody"), peer, "invalid");
   abort.root = 1;

@@ -119,9 +119,10 @@ class Listing(msgspec.Struct, frozen=True, tag="Listing"):
 
 
 class Discard(msgspec.Struct, frozen=True, tag="Discard"):
-    """Move `name` out of the way and remove it. Done, also when it is gone already."""
+    """Move `name` into the writer's directory and remove it. Done, also when it is gone already."""
 
     name: str
+    writer_directory: str = ""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="Forget"):

@@ -16,10 +16,11 @@ made for each save. Ranks talk through keys of the store, below `prefix/attempt/
     Forget      keys of the save before
 
 Why it is safe. A record is published when its shard and the shard's name are durable, and the manifest, written after
-the last record, is made durable before the rename: a directory that is called `step-…` is whole. Nobody else renames
-this directory, its name carries the attempt, the sequence number and rank 0's random tag, files in it are created and
-never opened again, so neither a writer of an older save nor one of another launch can reach into it. Older checkpoints
-are removed after the new one's name is durable.
+the last record, is made durable before the rename: a directory that is called `step-…` is whole. It is made in the
+directory of this attempt's writer; its name carries the attempt, the sequence number and rank 0's random tag, and files
+in it are created and never opened again, so neither a writer of an older save nor one of another launch can reach into
+it. A newer attempt takes the writer's directory away, and with it what this one could commit or remove (`fence`). Older
+checkpoints are removed after the new one's name is durable.
 
 When something fails on rank r, it publishes the failure as its record; rank 0 then gives the save up, publishes that as
 the outcome, and removes the directory. Checkpoints that were there before are not touched. When a rank dies, the
@@ -60,6 +61,7 @@ from fireflyer.checkpoint.core.effects import (
 from fireflyer.checkpoint.core.manifest import (
     FORMAT_VERSION,
     Manifest,
+    PlanRecord,
     ShardRecord,
     decode_manifest,
     decode_record,
@@ -73,7 +75,7 @@ __all__ = ["Phase", "SaveMachine", "Schedule", "Settings"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change during an attempt. `writer` as in `temporary_name`; rank 0's counts."""
+    """What does not change during an attempt. `writer` as in `temporary_name`; its directory; rank 0's count."""
 
     rank: int
     world_size: int
@@ -82,7 +84,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     timeout_ns: int
     job_plan: dict[str, Any] | None = None
+    plans: tuple[PlanRecord, ...] = ()
     writer: str = ""
+    writer_directory: str = ""
 
 
 class Schedule:
@@ -161,8 +165,9 @@ class SaveMachine:
         self.step = step
         self.sequence = sequence
         self.phase = Phase.NEW
-        self.directory = temporary_name(step, settings.attempt, sequence, settings.writer)
-        """Rank 0's; the others are told with `dir`."""
+        name = temporary_name(step, settings.attempt, sequence, settings.writer)
+        self.directory = f"{settings.writer_directory}/{name}" if settings.writer_directory else name
+        """Rank 0's, from the checkpoint directory; the others are told with `dir`."""
         self._values = values
         self._refused = refused
         self._records: list[ShardRecord] = []
@@ -239,6 +244,7 @@ class SaveMachine:
             shards=tuple(self._records),
             values=self._values,
             job_plan=self.settings.job_plan,
+            plans=self.settings.plans,
         )
         try:
             data = encode_manifest(manifest)
@@ -278,18 +284,21 @@ class SaveMachine:
 
     def _after_finish(self) -> list[Effect]:
         if self._answer.failed is not None:
-            self._tidy = [Discard(self.directory)]
+            self._tidy = [self._discard(self.directory)]
             return self._tidy_next()
         return self._enter(Phase.TIDYING, Listing())
 
     def _plan_tidying(self, names: list[str]) -> list[Effect]:
         committed = self._answer.name or ""
         removable = to_remove(names, committed=committed, keep=self.settings.keep, refused=self._refused)
-        self._tidy = [Discard(name) for name in removable]
+        self._tidy = [self._discard(name) for name in removable]
         if self.settings.world_size > 1:
             # Every rank has sent its record of this save, so none still reads keys of those before.
             self._tidy += [Forget(self._prefix(sequence)) for sequence in range(self._forget_from, self.sequence)]
         return self._tidy_next()
+
+    def _discard(self, name: str) -> Effect:
+        return Discard(name, self.settings.writer_directory)
 
     def _tidy_next(self) -> list[Effect]:
         if not self._tidy:

@@ -24,21 +24,26 @@ __all__ = [
     "FORMAT_VERSION",
     "MAX_MANIFEST_BYTES",
     "Manifest",
+    "PlanRecord",
     "ShardRecord",
     "TensorRecord",
     "check_plain",
+    "continue_plans",
     "decode_job_plan",
     "decode_manifest",
     "decode_record",
     "encode_job_plan",
     "encode_manifest",
     "encode_record",
+    "plans_of",
 ]
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 256 << 20
 MAX_SHARD_BYTES = 1 << 50
 MAX_DIMENSIONS = 64
+MAX_PLANS = 1000
+"""A job that changed more often forgets the oldest."""
 _MAX_PLAIN_DEPTH = 64
 
 T = TypeVar("T")
@@ -67,6 +72,15 @@ class ShardRecord(msgspec.Struct, frozen=True):
     tensors: tuple[TensorRecord, ...]
 
 
+class PlanRecord(msgspec.Struct, frozen=True):
+    """With how many ranks the job went on from `step`, the first that they did, and by which plan."""
+
+    step: int
+    world_size: int
+    plan: dict[str, Any] = {}
+    """What the script gave; plain values."""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     version: int
     step: int
@@ -76,6 +90,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """One per rank, in order of rank."""
     values: dict[str, Any]
     job_plan: dict[str, Any] | None = None
+    plans: tuple[PlanRecord, ...] = ()
+    """From the job's first step to this one. Empty: written by a release that did not record them."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -107,7 +123,10 @@ def _unseal(data: bytes, kind: type[T], what: str) -> T:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Raises `UsageError` for what would be too long to be read again."""
-    data = _seal(msgspec.json.encode(manifest))
+    body = msgspec.structs.asdict(manifest)
+    if not manifest.plans:
+        del body["plans"]  # as it is in checkpoints of releases that recorded none
+    data = _seal(msgspec.json.encode(body))
     if len(data) > MAX_MANIFEST_BYTES:
         raise UsageError(
             f"the manifest has {len(data)} bytes, above {MAX_MANIFEST_BYTES}; keep long lists of values as tensors"
@@ -124,6 +143,7 @@ def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
         raise DataCorruption(f"{what} names step {manifest.step} of {manifest.world_size} ranks, which is out of range")
     if [shard.rank for shard in manifest.shards] != list(range(manifest.world_size)):
         raise DataCorruption(f"{what} does not list one shard for each of {manifest.world_size} ranks")
+    _check_plans(manifest, what)
     names: dict[str, None] = {}
     for shard in manifest.shards:
         _check_record(shard, manifest.world_size, what)
@@ -132,6 +152,29 @@ def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
                 raise DataCorruption(f"{what} lists tensor {tensor.name[:80]!r} twice")
             names[tensor.name] = None
     return manifest
+
+
+def _check_plans(manifest: Manifest, what: str) -> None:
+    steps = [record.step for record in manifest.plans]
+    in_range = all(0 <= step <= MAX_STEP + 1 for step in steps) and all(
+        0 < record.world_size <= MAX_RANKS for record in manifest.plans
+    )
+    if len(steps) > MAX_PLANS or steps != sorted(steps) or not in_range:
+        raise DataCorruption(f"{what} lists {len(steps)} plans that are out of range or out of order")
+    if manifest.plans and manifest.plans[-1].world_size != manifest.world_size:
+        raise DataCorruption(f"{what} is of {manifest.world_size} ranks, and its last plan is of another number")
+
+
+def plans_of(manifest: Manifest) -> tuple[PlanRecord, ...]:
+    """Also of a manifest that records none: there the last one is known to have held at its step."""
+    return manifest.plans or (PlanRecord(manifest.step, manifest.world_size, manifest.job_plan or {}),)
+
+
+def continue_plans(plans: tuple[PlanRecord, ...], now: PlanRecord) -> tuple[PlanRecord, ...]:
+    """With the plan that holds now, where it is another one than the last."""
+    if plans and (plans[-1].world_size, plans[-1].plan) == (now.world_size, now.plan):
+        return plans
+    return (*plans, now)[-MAX_PLANS:]
 
 
 def encode_record(record: ShardRecord) -> bytes:

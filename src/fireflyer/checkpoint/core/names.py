@@ -1,12 +1,13 @@
 """Names inside a checkpoint directory, and what each name means.
 
-    job.json                                   the job's plan, written once
-    step-00000120/                             a committed checkpoint: complete, or damaged later
-    step-00000120.2/                           the same step saved again after the first was damaged
-    .tmp-step-00000120-00003-000007-9f86d081/  save 7 of attempt 3 is writing it; never restored from
-    .trash-…/                                  on its way out; never restored from
-      manifest.json                            written last, says what a complete checkpoint holds
-      shard-00000-of-00004.safetensors         one per rank
+    job.json                                     the job's plan, written once
+    step-00000120/                               a committed checkpoint: complete, or damaged later
+    step-00000120.2/                             the same step saved again after the first was damaged
+      manifest.json                              written last, says what a complete checkpoint holds
+      shard-00000-of-00004.safetensors           one per rank
+    .writer-00000004-00003-…/                    of the attempt that may change this directory, see `fence`
+      .tmp-step-00000120-00003-000007-9f86d081/  save 7 of attempt 3 is writing it; never restored from
+      .trash-…/                                  on its way out; never restored from
 
 A directory becomes `step-…` by one rename when all in it is durable, and stops being one by one rename before anything
 in it is removed. So a `step-…` name always stands for a whole checkpoint, whatever crashes.
@@ -17,6 +18,8 @@ from __future__ import annotations
 import re
 
 import msgspec
+
+from fireflyer.checkpoint.core.fence import parse_writer
 
 __all__ = [
     "JOB_FILE",
@@ -61,13 +64,16 @@ def temporary_name(step: int, attempt: int, sequence: int, writer: str = "") -> 
     return f".tmp-step-{step:08d}-{attempt:05d}-{sequence:06d}" + (f"-{writer}" if writer else "")
 
 
-def is_temporary(name: str) -> bool:
-    """Whether `name` is one that `temporary_name` gives."""
-    return _TEMPORARY.fullmatch(name) is not None
+def is_temporary(path: str) -> bool:
+    """Whether `path` is one that `temporary_name` gives, in the directory of a writer."""
+    writer, _, name = path.rpartition("/")
+    return _TEMPORARY.fullmatch(name) is not None and (not writer or parse_writer(writer) is not None)
 
 
 def trash_name(name: str, existing: list[str]) -> str:
     """Where to move `name` before removing it: a name that is not taken."""
+    if name.startswith(".trash-") and name not in existing:
+        return name
     number = 0
     while (trash := f".trash-{name.removeprefix('.')}-{number}") in existing:
         number += 1

@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from fireflyer.analytics.report import one_line
 from fireflyer.base.events import (
     AttemptFailed,
+    AttemptSized,
     AttemptStarted,
     CheckpointReport,
     FaultInjected,
     JobFinished,
     JobStarted,
     Logged,
+    NodeChecked,
     NodeLost,
     PeerFailureReport,
     RankExited,
     ResumeReport,
+    SaturationReport,
     StepReport,
 )
 from fireflyer.base.units import SECOND, format_duration, format_rate
@@ -29,6 +32,14 @@ from fireflyer.base.units import SECOND, format_duration, format_rate
 __all__ = ["WINDOW_STEPS", "JobProgress"]
 
 WINDOW_STEPS = 32
+IDLE_NS = 10 * SECOND
+"""A step that takes longer than this and than three of the last ones is worth a word."""
+_IDLE_SHOWN_S = (10, 20, 30, 60, 120, 300, 600, 1200, 1800)
+
+_SIZE_CHANGES = (
+    "the number of ranks may change at a restart: with fireflyer.data.ResumableSampler each step keeps its global "
+    "batch; torch's DistributedSampler divides anew, as under torchrun"
+)
 
 
 @dataclass(slots=True)
@@ -50,8 +61,13 @@ class JobProgress:
     step: int = 0
     loss: float | None = None
     saved_step: int | None = None
+    _stepped_ns: int = 0
+    """When the last step was reported that was new in its attempt."""
     _resumed: bool = False
     _blamed: bool = False
+    _saturated: bool = False
+    _nodes: int = 0
+    """Of the attempt before; at first as many as the job may have."""
     _recent: OrderedDict[int, _Recent] = field(default_factory=OrderedDict)
 
     def feed(self, entry: Logged) -> list[str]:
@@ -67,6 +83,14 @@ class JobProgress:
                     return [f"checkpoint of step {report.step} failed: {one_line(report.error)}; training goes on"]
                 self.saved_step = max(self.saved_step or 0, report.step)
                 return []
+            case SaturationReport() as report:
+                if self._saturated:
+                    return []
+                self._saturated = True
+                return [
+                    f"fp8 sums do not fit: {report.saturated:,} of {report.values:,} values so far, noticed by rank "
+                    f"{report.rank}; the report counts all"
+                ]
             case PeerFailureReport() as report:
                 if self._blamed:
                     return []
@@ -78,13 +102,30 @@ class JobProgress:
     def _happened(
         self,
         at_ns: int,
-        event: JobStarted | AttemptStarted | NodeLost | RankExited | AttemptFailed | FaultInjected | JobFinished,
+        event: JobStarted
+        | AttemptStarted
+        | AttemptSized
+        | NodeLost
+        | RankExited
+        | AttemptFailed
+        | NodeChecked
+        | FaultInjected
+        | JobFinished,
     ) -> list[str]:
         match event:
             case JobStarted():
                 self._new_attempt(0)
                 self.step, self.loss, self.saved_step = 0, None, None
-                return [f"job {one_line(event.job)}: nodes {event.nodes}, ranks per node {event.ranks_per_node}"]
+                self._nodes = event.nodes
+                nodes = f"{event.min_nodes} to {event.nodes}" if event.min_nodes else str(event.nodes)
+                said = [f"job {one_line(event.job)}: nodes {nodes}, ranks per node {event.ranks_per_node}"]
+                return [*said, _SIZE_CHANGES] if event.min_nodes else said
+            case AttemptSized():
+                if event.nodes == self._nodes:
+                    return []
+                hosts = ", ".join(map(one_line, event.hosts[:8])) + (", ..." if len(event.hosts) > 8 else "")
+                before, self._nodes = self._nodes, event.nodes
+                return [f"attempt {event.attempt} has {event.nodes} nodes, not {before}: {hosts}"]
             case AttemptStarted():
                 self._new_attempt(event.attempt)
                 return [f"attempt {event.attempt} starts"] if event.attempt else []
@@ -98,7 +139,10 @@ class JobProgress:
                 if event.exit_code == 0 or self._blamed:
                     return []
                 self._blamed, self.phase = True, "failing"
-                return [f"rank {event.rank} exited with code {event.exit_code}"]
+                return [one_line(event.reason) or f"rank {event.rank} exited with code {event.exit_code}"]
+            case NodeChecked():
+                suspect = " is suspect" if event.verdict == "suspect" else ""
+                return [f"node {event.node}{suspect}: {one_line(event.reason)}"]
             case AttemptFailed():
                 self._blamed, self.phase = True, "restarting" if event.restarting else "stopping"
                 what = "stopped" if event.stopped else "failed"
@@ -138,6 +182,7 @@ class JobProgress:
             self.loss = report.loss if report.loss is not None else self.loss
         recent = self._recent.get(report.step)
         if recent is None:
+            self._stepped_ns = at_ns
             recent = self._recent[report.step] = _Recent(at_ns)
             if len(self._recent) > WINDOW_STEPS:
                 self._recent.popitem(last=False)
@@ -172,8 +217,20 @@ class JobProgress:
         total = sum(item.allreduce_bytes for item in self._recent.values())
         return total * SECOND / total_ns if total_ns and total else None
 
-    def status(self) -> str:
-        """One line, without end of line; empty until the job has started."""
+    def idle_ns(self, now_ns: int) -> int:
+        """Since the last step, where that is unusually long; else 0."""
+        if not self._recent or self.phase not in ("training", "failing"):
+            return 0
+        times = [item.at_ns for item in self._recent.values()]
+        usual_ns = (times[-1] - times[0]) // (len(times) - 1) if len(times) > 1 else 0
+        idle_ns = now_ns - self._stepped_ns
+        return idle_ns if idle_ns >= max(IDLE_NS, 3 * usual_ns) else 0
+
+    def status(self, now_ns: int = 0, *, live: bool = False) -> str:
+        """One line, without end of line; empty until the job has started. `now_ns` is on the clock of the event log.
+
+        `live`: for a line that is drawn again and again, with the time that the job has taken. Otherwise the line
+        changes seldom when nothing happens: a file is not filled with it."""
         if not self.phase or (self.phase == "finished" and not self.step):
             return ""  # the end was told in a line of its own
         said = [] if self.step and self.phase == "training" else [self.phase]
@@ -188,6 +245,20 @@ class JobProgress:
             said.append(f"allreduce ≥ {format_rate(self.allreduce_bytes_per_s)}{share}")
         if self.saved_step is not None:
             said.append(f"saved step {self.saved_step:,}")
+        if idle_ns := self.idle_ns(now_ns):
+            said.append(f"no step for {_seconds(idle_ns // SECOND if live else _coarse_s(idle_ns // SECOND))}")
         if self.attempt:
             said.append(f"attempt {self.attempt}")
+        if live:
+            said.append(_seconds(now_ns // SECOND))
         return " · ".join(said)
+
+
+def _seconds(whole_s: int) -> str:
+    return f"{whole_s} s" if whole_s < 60 else format_duration(whole_s * SECOND)
+
+
+def _coarse_s(idle_s: int) -> int:
+    if idle_s >= 3600:
+        return idle_s // 3600 * 3600
+    return max((shown for shown in _IDLE_SHOWN_S if shown <= idle_s), default=0)

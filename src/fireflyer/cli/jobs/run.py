@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import re
+import signal
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
-from shlex import quote
-from typing import TYPE_CHECKING, Literal
+from shlex import quote, split
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS, misspelt_settings
+from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
-from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.jobs.network import network_options, read_addresses, read_ports, refuse_link_local
+from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange, RanksPerNode, hidden_lines, read_options, torchrun_options
+from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.topology_file import topology_json
 
 if TYPE_CHECKING:
-    from fireflyer.cluster.schema.job import Fault, JobResult, JobSpec
+    from fireflyer.cli.jobs.progress import JobProgress
+    from fireflyer.cluster.schema.job import Fault, JobResult, JobSpec, RankLine
 
 __all__ = ["command", "parse_environment", "script_arguments"]
 
@@ -67,9 +74,10 @@ def _check_script(script: str, kind: str) -> None:
 
 
 def _default_run_dir(name: str) -> str:
+    from fireflyer.cluster.schema.job import safe_name
+
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "job"
-    path = os.path.join("runs", f"{safe[:60]}-{stamp}")
+    path = os.path.join("runs", f"{safe_name(name)}-{stamp}")
     number = 1
     while os.path.lexists(path if number == 1 else f"{path}-{number}"):
         number += 1
@@ -83,35 +91,122 @@ def _default_run_dir(name: str) -> str:
 Examples:
   ff run --nodes 2 --ranks-per-node 4 train.py -- --lr 3e-4      arguments after -- go to the script
   ff run --ranks-per-node 2 -m my_package.train                  a module, as python -m
-  ff run --nodes 2 --inject kill-node=1@20s train.py             try a failure out, 20 s after the start""",
-    context_settings={"allow_interspersed_args": False},
+  ff run --nodes 2 --inject kill-node=1@20s train.py             try a failure out, 20 s after the start
+  ff run --hosts a,b,c --spares 1 --ranks-per-node 8 train.py    two machines over ssh, and one in reserve
+  ff run --hosts a,b --via agent train.py                        by agents that are resident there
+  ff run --nodes 2 --rdzv-endpoint a:29400 train.py              the same on each machine, as torchrun""",
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda name: name.replace("_", "-"),  # torchrun takes both
+    },
 )
 @click.option(
     "--nodes",
-    metavar="N",
-    type=WholeNumber(min=1),
-    default=1,
+    "--nnodes",
+    metavar="N|MIN:MAX",
+    type=NodeRange(),
+    default="1",
     show_default=True,
-    help="Nodes of the job. Today all of them are on this machine.",
+    help="Nodes of the job, on this machine; with --hosts as many as hosts, less the spares. 2:4: after a failure the "
+    "job goes on with the machines that are left, if there are two.",
+)
+@click.option(
+    "--hosts",
+    metavar="HOSTS",
+    help="Machines of the job, reached by ssh: a,b:8,[fd00::1]; after a colon the number of ranks, the same on all. "
+    "slurm: those of the allocation.  [default: this machine alone]",
+)
+@click.option(
+    "--via",
+    type=click.Choice(["ssh", "agent"]),
+    default="ssh",
+    show_default=True,
+    help="What starts ranks on the hosts; agent: `ff agent run`, which is resident there.",
+)
+@click.option(
+    "--spares",
+    metavar="N",
+    type=WholeNumber(min=0),
+    default=0,
+    show_default=True,
+    help="How many of the hosts, the last ones, take the place of others that fail.",
+)
+@click.option(
+    "--last-call",
+    metavar="TIME",
+    type=Duration(),
+    default=30 * SECOND,
+    help="With --nodes 2:4: once two machines are there, each attempt waits so long for the others.  [default: 30s]",
+)
+@click.option(
+    "--ssh",
+    metavar="COMMAND",
+    help="What reaches a host; it is given the name of the host and a command.  [default: ssh with BatchMode]",
+)
+@click.option(
+    "--rdzv-endpoint",
+    metavar="HOST:PORT",
+    help="Start the same command on each of --nodes machines, with this address of machine 0; they meet there.  "
+    "[default: they do not]",
+)
+@click.option(
+    "--node-rank",
+    metavar="N",
+    type=WholeNumber(min=0),
+    help="Number of this machine, with --rdzv-endpoint.  [default: 0 where HOST is this machine, else any]",
+)
+@click.option(
+    "--secret-file",
+    metavar="FILE",
+    envvar="FF_SECRET_FILE",
+    shell_complete=complete_file,
+    help="32 bytes that all machines of --rdzv-endpoint have, in a file of mode 0600.  [default: FF_SECRET_FILE]",
+)
+@click.option("--remote-python", metavar="PATH", help="Python of the hosts.  [default: the path of this one]")
+@click.option("--workdir", metavar="DIR", help="Working directory on the hosts.  [default: this one]")
+@click.option(
+    "--lease",
+    "lease_s",
+    metavar="SECONDS",
+    type=WholeNumber(2, 3600),
+    default=10,
+    show_default=True,
+    help="Ranks on a host that the launcher cannot reach end themselves after so long; others take their place then.",
+)
+@click.option(
+    "--control-port",
+    metavar="PORT",
+    type=WholeNumber(0, MAX_PORT),
+    default=0,
+    help="Port at which hosts reach the launcher, for firewalls; 0: any free one.  [default: 0]",
+)
+@click.option(
+    "--control-address",
+    metavar="ADDRESS",
+    help="Address of this machine for the hosts.  [default: that from which ssh reaches them]",
 )
 @click.option(
     "--ranks-per-node",
+    "--nproc-per-node",
     metavar="N",
-    type=WholeNumber(min=1),
+    type=RanksPerNode(),
     default=1,
     show_default=True,
-    help="Ranks (processes of the script) on each node.",
+    help="Ranks (processes of the script) on each node; gpu: one for each GPU, cpu: one for each processor, auto: gpu "
+    "where the machine has GPUs, else cpu.",
 )
 @click.option(
     "--max-restarts",
     metavar="N",
     type=WholeNumber(min=0),
-    default=3,
+    default=0,
     show_default=True,
-    help="How often all ranks are started again after a rank or node died; 0: never.",
+    help="How often all ranks are started again after a rank or node died. The same error twice without a newer step "
+    "or checkpoint ends the job: docs/how-to/restarts.md.",
 )
 @click.option(
     "--name",
+    "--rdzv-id",
     metavar="NAME",
     help="Name of the job; ranks have it as TORCHELASTIC_RUN_ID.  [default: name of the script]",
 )
@@ -169,13 +264,50 @@ Examples:
     help="Kill a node or rank on purpose: kill-node=1@60 when step 60 is reported, kill-rank=3@20s 20 seconds after "
     "the start; may be repeated.",
 )
+@click.option(
+    "--on-failure",
+    metavar="COMMAND",
+    default="",
+    help="Run this on the node of a rank that failed; its exit code says whose fault it was: 0 the script's, the job "
+    "ends; 2 the node's, restart; docs/how-to/check-nodes.md.  [default: none]",
+)
+@click.option(
+    "--on-failure-timeout",
+    metavar="TIME",
+    type=Duration(),
+    default=60 * SECOND,
+    help="Time that the command of --on-failure is given.  [default: 60s]",
+)
+@click.option(
+    "--watchdog",
+    metavar="TIME",
+    type=Duration(),
+    default=0,
+    help="When no rank has printed or reported anything for so long (90s, 30m, 2h), write the stacks of all ranks and "
+    "count the attempt as failed.  [default: never]",
+)
+@network_options
+@torchrun_options
 @click.option("-q", "--quiet", is_flag=True, help="Print only what the ranks print, and errors.")
 @click.argument("script", metavar="SCRIPT", shell_complete=complete_file)
 @click.argument("args", metavar="[--] [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file)
 def command(
     *,
-    nodes: int,
-    ranks_per_node: int,
+    nodes: NodeCount,
+    hosts: str | None,
+    via: Literal["ssh", "agent"],
+    spares: int,
+    last_call: int,
+    rdzv_endpoint: str | None,
+    node_rank: int | None,
+    secret_file: str | None,
+    ssh: str | None,
+    remote_python: str | None,
+    workdir: str | None,
+    lease_s: int,
+    control_port: int,
+    control_address: str | None,
+    ranks_per_node: int | str,
     max_restarts: int,
     name: str | None,
     run_dir: str | None,
@@ -188,9 +320,16 @@ def command(
     tune: bool,
     transport: Literal["tcp", "ucx", "auto"] | None,
     inject: tuple[str, ...],
+    on_failure: str,
+    on_failure_timeout: int,
+    watchdog: int,
+    port_range: str | None,
+    interface: str,
+    subnet: str,
     quiet: bool,
     script: str,
     args: tuple[str, ...],
+    **torchrun: Any,
 ) -> int:
     """Run SCRIPT on nodes × ranks-per-node processes with the environment variables of torchrun, and print a report.
 
@@ -208,40 +347,104 @@ def command(
     kind: Literal["script", "module", "program"] = "module" if module else "program" if no_python else "script"
     _check_script(script, kind)
 
-    from fireflyer.cluster.schema.job import JobSpec, parse_fault
+    from fireflyer.cli.jobs.hosts import hosts_of, remote_of
+    from fireflyer.cli.jobs.rendezvous import join, rendezvous_of
+    from fireflyer.cluster.schema.job import JobSpec, Timeouts, parse_fault
 
+    meeting = rendezvous_of(rdzv_endpoint, node_rank=node_rank, nodes=nodes, secret_file=secret_file, hosts=hosts)
+    refuse_link_local("--control-address", control_address)
+    ranks, devices = _ranks_per_node(ranks_per_node, devices)
+    addresses = read_addresses(interface, subnet, several=hosts is not None or meeting is not None)
+    if meeting is not None and meeting.node_rank != 0:
+        return join(meeting, nodes=nodes, ranks_per_node=ranks, addresses=addresses)
+    where = hosts_of(hosts, spares=spares, nodes=nodes, ranks_per_node=ranks, joining=meeting is not None)
+    options = read_options(torchrun, ranks_per_node=where.ranks_per_node)
+    grace_ns = Timeouts().stop_grace_ns if options.shutdown_s is None else options.shutdown_s * SECOND
+    timeouts = Timeouts(lease_ns=lease_s * SECOND, stop_grace_ns=grace_ns, last_call_ns=last_call)
     job = name or (script if module else os.path.splitext(os.path.basename(script))[0])
     spec = JobSpec(
         script=script,
         args=script_arguments(args),
         kind=kind,
         run_dir=run_dir or _default_run_dir(job),
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
+        nodes=where.nodes.most,
+        min_nodes=where.nodes.least,
+        hosts=where.names,
+        rendezvous=None if meeting is None else meeting.rendezvous,
+        remote=remote_of(
+            ssh,
+            via=via,
+            hosts=hosts,
+            python=remote_python,
+            workdir=workdir,
+            port=control_port,
+            address=control_address,
+        ),
+        ranks_per_node=where.ranks_per_node,
         max_restarts=max_restarts,
         name=job,
+        role=options.role,
+        stream_dir=options.log_dir if any(options.files) else "",
+        stream_files=options.files,
         env=parse_environment(environment),
         master_port=master_port,
+        ports=read_ports(port_range),
+        addresses=addresses,
         devices=devices,
-        topology=b"" if topology is None else topology_json(topology, nodes=nodes),
+        topology=b"" if topology is None else topology_json(topology, nodes=where.nodes.most),
         tune=tune,
         transport=transport,
+        timeouts=timeouts,
         inject=tuple(parse_fault(text) for text in inject),
+        on_failure=_split_command(on_failure),
+        on_failure_limit_ns=on_failure_timeout,
+        watchdog_ns=watchdog,
     )
     for given, meant in misspelt_settings([*os.environ, *spec.env]):
         click.echo(f"warning: {given} is not a setting of Fire-Flyer and is ignored; did you mean {meant}?", err=True)
-    return _run(spec, quiet=quiet)
+    return _run(spec, quiet=quiet, own_run_dir=run_dir is not None, hidden=hidden_lines(options, where.ranks_per_node))
 
 
-def _run(spec: JobSpec, *, quiet: bool) -> int:
+def _split_command(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(split(text))
+    except ValueError as error:
+        raise UsageError(f"--on-failure {text!r} is not understood: {error}") from None
+
+
+Devices = Literal["auto", "cpu", "gpu"]
+
+
+def _ranks_per_node(ranks: int | str, devices: Devices) -> tuple[int, Devices]:
+    """How many `auto`, `gpu` or `cpu` are here, and what the ranks then occupy. Raises `UsageError`."""
+    if isinstance(ranks, int):
+        return ranks, devices
+    from fireflyer.cluster.launcher import find_devices
+    from fireflyer.runtime.processes.guarded import child_environment
+
+    found = find_devices(child_environment({}))
+    if ranks == "gpu" and not found.gpus:
+        raise UsageError("--nproc-per-node gpu: this machine has no GPU; use cpu, or a number")
+    if ranks == "cpu" or not found.gpus:
+        return found.cores, "cpu"
+    return found.gpus, "gpu"
+
+
+def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[RankLine], bool]) -> int:
+    from fireflyer.cli.jobs.hosts import host_table
+    from fireflyer.cli.jobs.rendezvous import say_waiting
     from fireflyer.cli.jobs.view import JobView, printer_for
     from fireflyer.cli.output import REPORT_NAME, read_events, show_report, stdout_console
-    from fireflyer.cluster import run_job
+    from fireflyer.cluster import HostsRefused, run_job
     from fireflyer.runtime import run
 
     console = stdout_console()
-    with JobView(printer_for(console, plain_out=sys.stdout), ranks_only=quiet) as view:
-        result = run(run_job(spec, on_entry=view.on_entry, on_line=view.on_line))
+    try:
+        with JobView(printer_for(console, plain_out=sys.stdout), ranks_only=quiet, hidden=hidden) as view:
+            result = run(run_job(spec, on_entry=view.on_entry, on_line=view.on_line, on_waiting=say_waiting))
+    except HostsRefused as refused:
+        click.echo(host_table(refused.rows), err=True)
+        raise
     failed = result.exit_code != 0
     try:
         html_path = os.path.join(result.run_dir, REPORT_NAME)
@@ -259,11 +462,26 @@ def _run(spec: JobSpec, *, quiet: bool) -> int:
     finally:
         for fault in result.faults_left:
             click.echo(f"warning: --inject {fault} did not happen: {_why_left(fault)}", err=True)
-        if hint := _dumps_hint(result.run_dir):
-            click.echo(hint, err=True)
-        if failed:
+        for hint in (_dumps_hint(result.run_dir), _stacks_hint(result.logs_dir)):
+            if hint:
+                click.echo(hint, err=True)
+        if result.signal is not None:
+            click.echo(_stopped(result, view.progress, own_run_dir=own_run_dir), err=True)
+        elif failed:
             click.echo(f"error: {_explain(result)}", err=True)
     return result.exit_code
+
+
+def _stopped(result: JobResult, progress: JobProgress, *, own_run_dir: bool) -> str:
+    """`stopped by Ctrl-C after step 240; resume with the same command`. That it resumes is known of a script only that
+    reported a checkpoint."""
+    who = "Ctrl-C" if result.signal == signal.SIGINT else signal.Signals(result.signal or 0).name
+    after = f" after step {progress.step}" if progress.step else ""
+    if progress.saved_step is None:
+        return f"stopped by {who}{after}; logs are in {result.logs_dir}"
+    saved = f" (saved: step {progress.saved_step})" if progress.saved_step != progress.step else ""
+    another = " and another --run-dir" if own_run_dir else ""
+    return f"stopped by {who}{after}{saved}; resume with the same command{another}"
 
 
 def _dumps_hint(run_dir: str) -> str:
@@ -274,6 +492,15 @@ def _dumps_hint(run_dir: str) -> str:
     shown = os.path.relpath(directory) if directory.startswith(os.getcwd() + os.sep) else directory
     command = f"ff collectives explain {quote(shown)}"
     return f"note: ranks wrote flight recorder dumps; to see which rank held up the others: {command}"
+
+
+def _stacks_hint(logs_dir: str) -> str:
+    """Where the stacks of ranks are that were ended because they hung; empty where there are none."""
+    found = sorted(glob.glob(os.path.join(glob.escape(logs_dir), "attempt-*", "rank-*.stacks")))
+    if not found:
+        return ""
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"note: where a rank hung is in {found[-1]}{more}"
 
 
 def _why_left(fault: Fault) -> str:

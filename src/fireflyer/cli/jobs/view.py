@@ -14,6 +14,7 @@ import queue
 import re
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -22,8 +23,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from fireflyer.base.events import Logged
+from fireflyer.base.events import AttemptStarted, JobFinished, Logged
 from fireflyer.cli.jobs.progress import JobProgress
+from fireflyer.cli.jobs.tracebacks import TracebackFolder
 from fireflyer.cluster.schema.job import RankLine
 
 __all__ = ["JobView", "PlainPrinter", "Printer", "TerminalPrinter", "printer_for", "tame"]
@@ -53,6 +55,9 @@ def tame(text: str) -> str:
 class Printer(Protocol):
     """Where the view's thread writes."""
 
+    live: bool
+    """The status is drawn in place, so it may change all the time."""
+
     def start(self) -> None: ...
     def lines(self, items: list[RankLine | str]) -> None:
         """Rank lines, and notices of ours."""
@@ -65,6 +70,8 @@ class Printer(Protocol):
 
 class TerminalPrinter:
     """Lines scroll by above a status line that is redrawn in place."""
+
+    live = True
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -104,6 +111,8 @@ class TerminalPrinter:
 class PlainPrinter:
     """Lines only; the status is one of them, when it has changed and not more often than every `PLAIN_STATUS_S`."""
 
+    live = False
+
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._said = ""
@@ -138,34 +147,53 @@ def printer_for(console: Console, *, plain_out: TextIO) -> Printer:
     return TerminalPrinter(console) if console.is_terminal and not console.is_dumb_terminal else PlainPrinter(plain_out)
 
 
+class _Flush:
+    """In the queue: what is held back is to be shown before what follows."""
+
+
 class JobView:
     """Context manager around a job. `on_entry`, `on_line` and `say` never block and may be called from any thread."""
 
-    def __init__(self, printer: Printer, *, ranks_only: bool = False) -> None:
+    def __init__(
+        self,
+        printer: Printer,
+        *,
+        ranks_only: bool = False,
+        hidden: Callable[[RankLine], bool] = lambda _line: False,
+    ) -> None:
+        """`hidden` lines of ranks are not shown; `ranks_only` leaves out our own."""
         self._printer = printer
         self._ranks_only = ranks_only
-        self._items: queue.Queue[RankLine | str | None] = queue.Queue(QUEUE_ITEMS)
+        self._hidden = hidden
+        self._items: queue.Queue[RankLine | str | _Flush | None] = queue.Queue(QUEUE_ITEMS)
+        self._folder = TracebackFolder()
         self._lock = threading.Lock()
         self._dropped = 0
-        self._progress = JobProgress()
+        self._started_ns = time.monotonic_ns()
+        self.progress = JobProgress()
+        """What the job has come to; to be read when the job has ended."""
         self._thread = threading.Thread(target=self._work, name="ff-view", daemon=True)
 
     def on_entry(self, entry: Logged) -> None:
+        if isinstance(entry.event, AttemptStarted | JobFinished):
+            self._put(_Flush())
         with self._lock:
-            notices = self._progress.feed(entry)
+            self._started_ns = time.monotonic_ns() - entry.at_ns
+            notices = self.progress.feed(entry)
         for notice in notices:
             self.say(notice)
 
     def on_line(self, line: RankLine) -> None:
         with self._lock:
-            self._progress.printed(line.attempt)
-        self._put(line)
+            self.progress.printed(line.attempt)
+        if not self._hidden(line):
+            self._put(line)
 
     def say(self, text: str) -> None:
         if not self._ranks_only:
             self._put(text)
 
-    def _put(self, item: RankLine | str) -> None:
+    def _put(self, item: RankLine | str | _Flush) -> None:
         try:
             self._items.put_nowait(item)
         except queue.Full:
@@ -199,10 +227,11 @@ class JobView:
     def _pump(self) -> None:
         more = True
         while more:
-            items, more = self._batch()
+            batch, more = self._batch()
+            items = self._fold(batch, last=not more)
             with self._lock:
                 dropped, self._dropped = self._dropped, 0
-                status = self._progress.status()
+                status = self.progress.status(time.monotonic_ns() - self._started_ns, live=self._printer.live)
             if dropped:
                 items.append(f"{dropped:,} lines came too fast to be shown; the log files of the ranks have them")
             if items:
@@ -210,9 +239,21 @@ class JobView:
             if status and not self._ranks_only:
                 self._printer.status(status, final=not more)
 
-    def _batch(self) -> tuple[list[RankLine | str], bool]:
+    def _fold(self, batch: list[RankLine | str | _Flush], *, last: bool) -> list[RankLine | str]:
+        """Equal tracebacks of several ranks become one."""
+        items: list[RankLine | str] = []
+        for item in batch:
+            if isinstance(item, str):
+                items.append(item)
+            else:
+                now_ns = time.monotonic_ns()
+                items += self._folder.flush() if isinstance(item, _Flush) else self._folder.feed(item, now_ns)
+        items += self._folder.flush() if last else self._folder.due(time.monotonic_ns())
+        return items
+
+    def _batch(self) -> tuple[list[RankLine | str | _Flush], bool]:
         """What has come within a refresh period, at most `BATCH_ITEMS`; False with the last of it."""
-        batch: list[RankLine | str] = []
+        batch: list[RankLine | str | _Flush] = []
         deadline = time.monotonic() + REFRESH_S
         while len(batch) < BATCH_ITEMS:
             try:

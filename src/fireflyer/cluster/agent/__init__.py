@@ -1,1 +1,1 @@
-"""One process per node: starts ranks, forwards what they print, reports how they end."""
+"""The agent: resident on a machine, starts and adopts the guards of jobs; see `cluster.core.agent`."""

@@ -1,7 +1,7 @@
 """What the gang machine is told (events) and what it asks for (effects).
 
-`incarnation` counts the agents that were started for a node, `attempt` the gangs: whatever carries an older number is
-a message from the past and changes nothing.
+`incarnation` counts the supervisors that were started for a node, `attempt` the gangs: whatever carries an older number
+is a message from the past and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,33 +9,39 @@ from __future__ import annotations
 import msgspec
 
 from fireflyer.base.events import JobEvent, Report
+from fireflyer.cluster.core.blame import Failure
 from fireflyer.cluster.schema.job import Culprit, Fault
+from fireflyer.cluster.schema.wire import Checked, RankEnd, Stop
 
 __all__ = [
-    "AgentGone",
-    "AgentHeartbeat",
-    "AgentLost",
-    "AgentUp",
     "AttemptPrepared",
     "Begin",
+    "CheckNode",
     "Effect",
     "Event",
     "Finish",
     "Inject",
     "KillNode",
+    "LeaseRenewed",
     "Log",
+    "NodeAnswered",
     "PrepareAttempt",
     "PrepareFailed",
-    "RankEnd",
-    "RankExited",
+    "RankEnded",
     "RankReported",
     "RanksGone",
-    "ShutDownAgent",
-    "StartAgent",
+    "RanksPrinted",
+    "ShutDownSupervisor",
     "StartRanks",
+    "StartSupervisor",
     "StopRanks",
     "StopRequested",
     "StorageFailed",
+    "SupervisorEvent",
+    "SupervisorGone",
+    "SupervisorHeartbeat",
+    "SupervisorLost",
+    "SupervisorUp",
     "Tick",
 ]
 
@@ -49,30 +55,37 @@ class Begin(msgspec.Struct, frozen=True):
     wall_time_s: float
 
 
-class AgentUp(msgspec.Struct, frozen=True):
-    """The agent has connected and can start ranks."""
+class SupervisorUp(msgspec.Struct, frozen=True):
+    """The supervisor has connected and can start ranks."""
 
     node: int
     incarnation: int
 
 
-class AgentHeartbeat(msgspec.Struct, frozen=True):
-    """Any sign of life of the agent."""
+class SupervisorHeartbeat(msgspec.Struct, frozen=True):
+    """Any sign of life of the supervisor."""
 
     node: int
     incarnation: int
 
 
-class AgentLost(msgspec.Struct, frozen=True):
-    """The agent died or its connection broke; its ranks may still run."""
+class LeaseRenewed(msgspec.Struct, frozen=True):
+    """The supervisor asked for its next lease, and is given one from now on unless the node counts as lost."""
+
+    node: int
+    incarnation: int
+
+
+class SupervisorLost(msgspec.Struct, frozen=True):
+    """The supervisor died or its connection broke; its ranks may still run."""
 
     node: int
     incarnation: int
     reason: str
 
 
-class AgentGone(msgspec.Struct, frozen=True):
-    """The agent and every process that it started are gone: nothing of this incarnation is left on the node."""
+class SupervisorGone(msgspec.Struct, frozen=True):
+    """The supervisor and every process that it started are gone: nothing of this incarnation is left on the node."""
 
     node: int
     incarnation: int
@@ -90,22 +103,9 @@ class PrepareFailed(msgspec.Struct, frozen=True):
     reason: str
 
 
-class RankEnd(msgspec.Struct, frozen=True):
-    """How a rank ended."""
-
-    rank: int
-    exit_code: int
-    """As the shell says it: 128 + n for signal n."""
-    told: bool
-    """It had been asked to stop: its end says nothing about who failed."""
-    note: str = ""
-    """Why it could not be started, when it could not."""
-
-
-class RankExited(msgspec.Struct, frozen=True):
+class RankEnded(msgspec.Struct, frozen=True):
     node: int
     incarnation: int
-    attempt: int
     end: RankEnd
 
 
@@ -116,13 +116,25 @@ class RanksGone(msgspec.Struct, frozen=True):
     incarnation: int
     attempt: int
     ends: tuple[RankEnd, ...]
-    """Every rank of the node once more, so that a lost or late `RankExited` does no harm."""
+    """Every rank of the node once more, so that a lost or late `RankEnded` does no harm."""
     port_taken: bool = False
     """MASTER_PORT is held by a process that is not ours."""
 
 
 class RankReported(msgspec.Struct, frozen=True):
     report: Report
+
+
+class RanksPrinted(msgspec.Struct, frozen=True):
+    """A rank of any node printed something: a sign of life for the watchdog."""
+
+
+class NodeAnswered(msgspec.Struct, frozen=True):
+    """The program of `CheckNode` has ended."""
+
+    node: int
+    incarnation: int
+    checked: Checked
 
 
 class StopRequested(msgspec.Struct, frozen=True):
@@ -139,17 +151,18 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed; comes at least every `TICK_NS`."""
 
 
+SupervisorEvent = SupervisorUp | SupervisorHeartbeat | LeaseRenewed | SupervisorLost | SupervisorGone
+
 Event = (
     Begin
-    | AgentUp
-    | AgentHeartbeat
-    | AgentLost
-    | AgentGone
+    | SupervisorEvent
     | AttemptPrepared
     | PrepareFailed
-    | RankExited
+    | RankEnded
     | RanksGone
     | RankReported
+    | RanksPrinted
+    | NodeAnswered
     | StopRequested
     | StorageFailed
     | Tick
@@ -159,11 +172,13 @@ Event = (
 # -- effects -----------------------------------------------------------------------------------------------------------
 
 
-class StartAgent(msgspec.Struct, frozen=True):
-    """Answered by `AgentUp`, or by `AgentGone`."""
+class StartSupervisor(msgspec.Struct, frozen=True):
+    """On the host of that number, counted in `JobSpec.hosts` (without hosts: on this machine). Answered by
+    `SupervisorUp`, or by `SupervisorGone`."""
 
     node: int
     incarnation: int
+    host: int
 
 
 class PrepareAttempt(msgspec.Struct, frozen=True):
@@ -173,7 +188,7 @@ class PrepareAttempt(msgspec.Struct, frozen=True):
 
 
 class StartRanks(msgspec.Struct, frozen=True):
-    """Answered by a `RankExited` for each in time, then `RanksGone`."""
+    """Answered by a `RankEnded` for each in time, then `RanksGone`."""
 
     node: int
     incarnation: int
@@ -181,26 +196,31 @@ class StartRanks(msgspec.Struct, frozen=True):
 
 
 class StopRanks(msgspec.Struct, frozen=True):
-    """`signal` to every rank that has not ended by itself within `settle_ns`, SIGKILL `grace_ns` later. Answered by
-    `RanksGone`."""
+    """Answered by `RanksGone`."""
+
+    node: int
+    incarnation: int
+    stop: Stop
+
+
+class CheckNode(msgspec.Struct, frozen=True):
+    """Run the program of `--on-failure` on a node whose ranks are gone. Answered by `NodeAnswered`."""
 
     node: int
     incarnation: int
     attempt: int
-    signal: int
-    settle_ns: int
-    grace_ns: int
+    failure: Failure
 
 
 class KillNode(msgspec.Struct, frozen=True):
-    """SIGKILL to the agent and to everything that it started. Answered by `AgentGone`."""
+    """SIGKILL to the supervisor and to everything that it started. Answered by `SupervisorGone`."""
 
     node: int
     incarnation: int
 
 
-class ShutDownAgent(msgspec.Struct, frozen=True):
-    """No more work: the agent ends by itself. Answered by `AgentGone`."""
+class ShutDownSupervisor(msgspec.Struct, frozen=True):
+    """No more work: the supervisor ends by itself. Answered by `SupervisorGone`."""
 
     node: int
     incarnation: int
@@ -222,6 +242,19 @@ class Finish(msgspec.Struct, frozen=True):
     exit_code: int
     reason: str
     culprit: Culprit | None
+    signal: int | None = None
+    """That stopped the job, if one did."""
 
 
-Effect = StartAgent | PrepareAttempt | StartRanks | StopRanks | KillNode | ShutDownAgent | Inject | Log | Finish
+Effect = (
+    StartSupervisor
+    | PrepareAttempt
+    | StartRanks
+    | StopRanks
+    | CheckNode
+    | KillNode
+    | ShutDownSupervisor
+    | Inject
+    | Log
+    | Finish
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -13,20 +14,24 @@ from fireflyer.base.events import Logged
 from fireflyer.base.launch import LOGS_NAME, TOPOLOGY_NAME
 from fireflyer.cluster.core.messages import Finish
 from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
-from fireflyer.cluster.launcher.devices import Devices, find_devices
 from fireflyer.cluster.launcher.event_log import EventLog
-from fireflyer.cluster.launcher.job import MASTER_ADDR, Job
+from fireflyer.cluster.launcher.job import SECRET_NAME, Job
+from fireflyer.cluster.launcher.machines import HERE
+from fireflyer.cluster.launcher.places import find_places
+from fireflyer.cluster.launcher.preflight import HostsRefused
 from fireflyer.cluster.schema.job import JobResult, JobSpec, RankLine
 from fireflyer.identity.private_files import require_own_directory
-from fireflyer.identity.secrets import new_secret, save_secret
+from fireflyer.identity.secrets import load_secret, new_secret, save_secret
+from fireflyer.runtime.address import Address
+from fireflyer.runtime.devices import Devices, find_devices
 from fireflyer.runtime.disk import translate_os_error
+from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.guarded import child_environment, new_token
 from fireflyer.runtime.rpc import Accepts, RpcServer, ServerLimits
 from fireflyer.runtime.store import StoreService
 
-__all__ = ["Devices", "find_devices", "run_job"]
+__all__ = ["Devices", "HostsRefused", "find_devices", "run_job"]
 
-SECRET_NAME = "node-secret"  # noqa: S105
 _CONNECTIONS_PER_RANK = 8
 
 
@@ -39,45 +44,77 @@ async def run_job(
     *,
     on_entry: Callable[[Logged], None] = _ignore,
     on_line: Callable[[RankLine], None] = _ignore,
+    on_waiting: Callable[[list[int]], None] = _ignore,
     devices: Devices | None = None,
 ) -> JobResult:
-    """Runs one job to its end; see the package docstring. `devices` None: those of this machine.
+    """Runs one job to its end; see the package docstring. `devices` None: those of this machine. `on_waiting` is called
+    with the numbers of the machines that are to join and have not yet.
 
     Raises `UsageError`, `Exists`, `PermissionDenied` or `NoSpace` where it cannot start."""
     check_job(spec, devices or find_devices(child_environment({})))
-    log = _make_run_dir(spec.run_dir)
+    rendezvous = spec.rendezvous
+    secret = new_secret() if rendezvous is None else load_secret(rendezvous.secret_file)
+    log, is_new = _make_run_dir(spec.run_dir)
     secret_file = os.path.join(log.directory, SECRET_NAME)
-    secret = new_secret()
+    server = RpcServer(
+        Accepts(secret),
+        identity="launcher",
+        limits=ServerLimits(connections=1024 + spec.nodes + _CONNECTIONS_PER_RANK * spec.world_size),
+    )
     try:
         save_secret(secret, secret_file)
         if spec.topology:
             _write(os.path.join(log.directory, TOPOLOGY_NAME), spec.topology)
+        address = await _listen(server, spec)
+        places = await find_places(
+            spec,
+            run_dir=log.directory,
+            job_token=new_token(),
+            secret=secret,
+            server=server,
+            on_waiting=on_waiting,
+        )
         job = Job(
             spec,
-            job_token=new_token(),
             logs_dir=os.path.join(log.directory, LOGS_NAME),
             secret_file=secret_file,
             log=log,
+            places=places,
             on_entry=on_entry,
             on_line=on_line,
         )
-        server = RpcServer(
-            Accepts(secret),
-            identity="launcher",
-            limits=ServerLimits(connections=1024 + spec.nodes + _CONNECTIONS_PER_RANK * spec.world_size),
-            on_disconnect=job.control.disconnected,
-        )
-        return _result(job, await _serve(job, server), log)
-    except FireflyerError:
-        if log.empty:
-            log.remove()
-        raise
+        finish = await _serve(job, server, address.port)
+        await places.end(finish.exit_code, finish.reason)
+        return _result(job, finish, log)
     finally:
+        await server.close()
         log.close()
         _remove(secret_file)
+        if log.empty:  # refused, or stopped before it began: the same command must find nothing in its way
+            _empty_run_dir(log)
+            if is_new:
+                _remove_directory(log.directory)
 
 
-def _make_run_dir(path: str) -> EventLog:
+async def _listen(server: RpcServer, spec: JobSpec) -> Address:
+    """At a port that is not the one of --master-port."""
+    with contextlib.ExitStack() as stack:
+        if spec.ports is not None and spec.master_port and (kept := reserve_port(spec.master_port)) is not None:
+            stack.enter_context(kept)
+        return await _listen_there(server, spec)
+
+
+async def _listen_there(server: RpcServer, spec: JobSpec) -> Address:
+    if spec.rendezvous is not None:
+        return await server.start_everywhere(spec.rendezvous.port, spec.ports)
+    if spec.hosts:
+        return await server.start_everywhere(spec.remote.port, spec.ports)
+    return await server.start(HERE, 0, spec.ports)
+
+
+def _make_run_dir(path: str) -> tuple[EventLog, bool]:
+    """Its event log, and whether the directory was not there."""
+    is_new = not os.path.isdir(path)
     run_dir = os.path.abspath(path)
     logs_dir = os.path.join(run_dir, LOGS_NAME)
     try:
@@ -87,22 +124,21 @@ def _make_run_dir(path: str) -> EventLog:
         raise translate_os_error(error, f"make run directory {run_dir} (--run-dir chooses another)") from error
     for directory in (run_dir, logs_dir):  # which another user may have made since it was checked
         require_own_directory(directory)
-    return EventLog(run_dir, EVENTS_NAME)
+    return EventLog(run_dir, EVENTS_NAME), is_new
 
 
-async def _serve(job: Job, server: RpcServer) -> Finish:
+async def _serve(job: Job, server: RpcServer, port: int) -> Finish:
     job.control.serve(server)
+    server.on_disconnect(job.control.disconnected)
     store = StoreService(server)
-    address = await server.start(MASTER_ADDR, 0)
     loop = asyncio.get_running_loop()
     in_main = threading.current_thread() is threading.main_thread()
     give_back = _take_signals(loop, job.stop) if in_main else lambda: None
     try:
-        return await job.run(str(address), store)
+        return await job.run(port, store)
     finally:
         await job.nodes.close()
         give_back()
-        await server.close()
 
 
 def _result(job: Job, finish: Finish, log: EventLog) -> JobResult:
@@ -120,6 +156,7 @@ def _result(job: Job, finish: Finish, log: EventLog) -> JobResult:
         run_dir=log.directory,
         events_path=log.path,
         logs_dir=os.path.join(log.directory, LOGS_NAME),
+        signal=finish.signal,
         reports_dropped=job.control.reports_dropped,
         faults_left=job.gang.faults_left,
     )
@@ -134,10 +171,21 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
+
+
+def _empty_run_dir(log: EventLog) -> None:
+    """Of a job that never began; what somebody else has put there stays."""
+    log.remove()
+    _remove(os.path.join(log.directory, TOPOLOGY_NAME))
+    _remove_directory(os.path.join(log.directory, LOGS_NAME))
+
+
+def _remove_directory(path: str) -> None:
+    """If nothing is in it."""
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
 
 
 def _take_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> Callable[[], None]:

@@ -9,17 +9,24 @@ import sys
 
 from fireflyer.base.errors import Exists, PermissionDenied, UsageError
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.cluster.launcher.devices import Devices, check_devices
-from fireflyer.cluster.launcher.master_port import check_port
 from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
 from fireflyer.identity.private_files import require_own_directory
+from fireflyer.runtime.devices import Devices
+from fireflyer.runtime.master_port import check_port
 from fireflyer.runtime.processes.guarded import MARKER, child_environment
 
-__all__ = ["EVENTS_NAME", "check_job", "command_of"]
+__all__ = ["EVENTS_NAME", "RANKS_PER_CORE", "check_devices", "check_job", "command_of"]
 
 EVENTS_NAME = "events.jsonl"
 MAX_NAME_BYTES = 200
-_OURS = frozenset({MARKER, *RankEnvironment(control="", secret_file="", run_dir="").to_mapping()})
+RANKS_PER_CORE = 16
+"""More ranks than this on one core make no progress worth waiting for."""
+_OURS = frozenset(
+    {
+        MARKER,
+        *RankEnvironment(control="", secret_file="", run_dir="", error_file="", min_nodes=0, max_nodes=0).to_mapping(),
+    }
+)
 
 
 def check_job(spec: JobSpec, devices: Devices) -> None:
@@ -27,11 +34,28 @@ def check_job(spec: JobSpec, devices: Devices) -> None:
     _check_text(spec)
     _check_counts(spec)
     _check_command(spec)
+    _check_on_failure(spec)
     _check_environment(spec)
     check_devices(spec, devices)
     check_port(spec.master_port)
+    _check_ports(spec)
     if os.path.lexists(spec.run_dir):
         _check_run_dir(spec.run_dir)
+    if spec.stream_dir:
+        _check_stream_dir(os.path.abspath(spec.stream_dir))
+
+
+def _check_ports(spec: JobSpec) -> None:
+    """Ports that are given one by one are of the range, too: else the firewall stops them."""
+    ports = spec.ports
+    named = {
+        "--master-port": spec.master_port,
+        "--control-port": spec.remote.port,
+        "the port of --rdzv-endpoint": 0 if spec.rendezvous is None else spec.rendezvous.port,
+    }
+    for option, port in named.items():
+        if ports is not None and port and port not in ports:
+            raise UsageError(f"{option}, {port}, is not in --port-range {ports}; choose one of the range, or extend it")
 
 
 def _check_run_dir(path: str) -> None:
@@ -44,6 +68,16 @@ def _check_run_dir(path: str) -> None:
         raise PermissionDenied(f"run directory {error.message}, or choose another one with --run-dir") from None
     if os.path.lexists(os.path.join(path, EVENTS_NAME)):
         raise Exists(f"run directory {path} holds another run; choose another one with --run-dir")
+
+
+def _check_stream_dir(path: str) -> None:
+    above = path
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise UsageError(f"--log-dir {path}: {above} is not a directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PermissionDenied(f"--log-dir {path}: no permission to write in {above}; choose another directory")
 
 
 def command_of(spec: JobSpec) -> tuple[str, ...]:
@@ -66,11 +100,20 @@ def _check_counts(spec: JobSpec) -> None:
     for option, count, highest in (("--nodes", spec.nodes, MAX_NODES), ("--ranks-per-node", spec.ranks_per_node, 4096)):
         if not 1 <= count <= highest:
             raise UsageError(f"{option} {count} must be from 1 to {highest}")
+    if not 0 <= spec.min_nodes <= spec.nodes:
+        raise UsageError(f"--nodes {spec.min_nodes}:{spec.nodes}: the first number must not be above the second")
+    if spec.elastic and not spec.hosts:
+        raise UsageError(
+            f"--nodes {spec.min_nodes}:{spec.nodes} needs --hosts or --rdzv-endpoint: nodes on this machine do not "
+            f"come and go; use --nodes {spec.nodes}"
+        )
     if spec.world_size > MAX_RANKS:
         raise UsageError(
             f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can start; "
             "use fewer --nodes or --ranks-per-node"
         )
+    if spec.stream_dir and len(spec.stream_files) != spec.ranks_per_node:
+        raise UsageError("stream_files must have one mask for each local rank")
     if not 0 <= spec.max_restarts <= 1_000_000:
         raise UsageError(f"--max-restarts {spec.max_restarts} must be from 0 to 1000000")
     if not 0 < len(spec.name.encode(errors="replace")) <= MAX_NAME_BYTES or not spec.name.isprintable():
@@ -106,6 +149,11 @@ def _check_script(path: str) -> None:
         raise UsageError(f"script {path!r} cannot be read; check its owner and mode")
 
 
+def _check_on_failure(spec: JobSpec) -> None:
+    if spec.on_failure and shutil.which(spec.on_failure[0]) is None:
+        raise UsageError(f"--on-failure {spec.on_failure[0]!r} is not found or not executable; check its name and PATH")
+
+
 def _check_environment(spec: JobSpec) -> None:
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name + value:
@@ -116,3 +164,23 @@ def _check_environment(spec: JobSpec) -> None:
     told = RankEnvironment(tune=spec.tune, transport=spec.transport).to_mapping()
     every_rank = {**child_environment({}), **spec.env, **told}
     RankEnvironment.from_mapping({name: value for name, value in every_rank.items() if name.startswith("FF_")})
+
+
+def check_devices(spec: JobSpec, devices: Devices) -> None:
+    """Raises `UsageError` where a node would get more ranks than it can hold. Nodes share this machine's devices."""
+    kind = spec.devices if spec.devices != "auto" else ("gpu" if devices.gpus else "cpu")
+    if kind == "gpu":
+        if spec.ranks_per_node > devices.gpus:
+            raise UsageError(
+                f"--ranks-per-node {spec.ranks_per_node} is more than the {devices.gpus} GPUs of this machine; "
+                f"use at most {devices.gpus}, or --devices cpu to run without GPUs"
+                if devices.gpus
+                else "--devices gpu: this machine has no GPU; use --devices cpu"
+            )
+        return
+    limit = devices.cores * RANKS_PER_CORE
+    if spec.world_size > limit:
+        raise UsageError(
+            f"{spec.world_size} ranks are more than this machine can hold: {devices.cores} cores x {RANKS_PER_CORE} "
+            f"ranks per core = {limit}; use fewer --nodes or --ranks-per-node"
+        )

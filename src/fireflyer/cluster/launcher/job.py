@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
+import re
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation
+from fireflyer.base.errors import FireflyerError, InvariantViolation, UsageError
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged
-from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.launch import STDERR, STDOUT, RankEnvironment
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.blame import Failure
 from fireflyer.cluster.core.gang import TICK_NS, Gang
 from fireflyer.cluster.core.messages import (
-    AgentLost,
     AttemptPrepared,
     Begin,
+    CheckNode,
     Effect,
     Event,
     Finish,
@@ -32,30 +32,45 @@ from fireflyer.cluster.core.messages import (
     Log,
     PrepareAttempt,
     PrepareFailed,
-    RanksGone,
-    ShutDownAgent,
-    StartAgent,
+    ShutDownSupervisor,
     StartRanks,
+    StartSupervisor,
     StopRanks,
     StopRequested,
     StorageFailed,
+    SupervisorGone,
+    SupervisorLost,
     Tick,
 )
 from fireflyer.cluster.launcher.checks import command_of
+from fireflyer.cluster.launcher.collected import CollectedFiles, CollectedLogs
 from fireflyer.cluster.launcher.control import ControlService
 from fireflyer.cluster.launcher.event_log import EventLog
-from fireflyer.cluster.launcher.local_nodes import LocalNodes, inject
-from fireflyer.cluster.launcher.master_port import choose_port, port_is_free, wait_for_port
-from fireflyer.cluster.schema.job import JobSpec, RankLine
-from fireflyer.cluster.schema.wire import AgentConfig, Command, RankToStart, ShutDown, Start, Stop
+from fireflyer.cluster.launcher.machines import Machine
+from fireflyer.cluster.launcher.places import Places
+from fireflyer.cluster.schema.job import Fault, JobSpec, RankLine, safe_name
+from fireflyer.cluster.schema.wire import (
+    Break,
+    Check,
+    Command,
+    FindPort,
+    PortFound,
+    RankToStart,
+    ShutDown,
+    Start,
+    SupervisorConfig,
+)
+from fireflyer.runtime.address import Address
 from fireflyer.runtime.clock import MonotonicClock
+from fireflyer.runtime.driver import InlineDriver
 from fireflyer.runtime.processes.guarded import child_environment
 from fireflyer.runtime.store import StoreService
 
-__all__ = ["MASTER_ADDR", "Job"]
+__all__ = ["SECRET_NAME", "Job"]
 
 _log = logging.getLogger(__name__)
-MASTER_ADDR = "127.0.0.1"
+SECRET_NAME = "node-secret"  # noqa: S105
+_STREAM_NAME = re.compile(r"attempt-([0-9]+)/rank-([0-9]+)\.(stdout|stderr)")
 _T = TypeVar("_T")
 
 
@@ -66,34 +81,42 @@ class Job:
         self,
         spec: JobSpec,
         *,
-        job_token: str,
         logs_dir: str,
         secret_file: str,
         log: EventLog,
+        places: Places,
         on_entry: Callable[[Logged], None],
         on_line: Callable[[RankLine], None],
     ) -> None:
         self.spec = spec
         self.gang = Gang(spec)
-        self.control = ControlService(feed=self.feed, on_line=_harmless(on_line))
-        self.nodes = LocalNodes(job_token=job_token, logs_dir=logs_dir, feed=self.feed)
+        self.logs = CollectedLogs(self._log_path, on_error=lambda reason: self.feed(StorageFailed(reason)))
+        self.control = ControlService(
+            feed=self.feed,
+            on_line=_harmless(on_line),
+            on_port=self._on_port,
+            logs=self.logs,
+            files=CollectedFiles(log.directory),
+        )
+        self.nodes = places.make_nodes(self.feed, self.control.was_up)
+        self._machines = places.machines
         self._logs_dir = logs_dir
         self._secret_file = secret_file
         self._event_log = log
         self._on_entry = _harmless(on_entry)
         self._clock = MonotonicClock()
         self._started_ns = self._clock.now_ns()
-        self._events: deque[Event] = deque()
-        self._handling = False
-        self._address = ""
+        self._driver: InlineDriver[Event, Effect] = InlineDriver(self.gang, self._perform)
+        self._control_port = 0
         self._store: StoreService | None = None
         self._port = 0
+        self._stream_id = places.job_token[:8]
         self._tasks: set[asyncio.Task[None]] = set()
         self._finish: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
 
-    async def run(self, address: str, store: StoreService) -> Finish:
-        """The whole job, from the first agent's start to the end of the last."""
-        self._address, self._store = address, store
+    async def run(self, port: int, store: StoreService) -> Finish:
+        """The whole job, from the first supervisor's start to the end of the last. `port`: of the control service."""
+        self._control_port, self._store = port, store
         ticker = asyncio.get_running_loop().create_task(self._tick())
         try:
             self.feed(Begin(time.time()))
@@ -102,36 +125,20 @@ class Job:
             for task in (ticker, *self._tasks):
                 task.cancel()
             await asyncio.wait([ticker, *self._tasks])
+            await self.logs.close()
 
     def stop(self, number: int) -> None:
         """A signal has come."""
         self.feed(StopRequested(number))
 
     def feed(self, event: Event) -> None:
-        self._events.append(event)
-        if self._handling:
-            return
-        self._handling = True
         try:
-            while self._events:
-                event = self._look_at(self._events.popleft())
-                for effect in self.gang.handle(self._clock.now_ns(), event):
-                    self._perform(effect)
+            self._driver.feed(event)
         except Exception as error:
             _log.exception("internal error in the launcher")
             if not self._finish.done():
                 bug = InvariantViolation(f"internal error in the launcher: {type(error).__name__}: {error}")
                 self._finish.set_exception(bug)
-        finally:
-            self._handling = False
-
-    def _look_at(self, event: Event) -> Event:
-        """Rank 0 may have failed because its port was taken; with its node quiet, whoever holds it is a stranger."""
-        if isinstance(event, RanksGone) and event.node == 0 and self.spec.master_port == 0:
-            failed = any(end.rank == 0 and end.exit_code and not end.told for end in event.ends)
-            if failed and self._port and not port_is_free(self._port):
-                return RanksGone(event.node, event.incarnation, event.attempt, event.ends, port_taken=True)
-        return event
 
     async def _tick(self) -> None:
         while True:
@@ -144,32 +151,41 @@ class Job:
         match effect:
             case Log(event):
                 self._write(event)
-            case StartAgent(node, incarnation):
-                self.control.expect(node, incarnation)
-                self.nodes.start(self._agent_config(node, incarnation))
+            case StartSupervisor(node, incarnation, host):
+                self._start_supervisor(node, incarnation, host)
             case KillNode(node, incarnation):
+                self.control.revoke(node, incarnation)
                 self.nodes.kill(node, incarnation)
             case PrepareAttempt(attempt):
-                self._spawn(self._prepare(attempt))
+                self._prepare(attempt)
             case StartRanks(node, incarnation, attempt):
                 self._tell(node, incarnation, self._start_command(node, attempt))
-            case StopRanks(node, incarnation, attempt, number, settle_ns, grace_ns):
-                self._tell(node, incarnation, Stop(attempt, number, settle_ns, grace_ns))
-            case ShutDownAgent(node, incarnation):
+            case StopRanks(node, incarnation, stop):
+                self._tell(node, incarnation, stop)
+            case CheckNode(node, incarnation, attempt, failure):
+                self._tell(node, incarnation, self._check_command(attempt, failure))
+            case ShutDownSupervisor(node, incarnation):
                 self._tell(node, incarnation, ShutDown())
             case Inject(fault):
-                rank_pids = self._rank_pids()
-                inject(fault, self.control.current(fault.target), rank_pids)
+                self._inject(fault)
             case Finish():
                 if not self._finish.done():
                     self._finish.set_result(effect)
+
+    def _start_supervisor(self, node: int, incarnation: int, host: int) -> None:
+        machine = self._machines.get(host)
+        if machine is None:
+            self.feed(SupervisorGone(node, incarnation, f"{self.spec.hosts[host]} has not joined"))
+            return
+        self.control.expect(node, incarnation)
+        self.nodes.start(machine, self._supervisor_config(machine, node, incarnation))
 
     def _write(self, event: JobEvent) -> None:
         entry = Logged(self._clock.now_ns() - self._started_ns, event)
         try:
             self._event_log.append(entry)
         except FireflyerError as error:
-            self._events.append(StorageFailed(str(error)))
+            self._driver.feed(StorageFailed(str(error)))
         if isinstance(event, AttemptStarted | AttemptFailed):
             self._spawn(self._sync())
         self._on_entry(entry)
@@ -180,91 +196,151 @@ class Job:
         except FireflyerError as error:
             self.feed(StorageFailed(str(error)))
 
-    async def _prepare(self, attempt: int) -> None:
-        """No rank is alive now, so whatever is in the store is of the past."""
+    def _prepare(self, attempt: int) -> None:
+        """No rank is alive now, so whatever is in the store is of the past. The port is to be free where rank 0 is."""
         self.control.forget_reporters()
         if self._store is not None:
             self._store.delete_prefix("")
-        try:
-            if self.spec.master_port == 0:
-                self._port = choose_port(random.SystemRandom())
-            elif await wait_for_port(self.spec.master_port):
-                self._port = self.spec.master_port
-            else:
-                self.feed(
-                    PrepareFailed(
-                        attempt,
-                        f"--master-port {self.spec.master_port} was taken by another process; "
-                        "choose another one, or leave it out for a free one",
-                    )
-                )
-                return
-        except FireflyerError as error:
-            self.feed(PrepareFailed(attempt, str(error)))
-            return
-        self.feed(AttemptPrepared(attempt))
+        self._port = 0
+        self._tell(0, self.gang.nodes[0].incarnation, FindPort(attempt, self.spec.master_port, self.spec.ports))
+
+    def _on_port(self, found: PortFound) -> None:
+        if found.attempt == self.gang.attempt and found.port:
+            self._port = found.port
+            self.feed(AttemptPrepared(found.attempt))
+        else:
+            self.feed(PrepareFailed(found.attempt, found.reason))
 
     def _tell(self, node: int, incarnation: int, command: Command) -> None:
         member = self.control.member(node, incarnation)
         if member is None:
-            self.feed(AgentLost(node, incarnation, "it already counts as lost"))
+            self.feed(SupervisorLost(node, incarnation, "it already counts as lost"))
         else:
             member.tell(command)
 
-    def _rank_pids(self) -> dict[int, int]:
-        pids: dict[int, int] = {}
-        for node in range(self.spec.nodes):
-            member = self.control.current(node)
-            if member is not None:
-                pids |= member.rank_pids
-        return pids
+    def _inject(self, fault: Fault) -> None:
+        """Breaks what the fault says, without a word to the gang."""
+        per_node = self.spec.ranks_per_node
+        whole = fault.kind == "kill-node"
+        node = fault.target if whole else fault.target // per_node
+        ranks = tuple(range(node * per_node, (node + 1) * per_node)) if whole else (fault.target,)
+        member = self.control.current(node)
+        if member is not None:
+            member.tell(Break(ranks, whole))
 
-    def _agent_config(self, node: int, incarnation: int) -> AgentConfig:
-        return AgentConfig(
-            launcher=self._address,
-            secret_file=self._secret_file,
+    def _supervisor_config(self, machine: Machine, node: int, incarnation: int) -> SupervisorConfig:
+        timeouts = self.spec.timeouts
+        return SupervisorConfig(
+            launcher=self._control_address(machine),
+            secret_file=self._secret_of(machine),
             node=node,
             incarnation=incarnation,
-            heartbeat_ns=self.spec.timeouts.heartbeat_ns,
-            logs_dir=self._logs_dir,
+            heartbeat_ns=timeouts.heartbeat_ns,
+            logs_dir=self._logs_dir if machine.shared else "",
+            run_dir=machine.directory,
+            lease_ns=timeouts.lease_ns if self.spec.hosts else 0,
         )
+
+    def _control_address(self, machine: Machine) -> str:
+        return str(Address(machine.launcher, self._control_port))
+
+    def _secret_of(self, machine: Machine) -> str:
+        return self._secret_file if machine.shared else os.path.join(machine.directory, SECRET_NAME)
 
     def _start_command(self, node: int, attempt: int) -> Start:
         per_node = self.spec.ranks_per_node
+        shared = self._machines[self.gang.nodes[node].host].shared
         ranks = tuple(
-            RankToStart(node * per_node + local, self._rank_environment(node, local, attempt))
+            RankToStart(
+                node * per_node + local,
+                self._rank_environment(node, local, attempt),
+                self._stream_file(node, local, attempt, STDOUT, shared),
+                self._stream_file(node, local, attempt, STDERR, shared),
+            )
             for local in range(per_node)
         )
         return Start(attempt, command_of(self.spec), ranks)
 
+    def _check_command(self, attempt: int, failure: Failure) -> Check:
+        directory = f"{self._logs_dir}/attempt-{attempt}"
+        environment = {
+            **self.spec.env,
+            "FF_RUN_DIR": os.path.abspath(self.spec.run_dir),
+            "FF_FAILURE_ATTEMPT": str(attempt),
+            "FF_FAILURE_NODE": str(failure.node),
+            "FF_FAILURE_RANK": str(failure.rank),
+            "FF_FAILURE_EXIT_CODE": str(failure.exit_code),
+            "FF_FAILURE_KIND": failure.kind,
+            "FF_FAILURE_REASON": failure.reason,
+            "FF_FAILURE_LOG": f"{directory}/rank-{failure.rank}.log",
+        }
+        log = f"{directory}/rank-{failure.rank}.check.log"
+        return Check(attempt, self.spec.on_failure, environment, log, self.spec.on_failure_limit_ns)
+
+    def _stream_file(self, node: int, local_rank: int, attempt: int, stream: int, shared: bool) -> str:
+        """torchrun's layout; each of its agents has a directory of its own. A machine that does not share the directory
+        sends the stream under a name, see `_log_path`."""
+        spec = self.spec
+        if not spec.stream_dir or not spec.stream_files[local_rank] & stream:
+            return ""
+        name = "stdout.log" if stream == STDOUT else "stderr.log"
+        if not shared:
+            return f"attempt-{attempt}/rank-{node * spec.ranks_per_node + local_rank}.{name.removesuffix('.log')}"
+        supervisor = f"{safe_name(spec.name)}_{self._stream_id}" + (f"_node{node}" if node else "")
+        return f"{os.path.abspath(spec.stream_dir)}/{supervisor}/attempt_{attempt}/{local_rank}/{name}"
+
+    def _log_path(self, name: str) -> str:
+        """The file for what a machine sends under a name, as `LogBytes` checks it. Raises `UsageError`."""
+        match = _STREAM_NAME.fullmatch(name)
+        if match is None:
+            return f"{self._logs_dir}/{name}"
+        node, local_rank = divmod(int(match[2]), self.spec.ranks_per_node)
+        stream = STDOUT if match[3] == "stdout" else STDERR
+        path = self._stream_file(node, local_rank, int(match[1]), stream, shared=True)
+        if not path or node >= self.spec.nodes:
+            raise UsageError(f"no file was asked for {name}")
+        return path
+
     def _rank_environment(self, node: int, local_rank: int, attempt: int) -> dict[str, str]:
         spec = self.spec
+        rank = node * spec.ranks_per_node + local_rank
+        machine = self._machines[self.gang.nodes[node].host]
         env = RankEnvironment(
-            rank=node * spec.ranks_per_node + local_rank,
-            world_size=spec.world_size,
+            rank=rank,
+            world_size=self.gang.world_size,
             local_rank=local_rank,
             local_world_size=spec.ranks_per_node,
             node=node,
-            nodes=spec.nodes,
-            master_addr=MASTER_ADDR,
+            nodes=self.gang.size,
+            min_nodes=spec.least_nodes if spec.elastic else None,
+            max_nodes=spec.nodes if spec.elastic else None,
+            master_addr=self._machines[self.gang.nodes[0].host].address,
             master_port=self._port,
             attempt=attempt,
             max_restarts=spec.max_restarts,
             job=spec.name,
-            control=self._address,
-            secret_file=self._secret_file,
-            run_dir=os.path.abspath(spec.run_dir),
+            role=spec.role,
+            error_file=f"{self._logs_dir}/attempt-{attempt}/rank-{rank}.error.json",
+            control=self._control_address(machine),
+            secret_file=self._secret_of(machine),
+            run_dir=machine.directory,
             tune=spec.tune,
             transport=spec.transport,
+            address=machine.address if machine.chosen else None,
+            ports=spec.ports,
         )
-        return {**self._defaults(), **spec.env, **env.to_mapping()}
+        return {**self._defaults(machine), **spec.env, **env.to_mapping()}
 
-    def _defaults(self) -> dict[str, str]:
-        """What torchrun sets where the user did not."""
+    def _defaults(self, machine: Machine) -> dict[str, str]:
+        """What torchrun sets where the user did not; and the interface that was chosen, for gloo and NCCL."""
         inherited = child_environment({})
         values = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        values["PYTHONFAULTHANDLER"] = "1"  # a signal then shows the stacks of a process that hangs or crashes
         if self.spec.ranks_per_node > 1:
             values["OMP_NUM_THREADS"] = "1"
+        if machine.interface:
+            values["GLOO_SOCKET_IFNAME"] = machine.interface
+            values["NCCL_SOCKET_IFNAME"] = f"={machine.interface}"  # else each name that begins so
         values = {name: value for name, value in values.items() if name not in inherited}
         if self.spec.omp_num_threads is not None:
             values["OMP_NUM_THREADS"] = str(self.spec.omp_num_threads)

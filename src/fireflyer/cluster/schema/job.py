@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Literal
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.schema.addresses import AddressChoice
 
 __all__ = [
     "MAX_NODES",
@@ -18,8 +21,12 @@ __all__ = [
     "JobResult",
     "JobSpec",
     "RankLine",
+    "Remote",
+    "Rendezvous",
     "Timeouts",
+    "node_range",
     "parse_fault",
+    "safe_name",
 ]
 
 MAX_NODES = 1024
@@ -32,7 +39,7 @@ class Fault(msgspec.Struct, frozen=True):
     """Something that the launcher is to break in the first attempt: when any rank reports `step` or a later one, or
     `after_s` seconds after the ranks were started, for scripts that report nothing.
 
-    `kill-node`: the node's agent and all its ranks are killed with SIGKILL. `kill-rank`: one rank is.
+    `kill-node`: the node's supervisor and all its ranks are killed with SIGKILL. `kill-rank`: one rank is.
     """
 
     kind: Literal["kill-node", "kill-rank"]
@@ -56,14 +63,27 @@ def parse_fault(text: str) -> Fault:
     return msgspec.convert({**kind, "step": None, "after_s": when} if match[4] else {**kind, "step": when}, Fault)
 
 
+def node_range(nodes: int, min_nodes: int) -> str:
+    """As `--nodes` writes it: `4`, or `2:4`."""
+    return f"{min_nodes}:{nodes}" if min_nodes else str(nodes)
+
+
+def safe_name(name: str) -> str:
+    """The name of a job as part of a path."""
+    return (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "job")[:60]
+
+
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """All in nanoseconds."""
 
     heartbeat_ns: int = 300 * MS
-    """An agent shows that it is alive this often."""
+    """A supervisor shows that it is alive this often."""
     node_lost_ns: int = 1500 * MS
-    """A node whose agent was silent for so long is lost."""
-    agent_start_ns: int = 60 * SECOND
+    """A node whose supervisor was silent for so long is lost."""
+    supervisor_start_ns: int = 60 * SECOND
+    last_call_ns: int = 30 * SECOND
+    """Once a job has as many nodes as it needs, it waits so long for each of the others that it may have (torchrun's
+    `last_call_timeout`)."""
     settle_ns: int = 500 * MS
     """After a failure, ranks that are left have so long to end by themselves, with a word on why and a dump of their
     collectives, which notice a death within 100 ms. Whoever still runs then is asked to end."""
@@ -71,6 +91,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Between the polite signal and SIGKILL."""
     kill_ns: int = 10 * SECOND
     """A node whose processes outlive SIGKILL for so long ends the job: nothing may be started beside them."""
+    lease_ns: int = 10 * SECOND
+    """On other machines: ranks whose guard has heard nothing of the launcher for so long are killed there, and not
+    before is anything started in their place without proof that they are gone."""
     blame_ns: int = 300 * MS
     """After the first failure, wait so long for the failure that may have caused it before naming the culprit."""
     backoff_ns: int = 200 * MS
@@ -78,8 +101,37 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     backoff_max_ns: int = 10 * SECOND
 
 
+class Remote(msgspec.Struct, frozen=True, kw_only=True):
+    """How the launcher reaches the job's hosts, and what it may assume there."""
+
+    via: Literal["ssh", "agent"] = "ssh"
+    """What starts guards there: ssh, or the agents of machines that have joined."""
+    machines_dir: str = ""
+    """Directory that says which machines have joined (`MachineStore`), for agents."""
+    shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
+                              "-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=3")  # fmt: skip
+    """A command that takes the name of a host and a command for its shell."""
+    python: str = sys.executable
+    """Path of the Python there, in which this release of Fire-Flyer is installed."""
+    workdir: str = ""
+    """Working directory of ranks there; empty: that of the launcher."""
+    port: int = 0
+    """Of the launcher's control service; 0: any free one."""
+    address: str = ""
+    """Of the launcher's machine, as hosts reach it; empty: that from which ssh reached them."""
+
+
+class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
+    """The job's other machines join it by themselves, at an address of the launcher's machine."""
+
+    host: str
+    port: int
+    secret_file: str
+    """Of 32 bytes, the same on all machines."""
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: `nodes * ranks_per_node` processes of the same command."""
+    """One job: `nodes * ranks_per_node` processes of the same command, or fewer where `min_nodes` allows it."""
 
     script: str
     """A Python file, the name of a module, or the path of a program, as `kind` says."""
@@ -88,18 +140,35 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     """Directory of this run: event log, rank logs, node secret (mode 0700). Made if absent; must not hold a run."""
     nodes: int = 1
+    min_nodes: int = 0
+    """With `hosts`: an attempt may have fewer than `nodes`, but not fewer than these. 0: all attempts have `nodes`."""
     ranks_per_node: int = 1
+    hosts: tuple[str, ...] = ()
+    """Names of machines, the first for node 0; those beyond `nodes` are spares. Empty: all nodes are on this one."""
+    remote: Remote = Remote()
+    rendezvous: Rendezvous | None = None
+    """With `hosts`, of which the first is the launcher's machine: the others join."""
     max_restarts: int = 0
     name: str = "job"
     """The ranks see it as TORCHELASTIC_RUN_ID."""
+    role: str = "default"
+    """They see it as ROLE_NAME."""
     env: dict[str, str] = {}
     """Added to the environment of every rank."""
     master_port: int = 0
     """0: a free port for each attempt."""
+    ports: PortRange | None = None
+    """Of all listeners of the job, on every machine. None: any that are free."""
+    addresses: AddressChoice = AddressChoice()
+    """Of each machine, at which the ranks of the others reach its ranks."""
     omp_num_threads: int | None = None
     """None: leave OMP_NUM_THREADS alone where the user set it, else 1 where a node has more than one rank."""
     devices: Literal["auto", "cpu", "gpu"] = "auto"
     """What a rank occupies. auto: a GPU where the machine has one, else a core."""
+    stream_dir: str = ""
+    """Directory for files with one stream of one rank each, laid out as torchrun does; empty: none."""
+    stream_files: tuple[int, ...] = ()
+    """Mask of the streams that have such a file, for each local rank."""
     topology: bytes = b""
     """What was declared about the network, as JSON, for the ranks' collectives; empty: nothing."""
     tune: bool = False
@@ -107,11 +176,28 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     transport: Literal["tcp", "ucx", "auto"] | None = None
     """What their collectives use between nodes. None: what the environment says, else TCP."""
     inject: tuple[Fault, ...] = ()
+    on_failure: tuple[str, ...] = ()
+    """Command that looks at the node of a rank that failed, and by its exit code decides whose fault it was; see
+    `cluster.core.node_check`. Empty: none."""
+    on_failure_limit_ns: int = 60 * SECOND
+    """Time that it is given."""
+    watchdog_ns: int = 0
+    """When no rank has printed or reported anything for so long, the job counts as hung. 0: never."""
     timeouts: Timeouts = Timeouts()
 
     @property
     def world_size(self) -> int:
+        """At most."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def least_nodes(self) -> int:
+        return self.min_nodes or self.nodes
+
+    @property
+    def elastic(self) -> bool:
+        """Attempts may differ in the number of nodes."""
+        return self.least_nodes < self.nodes
 
 
 class Culprit(msgspec.Struct, frozen=True):
@@ -138,6 +224,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """`attempt-0/rank-3.log` and so on beneath it: stdout and stderr together, complete."""
     reports_dropped: int = 0
     """Step reports that ranks could not deliver in time."""
+    signal: int | None = None
+    """That stopped the job, if one did."""
     faults_left: tuple[Fault, ...] = ()
     """What was to be injected and never was: the first attempt ended before."""
 

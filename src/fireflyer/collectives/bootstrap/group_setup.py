@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Self
 
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.bootstrap.arena import OwnMemory
 from fireflyer.collectives.bootstrap.cpu_binding import (
@@ -57,6 +58,7 @@ class GroupConfig(NamedTuple):
     machine: Machine | None
     """Where its threads are to be placed; None: leave them alone."""
     transport: str = "tcp"
+    ports: PortRange | None = None
 
 
 class GroupMember(ABC):
@@ -115,6 +117,7 @@ class GroupMember(ABC):
         name: str = "world",
         attempt: int = 0,
         host: str = "127.0.0.1",
+        ports: PortRange | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
         arena_bytes: int | None = None,
@@ -130,8 +133,8 @@ class GroupMember(ABC):
         `node` is what the launcher says; ranks of different nodes share no memory. `plan` fixes the order of sums
         (None: `planner` makes one at rank 0 from the nodes; see `plan_for`). `sums="canonical"` makes results that do
         not depend on which ranks sit on which node (None: as the plan says, "by_node" where there is none; see `plan`).
-        `host` is the address at which leaders of other nodes reach this process. `timeout_ns` bounds how long a rank
-        may hold the others up, `join_timeout_ns` how long joining takes.
+        `host` is the address at which other nodes reach this process, at ports of the range `ports` (None: any that are
+        free). `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns` how long joining takes.
         `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory, at most 1 TiB,
         together with the other groups of this process that say so; only what is used exists). Without `peer_memory`
         at one rank no rank of its node reads private memory of another, nor lets others read its own (docs/safety.md).
@@ -159,7 +162,7 @@ class GroupMember(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                config=GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport),
+                config=GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport, ports),
                 memory=memory,
                 planner=planner,
                 join_timeout_ns=join_timeout_ns,
@@ -185,12 +188,17 @@ class GroupMember(ABC):
     ) -> Self:
         """Meets the others; `node` is as the plan counts."""
         prefix = lineage.here
-        offer, fabric = make_offer(config.transport)
+        offer, fabric = make_offer(config.transport, ports=config.ports)
         with _under_way() as forming, ExitStack() as undo:
             peer_listener = None
             if world_size > 1:
                 peer_listener = PeerListener(
-                    rank=rank, world_size=world_size, host=config.host, secret=config.secret, prefix=prefix
+                    rank=rank,
+                    world_size=world_size,
+                    host=config.host,
+                    ports=config.ports,
+                    secret=config.secret,
+                    prefix=prefix,
                 )
                 undo.callback(peer_listener.close)
                 forming.peer_listener = peer_listener
@@ -207,6 +215,7 @@ class GroupMember(ABC):
                 sums=sums,
                 secret=config.secret,
                 host=config.host,
+                ports=config.ports,
                 join_timeout_ns=join_timeout_ns,
                 timeout_ns=config.timeout_ns,
                 own=own_peer_info(memory.fd, peer_memory=config.peer_memory, cpus=mask_text(config.machine)),
@@ -250,6 +259,7 @@ class GroupMember(ABC):
         name: str = "world",
         attempt: int = 0,
         host: str = "127.0.0.1",
+        ports: PortRange | None = None,
         timeout_ns: int = DEFAULT_TIMEOUT_NS,
         join_timeout_ns: int = DEFAULT_JOIN_TIMEOUT_NS,
         arena_bytes: int | None = None,
@@ -269,7 +279,7 @@ class GroupMember(ABC):
         join_order = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
         known = (machine or local_machine()) if pin else None
-        config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport)
+        config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport, ports)
         me = JoinRequest(new_uid(), -1, join_order, node)
         policy = Policy(1, None, timeout_ns)
         member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)

@@ -2,6 +2,7 @@
 
     RUN_DIR/topology.json             what the operator has declared (`ff run --topology`), see `declaration`
     RUN_DIR/collectives/NAME.json     the plan of group NAME, and the speeds that were measured for it (`ff run --tune`)
+    RUN_DIR/collectives/NAME~6-3.json the same, of a job whose size may change, while it has 6 ranks on 3 nodes
 
 Only rank 0 reads and writes them; the others hear from it, so the directory need not be shared between nodes. A plan
 that was measured is refused where the group has changed, because its user has asked for it; one that was computed is
@@ -19,7 +20,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import DECODE_ERRORS, decode_published
 from fireflyer.base.errors import DataCorruption, FireflyerError, PeerFailed, UsageError
 from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME, RankEnvironment
 from fireflyer.base.os_errors import translate_os_error
@@ -32,7 +33,7 @@ from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.collectives.tuning import measure
 from fireflyer.runtime.reporter import Reporter
 
-__all__ = ["JobPlans", "KeptPlan", "tell_launcher", "tuned"]
+__all__ = ["JobPlans", "KeptPlan", "tell_launcher", "tell_launcher_of_saturation", "tuned"]
 
 MAX_FILE_BYTES: Final = 64 * MIB
 LARGE: Final = 186 * MIB
@@ -55,14 +56,24 @@ class KeptPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class JobPlans:
     """The plans of one run; `run_dir` None keeps nothing."""
 
-    def __init__(self, run_dir: str | None, name: str) -> None:
+    def __init__(self, run_dir: str | None, name: str, *, size: tuple[int, int] | None = None) -> None:
+        """`size`: ranks and nodes of the job, where they may be others after a restart; each size has its own plan,
+        which is used again when the job is back at it."""
         self._run_dir = run_dir
         self._name = name
+        self._size = size
+
+    @classmethod
+    def of_job(cls, env: RankEnvironment, name: str) -> JobPlans:
+        return cls(env.run_dir, name, size=None if env.min_nodes is None else (env.world_size, env.nodes))
 
     @property
     def path(self) -> str | None:
         """Where the plan is kept."""
-        return None if self._run_dir is None else f"{self._run_dir}/{PLANS_NAME}/{quote(self._name, safe='')}.json"
+        if self._run_dir is None:
+            return None
+        size = "" if self._size is None else f"~{self._size[0]}-{self._size[1]}"
+        return f"{self._run_dir}/{PLANS_NAME}/{quote(self._name, safe='')}{size}.json"
 
     def declaration(self) -> Declaration | None:
         """None: nothing was declared. Raises `DataCorruption`."""
@@ -139,7 +150,7 @@ def tuned(join: Callable[[Plan | None], _G], plans: JobPlans) -> _G:
         told = _told(comm, wish)
         if not told:
             return comm
-        declaration = msgspec.json.decode(told, type=Declaration)
+        declaration = decode_published(told, Declaration, "rank 0")
         zones = declaration.zones_of(_hosts(comm))
         speeds = measure(comm, zones=zones, declared=declaration.speeds)
     except BaseException:
@@ -157,6 +168,8 @@ def _told(comm: Group, data: bytes) -> bytes:
     """What rank 0 gave."""
     size = np.array([len(data)])
     comm.broadcast(size, root=0)
+    if not 0 <= size[0] <= MAX_FILE_BYTES:
+        raise UsageError(f"rank 0 announced a declaration of {size[0]} bytes; do all ranks run the same version?")
     array = np.frombuffer(data, np.uint8).copy() if comm.rank == 0 else np.zeros(int(size[0]), np.uint8)
     comm.broadcast(array, root=0)
     return array.tobytes()
@@ -190,3 +203,8 @@ def tell_launcher(env: RankEnvironment, error: PeerFailed) -> None:
     """A rank that gives up because of another is often the first to end: so the launcher knows whom to blame. Sent
     before this process ends, without waiting for it here."""
     Reporter.from_environment(env).peer_failed(error)
+
+
+def tell_launcher_of_saturation(env: RankEnvironment, group: str, saturated: int, values: int) -> None:
+    """Fp8 sums of the group of that name did not fit. Sent before this process ends, without waiting for it here."""
+    Reporter.from_environment(env).saturation(group, saturated, values)

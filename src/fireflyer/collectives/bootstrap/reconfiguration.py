@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.decoding import decode_published
 from fireflyer.base.errors import (
     Aborted,
     FireflyerError,
@@ -66,7 +66,6 @@ MIN_RENDEZVOUS_NS: Final = 2 * SECOND
 SKEW_NS: Final = 6 * SECOND
 """How far apart members notice that their rendezvous has failed."""
 _GONE: Final = b"gone"
-_T = TypeVar("_T")
 
 
 class Lineage(NamedTuple):
@@ -195,7 +194,7 @@ def perform(
             )
             if arrival.rank >= 0:
                 store.set(f"{lineage.of(generation)}/open", b"open")
-            return JoinRequestWritten(_decoded(held, JoinRequest))
+            return JoinRequestWritten(decode_published(held, JoinRequest, "a rank"))
         case ReadGeneration(generation, timeout_ns, everybody):
             try:
                 return GenerationRead(_generation(store.get(f"{lineage.of(generation)}/seats", max(1, timeout_ns))))
@@ -219,7 +218,7 @@ def _found(store: Store, prefix: str) -> GenerationRead:
     waiting = [key.rpartition("/")[2] for key in store.keys(f"{prefix}/waiting/")]
     return GenerationRead(
         None,
-        tuple(_decoded(arrival, JoinRequest) for arrival in arrivals if arrival is not None),
+        tuple(decode_published(arrival, JoinRequest, "a rank") for arrival in arrivals if arrival is not None),
         tuple(int(order) for order in waiting if order.isdigit()),
     )
 
@@ -269,13 +268,4 @@ def _generation(data: bytes) -> Generation:
             "this process missed more generations of its group than the store keeps; to come back, drop the "
             "communicator and call Communicator.join"
         )
-    return _decoded(data, Generation)
-
-
-def _decoded(data: bytes, what: type[_T]) -> _T:
-    try:
-        return msgspec.json.decode(data, type=what)
-    except DECODE_ERRORS as error:
-        raise UsageError(
-            f"the rendezvous store has an invalid {what.__name__.lower()} ({error}); do all ranks run the same version?"
-        ) from error
+    return decode_published(data, Generation, "a rank")

@@ -23,8 +23,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fireflyer.base.decoding import decode_published
 from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.collectives.bootstrap import local_peers
 from fireflyer.collectives.bootstrap.cpu_binding import interleave_window_pages
@@ -131,6 +133,7 @@ class _Rendezvous:
         world_size: int,
         secret: Secret,
         host: str,
+        ports: PortRange | None,
         timeouts: tuple[int, int],
         planner: Planner,
     ) -> None:
@@ -140,6 +143,7 @@ class _Rendezvous:
         self.world_size = world_size
         self.secret = secret
         self.host = host
+        self.ports = ports
         self.planner = planner
         self.timeout_ns, self.user_timeout_ns = timeouts
         self.deadline_ns = time.monotonic_ns() + self.timeout_ns
@@ -162,7 +166,7 @@ class _Rendezvous:
                 data = self.store.get(f"{self.prefix}/roster", self.left_ns() + _RESULT_GRACE_NS)
             except Timeout:
                 raise Timeout(f"rank 0 did not join within {format_duration(self.timeout_ns)}; see its log") from None
-            result = msgspec.json.decode(data, type=RendezvousResult)
+            result = decode_published(data, RendezvousResult, "rank 0")
         if result.error is not None:
             raise (RankMissing if result.absent else UsageError)(result.error)
         return result
@@ -177,8 +181,11 @@ class _Rendezvous:
             return RendezvousResult(
                 f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True
             )
-        members = [msgspec.json.decode(self.store.get(key, self.left_ns()), type=RankInfo) for key in keys]
         try:
+            members = [
+                decode_published(self.store.get(key, self.left_ns()), RankInfo, f"rank {rank}")
+                for rank, key in enumerate(keys)
+            ]
             hosts, choice = tuple(member.host for member in members), choose([member.offer for member in members])
             return RendezvousResult(None, False, hosts, _common_plan(members, self.planner), choice)
         except FireflyerError as error:
@@ -285,7 +292,8 @@ class _Rendezvous:
 
     def listen_address_of(self, node: int, leader: int) -> ListenAddress:
         try:
-            return msgspec.json.decode(self.store.get(f"{self.prefix}/node/{node}", self.left_ns()), type=ListenAddress)
+            data = self.store.get(f"{self.prefix}/node/{node}", self.left_ns())
+            return decode_published(data, ListenAddress, f"rank {leader}")
         except Timeout:
             raise Timeout(
                 f"rank {leader}, the leader of node {node}, did not publish its address; see its log"
@@ -309,6 +317,7 @@ def rendezvous(
     sums: str | None,
     secret: Secret,
     host: str,
+    ports: PortRange | None,
     join_timeout_ns: int,
     timeout_ns: int,
     own: LocalPeerInfo,
@@ -321,7 +330,7 @@ def rendezvous(
     """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
     stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
     `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
-    group = _Rendezvous(store, prefix, rank, world_size, secret, host, (join_timeout_ns, timeout_ns), planner)
+    group = _Rendezvous(store, prefix, rank, world_size, secret, host, ports, (join_timeout_ns, timeout_ns), planner)
     try:
         return _met(group, node, plan, sums, own, machine, offer, fabric, stack)
     except FireflyerError:  # some are OSErrors, too
@@ -364,7 +373,7 @@ def _met(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, address = listen(group.host, stack, backlog=_BACKLOG)
+        unix, tcp, address = listen(group.host, stack, backlog=_BACKLOG, ports=group.ports)
         inside = listening.enter_context(group.acceptor(unix, "window", f"rank {rank}"))
         outside = listening.enter_context(group.acceptor(tcp, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(address))

@@ -19,8 +19,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.launch import TRANSPORTS
+from fireflyer.base.port_range import PortRange
 from fireflyer.native import Fabric, ucx_module
 from fireflyer.runtime.sockets import receive_exactly
 
@@ -82,8 +84,15 @@ def check_transport(transport: str) -> None:
         raise UsageError(f"transport {transport!r} is not known; use one of {', '.join(TRANSPORTS)}")
 
 
-def make_offer(transport: str, *, module_path: str | None = None, devices: str = _RDMA_DEVICES) -> Prepared:
-    """Loads UCX unless `transport` is "tcp". Raises `UsageError` where there is no such transport."""
+def make_offer(
+    transport: str,
+    *,
+    ports: PortRange | None = None,
+    module_path: str | None = None,
+    devices: str = _RDMA_DEVICES,
+) -> Prepared:
+    """Loads UCX unless `transport` is "tcp"; where it uses TCP, it listens on ports of the range. Raises `UsageError`
+    where there is no such transport."""
     check_transport(transport)
     if transport == "tcp":
         return Prepared(Offer(), None)
@@ -91,7 +100,8 @@ def make_offer(transport: str, *, module_path: str | None = None, devices: str =
     if not os.path.exists(path):
         problem = "this build has no UCX (install UCX's headers, Debian: libucx-dev, and build again)"
         return Prepared(Offer(transport, problem), None)
-    for name, value in _MANNERS.items():
+    settings = _MANNERS if ports is None else {**_MANNERS, "UCX_TCP_PORT_RANGE": str(ports)}
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     try:
         fabric = Fabric(path)
@@ -145,7 +155,7 @@ def exchange_worker_addresses(fabric: Fabric, neighbours: Mapping[int, tuple[str
             theirs = msgspec.json.decode(receive_exactly(sock, length), type=_WorkerAddress)
             where, outgoing = base64.b64decode(theirs.address, validate=True), bytes.fromhex(theirs.key)
             problem = fabric.meet(node, where, outgoing, keys[node])
-        except (OSError, EOFError, ValueError) as error:
+        except (*DECODE_ERRORS, OSError, EOFError, ValueError) as error:
             raise Unreachable(f"{name} sent no valid UCX worker address ({error}); see its log") from error
         if problem:
             raise Unreachable(

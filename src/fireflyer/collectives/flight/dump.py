@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.native import FAILURE_KINDS
 
 __all__ = [
     "FORMAT",
@@ -43,7 +44,6 @@ MAX_RECORDS: Final = 1 << 16
 MAX_SAMPLES: Final = 64
 MAX_RANKS: Final = 1 << 16
 MAX_LINKS: Final = 1 << 12
-_CODES: Final = {1: "peer_failed", 2: "usage", 3: "aborted", 4: "data_corruption"}
 
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202f\u2066-\u2069]*\Z"
 Word: TypeAlias = Annotated[str, Meta(max_length=64, pattern=_PRINTABLE)]
@@ -71,6 +71,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Elements, as in the call."""
     root: RankOrNone = -1
     peer: RankOrNone = -1
+    """Of a message; -1 for a `recv` from any rank that has met no message."""
     tag: Signed = 0
     bytes: Count = 0
     path: Word = ""
@@ -94,7 +95,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> bool:
-        return self.peer >= 0
+        return self.kind in ("send", "recv")
 
     @property
     def inside(self) -> bool:
@@ -113,7 +114,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         if self.root >= 0:
             text += f", root {self.root}"
         if self.message:
-            text += f" {'from' if self.kind == 'recv' else 'to'} rank {self.peer}, tag {self.tag}"
+            peer = f"rank {self.peer}" if self.peer >= 0 else "any rank"
+            text += f" {'from' if self.kind == 'recv' else 'to'} {peer}, tag {self.tag}"
         return text
 
 
@@ -252,7 +254,7 @@ def fault_from_native(failure: tuple[int, int, int, str]) -> Fault | None:
     if kind == 0:
         return None
     printable = "".join(character if character.isprintable() else " " for character in text)
-    return Fault(_CODES.get(kind, "error"), culprit, seq, printable[:1024])
+    return Fault(FAILURE_KINDS[kind] if kind < len(FAILURE_KINDS) else "error", culprit, seq, printable[:1024])
 
 
 def encode_dump(dump: Dump) -> bytes:

@@ -63,8 +63,9 @@ class RankFacts:
             return CallState.INSIDE if self.dump is None else CallState.QUEUED
         return CallState.ABSENT if self.seen else CallState.UNKNOWN
 
-    def messages_with(self, kind: str, peer: int) -> dict[int, Record]:
-        return {record.seq: record for record in self.messages if record.kind == kind and record.peer == peer}
+    def messages_with(self, kind: str, peer: int, tag: int) -> list[Record]:
+        """Ascending in the order of the calls."""
+        return [one for one in self.messages if (one.kind, one.peer, one.tag) == (kind, peer, tag)]
 
 
 class Evidence:

@@ -13,7 +13,8 @@ Where the ends of a connection between nodes show that bytes got lost between tw
 verdict instead of 2 and 3: neither rank is to blame, both are named.
 
 Nobody is blamed for waiting. A rank without a dump is a suspect, named as such: it may have died, or its dump was not
-collected; it is certain only where the others raised that it failed.
+collected; it is certain only where the others raised that it failed. Where they raised that they had waited for it too
+long, and not that it had died, its process lived: `asleep`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,23 @@ from fireflyer.collectives.flight.waiting import Wait, find_cycle, find_waits
 __all__ = ["Culprit", "Kind", "RankRow", "Verdict", "explain"]
 
 Kind: TypeAlias = Literal[
-    "nothing", "mismatch", "absent", "stalled", "gone", "link", "deadlock", "aborted", "corrupted", "undecided"
+    "nothing",
+    "mismatch",
+    "absent",
+    "asleep",
+    "stalled",
+    "gone",
+    "link",
+    "deadlock",
+    "aborted",
+    "corrupted",
+    "undecided",
 ]
 MAX_EVIDENCE: Final = 12
 MAX_LINK_LINES: Final = 4
+_LIVED: Final = " has not entered "
+"""In the text of what a rank raised: it waited for the other too long. Of one that died it says so: ranks watch each
+other's processes and connections all the time, and notice an end within 100 ms."""
 
 
 class Culprit(NamedTuple):
@@ -108,6 +122,7 @@ def explain(dumps: Sequence[Dump]) -> Verdict:
         *_wait_lines(evidence, shown),
         *_raised_lines(evidence),
         *_missing_lines(evidence),
+        *_saturation_lines(evidence),
     ]
     notes += [
         f"{evidence.ranks[each.rank].label} was last to enter {each.last} of {each.operations} collectives, "
@@ -179,6 +194,10 @@ def _from_fault(evidence: Evidence, seq: int | None, fault: Fault | None, waits:
     at = seq if seq is not None else fault.seq
     kind, why = _how(evidence, fault.rank, at)
     name = evidence.ranks[fault.rank].label
+    if kind == "gone" and _LIVED in fault.text:
+        line = f"the process of {name} lived while the others waited: it slept, was stopped or was busy elsewhere"
+        said = fault.text.removeprefix(name).strip()
+        return "asleep", f"{name} {said}", (_culprit(evidence, fault.rank, said, True),), (line,)
     if evidence.ranks[fault.rank].at(at) is CallState.UNKNOWN:  # the others' word is all that there is
         why = f"{fault.text.removeprefix(name).strip()}, and left no dump"
     witnesses = [
@@ -293,6 +312,23 @@ def _missing_lines(evidence: Evidence) -> list[str]:
     if not missing:
         return []
     return [f"no dump of {_names(evidence, missing)}"]
+
+
+def _saturation_lines(evidence: Evidence) -> list[str]:
+    """Not why a group failed, but what a loss that is not a number may come from."""
+    by_seq: dict[int, int] = {}
+    for facts in evidence.ranks:
+        for seq, record in facts.calls.items():
+            if record.saturated:
+                by_seq[seq] = by_seq.get(seq, 0) + record.saturated
+    if not by_seq:
+        return []
+    worst = max(by_seq, key=lambda seq: (by_seq[seq], -seq))
+    calls = [evidence.call(seq) for seq in by_seq]
+    values = sum(call.count for call in calls if call is not None)
+    most = f", {by_seq[worst]:,} of them in {call_name(worst, evidence.call(worst))}" if len(by_seq) > 1 else ""
+    which = f"{len(by_seq)} sums" if len(by_seq) > 1 else call_name(worst, evidence.call(worst))
+    return [f"{sum(by_seq.values()):,} of {values:,} values in {which} did not fit fp8{most}"]
 
 
 def _all_well(evidence: Evidence) -> str:

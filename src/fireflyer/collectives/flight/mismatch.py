@@ -27,6 +27,10 @@ class Mismatch(NamedTuple):
     """What each side called."""
 
 
+_MISMATCH: Final = "mismatch"
+"""The failure on record of a call that does not fit the message that it met."""
+
+
 def find_mismatch(evidence: Evidence, *, upto: int | None) -> Mismatch | None:
     """The first one, among the collectives up to that number: what lies behind has not come to pass. None: all."""
     seqs = sorted({seq for facts in evidence.ranks for seq in facts.calls if upto is None or seq <= upto})
@@ -87,17 +91,15 @@ def _moved(evidence: Evidence, seq: int, odd: int, other: int) -> str:
 
 
 def _message(evidence: Evidence) -> Mismatch | None:
+    """The first message that ended since size or type of its two ends differ."""
     for facts in evidence.ranks:
-        for peer in sorted({record.peer for record in facts.messages if record.kind == "send"}):
-            received = evidence.ranks[peer].messages_with("recv", facts.rank)
-            for seq, sent in sorted(facts.messages_with("send", peer).items()):
-                if seq in received and (_content(sent) != _content(received[seq])):
-                    return _ends(facts.rank, peer, sent, received[seq])
+        for received in facts.messages:
+            if received.kind != "recv" or received.failure != _MISMATCH:
+                continue
+            for sent in evidence.ranks[received.peer].messages_with("send", facts.rank, received.tag):
+                if (sent.count, sent.dtype) != (received.count, received.dtype):
+                    return _ends(received.peer, facts.rank, sent, received)
     return None
-
-
-def _content(record: Record) -> tuple[int, int, str]:
-    return record.tag, record.count, record.dtype
 
 
 def _ends(source: int, target: int, sent: Record, received: Record) -> Mismatch:

@@ -108,26 +108,32 @@ def _moved_ns(record: Record) -> int:
 
 
 def _in_messages(evidence: Evidence, facts: RankFacts) -> list[Wait]:
-    """Of each pair and direction, the oldest message that is under way: the later ones wait for it."""
-    oldest: dict[tuple[str, int], Record] = {}
+    """Of each pair, direction and tag, the oldest message that is under way: the later ones wait for it."""
+    oldest: dict[tuple[str, int, int], Record] = {}
     for record in facts.messages:
         if record.state != "done" and record.inside and _long(evidence, facts, record):
-            key = (record.kind, record.peer)
-            if key not in oldest or record.seq < oldest[key].seq:
-                oldest[key] = record
+            oldest.setdefault((record.kind, record.peer, record.tag), record)
     waits = []
-    for (kind, peer), record in sorted(oldest.items()):
-        other = evidence.ranks[peer]
-        posted = max(other.messages_with(_OTHER_END[kind], facts.rank), default=-1)
-        since_ns = evidence.wall_ns(facts.rank, record.started_ns)
-        early = other.dump is not None and evidence.dumped_ns(peer) < since_ns
+    for (kind, peer, _), record in sorted(oldest.items()):
+        peers = [peer] if peer >= 0 else [other.rank for other in evidence.ranks if other.rank != facts.rank]
         waited_ns = evidence.waited_ns(facts.rank, record)
-        if posted >= record.seq or early:  # it is under way, for all that is known
+        if any(_under_way(evidence, facts, record, other) for other in peers):
             waits.append(Wait(facts.rank, None, "together", (), record.call(), waited_ns))
         else:
             reason = "not sent" if kind == "recv" else "not received"
-            waits.append(Wait(facts.rank, None, reason, (peer,), record.call(), waited_ns))
+            waits.append(Wait(facts.rank, None, reason, tuple(peers), record.call(), waited_ns))
     return waits
+
+
+def _under_way(evidence: Evidence, facts: RankFacts, record: Record, peer: int) -> bool:
+    """Whether `peer` has made the call that a message waits for, for all that is known."""
+    other = evidence.ranks[peer]
+    if other.dump is not None and evidence.dumped_ns(peer) < evidence.wall_ns(facts.rank, record.started_ns):
+        return True
+    calls = other.messages_with(_OTHER_END[record.kind], facts.rank, record.tag)
+    calls += other.messages_with("recv", -1, record.tag) if record.kind == "send" else []
+    last = record.seq if record.peer >= 0 else -1
+    return any(one.state != "done" or (one.seq >= last and record.peer >= 0) for one in calls)
 
 
 def find_cycle(waits: tuple[Wait, ...]) -> tuple[int, ...]:

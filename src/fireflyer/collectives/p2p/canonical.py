@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fireflyer.base.errors import Busy
 from fireflyer.base.units import MIB, MS
 from fireflyer.collectives.arrays import DTYPES, FlatArray
+from fireflyer.collectives.codes import OP_CODES
 from fireflyer.collectives.p2p.exchange import InFlightMessage, Part, RankExchange, RowSum
 
 __all__ = ["MAX_BLOCKS", "SCRATCH_BYTES", "CanonicalSums"]
@@ -105,7 +106,7 @@ class CanonicalSums:
             outgoing.append((other, source.address + start * unit, count * unit))
             incoming.append((other, rows[-1], size * unit))
         owner = (source.owner, self._rows, self._result)
-        self._add(flights, source, root, outgoing, incoming, owner, (op, out, size, rows))
+        self._add(flights, source, root, outgoing, incoming, owner, (OP_CODES[op], out, size, rows))
 
     def _add(
         self,

@@ -1,8 +1,9 @@
 """Messages from rank to rank: send, recv, all_to_all, gather, scatter. Native threads move the bytes.
 
 A connection to another rank is made by whoever first has something to do with it, in the thread that calls, and serves
-both directions. `send` and `recv` are matched in the order of the calls of each pair of ranks and direction, beside the
-order of the other operations. `all_to_all`, `gather` and `scatter` have their place in that order, as `allreduce` has.
+both directions. A `recv` meets the first message of its rank with its tag, or one of any rank, in the order of the
+calls of each, beside the order of the other operations. `all_to_all`, `gather` and `scatter` have their place in that
+order, as `allreduce` has.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any, Final, NamedTuple
 
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, FlatArray, check_apart, check_rank, flatten, whole_number
+from fireflyer.collectives.codes import DTYPE_CODES, KIND_CODES
 from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import Plan
-from fireflyer.native import Executor, NativeWork, exchange_of, submit_parts
+from fireflyer.native import ANY_RANK, Executor, NativeWork, exchange_of, submit_parts
 
 __all__ = ["MAX_TAG", "InFlightMessage", "Part", "RankExchange", "RowSum", "parts_of"]
 
@@ -26,8 +28,8 @@ _OWN_FAULTS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Part = tuple[int, int, int]
 """Rank, address, bytes."""
-RowSum = tuple[str, int, int, list[int]]
-"""What is added up when the parts have arrived: op, address of the result, elements, addresses of all ranks' rows."""
+RowSum = tuple[int, int, int, list[int]]
+"""What is added up when the parts have arrived: op number, address of the result, elements, addresses of all rows."""
 
 
 class InFlightMessage(NamedTuple):
@@ -64,7 +66,8 @@ class RankExchange:
         flat = flatten(array, None, sums=False, writes=False)
         return self._message("send", flat, to, tag)
 
-    def receive(self, array: Any, source: int, tag: int) -> InFlightMessage:
+    def receive(self, array: Any, source: int | None, tag: int) -> InFlightMessage:
+        """`source` None: from any rank."""
         flat = flatten(array, None, sums=False)
         return self._message("recv", flat, source, tag)
 
@@ -119,7 +122,7 @@ class RankExchange:
         for rank in sorted({part[0] for part in (*out, *in_)}):
             self._connect(rank)
         try:
-            native = submit_parts(self._executor, kind, count, dtype, root, out, in_, summed)
+            native = submit_parts(self._executor, KIND_CODES[kind], count, DTYPE_CODES[dtype], root, out, in_, summed)
         except IndexError as error:
             raise Busy("4096 operations are pending; wait for some of them first") from error
         except ValueError as error:
@@ -156,17 +159,22 @@ class RankExchange:
 
     # --- what they are made of ---
 
-    def _message(self, name: str, flat: FlatArray, peer: int, tag: int) -> InFlightMessage:
-        peer = check_rank("to" if name == "send" else "source", peer, self.world_size)
+    def _message(self, name: str, flat: FlatArray, peer: int | None, tag: int) -> InFlightMessage:
         tag = whole_number("tag", tag)
-        if peer == self.rank:
-            raise UsageError(f"rank {peer} cannot {name} to or from itself; copy the array")
         if not 0 <= tag <= MAX_TAG:
             raise UsageError(f"tag {tag} is out of range; use 0 to {MAX_TAG}")
-        self._connect(peer)
+        if peer is None and name == "recv":
+            if self.world_size == 1:
+                raise UsageError("the group has no other rank to receive from")
+            peer = ANY_RANK  # who sends makes the connection
+        else:
+            peer = check_rank("to" if name == "send" else "source", peer, self.world_size)
+            if peer == self.rank:
+                raise UsageError(f"rank {peer} cannot {name} to or from itself; copy the array")
+            self._connect(peer)
         call = self._native.send if name == "send" else self._native.receive
         try:
-            native = call(peer, flat.address, flat.elements * DTYPES[flat.dtype], flat.dtype, tag)
+            native = call(peer, flat.address, flat.elements * DTYPES[flat.dtype], DTYPE_CODES[flat.dtype], tag)
         except (IndexError, ValueError) as error:
             raise Busy("4096 messages are pending; wait for some of them first") from error
         except RuntimeError:

@@ -10,8 +10,9 @@ from typing import Any, Final
 import torch
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.collectives.torch.completer import Completer
 from fireflyer.collectives.torch.tensors import as_flat
-from fireflyer.collectives.torch.work import Completer, GroupWork, InFlightOperation
+from fireflyer.collectives.torch.work import GroupWork, InFlightOperation
 from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["Calls"]

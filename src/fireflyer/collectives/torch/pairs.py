@@ -48,6 +48,10 @@ PAIRED: Final = (
 )
 
 
+_INTEGER_OPS: Final = ("sum", "min", "max", "product")
+_PAIRED_OPS: Final = (*_INTEGER_OPS, "mean")
+
+
 class Half(NamedTuple):
     """Elements of one piece: this rank's are [`begin`, `end`), the partner's [`other_begin`, `other_end`)."""
 
@@ -142,9 +146,10 @@ class PairedSums:
             thread.start()
         atexit.register(self._end)
 
-    def takes(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor goes this way; the same on all ranks."""
-        return tensor.dtype in PAIRED
+    def takes(self, tensor: torch.Tensor, op: str) -> bool:
+        """Whether a tensor goes this way; the same on all ranks. Bits are not combined in two steps, and a mean of
+        integers, whose remainder is lost, must not be."""
+        return tensor.dtype in PAIRED and (op in _PAIRED_OPS if tensor.dtype.is_floating_point else op in _INTEGER_OPS)
 
     def allreduce(self, tensor: torch.Tensor, *, op: str, async_op: bool) -> DeviceWork:
         """In place. `tensor` is contiguous."""

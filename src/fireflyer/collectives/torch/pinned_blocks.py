@@ -113,6 +113,11 @@ class WholeWork:
                 self._finish()
         self.place.follow([self._point])
 
+    @property
+    def source(self) -> int:
+        """As `Work.source`."""
+        return int(getattr(self._running, "source", -1))
+
     def _finish(self) -> None:
         if self._source_block is not None:
             self._blocks.give(self._source_block, None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -22,6 +23,7 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as TorchStore
 
+from fireflyer.base.decoding import decode_published
 from fireflyer.base.errors import Timeout, Unreachable, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import SECOND, format_duration
@@ -29,7 +31,7 @@ from fireflyer.identity.secrets import Secret, load_secret, new_secret
 from fireflyer.runtime.address import own_address_towards
 from fireflyer.runtime.store import Store
 
-__all__ = ["C10dStore", "WorldNodes", "agree_on_world_nodes", "number_nodes", "own_address"]
+__all__ = ["C10dStore", "WorldNodes", "agree_on_world_nodes", "number_nodes", "own_address", "store_of"]
 
 _MICROSECOND_NS: Final = 1000
 _GRACE_NS: Final = 5 * SECOND
@@ -38,12 +40,30 @@ _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _NETWORK_NAMESPACE: Final = "/proc/self/ns/net"
 
 
+def store_of(group: dist.ProcessGroup) -> TorchStore:
+    """That of a process group, with the keys of its own."""
+    store: TorchStore = dist.distributed_c10d._get_process_group_store(group)  # noqa: SLF001 - there is no public way to it
+    return store
+
+
 class C10dStore(Store):
     """A `torch.distributed` store with the methods and errors of ours, but for empty values, which `set_if_missing`
-    replaces. `close` leaves it open: it is torch's."""
+    replaces. `close` leaves it open: it is torch's. A wait holds a connection until its end; with `for_threads` each
+    thread has a connection of its own, so that none waits for what another one waits for."""
 
-    def __init__(self, store: TorchStore) -> None:
-        self._store = store
+    def __init__(self, store: TorchStore, *, for_threads: bool = False) -> None:
+        self._shared = store
+        self._own = threading.local() if for_threads else None
+
+    @property
+    def _store(self) -> TorchStore:
+        if self._own is None:
+            return self._shared
+        found: TorchStore | None = getattr(self._own, "store", None)
+        if found is None:
+            shared: Any = self._shared  # the stubs know no `clone`
+            found = self._own.store = _calling(shared.clone)
+        return found
 
     def set(self, key: str, value: bytes) -> None:
         # Bytes are what the binding takes; its annotation says text.
@@ -132,7 +152,7 @@ def agree_on_world_nodes(
             data = store.get("places", timeout_ns + _GRACE_NS)
         except Timeout:
             raise Timeout(f"rank 0 did not join within {format_duration(timeout_ns)}; see its log") from None
-        published = msgspec.json.decode(data, type=_Published)
+        published = decode_published(data, _Published, "rank 0")
     if published.error is not None:
         raise UsageError(published.error)
     if (own is None) != (published.secret is not None):
@@ -173,7 +193,9 @@ def _machine() -> str:
 
 
 def own_address(env: RankEnvironment) -> str:
-    """The address of this machine from which packets to the world's master leave. Sends nothing."""
+    """FF_ADDRESS, else the address of this machine from which packets to the world's master leave. Sends nothing."""
+    if env.address is not None:
+        return env.address
     try:
         return own_address_towards(env.master_addr, env.master_port or 1)
     except OSError as error:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fireflyer.base.errors import UsageError
+from fireflyer.collectives.kernels import BITWISE
 from fireflyer.collectives.torch.cuda import DEVICES
 
 __all__ = ["Flat", "as_flat", "checked", "dtype_name", "moved", "op_name", "summed", "tensor_in"]
@@ -37,6 +38,7 @@ _OPS: Final = {
     dist.ReduceOp.MAX: "max",
     dist.ReduceOp.PRODUCT: "product",
 }
+_BIT_OPS: Final = {dist.ReduceOp.BAND: "band", dist.ReduceOp.BOR: "bor", dist.ReduceOp.BXOR: "bxor"}
 _BOOL_OPS: Final = {
     dist.ReduceOp.MIN: "min",
     dist.ReduceOp.PRODUCT: "min",
@@ -44,6 +46,7 @@ _BOOL_OPS: Final = {
     dist.ReduceOp.MAX: "max",
     dist.ReduceOp.SUM: "max",
     dist.ReduceOp.BOR: "max",
+    dist.ReduceOp.BXOR: "bxor",
 }
 
 
@@ -71,19 +74,25 @@ def checked(tensor: torch.Tensor) -> torch.Tensor:
 def op_name(op: Any, dtype: torch.dtype) -> str:
     """Ours for a `ReduceOp`; booleans are 0 and 1, for which sum is `or` and product is `and`. Raises `UsageError`."""
     kind = getattr(op, "op", op)
-    found = (_BOOL_OPS if dtype == torch.bool else _OPS).get(kind)
+    known = _BOOL_OPS if dtype == torch.bool else _OPS if _has_fractions(dtype) else _OPS | _BIT_OPS
+    found = known.get(kind)
     if found is None:
         raise UsageError(
             f"{kind} of {dtype} is not supported; the hfreduce group has SUM, AVG, MIN, MAX and PRODUCT of numbers, "
-            "and MIN, MAX, BAND and BOR of booleans"
+            "BAND, BOR and BXOR of integers, and all of these but AVG of booleans"
         )
     return found
 
 
-def summed(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as an operation with arithmetic takes it. Raises `UsageError` for types without it."""
-    if tensor.dtype == torch.bool:
-        return tensor.view(torch.uint8)
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def summed(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """A contiguous tensor as an operation with arithmetic takes it. Bits may be combined byte by byte, so integers of
+    any width have those operations. Raises `UsageError` for types without arithmetic."""
+    if tensor.dtype == torch.bool or (op in BITWISE and tensor.dtype not in _NAMES):
+        return tensor.reshape(-1).view(torch.uint8)
     dtype_name(tensor.dtype)
     return tensor
 

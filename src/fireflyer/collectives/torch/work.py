@@ -3,39 +3,40 @@
 On a device `wait` makes the caller's stream wait for the result; all that is done with it before (copies to where it
 belongs, the completion of a future) is given to the device aside, so that no other stream is held up.
 
-`wait` waits in the calling thread. A future is made only for those who ask for one (DDP's reducer does): a `Completer`,
-one thread for each process group, waits in their stead and completes it.
+`wait` waits in the calling thread. A future is made only for those who ask for one (DDP's reducer does): a `Completer`
+waits in their stead and completes it.
 
 Three traps decide the form of this module. DDP's C++ reducer takes the value of a future as tensors, and
 `Future.set_exception` stores the exception as the *value*: it would be read as a tensor (SIGSEGV). So errors pass
 through `then`, whose C++ side turns a raising callback into a failed future. An error raised by the call that *starts*
-an operation leaves DDP in a broken state; so an operation that could not be started is a work that has failed. And a
-thread that is alive when the interpreter ends may abort the process, so threads are ended at exit.
+an operation leaves DDP in a broken state; so an operation that could not be started is a work that has failed. And an
+object that C++ holds has no Python methods any more when Python has dropped it: it waits for ever (see `KEPT_WORKS` in
+`torch_group`).
 """
 
 from __future__ import annotations
 
-import atexit
-import os
+import ctypes
+import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
 from fireflyer.base.errors import PeerFailed, Timeout
-from fireflyer.base.units import MS, format_duration
+from fireflyer.base.units import format_duration
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent
+from fireflyer.collectives.torch.completer import Completer, level_of_new_works
+from fireflyer.collectives.torch.methods import not_traced
 
-__all__ = ["Completer", "GroupWork", "HfreduceError", "InFlightOperation", "Promise"]
+__all__ = ["GroupWork", "HfreduceError", "InFlightOperation", "Promise"]
 
-_SLICE_NS: Final = 50 * MS
-_SWEEP_NS: Final = 2 * MS
 _MICROSECOND_NS: Final = 1000
 
 
@@ -66,6 +67,7 @@ class HfreduceError(dist.DistBackendError):
         return new
 
 
+@not_traced
 class GroupWork(dist.Work):
     """Operations that the user sees as one. `finish` runs once, when all have succeeded: it copies results to where
     they belong. `outputs` is what a future yields. With `error` it has failed already."""
@@ -84,6 +86,7 @@ class GroupWork(dist.Work):
     ) -> None:
         super().__init__()
         self.ordered = ordered
+        self.level = level_of_new_works()
         self._completer = completer
         self._works = works
         self._outputs = outputs
@@ -111,9 +114,16 @@ class GroupWork(dist.Work):
         return True
 
     def settle(self, limit_ns: int | None) -> bool:
-        """Waits for the end, good or bad; False if it has not come within `limit_ns`."""
-        with nullcontext() if self._place is None else self._place.aside():
-            return self._settle(limit_ns)
+        """Waits for the end, good or bad; False if it has not come within `limit_ns`. Raises nothing: an error that is
+        not kept would end the completer's thread, and who waits for a future would wait for ever."""
+        if self._ended:
+            return True
+        try:
+            with nullcontext() if self._place is None else self._place.aside():
+                return self._settle(limit_ns)
+        except Exception as error:  # of a device
+            self._end(error)
+            return True
 
     def _settle(self, limit_ns: int | None) -> bool:
         deadline_ns = None if limit_ns is None else time.monotonic_ns() + limit_ns
@@ -137,7 +147,7 @@ class GroupWork(dist.Work):
             elif self._error is None and self._finish is not None:
                 self._run_finish(self._finish)
             self._finish = None
-            if self._place is not None:
+            if self._place is not None and error is None:
                 self._point = self._place.here()
             self._ended = True
 
@@ -181,13 +191,18 @@ class GroupWork(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        """Who sent what was received."""
-        return self._source
+        """Who sent what was received; known when it is done."""
+        return int(getattr(self._works[0], "source", -1)) if self._source < 0 and self._works else self._source
 
     def _source_rank(self) -> int:
-        return self._source
+        return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
+        by_python = _called_from_python()
+        if self._is_half() and not by_python:
+            return self._typed_future()
+        if self._completer.inline and by_python:
+            self.settle(self._limit_ns)
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -197,8 +212,38 @@ class GroupWork(dist.Work):
         return self._future
 
     def _keep(self, promise: Promise) -> None:
-        with nullcontext() if self._place is None else self._place.aside():
-            promise.keep(self.error, self._outputs)
+        try:
+            with nullcontext() if self._place is None else self._place.aside():
+                promise.keep(self.error, self._outputs)
+        except Exception as failure:  # of a device; DDP waits without limit for a future that nobody completes
+            promise.keep(failure, None)
+
+    def _typed_future(self) -> torch.futures.Future[Any]:
+        """For torch's C++ hook FP16_COMPRESS, which takes a future whose value C++ knows as a list of tensors.
+
+        A future that Python completes has an object of Python as its value; only what `fork` runs gets a type, and it
+        runs at once. So this waits for the end: the buckets of that hook are summed one after the other.
+        """
+        self.settle(self._limit_ns)
+        if self._error is not None:
+            promise = Promise()
+            promise.keep(self._error, None)
+            return promise.future
+        fork: Callable[[Callable[[], Any]], torch.futures.Future[Any]] = torch.jit.fork
+        return fork(lambda: self._outputs)
+
+    def _is_half(self) -> bool:
+        match self._outputs:
+            case [torch.Tensor(dtype=torch.float16)]:
+                return True
+        return False
+
+    def give_up(self) -> None:
+        """Ends it with an error if it has not ended: nothing will complete it any more."""
+        if self.finished():
+            self.settle(None)
+        else:
+            self._end(HfreduceError("its process group was destroyed before the operation completed"))
 
     def watch(self) -> None:
         """Sees to it that results are copied to where they belong though nobody should wait."""
@@ -214,88 +259,29 @@ class Promise:
         self._first: torch.futures.Future[Any] = (
             torch.futures.Future(devices=list(devices)) if devices else torch.futures.Future()
         )
-        self.future: torch.futures.Future[Any] = self._first.then(_unwrap)
+        # Methods written in C, so that an error has no Python frame: C++ would add a list of frames to its text.
+        self.future: torch.futures.Future[Any] = self._first.then(torch._C.Future.value)  # noqa: SLF001
 
     def keep(self, error: BaseException | None, value: Any) -> None:
-        self._first.set_result((None if error is None else HfreduceError.of(error), value))
+        if error is not None:
+            failure = HfreduceError.of(error)
+            self._first._set_unwrap_func(partial(_raise, type(failure), failure))  # noqa: SLF001
+        self._first.set_result(value)
 
 
-def _unwrap(done: torch.futures.Future[Any]) -> Any:
-    error, outputs = done.value()
-    if error is not None:
-        raise error
-    return outputs
+_raise: Final = ctypes.pythonapi.PyErr_SetObject
+"""Raises the second argument, whose class is the first. C ignores the third, which is what the future holds."""
+_raise.argtypes = [ctypes.py_object] * 3
+_raise.restype = None
 
 
 def _nothing() -> None:
     pass
 
 
-class Completer:
-    """One thread that waits for works and then calls what was asked for. It starts with the first request.
-
-    Ordered works end in the order of their start, so waiting for the first is enough; others are looked at in turns.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._changed = threading.Condition()
-        self._requests: list[tuple[GroupWork, Callable[[], object]]] = []
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-        _alive.add(self)
-
-    def add(self, work: GroupWork, then: Callable[[], object]) -> None:
-        """Calls `then` after the end of `work`: in this thread if it has ended, and never after `stop`."""
-        if work.finished():
-            work.settle(None)
-            then()
-            return
-        with self._changed:
-            if self._stopped:
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._requests.append((work, then))
-            self._changed.notify()
-
-    def stop(self) -> None:
-        """Ends the thread. What was not completed by then stays so."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._requests and not self._stopped:
-                    self._changed.wait()
-                if self._stopped:
-                    return
-                requests = list(self._requests)
-            mixed = any(not work.ordered for work, _ in requests)
-            requests[0][0].settle(_SWEEP_NS if mixed else _SLICE_NS)
-            self._complete([request for request in requests if request[0].finished()])
-
-    def _complete(self, done: list[tuple[GroupWork, Callable[[], object]]]) -> None:
-        for request in done:
-            request[0].settle(None)
-            request[1]()
-        with self._changed:
-            self._requests = [request for request in self._requests if request not in done]
-
-
-_alive: weakref.WeakSet[Completer] = weakref.WeakSet()
-
-
-def _stop_all() -> None:
-    for completer in list(_alive):
-        completer.stop()
-
-
-atexit.register(_stop_all)
-os.register_at_fork(after_in_child=_alive.clear)  # their threads do not exist there
+def _called_from_python() -> bool:
+    """Whether the caller of the caller is a Python function that names `get_future`; it is C++ otherwise."""
+    try:
+        return "get_future" in sys._getframe(2).f_code.co_names  # noqa: SLF001 - the only way to a frame
+    except ValueError:  # there is no Python frame in this thread
+        return False

@@ -13,7 +13,6 @@ that is suspended, and the nodes would deny what its manager still allows.
 
 from __future__ import annotations
 
-import collections
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,6 @@ from fireflyer.fs.core.requests.effects import (
     DataArrived,
     Effect,
     End,
-    Event,
     Finish,
     Limits,
     NewSession,
@@ -61,6 +59,7 @@ from fireflyer.fs.schema.ids import ChainId, ChunkId, ClientId, ContentId, NodeI
 from fireflyer.fs.schema.routing import Node, Routing
 from fireflyer.native import ChunkRing
 from fireflyer.runtime.clock import BootClock
+from fireflyer.runtime.driver import InlineDriver
 
 __all__ = ["Dispatch", "Done", "Presented", "ReadStatus"]
 
@@ -166,8 +165,7 @@ class Dispatch:
         self._operations = 0
         self._own = _OWN_NUMBERS
         self._submit = False
-        self._events: collections.deque[Event] = collections.deque()
-        self._feeding = False
+        self._feed = InlineDriver(self._machine, self._perform).feed
         self.changed = True
         """Routing or connections are others than when somebody set this to False."""
 
@@ -352,18 +350,6 @@ class Dispatch:
         self._feed(ConnectionLost(link.node.id, sent=sent, reason=reason))
 
     # --- effects ---
-
-    def _feed(self, event: Event, now_ns: int = 0) -> None:
-        self._events.append(event)
-        if self._feeding:
-            return  # an effect is being performed; the machine hears of it when all of them are
-        self._feeding = True
-        try:
-            while self._events:
-                for effect in self._machine.handle(now_ns or time.monotonic_ns(), self._events.popleft()):
-                    self._perform(effect)
-        finally:
-            self._feeding = False
 
     def _perform(self, effect: Effect) -> None:
         match effect:

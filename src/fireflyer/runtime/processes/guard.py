@@ -1,6 +1,6 @@
 """A guard: the parent of one process, which leaves nothing of it behind. Runs as a program of its own.
 
-    python -I -S guard.py command argument ...
+    python -I -S guard.py [--lease=SECONDS [--first-lease=SECONDS]] [--detached] command argument ...
 
 The guard is started with a pipe as standard input, which nobody but its owner holds open, and a pipe as standard
 output, on which it says one line each: `started PID`, `exited CODE` when the command has ended, `clean` when nothing is
@@ -13,6 +13,13 @@ all below it with `FF_JOB_TOKEN` in the environment, by which `marked` finds the
 guard kills nobody by the mark: a batch system runs jobs with the environment of who submitted them, and a job that was
 submitted by a rank is not the rank's.
 
+With `--lease` the command must also renew its lease: it writes the end of the lease, in nanoseconds of CLOCK_BOOTTIME
+(which counts while a machine sleeps), as a line of digits to the descriptor that `FF_LEASE_FD` names. When the lease
+ends the guard says `expired` and kills everything. No line can lengthen the lease to more than SECONDS from now. The
+first lease begins with the guard and may be longer; the first line ends it. With `--detached` nobody owns the guard:
+its input is not read, and SIGTERM asks it to kill everything. Its output may then be a file, from which a process that
+was started later learns what happened.
+
 Standard library only, and as little of it as possible: it starts in 10 ms and must outlive everything else.
 """
 
@@ -23,7 +30,7 @@ import signal
 import sys
 import time
 
-__all__ = ["MARKER", "descendants", "main", "marked"]
+__all__ = ["LEASE_FD", "MARKER", "Lease", "descendants", "main", "marked"]
 
 MARKER = "FF_JOB_TOKEN"
 KILL_TIMEOUT_S = 10.0
@@ -31,6 +38,9 @@ KILL_TIMEOUT_S = 10.0
 MAX_ENVIRON_BYTES = 4 << 20
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+LEASE_FD = "FF_LEASE_FD"
+LEASE_CHECK_S = 0.2
+_MAX_WORD_BYTES = 4096
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTTOU)
 
 
@@ -140,6 +150,34 @@ def _say(text: str) -> None:
         pass
 
 
+class Lease:
+    """Until when the command may run; all times are nanoseconds of one clock. The first lease, in which the command has
+    to come up, is no measure for those that it asks for: the first renewal replaces it, even by a shorter one."""
+
+    def __init__(self, lease_ns: int, now_ns: int, first_ns: int = 0) -> None:
+        self._lease_ns = lease_ns
+        self.end_ns = now_ns + (first_ns or lease_ns)
+        self._renewed = False
+        self._rest = b""
+
+    def take(self, data: bytes, now_ns: int) -> None:
+        """What came from the command: any bytes, in any pieces. Lines that are no number change nothing."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_MAX_WORD_BYTES:]
+        for line in lines:
+            if line.isdigit() and len(line) < 20:
+                end_ns = min(int(line), now_ns + self._lease_ns)
+                self.end_ns = max(self.end_ns, end_ns) if self._renewed else end_ns
+                self._renewed = True
+
+    def over(self, now_ns: int) -> bool:
+        return now_ns >= self.end_ns
+
+
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def _become(command: list[str], guard: int, libc: ctypes.CDLL) -> None:
     """In the child: dies with the guard, hears signals again, and becomes the command."""
     try:
@@ -158,42 +196,97 @@ def _become(command: list[str], guard: int, libc: ctypes.CDLL) -> None:
         os._exit(127)
 
 
-def main(command: list[str]) -> int:
-    """0 when nothing is left behind."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in _DEAF_TO:
-        signal.signal(number, signal.SIG_IGN)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    os.set_blocking(wake_read, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who starts us may have blocked SIGCHLD
-    guard = os.getpid()
-    child = os.fork()
-    if child == 0:
-        _become(command, guard, libc)
-    _say(f"started {child}")
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    running = True
-    while running:
-        ready = [fd for fd, _ in poll.poll()]
-        if 0 in ready:
-            break
-        try:
-            os.read(wake_read, 4096)
-        except BlockingIOError:
+class _Guard:
+    """One command, from its start to the death of the last process that it left."""
+
+    def __init__(self, lease: Lease | None, detached: bool) -> None:
+        self._detached = detached
+        self._lease = lease
+        self._libc = ctypes.CDLL(None)
+        self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._poll = select.poll()
+        self._wake = self._hear_signals()
+        self._renewals = -1
+
+    def _hear_signals(self) -> int:
+        for number in _DEAF_TO:
+            signal.signal(number, signal.SIG_IGN)
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        os.set_blocking(wake_read, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *((signal.SIGTERM,) if self._detached else ())):
+            signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who starts us may have blocked SIGCHLD
+        self._poll.register(wake_read, select.POLLIN)
+        if not self._detached:
+            self._poll.register(0, select.POLLIN)
+        return wake_read
+
+    def run(self, command: list[str]) -> bool:
+        """True when nothing is left behind."""
+        child = self._start(command)
+        _say(f"started {child}")
+        while self._may_run(child):
             pass
+        clean = _kill_all()
+        _say("clean" if clean else "left")
+        return clean
+
+    def _start(self, command: list[str]) -> int:
+        renewals = -1
+        if self._lease is not None:
+            self._renewals, renewals = os.pipe()
+            os.set_inheritable(renewals, True)
+            os.environ[LEASE_FD] = str(renewals)
+            self._poll.register(self._renewals, select.POLLIN)
+        guard = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _become(command, guard, self._libc)
+        if renewals >= 0:
+            os.close(renewals)
+        return child
+
+    def _may_run(self, child: int) -> bool:
+        """Waits for the next thing to happen; False when all is to be killed."""
+        ready = [fd for fd, _ in self._poll.poll(None if self._lease is None else 1000 * LEASE_CHECK_S)]
+        if self._lease is not None:
+            if self._renewals in ready and not self._renew(self._lease):
+                self._poll.unregister(self._renewals)
+            if self._lease.over(_boottime_ns()):
+                _say("expired")
+                return False
+        if 0 in ready:
+            return False
+        if self._wake in ready and signal.SIGTERM in os.read(self._wake, 4096) and self._detached:
+            return False
         for pid, code in _reap():
             if pid == child:
                 _say(f"exited {code}")
-                running = False
-    clean = _kill_all()
-    _say("clean" if clean else "left")
-    return 0 if clean else 1
+                return False
+        return True
+
+    def _renew(self, lease: Lease) -> bool:
+        """False when the command has closed its end: it renews no more, and the lease ends in time."""
+        data = os.read(self._renewals, 4096)
+        lease.take(data, _boottime_ns())
+        return bool(data)
+
+
+def main(arguments: list[str]) -> int:
+    """0 when nothing is left behind."""
+    lease_s, first_s, detached = 0.0, 0.0, False
+    while arguments and arguments[0].startswith("--"):
+        name, _, value = arguments.pop(0).partition("=")
+        if name == "--lease":
+            lease_s = float(value)
+        elif name == "--first-lease":
+            first_s = float(value)
+        elif name == "--detached":
+            detached = True
+    lease = Lease(int(lease_s * 1e9), _boottime_ns(), int(first_s * 1e9)) if lease_s else None
+    return 0 if _Guard(lease, detached).run(arguments) else 1
 
 
 if __name__ == "__main__":

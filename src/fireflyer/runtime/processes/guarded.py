@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, cast
+from typing import IO, Final, NamedTuple, cast
 
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.runtime.processes import guard, parent_death_signal
@@ -25,6 +25,8 @@ from fireflyer.runtime.processes.guard import MARKER, descendants, marked
 
 __all__ = [
     "MARKER",
+    "MAX_ORDERS_BYTES",
+    "GuardCommand",
     "Guarded",
     "become_subreaper",
     "child_environment",
@@ -40,6 +42,10 @@ __all__ = [
 
 _PYTHON = (sys.executable, "-I", "-S")
 KILL_TIMEOUT_S = 10.0
+MAX_ORDERS_BYTES: Final = 32 << 10
+"""Less than a pipe takes at once, and more than a guard is ever told."""
+MAX_WORD_BYTES: Final = 4096
+_LAST_READS: Final = 32
 
 
 def new_token() -> str:
@@ -125,12 +131,30 @@ async def kill_marked(token: str) -> bool:
     return True
 
 
+class GuardCommand(NamedTuple):
+    """How a guard is started. `orders`: what it reads first. One that is `remote` runs on another machine: that it says
+    `clean` is the only proof that nothing is left there."""
+
+    argv: tuple[str, ...]
+    orders: bytes = b""
+    remote: bool = False
+
+    @classmethod
+    def here(
+        cls, command: Sequence[str], *, lease_s: float = 0, first_lease_s: float = 0, detached: bool = False
+    ) -> GuardCommand:
+        """A guard of `command` on this machine. `detached`: one that nobody owns; it ends by its lease or SIGTERM."""
+        options = (f"--lease={lease_s:g}", f"--first-lease={first_lease_s or lease_s:g}") if lease_s else ()
+        alone = ("--detached",) if detached else ()
+        return cls((*_PYTHON, guard.__file__, *options, *alone, *command))
+
+
 class Guarded:
     """A command under a guard, and all that it starts. Made and used on one event loop."""
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | GuardCommand,
         *,
         token: str,
         environment: Mapping[str, str],
@@ -139,16 +163,19 @@ class Guarded:
     ) -> None:
         """`on_exit` is called with the exit code when the command itself has ended: what it started may still run.
         Output of the command goes to `log`. Raises `FireflyerError`."""
+        how = command if isinstance(command, GuardCommand) else GuardCommand.here(command)
         self.token = token
         self.pid: int | None = None
+        self._remote = how.remote
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._said = b""
+        self._has_exited = False
         self._clean = False
         try:
             self._process = subprocess.Popen(
-                [*_PYTHON, guard.__file__, *command],
+                how.argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -156,11 +183,13 @@ class Guarded:
                 start_new_session=True,
             )
         except OSError as error:
-            raise translate_os_error(error, f"start {command[0]}") from error
+            raise translate_os_error(error, f"start {how.argv[0]}") from error
         self._control_pipe = cast("IO[bytes]", self._process.stdin)
         self._words = cast("IO[bytes]", self._process.stdout)
         os.set_blocking(self._words.fileno(), False)
         try:
+            if how.orders:
+                os.write(self._control_pipe.fileno(), how.orders)  # at most MAX_ORDERS_BYTES: it does not block
             watch_exit(self._loop, self._process.pid, self._ended)
         except BaseException:
             self._control_pipe.close()
@@ -187,31 +216,42 @@ class Guarded:
             except TimeoutError:
                 self._process.kill()
                 await asyncio.shield(self._gone)
-        if not self._clean:
+        if not self._clean and not self._remote:
             self._clean = await kill_marked(self.token)
         return self._clean
 
-    def _listen(self) -> None:
+    def _listen(self) -> bool:
+        """Reads what has come. False when that was all: nothing more is there, or will come."""
         try:
             words = os.read(self._words.fileno(), 4096)
         except BlockingIOError:
-            return
+            return False
         if not words:
             self._loop.remove_reader(self._words.fileno())
-            return
-        *lines, self._said = (self._said + words).split(b"\n")
+            return False
+        *lines, rest = (self._said + words).split(b"\n")
+        self._said = rest[-MAX_WORD_BYTES:]
         for line in lines:
-            word, _, number = line.partition(b" ")
-            if word == b"started":
-                self.pid = int(number)
-            elif word == b"exited":
-                self._on_exit(int(number))
-            elif word == b"clean":
-                self._clean = True
+            self._take(line)
+        return True
+
+    def _take(self, line: bytes) -> None:
+        """One line. A shell of another machine may print what it likes before the guard speaks."""
+        word, _, number = line.partition(b" ")
+        is_number = number.isdigit() and len(number) < 10
+        if word == b"started" and is_number:
+            self.pid = int(number)
+        elif word == b"exited" and is_number and not self._has_exited:
+            self._has_exited = True
+            self._on_exit(int(number))
+        elif line == b"clean":
+            self._clean = True
 
     def _ended(self) -> None:
         if not self._words.closed:
-            self._listen()
+            for _ in range(_LAST_READS):  # all that was in the pipe; whoever holds it still may go on writing
+                if not self._listen():
+                    break
             self._loop.remove_reader(self._words.fileno())
             self._words.close()
         self._control_pipe.close()

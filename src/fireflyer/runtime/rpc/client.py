@@ -30,6 +30,7 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
+from fireflyer.runtime.raw_connections import open_raw
 from fireflyer.runtime.rpc.messages import (
     Call,
     Cancel,
@@ -42,7 +43,7 @@ from fireflyer.runtime.rpc.messages import (
     encode,
     from_server_decoder,
 )
-from fireflyer.runtime.rpc.stream import MessageStream, close_writer, open_stream
+from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream, open_stream
 
 __all__ = ["MAX_CALLS_IN_FLIGHT", "RpcClient"]
 
@@ -228,12 +229,8 @@ async def _open_until(until_s: float, address: Address, credential: Credential, 
 
 
 async def _open(address: Address, credential: Credential, max_frame_bytes: int) -> MessageStream:
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    try:
-        return await open_stream(reader, writer, credential, max_frame_bytes=max_frame_bytes)
-    except BaseException:
-        await close_writer(writer)
-        raise
+    connection = await open_raw(address, credential, purpose=PURPOSE)
+    return await open_stream(connection, is_client=True, max_frame_bytes=max_frame_bytes)
 
 
 def _again(reason: FireflyerError, name: str) -> FireflyerError:

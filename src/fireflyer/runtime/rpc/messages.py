@@ -44,7 +44,8 @@ Resp = TypeVar("Resp")
 
 _Id = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 _Timeout = Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMEOUT_NS)]
-_MethodName = Annotated[str, msgspec.Meta(max_length=MAX_METHOD_BYTES)]
+_MethodName = Annotated[str, msgspec.Meta(max_length=MAX_METHOD_BYTES, pattern=r"\A[!-~]*\Z")]
+"""What a client sends stands in the log: a name has no spaces and no control characters."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True, tag=1):

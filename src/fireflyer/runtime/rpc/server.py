@@ -2,9 +2,10 @@
 
 Everything is bounded: connections, handshakes under way and their time, calls in flight per connection and the bytes of
 their requests, frames. A call over a bound is answered with `Busy`; a connection that does not keep the protocol is
-closed alone, with the reason in the log. A handler is cancelled at its call's deadline, when the client gives the call
-up, and when the connection ends. Handlers begin in the order in which their messages came; notifications that came
-before the end of a connection get a moment to be handled, so that a process may notify and exit.
+closed alone, with the reason in the log. Handshakes are `RawListener`'s; the server goes on with its sockets. A handler
+is cancelled at its call's deadline, when the client gives the call up, and when the connection ends. Handlers begin in
+the order in which their messages came; notifications that came before the end of a connection get a moment to be
+handled, so that a process may notify and exit.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, FireflyerError, Timeout, Unreachable, UsageError, error_to_wire
-from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MIB, SECOND, format_duration
-from fireflyer.identity.handshake import Accepts, Role, pack_message, refusal_message
+from fireflyer.identity.acceptor import HandshakeLimits
+from fireflyer.identity.handshake import Accepts, Role
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
+from fireflyer.runtime.raw_connections import RawConnection, RawListener
 from fireflyer.runtime.rpc.messages import (
     MAX_ERROR_CHARS,
     Call,
@@ -38,13 +42,11 @@ from fireflyer.runtime.rpc.messages import (
     encode,
     from_client_decoder,
 )
-from fireflyer.runtime.rpc.stream import MessageStream, accept_stream, close_writer
+from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream, open_stream
 
 __all__ = ["Caller", "RpcServer", "ServerLimits"]
 
 _log = logging.getLogger(__name__)
-_MAX_TURNED_AWAY = 64
-_TURN_AWAY_S = 1.0
 _LAST_NOTIFICATIONS_S = 1.0
 
 
@@ -62,6 +64,7 @@ class Caller:
 class ServerLimits:
     connections: int = 1024
     handshakes: int = 128
+    """Under way at once from one address; from all addresses twice as many."""
     handshake_ns: int = 10 * SECOND
     calls_per_connection: int = 1024
     request_bytes_per_connection: int = 64 * MIB
@@ -88,17 +91,34 @@ class RpcServer:
         limits: ServerLimits | None = None,
         on_disconnect: Callable[[Caller], None] | None = None,
     ) -> None:
-        self._accepts = accepts
-        self._identity = identity
         self._limits = limits or ServerLimits()
         self._on_disconnect = on_disconnect
         self._entries: dict[str, _Entry] = {}
-        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
-        self._connections = 0
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
-        self._turned_away = 0
+        self._listener = RawListener(
+            accepts,
+            identity=identity,
+            purpose=PURPOSE,
+            on_connection=self._take,
+            limits=HandshakeLimits(
+                total=2 * self._limits.handshakes,
+                per_source=self._limits.handshakes,
+                handshake_ns=self._limits.handshake_ns,
+            ),
+            full=self._full,
+        )
+
+    def on_disconnect(self, call: Callable[[Caller], None]) -> None:
+        """`call` is called as well, from now on."""
+        before = self._on_disconnect
+
+        def both(caller: Caller) -> None:
+            if before is not None:
+                before(caller)
+            call(caller)
+
+        self._on_disconnect = both
 
     def register(self, method: Method[Req, Resp], handler: Callable[[Req, Caller], Awaitable[Resp]]) -> None:
         """Raises `UsageError` when the name is taken."""
@@ -106,112 +126,63 @@ class RpcServer:
             raise UsageError(f"RPC method {method.name!r} is registered already")
         self._entries[method.name] = _Entry(method, handler)
 
-    async def start(self, host: str, port: int) -> Address:
-        """Listens; port 0 takes a free one. Raises `UsageError` naming the port when it cannot."""
-        if not 0 <= port < 65536:
-            raise UsageError(f"port {port} is out of range; choose one from 1 to 65535, or 0 for any free one")
-        try:
-            self._server = await asyncio.start_server(self._accept, host, port, backlog=512)
-        except OSError as error:
-            raise translate_os_error(error, f"listen on {Address(host, port)}") from error
-        bound = self._server.sockets[0].getsockname()
-        return Address(host, bound[1])
+    async def start(self, host: str, port: int, ports: PortRange | None = None) -> Address:
+        """Listens; port 0 takes a free one, of the range where there is one. Raises `UsageError` naming the port when
+        it cannot."""
+        return await self._listener.start(host, port, ports)
+
+    async def start_everywhere(self, port: int, ports: PortRange | None = None) -> Address:
+        """Listens at all addresses of this machine, IPv4 and, where it has it, IPv6. Raises `UsageError`."""
+        return await self._listener.start("", port, ports)
 
     async def close(self) -> None:
         """Stops listening, cancels the handlers, closes the connections."""
-        if self._server is not None:
-            self._server.close()
+        await self._listener.close()
         for task in self._tasks:
             task.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
 
     @property
     def connections(self) -> int:
         """Authenticated connections that are open."""
-        return self._connections
+        return len(self._tasks)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections + len(self._handshakes) < self._limits.connections:
-            if len(self._handshakes) >= self._limits.handshakes:
-                # An honest client needs milliseconds: the oldest is the likeliest to be a stranger who says nothing,
-                # and strangers must not be able to keep the others out.
-                oldest = next(iter(self._handshakes))
-                del self._handshakes[oldest]
-                oldest.cancel()
-            task = self._start(self._serve(reader, writer))
-            task.add_done_callback(lambda _: writer.transport.abort())  # also where it was cancelled before it began
-            self._handshakes[task] = None
-            return
-        busy = Busy(f"the server has its {self._limits.connections} connections already; try again later")
-        if self._turned_away >= _MAX_TURNED_AWAY:
-            writer.transport.abort()
-            return
-        self._start(self._turn_away(reader, writer, busy))
+    def _full(self) -> Busy | None:
+        most = self._limits.connections
+        if len(self._tasks) < most:
+            return None
+        return Busy(f"the server has its {most} connections already; try again later")
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+    def _take(self, connection: RawConnection) -> None:
+        unopened = ExitStack()
+        unopened.callback(connection.socket.close)
+        task = asyncio.get_running_loop().create_task(self._serve(connection, unopened))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
-        return task
+        task.add_done_callback(lambda _: unopened.close())  # where it was cancelled before it began
 
-    async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, busy: Busy) -> None:
-        """Says why, and reads what the client sent: closing with unread data would destroy the answer."""
-        self._turned_away += 1
+    async def _serve(self, connection: RawConnection, unopened: ExitStack) -> None:
+        stream: MessageStream | None = None
+        unopened.pop_all()
         try:
-            async with asyncio.timeout(_TURN_AWAY_S):
-                writer.write(pack_message(refusal_message(busy)))
-                writer.write_eof()
-                while await reader.read(1024):
-                    pass
-        except OSError:
-            pass
-        finally:
-            self._turned_away -= 1
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = _peer_text(writer)
-        try:
-            stream = await self._authenticate(reader, writer)
-            caller = Caller(stream.session.role, stream.session.peer, peer, next(self._numbers))
-            self._connections += 1
+            stream = await open_stream(connection, is_client=False, max_frame_bytes=self._limits.frame_bytes)
+            session = connection.session
+            caller = Caller(session.role, session.peer, str(connection.address), next(self._numbers))
             try:
                 await _Connection(stream, caller, self._entries, self._limits).run()
             finally:
-                self._connections -= 1
                 if self._on_disconnect is not None:
                     self._on_disconnect(caller)
         except Unreachable as error:
-            _log.info("connection lost peer=%s reason=%s", peer, error)
-        except FireflyerError as error:
-            _log.warning("connection closed peer=%s reason=%s", peer, error)
+            _log.info("connection lost peer=%s reason=%s", connection.address, error)
+        except (FireflyerError, OSError) as error:
+            _log.warning("connection closed peer=%s reason=%s", connection.address, error)
         except Exception:
-            _log.exception("connection closed on an unexpected error peer=%s", peer)
+            _log.exception("connection closed on an unexpected error peer=%s", connection.address)
         finally:
-            await close_writer(writer)
-
-    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> MessageStream:
-        try:
-            async with asyncio.timeout(self._limits.handshake_ns / SECOND):
-                return await accept_stream(
-                    reader,
-                    writer,
-                    self._accepts,
-                    identity=self._identity,
-                    max_frame_bytes=self._limits.frame_bytes,
-                )
-        except FireflyerError:
-            raise
-        except TimeoutError:
-            limit = format_duration(self._limits.handshake_ns)
-            raise Timeout(f"the client did not authenticate within {limit}") from None
-        finally:
-            self._handshakes.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
+            if stream is not None:
+                await stream.close()
 
 
 class _Connection:
@@ -334,8 +305,3 @@ class _Connection:
 def _failure(call_id: int, error: Exception) -> bytes:
     code, message = error_to_wire(error)
     return encode(Failure(call_id, code, message[:MAX_ERROR_CHARS]))
-
-
-def _peer_text(writer: asyncio.StreamWriter) -> str:
-    peer = writer.get_extra_info("peername")
-    return str(Address(peer[0], peer[1])) if isinstance(peer, tuple) else "unknown"

@@ -1,35 +1,18 @@
-"""An authenticated stream of messages over asyncio: the handshake, then sealed frames."""
+"""A stream of sealed messages over asyncio, on an authenticated connection."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-import socket
 
-from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable
-from fireflyer.identity.handshake import (
-    LENGTH_BYTES,
-    NONCE_BYTES,
-    Accepts,
-    ClientHandshake,
-    Credential,
-    HandshakeRefused,
-    ServerHandshake,
-    Session,
-    message_length,
-    pack_message,
-)
+from fireflyer.base.errors import Unreachable
+from fireflyer.identity.handshake import Session
 from fireflyer.runtime.framing import HEADER_BYTES, FrameOpener, FrameSealer, frame_keys
+from fireflyer.runtime.raw_connections import RawConnection
 
-__all__ = ["PURPOSE", "MessageStream", "accept_stream", "close_writer", "open_stream"]
+__all__ = ["PURPOSE", "MessageStream", "open_stream"]
 
 PURPOSE = "rpc"
 _CLOSE_TIMEOUT_S = 1.0
-_SERVER_LEFT = (
-    "the server closed the connection during the handshake; it has ended, is overloaded, or is not a Fire-Flyer server"
-)
-_CLIENT_LEFT = "the client closed the connection during the handshake; does it use the same secret file or token?"
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class MessageStream:
@@ -50,7 +33,6 @@ class MessageStream:
         self._writer = writer
         self._sealer = FrameSealer(to_server if is_client else to_client, max_frame_bytes)
         self._opener = FrameOpener(to_client if is_client else to_server, max_frame_bytes)
-        _keep_alive(writer)
 
     def send_soon(self, message: bytes) -> None:
         """Queues one message. Raises `UsageError` when it is too long, `Unreachable` when the stream is closing."""
@@ -81,72 +63,20 @@ class MessageStream:
         return self._opener.open(header, body)
 
     async def close(self) -> None:
-        """Sends what is queued, for at most a second, and closes."""
-        await close_writer(self._writer)
+        """Sends what is queued, and closes; whoever does not take it within a second is cut off."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._writer.wait_closed()
+        except OSError:
+            self._writer.transport.abort()
 
 
-async def open_stream(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credential: Credential, *, max_frame_bytes: int
-) -> MessageStream:
-    """The client's side of the handshake. Raises `PermissionDenied`, `Busy`, `Unreachable`."""
-    handshake = ClientHandshake(credential, purpose=PURPOSE, nonce=secrets.token_bytes(NONCE_BYTES))
-    _write(writer, handshake.hello())
-    _write(writer, handshake.on_challenge(await _read(reader, Unreachable(_SERVER_LEFT))))
-    session = handshake.on_verdict(await _read(reader, Unreachable(_SERVER_LEFT)))
-    return MessageStream(reader, writer, session, is_client=True, max_frame_bytes=max_frame_bytes)
-
-
-async def accept_stream(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, accepts: Accepts, *, identity: str, max_frame_bytes: int
-) -> MessageStream:
-    """The server's side of the handshake. Raises `PermissionDenied`, `Unreachable`."""
-    handshake = ServerHandshake(
-        accepts,
-        identity=identity,
-        purpose=PURPOSE,
-        nonce=secrets.token_bytes(NONCE_BYTES),
-        decoy_key=secrets.token_bytes(32),
-    )
+async def open_stream(connection: RawConnection, *, is_client: bool, max_frame_bytes: int) -> MessageStream:
+    """Goes on with an authenticated connection, of which the stream is the owner now."""
     try:
-        _write(writer, handshake.on_hello(await _read(reader, PermissionDenied(_CLIENT_LEFT))))
-        session, verdict = handshake.on_proof(await _read(reader, PermissionDenied(_CLIENT_LEFT)))
-    except HandshakeRefused as refusal:
-        _write(writer, refusal.reply)
+        reader, writer = await asyncio.open_connection(sock=connection.socket)
+    except BaseException:
+        connection.socket.close()
         raise
-    _write(writer, verdict)
-    return MessageStream(reader, writer, session, is_client=False, max_frame_bytes=max_frame_bytes)
-
-
-def _write(writer: asyncio.StreamWriter, message: bytes) -> None:
-    writer.write(pack_message(message))
-
-
-async def _read(reader: asyncio.StreamReader, left: FireflyerError) -> bytes:
-    try:
-        return await reader.readexactly(message_length(await reader.readexactly(LENGTH_BYTES)))
-    except asyncio.IncompleteReadError:
-        raise left from None
-    except OSError as error:
-        if isinstance(error, PermissionDenied):
-            raise
-        raise Unreachable(f"the connection was lost during the handshake ({error})") from error
-
-
-async def close_writer(writer: asyncio.StreamWriter) -> None:
-    """Closes; whoever does not take what is queued within a second is cut off."""
-    writer.close()
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await writer.wait_closed()
-    except OSError:
-        writer.transport.abort()
-
-
-def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """A peer that vanished without a word is noticed after 25 s even by an end that only waits."""
-    sock = writer.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return MessageStream(reader, writer, connection.session, is_client=is_client, max_frame_bytes=max_frame_bytes)

@@ -18,6 +18,7 @@ from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails, Inode, Kind
 from fireflyer.fs.schema.meta import Found, PathRef, Request, Stat
 from fireflyer.kvstore import MemoryEngine, MemoryStore, Transaction
 from fireflyer.kvstore.core.keys import EVERYTHING
+from fireflyer.kvstore.timing import LoopTiming
 
 __all__ = ["ADMINISTRATOR", "Names", "at", "problems", "user", "violations"]
 
@@ -35,11 +36,18 @@ def at(path: bytes | str, base: int = ROOT) -> PathRef:
     return PathRef(base, path if isinstance(path, bytes) else path.encode())
 
 
+class _Frozen:
+    """Time that does not pass within a transaction, however long this process does not get a processor."""
+
+    def now_ns(self) -> int:
+        return 0
+
+
 class Names:
     def __init__(self, *, mode: int = 0o777, cluster: ClusterDefaults | None = None) -> None:
         self.store = MemoryStore()
         self.now_ns = _FIRST_NS
-        self._engine = MemoryEngine(self.store)
+        self._engine = MemoryEngine(self.store, waits=LoopTiming(clock=_Frozen()))
         self._runner = asyncio.Runner()
         self._last_id = ROOT
         self._cluster = cluster or ClusterDefaults(capacity_bytes=1000, free_bytes=600)

@@ -62,6 +62,23 @@ def test_a_rank_that_left_no_dump_is_suspected_and_only_certain_where_it_was_rai
     assert f"no dump of {label(world, 2)}" in certain.evidence
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [("has not entered barrier #1 for 2.1 s", "asleep"), ("died during barrier #1: its process has ended", "gone")],
+)
+def test_a_rank_whose_process_lived_is_asleep_and_not_gone(said: str, kind: str) -> None:
+    world = World([0, 0, 1, 1], CALLS, "gone", rank=2, at=1, raised=True)
+    text = f"{label(world, 2)} {said}"
+    dumps = [
+        msgspec.structs.replace(dump, fault=dump.fault and Fault("peer_failed", 2, dump.fault.seq, text))
+        for dump in dumps_of(world)
+    ]
+    verdict = explain(dumps)
+    assert (verdict.kind, culprits(verdict), verdict.culprits[0].certain) == (kind, [2], True)
+    assert any("lived while the others waited" in line for line in verdict.evidence) is (kind == "asleep")
+    assert f"no dump of {label(world, 2)}" in verdict.evidence
+
+
 def test_a_rank_that_is_seen_inside_but_left_no_dump() -> None:
     dumps = dumps_of(World([0, 0, 0], CALLS, "stalled", rank=2, at=1))[:2]
     verdict = explain(dumps)
@@ -181,9 +198,30 @@ def test_a_send_that_nobody_asked_for() -> None:
     assert "never received what rank 0 waits for" in verdict.summary
 
 
-@pytest.mark.parametrize(("tag", "count"), [(5, 8), (0, 9)])
-def test_a_message_whose_ends_disagree(tag: int, count: int) -> None:
-    sent, received = message("send", 1), message("recv", 0, tag=tag, count=count)
+def test_messages_with_different_tags_do_not_meet() -> None:
+    verdict = explain([dump_with(0, 2, [message("send", 1)]), dump_with(1, 2, [message("recv", 0, tag=5)])])
+    assert (verdict.kind, culprits(verdict)) == ("deadlock", [0, 1])
+
+
+def test_messages_with_other_tags_are_not_counted() -> None:
+    here = [message("send", 1, tag=2, seq=1), message("send", 1, tag=1, seq=0)]
+    there = [message("recv", 0, tag=1, seq=0), message("recv", 0, tag=2, seq=1)]
+    verdict = explain([dump_with(0, 2, here), dump_with(1, 2, there)])
+    assert (verdict.kind, verdict.culprits) == ("undecided", ())
+
+
+def test_a_receive_from_any_rank_waits_for_all_that_have_not_sent() -> None:
+    waiting = message("recv", -1, tag=3)
+    assert waiting.call() == "recv of 8 f32 from any rank, tag 3"
+    verdict = explain([dump_with(0, 3, [waiting]), dump_with(1, 3, []), dump_with(2, 3, [])])
+    assert (verdict.kind, culprits(verdict)) == ("absent", [1, 2])
+
+
+@pytest.mark.parametrize("sender_was_told", [True, False])
+def test_a_message_whose_ends_disagree(sender_was_told: bool) -> None:
+    told = message("send", 1, state="failed", failure="mismatch")
+    sent = told if sender_was_told else message("send", 1, state="done")
+    received = message("recv", 0, count=9, state="failed", failure="mismatch")
     verdict = explain([dump_with(0, 2, [sent]), dump_with(1, 2, [received])])
     assert (verdict.kind, culprits(verdict)) == ("mismatch", [0, 1])
     assert "message #0 from rank 0 to rank 1 is not what is received" in verdict.summary
@@ -228,3 +266,16 @@ def test_dumps_of_several_groups_are_refused(change: dict[str, object]) -> None:
 def test_no_dumps_are_refused() -> None:
     with pytest.raises(UsageError, match="no dumps"):
         explain([])
+
+
+def test_values_that_did_not_fit_fp8_are_told() -> None:
+    dumps = dumps_of(World([0, 0], CALLS, "absent", rank=1, at=5))
+
+    def with_saturated(dump: Dump, at: dict[int, int]) -> Dump:
+        records = [msgspec.structs.replace(one, saturated=at.get(one.seq, 0)) for one in dump.snapshot.records]
+        return msgspec.structs.replace(dump, snapshot=msgspec.structs.replace(dump.snapshot, records=tuple(records)))
+
+    found = explain([with_saturated(dumps[0], {0: 3, 2: 40}), with_saturated(dumps[1], {2: 10})])
+    line = "53 of 2,000 values in 2 sums did not fit fp8, 50 of them in allreduce #2 of 1000 f32"
+    assert line in found.evidence
+    assert not any("fp8" in note for note in explain(dumps).evidence)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
+from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import MIB
 from fireflyer.collectives import Communicator, Plan, Route, Speeds, make_plan, plan_for
 from fireflyer.collectives.bootstrap.job import JobPlans, KeptPlan, tuned
@@ -220,3 +221,19 @@ def test_what_was_measured_is_kept_and_a_restart_measures_nothing(tmp_path: Path
     assert plans.kept() == kept
     refused = start([0, 1])
     assert all(isinstance(error, UsageError) and "it was measured for that group" in error.message for error in refused)
+
+
+def test_a_job_whose_size_may_change_keeps_a_plan_for_each_size(tmp_path: Path) -> None:
+    """Also a measured one, which another group may not use otherwise."""
+    three, two = (
+        JobPlans.of_job(
+            RankEnvironment(world_size=size, nodes=size, min_nodes=2, max_nodes=3, run_dir=str(tmp_path)), "w"
+        )
+        for size in (3, 2)
+    )
+    measured = KeptPlan(plan=make_plan((0, 1, 2)), measured=Speeds())
+    three.keep(measured)
+    assert two.plan((0, 1), HOSTS) == default_plan((0, 1))
+    assert three.kept() == measured
+    assert three.plan((0, 1, 2), ("a", "b", "c")) == measured.plan
+    assert sorted(path.name for path in (tmp_path / "collectives").iterdir()) == ["w~2-2.json", "w~3-3.json"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import threading
@@ -15,7 +14,7 @@ from fireflyer.base.errors import FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.p2p import peer_listener as listener_module
 from fireflyer.collectives.p2p.peer_listener import PeerListener
-from fireflyer.identity.handshake import ServerHandshake, pack_message
+from fireflyer.identity.handshake import pack_message
 from fireflyer.identity.secrets import Secret, new_secret
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import LocalStore
@@ -109,41 +108,6 @@ def test_strangers_keep_nobody_waiting(noise: bytes) -> None:
         assert visitors.wait_for(1) == [1]
         for stranger in strangers:
             stranger.close()
-
-
-def test_no_exception_of_one_peer_ends_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual, calls = ServerHandshake.on_hello, itertools.count()
-
-    def broken_once(self: ServerHandshake, data: bytes) -> bytes:
-        if next(calls) == 0:
-            raise ZeroDivisionError
-        return usual(self, data)
-
-    monkeypatch.setattr(ServerHandshake, "on_hello", broken_once)
-    with two_ranks() as (_, peer, visitors):
-        with pytest.raises(FireflyerError):
-            peer.dial(0, local=False, timeout_ns=10 * SECOND)
-        os.close(peer.dial(0, local=False, timeout_ns=10 * SECOND))
-        assert visitors.wait_for(1) == [1]
-
-
-def test_only_so_many_strangers_at_once_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "MAX_PENDING_HANDSHAKES", 3)
-    with two_ranks() as (host, peer, visitors):
-        strangers = [socket.create_connection((host.own.host, host.own.port)) for _ in range(4)]
-        strangers[0].settimeout(20)
-        assert strangers[0].recv(1) == b""
-        os.close(peer.dial(0, local=False, timeout_ns=10 * SECOND))
-        assert visitors.wait_for(1) == [1]
-        for stranger in strangers:
-            stranger.close()
-
-
-def test_silent_strangers_are_turned_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "PENDING_HANDSHAKE_TIMEOUT_NS", SECOND // 20)
-    with two_ranks() as (host, _, _), socket.create_connection((host.own.host, host.own.port)) as stranger:
-        stranger.settimeout(20)
-        assert stranger.recv(1) == b""
 
 
 def test_a_rank_that_does_not_answer_is_waited_for_only_so_long() -> None:

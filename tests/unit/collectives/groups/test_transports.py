@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # the stub
 
 from fireflyer.base.errors import Unreachable, UsageError
 from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.port_range import PortRange
 from fireflyer.collectives import Communicator, make_plan, torch_join
 from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, exchange_worker_addresses, make_offer
 from fireflyer.collectives.flight import decode_dump, find_dumps
@@ -76,6 +77,17 @@ def test_a_module_that_does_not_load_is_a_problem_in_one_line(tmp_path: Path, mo
     assert offer.problem is not None
     assert str(module) in offer.problem
     assert "\n" not in offer.problem
+
+
+@pytest.mark.parametrize(("own", "used"), [("", "29500-29599"), ("7000-7099", "7000-7099")])
+def test_ucx_is_told_the_range_of_ports_unless_the_user_has_told_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, used: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {"UCX_TCP_PORT_RANGE": own} if own else {})
+    module = tmp_path / "_ucx.so"
+    module.write_bytes(b"not a library")
+    make_offer("auto", ports=PortRange(29500, 29599), module_path=str(module))
+    assert os.environ["UCX_TCP_PORT_RANGE"] == used
 
 
 @needs_ucx

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.support.collectives.calls import INTEGERS, STORAGE
+from tests.support.collectives.calls import BITWISE, INTEGERS, STORAGE
 from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.errors import UsageError
@@ -20,7 +20,7 @@ from fireflyer.collectives.p2p import canonical
 
 LAYOUTS = [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0], [0, 1, 2, 3], [0, 0, 0, 1], [0, 1, 1, 1]]
 COUNTS = (0, 1, 9973)
-OPS = ("sum", "mean", "min", "max", "product")
+OPS = ("sum", "mean", "min", "max", "product", *BITWISE)
 Array = npt.NDArray[Any]
 
 
@@ -52,18 +52,27 @@ def promised(parts: list[Array], dtype: str, op: str) -> Array:
         "min": np.minimum,
         "max": np.maximum,
         "product": np.multiply,
+        "band": np.bitwise_and,
+        "bor": np.bitwise_or,
+        "bxor": np.bitwise_xor,
     }
     total = wide[0].copy()
     with np.errstate(over="ignore"):
         for one in wide[1:]:
             total = combine[op](total, one)
     if op == "mean":
-        total = total / total.dtype.type(len(parts))
+        total = _towards_zero(total, len(parts)) if dtype in INTEGERS else total / total.dtype.type(len(parts))
     if not small:
         return total
     result = np.empty(total.size, STORAGE[dtype])
     kernels.round_from_accum(result, total.astype("f4"), dtype)
     return result
+
+
+def _towards_zero(total: Array, divisor: int) -> Array:
+    whole = total.astype("i8")
+    quotients: Array = (np.sign(whole) * (np.abs(whole) // divisor)).astype(total.dtype)
+    return quotients
 
 
 def everything(comm: Communicator, dtype: str, ops: tuple[str, ...], counts: tuple[int, ...]) -> list[bytes]:
@@ -101,7 +110,7 @@ def test_the_bits_are_those_of_a_sum_in_the_order_of_ranks_on_any_layout(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canonical, "SCRATCH_BYTES", 4096)  # many blocks
-    ops = tuple(op for op in OPS if op != "mean" or dtype not in INTEGERS)
+    ops = tuple(op for op in OPS if dtype in INTEGERS or op not in BITWISE)
 
     def body(comm: Communicator) -> list[bytes]:
         return everything(comm, dtype, ops, COUNTS)
@@ -150,7 +159,7 @@ def test_an_operation_of_more_parts_than_may_be_pending_waits_for_room(monkeypat
 
 
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 1]])
-def test_unlike_calls_and_integer_means_are_told(nodes: list[int]) -> None:
+def test_unlike_calls_and_bits_of_floats_are_told(nodes: list[int]) -> None:
     def sizes(comm: Communicator) -> None:
         comm.allreduce(np.ones(1000 + comm.rank, "f4"))
 
@@ -162,12 +171,12 @@ def test_unlike_calls_and_integer_means_are_told(nodes: list[int]) -> None:
             assert isinstance(error, UsageError), error
             assert "all_to_all #0" in str(error)
 
-    def mean(comm: Communicator) -> None:
-        with pytest.raises(UsageError, match="integers have no mean"):
-            comm.allreduce(np.ones(10, "i4"), op="mean")
+    def bits(comm: Communicator) -> None:
+        with pytest.raises(UsageError, match="bxor combines the bits of integers, not of f32"):
+            comm.allreduce(np.ones(10, "f4"), op="bxor")
         comm.barrier()
 
-    assert together(nodes, mean, sums="canonical") == [None] * len(nodes)
+    assert together(nodes, bits, sums="canonical") == [None] * len(nodes)
 
 
 def test_clipped_numbers_are_counted() -> None:

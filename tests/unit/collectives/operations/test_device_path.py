@@ -385,11 +385,21 @@ def test_tensors_of_inference_mode_are_taken() -> None:
     assert ranks([0, 0], body) == [True, True]
 
 
+def test_integers_have_a_mean_and_bitwise_operations() -> None:
+    def body(comm: DeviceCommunicator) -> list[float]:
+        mean, odd = torch.tensor([-3 - 4 * comm.rank]), torch.tensor([5 + comm.rank], dtype=torch.int32)
+        comm.allreduce(mean, op="mean")
+        comm.allreduce(odd, op="bxor")
+        return [mean.item(), odd.item()]
+
+    assert ranks([0, 0], body) == [[-5, 3]] * 2
+
+
 def test_arguments_are_checked_before_anything_is_started() -> None:
     def body(comm: DeviceCommunicator) -> None:
         wrong: list[tuple[str, Callable[[], Any]]] = [
             ("bool", lambda: comm.allreduce(torch.ones(3, dtype=torch.bool))),
-            ("not an integer", lambda: comm.allreduce(torch.ones(3, dtype=torch.int32), op="mean")),
+            ("combines the bits of integers", lambda: comm.allreduce(torch.ones(3), op="bxor")),
             ("op 'xor'", lambda: comm.allreduce(torch.ones(3), op="xor")),
             ("its size and type", lambda: comm.allreduce(torch.ones(3), out=torch.ones(4))),
             ("root 2 is not a rank", lambda: comm.broadcast(torch.ones(3), root=2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -196,14 +197,82 @@ def received(comm: Communicator, size: int, dtype: str, tag: int) -> None:
         comm.recv(np.empty(size, dtype), source=0, tag=tag)
 
 
+@pairs
+def test_a_message_of_another_size_or_type_ends_its_calls_and_not_the_group(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> list[str]:
+        told = []
+        for sent, wanted in [(10, 11), (10**6, 10**6 + 1), (10**6, 10**6)]:
+            array = np.ones(sent) if comm.rank == 0 else np.ones(wanted, "i8" if sent == wanted else "f8")
+            try:
+                if comm.rank == 0:
+                    comm.send(array, to=1)
+                else:
+                    comm.recv(array, source=0)
+            except UsageError as error:
+                told.append(str(error))
+            comm.allreduce(np.ones(10))
+        return told
+
+    sender, receiver = together(nodes, body)
+    assert len(sender) == 2  # a short message was sent before anybody could say so
+    assert len(receiver) == 3
+    assert receiver[0].startswith(
+        "rank 0 called send #0 to rank 1 (10 f64, tag 0), but rank 1 called recv #0 from rank 0"
+    )
+    assert "the message is lost" in receiver[0]
+    assert sender == receiver[1:]
+    assert "send #1 to rank 1 (1000000 f64, tag 0), but rank 1 called recv #1 from rank 0 (1000001 f64" in sender[0]
+    assert "1000000 i64" in sender[1]
+
+
+@pairs
+def test_tags_choose_among_the_messages_of_a_pair(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> list[float]:
+        sizes = [5, 70_000, 9, 300_000]
+        if comm.rank == 0:
+            works = [comm.send(np.full(n, n, "f4"), to=1, tag=tag, async_op=True) for tag, n in enumerate(sizes)]
+            for work in works:
+                work.wait()
+            return []
+        got = [np.zeros(n, "f4") for n in sizes]
+        for tag in reversed(range(len(sizes))):
+            comm.recv(got[tag], source=0, tag=tag)
+        return [float(array.mean()) for array in got]
+
+    assert together(nodes, body)[1] == [5, 70_000, 9, 300_000]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 2], [0, 0, 1]], ids=str)
+def test_a_receive_from_any_rank_says_whose_message_it_is(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> list[int]:
+        if comm.rank != 0:
+            for size in (3, 100_000):
+                comm.send(np.full(size, comm.rank, "f4"), to=0, tag=size)
+            return []
+        sources = []
+        for size in (100_000, 3):
+            for _ in range(2):
+                got = np.zeros(size, "f4")
+                work = comm.recv(got, source=None, tag=size, async_op=True)
+                work.wait()
+                assert (got == work.source).all()
+                sources.append(work.source)
+        return sources
+
+    sources = together(nodes, body)[0]
+    assert sorted(sources[:2]) == sorted(sources[2:]) == [1, 2]
+
+
+def test_a_rank_alone_receives_from_nobody() -> None:
+    def body(comm: Communicator) -> None:
+        with pytest.raises(UsageError, match="no other rank to receive from"):
+            comm.recv(np.zeros(3), source=None)
+
+    assert together([0], body) == [None]
+
+
 UNLIKE: dict[str, tuple[Callable[[Communicator], object], list[str]]] = {
-    "size": (lambda c: received(c, 11, "f4", 0), ["send #0 to rank 1 (10 f32, tag 0)", "recv #0 from rank 0 (11 f32"]),
-    "type": (lambda c: received(c, 10, "i4", 0), ["10 f32", "10 i32"]),
-    "tag": (lambda c: received(c, 10, "f4", 3), ["tag 0", "tag 3"]),
-    "large": (
-        lambda c: c.send(np.ones(10**6), to=1) if c.rank == 0 else c.recv(np.ones(10**6 + 1), source=0),
-        ["1000000 f64", "1000001 f64"],
-    ),
+    "tag": (lambda c: received(c, 10, "f4", 3), ["recv #0 from rank 0 (tag 3)", "barrier #0"]),
     "splits": (
         lambda c: c.all_to_all(np.zeros(2), np.zeros(2)) if c.rank == 0 else c.all_to_all(np.zeros(4), np.zeros(4)),
         ["sends", "8", "16", "bytes", "in all_to_all #0, but rank"],
@@ -280,7 +349,7 @@ def test_a_message_and_a_sum_that_wait_for_each_other_are_told_as_a_deadlock(nod
 
     for error in together(nodes, body, timeout_ns=SECOND):
         assert isinstance(error, UsageError), error
-        assert "rank 0 in recv #0 from rank 1, rank 1 in allreduce #0 for rank 0" in str(error)
+        assert "rank 0 in recv #0 from rank 1 (tag 0), rank 1 in allreduce #0 for rank 0" in str(error)
 
 
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 1]], ids=["one node", "two nodes"])
@@ -370,6 +439,7 @@ def test_nothing_is_left_behind() -> None:
         if comm.rank == 0:
             raise FireflyerError("enough")
 
+    gc.collect()  # what earlier tests left to it
     before = (set(threading.enumerate()), len(os.listdir("/proc/self/fd")))
     for _ in range(3):
         together([0, 0, 1], body)

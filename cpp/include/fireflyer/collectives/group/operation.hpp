@@ -24,7 +24,7 @@ enum class OpKind : std::uint32_t {
 
 inline constexpr int op_kind_count = 10;
 
-const char* kind_name(OpKind kind);
+const char* kind_name(OpKind kind);  // the enumerator's name; "none" for 0
 
 // Runs rank to rank (Exchange), not through the window and the trees.
 inline bool exchanged(OpKind kind) { return kind == OpKind::all_to_all || kind == OpKind::gather || kind == OpKind::scatter; }
@@ -50,8 +50,13 @@ enum class FailureKind : std::uint32_t {
   peer_failed = 1,
   usage = 2,
   aborted = 3,
-  corruption = 4
+  corruption = 4,
+  mismatch = 5, // of one message: its calls do not fit, and the group goes on; never in the window
 };
+
+inline constexpr int failure_kind_count = 6;
+
+const char* failure_name(FailureKind kind);  // of the class of the error; "none" after success
 
 struct Failure {
   FailureKind kind = FailureKind::none;

@@ -62,7 +62,7 @@ struct RecordView {
   std::uint64_t id = 0;   // counts everything that was recorded, from 0
   OpDescriptor op;        // seq: of the collectives of this rank, or of the messages of this pair and direction
   Direction direction = Direction::none;
-  std::int32_t peer = -1;     // of a send or receive; -1 otherwise
+  std::int32_t peer = -1;     // of a send or receive; -1 otherwise, and while a receive from any rank has met no message
   std::int64_t tag = 0;
   std::uint64_t bytes = 0;    // of this rank's arrays
   Path path = Path::unknown;
@@ -139,6 +139,7 @@ class Recorder {
     void route(Path path, int algorithm = 0, std::uint64_t chunks = 0, std::uint64_t chunk_bytes = 0) const;
     void started(std::int64_t now_ns) const;
     void progress(std::uint64_t chunks_done, std::int64_t now_ns) const;  // `chunks_done` only grows
+    void met(std::int32_t peer) const;                                    // of a receive from any rank: who sent
     void saturated(std::uint64_t values) const;                           // adds
     void finish(FailureKind kind, std::int64_t now_ns) const;
 

@@ -7,13 +7,14 @@
 //
 // A NaN among the inputs of min and max makes the result NaN, and -0 is less than +0, so the order does not matter.
 // A mean is a sum whose divisor, the number of ranks, is given to the function that rounds; it divides once, in
-// accum_dtype(d), before the rounding. ReduceOp::mean itself means the same as ReduceOp::sum here.
+// accum_dtype(d), before the rounding. ReduceOp::mean itself means the same as ReduceOp::sum here. An integer, which may
+// have wrapped, is divided towards zero, as C and NCCL divide. band, bor and bxor combine the bits of integers.
 //
 // What is returned is the number of elements that left the range of an fp8 type when they were rounded: to f8e4m3, what
 // was clipped to 448 (infinities included); to f8e5m2, finite values that became infinity. For other types it is 0.
 //
-// Buffers need no alignment. An output may be one of the inputs; a partial overlap is not allowed. n < 1, a mean of
-// integers and a divisor of 0 throw std::invalid_argument. All functions may be called from any thread.
+// Buffers need no alignment. An output may be one of the inputs; a partial overlap is not allowed. n < 1, a bitwise
+// operation on floats and a divisor of 0 throw std::invalid_argument. All functions may be called from any thread.
 #pragma once
 
 #include <cstddef>

@@ -3,6 +3,9 @@
 // A message is announced once: a short one as `message`, its bytes behind it; a longer one as `offer`, without them. The
 // receiver, as soon as it has a place for them, reads the sender's memory and says `taken`, or says `go`, after which the
 // bytes come as `segment`s in order. So a connection always drains, and answers are never stuck behind somebody's data.
+//
+// A question about a point-to-point message names in `number` and `root`: by a sender, its message and its tag; by a
+// receiver, how many messages of the other rank it has seen announced, or the message that its receive has met.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +28,8 @@ enum class ExchangeFrame : std::uint8_t {
   credit = 7,
   question = 8,
   answer = 9,
-  goodbye = 10
+  goodbye = 10,
+  refused = 11  // an offer whose size or type is not that of the receive that it met: the calls end, nothing else does
 };
 
 inline constexpr OpKind point_to_point = static_cast<OpKind>(0);  // send and receive, which are no group operations
@@ -36,10 +40,11 @@ struct ExchangeHeader {
   ExchangeFrame type;
   std::uint8_t dtype;
   std::uint8_t reduce;
-  std::uint64_t number;       // of the group operation; of a point-to-point message among those of this pair and direction
+  std::uint64_t number;       // of the group operation; of a point-to-point message among those that its sender sent here
   std::uint64_t bytes;        // of the whole message; of a question: its own number
   std::uint64_t count;        // as in OpDescriptor
-  std::uint64_t place;        // segment: offset; offer, hello: an address in the sender; credit: bytes; question: bits
+  std::uint64_t place;        // segment: offset; offer, hello: an address in the sender; credit: bytes; question: bits;
+                              // refused: the number of the receive, which the other fields describe
   std::uint32_t kind;         // OpKind, or 0: point to point
   std::int32_t root;          // as in OpDescriptor; point to point: the tag
   std::uint32_t size;         // bytes that follow this header
@@ -54,8 +59,10 @@ struct ExchangeHop {
   std::int32_t rank;
   std::uint32_t call;  // 0 recv, 1 send, otherwise OpKind << 1
   std::uint64_t number;
+  std::int32_t tag;
+  std::uint32_t reserved;
 };
-static_assert(sizeof(ExchangeHop) == 16 && std::is_trivially_copyable_v<ExchangeHop>);
+static_assert(sizeof(ExchangeHop) == 24 && std::is_trivially_copyable_v<ExchangeHop>);
 
 enum class ExchangeState : std::uint32_t {
   matching = 1,   // has made the call that was asked about
@@ -66,7 +73,7 @@ enum class ExchangeState : std::uint32_t {
 
 struct ExchangeAnswer {
   ExchangeState state;
-  std::int32_t waits_for;      // a rank, -1 where it is not known
+  std::int32_t waits_for;      // a rank; -1 where it is not known, and for a receive from any rank (op_kind 0)
   std::int64_t idle_ns;        // since it last did anything in this group
   std::uint64_t op_number, op_count;
   std::uint32_t op_kind;

@@ -112,6 +112,7 @@ class Network {
   void watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns);
   void fail(FailureKind kind, int culprit, const std::string& text);
   void fail_node(int node, const std::string& what);
+  void fail_different(int node, const OpDescriptor& theirs, const OpDescriptor& ours);  // calls of two nodes, in one place
   void note_links(std::int64_t now_ns);
   std::string to_here() const;          // " to rank 0 (node 0, host n17)": which end of a connection this is
   void adopt(const std::vector<Connection>& connections);

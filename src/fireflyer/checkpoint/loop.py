@@ -1,0 +1,270 @@
+"""A training loop that goes on where it stopped: restore, steps, checkpoints, the last one, reports.
+
+    with TrainingLoop("checkpoints", model, optimizer, period_steps=100, reporter=reporter) as loop:
+        for step in loop.steps(10_000):             # from the step after the newest checkpoint
+            loss = train_step(model, optimizer, batch_of(step))
+            loop.record(loss=loss, samples=32)
+
+It runs under `ff run`, under torchrun (after `init_process_group`) and alone. Killed at any moment and started again,
+it continues after the newest checkpoint with the same weights, moments and random numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.events import ResumeReport, StepReport
+from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.ports import Clock
+from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.checkpoint.manager import CheckpointManager, Restored
+from fireflyer.checkpoint.state import State, capture, load_into, load_rng
+from fireflyer.runtime.clock import MonotonicClock
+from fireflyer.runtime.environment import read_environment
+from fireflyer.runtime.reporter import Reporter
+
+__all__ = ["Stateful", "TrainingLoop"]
+
+ERROR_WAIT_NS = 5 * SECOND
+"""After an exception a save that is in flight gets so long: all ranks may be well, and then it still commits."""
+_ASK_NS = SECOND
+"""How often rank 0 looks whether another rank has been told to stop."""
+
+
+class Stateful(Protocol):
+    """What torch's schedulers, gradient scalers and stateful samplers are. The state holds no tensors."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+class TrainingLoop:
+    """See the module. A context manager; all ranks enter it, take the same steps, and leave it.
+
+    `directory` as of `CheckpointManager`. A checkpoint is written in the background every `period_steps` steps and
+    whenever `period` ("10m", "30s") has passed since the last one; `keep` of them are kept. The one of the last step is
+    waited for, and raises if it fails; others that fail are logged and reported, and training goes on. `stateful` are
+    other objects to save and restore, by name; `values` holds plain values (None, bool, text, numbers, lists, dicts)
+    that are saved with each checkpoint and are there again after a restore. With `reporter` every step, resume and
+    checkpoint is reported; give `record` what only the script knows.
+
+    One of `stop_signals`, on any rank, ends the loop on all ranks after the step in progress, with a checkpoint of
+    it; `__exit__` then ends the process with the exit code 128 + signal. The second one ends it at once. Handlers are
+    set in the main thread only. An exception in the body ends the loop without another checkpoint.
+
+    Raises what `CheckpointManager` raises (`UsageError`, `PermissionDenied`, `DataCorruption`, `Fenced`), and
+    `UsageError` where the model or the optimizer is not the one that was saved.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        period_steps: int | None = None,
+        period: str | None = None,
+        keep: int = 2,
+        stateful: Mapping[str, Stateful] | None = None,
+        values: Mapping[str, Any] | None = None,
+        job_plan: Mapping[str, Any] | None = None,
+        plan: Mapping[str, Any] | None = None,
+        reporter: Reporter | None = None,
+        stop_signals: Sequence[int] = (signal.SIGTERM,),
+        env: RankEnvironment | None = None,
+        group: dist.ProcessGroup | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.values: dict[str, Any] = dict(values or {})
+        self.restored: Restored | None = None
+        self.step = 0
+        """Steps that are done."""
+        self._stateful = dict(stateful or {})
+        self._reporter = reporter
+        self._env = env or read_environment()
+        self._clock = clock or MonotonicClock()
+        self._signals = tuple(stop_signals)
+        self._before: dict[int, Any] = {}
+        self._signal: int | None = None
+        self._stopping = False
+        self._ended = False
+        self._next_ask_ns = 0
+        self._recorded: dict[str, Any] = {}
+        self._options: dict[str, Any] = {
+            "period_steps": period_steps,
+            "period_ns": None if period is None else parse_duration(period),
+            "keep": keep,
+            "job_plan": job_plan,
+            "plan": plan,
+            "env": self._env,
+            "group": group,
+            "clock": self._clock,
+            "on_event": None if reporter is None else reporter.checkpoint,
+        }
+        self._directory = directory
+        self._asks = period is not None or bool(self._signals)
+        self._manager: CheckpointManager | None = None
+
+    @property
+    def manager(self) -> CheckpointManager:
+        """Raises `UsageError` outside of the `with` block."""
+        if self._manager is None:
+            raise UsageError("the training loop is not open; use it in a `with` block")
+        return self._manager
+
+    @property
+    def stopped(self) -> bool:
+        """The loop ends, or has ended, before its last step, because it was asked to."""
+        return self._stopping
+
+    def __enter__(self) -> Self:
+        if self._manager is not None or self._ended:
+            raise UsageError("a training loop can be entered once; make another")
+        self._take_signals()
+        try:
+            self._manager = CheckpointManager.from_environment(self._directory, **self._options)
+            self._restore(self._manager)
+        except BaseException:
+            self._give_signals_back()
+            raise
+        return self
+
+    def _restore(self, manager: CheckpointManager) -> None:
+        start_ns = self._clock.now_ns()
+        restored = self.restored = manager.restore()
+        if restored is not None:
+            user = load_into(restored.shared, restored.values, self.model, self.optimizer)
+            self.values = dict(user.get("values", {}))
+            for name, one in self._stateful.items():
+                if name not in user.get("stateful", {}):
+                    raise UsageError(f"{restored.name} has no state of {name!r}; resume with what was saved")
+                one.load_state_dict(user["stateful"][name])
+            if restored.own is not None:
+                load_rng(restored.own)
+            restored.shared, restored.own = {}, None  # as large as the model, and not needed any more
+            self.step = restored.step
+        if self._reporter is not None:
+            self._reporter.resume(
+                ResumeReport(
+                    rank=manager.rank,
+                    attempt=self._env.attempt,
+                    step=self.step,
+                    checkpoint=restored.name if restored else None,
+                    passed_over=restored.passed_over if restored else (),
+                    load_ns=self._clock.now_ns() - start_ns,
+                )
+            )
+
+    def steps(self, last: int) -> Iterator[int]:
+        """The numbers of the steps that are left, up to and including `last`. When the loop body has ended, the step
+        counts as done: it is reported and saved if that is due. Leave the loop with `stop()`, or by an exception: a
+        `break` leaves the step in progress without a checkpoint."""
+        manager = self.manager
+        while self.step < last and not self._stopping:
+            start_ns = self._clock.now_ns()
+            self._recorded = {}
+            yield self.step + 1
+            self.step += 1
+            done_ns = self._clock.now_ns()
+            self._save_if_due(manager, last, done_ns)
+            self._report(manager, productive_ns=done_ns - start_ns, checkpoint_ns=self._clock.now_ns() - done_ns)
+
+    def record(self, *, loss: float | None = None, samples: int = 0, tokens: int = 0) -> None:
+        """What the step in progress did: its loss (the mean over all ranks, None where it is not known), samples and
+        tokens of this rank."""
+        self._recorded = {"loss": loss, "samples": samples, "tokens": tokens}
+
+    def stop(self) -> None:
+        """The step in progress is the last, with a checkpoint. Called on all ranks at the same step, or on any rank
+        where `stop_signals` or `period` are given: the others then follow within a few steps."""
+        if not self._asks:
+            self._stopping = True
+        self.manager.ask_to_stop()
+
+    def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int) -> None:
+        due = self._agree(manager, now_ns) if self._asks else manager.due_here(self.step, now_ns)
+        final = self._stopping or self.step >= last
+        if due or final:
+            handle = manager.save(self.step, self._state(), blocking=final)
+            if final:
+                handle.result()
+
+    def _agree(self, manager: CheckpointManager, now_ns: int) -> bool:
+        if self._signal is not None and not manager.asked_to_stop():
+            manager.ask_to_stop()
+        word = b"save" if manager.due_here(self.step, now_ns) else b"go"
+        if manager.rank == 0 and self._stop_is_wanted(manager, now_ns):
+            word = b"stop"
+        answer = manager.decide(word)
+        self._stopping = self._stopping or answer == b"stop"
+        return answer != b"go"
+
+    def _stop_is_wanted(self, manager: CheckpointManager, now_ns: int) -> bool:
+        if self._signal is not None:
+            return True
+        if now_ns < self._next_ask_ns:
+            return False
+        if manager.world_size > 1:
+            self._next_ask_ns = now_ns + _ASK_NS
+        return manager.asked_to_stop()
+
+    def _state(self) -> State:
+        values = {
+            "values": self.values,
+            "stateful": {name: one.state_dict() for name, one in self._stateful.items()},
+        }
+        return capture(self.model, self.optimizer, values=values)
+
+    def _report(self, manager: CheckpointManager, *, productive_ns: int, checkpoint_ns: int) -> None:
+        if self._reporter is not None:
+            self._reporter.step(
+                StepReport(
+                    rank=manager.rank,
+                    attempt=self._env.attempt,
+                    step=self.step,
+                    samples=self._recorded.get("samples", 0),
+                    tokens=self._recorded.get("tokens", 0),
+                    loss=self._recorded.get("loss"),
+                    productive_ns=productive_ns,
+                    checkpoint_ns=checkpoint_ns,
+                )
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        manager, self._manager, self._ended = self.manager, None, True
+        try:
+            manager.close(None if error is None else ERROR_WAIT_NS)
+        finally:
+            self._give_signals_back()
+        if error is None and self._signal is not None and self._stopping:
+            raise SystemExit(128 + self._signal)
+
+    # Signals.
+
+    def _take_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._signals:
+                self._before[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal is not None:
+            self._give_signals_back()
+            signal.raise_signal(number)
+        self._signal = number
+
+    def _give_signals_back(self) -> None:
+        before, self._before = self._before, {}
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,250 @@
+"""The resident process: listens for launchers that have the machine's credential, and keeps its guards.
+
+Started by hand or by systemd as the user whose jobs it runs. It may be killed and started again at any time: guards
+live on and are adopted. A machine that has not joined, or whose credential is revoked, lets nobody in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import Busy, FireflyerError, NotFound, PermissionDenied, UsageError
+from fireflyer.base.units import MIB, SECOND
+from fireflyer.cluster.agent.guards import TICK_S, Guards
+from fireflyer.cluster.agent.records import AgentDirectory, Membership
+from fireflyer.cluster.core.agent import (
+    ROOT_REFUSAL,
+    Forgotten,
+    Guard,
+    GuardState,
+    Joined,
+    Order,
+    Revoked,
+    StopRequested,
+)
+from fireflyer.cluster.schema.agent import (
+    ASK_AGENT,
+    FORGET_GUARD,
+    LIST_GUARDS,
+    MAX_STATUSES,
+    REVOKE_MACHINE,
+    START_GUARD,
+    STOP_GUARD,
+    WAIT_GUARD,
+    GuardName,
+    GuardOrder,
+    GuardStatus,
+    GuardStatuses,
+)
+from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion
+from fireflyer.cluster.schema.wire import Done
+from fireflyer.cluster.supervisor.remote import probe
+from fireflyer.identity.derived import unseal
+from fireflyer.identity.handshake import Accepts
+from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
+
+__all__ = ["serve_agent"]
+
+_log = logging.getLogger(__name__)
+_WAIT_S: Final = 10.0
+_LIMITS: Final = ServerLimits(
+    connections=256, handshakes=32, calls_per_connection=256, request_bytes_per_connection=4 * MIB, frame_bytes=MIB
+)
+
+
+async def serve_agent(directory: AgentDirectory, *, on_ready: Callable[[str], None]) -> None:
+    """Until it is cancelled. `on_ready` is called with `:port` when it serves. Raises `UsageError` where the
+    machine has not joined or the port is taken, `Busy` where another agent runs."""
+    lock = directory.take()
+    try:
+        membership = directory.membership()
+        if membership is None:
+            await _end_all(directory)
+            raise UsageError(
+                "this machine has not joined; get a token with `ff agent token NAME`, then `ff agent join`"
+            )
+        systemd = os.environ.pop("NOTIFY_SOCKET", "")  # not for ranks
+
+        def ready(address: str) -> None:
+            _notify(systemd, b"READY=1")
+            on_ready(address)
+
+        await _Agent(directory, membership).run(ready)
+    finally:
+        os.close(lock)
+
+
+async def _end_all(directory: AgentDirectory) -> None:
+    """Guards that an earlier agent left when its credential was revoked."""
+    changed = asyncio.Event()
+    guards = Guards(directory, lambda _: changed.set(), uid=os.geteuid())
+    try:
+        guards.begin()
+        guards.feed(Revoked())
+        ticks = asyncio.create_task(guards.tick())
+        while any(guard.state is not GuardState.ENDED for guard in guards.all()):
+            changed.clear()
+            await changed.wait()
+        ticks.cancel()
+    finally:
+        guards.close()
+
+
+class _Agent:
+    def __init__(self, directory: AgentDirectory, membership: Membership) -> None:
+        self._directory = directory
+        self._membership: Membership | None = membership
+        self._port = membership.port
+        self._changed: dict[str, asyncio.Event] = {}
+        self._guards = Guards(directory, self._on_change, uid=os.geteuid())
+        self._server = RpcServer(Accepts(None, directory.find), identity=f"agent {membership.machine}", limits=_LIMITS)
+
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        server = self._server
+        server.register(ASK_AGENT, self._ask)
+        server.register(START_GUARD, self._start)
+        server.register(WAIT_GUARD, self._wait)
+        server.register(STOP_GUARD, self._stop)
+        server.register(FORGET_GUARD, self._forget)
+        server.register(LIST_GUARDS, self._list)
+        server.register(REVOKE_MACHINE, self._revoke)
+        self._guards.begin()
+        adopted = sum(guard.state is not GuardState.ENDED for guard in self._guards.all())
+        try:
+            address = await server.start_everywhere(self._port)
+            _log.info("agent serves port=%d adopted=%d uid=%d", address.port, adopted, os.geteuid())
+            on_ready(str(address))
+            await asyncio.gather(self._guards.tick(), self._look_at_membership())
+        finally:
+            await server.close()
+            self._guards.close()
+
+    async def _look_at_membership(self) -> None:
+        """Another process may let the machine leave or join again."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self._note(self._directory.membership())
+            except FireflyerError as error:
+                _log.error("the membership cannot be read, so nobody is let in reason=%s", error)
+
+    def _note(self, membership: Membership | None) -> None:
+        if (membership is None) != (self._membership is None):
+            _log.warning("the machine %s", "has left: its guards are stopped" if membership is None else "has joined")
+            self._guards.feed(Revoked() if membership is None else Joined())
+        self._membership = membership
+
+    def _on_change(self, token: str) -> None:
+        changed = self._changed.pop(token, None)
+        if changed is not None:
+            changed.set()
+
+    # -- methods -------------------------------------------------------------------------------------------------------
+
+    def _member(self) -> Membership:
+        """Of calls on connections that were opened before."""
+        self._note(self._directory.membership())
+        if self._membership is None:
+            raise PermissionDenied("the credential of this machine is revoked")
+        return self._membership
+
+    async def _ask(self, question: HostQuestion, caller: Caller) -> HostFacts:
+        self._member()
+        if os.geteuid() == 0:
+            raise PermissionDenied(ROOT_REFUSAL)
+        facts = await asyncio.to_thread(probe, question)
+        client = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        return msgspec.structs.replace(facts, client=client, server="")
+
+    async def _start(self, request: GuardOrder, _caller: Caller) -> GuardStatus:
+        member = self._member()
+        orders = request.orders
+        config = orders.config
+        if request.token != orders.token or not request.token.endswith(f".{config.node}.{config.incarnation}"):
+            raise UsageError(f"the token {request.token} is not that of node {config.node} in these orders")
+        if config.lease_ns < SECOND or orders.first_lease_ns < SECOND:
+            raise UsageError("a guard that an agent starts needs a lease of a second or more")
+        if request.sealed:
+            secret = unseal(request.sealed, member.credential, request.nonce)
+            orders = msgspec.structs.replace(orders, secret=secret.reveal())
+        order = Order(token=request.token, job=request.job, node=config.node, incarnation=config.incarnation)
+        refused = self._guards.start(order, orders)
+        if refused is not None:
+            raise (Busy if refused.busy else PermissionDenied)(refused.reason)
+        return self._status(self._known(request.token))
+
+    async def _wait(self, request: GuardName, _caller: Caller) -> GuardStatus:
+        """Answers when the guard has ended, or after a while as it is then."""
+        self._member()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _WAIT_S
+        while (guard := self._known(request.token)).state is not GuardState.ENDED and loop.time() < until_s:
+            changed = self._changed.setdefault(request.token, asyncio.Event())
+            try:
+                async with asyncio.timeout_at(until_s):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+        return self._status(guard)
+
+    async def _stop(self, request: GuardName, _caller: Caller) -> GuardStatus:
+        self._member()
+        self._guards.feed(StopRequested(request.token))
+        return self._status(self._known(request.token))
+
+    async def _forget(self, request: GuardName, _caller: Caller) -> Done:
+        self._member()
+        self._guards.feed(Forgotten(request.token))
+        return Done()
+
+    async def _list(self, _: Done, _caller: Caller) -> GuardStatuses:
+        self._member()
+        newest = sorted(self._guards.all(), key=lambda guard: -guard.since_ns)
+        return GuardStatuses(tuple(self._status(guard) for guard in newest[:MAX_STATUSES]))
+
+    async def _revoke(self, _: Done, caller: Caller) -> Done:
+        _log.warning("the credential is revoked by=%s", caller.address)
+        self._directory.leave()
+        self._note(None)
+        return Done()
+
+    def _known(self, token: str) -> Guard:
+        guard = self._guards.get(token)
+        if guard is None:
+            raise NotFound(f"no guard {token} is known on this machine")
+        return guard
+
+    def _status(self, guard: Guard) -> GuardStatus:
+        order, end = guard.order, guard.end
+        status = GuardStatus(
+            token=order.token,
+            job=order.job,
+            node=order.node,
+            incarnation=order.incarnation,
+            state=guard.state.value,
+            age_ns=self._guards.age_ns(guard),
+        )
+        if end is None:
+            return status
+        return msgspec.structs.replace(
+            status, clean=end.clean, exit_code=end.exit_code, reason=" ".join(end.reason.split())[:1000]
+        )
+
+
+def _notify(path: str, text: bytes) -> None:
+    """Tells systemd (sd_notify(3)), where it asked to be told: `path` is what NOTIFY_SOCKET says."""
+    if not path:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+            notify.connect("\0" + path[1:] if path.startswith("@") else path)
+            notify.send(text)
+    except OSError as error:
+        _log.warning("systemd was not told that the agent serves reason=%s", error)

@@ -1,0 +1,100 @@
+"""Whether a machine can run a job: compares what it says of itself with what the job needs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.schema.addresses import is_link_local
+from fireflyer.cluster.schema.hosts import HostFacts
+
+__all__ = ["MAX_SKEW_NS", "HostRequirements", "faults_of", "mixed_addresses", "same_machine"]
+
+MAX_SKEW_NS = 5 * SECOND
+"""Clocks that differ by more make logs and checkpoints of several machines unreadable. Leases do not depend on it."""
+
+
+class HostRequirements(msgspec.Struct, frozen=True, kw_only=True):
+    """What every host of a job must have."""
+
+    version: str
+    python: str
+    workdir: str
+    script: str
+    kind: str
+    script_sha256: str
+    ranks: int
+    ranks_per_core: int
+    devices: str
+    knows_control_address: bool = False
+    """--control-address says where hosts reach the launcher."""
+
+
+def faults_of(facts: HostFacts, required: HostRequirements, *, asked_ns: int, answered_ns: int) -> list[str]:
+    """One line each; empty: the host can run the job. Times are the launcher's wall clock around the question."""
+    faults = []
+    if facts.version != required.version:
+        faults.append(f"has Fire-Flyer {facts.version}, and this machine {required.version}; install the same release")
+    if facts.python.rpartition(".")[0] != required.python.rpartition(".")[0]:
+        faults.append(f"has Python {facts.python}, and this machine {required.python}; use the same minor version")
+    if not facts.has_workdir:
+        faults.append(f"has no directory {required.workdir}; make it there, or name another one with --workdir")
+    elif not facts.has_script:
+        faults.append(f"has no {required.kind} {required.script} in {required.workdir}; copy it there")
+    elif required.script_sha256 and facts.script_sha256 != required.script_sha256:
+        faults.append(f"has another {required.script} (its SHA-256 differs); copy this machine's there")
+    faults += _device_faults(facts, required)
+    faults += _address_faults(facts, required)
+    skew_ns = max(asked_ns - facts.time_ns, facts.time_ns - answered_ns, 0)
+    if skew_ns > MAX_SKEW_NS:
+        faults.append(f"has a clock that differs by {skew_ns / SECOND:.0f} s; synchronise the clocks (chrony, ntp)")
+    return faults
+
+
+def _address_faults(facts: HostFacts, required: HostRequirements) -> list[str]:
+    if facts.no_address:
+        return ["".join(char for char in facts.no_address if char.isprintable())]
+    server = "" if facts.address else facts.server
+    client = "" if required.knows_control_address else facts.client
+    if is_link_local(server) or is_link_local(client):
+        return [
+            f"was reached at a link-local address ({facts.server}), which other machines cannot use; name it by a "
+            "global or unique local address (fd00::/8)"
+        ]
+    return []
+
+
+def mixed_addresses(addresses: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(host, fault) of those whose chosen address is not of the kind, IPv4 or IPv6, of the first one's. Hosts for which
+    none was chosen have an empty one."""
+    chosen = {name: address for name, address in addresses.items() if address}
+    first = next(iter(chosen), "")
+    return [
+        (name, f"has {address}, and {first} has {chosen[first]}: all need IPv4, or all IPv6; choose with --subnet")
+        for name, address in chosen.items()
+        if (":" in address) != (":" in chosen[first])
+    ]
+
+
+def _device_faults(facts: HostFacts, required: HostRequirements) -> list[str]:
+    gpus = required.devices == "gpu" or (required.devices == "auto" and facts.gpus > 0)
+    if gpus and required.ranks > facts.gpus:
+        return [f"has {facts.gpus} GPUs for {required.ranks} ranks; use fewer ranks, or --devices cpu"]
+    limit = facts.cores * required.ranks_per_core
+    if not gpus and required.ranks > limit:
+        return [f"has {facts.cores} cores, which hold {limit} ranks, not {required.ranks}; use fewer --ranks-per-node"]
+    return []
+
+
+def same_machine(facts: Mapping[str, HostFacts]) -> list[tuple[str, str]]:
+    """Pairs of names that lead to one machine."""
+    first: dict[tuple[str, str], str] = {}
+    pairs = []
+    for name, one in facts.items():
+        key = (one.boot_id, one.namespace)
+        if key in first and all(key):
+            pairs.append((first[key], name))
+        first.setdefault(key, name)
+    return pairs

@@ -1,0 +1,81 @@
+"""Which of a machine's addresses a job uses, where a machine has several networks. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["AddressChoice", "is_link_local"]
+
+_INTERFACE = re.compile(r"[^\s/\0]{1,15}")
+"""What Linux allows."""
+_MAX_SHOWN = 8
+
+
+class AddressChoice(msgspec.Struct, frozen=True):
+    """By the name of a network interface, by a subnet, or by both; empty: whatever the routes say."""
+
+    interface: str = ""
+    subnet: str = ""
+    """`10.0.0.0/16`, `fd00::/64`."""
+
+    def __post_init__(self) -> None:
+        """Raises `UsageError`."""
+        if self.interface and not _INTERFACE.fullmatch(self.interface):
+            raise UsageError(f"--interface {self.interface[:40]!r} is no name of a network interface; see: ip address")
+        if self.subnet:
+            try:
+                network = ipaddress.ip_network(self.subnet, strict=False)
+            except ValueError:
+                raise UsageError(
+                    f"--subnet {self.subnet[:60]!r} is not understood; write it like 10.0.0.0/16 or fd00::/64"
+                ) from None
+            if network.version == 6 and network.is_link_local:
+                raise UsageError(
+                    f"--subnet {self.subnet} is link-local: such addresses mean something else on each interface; "
+                    "name a subnet of global or unique local addresses (fd00::/8)"
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self.interface or self.subnet)
+
+    def __str__(self) -> str:
+        parts = (("--interface", self.interface), ("--subnet", self.subnet))
+        return " ".join(f"{option} {value}" for option, value in parts if value)
+
+    def choose(self, found: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+        """The first pair (interface, address) that fits, IPv4 before IPv6, link-local IPv6 never. None: there is none.
+
+        >>> AddressChoice(interface="eth1").choose([("eth0", "10.0.0.3"), ("eth1", "fe80::3"), ("eth1", "10.1.0.3")])
+        ('eth1', '10.1.0.3')
+        """
+        network = ipaddress.ip_network(self.subnet, strict=False) if self.subnet else None
+        fit = [
+            (name, address)
+            for name, address in found
+            if self.interface in ("", name)
+            and (network is None or ipaddress.ip_address(address) in network)
+            and not is_link_local(address)
+        ]
+        return min(fit, key=lambda one: ":" in one[1], default=None)
+
+    def fault(self, found: Sequence[tuple[str, str]]) -> str:
+        """What a machine lacks that has no such address, in a line that names those it has."""
+        usable = [f"{address} ({name})" for name, address in found if not is_link_local(address) and name != "lo"]
+        shown = ", ".join(usable[:_MAX_SHOWN]) + (", ..." if len(usable) > _MAX_SHOWN else "")
+        only = "only a link-local address" if any(name == self.interface for name, _ in found) else "no address"
+        return f"has {only} of {self}; it has {shown or 'none that other machines can use'}"
+
+
+def is_link_local(host: str) -> bool:
+    """Whether it is an IPv6 address that only has a meaning together with an interface (`fe80::1%eth0`, RFC 4007)."""
+    try:
+        parsed = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return parsed.version == 6 and parsed.is_link_local

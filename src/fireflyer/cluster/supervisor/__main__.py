@@ -1,0 +1,23 @@
+"""`python -P -m fireflyer.cluster.supervisor CONFIG`: run by a guard, with the configuration as JSON."""
+
+import logging
+import sys
+
+import msgspec
+import uvloop
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.cluster.schema.wire import SupervisorConfig
+from fireflyer.cluster.supervisor.supervisor import run_supervisor
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        return uvloop.run(run_supervisor(msgspec.json.decode(sys.argv[1], type=SupervisorConfig)))
+    except FireflyerError as error:
+        logging.getLogger("supervisor").error("supervisor ends on an error reason=%s", error)
+        return 1
+
+
+sys.exit(main())

@@ -1,0 +1,57 @@
+"""Runs the program of `--on-failure` on this node, when no rank is left on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.schema.wire import Check, Checked
+from fireflyer.runtime.disk import translate_os_error
+from fireflyer.runtime.log_writer import LogFile
+from fireflyer.runtime.processes.guarded import (
+    child_environment,
+    exit_code_of,
+    start_with_parent_death_signal,
+    watch_exit,
+)
+
+__all__ = ["MAX_LOG_BYTES", "run_check"]
+
+MAX_LOG_BYTES = 64 << 20
+"""It cannot print more: EFBIG, or SIGXFSZ where it does not ignore that."""
+
+
+async def run_check(check: Check) -> Checked:
+    """Never raises: the answer says what went wrong. At the time limit the program and its process group are killed."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    try:
+        log = await asyncio.to_thread(LogFile, check.log)
+        try:
+            process = start_with_parent_death_signal(
+                check.command, environment=child_environment(check.environment), stdout=log.fd, stderr=log.fd
+            )
+        finally:
+            os.close(log.fd)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_LOG_BYTES, MAX_LOG_BYTES))
+        watch_exit(loop, process.pid, ended.set)
+    except (FireflyerError, OSError) as error:
+        reason = error if isinstance(error, FireflyerError) else translate_os_error(error, f"start {check.command[0]}")
+        return Checked(check.attempt, 126, note=str(reason)[:1000], limit_ns=check.limit_ns)
+    timed_out = False
+    try:
+        async with asyncio.timeout(check.limit_ns / SECOND):
+            await ended.wait()
+    except TimeoutError:
+        timed_out = True
+    finally:  # whatever it has left behind, too
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except OSError:
+            pass
+    await ended.wait()
+    return Checked(check.attempt, exit_code_of(process.wait()), timed_out, limit_ns=check.limit_ns)

@@ -1,0 +1,265 @@
+"""Half-open connections of one listener, as a state machine without IO: who may try, for how long, and who goes first.
+
+    opened --> hello --> proof --> HandOver          the client has proven itself
+                 |         |
+                 +---------+-----> Refuse ----> Close      told why; what it still sends is read and dropped for a while
+                 +---------+----------------->  Close      it left, or makes room for another one
+
+The owner numbers connections (a descriptor will do), says what was read, and performs the effects in order. Bytes: at
+most `wanted` are read at a time, one message is buffered. Time: each connection has `handshake_ns` to prove itself and
+`refusal_ns` to read why it was refused, from `now_ns` of the call that began it; the owner calls `expire` at
+`next_deadline_ns`. Number: at most `per_source` connections of one source and `total` of all are half-open.
+
+Why strangers cannot keep others out. A newcomer is never turned away for the number of the others: one of those goes.
+Over `per_source` it is the oldest of the same source; over `total` the oldest of the source that has most. An honest
+peer needs milliseconds, so the oldest is most likely one that says nothing; and a source with few connections loses
+none to a source with many. A source is what an attacker cannot have many of: an IPv4 address, an IPv6 network, a user
+of the machine for a Unix socket; the owner names it.
+
+Log lines are bounded too: `Report` comes at most `REPORTS` times in `REPORT_INTERVAL_NS`, with how many were left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, Timeout
+from fireflyer.base.units import KIB, MIB, SECOND, format_duration
+from fireflyer.identity.conversation import ServerConversation
+from fireflyer.identity.handshake import NONCE_BYTES, Accepts, Session, pack_message, refusal_message
+
+__all__ = [
+    "REPORTS",
+    "REPORT_INTERVAL_NS",
+    "AcceptorEffect",
+    "Close",
+    "HandOver",
+    "HandshakeAcceptor",
+    "HandshakeLimits",
+    "Refuse",
+    "Report",
+    "Send",
+]
+
+REPORTS: Final = 20
+REPORT_INTERVAL_NS: Final = 10 * SECOND
+_DROPPED_AT_ONCE: Final = 64 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeLimits:
+    """Of one listener. A half-open connection costs its descriptor and a buffer of one message."""
+
+    total: int = 256
+    per_source: int = 128
+    handshake_ns: int = 10 * SECOND
+    refusal_ns: int = SECOND
+    unread_bytes: int = MIB
+    """So much is read of a refused client: closing before would destroy the message that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """`data` is at most one handshake message: a fresh connection takes it at once. Else call `lost`."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send `data` and the end of the stream; the connection is read on until `Close`."""
+
+    connection: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The connection is the owner's; the acceptor has forgotten it."""
+
+    connection: int
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The acceptor has forgotten the connection."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """For the log: why a client of `source` was not admitted. `left_out`: reports since the one before that were too
+    many."""
+
+    source: str
+    reason: str
+    left_out: int
+
+
+AcceptorEffect = Send | Refuse | HandOver | Close | Report
+
+
+@dataclass(slots=True)
+class _HalfOpen:
+    source: str
+    deadline_ns: int
+    conversation: ServerConversation | None
+    """None once it was refused."""
+    unread_bytes: int
+
+
+class HandshakeAcceptor:
+    """See the module's text. `random_bytes(count)` gives fresh random bytes. `full` says why no more clients can be
+    served, or None; it is asked when a client has proven itself: strangers do not use up what is for clients. Raises
+    `UsageError` for a name that cannot be sent."""
+
+    def __init__(
+        self,
+        accepts: Accepts,
+        *,
+        identity: str,
+        purpose: str,
+        random_bytes: Callable[[int], bytes],
+        limits: HandshakeLimits | None = None,
+        full: Callable[[], Busy | None] | None = None,
+    ) -> None:
+        self._accepts = accepts
+        self._identity = identity
+        self._purpose = purpose
+        self._random_bytes = random_bytes
+        self._limits = limits or HandshakeLimits()
+        self._full = full
+        self._decoy_key = random_bytes(32)
+        self._half_open: dict[int, _HalfOpen] = {}  # oldest first
+        self._by_source: dict[str, dict[int, None]] = {}  # likewise
+        self._reported_from_ns: int | None = None
+        self._reported = 0
+        self._left_out = 0
+        self._conversation()  # raises what is wrong with the names now, not when a client comes
+
+    def __len__(self) -> int:
+        """How many connections are half-open, those that were refused and are not closed yet among them."""
+        return len(self._half_open)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` is due; None while nothing is half-open."""
+        return min((one.deadline_ns for one in self._half_open.values()), default=None)
+
+    def wanted(self, connection: int) -> int:
+        """How many bytes of it may be read now, at most; 0 when there is no such connection."""
+        one = self._half_open.get(connection)
+        if one is None:
+            return 0
+        return min(_DROPPED_AT_ONCE, one.unread_bytes) if one.conversation is None else one.conversation.wanted
+
+    def opened(self, now_ns: int, connection: int, source: str) -> list[AcceptorEffect]:
+        """A client has connected."""
+        effects: list[AcceptorEffect] = []
+        if len(self._by_source.get(source, ())) >= self._limits.per_source:
+            effects += self._evict(now_ns, source)
+        elif len(self._half_open) >= self._limits.total:
+            effects += self.evict(now_ns)
+        deadline_ns = now_ns + self._limits.handshake_ns
+        self._half_open[connection] = _HalfOpen(source, deadline_ns, self._conversation(), self._limits.unread_bytes)
+        self._by_source.setdefault(source, {})[connection] = None
+        return effects
+
+    def evict(self, now_ns: int) -> list[AcceptorEffect]:
+        """Closes the oldest connection of the source that has most, also where the owner has no more descriptors."""
+        most = max(map(len, self._by_source.values()), default=0)
+        for one in self._half_open.values():
+            if len(self._by_source[one.source]) == most:
+                return self._evict(now_ns, one.source)
+        return []
+
+    def received(self, now_ns: int, connection: int, data: bytes) -> list[AcceptorEffect]:
+        """`data`: 1 to `wanted` bytes, or none at the end of the stream."""
+        one = self._half_open[connection]
+        if one.conversation is None:
+            one.unread_bytes -= len(data)
+            return [] if data and one.unread_bytes > 0 else [self._forget(connection)]
+        try:
+            reply = one.conversation.receive(data)
+        except PermissionDenied as error:
+            if data:
+                return self._refuse(now_ns, connection, one, error, getattr(error, "reply", None))
+            return self.lost(now_ns, connection, error)
+        except FireflyerError as error:
+            return self.lost(now_ns, connection, error)
+        session = one.conversation.proven
+        if session is None:
+            return [Send(connection, reply)] if reply else []
+        busy = None if self._full is None else self._full()
+        if busy is not None:
+            return self._refuse(now_ns, connection, one, busy, None)
+        verdict = one.conversation.verdict
+        self._forget(connection)
+        return [Send(connection, verdict), HandOver(connection, session)]
+
+    def lost(self, now_ns: int, connection: int, reason: Exception) -> list[AcceptorEffect]:
+        """It broke, or it does not read what it is sent. Nothing when it is forgotten already."""
+        one = self._half_open.get(connection)
+        if one is None:
+            return []
+        report = [] if one.conversation is None else self._report(now_ns, one.source, reason)
+        return [self._forget(connection), *report]
+
+    def expire(self, now_ns: int) -> list[AcceptorEffect]:
+        """Ends those whose time is over."""
+        effects: list[AcceptorEffect] = []
+        for connection, one in list(self._half_open.items()):
+            if one.deadline_ns > now_ns:
+                continue
+            if one.conversation is None:
+                effects.append(self._forget(connection))
+                continue
+            limit = format_duration(self._limits.handshake_ns)
+            effects += self._refuse(
+                now_ns, connection, one, Timeout(f"the client did not authenticate within {limit}"), None
+            )
+        return effects
+
+    def _conversation(self) -> ServerConversation:
+        return ServerConversation(
+            self._accepts,
+            identity=self._identity,
+            purpose=self._purpose,
+            nonce=self._random_bytes(NONCE_BYTES),
+            decoy_key=self._decoy_key,
+        )
+
+    def _refuse(
+        self, now_ns: int, connection: int, one: _HalfOpen, error: FireflyerError, reply: bytes | None
+    ) -> list[AcceptorEffect]:
+        one.conversation = None
+        one.deadline_ns = now_ns + self._limits.refusal_ns
+        told = Refuse(connection, pack_message(reply or refusal_message(error)))
+        return [told, *self._report(now_ns, one.source, error)]
+
+    def _evict(self, now_ns: int, source: str) -> list[AcceptorEffect]:
+        oldest = next(iter(self._by_source[source]))
+        return self.lost(now_ns, oldest, Busy("more connections are half-open than are allowed; this was the oldest"))
+
+    def _forget(self, connection: int) -> Close:
+        one = self._half_open.pop(connection)
+        of_source = self._by_source[one.source]
+        del of_source[connection]
+        if not of_source:
+            del self._by_source[one.source]
+        return Close(connection)
+
+    def _report(self, now_ns: int, source: str, reason: Exception) -> list[AcceptorEffect]:
+        if self._reported_from_ns is None or now_ns - self._reported_from_ns >= REPORT_INTERVAL_NS:
+            self._reported_from_ns, self._reported = now_ns, 0
+        if self._reported >= REPORTS:
+            self._left_out += 1
+            return []
+        self._reported += 1
+        left_out, self._left_out = self._left_out, 0
+        return [Report(source, str(reason), left_out)]

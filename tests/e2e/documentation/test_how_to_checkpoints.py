@@ -1,0 +1,122 @@
+"""The script of docs/how-to/checkpoints.md, literally: killed under `ff run` and under torchrun, it ends the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+TEXT = (Path(__file__).parents[3] / "docs/how-to/checkpoints.md").read_text()
+FF_RUN = [sys.executable, "-m", "fireflyer", "run", "--ranks-per-node", "2"]
+FF_RUN += ["--max-restarts", "3", "--run-dir", "run", "train.py"]
+# Torch 2.13's torchrun keeps its store over a restart; gloo may then read addresses of dead ranks, and hangs.
+NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN += ["--max-restarts", "3", "train.py"]
+
+KILL_RANK_1 = """
+import os, signal
+if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+    import fireflyer.checkpoint.manager as manager
+    save = manager.CheckpointManager.save
+    def save_or_die(self, step, *arguments, **options):
+        if step >= 30:
+            self.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return save(self, step, *arguments, **options)
+    manager.CheckpointManager.save = save_or_die
+"""
+
+
+def script(name: str) -> str:
+    (found,) = re.findall(rf"```python\n(# {name}\n.*?)```", TEXT, re.DOTALL)
+    return str(found)
+
+
+def prepare(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "train.py").write_text(script("train.py"))
+    (directory / "read.py").write_text(script("read.py"))
+    return directory
+
+
+def launch(directory: Path, command: list[str], *, kill: bool) -> None:
+    environment = {**os.environ, **NEW_STORES, "OMP_NUM_THREADS": "1"}
+    if kill:
+        (directory / "hook").mkdir()
+        (directory / "hook" / "sitecustomize.py").write_text(KILL_RANK_1)
+        environment["PYTHONPATH"] = str(directory / "hook")
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+
+
+def newest(directory: Path) -> dict[str, torch.Tensor]:
+    path = max((directory / "checkpoints").glob("step-*"))
+    assert path.name == "step-00000060"
+    tensors = {name: value for file in path.glob("*.safetensors") for name, value in load_file(file).items()}
+    # Python's and NumPy's generators are not seeded by the script, nor used.
+    return {name: value for name, value in tensors.items() if "rng/python" not in name and "rng/numpy" not in name}
+
+
+def report(directory: Path) -> str:
+    command = [sys.executable, "-m", "fireflyer", "report", "run"]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_commands_on_the_page_are_those_that_run_here() -> None:
+    assert "ff run --ranks-per-node 2 --max-restarts 3 --run-dir run train.py" in TEXT
+    assert "torchrun --standalone --nproc-per-node 2 --max-restarts 3 train.py" in TEXT
+    assert len(script("train.py").splitlines()) <= 46
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_under_either_launcher_it_ends_bitwise_as_an_undisturbed_run(tmp_path: Path) -> None:
+    whole, ours, theirs = (prepare(tmp_path / name) for name in ("whole", "ours", "theirs"))
+    launch(whole, TORCHRUN, kill=False)
+    launch(ours, FF_RUN, kill=True)
+    launch(theirs, TORCHRUN, kill=True)
+    expected = newest(whole)
+    assert {name.partition("/")[0] for name in expected} == {"model", "optimizer", "own"}
+    for directory in (ours, theirs):
+        found = newest(directory)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        shown = report(directory)
+        assert "60" in shown
+        assert re.search(r"restart|attempt", shown)
+        assert "rank 1" in shown, shown
+    assert report(whole)
+    read = subprocess.run([sys.executable, "read.py"], cwd=ours, capture_output=True, text=True, check=True).stdout
+    assert "['0.bias', '0.weight', '3.bias', '3.weight'] 1153 parameters" in read
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint(tmp_path: Path) -> None:
+    directory = prepare(tmp_path / "run")
+    text = (
+        (directory / "train.py")
+        .read_text()
+        .replace("        schedule.step()\n", "        schedule.step()\n        told(step)\n")
+    )
+    told = "def told(step):\n    import os, signal, time\n    time.sleep(0.05)\n"
+    told += f"    if step == 5 and rank == 1:\n        signal.raise_signal({int(signal.SIGTERM)})\n\n"
+    (directory / "train.py").write_text(text.replace("reporter = ", told + "reporter = ", 1))
+    command = [argument for argument in TORCHRUN if argument not in ("--max-restarts", "3")]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=200, check=False)
+    assert "exitcode  : 143" in done.stderr or "143" in done.stderr, done.stderr
+    path = max((directory / "checkpoints").glob("step-*"))
+    step = json.loads((path / "manifest.json").read_text())["body"]["step"]
+    assert 5 <= step < 60

@@ -1,0 +1,208 @@
+"""`TrainingLoop`: what was interrupted goes on as if nothing had happened, and stops when it is asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.checkpoints.states import listed
+
+from fireflyer.base.errors import NoSpace, UsageError
+from fireflyer.base.events import CheckpointReport, ResumeReport, StepReport
+from fireflyer.base.launch import RankEnvironment
+from fireflyer.checkpoint import CheckpointManager, TrainingLoop, describe
+from fireflyer.runtime.reporter import Reporter
+
+ENV = RankEnvironment()
+
+
+class Died(Exception):
+    pass
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(
+    directory: Path, *, last: int = 10, at: Callable[[int, TrainingLoop], None] | None = None, **options: Any
+) -> list[float]:
+    """The losses of the steps that were done here. `at` is called in each step."""
+    model, optimizer = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    losses: list[float] = []
+    with TrainingLoop(directory, model, optimizer, stateful={"scheduler": scheduler}, env=ENV, **options) as loop:
+        for step in loop.steps(last):
+            loss = model(torch.rand(16, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+            loop.values["seen"] = loop.values.get("seen", 0) + 16
+            loop.record(loss=losses[-1], samples=16)
+            loop.manager.wait()  # steps are faster than saves here, and none is to be skipped
+            if at is not None:
+                at(step, loop)
+    assert loop.values["seen"] == 16 * loop.step
+    return losses
+
+
+def die_at(step: int) -> Callable[[int, TrainingLoop], None]:
+    def at(number: int, loop: TrainingLoop) -> None:
+        if number == step:
+            raise Died
+
+    return at
+
+
+def steps_in(directory: Path) -> list[int]:
+    return [info.step for info in describe(str(directory))]
+
+
+def test_a_run_that_died_goes_on_bitwise_as_one_that_did_not(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", period_steps=3)
+    with pytest.raises(Died):
+        train(tmp_path / "died", period_steps=3, at=die_at(8))
+    assert steps_in(tmp_path / "died") == [6, 3], "an exception makes no checkpoint of the step in progress"
+    assert train(tmp_path / "died", period_steps=3) == whole[6:]
+    assert steps_in(tmp_path / "died") == [10, 9]
+
+
+def test_a_run_that_is_complete_has_no_steps_left_and_can_be_prolonged(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", last=12)
+    assert train(tmp_path / "run", last=7) == whole[:7]
+    assert steps_in(tmp_path / "run") == [7]
+    assert train(tmp_path / "run", last=12) == whole[7:]
+    model, optimizer = parts()
+    with TrainingLoop(tmp_path / "run", model, optimizer, env=ENV) as loop:
+        assert list(loop.steps(12)) == []
+        assert loop.restored is not None
+
+
+def test_a_signal_saves_the_step_in_progress_and_ends_the_process_as_the_signal_would(tmp_path: Path) -> None:
+    def at(step: int, _: TrainingLoop) -> None:
+        if step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        train(tmp_path / "run", at=at)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert steps_in(tmp_path / "run") == [4]
+    assert train(tmp_path / "run") == train(tmp_path / "whole")[4:]
+
+
+def test_the_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: told.append(number))
+
+    def at(step: int, _: TrainingLoop) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGUSR1)
+            assert told == []
+            signal.raise_signal(signal.SIGUSR1)
+            assert told == [signal.SIGUSR1], "the handler that was there before has it"
+            raise Died
+
+    try:
+        with pytest.raises(Died):
+            train(tmp_path, at=at, stop_signals=[signal.SIGUSR1])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert steps_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("signals", [(), (signal.SIGTERM,)])
+def test_stop_makes_the_step_in_progress_the_last(tmp_path: Path, signals: tuple[int, ...]) -> None:
+    def at(step: int, loop: TrainingLoop) -> None:
+        if step == 5:
+            loop.stop()
+
+    assert len(train(tmp_path, at=at, stop_signals=signals)) == 5
+    assert steps_in(tmp_path) == [5]
+
+
+def test_a_period_in_time_saves_when_it_has_passed(tmp_path: Path) -> None:
+    class Clock:
+        now = 0
+
+        def now_ns(self) -> int:
+            return Clock.now * 1_000_000_000
+
+    def at(step: int, loop: TrainingLoop) -> None:
+        Clock.now = 7 * step
+
+    train(tmp_path, period="20s", keep=9, clock=Clock(), at=at)
+    assert steps_in(tmp_path) == [10, 9, 6, 3]
+
+
+def test_the_last_checkpoint_raises_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at(step: int, loop: TrainingLoop) -> None:
+        if step == 10:
+            monkeypatch.setattr("fireflyer.checkpoint.executor.write_shard", full)
+
+    def full(*_: object, **__: object) -> object:
+        raise NoSpace("no space left on the device")
+
+    with pytest.raises(NoSpace):
+        train(tmp_path, period_steps=5, at=at)
+    assert steps_in(tmp_path) == [5]
+
+
+def test_every_step_resume_and_checkpoint_is_reported(tmp_path: Path) -> None:
+    class Told(Reporter):
+        def __init__(self) -> None:
+            super().__init__(None, None, "")
+            self.reports: list[object] = []
+
+        def _put(self, report: object) -> None:
+            self.reports.append(report)
+
+    with pytest.raises(Died):
+        train(tmp_path, period_steps=3, at=die_at(5))
+    told = Told()
+    losses = train(tmp_path, period_steps=3, reporter=told)
+    (resume,) = [report for report in told.reports if isinstance(report, ResumeReport)]
+    assert (resume.step, resume.checkpoint) == (3, "step-00000003")
+    steps = [report for report in told.reports if isinstance(report, StepReport)]
+    assert [(report.step, report.loss, report.samples) for report in steps] == [
+        (step, loss, 16) for step, loss in enumerate(losses, start=4)
+    ]
+    assert all(report.productive_ns > 0 for report in steps)
+    saved = [report.step for report in told.reports if isinstance(report, CheckpointReport)]
+    assert sorted(saved) == [6, 9, 10]
+
+
+def test_relative_directories_are_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(Path("some/run"), last=2)
+    assert listed(os.listdir(tmp_path / "some" / "run")) == ["step-00000002"]
+    for wrong in ("", "/"):
+        with pytest.raises(UsageError, match=f"checkpoint directory '{wrong}' must be a directory below /"):
+            CheckpointManager.from_environment(wrong, env=ENV)
+
+
+def test_what_cannot_work_is_said(tmp_path: Path) -> None:
+    train(tmp_path, last=2)
+    model, optimizer = parts()
+    other = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(UsageError, match="step-00000002 has no state of 'scaler'"):
+        TrainingLoop(tmp_path, model, optimizer, stateful={"scaler": other}, env=ENV).__enter__()
+    loop = TrainingLoop(tmp_path, model, optimizer, env=ENV)
+    with pytest.raises(UsageError, match="use it in a `with` block"):
+        list(loop.steps(5))
+    with loop:
+        pass
+    with pytest.raises(UsageError, match="entered once"):
+        loop.__enter__()
+    with pytest.raises(UsageError, match=r"rank 0 of 2 cannot find the others .*init_process_group"):
+        CheckpointManager.from_environment(tmp_path, env=RankEnvironment(world_size=2, local_world_size=2))
