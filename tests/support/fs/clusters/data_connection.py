@@ -64,14 +64,18 @@ class DataConnection:
         return self._task.done()
 
     def send(self, sent: bytes) -> None:
+        """Raises `Unreachable` when the connection has ended."""
+        # A write that failed closes the transport before the reading task has run and knows of it.
+        if self._writer.is_closing():
+            raise Unreachable("the connection ended")
         self._writer.write(sent)
 
     async def ask(self, body: object, payload: bytes = b"", *, timeout_s: float = 5.0) -> object:
         """What is told about it. Raises `Unreachable` when the connection ends, `TimeoutError`."""
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.send(frame(MESSAGE, data.encode(data.DataRequest(number, body)), payload))  # type: ignore[arg-type]
         try:
+            self.send(frame(MESSAGE, data.encode(data.DataRequest(number, body)), payload))  # type: ignore[arg-type]
             return (await self._answered(answer, timeout_s)).body
         finally:
             del self._asked[number]
@@ -82,8 +86,8 @@ class DataConnection:
         number = next(self._numbers)
         answer: asyncio.Future[ReadAnswer] = asyncio.get_running_loop().create_future()
         self._reading[number] = (offset, answer)
-        self.send(frame(READS, _READ.pack(number, file, index, chain, chain_version, offset, length, 0)))
         try:
+            self.send(frame(READS, _READ.pack(number, file, index, chain, chain_version, offset, length, 0)))
             return await self._answered(answer, timeout_s)
         finally:
             del self._reading[number]
