@@ -20,7 +20,16 @@ from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.rpc import Accepts, RpcServer
 from fireflyer.runtime.store import StoreService
 
-__all__ = ["LAYOUTS", "OPEN_MPI", "node_list", "open_mpi", "our_native_ranks", "python_ranks", "tcp_ring"]
+__all__ = [
+    "LAYOUTS",
+    "OPEN_MPI",
+    "node_list",
+    "open_mpi",
+    "our_native_ranks",
+    "python_ranks",
+    "tcp_ring",
+    "vm_exchange",
+]
 
 LAYOUTS: Final = ("1x2", "1x4", "1x8", "2x1", "2x4", "4x1")
 """Nodes × ranks on each."""
@@ -94,6 +103,15 @@ def our_native_ranks(ranks: int, stack: ExitStack) -> Crew | str:
     try:
         command = [program("collectives", "ours_peer"), "{socket}", str(ranks)]
         return stack.enter_context(Crew(f"ours from C++, {ranks} ranks", [command], ranks, {}))
+    except (Missing, CrewDied) as error:
+        return str(error)
+
+
+def vm_exchange(ranks: int, stack: ExitStack) -> Crew | str:
+    """Plain programs that read and write as much of each other's memory as an allreduce of private arrays does."""
+    try:
+        command = [program("collectives", "vm_exchange"), "{socket}", str(ranks)]
+        return stack.enter_context(Crew("plain process_vm programs", [command], ranks, {}))
     except (Missing, CrewDied) as error:
         return str(error)
 

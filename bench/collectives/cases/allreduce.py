@@ -1,7 +1,8 @@
 """Allreduce of large arrays: ours from private and from registered memory, gloo, Open MPI, and what the machine allows.
 
 The bounds, measured in the same rounds: on one node the *floor*, in which every rank reads and writes a private array
-of the size once in place, all at once (for fp8 at least the arithmetic of the kernel on all processors); between nodes
+of the size once in place, all at once (for fp8 at least the arithmetic of the kernel on all processors), and beside it
+*process_vm*, plain programs with the system calls that private arrays take and no arithmetic; between nodes
 *loopback*, plain TCP programs in a ring that send as many bytes as every node must at the least.
 """
 
@@ -16,19 +17,21 @@ from typing import Final, NamedTuple
 import msgspec
 
 from bench.collectives.cases.kernels import kernel_rate
-from bench.collectives.contenders import OPEN_MPI, node_list, open_mpi, python_ranks, tcp_ring
+from bench.collectives.contenders import OPEN_MPI, node_list, open_mpi, python_ranks, tcp_ring, vm_exchange
 from bench.collectives.crew import Crew
 from bench.collectives.data import ELEMENT_BYTES
 from bench.collectives.targets import Target, all_met, judged
 from bench.collectives.turns import Contender, Taken, prepare_all, take_turns
 from bench.report import Bound, Figure, Options, Result
-from fireflyer.base.units import MIB
+from fireflyer.base.units import KIB, MIB
 
 __all__ = ["run"]
 
 PAPER_BYTES: Final = 186 * MIB
 _ONE_NODE: Final = ("1x2", "1x4", "1x8")
 _WARM_UPS: Final = 2
+_MIDDLE_BYTES: Final = (4 * MIB, MIB, 256 * KIB, 64 * KIB)
+"""Where a mailbox, slots, and whole arrays each are the fastest way somewhere."""
 _LOOPED_BYTES: Final = 4 * MIB
 _LOOPS: Final = 20
 _MEMORIES: Final = {"private": "ours", "registered": "registered"}
@@ -41,7 +44,8 @@ class Case(NamedTuple):
     size_bytes: int
 
     def name(self, memory: str) -> str:
-        return f"allreduce/{self.layout}/{memory}/{self.dtype}/{self.size_bytes // MIB}MiB"
+        size, unit = (self.size_bytes // MIB, "MiB") if self.size_bytes >= MIB else (self.size_bytes // KIB, "KiB")
+        return f"allreduce/{self.layout}/{memory}/{self.dtype}/{size}{unit}"
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -58,7 +62,7 @@ def _cases(scale: str) -> list[Case]:
         return [Case("1x2", "fp32", MIB), Case("2x1", "fp32", MIB)]
     if scale == "brief":
         return [Case(layout, "fp32", PAPER_BYTES) for layout in ("1x4", "2x1", "2x4")]
-    small = [("fp32", 25 * MIB), ("fp32", MIB)]
+    small = [("fp32", size) for size in (25 * MIB, *_MIDDLE_BYTES)]
     cases = [
         Case(layout, *case)
         for layout in _ONE_NODE
@@ -87,6 +91,7 @@ class _Crews:
             else {}
         )
         self.ring = tcp_ring(self.nodes, stack) if self.nodes > 1 else ""
+        self.vm = vm_exchange(self.world_size, stack) if self.nodes == 1 else ""
 
 
 def _measure(case: Case, crews: _Crews, options: Options) -> list[Result]:
@@ -105,7 +110,11 @@ def _measure(case: Case, crews: _Crews, options: Options) -> list[Result]:
         contenders += [
             Contender(name, crew, "openmpi") for name, crew in crews.open_mpi.items() if isinstance(crew, Crew)
         ]
-    peers = ["gloo", *crews.open_mpi]
+    if isinstance(crews.vm, Crew):
+        contenders.append(Contender("process_vm", crews.vm, "exchange", verified=False))
+    elif crews.vm:
+        missing["process_vm"] = crews.vm
+    peers = ["gloo", *crews.open_mpi, *(["process_vm"] if crews.vm else [])]
     for contender in contenders:
         if contender.crew is not crews.python:
             contender.crew.tell("prepare", case.dtype, case.size_bytes)
@@ -113,7 +122,7 @@ def _measure(case: Case, crews: _Crews, options: Options) -> list[Result]:
     if isinstance(crews.ring, Crew):
         crews.ring.tell("prepare", "fp32", _sent_by_a_node(case, crews))
         contenders += [Contender(f"tcp {way}", crews.ring, way) for way in _WAYS]
-    looped = case.size_bytes < _LOOPED_BYTES
+    looped = case.size_bytes <= _LOOPED_BYTES
     taken = take_turns(contenders, rounds=options.rounds, warm_ups=_WARM_UPS, loops=_LOOPS if looped else 1)
     prepare_all(contenders, "fp32", 0)
     figures: dict[str, Figure | str] = {name: missing.get(name) or taken[name].figure for name in peers}
@@ -176,18 +185,23 @@ def _bound(case: Case, taken: dict[str, Taken], crews: _Crews) -> Bound | None:
 
 def _targets(case: Case, memory: str, crews: _Crews) -> tuple[Target, ...]:
     faster = Target.times_faster
+    middle = (faster("best openmpi", 1),) if case.size_bytes in _MIDDLE_BYTES and memory == "private" else ()
     if crews.nodes > 1 and crews.nodes == crews.world_size:
+        if case.size_bytes != PAPER_BYTES:
+            return (faster("gloo", 1), *middle)
+        if case.dtype == "bf16":
+            return (Target.within(1.5, "loopback"), faster("gloo", 1))
         reaches = (Target("bound", 1.25, "at least 80 % of loopback's speed"),) if crews.nodes == 2 else ()
-        return (*reaches, faster("gloo", 1)) if case.size_bytes == PAPER_BYTES else (faster("gloo", 1),)
+        return (*reaches, faster("gloo", 1))
     if crews.nodes > 1:
         return (Target.within(1.25, "floor + loopback"),) if memory == "registered" else ()
     if case.size_bytes != PAPER_BYTES:
-        return (faster("gloo", 1),)
+        return (faster("gloo", 1), *middle)
     if memory == "registered":
         within = Target.within(1.3, "the floor or the arithmetic" if case.dtype == "fp8" else "the floor")
         return (within,) if case.dtype == "fp8" else (faster("gloo", 10), within)
     if case.dtype == "fp8":
-        return ()
+        return (Target("process_vm", 1.5, "at most 1.5 x process_vm"),)
     return (faster("gloo", 5),) if case.dtype == "fp16" else (faster("gloo", 5), faster("best openmpi", 3.5))
 
 

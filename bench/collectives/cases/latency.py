@@ -1,4 +1,4 @@
-"""Small allreduces: how long one takes, in a loop of many, from Python beside gloo and from C++ beside Open MPI.
+"""Allreduces up to 4 MiB: how long one takes, in a loop of many, from Python beside gloo and from C++ beside Open MPI.
 
 A sample is the time of a loop divided by its length; the 99th percentiles are of single operations, of all rounds, on
 the rank where they are worst. Open MPI polls while it waits, which is fast while there is a processor for each rank.
@@ -16,7 +16,7 @@ from bench.collectives.crew import Crew
 from bench.collectives.targets import Target, all_met, judged
 from bench.collectives.turns import Contender, Taken, prepare_all, take_turns
 from bench.report import Figure, Options, Result
-from fireflyer.base.units import KIB
+from fireflyer.base.units import KIB, MIB
 
 __all__ = ["run"]
 
@@ -26,7 +26,11 @@ _SIZES: Final = {
     "brief": (8, 4 * KIB, 64 * KIB),
     "full": (8, 256, 4 * KIB, 16 * KIB, 64 * KIB),
 }
+_MIDDLE: Final = {"tiny": (), "brief": (), "full": (256 * KIB, MIB, 4 * MIB)}
+"""From C++ only: that Python calls takes no part of these worth measuring."""
 _LOOPS: Final = {"tiny": 10, "brief": 100, "full": 100}
+_LOOPED_BYTES: Final = 64 * KIB
+"""Larger ones are repeated so many times less."""
 _NATIVE_REPEATS: Final = 20
 _WARM_UPS: Final = 2
 
@@ -45,28 +49,26 @@ _NATIVE: Final = _Side("native", tuple(OPEN_MPI)[:3], Target.times_faster("best 
 
 def run(options: Options) -> Iterator[Result]:
     for layout in _LAYOUTS[options.scale]:
-        sides = [
-            side
-            for side in ((_PYTHON, _NATIVE) if layout.startswith("1x") else (_PYTHON,))
-            if any(options.selects(_name(layout, side.language, size)) for size in _SIZES[options.scale])
-        ]
-        sizes = [
-            size
-            for size in _SIZES[options.scale]
-            if any(options.selects(_name(layout, side.language, size)) for side in sides)
-        ]
-        if sizes:
-            yield from _layout(layout, sides, sizes, options)
+        sides = {size: _sides(layout, size, options) for size in (*_SIZES[options.scale], *_MIDDLE[options.scale])}
+        if any(sides.values()):
+            yield from _layout(layout, sides, options)
 
 
-def _layout(layout: str, sides: list[_Side], sizes: list[int], options: Options) -> Iterator[Result]:
+def _sides(layout: str, size: int, options: Options) -> list[_Side]:
+    """Those that are measured with arrays of this size."""
+    both = [_PYTHON] if size in _SIZES[options.scale] else []
+    both += [_NATIVE] if layout.startswith("1x") else []
+    return [side for side in both if options.selects(_name(layout, side.language, size))]
+
+
+def _layout(layout: str, sides: dict[int, list[_Side]], options: Options) -> Iterator[Result]:
     with ExitStack() as stack:
         python = stack.enter_context(python_ranks(layout))
         python.tell("join", "ours")
         missing = {"gloo": str(python.tell("join", "gloo")[0].get("missing", ""))}
         contenders = [Contender("ours python", python, "ours")]
         contenders += [] if missing["gloo"] else [Contender("gloo", python, "gloo")]
-        if _NATIVE in sides:
+        if any(_NATIVE in some for some in sides.values()):
             ranks = len(node_list(layout))
             crews = {"ours native": our_native_ranks(ranks, stack)}
             crews |= {name: open_mpi(name, ranks, stack) for name in _NATIVE.peers}
@@ -76,12 +78,15 @@ def _layout(layout: str, sides: list[_Side], sizes: list[int], options: Options)
                 for name, crew in crews.items()
                 if isinstance(crew, Crew)
             ]
-        for size in sizes:
-            prepare_all(contenders, "fp32", size)
-            taken = take_turns(contenders, rounds=options.rounds, warm_ups=_WARM_UPS, loops=_LOOPS[options.scale])
-            for side in sides:
-                if options.selects(_name(layout, side.language, size)):
-                    yield _result(_name(layout, side.language, size), side, taken, missing)
+        for size, some in sides.items():
+            takes_part = [
+                one for one in contenders if any((one.what == "native") == (side is _NATIVE) for side in some)
+            ]
+            prepare_all(takes_part, "fp32", size)
+            loops = max(1, _LOOPS[options.scale] * _LOOPED_BYTES // max(size, _LOOPED_BYTES))
+            taken = take_turns(takes_part, rounds=options.rounds, warm_ups=_WARM_UPS, loops=loops)
+            for side in some:
+                yield _result(_name(layout, side.language, size), side, taken, missing)
 
 
 def _result(name: str, side: _Side, taken: dict[str, Taken], missing: dict[str, str]) -> Result:
@@ -109,4 +114,5 @@ def _result(name: str, side: _Side, taken: dict[str, Taken], missing: dict[str, 
 
 
 def _name(layout: str, language: str, size: int) -> str:
-    return f"latency/{layout}/{language}/{size // KIB}KiB" if size >= KIB else f"latency/{layout}/{language}/{size}B"
+    amount = f"{size // MIB}MiB" if size >= MIB else f"{size // KIB}KiB" if size >= KIB else f"{size}B"
+    return f"latency/{layout}/{language}/{amount}"

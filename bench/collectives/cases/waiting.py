@@ -1,4 +1,4 @@
-"""Processor time that a rank uses while it waits for one that is late."""
+"""What waiting for a late rank costs: processor time while it lasts, and time until the waiting rank goes on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
-from bench.collectives.contenders import node_list, open_mpi, python_ranks
+from bench.collectives.contenders import node_list, open_mpi, our_native_ranks, python_ranks
 from bench.collectives.crew import Crew, CrewDied
-from bench.collectives.targets import all_met
+from bench.collectives.targets import Target, all_met, judged
 from bench.collectives.turns import Contender, prepare_all
 from bench.report import Figure, Options, Result, figure
 from fireflyer.base.units import KIB
@@ -19,13 +19,47 @@ _LAYOUTS: Final = {"tiny": ("1x2",), "brief": (), "full": ("1x2", "1x4", "2x1")}
 _LATE_S: Final = {"tiny": 0.1, "brief": 2.0, "full": 2.0}
 _MOST_ROUNDS: Final = 3
 _ARRAY_BYTES: Final = 64 * KIB
+_WAKE_UPS: Final = {"tiny": 10, "brief": 100, "full": 300}
+_WAKE_UP_CASE: Final = "waiting/1x2/wake-up of an idle rank"
 
 
 def run(options: Options) -> Iterator[Result]:
+    if options.selects(_WAKE_UP_CASE):
+        yield _wake_up(options.rounds, _WAKE_UPS[options.scale])
     late_s = _LATE_S[options.scale]
     for layout in _LAYOUTS[options.scale]:
         if options.selects(_name(layout, late_s)):
             yield _layout(layout, late_s, min(options.rounds, _MOST_ROUNDS))
+
+
+def _wake_up(rounds: int, loops: int) -> Result:
+    """From the last rank's call until the other, which sleeps by then, has returned from a barrier."""
+    with ExitStack() as stack:
+        crew = our_native_ranks(2, stack)
+        if isinstance(crew, str):
+            raise SystemExit(f"ours from C++ cannot be measured: {crew}")
+        samples: dict[str, list[dict[str, float]]] = {"ours": [], "futex": []}
+        for number in range(rounds + 1):  # the first does not count
+            for what, found in samples.items():
+                answer = crew.tell("wake", what, loops)[1]
+                if number > 0:
+                    found.append(answer)
+    ours, futex = (figure([answer["p50"] for answer in found]) for found in samples.values())
+    verdicts = judged((Target("futex", 1.5, "at most 1.5 x a bare futex"),), ours, {"futex": futex}, None)
+    p99 = {f"{what}_p99_s": figure([answer["p99"] for answer in found]).median for what, found in samples.items()}
+    return Result(
+        suite="collectives",
+        case=_WAKE_UP_CASE,
+        metric="time_s",
+        better="lower",
+        ours=ours,
+        peers={"futex": futex},
+        bound=None,
+        target="; ".join(verdicts),
+        met=all_met(verdicts),
+        verdicts=verdicts,
+        more=p99,
+    )
 
 
 def _layout(layout: str, late_s: float, rounds: int) -> Result:

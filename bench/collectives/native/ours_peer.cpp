@@ -1,8 +1,12 @@
-// Ours without Python: ours_peer SOCKET RANKS forks the ranks of one node, each with an Executor, and lets the harness
-// give orders to each of them.
+// Ours without Python: ours_peer SOCKET RANKS [staged] forks the ranks of one node, each with an Executor, and lets the
+// harness give orders to each of them. They reach each other's memory as ranks from Python do; with `staged` they do not.
+#include <linux/futex.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -14,6 +18,21 @@ namespace {
 constexpr std::uint32_t slots = 4;
 constexpr std::size_t chunk_bytes = 256 << 10;
 constexpr std::int64_t timeout_ns = 30'000'000'000;
+constexpr useconds_t idle_us = 2000;  // by then a rank that waits sleeps in a futex
+
+// What the ranks tell each other beside the library, in memory that all of them have from before they were forked.
+struct Board {
+  std::atomic<int> ready;
+  ff::MemoryProbe probes[ff::max_local_ranks];
+  std::atomic<double> called_s;
+  std::atomic<std::uint32_t> word;
+};
+
+Board* board = nullptr;
+
+void futex(int operation, std::uint32_t value) {
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&board->word), operation, value, nullptr, nullptr, 0);
+}
 
 // In the calling thread where the executor can, otherwise in its own.
 template <class Any>
@@ -33,6 +52,7 @@ class Rank {
       if (order == "prepare") prepare(words[1], std::stoull(words[2]));
       if (order == "time") measure(std::stoi(words[2]));
       if (order == "check") check();
+      if (order == "wake") wake(words[1], std::stoi(words[2]));
     }
     executor_.close();
   }
@@ -83,6 +103,31 @@ class Rank {
     answer_times(before - begun, each.data(), loops);
   }
 
+  // How long after rank 0's call the other rank goes on, which has slept since. "futex": without the library.
+  void wake(const std::string& what, int loops) {
+    std::vector<double> each(static_cast<std::size_t>(loops));
+    board->word.store(0);
+    run(ff::OpKind::barrier);
+    const double begun = now_s();
+    for (std::uint32_t number = 1; double& seconds : each) {
+      if (rank_ == 0) {
+        usleep(idle_us);
+        board->called_s.store(now_s());
+      }
+      if (what == "ours") {
+        run(ff::OpKind::barrier);
+      } else if (rank_ == 0) {
+        board->word.store(number);
+        futex(FUTEX_WAKE, 1);
+      } else {
+        while (board->word.load() != number) futex(FUTEX_WAIT, number - 1);
+      }
+      seconds = rank_ == 0 ? 0 : now_s() - board->called_s.load();
+      ++number;
+    }
+    answer_times(now_s() - begun, each.data(), loops);
+  }
+
   void check() {
     if (loops_ > 1) {  // many in a row do not end in a sum that is known
       fill_with(data_, bytes_, own_block_, block_bytes_);
@@ -101,8 +146,13 @@ class Rank {
 int window = -1, doorbell = -1;
 std::vector<std::pair<int, int>> to_leader;  // (leader's end, other end) for ranks 1, 2, ...
 
-ff::Config config_of(int rank, int ranks) {
+ff::Config config_of(int rank, int ranks, bool staged) {
   ff::Config config;
+  board->probes[rank] = ff::memory_probe();
+  for (++board->ready; board->ready < ranks;) usleep(100);
+  if (!staged) {
+    for (int r = 0; r < ranks; ++r) config.local_peers.push_back({board->probes[r], -1});
+  }
   config.group.rank = rank;
   config.group.node_of_rank.assign(static_cast<std::size_t>(ranks), 0);
   for (int r = 0; r < ranks; ++r) config.group.labels.push_back("rank " + std::to_string(r));
@@ -122,7 +172,9 @@ ff::Config config_of(int rank, int ranks) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 4) return 2;
+  board = static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  if (board == MAP_FAILED) die("mmap");
   const int ranks = std::atoi(argv[2]);
   window = ff::Window::create(ranks, slots, chunk_bytes);
   doorbell = eventfd(0, EFD_NONBLOCK);
@@ -139,7 +191,8 @@ int main(int argc, char** argv) {
     while (wait(&status) > 0) failures += status != 0;
     return failures;
   }
-  Rank self(rank, ranks, config_of(rank, ranks));
+  const ff::OpenMemory open;  // before any other rank looks whether it may read this one's
+  Rank self(rank, ranks, config_of(rank, ranks, argc == 4));
   orders_open(argv[1], rank, "");
   self.obey();
   return 0;

@@ -23,15 +23,14 @@ constexpr std::size_t max_pending = 4096;
 constexpr std::int64_t max_poll_period_ns = 50'000'000;  // how often a sleeping rank looks for the dead and the hung
 
 // A rank with nothing to do polls, where the node has a processor for each rank; then offers its processor to others and
-// polls in between, because a switch to another rank and back costs far less than to sleep and to be woken; then sleeps.
-// All of this takes less than 20 us of its processor. Where somebody else took the offer and kept it for long, offers are
-// too dear: none is made until what that one has cost is 1 % of the time.
+// polls in between (Yields); then sleeps. All of this takes less than 20 us of its processor.
 // Where polling does not help but the first offer does, the ranks share a processor: then polling is left out for a while.
 constexpr std::int64_t spin_ns = 4'000;
 constexpr int oversubscribed_operations = 30;
-constexpr int max_yields = 40;  // some 0.3 us each where nobody takes the offer
-constexpr std::int64_t dear_yield_ns = 100'000;
-constexpr std::int64_t yields_dearer = 100;
+
+// Less is copied into slots and back, between caches, sooner than the kernel finds small pages of other processes: half to a
+// third of the time for 128 KiB to 1.5 MiB. From here on arrays may lie in huge pages, and then it is the other way round.
+constexpr std::size_t copied_bytes = 2 << 20;
 
 constexpr std::int64_t withdrawal_ns = 1'000'000'000;  // how long a broken operation waits for others to let go of its arrays
 
@@ -69,7 +68,8 @@ Executor::Executor(Config config) : config_(std::move(config)), group_(config_.g
       if (peer.arena_fd >= 0) ::close(peer.arena_fd);
       peer.arena_fd = -1;
     }
-    context_ = std::make_unique<RunContext>(RunContext{group_, *window_, *peer_access_, local_});
+    scratch_ = std::make_unique<Scratch>();
+    context_ = std::make_unique<RunContext>(RunContext{group_, *window_, *peer_access_, local_, *scratch_});
     spin_ = window_->ranks() <= usable_processors();
     poll_period_ns_ = std::clamp<std::int64_t>(group_.timeout_ns / 4, 1'000'000, max_poll_period_ns);
     if (local_ == 0) {
@@ -306,7 +306,10 @@ void Executor::begin(Current& current) {
   }
   if (group_.nodes() > 1) {
     const bool receives = task.op.kind == OpKind::allreduce || task.op.kind == OpKind::broadcast || (task.op.kind == OpKind::reduce && task.op.root == group_.rank);
-    if (window_->ranks() == 1 && receives) current.geometry.home = task.out;
+    if (window_->ranks() == 1 && receives) {
+      current.geometry.home = task.out;
+      if (current.geometry.sums() && current.geometry.unit != current.geometry.accum_unit) current.geometry.own = task.in;
+    }
     base_ = current.geometry.end;
     window_->enter(local_, current.geometry, places);
     current.rules = std::make_unique<Rules>(*window_, group_, current.geometry);
@@ -366,7 +369,12 @@ void Executor::note_route(const Current& current, Path path) {
   current.task.entry.route(path, algorithm, current.run->chunks(), chunk_bytes);
 }
 
-bool Executor::flat(const Current& current) const { return peer_access_->everywhere() || in_arenas(current); }
+bool Executor::flat(const Current& current) const {
+  const Geometry& geometry = current.geometry;
+  const std::size_t least = std::min(copied_bytes, 2 * window_->slots() * window_->chunk_bytes());  // ranks wait for slots that are used again
+  const bool copied = geometry.op.kind == OpKind::allreduce && geometry.op.count < least / geometry.unit;
+  return in_arenas(current) || (peer_access_->everywhere() && !copied);
+}
 
 bool Executor::in_arenas(const Current& current) const {
   const OpDescriptor& op = current.task.op;
@@ -445,25 +453,18 @@ void Executor::pause(Current& current) {
     return;
   }
   const auto ready = [&] { return (current.small ? current.run->step() : window_->met(wants)) || window_->failed(); };
-  std::int64_t now_ns = monotonic_ns();
   const bool polls = spins();
   if (polls) {
-    for (const std::int64_t until_ns = now_ns + spin_ns; now_ns < until_ns; now_ns = monotonic_ns()) {
+    for (const std::int64_t until_ns = monotonic_ns() + spin_ns; monotonic_ns() < until_ns;) {
       for (int i = 0; i < 64; ++i) {
         if (ready()) return;
         relax();
       }
     }
   }
-  for (int i = 0; i < max_yields && now_ns >= yield_from_ns_; ++i) {
-    sched_yield();
-    if (ready()) {
-      if (i == 0 && polls) oversubscribed_ = oversubscribed_operations;
-      return;
-    }
-    const std::int64_t taken_ns = monotonic_ns() - now_ns;
-    now_ns += taken_ns;
-    if (taken_ns > dear_yield_ns) yield_from_ns_ = now_ns + yields_dearer * taken_ns;
+  if (const auto offers = yields_.until(ready)) {
+    if (*offers == 0 && polls) oversubscribed_ = oversubscribed_operations;
+    return;
   }
   current.rung = window_->wait(local_, wants, poll_period_ns_);
 }

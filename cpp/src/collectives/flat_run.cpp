@@ -2,9 +2,7 @@
 // share in blocks, and leaves when all have done theirs: until then others read and write its arrays.
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "fireflyer/collectives/kernels/kernels.hpp"
 #include "run.hpp"
@@ -12,14 +10,12 @@
 namespace ff {
 namespace {
 
-constexpr std::size_t block_bytes = 64 * 1024;  // of each input: so many fit into a core's second-level cache
+// Of each input. Where others' memory is read and written through the kernel, a call costs as much as to copy some 10 KiB.
+constexpr std::size_t block_bytes = 64 * 1024;  // so many fit into a core's second-level cache
+constexpr std::size_t foreign_block_bytes = 256 * 1024;
 constexpr std::size_t page_bytes = 4096;
 // Where inputs and outputs of all ranks come to as much, outputs of their own are written around the caches.
 constexpr std::size_t streamed_bytes = 32 << 20;
-
-struct Free {
-  void operator()(char* p) const { std::free(p); }
-};
 
 class FlatRun final : public Run {
  public:
@@ -30,14 +26,10 @@ class FlatRun final : public Run {
       const Places& places = places_[static_cast<std::size_t>(r)];
       foreign_ = foreign_ || (r != context.local && (places.in_arena == never || places.out_arena == never));
     }
-    block_ = block_bytes / unit_;
+    block_ = (foreign_ ? foreign_block_bytes : block_bytes) / unit_;
     stream_ = !foreign_ && 2 * static_cast<std::size_t>(ranks_) * whole_bytes() >= streamed_bytes;
     plan();
-    if (foreign_) {
-      const std::size_t bytes = block_bytes * (static_cast<std::size_t>(ranks_) + 1);
-      scratch_.reset(static_cast<char*>(std::aligned_alloc(page_bytes, bytes)));
-      if (!scratch_) throw std::bad_alloc();
-    }
+    if (foreign_) scratch_ = context.scratch.at_least(foreign_block_bytes * (static_cast<std::size_t>(ranks_) + 1));
   }
 
   bool step() override {
@@ -137,7 +129,7 @@ class FlatRun final : public Run {
   void sum(std::size_t from, std::size_t to, std::size_t elems) {
     std::array<const void*, max_local_ranks> inputs{};
     for (int r = 0; r < ranks_; ++r) {
-      char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * block_bytes : nullptr;
+      char* scratch = scratch_ != nullptr ? scratch_ + static_cast<std::size_t>(r) * foreign_block_bytes : nullptr;
       const char* input = context_.peer_access.input(r, places_[static_cast<std::size_t>(r)], from, elems * unit_, scratch);
       if (input == nullptr) return lost(r, errno);
       inputs[static_cast<std::size_t>(r)] = input;
@@ -151,8 +143,8 @@ class FlatRun final : public Run {
       if (output != nullptr) outputs[static_cast<std::size_t>(near++)] = output;
       else remote[static_cast<std::size_t>(far++)] = r;
     }
-    if (near == 0 && !scratch_) return lost(remote[0], ERANGE);
-    if (near == 0) outputs[static_cast<std::size_t>(near++)] = scratch_.get() + static_cast<std::size_t>(ranks_) * block_bytes;
+    if (near == 0 && scratch_ == nullptr) return lost(remote[0], ERANGE);
+    if (near == 0) outputs[static_cast<std::size_t>(near++)] = scratch_ + static_cast<std::size_t>(ranks_) * foreign_block_bytes;
     const auto divisor = static_cast<std::uint32_t>(op_.reduce == ReduceOp::mean ? context_.group.world_size() : 1);
     saturated_ += reduce_to_many(outputs.data(), near, inputs.data(), ranks_, elems, op_.dtype, op_.reduce, divisor, stream_);
     for (int i = 0; i < far; ++i) {
@@ -182,7 +174,7 @@ class FlatRun final : public Run {
   Slice share_{0, 0};
   std::size_t next_ = 0;
   std::uint64_t blocks_ = 0;
-  std::unique_ptr<char, Free> scratch_;
+  char* scratch_ = nullptr;
   bool announced_ = false, done_ = false;
 };
 

@@ -2,9 +2,7 @@
 // one's slice of every chunk, copy the finished chunk out; whichever of the three is possible (see Rules).
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "fireflyer/collectives/kernels/kernels.hpp"
 #include "run.hpp"
@@ -14,25 +12,20 @@ namespace {
 
 constexpr std::size_t slice_align = 64;  // elements; keeps slices apart by at least a cache line
 
-struct Free {
-  void operator()(char* p) const { std::free(p); }
-};
-
 class PipelineRun final : public Run {
  public:
   PipelineRun(const RunContext& context, const Geometry& geometry, const Rules& rules, const char* in, char* out)
       : context_(context), geometry_(geometry), rules_(rules), in_(in), out_(out), ranks_(context.window.ranks()) {
     const Places mine = context.window.places(context.local, geometry.op.seq);
-    lent_ = context.peer_access.everywhere() || mine.in_arena != never;
+    peeks_ = context.peer_access.everywhere() && rules.multi();
+    lent_ = peeks_ || mine.in_arena != never;
     for (const Stage stage : {Stage::in, Stage::reduce, Stage::out}) {
       const bool works = rules.takes(stage, context.local) && !(stage == Stage::in && lent_) && !(stage == Stage::reduce && at_home());
       next(stage) = works ? geometry.base : geometry.end;
       context.window.advance(context.local, counter_of(stage), next(stage));  // operations of other kinds left it behind
     }
-    if (rules.takes(Stage::reduce, context.local) && geometry.sums() && ranks_ > 1 && context.peer_access.everywhere()) {
-      const std::size_t bytes = (context.window.chunk_bytes() + 4095) / 4096 * 4096 * static_cast<std::size_t>(ranks_);
-      scratch_.reset(static_cast<char*>(std::aligned_alloc(4096, bytes)));
-      if (!scratch_) throw std::bad_alloc();
+    if (rules.takes(Stage::reduce, context.local) && geometry.sums() && ranks_ > 1 && peeks_) {
+      scratch_ = context.scratch.at_least(context.window.chunk_bytes() * static_cast<std::size_t>(ranks_));
     }
   }
 
@@ -42,7 +35,7 @@ class PipelineRun final : public Run {
       std::uint64_t& chunk = next(stage);
       if (chunk >= geometry_.end || !rules_.holds(rules_.needs(stage, chunk))) continue;
       perform(stage, chunk);
-      if (stage == Stage::reduce && chunk + 1 == geometry_.base + geometry_.chunks && scratch_) {  // no rank has a result without this chunk
+      if (stage == Stage::reduce && chunk + 1 == geometry_.base + geometry_.chunks && scratch_ != nullptr) {  // no rank has a result without this chunk
         if (const auto failure = context_.peer_access.betrayed(context_.group, geometry_.op)) context_.window.fail(*failure);
       }
       if (context_.window.failed()) return true;
@@ -104,8 +97,8 @@ class PipelineRun final : public Run {
     const auto over = [&](Counter which) { return context_.window.value(which) >= geometry_.end >> 1; };
     return over(counter_done0) && over(counter_done1) && over(counter_freed0) && over(counter_freed1);
   }
-  // The array of the node's only rank is where its sum is kept.
-  bool at_home() const { return geometry_.home != nullptr && geometry_.sums() && in_ == out_ && geometry_.unit == geometry_.accum_unit; }
+  // The network finds the contribution of the node's only rank where it lies.
+  bool at_home() const { return geometry_.own != nullptr || (geometry_.home != nullptr && geometry_.sums() && in_ == out_ && geometry_.unit == geometry_.accum_unit); }
   bool lends() const { return lent_ && geometry_.sums() && ranks_ > 1; }
 
   void perform(Stage stage, std::uint64_t chunk) {
@@ -179,8 +172,8 @@ class PipelineRun final : public Run {
   const char* input(std::uint64_t chunk, int r, std::uint64_t offset, Slice slice) {
     if (r == context_.local) return in_ + offset;
     const Places places = context_.window.places(r, geometry_.op.seq);
-    if (!context_.peer_access.everywhere() && places.in_arena == never) return context_.window.input(chunk, r) + slice.first * geometry_.unit;
-    char* scratch = scratch_ ? scratch_.get() + static_cast<std::size_t>(r) * context_.window.chunk_bytes() : nullptr;
+    if (!peeks_ && places.in_arena == never) return context_.window.input(chunk, r) + slice.first * geometry_.unit;
+    char* scratch = scratch_ != nullptr ? scratch_ + static_cast<std::size_t>(r) * context_.window.chunk_bytes() : nullptr;
     const char* from = context_.peer_access.input(r, places, offset, slice.count * geometry_.unit, scratch);
     if (from == nullptr) context_.window.fail(context_.peer_access.lost(context_.group, r, geometry_.op, errno));
     return from;
@@ -214,10 +207,11 @@ class PipelineRun final : public Run {
   const char* in_;
   char* out_;
   int ranks_;
+  bool peeks_ = false;  // reads arrays in the memory of other ranks; on one node, what is short enough to get here is copied sooner
   bool lent_ = false;
   std::array<std::uint64_t, 3> next_{};
   std::uint64_t finished_chunks_ = 0;
-  std::unique_ptr<char, Free> scratch_;
+  char* scratch_ = nullptr;
 };
 
 }  // namespace

@@ -8,8 +8,11 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -26,11 +29,34 @@ struct Slice {
 // Part `part` of `elems` elements in `parts` parts whose borders are multiples of `align` elements.
 Slice slice_of(std::size_t elems, int parts, int part, std::size_t align);
 
+// Memory for what is read from other processes, kept from run to run: the system hands out pages, and zeroes them, at about
+// the cost of copying them. Of one run at a time.
+class Scratch {
+ public:
+  char* at_least(std::size_t bytes) {
+    if (bytes <= bytes_) return memory_.get();
+    bytes_ = 0;
+    memory_.reset(static_cast<char*>(std::aligned_alloc(page_bytes, (bytes + page_bytes - 1) / page_bytes * page_bytes)));
+    if (!memory_) throw std::bad_alloc();
+    bytes_ = bytes;
+    return memory_.get();
+  }
+
+ private:
+  static constexpr std::size_t page_bytes = 4096;
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  std::size_t bytes_ = 0;
+};
+
 struct RunContext {  // where a run takes place; outlives it
   const Group& group;
   const Window& window;
   const PeerAccess& peer_access;
   int local;
+  Scratch& scratch;
 };
 
 class Run {

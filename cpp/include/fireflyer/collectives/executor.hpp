@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "fireflyer/base/yields.hpp"
 #include "fireflyer/collectives/group/arena.hpp"
 #include "fireflyer/collectives/group/group.hpp"
 #include "fireflyer/collectives/group/huge_pages.hpp"
@@ -37,6 +38,7 @@ class Fabric;
 class Network;
 class Run;
 struct Part;
+class Scratch;
 struct RunContext;
 
 // What a rank adds up when the parts of an operation have arrived: as many rows as there are ranks, in their order.
@@ -141,13 +143,14 @@ class Executor {
   std::unique_ptr<PeerAccess> peer_access_;
   HugePages huge_pages_;
   std::optional<OpenMemory> open_;  // as long as others may read this rank's arrays where they lie
+  std::unique_ptr<Scratch> scratch_;
   std::unique_ptr<RunContext> context_;
   int local_ = 0;
   bool spin_ = false;
   std::int64_t poll_period_ns_ = 0;
   bool spins() const { return spin_ && oversubscribed_ == 0; }
   int oversubscribed_ = 0;  // operations to come in which polling is of no use
-  std::int64_t yield_from_ns_ = 0;  // before that, waiting does not begin with yielding
+  Yields yields_;
   Recorder recorder_;
   std::array<int, algorithm_count> algorithms_{};  // as the recorder numbers them
   SmallLog log_;  // of what never was pending

@@ -27,6 +27,13 @@ std::vector<std::vector<int>> neighbours_of(const std::vector<int>& parents) {
   return near;
 }
 
+void mark(const Step& step, std::vector<bool>& added) { std::fill_n(added.begin() + step.block, step.span, true); }
+
+bool mixed(const Step& step, const std::vector<bool>& added) {
+  const auto first = added.begin() + step.block;
+  return std::find(first, first + step.span, !*first) != first + step.span;
+}
+
 }  // namespace
 
 TreeView::TreeView(const std::vector<int>& parents, int node) : towards(parents.size(), -2) {
@@ -81,6 +88,15 @@ Program tree_program(OpKind kind, const Orientation& view, int lane) {
   return program;
 }
 
+std::vector<bool> of_one_node(const Program& program) {
+  std::vector<bool> added(program.blocks, false), alone;
+  for (const Step& step : program.steps) {
+    alone.push_back(!added[step.block]);
+    if (step.action == Action::receive_add) mark(step, added);
+  }
+  return alone;
+}
+
 void check(const Program& program, int node, int nodes) {
   if (program.lane < 0 || program.lane >= lanes || program.channel < 0 || program.channel >= channel_count || program.channel % lanes != program.lane) {
     refuse("a program is for no lane or channel");
@@ -90,6 +106,7 @@ void check(const Program& program, int node, int nodes) {
     refuse("a program has a wrong number of blocks");
   }
   if (program.steps.size() > max_steps || program.rounds < 1) refuse("a program is too long");
+  std::vector<bool> added(program.blocks, false);
   for (std::size_t i = 0; i < program.steps.size(); ++i) {
     const Step& step = program.steps[i];
     if (static_cast<int>(step.action) > static_cast<int>(Action::receive_result)) refuse("a step does nothing known");
@@ -100,6 +117,9 @@ void check(const Program& program, int node, int nodes) {
     for (const std::uint32_t before : step.after) {
       if (before >= i) refuse("a step waits for a later one");
     }
+    const bool sums = step.action == Action::send_acc || step.action == Action::receive_add || step.action == Action::finish;
+    if (sums && mixed(step, added)) refuse("a step is on blocks of which only some have been added to");
+    if (step.action == Action::receive_add) mark(step, added);
   }
 }
 

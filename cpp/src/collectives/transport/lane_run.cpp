@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t max_scratch_frames = 8;  // of one connection
 constexpr std::size_t block_align = 64;        // elements
+constexpr std::size_t widened_bytes = 8192;    // of a frame whose elements are widened piece by piece: stays in the first-level cache
 constexpr int burst = 2;                       // frames of one connection before the others have their turn
 constexpr std::uint32_t no_checksum = ~std::uint32_t{0};
 
@@ -93,6 +94,7 @@ std::unique_ptr<LaneRun::Prepared> LaneRun::prepare(Program program) {
   const auto& steps = program.steps;
   made->dependents.resize(steps.size());
   made->checksum_of.assign(steps.size(), no_checksum);
+  made->of_one_node = of_one_node(program);
   made->stride = stride_of(program.rounds, depth_);
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> results;
   std::map<int, std::array<std::vector<std::pair<std::uint32_t, std::uint32_t>>, 2>> of_peer;  // sends, receives
@@ -185,6 +187,19 @@ std::size_t LaneRun::frame_bytes(const Step& step, const Range& where) const {
   return where.count * (result ? geometry_->unit : geometry_->accum_unit);
 }
 
+// The contribution of this node's only rank; null where sums of the node lie in the slot.
+const char* LaneRun::own(std::uint64_t i, const Range& where) const {
+  return geometry_->own == nullptr ? nullptr : geometry_->own + geometry_->offset_bytes(number(i)) + where.first * geometry_->unit;
+}
+
+LaneRun::Payload LaneRun::payload(const Cursor::Frame& frame) const {
+  const Step& step = run_->program.steps[frame.step];
+  const Range where = range(step, frame.i);
+  const char* contribution = own(frame.i, where);
+  if (step.action == Action::send_acc && contribution != nullptr && run_->of_one_node[frame.step]) return {FrameType::contribution, contribution, where.count * geometry_->unit};
+  return {step.action == Action::send_acc ? FrameType::partial : FrameType::result, place(step, frame.i, where), frame_bytes(step, where)};
+}
+
 void LaneRun::end() {
   const Window& window = network_.window_;
   const std::uint64_t last = geometry_->end >> 1;
@@ -238,7 +253,7 @@ void LaneRun::release(std::uint64_t i, bool gate_of_results) {
   Chunk& of = chunk(i);
   for (std::uint32_t s = 0; s < steps.size(); ++s) {
     if ((steps[s].action == Action::receive_result) != gate_of_results) continue;
-    if (--of.missing[s] == 0 && steps[s].action == Action::finish) finish(i, steps[s]), complete(i, s);
+    if (--of.missing[s] == 0 && steps[s].action == Action::finish) finish(i, s), complete(i, s);
   }
 }
 
@@ -252,18 +267,22 @@ void LaneRun::complete(std::uint64_t i, std::uint32_t step) {
   --of.left;
   if (!sends(steps[step].action)) --of.left_not_sends;
   for (const std::uint32_t next : run_->dependents[step]) {
-    if (--of.missing[next] == 0 && steps[next].action == Action::finish) finish(i, steps[next]), complete(i, next);
+    if (--of.missing[next] == 0 && steps[next].action == Action::finish) finish(i, next), complete(i, next);
   }
 }
 
-void LaneRun::finish(std::uint64_t i, const Step& step) {
+void LaneRun::finish(std::uint64_t i, std::uint32_t index) {
+  const Step& step = run_->program.steps[index];
   const Range where = range(step, i);
-  const char* own = rules_->sum(number(i)) + where.first * geometry_->accum_unit;
+  const char* sum = rules_->sum(number(i)) + where.first * geometry_->accum_unit;
   char* to = rules_->result(number(i)) + where.first * geometry_->unit;
   const bool mean = geometry_->op.reduce == ReduceOp::mean;
-  if (where.count == 0 || (to == own && !mean)) return;
+  if (where.count == 0 || (to == sum && !mean)) return;
   const auto divisor = static_cast<std::uint32_t>(mean ? network_.group_.world_size() : 1);
-  network_.saturated_ += round_from_accum(to, own, where.count, geometry_->op.dtype, divisor);
+  const void* contribution = own(i, where);
+  const bool untouched = contribution != nullptr && run_->of_one_node[index];
+  network_.saturated_ += untouched ? reduce_to(to, &contribution, 1, where.count, geometry_->op.dtype, geometry_->op.reduce, divisor)
+                                   : round_from_accum(to, sum, where.count, geometry_->op.dtype, divisor);
 }
 
 bool LaneRun::receive(Inlet& inlet) {
@@ -281,11 +300,11 @@ bool LaneRun::receive(Inlet& inlet) {
     const Range where = range(*step, frame.i);
     const std::size_t slot = adds ? inlet.received % inlet.slots : 0;
     char* to = adds ? link.scratch.get() + slot * inlet.slot_bytes : place(*step, frame.i, where);
-    if (!read_frame(link, frame, to, frame_bytes(*step, where))) return moved;
+    if (!read_frame(link, frame, to)) return moved;
     moved = true;
     inlet.order.pop();
     if (adds) {
-      inlet.waiting[slot] = frame;
+      inlet.waiting[slot] = {frame, link.in_header.type == FrameType::contribution};
       ++inlet.received;
       add(inlet);
     } else {
@@ -301,20 +320,41 @@ bool LaneRun::add(Inlet& inlet) {
   bool moved = false;
   while (inlet.added < inlet.received) {
     const std::size_t slot = inlet.added % inlet.slots;
-    const Cursor::Frame frame = inlet.waiting[slot];
-    if (!ready(frame)) break;
-    const Step& step = run_->program.steps[frame.step];
-    const Range where = range(step, frame.i);
-    if (where.count > 0) {
-      char* own = place(step, frame.i, where);
-      const std::array<const void*, 2> parts{own, inlet.link->scratch.get() + slot * inlet.slot_bytes};
-      add_accum(own, parts.data(), 2, where.count, accum_dtype(geometry_->op.dtype), geometry_->op.reduce);
-    }
+    const Waiting waiting = inlet.waiting[slot];
+    if (!ready(waiting.frame)) break;
+    add_frame(waiting, inlet.link->scratch.get() + slot * inlet.slot_bytes);
     ++inlet.added;
-    complete(frame.i, frame.step);
+    complete(waiting.frame.i, waiting.frame.step);
     moved = true;
   }
   return moved;
+}
+
+void LaneRun::add_frame(const Waiting& waiting, const char* received) {
+  const auto [frame, narrow] = waiting;
+  const Step& step = run_->program.steps[frame.step];
+  const Range where = range(step, frame.i);
+  if (where.count == 0) return;
+  const OpDescriptor& op = geometry_->op;
+  char* sum = place(step, frame.i, where);
+  const char* contribution = run_->of_one_node[frame.step] ? own(frame.i, where) : nullptr;
+  if (contribution != nullptr) {
+    const std::array<const void*, 2> both{contribution, received};
+    reduce_to_accum(sum, both.data(), narrow ? 2 : 1, where.count, op.dtype, op.reduce);
+    if (narrow) return;
+  }
+  const std::size_t some = narrow ? widened_bytes / geometry_->accum_unit : where.count;
+  alignas(64) char widened[widened_bytes];
+  for (std::size_t at = 0; at < where.count; at += some) {
+    const std::size_t count = std::min(some, where.count - at);
+    std::array<const void*, 2> parts{sum + at * geometry_->accum_unit, received};
+    if (narrow) {
+      parts[1] = received + at * geometry_->unit;
+      reduce_to_accum(widened, &parts[1], 1, count, op.dtype, op.reduce);
+      parts[1] = widened;
+    }
+    add_accum(sum + at * geometry_->accum_unit, parts.data(), 2, count, accum_dtype(op.dtype), op.reduce);
+  }
 }
 
 bool LaneRun::send(Outlet& outlet) {
@@ -374,7 +414,7 @@ void LaneRun::broken(DataLink& link) {
   link.broken = true;
 }
 
-bool LaneRun::expected(const DataLink& link, const Cursor::Frame& frame, std::size_t bytes) {
+bool LaneRun::expected(const DataLink& link, const Cursor::Frame& frame) {
   const Header& header = link.in_header;
   if (const auto wrong = damage(header)) {
     network_.fail_node(link.node, *wrong);
@@ -386,7 +426,15 @@ bool LaneRun::expected(const DataLink& link, const Cursor::Frame& frame, std::si
     return false;
   }
   const Step& step = run_->program.steps[frame.step];
-  const FrameType type = step.action == Action::receive_add ? FrameType::partial : FrameType::result;
+  const Range where = range(step, frame.i);
+  const auto& first = network_.group_.layout().first;
+  const auto node = static_cast<std::size_t>(link.node);
+  const bool narrow = step.action == Action::receive_add && header.type == FrameType::contribution && geometry_->unit != geometry_->accum_unit &&
+                      first[node + 1] - first[node] == 1;
+  const FrameType type = narrow                               ? FrameType::contribution
+                         : step.action == Action::receive_add ? FrameType::partial
+                                                              : FrameType::result;
+  const std::size_t bytes = narrow ? where.count * geometry_->unit : frame_bytes(step, where);
   if (header.type != type || header.channel != link.channel || header.chunk != number(frame.i) - geometry_->base || header.block != step.block ||
       header.span != step.span || header.bytes != bytes) {
     network_.fail_node(link.node, "sent a frame out of order");
@@ -395,14 +443,16 @@ bool LaneRun::expected(const DataLink& link, const Cursor::Frame& frame, std::si
   return true;
 }
 
-bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to, std::size_t bytes) {
+bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to) {
   if (!link.wants_in) link.moved_ns = monotonic_ns();
   link.wants_in = true;
   if (link.broken) return false;
-  while (link.in_got < sizeof(Header) + bytes) {
+  for (;;) {
     const bool head = link.in_got < sizeof(Header);
+    const std::size_t end = sizeof(Header) + (head ? 0 : link.in_header.bytes);  // as `expected` has found it to be
+    if (!head && link.in_got == end) break;
     char* into = head ? reinterpret_cast<char*>(&link.in_header) + link.in_got : to + (link.in_got - sizeof(Header));
-    const std::ptrdiff_t got = link.transport->receive_some(into, (head ? sizeof(Header) : sizeof(Header) + bytes) - link.in_got);
+    const std::ptrdiff_t got = link.transport->receive_some(into, end - link.in_got);
     if (got == 0) return false;
     if (got < 0) {
       link.why = link.transport->reason();
@@ -416,7 +466,7 @@ bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to, s
     if (!head) link.in_crc = crc32c(link.in_crc, into, static_cast<std::size_t>(got));
     if (head && link.in_got == sizeof(Header)) {
       link.in_crc = 0;
-      if (!expected(link, frame, bytes)) {
+      if (!expected(link, frame)) {
         broken(link);
         return false;
       }
@@ -435,21 +485,21 @@ bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to, s
   return true;
 }
 
-void LaneRun::start_frame(DataLink& link, const Cursor::Frame& frame, const char* from, std::size_t bytes) {
+void LaneRun::start_frame(DataLink& link, const Cursor::Frame& frame, const Payload& payload) {
   const Step& step = run_->program.steps[frame.step];
   Header& header = link.out_header;
-  header = data_header(step.action == Action::send_acc ? FrameType::partial : FrameType::result, geometry_->op);
+  header = data_header(payload.type, geometry_->op);
   header.channel = static_cast<std::uint8_t>(link.channel);
   header.chunk = number(frame.i) - geometry_->base;
   header.block = step.block;
   header.span = step.span;
-  header.bytes = static_cast<std::uint32_t>(bytes);
+  header.bytes = static_cast<std::uint32_t>(payload.bytes);
   const std::uint32_t which = run_->checksum_of[frame.step];
   std::uint64_t* known = which == no_checksum ? nullptr : &chunk(frame.i).checksums[which];
   if (known && *known != 0) {
     header.payload_crc = static_cast<std::uint32_t>(*known);
   } else {
-    header.payload_crc = crc32c(0, from, bytes);
+    header.payload_crc = crc32c(0, payload.from, payload.bytes);
     if (known) *known = std::uint64_t{1} << 32 | header.payload_crc;
   }
   seal(header);
@@ -460,11 +510,10 @@ void LaneRun::start_frame(DataLink& link, const Cursor::Frame& frame, const char
 
 bool LaneRun::write_frame(DataLink& link, const Cursor::Frame& frame) {
   if (link.broken) return false;
-  const Step& step = run_->program.steps[frame.step];
-  const Range where = range(step, frame.i);
-  char* from = place(step, frame.i, where);
-  const std::size_t bytes = frame_bytes(step, where);
-  if (!link.out_ready) start_frame(link, frame, from, bytes);
+  const Payload payload = this->payload(frame);
+  const std::size_t bytes = payload.bytes;
+  char* from = const_cast<char*>(payload.from);  // an iovec has no const; it is read
+  if (!link.out_ready) start_frame(link, frame, payload);
   while (link.out_sent < sizeof(Header) + bytes) {
     std::array<iovec, 2> pieces;
     int count = 0;

@@ -4,6 +4,9 @@
 // still missing, the steps in its `after` and one gate (the node's own contribution; for a received result, the slot).
 // Frames on a connection come and go in the order of a Cursor. A frame that is to be added is first read into scratch
 // memory of its connection, which lets the neighbour go on while this node is not ready to add.
+//
+// Where sums are wider than elements, a node of one rank sends its contribution as it is, and reads it where it lies: the
+// slot holds a sum from the first addition on. What is added, and in which order, is the same.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +17,7 @@
 
 #include "fireflyer/collectives/group/program.hpp"
 #include "fireflyer/collectives/transport/network.hpp"
+#include "fireflyer/collectives/transport/wire.hpp"
 
 namespace ff {
 
@@ -55,6 +59,11 @@ class LaneRun {
   const DataLink* awaited();      // the connection whose frames it lacks, if any
 
  private:
+  struct Waiting {
+    Cursor::Frame frame;
+    bool narrow;  // in the array's own type
+  };
+
   struct Inlet {
     DataLink* link;
     Cursor order;
@@ -62,7 +71,7 @@ class LaneRun {
     std::size_t slot_bytes = 0;  // of scratch memory
     std::size_t slots = 0;
     std::uint64_t received = 0, added = 0;  // frames to be added
-    std::vector<Cursor::Frame> waiting;     // of frame k: entry k % slots
+    std::vector<Waiting> waiting;           // of frame k: entry k % slots
   };
 
   struct Outlet {
@@ -73,6 +82,7 @@ class LaneRun {
   struct Prepared {
     Program program;
     std::vector<std::vector<std::uint32_t>> dependents;
+    std::vector<bool> of_one_node;           // of a step: its sums are this node's alone
     std::vector<std::uint32_t> checksum_of;  // of a step that has blocks of the result: which checksum that is
     std::uint32_t checksums = 0;
     std::uint32_t not_sends = 0;
@@ -91,6 +101,12 @@ class LaneRun {
     std::size_t first, count;  // elements of the chunk
   };
 
+  struct Payload {  // of a frame that is sent
+    FrameType type;
+    const char* from;
+    std::size_t bytes;
+  };
+
   std::uint64_t number(std::uint64_t i) const;
   Chunk& chunk(std::uint64_t i) { return chunks_[i % chunks_.size()]; }
   Prepared& prepared_for(const OpDescriptor& op);
@@ -98,18 +114,21 @@ class LaneRun {
   Range range(const Step& step, std::uint64_t i) const;
   char* place(const Step& step, std::uint64_t i, const Range& range) const;
   std::size_t frame_bytes(const Step& step, const Range& range) const;
+  const char* own(std::uint64_t i, const Range& range) const;
+  Payload payload(const Cursor::Frame& frame) const;
   bool ready(const Cursor::Frame& frame) const;
   void open();
   void release(std::uint64_t i, bool gate_of_results);
   void complete(std::uint64_t i, std::uint32_t step);
-  void finish(std::uint64_t i, const Step& step);
+  void finish(std::uint64_t i, std::uint32_t step);
   bool receive(Inlet& inlet);
   bool add(Inlet& inlet);
+  void add_frame(const Waiting& waiting, const char* received);
   bool send(Outlet& outlet);
-  bool read_frame(DataLink& link, const Cursor::Frame& frame, char* to, std::size_t bytes);
+  bool read_frame(DataLink& link, const Cursor::Frame& frame, char* to);
   bool write_frame(DataLink& link, const Cursor::Frame& frame);
-  void start_frame(DataLink& link, const Cursor::Frame& frame, const char* from, std::size_t bytes);
-  bool expected(const DataLink& link, const Cursor::Frame& frame, std::size_t bytes);
+  void start_frame(DataLink& link, const Cursor::Frame& frame, const Payload& payload);
+  bool expected(const DataLink& link, const Cursor::Frame& frame);
   void make_room(Inlet& inlet);
   void publish();
   void calm();

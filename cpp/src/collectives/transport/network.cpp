@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "fireflyer/base/clock.hpp"
 #include "fireflyer/base/crc32c.hpp"
@@ -23,7 +24,10 @@ constexpr std::int64_t look_period_ns = 5 * ms;       // of control connections 
 constexpr std::int64_t grace_ns = 250 * ms;           // for the control connection to explain a broken data connection
 constexpr std::int64_t farewell_ns = 200 * ms;        // for last words to be delivered
 constexpr std::size_t max_control_backlog = 64 * 1024;
+constexpr std::size_t short_bytes = 4 << 20;          // what takes so little time that falling asleep and waking up would be a large part of it
 constexpr int backstop = 10;                          // timeouts without any progress that nothing else explains
+
+bool is_short(const Geometry& geometry) { return geometry.op.count * geometry.unit * geometry.parts <= short_bytes; }
 
 }  // namespace
 
@@ -163,8 +167,13 @@ bool Network::turn() {
   if (!current_ && !take()) return false;
   bool moved = false;
   if (current_) {
-    moved = move();
+    moved = move() || (is_short(*current_) && soon([this] { return move(); }));
     finish();
+  } else if (std::exchange(lingers_, false)) {
+    moved = soon([this] {
+      const std::lock_guard lock(mutex_);
+      return !posted_.empty() || stopping_;
+    });
   }
   if (now_ns >= look_at_ns_) {
     look_at_ns_ = now_ns + look_period_ns;
@@ -203,6 +212,7 @@ void Network::finish() {
     if (!lane->done()) return;
   }
   for (const auto& lane : lanes_) lane->end();
+  lingers_ = is_short(*current_);
   rules_.reset();
   current_.reset();
 }

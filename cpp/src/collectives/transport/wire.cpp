@@ -8,7 +8,7 @@ namespace ff {
 namespace {
 
 constexpr std::uint32_t frame_magic = 0x31434646;  // "FFC1"
-constexpr std::uint8_t frame_version = 2;
+constexpr std::uint8_t frame_version = 3;
 constexpr std::size_t sealed_bytes = offsetof(Header, header_crc);
 
 }  // namespace

@@ -27,7 +27,7 @@ struct Ends {
 };
 
 // Rank 0 is real, on node 0; rank 1 on node 1 is whatever `attack` does with its ends of the connections.
-ff::Failure under_attack(const std::function<void(const Ends&)>& attack, std::int64_t timeout_ns = 3 * second) {
+ff::Failure under_attack(const std::function<void(const Ends&)>& attack, std::int64_t timeout_ns = 3 * second, ff::DType dtype = ff::DType::f32, std::size_t elements = count) {
   ff::Config config;
   config.group = ff::Group{0, {0, 1}, {"rank 0", "rank 1"}, {{-1, 0}, {1, -1}}, timeout_ns};
   config.window_fd = ff::Window::create(1, 4, 4096);
@@ -40,8 +40,8 @@ ff::Failure under_attack(const std::function<void(const Ends&)>& attack, std::in
     (tree < 0 ? theirs.control : theirs.trees[tree]) = fds[1];
   }
   ff::Executor executor(std::move(config));
-  std::vector<float> array(count, 1.0F);
-  const auto work = executor.submit({0, count, ff::OpKind::allreduce, ff::DType::f32, -1}, array.data(), array.data());
+  std::vector<float> array(elements, 1.0F);
+  const auto work = executor.submit({0, elements, ff::OpKind::allreduce, dtype, -1}, array.data(), array.data());
   attack(theirs);
   CHECK(work->wait(30 * second));
   const ff::Failure failure = work->failure();
@@ -107,10 +107,55 @@ void data_frames() {
   a_changed_data_header_is_refused(sealed([](H& h) { h.span = 0xffffffff; }), peer, "out of order");
   a_changed_data_header_is_refused(sealed([](H& h) { h.bytes = 0; }), peer, "out of order");
   a_changed_data_header_is_refused(sealed([](H& h) { h.type = ff::FrameType::result; }), peer, "out of order");
+  a_changed_data_header_is_refused(sealed([](H& h) { h.type = ff::FrameType::contribution; }), peer, "out of order");  // of f32 it is none
   a_changed_data_header_is_refused(sealed([](H& h) { h.count = 99; }), ff::FailureKind::usage, "allreduce #0 of 99 f32");
   a_changed_data_header_is_refused(sealed([](H& h) { h.kind = 77; }), ff::FailureKind::usage, "unknown operation");
   a_changed_data_header_is_refused(sealed([](H& h) { h.seq = 5; }), ff::FailureKind::usage, "allreduce #5");
   a_changed_data_header_is_refused(sealed([](H& h) { h.payload_crc ^= 1; }), ff::FailureKind::corruption, "wrong checksum");
+}
+
+// What node 1 adds to the sum of an array of bf16: its rank's own elements, or a sum in f32.
+ff::Failure added(ff::FrameType type, std::size_t bytes, ff::FrameType answer = ff::FrameType::result) {
+  const auto attack = [&](const Ends& ends) {
+    const std::vector<std::uint16_t> payload(bytes / 2, 0);
+    ff::OpDescriptor op = right_op();
+    op.dtype = ff::DType::bf16;
+    ff::Header header = ff::data_header(type, op);
+    header.span = 1;
+    header.bytes = static_cast<std::uint32_t>(bytes);
+    header.payload_crc = ff::crc32c(0, payload.data(), bytes);
+    ff::seal(header);
+    put(ends.trees[0], &header, sizeof header);
+    put(ends.trees[0], payload.data(), bytes);
+    if (answer != ff::FrameType::result) return;
+    CHECK(recv(ends.trees[0], &header, sizeof header, MSG_WAITALL) == sizeof header);
+    CHECK(header.type == answer && header.bytes == 2 * count);
+  };
+  return under_attack(attack, 3 * second, ff::DType::bf16);
+}
+
+// Chunk 1 has its root at node 1: node 0 sends what it has there, its rank's elements and no sum.
+void a_contribution_is_sent_as_it_is() {
+  constexpr std::size_t in_a_chunk = 1024, behind = 10;
+  bool seen = false;
+  const auto attack = [&](const Ends& ends) {
+    ff::Header header{};
+    CHECK(recv(ends.trees[1], &header, sizeof header, MSG_WAITALL) == sizeof header);
+    seen = header.type == ff::FrameType::contribution && header.bytes == 2 * behind;
+    put(ends.control, "x", 1);
+    shutdown(ends.control, SHUT_RDWR);
+  };
+  under_attack(attack, 3 * second, ff::DType::bf16, in_a_chunk + behind);
+  CHECK(seen);
+}
+
+void contributions() {
+  a_contribution_is_sent_as_it_is();
+  const auto none = ff::FrameType::abort;
+  CHECK(added(ff::FrameType::contribution, 2 * count).kind == ff::FailureKind::none);
+  CHECK(added(ff::FrameType::partial, 4 * count).kind == ff::FailureKind::none);
+  for (const std::size_t bytes : {std::size_t{0}, 2 * count - 2, 4 * count}) expect(added(ff::FrameType::contribution, bytes, none), ff::FailureKind::peer_failed, "out of order");
+  expect(added(ff::FrameType::partial, 2 * count, none), ff::FailureKind::peer_failed, "out of order");
 }
 
 ff::Failure told(ff::FrameType type, const ff::OpDescriptor& op, const std::string& payload, const Change& change = {}) {
@@ -208,6 +253,7 @@ void a_chunk_that_is_never_copied() {
 
 int main() {
   data_frames();
+  contributions();
   control_frames();
   silence_and_noise();
   a_frame_that_is_never_sent();

@@ -82,7 +82,8 @@ struct Geometry {
   std::size_t accum_unit = 1;   // bytes of an element while it is being summed
   std::size_t chunk_elems = 1;  // elements of each part in every chunk but the last
   std::size_t parts = 1;        // world_size for reduce_scatter and allgather
-  char* home = nullptr;         // on a node with one rank: its array, where sums and results then lie; not shared
+  char* home = nullptr;         // on a node with one rank: its array, where results, and sums of its type, then lie; not shared
+  const char* own = nullptr;    // on such a node, where sums are wider than elements: its contribution, which nobody widens in advance
 
   Geometry() = default;
   Geometry(const OpDescriptor& op, std::uint64_t base, std::size_t chunk_bytes, int world_size);

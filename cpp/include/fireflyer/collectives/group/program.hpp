@@ -90,6 +90,9 @@ struct TreeView {
 // Rounds are all 0: in a tree each connection carries one frame of a chunk in each direction.
 Program tree_program(OpKind kind, const Orientation& view, int lane);
 
+// Of each step: whether nothing has been added yet to the first of its blocks, so that a sum there is this node's alone.
+std::vector<bool> of_one_node(const Program& program);
+
 // Throws std::invalid_argument where the program of `node` makes no sense in a group of `nodes` nodes.
 void check(const Program& program, int node, int nodes);
 

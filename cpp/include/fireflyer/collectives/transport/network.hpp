@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "fireflyer/base/yields.hpp"
 #include "fireflyer/collectives/group/group.hpp"
 #include "fireflyer/collectives/group/program.hpp"
 #include "fireflyer/collectives/group/recorder.hpp"
@@ -97,6 +98,11 @@ class Network {
   bool move();
   void finish();
   void let_go();
+  // Whether it is so within some microseconds, in which others may have the processor, or the group has failed.
+  template <class Ready>
+  bool soon(Ready ready) {
+    return !fabric_ && yields_.until([&] { return ready() || window_.failed(); }).has_value();
+  }
   void sleep(std::int64_t now_ns);
   void look(std::int64_t timeout_ns);   // polls everything and reads what is not data
   void read_control(ControlLink& link);
@@ -137,6 +143,8 @@ class Network {
   std::int64_t period_ns_;              // between heartbeats
   std::int64_t stalled_ns_ = 0;         // when the timeout of the current stall ran out; 0 where none has
   std::int64_t heartbeat_at_ns_ = 0;
+  bool lingers_ = false;                // for an operation that may follow a short one at once
+  Yields yields_;
   std::int64_t look_at_ns_ = 0;
   std::int64_t turn_ns_ = 0;
   std::uint64_t moved_bytes_ = 0;

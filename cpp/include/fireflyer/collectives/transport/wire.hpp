@@ -19,7 +19,8 @@ enum class FrameType : std::uint8_t {
   result = 2,
   heartbeat = 3,
   abort = 4,
-  goodbye = 5
+  goodbye = 5,
+  contribution = 6  // a partial sum of one rank's array alone, in the array's own type: widened by who adds it
 };
 
 struct Header {
