@@ -47,9 +47,11 @@ def test_ours_the_peers_and_the_bounds_are_measured_side_by_side(results: dict[s
         assert isinstance(result.peers["gloo"], Figure)
         assert result.bound is not None
         assert 0 < result.ours.min <= result.ours.median <= result.ours.max
-        assert result.verdicts.keys() == {"faster than gloo"}
+        assert result.verdicts.keys() == {"faster than gloo", "faster than best openmpi"}
         assert result.more["memory_bytes_per_s"] > 0
     assert {"openmpi", "openmpi ring", "openmpi han"} <= one_node.peers.keys()
+    assert isinstance(one_node.peers["process_vm"], Figure)
+    assert isinstance(results["waiting/1x2/wake-up of an idle rank"].peers["futex"], Figure)
     assert "plain programs" in two_nodes.bound.formula if two_nodes.bound else False
 
 
