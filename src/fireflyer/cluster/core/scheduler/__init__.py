@@ -1,0 +1,1 @@
+"""Which task runs on which nodes: docs/design/0042-scheduler.md."""

@@ -1,0 +1,58 @@
+"""How many nodes of which users may run at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Request
+
+__all__ = ["Limits"]
+
+
+class Limits:
+    """What is used of each limit."""
+
+    def __init__(self, limits: Sequence[Limit]) -> None:
+        self._limits = tuple(limits)
+        self._own = {
+            (limit.name, limit.node_group, limit.priority) for limit in self._limits if limit.kind == LimitKind.USER
+        }
+        self._used: dict[tuple[int, str], int] = {}
+
+    def _applying(self, request: Request) -> list[tuple[int, str]]:
+        """(number of the limit, whose nodes it counts)."""
+        found = []
+        for number, limit in enumerate(self._limits):
+            if limit.node_group != request.node_group or limit.priority not in (None, request.priority):
+                continue
+            if limit.kind == LimitKind.GROUP:
+                if limit.name == request.user_group:
+                    found.append((number, ""))
+            elif limit.kind == LimitKind.USER:
+                if limit.name == request.user:
+                    found.append((number, ""))
+            elif (request.user, limit.node_group, limit.priority) not in self._own:
+                found.append((number, request.user))
+        return found
+
+    def take(self, request: Request, nodes: int) -> None:
+        """A run of it has so many nodes; fewer than 0 gives them back."""
+        for key in self._applying(request):
+            self._used[key] = self._used.get(key, 0) + nodes
+
+    def room(self, request: Request) -> tuple[int, str]:
+        """How many nodes a run of it may have, and of the tightest limit its words; any number where there is none."""
+        rooms = [
+            (self._limits[number].nodes - self._used.get((number, whose), 0), number)
+            for number, whose in self._applying(request)
+        ]
+        if not rooms:
+            return 1 << 62, ""
+        room, number = min(rooms)
+        return room, _words(self._limits[number], request)
+
+
+def _words(limit: Limit, request: Request) -> str:
+    who = f"group {limit.name}" if limit.kind == LimitKind.GROUP else f"user {request.user}"
+    priority = "" if limit.priority is None else f" at priority {limit.priority}"
+    return f"{who} may use {limit.nodes} nodes of {limit.node_group}{priority} at a time"

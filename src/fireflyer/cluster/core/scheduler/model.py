@@ -1,0 +1,168 @@
+"""What the scheduler is told, and what it answers. Times are nanoseconds of one clock, places are node names."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+
+__all__ = [
+    "Decision",
+    "Decisions",
+    "Interrupt",
+    "Limit",
+    "LimitKind",
+    "Node",
+    "Policy",
+    "Request",
+    "Run",
+    "Snapshot",
+    "Start",
+    "Task",
+    "Wait",
+]
+
+HOUR: Final = 3600 * SECOND
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that is given away whole. `group`: tasks name the group of nodes that they want."""
+
+    name: str
+    group: str = "default"
+    zone: str = ""
+    leaf: str = ""
+    labels: tuple[str, ...] = ()
+    usable: bool = True
+    """Up, and not drained. A run on a node that is drained goes on."""
+    closed: tuple[tuple[int, int], ...] = ()
+    """From when until when it is given to nobody (maintenance, reservations for others)."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task asks for; the same for the whole of its life."""
+
+    user: str
+    user_group: str = ""
+    priority: int = 10
+    node_group: str = "default"
+    least_nodes: int = 1
+    """The gang: a task never runs with fewer."""
+    most_nodes: int = 1
+    time_ns: int | None = None
+    """Declared: a run takes no longer, since it is stopped then."""
+    labels: tuple[str, ...] = ()
+    """That its nodes must have, all of them."""
+    only: tuple[str, ...] = ()
+    """Nodes that it may use; all where there are none."""
+    never: tuple[str, ...] = ()
+    """Nodes that it must not use: the user's, and those on which it failed."""
+    guaranteed_ns: int = 2 * HOUR
+    """A run of it is not interrupted before."""
+    interrupt_cost_ns: int = 60 * SECOND
+    """What an interruption costs each of its nodes: to save, to start again, and what is not saved."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task runs now."""
+
+    nodes: tuple[str, ...]
+    started_ns: int
+    backfilled: bool = False
+    """It was started before tasks that come before it, and yields to them without guarantee."""
+    leaving: bool = False
+    """It was told to suspend, or to stop; its nodes are free soon."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that has not ended. `submitted_ns` is when it was first submitted: its place; `queued_ns` since when it
+    waits: its age."""
+
+    id: int
+    request: Request
+    submitted_ns: int
+    queued_ns: int
+    run: Run | None = None
+    claim: tuple[str, ...] = ()
+    """Of one that waits: nodes that are kept for it until they are free, because runs on them leave."""
+    held: str = ""
+    """Why it may not run whatever is free, such as a task that must end before it."""
+    not_before_ns: int = 0
+
+
+class LimitKind:
+    """Whose nodes a limit counts."""
+
+    USER: Final = "user"
+    """Those of the user of this name."""
+    EACH: Final = "each"
+    """Those of each user who has no limit of their own for the same nodes and priority."""
+    GROUP: Final = "group"
+    """Those of all users of the group together."""
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """At most so many nodes of a group of nodes at a time; of tasks of one priority, or of any."""
+
+    kind: str
+    name: str = ""
+    node_group: str = "default"
+    priority: int | None = None
+    nodes: int
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a site sets."""
+
+    age_step_ns: int = 2 * HOUR
+    """A task that has waited for so long counts one priority higher, and so on without end: who comes later and is
+    more important does not go first for ever."""
+    usage_margin: float = 1.5
+    """At equal priority a task interrupts one of a user whose usage over share is more than so many times its own."""
+    cross_zone_nodes: int = 16
+    """Tasks of fewer nodes never run in two zones."""
+    cross_zone_tasks: int = 1
+    """So many tasks at a time run in two zones."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a decision depends on, with the time. Usage is in node-seconds of a decaying window, as it was last
+    added up; share is the number of nodes that a user may expect."""
+
+    nodes: tuple[Node, ...]
+    tasks: tuple[Task, ...]
+    limits: tuple[Limit, ...] = ()
+    usage: dict[str, float] = {}
+    share: dict[str, float] = {}
+    policy: Policy = Policy()
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Nodes in the order of its ranks."""
+
+    task: int
+    nodes: tuple[str, ...]
+    backfilled: bool
+    reason: str
+
+
+class Interrupt(msgspec.Struct, frozen=True, tag=True):
+    task: int
+    for_task: int
+    reason: str
+
+
+class Wait(msgspec.Struct, frozen=True, tag=True):
+    """`claim`: what is kept for it from now on. `earliest_ns`: when it can start by what is declared, at the latest;
+    None where nobody knows."""
+
+    task: int
+    reason: str
+    earliest_ns: int | None = None
+    claim: tuple[str, ...] = ()
+
+
+Decision: TypeAlias = Start | Interrupt | Wait
+Decisions: TypeAlias = tuple[Decision, ...]

@@ -1,0 +1,56 @@
+"""Which of the nodes that are free a gang gets, and in which order its ranks lie on them.
+
+One zone where one has room: the one that is left with the fewest free nodes, so that large gangs find room elsewhere.
+Two zones only for gangs of at least `cross_zone_nodes`, and only while fewer than `cross_zone_tasks` others do (the
+paper's rule); then as few zones as can be, the fullest free ones first. Inside a zone as few leaves as can be: a leaf
+that has just enough, otherwise the freest ones. Ranks follow zones and leaves, so that neighbours are near, and two
+zones meet at one place in the order.
+"""
+
+from __future__ import annotations
+
+from fireflyer.cluster.core.scheduler.model import Policy, Request
+from fireflyer.cluster.core.scheduler.node_sets import NodeSets, each_bit
+
+__all__ = ["place", "zones_of"]
+
+
+def place(request: Request, free: int, sets: NodeSets, policy: Policy, crossing: int) -> tuple[int, ...] | None:
+    """Numbers of nodes in the order of ranks, of those that are `free` and eligible; `crossing` other tasks run in
+    several zones. None where the gang does not fit."""
+    rooms = {zone: (free & nodes).bit_count() for zone, nodes in sets.of_zone.items()}
+    fitting = [zone for zone, room in rooms.items() if room >= request.least_nodes]
+    if fitting:
+        # The most that the task can use, and then the tightest zone.
+        zone = min(fitting, key=lambda zone: (-min(rooms[zone], request.most_nodes), rooms[zone], zone))
+        return _in_zone(free, zone, min(rooms[zone], request.most_nodes), sets)
+    if request.least_nodes < policy.cross_zone_nodes or crossing >= policy.cross_zone_tasks:
+        return None
+    if sum(rooms.values()) < request.least_nodes:
+        return None
+    chosen: list[int] = []
+    for zone in sorted(rooms, key=lambda zone: (-rooms[zone], zone)):
+        wanted = min(rooms[zone], request.least_nodes - len(chosen))
+        if wanted > 0:
+            chosen.extend(_in_zone(free, zone, wanted, sets))
+    return tuple(chosen)
+
+
+def zones_of(numbers: tuple[int, ...], sets: NodeSets) -> int:
+    return len({sets.nodes[number].zone for number in numbers})
+
+
+def _in_zone(free: int, zone: str, wanted: int, sets: NodeSets) -> tuple[int, ...]:
+    leaves = {leaf: free & nodes for leaf, nodes in sets.zones[zone].items() if free & nodes}
+    chosen: list[int] = []
+    while len(chosen) < wanted:
+        missing = wanted - len(chosen)
+        enough = [leaf for leaf, nodes in leaves.items() if nodes.bit_count() >= missing]
+        if enough:
+            leaf = min(enough, key=lambda leaf: (leaves[leaf].bit_count(), leaf))
+        else:
+            leaf = min(leaves, key=lambda leaf: (-leaves[leaf].bit_count(), leaf))
+        for number in each_bit(leaves.pop(leaf)):
+            if len(chosen) < wanted:
+                chosen.append(number)
+    return tuple(chosen)

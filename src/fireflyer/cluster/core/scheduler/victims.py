@@ -1,0 +1,58 @@
+"""Which running tasks make room for one that waits: of all sets that leave enough nodes, the one that loses the fewest
+node-seconds.
+
+Exact, by dynamic programming over the number of nodes that are gained: `least[j]` is the least loss of a set that gains
+at least j nodes, where everything above what is needed counts as what is needed. Time and memory are tasks times nodes
+needed. Once for each zone, and once over all zones for a gang that may run in several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Victim", "cheapest"]
+
+_NEVER = np.iinfo(np.int64).max // 2
+
+
+class Victim(NamedTuple):
+    """A task that may be interrupted, what that loses, and how many of the nodes in question it would leave."""
+
+    task: int
+    loss: int
+    gains: int
+
+
+def cheapest(victims: Sequence[Victim], needed: int) -> tuple[int, tuple[int, ...]] | None:
+    """(loss, tasks) of a set that gains at least `needed` nodes; of equal ones, what comes first in `victims` goes
+    first. None where all together gain too few."""
+    if needed <= 0:
+        return 0, ()
+    useful = [victim for victim in victims if victim.gains > 0]
+    if sum(victim.gains for victim in useful) < needed:
+        return None
+    least: npt.NDArray[Any] = np.full(needed + 1, _NEVER, np.int64)
+    least[0] = 0
+    taken: list[npt.NDArray[Any]] = []
+    before_all: list[int] = []
+    for victim in useful:
+        gains = min(victim.gains, needed)
+        with_it = np.minimum(least + victim.loss, _NEVER)
+        after = least.copy()
+        after[gains:needed] = np.minimum(least[gains:needed], with_it[: needed - gains])
+        last = needed - gains + int(np.argmin(with_it[needed - gains :]))
+        after[needed] = min(int(least[needed]), int(with_it[last]))
+        taken.append(after < least)
+        before_all.append(last)
+        least = after
+    chosen: list[int] = []
+    at = needed
+    for victim, took, last in zip(reversed(useful), reversed(taken), reversed(before_all), strict=True):
+        if took[at]:
+            chosen.append(victim.task)
+            at = last if at == needed else at - victim.gains
+    return int(least[needed]), tuple(reversed(chosen))
