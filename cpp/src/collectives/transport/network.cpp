@@ -277,7 +277,8 @@ void Network::read_control(ControlLink& link) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got <= 0) {
       link.gone = true;
-      link.why = got == 0 ? "closed by the other end" : std::strerror(errno);
+      const int error = got < 0 ? errno : link.send_error;
+      link.why = error == 0 ? "closed by the other end" : std::strerror(error);
       if (!link.left && !window_.failed()) fail_node(link.node, "died, or was cut off" + during() + ": its connection" + to_here() + " broke (" + link.why + ")");
       return;
     }
@@ -368,7 +369,10 @@ void Network::flush(ControlLink& link) {
   while (!link.out.empty()) {
     const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) link.out.clear();  // reading will say what happened
+    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
+      link.out.clear();  // reading will find the end, but no reason any more: the system tells it once
+      if (errno != EPIPE) link.send_error = errno;
+    }
     if (sent <= 0) return;
     link.sent_bytes += static_cast<std::uint64_t>(sent);
     link.sent_ns = monotonic_ns();

@@ -66,6 +66,7 @@ struct ControlLink {
   std::int64_t heard_ns = 0;
   std::int64_t heartbeat_ns = 0;    // when the last heartbeat came
   std::string why;                  // it is gone
+  int send_error = 0;               // errno of a send that failed because of it
   std::uint64_t sent_bytes = 0, received_bytes = 0, sent_frames = 0, received_frames = 0;
   std::int64_t sent_ns = 0;
   std::string in, out;
