@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from tests.support.scheduler.snapshots import NOW_NS, POLICY, after, nodes_of, of_kind, running, waiting
 
+from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.core.scheduler.model import Decisions, Limit, LimitKind, Node, Snapshot, Task
+from fireflyer.cluster.core.scheduler.model import Decisions, Limit, LimitKind, Node, Policy, Request, Snapshot, Task
 from fireflyer.cluster.core.scheduler.schedule import schedule
 
 FOUR = nodes_of(4)
@@ -178,3 +180,14 @@ def test_what_is_claimed_by_later_ones_is_taken_last() -> None:
     assert set(waits[2].claim) == {"a2", "a3"}
     starts, _, _ = of_kind(decide(waiting(1, 3, priority=20), later, leaves))
     assert set(starts[1].nodes) == {"a0", "a1", "a2"}
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (3, 2), (-1, 4)])
+def test_a_gang_of_no_possible_size_is_refused(least: int, most: int) -> None:
+    with pytest.raises(UsageError, match=f"not {least} to {most}"):
+        Request(user="u", least_nodes=least, most_nodes=most)
+
+
+def test_ageing_in_no_time_is_refused() -> None:
+    with pytest.raises(UsageError, match="age_step_ns"):
+        Policy(age_step_ns=0)

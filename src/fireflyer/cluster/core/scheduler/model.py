@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Final, TypeAlias
 
 import msgspec
 
+from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
 __all__ = [
@@ -64,6 +66,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     interrupt_cost_ns: int = 60 * SECOND
     """What an interruption costs each of its nodes: to save, to start again, and what is not saved."""
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.least_nodes <= self.most_nodes:
+            raise UsageError(
+                f"a task asks for 1 node or more, the least first, not {self.least_nodes} to {self.most_nodes} nodes"
+            )
+
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task runs now."""
@@ -92,21 +100,21 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     not_before_ns: int = 0
 
 
-class LimitKind:
+class LimitKind(enum.Enum):
     """Whose nodes a limit counts."""
 
-    USER: Final = "user"
+    USER = "user"
     """Those of the user of this name."""
-    EACH: Final = "each"
+    EACH = "each"
     """Those of each user who has no limit of their own for the same nodes and priority."""
-    GROUP: Final = "group"
+    GROUP = "group"
     """Those of all users of the group together."""
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """At most so many nodes of a group of nodes at a time; of tasks of one priority, or of any."""
 
-    kind: str
+    kind: LimitKind
     name: str = ""
     node_group: str = "default"
     priority: int | None = None
@@ -125,6 +133,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks of fewer nodes never run in two zones."""
     cross_zone_tasks: int = 1
     """So many tasks at a time run in two zones."""
+
+    def __post_init__(self) -> None:
+        if self.age_step_ns < 1:
+            raise UsageError(f"age_step_ns must be at least 1, not {self.age_step_ns}")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
