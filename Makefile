@@ -23,7 +23,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns native-tests tidy sim bench bench-collectives bench-fs bench-kvstore lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -99,6 +99,9 @@ bench-collectives: setup  ## The collectives in full (OPTIONS="--only 1x4 --roun
 
 bench-kvstore: setup  ## Transactions per second of the key-value engines
 	$(BIN)/python -m bench kvstore --full $(OPTIONS)
+
+bench-cluster: setup  ## The scheduler: passes, events, a month of tasks; suspension
+	$(BIN)/python -m bench cluster --full $(OPTIONS)
 
 bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk
 	$(BIN)/python -m bench fs --full $(OPTIONS)

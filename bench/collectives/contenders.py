@@ -16,6 +16,8 @@ from tests.support.network.namespaces import INTERFACE, Host, Network, enter_nam
 
 from bench.collectives.crew import Crew, CrewDied
 from bench.natives import Missing, open_mpi_version, program
+from fireflyer.collectives.planning.plan import TREE
+from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.identity.secrets import new_secret, save_secret
 from fireflyer.runtime.rpc import Accepts, RpcServer
 from fireflyer.runtime.store import StoreService
@@ -98,11 +100,16 @@ def open_mpi(setting: str, ranks: int, stack: ExitStack) -> Crew | str:
         return str(error)
 
 
-def our_native_ranks(ranks: int, stack: ExitStack) -> Crew | str:
-    """Ours from C++, on one node."""
+def our_native_ranks(layout: str, stack: ExitStack) -> Crew | str:
+    """Ours from C++, with the plan that a group gets that was given none."""
+    nodes = node_list(layout)
+    plan = default_plan(nodes)
+    rows = [route for route in plan.all_routes() if route.kind == "allreduce" and route.algorithm == TREE]
+    trees = "/".join(",".join(str(parent) for parent in tree) for tree in plan.trees)
+    routes = "/".join(f"{route.up_to_bytes or 0}:{route.chunk_bytes}" for route in rows)
     try:
-        command = [program("collectives", "ours_peer"), "{socket}", str(ranks)]
-        return stack.enter_context(Crew(f"ours from C++, {ranks} ranks", [command], ranks, {}))
+        command = [program("collectives", "ours_peer"), "{socket}", *layout.split("x"), str(plan.window), trees, routes]
+        return stack.enter_context(Crew(f"ours from C++, {layout}", [command], len(nodes), {}))
     except (Missing, CrewDied) as error:
         return str(error)
 

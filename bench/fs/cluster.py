@@ -24,12 +24,12 @@ import lmdb
 import msgspec
 from tests.support.network.namespaces import Network
 
+from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import KIB, MIB
 from fireflyer.fs.client import Options, Ring, open_ring
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.manager import AddChains, AddNode, AddTable, AddTargets, GetStatus, NewChain, Status
 from fireflyer.fs.schema.routing import TargetState
-from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget

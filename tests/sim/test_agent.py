@@ -45,7 +45,6 @@ from fireflyer.cluster.core.agent import (
     Watch,
 )
 
-UID: Final = 1000
 PIDS: Final = 6
 """So few that numbers are given again soon."""
 
@@ -115,7 +114,7 @@ class World:
     # -- the agent -----------------------------------------------------------------------------------------------------
 
     def boot_agent(self) -> None:
-        self.machine = AgentMachine(UID)
+        self.machine = AgentMachine(serves_own=True)
         self.life += 1
         self.watched = {}
         self.feed(Begin(tuple(Found(one.order, one.end) for one in self.records.values())))
@@ -367,14 +366,14 @@ def started(machine: AgentMachine, token: str) -> None:
 
 
 def test_an_agent_of_root_starts_nothing() -> None:
-    (refused,) = AgentMachine(0).handle(0, StartRequested(order_of("00000001.0.1")))
+    (refused,) = AgentMachine(serves_own=False).handle(0, StartRequested(order_of("00000001.0.1")))
     assert isinstance(refused, Refused)
     assert not refused.busy
     assert refused.reason.startswith("its agent runs as root and takes work only from a platform")
 
 
 def test_a_stop_that_overtakes_the_start_prevents_it() -> None:
-    machine = AgentMachine(UID)
+    machine = AgentMachine(serves_own=True)
     assert machine.handle(0, StopRequested("00000001.0.1")) == []
     assert machine.handle(0, StartRequested(order_of("00000001.0.1"))) == []
     assert machine.guards["00000001.0.1"].state is GuardState.ENDED
@@ -382,21 +381,21 @@ def test_a_stop_that_overtakes_the_start_prevents_it() -> None:
 
 
 def test_a_guard_that_is_stopped_before_it_is_up_is_asked_when_it_is() -> None:
-    machine = AgentMachine(UID)
+    machine = AgentMachine(serves_own=True)
     machine.handle(0, StartRequested(order_of("00000001.0.1")))
     assert machine.handle(0, StopRequested("00000001.0.1")) == []
     assert machine.handle(0, GuardUp("00000001.0.1")) == [Terminate("00000001.0.1")]
 
 
 def test_a_guard_that_lives_is_not_forgotten() -> None:
-    machine = AgentMachine(UID)
+    machine = AgentMachine(serves_own=True)
     started(machine, "00000001.0.1")
     assert machine.handle(0, Forgotten("00000001.0.1")) == []
     assert machine.guards["00000001.0.1"].state is GuardState.RUNNING
 
 
 def test_guards_of_a_revoked_credential_are_stopped_and_none_is_started_until_the_machine_joins_again() -> None:
-    machine = AgentMachine(UID)
+    machine = AgentMachine(serves_own=True)
     started(machine, "00000001.0.1")
     assert machine.handle(0, Revoked()) == [Terminate("00000001.0.1")]
     (refused,) = machine.handle(0, StartRequested(order_of("00000002.0.1")))
@@ -407,7 +406,7 @@ def test_guards_of_a_revoked_credential_are_stopped_and_none_is_started_until_th
 
 
 def test_a_guard_that_does_not_end_is_killed_and_again_until_it_has() -> None:
-    machine = AgentMachine(UID)
+    machine = AgentMachine(serves_own=True)
     started(machine, "00000001.0.1")
     assert machine.handle(0, StopRequested("00000001.0.1")) == [Terminate("00000001.0.1")]
     assert machine.handle(STOP_NS - 1, Tick()) == []
@@ -417,7 +416,7 @@ def test_a_guard_that_does_not_end_is_killed_and_again_until_it_has() -> None:
 
 
 def test_a_machine_runs_so_many_guards_at_a_time_and_no_more() -> None:
-    machine = AgentMachine(UID)
+    machine = AgentMachine(serves_own=True)
     for number in range(MAX_GUARDS):
         started(machine, f"{number:08x}.0.1")
     (refused,) = machine.handle(0, StartRequested(order_of("ffffffff.0.1")))

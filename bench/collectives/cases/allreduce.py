@@ -3,7 +3,8 @@
 The bounds, measured in the same rounds: on one node the *floor*, in which every rank reads and writes a private array
 of the size once in place, all at once (for fp8 at least the arithmetic of the kernel on all processors), and beside it
 *process_vm*, plain programs with the system calls that private arrays take and no arithmetic; between nodes
-*loopback*, plain TCP programs in a ring that send as many bytes as every node must at the least.
+*loopback*, plain TCP programs in a ring that send as many bytes as every node must at the least, and for arrays up to
+4 MiB *tcp steps*, the same programs sending these bytes in the steps of a ring, each when the one before has arrived.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _LOOPED_BYTES: Final = 4 * MIB
 _LOOPS: Final = 20
 _MEMORIES: Final = {"private": "ours", "registered": "registered"}
 _WAYS: Final = ("threads", "poll")
+_STEPS: Final = "tcp steps"
 
 
 class Case(NamedTuple):
@@ -118,6 +120,12 @@ def _measure(case: Case, crews: _Crews, options: Options) -> list[Result]:
     for contender in contenders:
         if contender.crew is not crews.python:
             contender.crew.tell("prepare", case.dtype, case.size_bytes)
+    if crews.ring and case.size_bytes in _MIDDLE_BYTES:
+        peers.append(_STEPS)
+        if isinstance(crews.ring, Crew):
+            contenders.append(Contender(_STEPS, crews.ring, "steps"))
+        else:
+            missing[_STEPS] = crews.ring
     contenders.append(Contender("floor", crews.python, "floor", verified=False))
     if isinstance(crews.ring, Crew):
         crews.ring.tell("prepare", "fp32", _sent_by_a_node(case, crews))

@@ -20,7 +20,7 @@ from fireflyer.base.units import KIB, MIB
 
 __all__ = ["run"]
 
-_LAYOUTS: Final = {"tiny": ("1x2",), "brief": ("1x2",), "full": ("1x2", "1x4", "2x1")}
+_LAYOUTS: Final = {"tiny": ("1x2",), "brief": ("1x2",), "full": ("1x2", "1x4", "2x1", "4x1")}
 _SIZES: Final = {
     "tiny": (8,),
     "brief": (8, 4 * KIB, 64 * KIB),
@@ -45,6 +45,8 @@ class _Side(NamedTuple):
 
 _PYTHON: Final = _Side("python", ("gloo",), Target.times_faster("gloo", 1))
 _NATIVE: Final = _Side("native", tuple(OPEN_MPI)[:3], Target.times_faster("best openmpi", 1))
+_NATIVE_NODES: Final = _Side("native", tuple(OPEN_MPI)[3:], Target.times_faster("best openmpi", 1))
+"""Of nodes with one rank each, which talk over TCP on loopback."""
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -57,7 +59,7 @@ def run(options: Options) -> Iterator[Result]:
 def _sides(layout: str, size: int, options: Options) -> list[_Side]:
     """Those that are measured with arrays of this size."""
     both = [_PYTHON] if size in _SIZES[options.scale] else []
-    both += [_NATIVE] if layout.startswith("1x") else []
+    both += [_NATIVE if layout.startswith("1x") else _NATIVE_NODES]
     return [side for side in both if options.selects(_name(layout, side.language, size))]
 
 
@@ -68,10 +70,10 @@ def _layout(layout: str, sides: dict[int, list[_Side]], options: Options) -> Ite
         missing = {"gloo": str(python.tell("join", "gloo")[0].get("missing", ""))}
         contenders = [Contender("ours python", python, "ours")]
         contenders += [] if missing["gloo"] else [Contender("gloo", python, "gloo")]
-        if any(_NATIVE in some for some in sides.values()):
+        if native := {peer for some in sides.values() for side in some if side is not _PYTHON for peer in side.peers}:
             ranks = len(node_list(layout))
-            crews = {"ours native": our_native_ranks(ranks, stack)}
-            crews |= {name: open_mpi(name, ranks, stack) for name in _NATIVE.peers}
+            crews = {"ours native": our_native_ranks(layout, stack)}
+            crews |= {name: open_mpi(name, ranks, stack) for name in OPEN_MPI if name in native}
             missing |= {name: crew for name, crew in crews.items() if isinstance(crew, str)}
             contenders += [
                 Contender(name, crew, "native", repeats=_NATIVE_REPEATS)
@@ -80,7 +82,7 @@ def _layout(layout: str, sides: dict[int, list[_Side]], options: Options) -> Ite
             ]
         for size, some in sides.items():
             takes_part = [
-                one for one in contenders if any((one.what == "native") == (side is _NATIVE) for side in some)
+                one for one in contenders if any((one.what == "native") != (side is _PYTHON) for side in some)
             ]
             prepare_all(takes_part, "fp32", size)
             loops = max(1, _LOOPS[options.scale] * _LOOPED_BYTES // max(size, _LOOPED_BYTES))

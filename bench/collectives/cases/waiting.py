@@ -35,7 +35,7 @@ def run(options: Options) -> Iterator[Result]:
 def _wake_up(rounds: int, loops: int) -> Result:
     """From the last rank's call until the other, which sleeps by then, has returned from a barrier."""
     with ExitStack() as stack:
-        crew = our_native_ranks(2, stack)
+        crew = our_native_ranks("1x2", stack)
         if isinstance(crew, str):
             raise SystemExit(f"ours from C++ cannot be measured: {crew}")
         samples: dict[str, list[dict[str, float]]] = {"ours": [], "futex": []}

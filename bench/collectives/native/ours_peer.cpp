@@ -1,12 +1,18 @@
-// Ours without Python: ours_peer SOCKET RANKS [staged] forks the ranks of one node, each with an Executor, and lets the
-// harness give orders to each of them. They reach each other's memory as ranks from Python do; with `staged` they do not.
+// Ours without Python: ours_peer SOCKET NODES RANKS SLOTS TREES ROUTES forks the ranks of all nodes, each with an Executor,
+// and lets the harness give orders to each of them. Ranks of a node reach each other's memory as ranks from Python do; nodes
+// are joined over loopback TCP. TREES are the parents of all nodes in both trees ("-1,0/1,-1"), ROUTES rows of an allreduce
+// by trees: bytes at most, and bytes of a chunk ("65536:16384/0:262144"; 0: of any size).
+#include <arpa/inet.h>
 #include <linux/futex.h>
+#include <netinet/tcp.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <atomic>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,8 +21,6 @@
 
 namespace {
 
-constexpr std::uint32_t slots = 4;
-constexpr std::size_t chunk_bytes = 256 << 10;
 constexpr std::int64_t timeout_ns = 30'000'000'000;
 constexpr useconds_t idle_us = 2000;  // by then a rank that waits sleeps in a futex
 
@@ -59,7 +63,8 @@ class Rank {
 
  private:
   void prepare(const char* dtype, std::size_t bytes) {
-    dtype_ = ff::dtype_from_name(std::string(dtype) == "fp32" ? "f32" : std::string(dtype) == "fp16" ? "f16" : dtype);
+    dtype_ = ff::dtype_from_name(std::string(dtype) == "fp32" ? "f32" : std::string(dtype) == "fp16" ? "f16"
+                                                                                                     : dtype);
     bytes_ = bytes;
     for (char* old : {data_, own_block_, sum_block_}) std::free(old);
     data_ = own_block_ = sum_block_ = nullptr;
@@ -143,56 +148,126 @@ class Rank {
   std::size_t bytes_ = 0, block_bytes_ = 0;
 };
 
-int window = -1, doorbell = -1;
-std::vector<std::pair<int, int>> to_leader;  // (leader's end, other end) for ranks 1, 2, ...
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream rest(text);
+  for (std::string part; std::getline(rest, part, separator);) parts.push_back(part);
+  return parts;
+}
 
-ff::Config config_of(int rank, int ranks, bool staged) {
-  ff::Config config;
-  board->probes[rank] = ff::memory_probe();
-  for (++board->ready; board->ready < ranks;) usleep(100);
-  if (!staged) {
-    for (int r = 0; r < ranks; ++r) config.local_peers.push_back({board->probes[r], -1});
+std::vector<std::vector<int>> trees_of(const std::string& text) {
+  std::vector<std::vector<int>> trees;
+  for (const std::string& tree : split(text, '/')) {
+    trees.emplace_back();
+    for (const std::string& parent : split(tree, ',')) trees.back().push_back(std::stoi(parent));
   }
-  config.group.rank = rank;
-  config.group.node_of_rank.assign(static_cast<std::size_t>(ranks), 0);
-  for (int r = 0; r < ranks; ++r) config.group.labels.push_back("rank " + std::to_string(r));
-  config.group.timeout_ns = timeout_ns;
-  config.window_fd = window;
-  config.doorbell_fd = doorbell;
-  for (int r = 1; r < ranks; ++r) {
-    const auto& [leaders, others] = to_leader[static_cast<std::size_t>(r - 1)];
-    if (rank == 0) config.local_fds.emplace_back(r, leaders);
-    if (rank == r) config.leader_fd = others;
-    if (rank != r) close(others);
-    if (rank != 0) close(leaders);
+  return trees;
+}
+
+std::vector<ff::Route> routes_of(const std::string& text) {
+  std::vector<ff::Route> routes;
+  for (const std::string& row : split(text, '/')) {
+    const std::uint64_t up_to = std::stoull(row);
+    routes.push_back({ff::OpKind::allreduce, up_to == 0 ? ff::never : up_to, ff::Algorithm::double_binary_tree, std::stoull(row.substr(row.find(':') + 1))});
   }
-  return config;
+  return routes;
+}
+
+std::pair<int, int> pair_over_tcp() {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0), caller = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* at = reinterpret_cast<sockaddr*>(&address);
+  if (bind(listener, at, size) != 0 || listen(listener, 1) != 0 || getsockname(listener, at, &size) != 0 || connect(caller, at, size) != 0) die("loopback TCP");
+  const int called = accept(listener, nullptr, nullptr);
+  for (const int fd : {caller, called}) {
+    if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) die("TCP_NODELAY");
+  }
+  close(listener);
+  return {caller, called};
+}
+
+// Opened for all ranks before any is forked; each then closes what is the others..
+std::vector<ff::Config> configs_of(int nodes, int ranks, std::uint32_t slots, const std::string& trees, const std::string& routes) {
+  ff::Group group;
+  group.timeout_ns = timeout_ns;
+  group.trees = trees_of(trees);
+  group.routes = routes_of(routes);
+  for (int r = 0; r < nodes * ranks; ++r) group.node_of_rank.push_back(r / ranks), group.labels.push_back("rank " + std::to_string(r));
+  std::size_t chunk_bytes = 0;
+  for (const ff::Route& route : group.routes) chunk_bytes = std::max(chunk_bytes, route.chunk_bytes);
+  std::vector<ff::Config> configs(group.node_of_rank.size());
+  for (int r = 0; r < nodes * ranks; ++r) {
+    ff::Config& config = configs[static_cast<std::size_t>(r)];
+    config.group = group;
+    config.group.rank = r;
+    const int leader = r / ranks * ranks;
+    ff::Config& leaders = configs[static_cast<std::size_t>(leader)];
+    config.window_fd = r == leader ? ff::Window::create(ranks, slots, chunk_bytes) : dup(leaders.window_fd);
+    config.doorbell_fd = r == leader ? eventfd(0, EFD_NONBLOCK) : dup(leaders.doorbell_fd);
+    if (r == leader) continue;
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) die("socketpair");
+    leaders.local_fds.emplace_back(r, pair[0]);
+    config.leader_fd = pair[1];
+  }
+  const auto join = [&](int channel, int a, int b) {
+    const auto [x, y] = pair_over_tcp();
+    configs[static_cast<std::size_t>(a * ranks)].connections.push_back({channel, b, 0, x});
+    configs[static_cast<std::size_t>(b * ranks)].connections.push_back({channel, a, 0, y});
+  };
+  for (int a = 0; a < nodes && nodes > 1; ++a) {
+    for (int b = 0; b < a; ++b) {
+      const auto near = [&](const std::vector<int>& tree) { return tree[static_cast<std::size_t>(a)] == b || tree[static_cast<std::size_t>(b)] == a; };
+      for (int lane = 0; lane < ff::lanes; ++lane) {
+        if (near(group.trees[static_cast<std::size_t>(lane)])) join(lane, a, b);
+      }
+      if (std::any_of(group.trees.begin(), group.trees.end(), near)) join(ff::control_channel, a, b);
+    }
+  }
+  return configs;
+}
+
+void close_all(const ff::Config& config) {
+  for (const int fd : {config.window_fd, config.doorbell_fd, config.leader_fd}) {
+    if (fd >= 0) close(fd);
+  }
+  for (const auto& [rank, fd] : config.local_fds) close(fd);
+  for (const ff::Connection& connection : config.connections) close(connection.fd);
+}
+
+// Tells the other ranks of the node how to reach this one's memory, and waits until all have said so.
+void meet(ff::Config& config, int ranks) {
+  board->probes[config.group.rank] = ff::memory_probe();
+  for (++board->ready; board->ready < config.group.world_size();) usleep(100);
+  const int leader = config.group.rank / ranks * ranks;
+  for (int r = leader; r < leader + ranks; ++r) config.local_peers.push_back({board->probes[r], -1});
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3 && argc != 4) return 2;
+  if (argc != 7) return 2;
   board = static_cast<Board*>(mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   if (board == MAP_FAILED) die("mmap");
-  const int ranks = std::atoi(argv[2]);
-  window = ff::Window::create(ranks, slots, chunk_bytes);
-  doorbell = eventfd(0, EFD_NONBLOCK);
-  for (int r = 1; r < ranks; ++r) {
-    int pair[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) die("socketpair");
-    to_leader.emplace_back(pair[0], pair[1]);
-  }
+  const int nodes = std::atoi(argv[2]), ranks = std::atoi(argv[3]), all = nodes * ranks;
+  if (all < 1 || all > ff::max_local_ranks) return 2;
+  std::vector<ff::Config> configs = configs_of(nodes, ranks, static_cast<std::uint32_t>(std::atoi(argv[4])), argv[5], argv[6]);
   int rank = 0;
-  while (rank < ranks && fork() != 0) ++rank;
-  if (rank == ranks) {  // the parent only waits
-    for (const auto& [leaders, others] : to_leader) close(leaders), close(others);
+  while (rank < all && fork() != 0) ++rank;
+  for (int other = 0; other < all; ++other) {
+    if (other != rank) close_all(configs[static_cast<std::size_t>(other)]);
+  }
+  if (rank == all) {  // the parent only waits
     int status, failures = 0;
     while (wait(&status) > 0) failures += status != 0;
     return failures;
   }
   const ff::OpenMemory open;  // before any other rank looks whether it may read this one's
-  Rank self(rank, ranks, config_of(rank, ranks, argc == 4));
+  meet(configs[static_cast<std::size_t>(rank)], ranks);
+  Rank self(rank, all, std::move(configs[static_cast<std::size_t>(rank)]));
   orders_open(argv[1], rank, "");
   self.obey();
   return 0;

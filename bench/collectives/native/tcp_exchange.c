@@ -3,8 +3,10 @@
 //
 //   tcp_exchange SOCKET RANK PROGRAMS ADDRESS
 //
-// It listens at ADDRESS. Orders: "connect PORT ADDRESS" (of the next program), "prepare TYPE BYTES", "time threads|poll LOOPS", "check". Two ways are measured, the faster
-// one is the bound: a thread that sends beside one that receives, with blocking calls; or one thread that polls.
+// It listens at ADDRESS. Orders: "connect PORT ADDRESS" (of the next program), "prepare TYPE BYTES", "time threads|poll|steps LOOPS", "check". Two ways are measured, the faster
+// one is the bound: a thread that sends beside one that receives, with blocking calls; or one thread that polls. "steps" is
+// what an allreduce must do at the least: the bytes go in 2 (programs - 1) steps, each with a header, and a step is sent when
+// the one before has arrived; a program that has nothing to do offers its processor to others and looks again.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,9 +14,11 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 
 #include "orders.h"
 
+#define HEADER 64
 static const size_t call_bytes = 1 << 20;  // of one send or recv
 static int rank, programs, next_fd, previous_fd;
 static char *outgoing, *incoming;
@@ -81,6 +85,36 @@ static void with_poll(void) {
   }
 }
 
+static int later(ssize_t moved) { return moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK); }
+
+static void one_step(char *out, char *in, size_t payload) {
+  char sent_header[HEADER] = {0}, received_header[HEADER];
+  size_t sent = 0, received = 0;
+  while (sent < HEADER + payload || received < HEADER + payload) {
+    int moves = 0;
+    if (sent < HEADER + payload) {
+      struct iovec pieces[2] = {{sent_header + sent, HEADER - sent}, {out, payload}};
+      if (sent >= HEADER) pieces[1] = (struct iovec){out + (sent - HEADER), payload - (sent - HEADER)};
+      const struct msghdr message = {.msg_iov = sent < HEADER ? pieces : pieces + 1, .msg_iovlen = sent < HEADER ? 2 : 1};
+      const ssize_t moved = sendmsg(next_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (moved < 0 && !later(moved)) die("sendmsg");
+      if (moved > 0) sent += (size_t)moved, moves = 1;
+    }
+    if (received < HEADER + payload) {
+      char *to = received < HEADER ? received_header + received : in + (received - HEADER);
+      const ssize_t moved = recv(previous_fd, to, (received < HEADER ? HEADER : HEADER + payload) - received, MSG_DONTWAIT);
+      if (moved == 0 || (moved < 0 && !later(moved))) die("recv");
+      if (moved > 0) received += (size_t)moved, moves = 1;
+    }
+    if (!moves) sched_yield();
+  }
+}
+
+static void with_steps(void) {
+  const size_t steps = 2 * (size_t)(programs - 1), each = bytes / steps;
+  for (size_t step = 0, at = 0; step < steps; ++step, at += each) one_step(outgoing + at, incoming + at, step + 1 == steps ? bytes - at : each);
+}
+
 static void start_together(void) {  // a token goes round twice: everybody is here, everybody may start
   char token = 't';
   for (int lap = 0; lap < 2; ++lap) {
@@ -113,6 +147,7 @@ static void measure(const char *way, int loops) {
   double before = begun;
   for (int i = 0; i < loops; ++i) {
     if (strcmp(way, "poll") == 0) with_poll();
+    else if (strcmp(way, "steps") == 0) with_steps();
     else with_threads();
     const double after = now_s();
     each[i] = after - before;

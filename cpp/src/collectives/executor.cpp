@@ -195,7 +195,7 @@ void Executor::close_descriptors() {
 Stats Executor::stats() {
   const std::lock_guard lock(mutex_);
   Stats now = stats_;
-  if (network_) now.saturated += network_->saturated();
+  if (network_) now.saturated += network_->saturated(), now.unrung += network_->unrung();
   if (pending_ > 0) now.in_flight_ns += monotonic_ns() - busy_since_ns_;
   return now;
 }
@@ -391,23 +391,25 @@ bool Executor::in_arenas(const Current& current) const {
 // True: it is over, well or not. False: the time is up.
 bool Executor::drive(Current& current, std::int64_t until_ns) {
   if (group_.world_size() == 1) return true;
+  const bool between_nodes = network_ && group_.nodes() > 1;
+  NetworkDriver driver(between_nodes && network_->is_short(current.geometry) ? network_.get() : nullptr);
+  if (!driver.take_over() && between_nodes) network_->wake();
   for (;;) {
     if (window_->failed()) {
+      driver.hand_back();
       withdraw(current);
       current.failure = window_->failure();
       return true;
     }
-    if (advance(current)) {
-      if (!current.rung) ++current.unrung;
-      current.rung = true;
-      continue;
-    }
+    const bool advanced = advance(current), moved = driver.turn() || advanced;
+    if (moved && !std::exchange(current.rung, true)) ++current.unrung;
+    if (moved) continue;
     if (current.run && current.run->finished()) {
       conclude(current);
       if (!window_->failed()) return true;
       continue;
     }
-    pause(current);
+    pause(current, driver);
     const std::int64_t now_ns = monotonic_ns();
     window_->line(local_).heartbeat_ns.store(now_ns, std::memory_order_relaxed);
     if (now_ns >= current.next_poll_ns) check_peers(current, now_ns);
@@ -440,7 +442,7 @@ void Executor::conclude(Current& current) {
   if (current.small) window_->ring_for(local_, counter_entered);  // whoever began to wait after this rank had entered
 }
 
-void Executor::pause(Current& current) {
+void Executor::pause(Current& current, NetworkDriver& driver) {
   Wants wants;
   if (current.run) {
     wants = current.run->wants();
@@ -453,6 +455,12 @@ void Executor::pause(Current& current) {
     return;
   }
   const auto ready = [&] { return (current.small ? current.run->step() : window_->met(wants)) || window_->failed(); };
+  current.rung = true;  // what a look finds from now on may have come after the last sleep
+  if (driver.take_over()) {
+    const auto moves = [&] { return driver.turn() || ready(); };
+    current.rung = yields_.until(moves).has_value() || driver.sleep(wants, poll_period_ns_);
+    return;
+  }
   const bool polls = spins();
   if (polls) {
     for (const std::int64_t until_ns = monotonic_ns() + spin_ns; monotonic_ns() < until_ns;) {

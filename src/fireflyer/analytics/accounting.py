@@ -120,6 +120,8 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     """None when the log ends before the job did."""
     stopped: bool
     """Somebody asked for its end: it has neither succeeded nor failed."""
+    suspended: bool
+    """That was for a suspension: the job goes on when it is started again."""
     reason: str
     attempts: int
     reported: bool
@@ -187,6 +189,7 @@ def account(log: Sequence[Logged]) -> JobAccount:
         wall_ns=reading.end_ns - reading.start_ns,
         exit_code=finished.exit_code if finished is not None else None,
         stopped=finished is not None and finished.exit_code != 0 and any(a.stopped for a in reading.attempts),
+        suspended=finished is not None and finished.exit_code != 0 and reading.attempts[-1].suspended is not None,
         reason=finished.reason if finished is not None else "the event log ends before the job ended",
         attempts=len(reading.attempts),
         reported=reading.reported,

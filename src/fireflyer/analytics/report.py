@@ -124,6 +124,8 @@ def _headline(job: JobAccount) -> str:
         start = f"Not finished: the log covers {wall}"
     elif job.exit_code == 0:
         start = f"Finished in {wall}"
+    elif job.suspended:
+        start = f"Suspended after {wall} ({one_line(job.reason)})"
     elif job.stopped:
         start = f"Ended after {wall} on request ({one_line(job.reason)})"
     else:

@@ -9,7 +9,8 @@ missing. Nothing here depends on their order in the log, only on the launcher's 
 - An attempt is *ready* when every rank that ever reports a resume has done so in it. Where a script reports steps but
   no resume, training began one step time before the first report.
 - An attempt has *failed* at the first thing that the launcher noticed: a lost node, a rank's non-zero exit, or its own
-  verdict. A gang that is stopped because the user asked for it has not failed.
+  verdict. A gang that is stopped because the user asked for it has not failed, nor one that was suspended: what its
+  ranks end with after the first has left is not looked at.
 
 Instants are nanoseconds of the launcher's clock, clamped to the job; hostile numbers (negative durations, ranks outside
 the job, attempts that the launcher never started) are ignored.
@@ -34,7 +35,10 @@ from fireflyer.base.events import (
     RankExited,
     ResumeReport,
     StepReport,
+    Suspended,
+    SuspendRequested,
 )
+from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 
 __all__ = ["AttemptReading", "JobReading", "StepTimes", "read_log"]
 
@@ -78,6 +82,8 @@ class AttemptReading:
     """When the launcher noticed that the attempt had failed; None when it did not fail."""
     stopped: bool = False
     """The launcher said that somebody asked for its end."""
+    suspended: Suspended | None = None
+    """Its ranks left, to go on later."""
     reason: str = ""
     restarting: bool = False
     culprit: tuple[int | None, int | None] = (None, None)
@@ -167,6 +173,8 @@ _AttemptEvent = (
     | RankExited
     | AttemptFailed
     | FaultInjected
+    | SuspendRequested
+    | Suspended
 )
 _Timed = tuple[int, _AttemptEvent]
 
@@ -299,8 +307,11 @@ def _ready_ns(
 def _read_failure(attempt: AttemptReading, events: Sequence[_Timed], job_finished: bool, is_last: bool) -> None:
     verdict: AttemptFailed | None = None
     noticed_ns: int | None = None
+    attempt.suspended = next((event for _, event in events if isinstance(event, Suspended)), None)
     for at_ns, event in events:
         match event:
+            case RankExited(exit_code=code) if code == SUSPENDED_EXIT_CODE and attempt.suspended is not None:
+                continue
             case AttemptFailed() if verdict is None:
                 verdict = event
             case NodeLost() if attempt.node_lost is None:
@@ -313,8 +324,9 @@ def _read_failure(attempt: AttemptReading, events: Sequence[_Timed], job_finishe
             case _:
                 continue
         noticed_ns = at_ns if noticed_ns is None else noticed_ns
-    stopped = verdict.stopped if verdict is not None else is_last and job_finished
-    attempt.stopped = verdict is not None and verdict.stopped
+    ended_well = attempt.suspended is not None or (is_last and job_finished)
+    stopped = verdict.stopped if verdict is not None else ended_well
+    attempt.stopped = attempt.suspended is not None or (verdict is not None and verdict.stopped)
     if noticed_ns is None or stopped:
         return
     attempt.noticed_ns = noticed_ns

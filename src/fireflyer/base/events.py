@@ -38,6 +38,8 @@ __all__ = [
     "SaturationReport",
     "SkippedCheckpoint",
     "StepReport",
+    "SuspendRequested",
+    "Suspended",
     "decode_log",
     "encode_log_line",
 ]
@@ -202,6 +204,27 @@ class FaultInjected(msgspec.Struct, frozen=True, tag="fault_injected"):
     """The last one reported; None where none was."""
 
 
+class SuspendRequested(msgspec.Struct, frozen=True, tag="suspend_requested"):
+    """The ranks are asked to save and to leave. From now on a rank that exits with `SUSPENDED_EXIT_CODE` has left, and
+    has not failed."""
+
+    attempt: int
+    rank: int | None = None
+    """That left without having been asked; None: the launcher was told to."""
+
+
+class Suspended(msgspec.Struct, frozen=True, tag="suspended"):
+    """The ranks are gone because of `SuspendRequested`; the job goes on from its last checkpoint when it is started
+    again."""
+
+    attempt: int
+    horizon: int | None = None
+    """The ranks left at their first point that is not below this one: the step, where they give it, else the number of
+    the call. None: none has left by itself."""
+    ended_ranks: int = 0
+    """Ranks that did not leave by themselves."""
+
+
 class JobFinished(msgspec.Struct, frozen=True, tag="job_finished"):
     exit_code: int
     reason: str
@@ -221,6 +244,8 @@ JobEvent = (
     | AttemptFailed
     | NodeChecked
     | FaultInjected
+    | SuspendRequested
+    | Suspended
     | JobFinished
 )
 

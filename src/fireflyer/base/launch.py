@@ -41,7 +41,19 @@ STDOUT, STDERR = 1, 2
 TRANSPORTS = ("tcp", "ucx", "auto")
 """What collectives may be asked to use between nodes, see `fireflyer.collectives.bootstrap.transports`."""
 _SETTINGS = ("FF_ADDRESS", "FF_DUMP_DIR", "FF_PEER_MEMORY", "FF_PIN", "FF_PORT_RANGE", "FF_TRANSPORT", "FF_TUNE")
-_ALL_NAMES = {*_SETTINGS, "FF_CONTROL", "FF_JOB_TOKEN", "FF_MAX_NODES", "FF_MIN_NODES", "FF_RUN_DIR", "FF_SECRET_FILE"}
+_OF_TASKS = ("FF_ARRAY_INDEX", "FF_ARRAY_SIZE", "FF_RUN_NUMBER", "FF_TASK_ID", "FF_TOKEN_FILE")
+"""What ranks of a task of the platform are told of it."""
+_ALL_NAMES = {
+    *_SETTINGS,
+    *_OF_TASKS,
+    "FF_CONTROL",
+    "FF_JOB_TOKEN",
+    "FF_MAX_NODES",
+    "FF_MIN_NODES",
+    "FF_RUN_DIR",
+    "FF_SECRET_FILE",
+}
+_ALL_NAMES |= {"FF_SUSPENSION", "FF_WHOLE_LIFE_STATE"}
 
 
 def misspelt_settings(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -83,6 +95,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the launcher's control service; None when not started by `ff run`."""
     secret_file: str | None = None
     run_dir: str | None = None
+    suspension: str | None = None
+    """File of the cells by which the rank is asked to leave, see `base.suspension`."""
     tune: bool = False
     """Measure the network before the first plan is made (FF_TUNE=1)."""
     pin: bool = True
@@ -127,6 +141,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_CONTROL": self.control,
             "FF_SECRET_FILE": self.secret_file,
             "FF_RUN_DIR": self.run_dir,
+            "FF_SUSPENSION": self.suspension,
             "FF_MIN_NODES": self.min_nodes,
             "FF_MAX_NODES": self.max_nodes,
             "FF_TUNE": "1" if self.tune else None,
@@ -185,6 +200,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             control=environ.get("FF_CONTROL"),
             secret_file=environ.get("FF_SECRET_FILE"),
             run_dir=environ.get("FF_RUN_DIR"),
+            suspension=environ.get("FF_SUSPENSION") or None,
             tune=switch("FF_TUNE", False),
             pin=switch("FF_PIN", True),
             peer_memory=switch("FF_PEER_MEMORY", True),

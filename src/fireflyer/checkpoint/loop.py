@@ -31,6 +31,7 @@ from fireflyer.checkpoint.state import State, capture, load_into, load_rng
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
+from fireflyer.runtime.suspension import go_suspend, should_suspend
 
 __all__ = ["Stateful", "TrainingLoop"]
 
@@ -60,6 +61,9 @@ class TrainingLoop:
     One of `stop_signals`, on any rank, ends the loop on all ranks after the step in progress, with a checkpoint of
     it; `__exit__` then ends the process with the exit code 128 + signal. The second one ends it at once. Handlers are
     set in the main thread only. An exception in the body ends the loop without another checkpoint.
+
+    When the job is to be suspended (`fireflyer.cluster.sdk.should_suspend`, asked after each step), all ranks save the
+    same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed.
 
     Raises what `CheckpointManager` raises (`UsageError`, `PermissionDenied`, `DataCorruption`, `Fenced`), and
     `UsageError` where the model or the optimizer is not the one that was saved.
@@ -175,9 +179,13 @@ class TrainingLoop:
             self._recorded = {}
             yield self.step + 1
             self.step += 1
+            leaves = self.step < last and should_suspend(self.step)
             done_ns = self._clock.now_ns()
-            self._save_if_due(manager, last, done_ns)
+            self._save_if_due(manager, last, done_ns, leaves=leaves)
             self._report(manager, productive_ns=done_ns - start_ns, checkpoint_ns=self._clock.now_ns() - done_ns)
+            if leaves:
+                manager.close()
+                go_suspend()
 
     def record(self, *, loss: float | None = None, samples: int = 0, tokens: int = 0) -> None:
         """What the step in progress did: its loss (the mean over all ranks, None where it is not known), samples and
@@ -191,9 +199,9 @@ class TrainingLoop:
             self._stopping = True
         self.manager.ask_to_stop()
 
-    def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int) -> None:
+    def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int, *, leaves: bool) -> None:
         due = self._agree(manager, now_ns) if self._asks else manager.due_here(self.step, now_ns)
-        final = self._stopping or self.step >= last
+        final = self._stopping or leaves or self.step >= last
         if due or final:
             handle = manager.save(self.step, self._state(), blocking=final)
             if final:

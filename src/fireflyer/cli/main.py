@@ -28,24 +28,41 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "run": "fireflyer.cli.jobs.run",
+    "submit": "fireflyer.cli.platform.submit",
+    "ps": "fireflyer.cli.platform.tasks:ps_command",
+    "show": "fireflyer.cli.platform.tasks:show_command",
+    "stop": "fireflyer.cli.platform.tasks:stop_command",
+    "suspend": "fireflyer.cli.platform.tasks:suspend_command",
+    "resume": "fireflyer.cli.platform.tasks:resume_command",
+    "priority": "fireflyer.cli.platform.tasks:priority_command",
+    "login": "fireflyer.cli.platform.up:login_command",
     "report": "fireflyer.cli.jobs.report",
     "agent": "fireflyer.cli.jobs.agent",
+    "sim": "fireflyer.cli.sim.command",
     "collectives": "fireflyer.cli.collectives.command",
     "demo": "fireflyer.cli.jobs.demo",
+    "up": "fireflyer.cli.platform.up:up_command",
+    "down": "fireflyer.cli.platform.up:down_command",
+    "nodes": "fireflyer.cli.platform.nodes:nodes_command",
+    "node": "fireflyer.cli.platform.nodes:node_command",
+    "manager": "fireflyer.cli.platform.up:manager_command",
     "fs": "fireflyer.cli.fs.command",
     "version": "fireflyer.cli.version",
     "completion": "fireflyer.cli.completion",
 }
 _SECTIONS = {
     "For researchers": ("run", "report", "collectives", "demo"),
-    "For operators": ("agent", "fs"),
-    "Processes of a cluster, for systemd or Kubernetes": ("fs manager", "fs meta", "fs storage"),
+    "Tasks of the platform": ("submit", "ps", "show", "stop", "suspend", "resume", "priority", "login"),
+    "For operators": ("up", "down", "nodes", "node", "agent", "fs", "sim"),
+    "Processes of a cluster, for systemd or Kubernetes": ("manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }
 _EXAMPLES = (
     ("ff run --nodes 2 --ranks-per-node 2 train.py -- --steps 500", "4 ranks, restarted when one dies"),
     ("ff report runs/train-20260101-120000", "what the run did, and where the time went"),
     ("ff collectives explain runs/train-20260101-120000/flight", "which rank hung"),
+    ("ff up --nodes 4 -d", "the platform on this machine, which shares its nodes among tasks"),
+    ("ff submit --nodes 2 train.py", "a task for it"),
     ("ff fs up --nodes 3 --replicas 2 --dir fs -d", "a file system on this machine"),
     ("ff fs status --dir fs", "its nodes and chains"),
 )
@@ -61,7 +78,7 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        command = importlib.import_module(module).command
+        command = _imported(module)
         assert isinstance(command, click.Command)  # noqa: S101
         return command
 
@@ -96,9 +113,17 @@ class _Commands(click.Group):
         formatter.write_text("`ff COMMAND --help` shows the options and examples of a command.")
 
 
+def _imported(path: str) -> object:
+    """`module:name`, or `module`, whose `command` is meant."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name or "command")
+
+
 def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
-        ctx.invoke(importlib.import_module(_COMMANDS["version"]).command)
+        command = _imported(_COMMANDS["version"])
+        assert isinstance(command, click.Command)  # noqa: S101
+        ctx.invoke(command)
         ctx.exit()
 
 

@@ -37,7 +37,7 @@ HOW_TO_REPORT = (
 
 def print_report(console: Console, report: JobReport) -> None:
     """Prints all that is known. Colours and symbols are rich's to leave out where the console is no terminal."""
-    undecided = "Stopped" if report.account.stopped else "Incomplete"
+    undecided = "Suspended" if report.account.suspended else "Stopped" if report.account.stopped else "Incomplete"
     status = {None: (undecided, "bold yellow"), True: ("Succeeded", "bold green"), False: ("Failed", "bold red")}
     word, style = status[report.succeeded]
     console.print(Text.assemble((report.title, "bold"), " · ", (word, style)))

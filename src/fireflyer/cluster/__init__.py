@@ -10,13 +10,20 @@ result says it. It takes over SIGINT, SIGTERM and SIGHUP while it runs (they are
 kills), so it is called from the main thread. `on_entry` gets every entry of the event log after it was written, in
 order; `on_line` every line that a rank printed; both are called on the event loop and must not block for long.
 
-A training script reports with `Reporter.from_environment(read_environment())`.
+A training script reports with `Reporter.from_environment(read_environment())`; what else it calls is in
+`fireflyer.cluster.sdk`. Names are imported when they are first used, so that a rank does not load the launcher.
 """
 
-from fireflyer.cluster.launcher import HostsRefused, run_job
-from fireflyer.cluster.schema.job import Culprit, Fault, JobResult, JobSpec, RankLine, Timeouts, parse_fault
-from fireflyer.cluster.supervisor.join import JoinSpec, join_job
-from fireflyer.runtime.reporter import Reporter
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.launcher import HostsRefused, run_job
+    from fireflyer.cluster.schema.job import Culprit, Fault, JobResult, JobSpec, RankLine, Timeouts, parse_fault
+    from fireflyer.cluster.supervisor.join import JoinSpec, join_job
+    from fireflyer.runtime.reporter import Reporter
 
 __all__ = [
     "Culprit",
@@ -32,3 +39,27 @@ __all__ = [
     "parse_fault",
     "run_job",
 ]
+
+_HOME = {
+    "Culprit": "cluster.schema.job",
+    "Fault": "cluster.schema.job",
+    "HostsRefused": "cluster.launcher",
+    "JobResult": "cluster.schema.job",
+    "JobSpec": "cluster.schema.job",
+    "JoinSpec": "cluster.supervisor.join",
+    "RankLine": "cluster.schema.job",
+    "Reporter": "runtime.reporter",
+    "Timeouts": "cluster.schema.job",
+    "join_job": "cluster.supervisor.join",
+    "parse_fault": "cluster.schema.job",
+    "run_job": "cluster.launcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"fireflyer.{home}"), name)
+    globals()[name] = value
+    return value

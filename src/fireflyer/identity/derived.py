@@ -13,13 +13,15 @@ import hmac
 from typing import Final
 
 from fireflyer.base.errors import DataCorruption
-from fireflyer.identity.handshake import BEARER_MARK, NONCE_BYTES, token_key
+from fireflyer.identity.handshake import BEARER_MARK, NONCE_BYTES
 from fireflyer.identity.secrets import SECRET_BYTES, Secret
 
-__all__ = ["derive_credential", "seal", "unseal"]
+__all__ = ["apply_pad", "derive_credential", "derive_key", "seal", "unseal"]
 
 _CREDENTIAL_LABEL: Final = b"fireflyer machine credential"
 _SEAL_LABEL: Final = b"fireflyer sealed secret"
+_PAD_LABEL: Final = b"fireflyer sealed text"
+_KEY_LABEL: Final = b"fireflyer derived key"
 
 
 def derive_credential(join_key: bytes, *, token_id: str, nonce: bytes) -> str:
@@ -29,20 +31,33 @@ def derive_credential(join_key: bytes, *, token_id: str, nonce: bytes) -> str:
     return f"{BEARER_MARK}.{token_id}.{base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
-def seal(secret: Secret, credential: str, nonce: bytes) -> bytes:
-    """32 bytes that only who has the credential can open. `nonce`: 32 bytes that were never used with it."""
-    return _xor(secret.reveal(), _pad(credential, nonce))
+def derive_key(key: bytes, purpose: str) -> bytes:
+    """The key of a `DerivedCredential` whose identity is `purpose`, from `token_key` of a credential."""
+    return hmac.digest(key, _KEY_LABEL + purpose.encode(), "sha256")
 
 
-def unseal(sealed: bytes, credential: str, nonce: bytes) -> Secret:
+def seal(secret: Secret, key: bytes, nonce: bytes) -> bytes:
+    """32 bytes that only who has the key can open: `token_key` of a machine's credential, or one derived from it.
+    `nonce`: 32 bytes that were never used with it."""
+    return _xor(secret.reveal(), _pad(key, nonce))
+
+
+def unseal(sealed: bytes, key: bytes, nonce: bytes) -> Secret:
     """Raises `DataCorruption` where the lengths are wrong."""
     if len(sealed) != SECRET_BYTES:
         raise DataCorruption(f"a sealed secret has {SECRET_BYTES} bytes, not {len(sealed)}")
-    return Secret(_xor(sealed, _pad(credential, nonce)))
+    return Secret(_xor(sealed, _pad(key, nonce)))
 
 
-def _pad(credential: str, nonce: bytes) -> bytes:
-    return hmac.digest(token_key(credential), _SEAL_LABEL + _checked(nonce), "sha256")
+def apply_pad(data: bytes, key: bytes, nonce: bytes) -> bytes:
+    """Seals bytes of any length, or opens what was sealed so. `nonce`: 32 bytes, used with this key once."""
+    blocks = range(0, len(data), SECRET_BYTES)
+    pad = b"".join(hmac.digest(key, _PAD_LABEL + _checked(nonce) + at.to_bytes(8, "big"), "sha256") for at in blocks)
+    return _xor(data, pad[: len(data)])
+
+
+def _pad(key: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(key, _SEAL_LABEL + _checked(nonce), "sha256")
 
 
 def _checked(nonce: bytes) -> bytes:

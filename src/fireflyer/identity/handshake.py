@@ -50,6 +50,7 @@ __all__ = [
     "Accepts",
     "ClientHandshake",
     "Credential",
+    "DerivedCredential",
     "HandshakeRefused",
     "NodeCredential",
     "Role",
@@ -129,7 +130,16 @@ class UserCredential:
     token: str = field(repr=False)
 
 
-Credential = NodeCredential | UserCredential
+@dataclass(frozen=True, slots=True)
+class DerivedCredential:
+    """A key that was computed from a credential for one purpose, which `identity` states: the server computes the same
+    key from its credential and `identity`, and keeps nothing."""
+
+    identity: str
+    key: bytes = field(repr=False)
+
+
+Credential = NodeCredential | UserCredential | DerivedCredential
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +278,10 @@ class ClientHandshake:
             self._role = "node"
             self._identity = _check_text("identity", credential.identity, MAX_IDENTITY_BYTES)
             self._key = credential.secret.reveal()
+        elif isinstance(credential, DerivedCredential):
+            self._role = "user"
+            self._identity = _check_text("identity", credential.identity, MAX_IDENTITY_BYTES)
+            self._key = credential.key
         else:
             self._role = "user"
             self._identity = token_id_of(credential.token)

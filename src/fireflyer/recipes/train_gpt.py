@@ -33,6 +33,7 @@ from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND, format_duration, parse_duration
 from fireflyer.checkpoint import CheckpointManager, capture, load_into, load_rng, stored_job_plan, stored_plans
 from fireflyer.cluster import Reporter
+from fireflyer.cluster.sdk import go_suspend, should_suspend
 from fireflyer.collectives import Communicator, Plan
 from fireflyer.data import Batch, PrefetchLoader, ResumableSampler, SamplerState, TokenWindows
 from fireflyer.recipes.corpus import Corpus, build_corpus, open_corpus
@@ -236,7 +237,8 @@ def stored_as(kind: type[T], value: object, options: Options) -> T:
 
 
 def train(job: Job, steps_done: int, position: int) -> None:
-    """Steps `steps_done + 1` to the last, a checkpoint whenever one is due, and one at the end."""
+    """Steps `steps_done + 1` to the last, a checkpoint whenever one is due, and one at the end or before a
+    suspension."""
     options, env = job.options, job.env
     with PrefetchLoader(
         job.windows, job.sampler, rank=env.rank, world_size=env.world_size, position=position
@@ -248,6 +250,8 @@ def train(job: Job, steps_done: int, position: int) -> None:
             loss = train_step(job, step, batch)
             trained_ns = job.clock.now_ns()
             after = job.model.stats()
+            last = step == options.steps
+            leaves = not last and should_suspend(step)
             job.reporter.step(
                 StepReport(
                     rank=env.rank,
@@ -257,13 +261,16 @@ def train(job: Job, steps_done: int, position: int) -> None:
                     tokens=batch.samples * options.sequence_length,
                     loss=loss,
                     productive_ns=trained_ns - started_ns,
-                    checkpoint_ns=save_if_due(job, step, loader),
+                    checkpoint_ns=save_if_due(job, step, loader, wait=last or leaves),
                     allreduce_bytes=after.reduced_bytes - before.reduced_bytes,
                     allreduce_ns=after.in_flight_ns - before.in_flight_ns,
                 )
             )
             if step % _PRINT_EVERY_STEPS == 0 or step in (1, options.steps):
                 say(job, f"step {step} of {options.steps}, loss {loss:.4f}, {format_duration(trained_ns - started_ns)}")
+            if leaves:
+                job.checkpoints.close()
+                go_suspend()
 
 
 def train_step(job: Job, step: int, batch: Batch) -> float:
@@ -287,16 +294,16 @@ def train_step(job: Job, step: int, batch: Batch) -> float:
     return float(total[0]) / tokens
 
 
-def save_if_due(job: Job, step: int, loader: PrefetchLoader) -> int:
-    """Begins a checkpoint when it is time, waits for the one at the end. Returns how long that held training up, ns."""
+def save_if_due(job: Job, step: int, loader: PrefetchLoader, *, wait: bool) -> int:
+    """Begins a checkpoint when it is time; `wait`: in any case, and waits for it. Returns how long that held training
+    up, ns."""
     started_ns = job.clock.now_ns()
-    last = step == job.options.steps
-    if not last and not job.checkpoints.due(step, started_ns):
+    if not wait and not job.checkpoints.due(step, started_ns):
         return 0
     progress = Progress(job.corpus.fingerprint, loader.state())
     state = capture(job.model.module, job.optimizer, values=msgspec.to_builtins(progress))
-    handle = job.checkpoints.save(step, state, blocking=last)
-    if last:
+    handle = job.checkpoints.save(step, state, blocking=wait)
+    if wait:
         handle.result()  # one that fails in mid-run is made up for by the next; nothing makes up for this one
     return job.clock.now_ns() - started_ns
 

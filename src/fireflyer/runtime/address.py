@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["Address", "own_address_towards", "parse_listen"]
+__all__ = ["Address", "is_loopback", "own_address_towards", "parse_listen"]
 
 
 class Address(NamedTuple):
@@ -36,6 +37,16 @@ def parse_listen(text: str) -> tuple[str, int]:
     """Host and port to listen at, as `Address.parse`; port 0 is allowed: any free one."""
     host, _, port = text.rpartition(":")
     return (Address.parse(f"{host}:1").host, 0) if port == "0" else Address.parse(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent there stays on this machine: an address of the loopback interface, or `localhost`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def own_address_towards(host: str, port: int) -> str:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import lmdb
+import msgspec
 from tests.support.collectives.thread_ranks import together
 
+from fireflyer.accounts import rows as account_rows
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint.core import effects, manifest, names
@@ -54,6 +56,7 @@ from fireflyer.identity.tokens import TokenStore
 from fireflyer.kvstore import MemoryEngine, Transaction
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.core.rows import Kind, encode_row
 from fireflyer.kvstore.journal import LARGE_NAME, NAME, Journal
 from fireflyer.kvstore.lmdb_file import LmdbFile
 from fireflyer.kvstore.postgres import DEFAULT_TABLE
@@ -103,7 +106,7 @@ def _token(directory: Path) -> Found:
 
 
 def _manager_keys(_: Path) -> Found:
-    kinds: dict[str, manager_rows.Kind[Any]] = {
+    kinds: dict[str, Kind[Any]] = {
         "node": manager_rows.NODES,
         "target": manager_rows.TARGETS,
         "chain": manager_rows.CHAINS,
@@ -113,7 +116,20 @@ def _manager_keys(_: Path) -> Found:
     }
     keys: dict[str, bytes | str] = {name: kind.key(0x1234) for name, kind in kinds.items()}
     keys |= {"lease": manager_rows.LEASE_KEY, "state": manager_rows.STATE_KEY}
-    return {**keys, "row": manager_rows.encode_row(manager_rows.NodeRow(3, 4, "a:1"))}
+    return {**keys, "row": encode_row(manager_rows.NodeRow(3, 4, "a:1"))}
+
+
+def _account_keys(_: Path) -> Found:
+    token = account_rows.TokenRow("0123", "ada", bytes(32), "laptop", 7, 9, "run")
+    return {
+        "state": account_rows.STATE_KEY,
+        "user": account_rows.user_key("ada"),
+        "uid": account_rows.uid_key(0x1234),
+        "token": account_rows.token_key("0123"),
+        "token of a run, of a user": account_rows.owned_key(token),
+        "token of a user": account_rows.owned_key(msgspec.structs.replace(token, scope="user", expires_s=None)),
+        "row": encode_row(token),
+    }
 
 
 def _meta_keys(_: Path) -> Found:
@@ -388,6 +404,7 @@ CASES: Final[dict[str, Callable[[Path], Found]]] = {
     "rpc.frames": _frames,
     "identity.token": _token,
     "fs.capability": _capability,
+    "accounts.keys": _account_keys,
     "fs.manager.keys": _manager_keys,
     "fs.meta.keys": _meta_keys,
     "fs.meta.stored-answer": _stored_answer,

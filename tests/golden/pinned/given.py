@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from tests.golden.pinned.samples import Given, samples
 
 from fireflyer.base.port_range import PortRange
+from fireflyer.cluster.core.platform.commands import SetPolicy
+from fireflyer.cluster.core.scheduler.model import Policy
+from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.schema.addresses import AddressChoice
 from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress, Record, Snapshot
 from fireflyer.collectives.planning.cost import Speeds
@@ -46,6 +49,22 @@ def _port_ranges() -> list[PortRange]:
     return [PortRange(29500, 29599)]
 
 
+def _manager_configs() -> list[PlatformConfig]:
+    """They check addresses."""
+    least = PlatformConfig(name="s1", cluster="s2", store="s3", directory="s4", secret_file="s5", tokens_file="s6")
+    names = PlatformConfig.__struct_fields__
+    whole: dict[str, Any] = {
+        name: f"s{at}" if isinstance(getattr(least, name), str) else 1000 + at for at, name in enumerate(names)
+    }
+    whole |= {"listen": "127.0.0.1:1", "listen_agents": "127.0.0.1:2", "managers": ("s1",), "operators": ("s2",)}
+    return [least, PlatformConfig(**whole)]
+
+
+def _policies() -> list[SetPolicy]:
+    """Their steps are a second at least."""
+    return [SetPolicy(Policy()), SetPolicy(Policy(usage_margin=2.5), 7)]
+
+
 def _dumps() -> list[Dump]:
     """The ranks that they name are below `world_size`."""
     small = Snapshot(records=(), monotonic_ns=1, realtime_ns=2, submitted=3, finished=4)
@@ -83,4 +102,6 @@ GIVEN: Final[Given] = {
     Dump: _dumps,
     AddressChoice: _address_choices,
     PortRange: _port_ranges,
+    PlatformConfig: _manager_configs,
+    SetPolicy: _policies,
 }

@@ -13,7 +13,7 @@ from tests.golden.pinned.samples import samples
 from fireflyer.cli.collectives import command as collectives
 from fireflyer.cli.collectives import plan as collective_plans
 from fireflyer.cli.fs import status as fs_status
-from fireflyer.cli.fs.admin import placement
+from fireflyer.cli.fs.admin import placement, users
 from fireflyer.cli.fs.files import maintenance, show
 from fireflyer.collectives.flight.explain import Verdict
 from fireflyer.collectives.planning.declaration import Declaration
@@ -23,7 +23,7 @@ from fireflyer.fs.schema.inodes import Layout
 from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status
 from fireflyer.fs.schema.sessions import SessionList
 from fireflyer.fs.tools.measuring import Load, Measurement
-from fireflyer.identity.tokens import Account
+from fireflyer.identity import UserInfo
 
 __all__ = ["keys_of_outputs"]
 
@@ -61,7 +61,7 @@ OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {
     "fs placement": _placement,
     "fs stat": _stat,
     "fs status": _status,
-    "fs user list": lambda: [msgspec.json.encode(samples(Account))],
+    "fs user list": lambda: [users.to_json(samples(UserInfo))],
 }
 
 

@@ -12,15 +12,30 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
+from fireflyer.accounts import rows as account_rows
 from fireflyer.base import events
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.cli.fs.admin.placement import Domains
+from fireflyer.cli.jobs import agent as agent_command
 from fireflyer.cluster.agent import records as agent_records
+from fireflyer.cluster.agent import start as agent_start
+from fireflyer.cluster.client import Connection
 from fireflyer.cluster.core import agent as agent_core
+from fireflyer.cluster.core import runs as agent_runs
 from fireflyer.cluster.core import tracebacks as cluster_tracebacks
+from fireflyer.cluster.core.objects import manifest
+from fireflyer.cluster.core.platform import commands, views
+from fireflyer.cluster.core.platform.store import history
+from fireflyer.cluster.core.platform.store import rows as platform_rows
+from fireflyer.cluster.local import layout as platform_layout
+from fireflyer.cluster.manager import machines as platform_machines
+from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.manager.web import sessions
+from fireflyer.cluster.objects import log_files, stat_cache
 from fireflyer.cluster.schema import agent as cluster_agent
+from fireflyer.cluster.schema import api, runner, sync, tasks, tickets
 from fireflyer.cluster.schema import hosts as cluster_hosts
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import join as cluster_join
@@ -36,7 +51,6 @@ from fireflyer.collectives.torch import store as torch_store
 from fireflyer.collectives.torch_pair_join import _CudaIpcHandle
 from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster
-from fireflyer.fs.control.local_lock import _Holder
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
 from fireflyer.fs.core.meta import open_rows, tables
@@ -50,10 +64,12 @@ from fireflyer.fs.service.meta.offline_store import Row
 from fireflyer.fs.service.storage import target_directory
 from fireflyer.fs.service.storage.config import StorageConfig
 from fireflyer.identity import handshake, machines, tokens
+from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.recipes import corpus, train_gpt
-from fireflyer.runtime import reporter, store
+from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
+from fireflyer.runtime.processes.run_lock import _Holder
 from fireflyer.runtime.rpc import messages as rpc
 
 __all__ = ["FORMATS", "Codec", "Format"]
@@ -73,7 +89,7 @@ class Format(NamedTuple):
 
 FORMATS: Final = (
     # Reports of ranks, the log of a job, launcher and supervisors.
-    Format("job.event-log", "json", events.Logged, revision=2),
+    Format("job.event-log", "json", events.Logged, revision=3),
     Format("job.report", "msgpack", events.Report, revision=2),
     Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
@@ -82,14 +98,19 @@ FORMATS: Final = (
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
     Format("rpc.cluster.agent_next.request", "msgpack", cluster_wire.Next),
-    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.NumberedCommand, revision=2),
+    Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.NumberedCommand, revision=3),
     Format("rpc.cluster.empty", "msgpack", cluster_wire.Done),
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
-    Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.RankEnd, revision=2),
-    Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone, revision=2),
+    Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.RankEnd, revision=3),
+    Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone, revision=3),
     Format("rpc.cluster.node_checked.request", "msgpack", cluster_wire.Checked),
     Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.LogError),
     Format("rpc.cluster.output.request", "msgpack", cluster_wire.Output),
+    Format("rpc.cluster.suspend_points.request", "msgpack", cluster_wire.Points),
+    Format("rpc.cluster.whole_life_state.request", "msgpack", suspension.WholeLifeRequest),
+    Format("rpc.cluster.whole_life_state.answer", "msgpack", suspension.WholeLifeState),
+    Format("rpc.cluster.set_watchdog.request", "msgpack", suspension.Watchdog),
+    Format("rpc.cluster.set_watchdog.answer", "msgpack", suspension.WatchdogIsSet),
     Format("rpc.cluster.port_found.request", "msgpack", cluster_wire.PortFound),
     Format("rpc.cluster.rank_log.request", "msgpack", cluster_wire.LogBytes),
     Format("rpc.cluster.run_file", "msgpack", cluster_wire.RunFile),
@@ -104,18 +125,70 @@ FORMATS: Final = (
     Format("rpc.cluster.host_guard_ended.request", "msgpack", cluster_join.GuardEnded),
     # Agents of machines, what they keep, and which machines have joined.
     Format("rpc.agent.join_machine.request", "msgpack", cluster_agent.JoinMachine),
-    Format("rpc.agent.join_machine.answer", "msgpack", cluster_agent.Admitted),
+    Format("rpc.agent.join_machine.answer", "msgpack", cluster_agent.Admitted, revision=2),
     Format("rpc.agent.ask.request", "msgpack", cluster_hosts.HostQuestion),
     Format("rpc.agent.ask.answer", "msgpack", cluster_hosts.HostFacts),
     Format("rpc.agent.start_guard.request", "msgpack", cluster_agent.GuardOrder),
     Format("rpc.agent.guard_name.request", "msgpack", cluster_agent.GuardName),
     Format("rpc.agent.guard_status.answer", "msgpack", cluster_agent.GuardStatus),
     Format("rpc.agent.list_guards.answer", "msgpack", cluster_agent.GuardStatuses),
-    Format("agent.membership", "json", agent_records.Membership),
-    Format("agent.guard-order", "json", agent_core.Order),
+    Format("agent.membership", "json", agent_records.Membership, revision=2),
+    Format("agent.guard-order", "json", agent_core.Order, revision=2),
     Format("agent.guard-end", "json", agent_core.End),
     Format("agent.guard-process", "json", process_identity.ProcessIdentity),
     Format("identity.machines-file", "json", machines._File),
+    Format("agent.guard-starting", "json", agent_start.Starting),
+    Format("agent.leader", "json", agent_records.Leader),
+    Format("agent.run-record", "json", agent_runs.RunRecord),
+    Format("agent.accounts-file", "toml", agent_command._AccountsFile),
+    # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync),
+    Format("rpc.platform.sync.answer", "msgpack", sync.Orders),
+    Format("platform.ticket", "msgpack", tickets.Claims),
+    Format("platform.ticket-fields", "object", tickets.Claims),
+    Format("platform.runner-orders", "msgpack", runner.RunnerOrders),
+    Format("platform.run-progress", "json", runner.RunProgress),
+    Format("platform.run-end", "json", sync.EndedRun),
+    # Rows of the platform's managers, and what they keep beside these.
+    Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow),
+    Format("platform.row.config", "msgpack", platform_rows.ConfigRow),
+    Format("platform.row.task", "msgpack", platform_rows.TaskRow),
+    Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
+    Format("platform.row.run", "msgpack", platform_rows.RunRow),
+    Format("platform.row.node", "msgpack", platform_rows.NodeRow),
+    Format("platform.row.place", "msgpack", platform_rows.PlaceRow),
+    Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
+    Format("platform.row.outbox", "msgpack", history._Envelope),
+    Format("platform.row.machine", "msgpack", platform_machines.MachineRow),
+    Format("platform.row.join-token", "msgpack", platform_machines.JoinToken),
+    Format("platform.join-token-fields", "object", platform_machines.JoinToken),
+    Format("platform.row.machines-version", "msgpack", platform_machines._Version),
+    Format("platform.session", "msgpack", sessions._Claims),
+    Format("platform.manager-config", "toml", PlatformConfig),
+    Format("platform.local", "json", platform_layout.LocalPlatform),
+    Format("platform.connection", "json", Connection),
+    # The platform's HTTP API.
+    Format("http.task-spec", "object", tasks.TaskSpec),
+    Format("http.program", "object", tasks.Program),
+    Format("http.drain-node", "object", commands.DrainNode),
+    Format("http.submitted", "json", api.Submitted),
+    Format("http.task", "json", views.TaskAnswer),
+    Format("http.tasks", "json", views.TaskPage),
+    Format("http.start", "json", views.Why),
+    Format("http.commanded", "json", api.Commanded),
+    Format("http.nodes", "json", tuple[views.NodeView, ...]),
+    Format("http.node", "json", views.NodeView),
+    Format("http.join-token", "json", api.JoinTokenAnswer),
+    Format("http.users", "json", tuple[views.UserView, ...]),
+    Format("http.identity", "json", api.Identity),
+    Format("http.cluster", "json", views.ClusterView),
+    Format("http.error", "json", api.ErrorView),
+    Format("http.change", "json", api.Change),
+    Format("http.change-fields", "object", api.Change),
+    # Snapshots of users' directories, and logs of runs.
+    Format("objects.manifest", "msgpack", manifest.Manifest),
+    Format("objects.stat-cache", "msgpack", stat_cache._CacheFile),
+    Format("objects.log-index", "msgpack", log_files._Index),
     # The rendezvous store.
     Format("rpc.store.set.request", "msgpack", store._Set),
     Format("rpc.store.key.request", "msgpack", store._Key),
@@ -135,7 +208,11 @@ FORMATS: Final = (
     Format("handshake.challenge", "msgpack", handshake._Challenge | handshake._Refused),
     Format("handshake.proof", "msgpack", handshake._Proof),
     Format("handshake.verdict", "msgpack", handshake._Verdict | handshake._Refused),
-    Format("identity.tokens-file", "json", tokens._File),
+    Format("identity.tokens-file", "json", tokens._File, revision=2),
+    Format("accounts.state-row", "msgpack", account_rows.StateRow),
+    Format("accounts.user-row", "msgpack", account_rows.UserRow),
+    Format("accounts.uid-row", "msgpack", account_rows.UidRow),
+    Format("accounts.token-row", "msgpack", account_rows.TokenRow),
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
@@ -173,7 +250,7 @@ FORMATS: Final = (
     # The file system: managers.
     Format("rpc.fs.ask.request", "msgpack", manager_schema.Request),
     Format("rpc.fs.ask.answer", "msgpack", manager_schema.Answer),
-    Format("fs.manager.lease-row", "msgpack", manager_rows.LeaseRow),
+    Format("fs.manager.lease-row", "msgpack", fenced.LeaseRow),
     Format("fs.manager.state-row", "msgpack", manager_rows.StateRow),
     Format("fs.manager.node-row", "msgpack", manager_rows.NodeRow),
     Format("fs.manager.target-row", "msgpack", manager_rows.TargetRow),

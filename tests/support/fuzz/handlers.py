@@ -34,15 +34,16 @@ from fireflyer.cluster.schema.job import JobSpec, RankLine
 from fireflyer.fs.control.connections import META
 from fireflyer.fs.core.manager.state_machine import Manager, Reply, RequestReceived, Settings
 from fireflyer.fs.core.manager.state_machine import Tick as ManagerTick
-from fireflyer.fs.core.manager.transact import Transact
+from fireflyer.fs.core.rows import LEASE_KEY
 from fireflyer.fs.schema.manager import GetFilesStatus, GetMetaServices, Request
 from fireflyer.fs.schema.sessions import GetCapability
 from fireflyer.fs.service.manager.process import check_role
-from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.identity import Account
 from fireflyer.identity.handshake import Accepts
 from fireflyer.identity.secrets import Secret
 from fireflyer.kvstore import MemoryEngine
+from fireflyer.kvstore.core.fenced import Transact
+from fireflyer.kvstore.fenced_driver import transact_on
 from fireflyer.runtime.driver import InlineDriver
 from fireflyer.runtime.reporter import REPORT
 from fireflyer.runtime.rpc import Method
@@ -244,7 +245,7 @@ class ManagerRequests:
                 for effect in manager.handle(now_ns, events.pop(0)):
                     answers += isinstance(effect, Reply)
                     if isinstance(effect, Transact):
-                        events.append(await transact_on(engine, effect, timeout_ns=10**9))
+                        events.append(await transact_on(engine, effect, lease_key=LEASE_KEY, timeout_ns=10**9))
             return answers
 
         while not manager.routing_version:

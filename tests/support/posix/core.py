@@ -25,7 +25,7 @@ from fireflyer.fs.core.meta import dispatch, procedures, replies
 from fireflyer.fs.core.meta.context import ClusterDefaults, Context, Requester
 from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.ports import Answered, ChunkPort, NotAtOnce, Ports
-from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
+from fireflyer.fs.core.rows import SESSIONS, SessionRow
 from fireflyer.fs.schema import meta
 from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
@@ -41,6 +41,7 @@ from fireflyer.fs.schema.inodes import (
     Kind,
 )  # fmt: skip
 from fireflyer.kvstore import MemoryEngine
+from fireflyer.kvstore.core.rows import encode_row
 from fireflyer.kvstore.core.timing import SteppedTiming
 
 __all__ = ["CorePlace"]

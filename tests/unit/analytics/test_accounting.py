@@ -21,6 +21,8 @@ from fireflyer.base.events import (
     ResumeReport,
     SkippedCheckpoint,
     StepReport,
+    Suspended,
+    SuspendRequested,
 )
 from fireflyer.base.units import MS, SECOND
 
@@ -239,6 +241,25 @@ def test_a_job_that_the_user_stopped_has_not_failed() -> None:
     assert result.stopped
     assert result.parts.lost_ns == 0
     assert result.parts.other_ns == 100 * MS
+
+
+def test_a_job_that_was_suspended_has_not_failed_whatever_its_last_ranks_ended_with() -> None:
+    result = account(
+        log_of(
+            (0, STARTED),
+            (0, AttemptStarted(0)),
+            (100, resume(0, 0, 0)),
+            (200, step(0, 0, 1)),
+            (210, SuspendRequested(0)),
+            (290, RankExited(0, 0, 85)),
+            (295, Suspended(0, horizon=1)),
+            (300, JobFinished(85, "suspended")),
+        )
+    )
+    assert result.failures == ()
+    assert result.stopped
+    assert result.suspended
+    assert result.parts.lost_ns == 0
 
 
 def test_the_launchers_verdict_names_the_culprit_not_the_first_who_fell() -> None:

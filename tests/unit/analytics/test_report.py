@@ -20,10 +20,13 @@ from fireflyer.base.events import (
     JobFinished,
     JobStarted,
     Logged,
+    RankExited,
     ResumeReport,
     SaturationReport,
     SkippedCheckpoint,
     StepReport,
+    Suspended,
+    SuspendRequested,
 )
 from fireflyer.base.units import SECOND
 
@@ -109,6 +112,16 @@ def test_a_failed_job_says_what_was_not_saved() -> None:
     assert report.headline.endswith("1 failure, 0 survived.")
     assert report.failures[0].title == "Failure 1: rank 2 failed at step 51"
     assert row(report.summary, "Not saved").value == "10 steps"
+
+
+def test_a_job_that_was_suspended_says_so() -> None:
+    started, begun, _ = silent_log()
+    log = [started, begun, Logged(SECOND, SuspendRequested(0)), Logged(2 * SECOND, RankExited(0, 0, 85))]
+    report = build_report([*log, Logged(3 * SECOND, Suspended(0, 7)), Logged(3 * SECOND, JobFinished(85, "suspended"))])
+    assert report.succeeded is None
+    assert report.headline.startswith("Suspended after 3.0 s (suspended): ")
+    assert "Suspended." in render_html(report)
+    assert report.failures == ()
 
 
 def test_a_job_that_was_stopped_has_neither_succeeded_nor_failed() -> None:

@@ -101,6 +101,25 @@ def test_a_signal_saves_the_step_in_progress_and_ends_the_process_as_the_signal_
     assert train(tmp_path / "run") == train(tmp_path / "whole")[4:]
 
 
+def test_a_loop_that_is_to_leave_saves_the_step_in_progress_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Left(BaseException):
+        pass
+
+    def go_suspend() -> None:
+        raise Left
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fireflyer.checkpoint.loop.should_suspend", lambda step: step >= 4)
+        patch.setattr("fireflyer.checkpoint.loop.go_suspend", go_suspend)
+        with pytest.raises(Left):
+            train(tmp_path / "run")
+        assert steps_in(tmp_path / "run") == [4]
+        assert train(tmp_path / "last", last=3) != [], "the last step is the end, and nobody is asked"
+    assert train(tmp_path / "run") == train(tmp_path / "whole")[4:]
+
+
 def test_the_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     told: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: told.append(number))

@@ -39,7 +39,10 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
     ("argv", "said"),
     [
         (["rnu"], "no command 'rnu'; did you mean 'run'?"),
-        (["frobnicate"], "commands are run, report, agent, collectives, demo, fs, version, completion"),
+        (
+            ["frobnicate"],
+            "commands are run, submit, ps, show, stop, suspend, resume, priority, login, report, agent, sim",
+        ),
         (["train.py"], "to run a script: ff run train.py"),
         (["--vresion"], "No such option '--vresion'"),
         (["run"], "Missing argument 'SCRIPT'; see 'ff run --help'"),

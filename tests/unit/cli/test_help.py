@@ -50,7 +50,7 @@ def test_help_lists_every_command_once_under_a_heading_with_examples(capsys: Cap
     listed = [line.split()[0] for line in text.split("\nExamples:")[0].splitlines() if line.startswith("  ")]
     context = click.Context(ff, info_name="ff")
     assert all(listed.count(name) == (4 if name == "fs" else 1) for name in ff.list_commands(context))
-    assert len(list(examples(text))) == 5
+    assert len(list(examples(text))) == 7
 
 
 def parsed(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> str:
@@ -91,7 +91,7 @@ def completed(*arguments: str) -> list[str]:
 
 
 def test_commands_options_values_and_paths_complete() -> None:
-    assert completed("r") == ["plain:run", "plain:report"]
+    assert completed("r") == ["plain:run", "plain:resume", "plain:report"]
     assert completed("fs", "rm") == ["plain:rm"]
     assert completed("collectives", "") == ["plain:explain", "plain:plan"]
     assert completed("run", "--max") == ["plain:--max-restarts"]

@@ -26,6 +26,8 @@ from fireflyer.base.events import (
     SaturationReport,
     SkippedCheckpoint,
     StepReport,
+    Suspended,
+    SuspendRequested,
 )
 from fireflyer.base.units import SECOND
 from fireflyer.cli.jobs.progress import WINDOW_STEPS, JobProgress
@@ -69,6 +71,21 @@ def test_notices_tell_the_failure_once() -> None:
         "resuming from step 60 (step-00000060)",
         "job ended after 42.3 s: all ranks exited with 0",
     ]
+
+
+def test_ranks_that_leave_are_not_told_as_failures() -> None:
+    progress, _ = told([Logged(0, JobStarted("j", (), 1, 2, 1, 0.0)), Logged(1, AttemptStarted(0))])
+    entries: list[JobEvent] = [
+        SuspendRequested(0),
+        RankExited(1, 0, 85),
+        RankExited(0, 0, 1, "rank 0 exited with code 1"),
+        Suspended(0, 7),
+    ]
+    assert [line for event in entries for line in progress.feed(Logged(2, event))] == [
+        "suspending: the ranks save and leave",
+        "attempt 0 suspended at 7",
+    ]
+    assert progress.status() == "suspending"
 
 
 def test_a_script_that_reports_nothing_runs_once_it_has_printed_and_ends_without_a_second_word() -> None:

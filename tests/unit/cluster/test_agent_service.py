@@ -14,6 +14,7 @@ import pytest
 
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.agent.guards import Guards
 from fireflyer.cluster.agent.join import Issuer, join, revoke
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
@@ -170,7 +171,7 @@ def test_a_machine_joins_once_with_a_token_and_its_revocation_reaches_its_agent(
     async def main() -> None:
         issuer = Issuer(store, ["a"], on_joined=lambda machine: joined.append(machine.name))
         address = await issuer.listen(0)
-        (token,) = issuer.issue(1 << 40).values()
+        (token,) = issuer.issue(600).values()
         waiting = asyncio.create_task(issuer.wait(1 << 40))
         target = f"127.0.0.1:{address.port}"
         membership = await join(directory, token, issuer=target, port=free_port(), address="")
@@ -190,7 +191,7 @@ def test_a_guard_whose_starter_fails_ends_and_says_why(tmp_path: Path) -> None:
 
     async def main() -> None:
         changed = asyncio.Event()
-        guards = Guards(directory, lambda _: changed.set(), uid=12345)
+        guards = Guards(directory, lambda _: changed.set(), Accounts(12345))
         orders = NodeOrders(
             config=order().orders.config, secret=b"", directory="", workdir=str(tmp_path / "none"), token=TOKEN,
             first_lease_ns=SECOND,

@@ -117,12 +117,12 @@ def test_a_damaged_file_and_one_that_others_may_read_are_refused(tmp_path: Path)
 
 def test_a_sealed_secret_is_opened_with_the_credential_and_nonce_of_its_seal_alone() -> None:
     secret, nonce = Secret(bytes(range(32))), b"n" * 32
-    sealed = seal(secret, "fft1.id.one", nonce)
+    sealed = seal(secret, b"key of one", nonce)
     assert sealed != secret.reveal()
-    assert unseal(sealed, "fft1.id.one", nonce) == secret
-    assert unseal(sealed, "fft1.id.other", nonce) != secret
-    assert unseal(sealed, "fft1.id.one", b"m" * 32) != secret
+    assert unseal(sealed, b"key of one", nonce) == secret
+    assert unseal(sealed, b"key of other", nonce) != secret
+    assert unseal(sealed, b"key of one", b"m" * 32) != secret
     with pytest.raises(DataCorruption, match="32 bytes"):
-        unseal(sealed[:31], "fft1.id.one", nonce)
+        unseal(sealed[:31], b"key of one", nonce)
     with pytest.raises(DataCorruption, match="nonce"):
-        unseal(sealed, "fft1.id.one", b"short")
+        unseal(sealed, b"key of one", b"short")

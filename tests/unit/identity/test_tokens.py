@@ -7,11 +7,14 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied, UsageError
-from fireflyer.identity.tokens import FIRST_UID, MAX_TOKENS_PER_USER, Account, TokenStore
+from fireflyer.identity import Identity, tokens
+from fireflyer.identity.tokens import TokenStore
+from fireflyer.identity.users import FIRST_UID, MAX_TOKENS_PER_USER, Account
 
 NOW = 1_700_000_000
 
@@ -31,8 +34,8 @@ def store(path: str) -> TokenStore:
 
 def test_a_token_names_its_user_now_and_after_a_restart(store: TokenStore, path: str) -> None:
     token = store.issue("ada", NOW, label="laptop")
-    assert store.verify(token, NOW) == "ada"
-    assert TokenStore(path).verify(token, NOW + 10**9) == "ada"
+    assert store.verify(token, NOW).user == "ada"
+    assert TokenStore(path).verify(token, NOW + 10**9).user == "ada"
     assert [info.label for info in TokenStore(path).tokens("ada")] == ["laptop"]
     assert TokenStore(path).users() == ["ada", "grace"]
 
@@ -53,7 +56,7 @@ def test_every_wrong_token_is_refused_in_the_same_words(store: TokenStore) -> No
     revoked = store.issue("ada", NOW)
     store.revoke(revoked.split(".")[1])
     expired = store.issue("ada", NOW, lifetime_s=60)
-    assert store.verify(expired, NOW + 59) == "ada"
+    assert store.verify(expired, NOW + 59).user == "ada"
     wrong = [
         "",
         "nonsense",
@@ -71,7 +74,7 @@ def test_every_wrong_token_is_refused_in_the_same_words(store: TokenStore) -> No
             store.verify(text, NOW + 60)
         said.add(str(caught.value))
     assert said == {"the token is unknown, revoked or expired; ask an administrator for a new one"}
-    assert store.verify(token, NOW + 60) == "ada"
+    assert store.verify(token, NOW + 60).user == "ada"
 
 
 def test_removing_a_user_ends_all_its_tokens(store: TokenStore) -> None:
@@ -113,7 +116,7 @@ def test_users_of_a_file_of_version_1_get_the_same_uids_from_every_reader(store:
     Path(path).write_text(json.dumps(content))
     readers = [TokenStore(path), TokenStore(path)]
     for reader in readers:
-        assert reader.verify(token, NOW) == "ada"
+        assert reader.verify(token, NOW).user == "ada"
         assert reader.account("grace") == Account("grace", FIRST_UID, FIRST_UID)
         assert reader.account("ada") == Account("ada", FIRST_UID + 1, FIRST_UID + 1)
     readers[0].create_user("alan", NOW)
@@ -123,6 +126,51 @@ def test_users_of_a_file_of_version_1_get_the_same_uids_from_every_reader(store:
             FIRST_UID + 1,
             FIRST_UID + 2,
         ]
+
+
+def test_a_file_of_version_2_is_read_and_written_with_roles_and_scopes(store: TokenStore, path: str) -> None:
+    token = store.issue("ada", NOW)
+    content = json.loads(Path(path).read_text())
+    assert content["version"] == 3
+    content["version"] = 2
+    for user in content["users"]:
+        del user["roles"]
+        for entry in user["tokens"]:
+            del entry["scope"]
+    Path(path).write_text(json.dumps(content))
+    reader = TokenStore(path)
+    assert reader.verify(token, NOW) == Identity("ada", "user", (), token.split(".")[1], "")
+    reader.grant_role("ada", "platform:operator")
+    assert store.verify(token, NOW).roles == ("platform:operator",)
+    assert json.loads(Path(path).read_text())["version"] == 3
+
+
+def test_tokens_of_runs_are_bounded_beside_those_of_the_user(store: TokenStore, monkeypatch: Any) -> None:
+    monkeypatch.setattr(tokens, "max_tokens", lambda scope: 64 if scope == "user" else 2)
+    for _ in range(2):
+        store.issue("ada", NOW, lifetime_s=10, scope="run")
+    with pytest.raises(UsageError, match="tokens of runs, the maximum"):
+        store.issue("ada", NOW + 9, lifetime_s=10, scope="run")
+    store.issue("ada", NOW + 9)
+    store.issue("ada", NOW + 10, lifetime_s=10, scope="run")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"roles": ["x" * 66]},
+        {"roles": [f"fs:r{number}" for number in range(33)]},
+        {"roles": "fs:admin"},
+        {"tokens": [{"id": "a", "sha256": "0" * 64, "label": "", "created_s": 0, "expires_s": None, "scope": "root"}]},
+    ],
+    ids=str,
+)
+def test_a_file_with_roles_or_scopes_that_cannot_be_is_refused(path: str, store: TokenStore, change: Any) -> None:
+    content = json.loads(Path(path).read_text())
+    content["users"][0] |= change
+    Path(path).write_text(json.dumps(content))
+    with pytest.raises(DataCorruption, match="is damaged"):
+        TokenStore(path)
 
 
 def test_bad_arguments_change_nothing(store: TokenStore, path: str) -> None:
@@ -151,7 +199,7 @@ def test_tokens_per_user_are_bounded_and_expired_ones_make_room(store: TokenStor
 def test_a_running_reader_notices_what_another_process_changed(store: TokenStore, path: str) -> None:
     reader = TokenStore(path)
     token = store.issue("ada", NOW)
-    assert reader.verify(token, NOW) == "ada"
+    assert reader.verify(token, NOW).user == "ada"
     store.revoke(token.split(".")[1])
     with pytest.raises(PermissionDenied):
         reader.verify(token, NOW)
@@ -163,7 +211,7 @@ def test_writers_at_the_same_time_lose_nothing(store: TokenStore, path: str) -> 
         tokens = [
             token for part in pool.map(lambda s: [s.issue("ada", NOW) for _ in range(5)], stores) for token in part
         ]
-    assert {store.verify(token, NOW) for token in tokens} == {"ada"}
+    assert {store.verify(token, NOW).user for token in tokens} == {"ada"}
     assert len(store.tokens("ada")) == 20
 
 

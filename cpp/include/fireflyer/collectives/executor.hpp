@@ -2,7 +2,8 @@
 //
 // An operation is a Run (see src/collectives/run.hpp). It is driven by the thread that calls, where nothing else is pending and the
 // caller wants to wait; otherwise, and where it takes long, by a thread of the executor's own. The leader of a node has a
-// second thread (Network) for what goes between nodes and for watching everybody's life. Nothing here knows of Python.
+// second thread (Network) for what goes between nodes and for watching everybody's life; frames of short operations are
+// moved by the thread that drives the operation (NetworkDriver). Nothing here knows of Python.
 //
 // After the first failure every pending and later operation fails with the same Failure.
 #pragma once
@@ -36,6 +37,7 @@ namespace ff {
 class Exchange;
 class Fabric;
 class Network;
+class NetworkDriver;
 class Run;
 struct Part;
 class Scratch;
@@ -127,7 +129,7 @@ class Executor {
   bool drive(Current& current, std::int64_t until_ns);
   bool advance(Current& current);
   void conclude(Current& current);
-  void pause(Current& current);
+  void pause(Current& current, NetworkDriver& driver);
   void withdraw(const Current& current);
   void check_peers(Current& current, std::int64_t now_ns);
   std::optional<Failure> run_parts(const Task& task);

@@ -473,7 +473,7 @@ bool LaneRun::read_frame(DataLink& link, const Cursor::Frame& frame, char* to) {
     }
   }
   if (link.in_crc != link.in_header.payload_crc) {
-    if (network_.fabric_) network_.look(0);  // data are fetched from the sender's memory, which it takes back when it has failed and said so
+    if (network_.fabric_) network_.look(0, network_.polled_, nullptr);  // data are fetched from the sender's memory, which it takes back when it has failed and said so
     const int leader = network_.group_.leader_of(link.node);
     network_.fail(FailureKind::corruption, leader,
                   "data from " + network_.group_.label(leader) + " arrived with a wrong checksum in " + geometry_->op.name());

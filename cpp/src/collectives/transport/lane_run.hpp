@@ -1,4 +1,4 @@
-// One operation in one lane at one node: runs the lane's program on every chunk. Private to the network thread.
+// One operation in one lane at one node: runs the lane's program on every chunk. Private to the network.
 //
 // A step runs once everything that it waits for has happened: for every chunk in flight each step has a count of what is
 // still missing, the steps in its `after` and one gate (the node's own contribution; for a received result, the slot).

@@ -1,18 +1,12 @@
 #include "fireflyer/collectives/transport/network.hpp"
 
-#include <linux/sockios.h>
 #include <poll.h>
-#include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "fireflyer/base/clock.hpp"
-#include "fireflyer/base/crc32c.hpp"
 #include "fireflyer/base/placement.hpp"
 #include "lane_run.hpp"
 
@@ -22,12 +16,8 @@ namespace {
 constexpr std::int64_t ms = 1'000'000;
 constexpr std::int64_t look_period_ns = 5 * ms;       // of control connections while data keep moving
 constexpr std::int64_t grace_ns = 250 * ms;           // for the control connection to explain a broken data connection
-constexpr std::int64_t farewell_ns = 200 * ms;        // for last words to be delivered
-constexpr std::size_t max_control_backlog = 64 * 1024;
-constexpr std::size_t short_bytes = 4 << 20;          // what takes so little time that falling asleep and waking up would be a large part of it
+constexpr std::size_t short_bytes = 4 << 20;          // what takes so little time that waking another thread would be a large part of it
 constexpr int backstop = 10;                          // timeouts without any progress that nothing else explains
-
-bool is_short(const Geometry& geometry) { return geometry.op.count * geometry.unit * geometry.parts <= short_bytes; }
 
 }  // namespace
 
@@ -122,9 +112,14 @@ void Network::let_go() {
   harmless_.notify_all();
 }
 
+bool Network::is_short(const Geometry& geometry) const { return !fabric_ && geometry.op.count * geometry.unit * geometry.parts <= short_bytes; }
+
 void Network::post(const Geometry& geometry) {
   const std::lock_guard lock(mutex_);
   posted_.push_back(geometry);
+}
+
+void Network::wake() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
 }
@@ -134,20 +129,24 @@ void Network::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = write(doorbell_, &one, sizeof one);
+    wake();
   }
   thread_.join();
 }
 
 void Network::loop() {
+  Lock lock(driving_);
   turn_ns_ = monotonic_ns();
   stall_detector_.restart(turn_ns_);
   try {
-    while (turn()) {
+    Wants none;
+    none.fill(never);
+    for (bool rung = true; const auto moved = turn();) {
+      if (*moved && !std::exchange(rung, true)) ++unrung_;
+      if (!*moved && !window_.failed()) rung = sleep(none, heartbeat_at_ns_, &lock);
     }
-  } catch (const std::exception& error) {  // memory, at worst: the others must not wait for this node
-    fail(FailureKind::peer_failed, group_.rank, std::string("the network thread of ") + group_.label(group_.rank) + " failed: " + error.what());
+  } catch (const std::exception& error) {
+    fail_here(error);
   }
   note_links(monotonic_ns());
   if (window_.failed()) flood();  // first of all, so that nobody takes the ends of connections for a death
@@ -155,8 +154,8 @@ void Network::loop() {
   farewell();
 }
 
-bool Network::turn() {
-  if (window_.failed()) return false;
+std::optional<bool> Network::turn() {
+  if (window_.failed()) return std::nullopt;
   const std::int64_t now_ns = monotonic_ns();
   window_.line(window_.network()).heartbeat_ns.store(now_ns);
   if (now_ns - turn_ns_ > group_.timeout_ns / 2) {  // this process was stopped: others may have spoken meanwhile
@@ -164,20 +163,15 @@ bool Network::turn() {
   }
   turn_ns_ = now_ns;
   if (fabric_) fabric_->progress();
-  if (!current_ && !take()) return false;
+  if (!current_ && !take()) return std::nullopt;
   bool moved = false;
   if (current_) {
-    moved = move() || (is_short(*current_) && soon([this] { return move(); }));
+    moved = move();
     finish();
-  } else if (std::exchange(lingers_, false)) {
-    moved = soon([this] {
-      const std::lock_guard lock(mutex_);
-      return !posted_.empty() || stopping_;
-    });
   }
   if (now_ns >= look_at_ns_) {
     look_at_ns_ = now_ns + look_period_ns;
-    if (moved) look(0);
+    look(0, polled_, nullptr);  // a driver that never sleeps must not take a neighbour for dead that it has not listened to
     watch(now_ns);
     if (now_ns >= links_at_ns_) note_links(now_ns);
   }
@@ -185,8 +179,7 @@ bool Network::turn() {
     heartbeat_at_ns_ = now_ns + period_ns_;
     send_heartbeats();
   }
-  if (!moved && !window_.failed()) sleep(now_ns);
-  return true;
+  return moved;
 }
 
 bool Network::take() {
@@ -212,33 +205,35 @@ void Network::finish() {
     if (!lane->done()) return;
   }
   for (const auto& lane : lanes_) lane->end();
-  lingers_ = is_short(*current_);
   rules_.reset();
   current_.reset();
 }
 
-void Network::sleep(std::int64_t now_ns) {
-  Wants wants;
-  wants.fill(never);
-  if (current_) {
-    for (const auto& lane : lanes_) {
-      if (!lane->want(wants)) return;
-    }
-  } else {
-    const std::lock_guard lock(mutex_);
-    if (!posted_.empty() || stopping_) return;
-  }
-  std::int64_t until_ns = heartbeat_at_ns_;
-  if (current_) until_ns = std::min(until_ns, now_ns + std::min<std::int64_t>(50 * ms, period_ns_));
-  if (fabric_ && fabric_->progress() && current_) return;
-  window_.announce(window_.network(), wants);
-  const bool ready = window_.met(wants) || window_.failed() || (fabric_ && !fabric_->arm());
-  look(ready ? 0 : std::max<std::int64_t>(0, until_ns - monotonic_ns()));
-  window_.retract(window_.network());
+bool Network::has_work() {
+  const std::lock_guard lock(mutex_);
+  return current_ || !posted_.empty() || stopping_;
 }
 
-void Network::look(std::int64_t timeout_ns) {
-  std::vector<pollfd>& entries = polled_;
+bool Network::sleep(Wants wants, std::int64_t until_ns, Lock* released) {
+  const std::int64_t now_ns = monotonic_ns();
+  if (current_) {
+    for (const auto& lane : lanes_) {
+      if (!lane->want(wants)) return true;
+    }
+    until_ns = std::min(until_ns, now_ns + std::min<std::int64_t>(50 * ms, period_ns_));
+  } else if (released != nullptr && has_work()) {
+    return true;
+  }
+  until_ns = std::min(until_ns, heartbeat_at_ns_);
+  if (fabric_ && fabric_->progress() && current_) return true;
+  window_.announce(window_.network(), wants);
+  const bool ready = window_.met(wants) || window_.failed() || (fabric_ && !fabric_->arm());
+  const bool rung = look(ready ? 0 : std::max<std::int64_t>(0, until_ns - monotonic_ns()), released != nullptr ? polled_asleep_ : polled_, released) || ready;
+  window_.retract(window_.network());
+  return rung;
+}
+
+bool Network::look(std::int64_t timeout_ns, std::vector<pollfd>& entries, Lock* released) {
   entries.assign(1, {doorbell_, POLLIN, 0});
   for (const auto& [rank, fd] : locals_) entries.push_back({fd, POLLIN | POLLRDHUP, 0});
   for (const auto& link : controls_) entries.push_back({link->gone ? -1 : link->fd, static_cast<short>(POLLIN | (link->out.empty() ? 0 : POLLOUT)), 0});
@@ -247,7 +242,11 @@ void Network::look(std::int64_t timeout_ns) {
   }
   if (fabric_) entries.push_back({fabric_->descriptor(), POLLIN, 0});
   const timespec limit{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
-  if (ppoll(entries.data(), entries.size(), &limit, nullptr) <= 0) return;
+  const std::uint64_t taken_over = taken_over_;
+  if (released != nullptr) released->unlock();
+  const int events = ppoll(entries.data(), entries.size(), &limit, nullptr);
+  if (released != nullptr) released->lock();
+  if (events <= 0 || taken_over != taken_over_) return events != 0;  // what was seen before another thread drove is not true any more
   if (entries[0].revents != 0) {
     std::uint64_t rings = 0;
     [[maybe_unused]] const auto got = read(doorbell_, &rings, sizeof rings);
@@ -267,164 +266,7 @@ void Network::look(std::int64_t timeout_ns) {
     if ((entries[first + i].revents & ~POLLOUT) != 0) read_control(*controls_[i]);
   }
   locals_ = std::move(alive);
-}
-
-void Network::read_control(ControlLink& link) {
-  char buffer[4096];
-  for (;;) {
-    const ssize_t got = recv(link.fd, buffer, sizeof buffer, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (got <= 0) {
-      link.gone = true;
-      const int error = got < 0 ? errno : link.send_error;
-      link.why = error == 0 ? "closed by the other end" : std::strerror(error);
-      if (!link.left && !window_.failed()) fail_node(link.node, "died, or was cut off" + during() + ": its connection" + to_here() + " broke (" + link.why + ")");
-      return;
-    }
-    link.heard_ns = monotonic_ns();
-    link.received_bytes += static_cast<std::uint64_t>(got);
-    link.in.append(buffer, static_cast<std::size_t>(got));
-    while (link.in.size() >= sizeof(Header)) {
-      Header header;
-      std::memcpy(&header, link.in.data(), sizeof header);
-      auto wrong = damage(header);
-      if (!wrong && header.bytes > max_control_payload) wrong = "sent a control frame that is too long";
-      if (!wrong && link.in.size() < sizeof header + header.bytes) break;
-      if (!wrong && crc32c(0, link.in.data() + sizeof header, header.bytes) != header.payload_crc) wrong = "sent a control frame with a wrong checksum";
-      if (!wrong && !handle(link, header, link.in.data() + sizeof header)) wrong = "sent an invalid control frame";
-      if (wrong) {
-        link.gone = true;
-        link.why = *wrong;
-        fail_node(link.node, *wrong);
-        return;
-      }
-      link.in.erase(0, sizeof header + header.bytes);
-      ++link.received_frames;
-    }
-  }
-}
-
-bool Network::handle(ControlLink& link, const Header& header, const char* payload) {
-  switch (header.type) {
-    case FrameType::heartbeat: return handle_heartbeat(link, header, payload);
-    case FrameType::goodbye: {
-      link.left = true;
-      const std::lock_guard lock(sightings_mutex_);
-      for (const int rank : group_.ranks_of(link.node)) peer_progress_[rank].left = true, peer_progress_[rank].rank = rank;
-      return true;
-    }
-    case FrameType::abort: {
-      const bool sane = header.kind >= 1 && header.kind <= 4 && header.root >= -1 && header.root < group_.world_size() && header.bytes <= max_failure_text;
-      if (!sane) return false;
-      std::string text(payload, header.bytes);
-      std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-      const auto kind = static_cast<FailureKind>(header.kind);
-      const bool names_none = header.root < 0 && (kind == FailureKind::peer_failed || kind == FailureKind::corruption);
-      if (names_none && text.find("(reported by ") == std::string::npos) text += " (reported by " + group_.label(group_.leader_of(link.node)) + ")";
-      window_.fail(Failure{kind, header.root, header.seq, text});
-      return true;
-    }
-    default: return false;
-  }
-}
-
-bool Network::handle_heartbeat(ControlLink& link, const Header& header, const char* payload) {
-  const std::size_t flows = link.started.size();
-  std::vector<std::uint64_t> words(1 + flows + link.entered.size());
-  if (header.bytes != words.size() * sizeof(std::uint64_t)) return false;
-  std::memcpy(words.data(), payload, header.bytes);
-  link.in_op = words[0] != 0;
-  std::copy_n(words.begin() + 1, flows, link.started.begin());
-  std::copy(words.begin() + 1 + static_cast<std::ptrdiff_t>(flows), words.end(), link.entered.begin());
-  link.op = descriptor(header);
-  link.heartbeat_ns = link.heard_ns;
-  const std::vector<int> ranks = group_.ranks_of(link.node);
-  const std::lock_guard lock(sightings_mutex_);
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const std::uint64_t entered = link.entered[i] >> 1;
-    peer_progress_[ranks[i]] = {ranks[i], entered, entered - ((link.entered[i] & 1) != 0 && entered > 0 ? 1 : 0), false, link.heartbeat_ns};
-  }
   return true;
-}
-
-std::vector<PeerProgress> Network::peer_progress() const {
-  const std::lock_guard lock(sightings_mutex_);
-  std::vector<PeerProgress> all;
-  for (const auto& [rank, progress] : peer_progress_) all.push_back(progress);
-  return all;
-}
-
-void Network::send_control(ControlLink& link, FrameType type, const OpDescriptor& op, const std::string& payload) {
-  if (link.gone || (type == FrameType::heartbeat && !link.out.empty())) return;
-  if (link.out.size() > max_control_backlog) return;
-  const Header header = control_header(type, op, payload.data(), payload.size());
-  link.out.append(reinterpret_cast<const char*>(&header), sizeof header);
-  link.out += payload;
-  ++link.sent_frames;
-  flush(link);
-}
-
-void Network::flush(ControlLink& link) {
-  while (!link.out.empty()) {
-    const ssize_t sent = send(link.fd, link.out.data(), link.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
-      link.out.clear();  // reading will find the end, but no reason any more: the system tells it once
-      if (errno != EPIPE) link.send_error = errno;
-    }
-    if (sent <= 0) return;
-    link.sent_bytes += static_cast<std::uint64_t>(sent);
-    link.sent_ns = monotonic_ns();
-    link.out.erase(0, static_cast<std::size_t>(sent));
-  }
-}
-
-void Network::send_heartbeats() {
-  for (const auto& link : controls_) {
-    std::vector<std::uint64_t> words{current_ ? 1ULL : 0ULL};
-    for (const DataLink* data : link->data) words.push_back(data->started);
-    for (int local = 0; local < window_.ranks(); ++local) {
-      const Line& line = window_.line(local);
-      const std::uint64_t finished = line.finished.load(), entered = line.entered.load();
-      words.push_back(entered << 1 | (entered > finished || line.waits.load() != 0 ? 1U : 0U));
-    }
-    const std::string payload(reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]);
-    send_control(*link, FrameType::heartbeat, current_ ? current_->op : OpDescriptor{}, payload);
-  }
-}
-
-void Network::flood() {
-  const Failure failure = window_.failure();
-  OpDescriptor op;
-  op.seq = failure.seq;
-  op.kind = static_cast<OpKind>(failure.kind);
-  op.root = failure.culprit < group_.world_size() ? failure.culprit : -1;  // others take this node for broken where it names no rank
-  for (const auto& link : controls_) send_control(*link, FrameType::abort, op, failure.text);
-}
-
-// Last words are lost where a connection is closed over data that nobody read; so they are seen out first.
-void Network::farewell() {
-  if (!window_.failed()) {
-    for (const auto& link : controls_) send_control(*link, FrameType::goodbye, OpDescriptor{}, "");
-  }
-  const std::int64_t until_ns = monotonic_ns() + farewell_ns;
-  for (const auto& link : controls_) {
-    flush(*link);
-    shutdown(link->fd, SHUT_WR);
-  }
-  for (;;) {
-    bool delivered = true;
-    for (const auto& link : controls_) {
-      int waiting = 0;
-      if (!link->gone && ioctl(link->fd, SIOCOUTQ, &waiting) == 0 && waiting > 1) delivered = false;
-      char buffer[4096];
-      while (recv(link->fd, buffer, sizeof buffer, MSG_DONTWAIT) > 0) {
-      }
-    }
-    if (delivered || monotonic_ns() > until_ns) return;
-    poll(nullptr, 0, 1);
-  }
 }
 
 void Network::watch(std::int64_t now_ns) {
@@ -486,6 +328,11 @@ std::string Network::during() const { return current_ ? " during " + current_->o
 
 void Network::fail(FailureKind kind, int culprit, const std::string& text) {
   window_.fail(Failure{kind, culprit, current_ ? current_->op.seq : 0, text});
+}
+
+// Memory, at worst: the others must not wait for this node.
+void Network::fail_here(const std::exception& error) {
+  fail(FailureKind::peer_failed, group_.rank, "the network of " + group_.label(group_.rank) + " failed: " + error.what());
 }
 
 void Network::fail_node(int node, const std::string& what) {

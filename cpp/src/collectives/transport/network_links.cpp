@@ -1,4 +1,4 @@
-// What the flight recorder is told of a leader's connections. The network thread writes it down now and then, and once
+// What the flight recorder is told of a leader's connections. Whoever drives the network writes it down now and then, and once
 // more when it ends: then both ends of a connection tell the same story, though one of them may be about to go.
 #include "fireflyer/collectives/transport/network.hpp"
 

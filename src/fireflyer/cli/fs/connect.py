@@ -197,9 +197,9 @@ def ask_all(where: ClusterTarget, requests: list[Request], *, timeout_s: float =
     """One after the other. Raises `FireflyerError`; for a local cluster that seems to have been ended, soon."""
     from fireflyer.base.units import SECOND
     from fireflyer.fs.control import ManagerClient
-    from fireflyer.fs.control.local_lock import seems_held
     from fireflyer.fs.service.local.layout import Layout
     from fireflyer.runtime import run
+    from fireflyer.runtime.processes.run_lock import seems_held
 
     ended = bool(where.directory) and not seems_held(Layout(where.directory).lock_file)
     limit_s = min(timeout_s, ENDED_S) if ended else timeout_s

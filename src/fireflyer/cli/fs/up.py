@@ -18,9 +18,9 @@ from fireflyer.cli.fs.connect import DEFAULT_DIRECTORY
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.schema.manager import Status
     from fireflyer.fs.service.local.layout import Layout, LocalCluster
+    from fireflyer.runtime.processes.run_lock import RunLock
 
 __all__ = ["down_command", "up_command"]
 
@@ -101,8 +101,8 @@ def up_command(
     A new or empty DIR becomes a new cluster with these options. If DIR holds a cluster, it is started with its data;
     options may then be left out, and must be the same if given.
     """
-    from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.service.local.layout import Layout, new_cluster
+    from fireflyer.runtime.processes.run_lock import RunLock
 
     if not directory:
         raise UsageError("--dir is empty; give the directory of the cluster")
@@ -231,8 +231,8 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
 def down_command(*, directory: str, force: bool) -> int:
     """Stop the processes of the cluster in DIR, whether or not it was started with --detach. Its data stay; `ff fs up`
     starts it again."""
-    from fireflyer.fs.control.local_lock import end_holder
     from fireflyer.fs.service.local.layout import Layout
+    from fireflyer.runtime.processes.run_lock import end_holder
 
     layout = Layout(directory)
     try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 import time
 from typing import Final
 
 import click
+import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, format_duration
-from fireflyer.cli.completion import complete_file
+from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration, WholeNumber
 
 __all__ = ["command"]
@@ -177,15 +179,65 @@ def _read_token(path: str) -> str:
 
 
 @command.command("run", short_help="Run the agent of this machine.", epilog="Example: ff agent run")
-def run_command() -> int:
+@click.option(
+    "--dir",
+    "path",
+    metavar="DIR",
+    default="",
+    shell_complete=complete_directory,
+    help="Directory of the agent, where there are several on a machine.  [default: in the state directory]",
+)
+@click.option(
+    "--accounts",
+    metavar="FILE",
+    default="",
+    shell_complete=complete_file,
+    help="TOML file with the account of each user of the platform, for an agent of root.  [default: none]",
+)
+@click.option(
+    "--accounts-dir",
+    metavar="DIR",
+    default="",
+    shell_complete=complete_directory,
+    help="Where an agent of root makes run directories of accounts.  [default: /var/lib/fireflyer/runs]",
+)
+@click.option("--own-user", is_flag=True, help="Start ranks as root, where the agent is root and so are its users.")
+def run_command(*, path: str, accounts: str, accounts_dir: str, own_user: bool) -> int:
     """Run the agent of this machine in the foreground, until SIGTERM or Ctrl-C. Jobs go on without it, and the next
-    agent adopts what runs. It prints `ready :PORT` when it serves; its log is standard error."""
+    agent adopts what runs. It prints `ready :PORT` when it serves; its log is standard error.
+
+    An agent of root starts ranks of the platform as the account of their user: that of the table in --accounts (lines
+    `user = "account"` in a section [accounts]), or without a table the one of the same name. It refuses users that the
+    table does not name, and accounts with rights of root.
+    """
     from fireflyer.cli.fs.processes import run_process
+    from fireflyer.cluster.agent.accounts import Accounts
     from fireflyer.cluster.agent.records import AgentDirectory, state_directory
+    from fireflyer.cluster.agent.runs import DEFAULT_ACCOUNTS_DIR
     from fireflyer.cluster.agent.service import serve_agent
 
-    directory = AgentDirectory(state_directory("agent"))
-    return run_process(lambda on_ready: serve_agent(directory, on_ready=on_ready))
+    if own_user and accounts:
+        raise UsageError("--own-user starts all ranks as one user, so there is no table; leave --accounts out")
+    table = read_accounts(accounts) if accounts else None
+    directory = AgentDirectory(os.path.abspath(path) if path else state_directory("agent"))
+    known = Accounts(os.geteuid(), table, own_user=own_user)
+    return run_process(
+        lambda on_ready: serve_agent(
+            directory, on_ready=on_ready, accounts=known, accounts_dir=accounts_dir or DEFAULT_ACCOUNTS_DIR
+        )
+    )
+
+
+class _AccountsFile(msgspec.Struct, forbid_unknown_fields=True):
+    accounts: dict[str, str]
+
+
+def read_accounts(path: str) -> dict[str, str]:
+    """The table user → account. Raises `FireflyerError`."""
+    from fireflyer.cli.toml_files import read_toml
+
+    advice = 'write a table [accounts] with lines like ada = "adal"'
+    return read_toml(path, _AccountsFile, name="--accounts", advice=advice).accounts
 
 
 @command.command("list", short_help="Show what the agent of this machine runs.", epilog="Example: ff agent list")

@@ -26,7 +26,10 @@ from fireflyer.base.events import (
     ResumeReport,
     SaturationReport,
     StepReport,
+    Suspended,
+    SuspendRequested,
 )
+from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.base.units import SECOND, format_duration, format_rate
 
 __all__ = ["WINDOW_STEPS", "JobProgress"]
@@ -61,11 +64,16 @@ class JobProgress:
     step: int = 0
     loss: float | None = None
     saved_step: int | None = None
+    suspended: Suspended | None = None
+    """How the job was suspended, if it was."""
     _stepped_ns: int = 0
     """When the last step was reported that was new in its attempt."""
     _resumed: bool = False
     _blamed: bool = False
     _saturated: bool = False
+    _suspending: bool = False
+    _left: bool = False
+    """A rank has left because of a suspension: how others end does not count."""
     _nodes: int = 0
     """Of the attempt before; at first as many as the job may have."""
     _recent: OrderedDict[int, _Recent] = field(default_factory=OrderedDict)
@@ -110,6 +118,8 @@ class JobProgress:
         | AttemptFailed
         | NodeChecked
         | FaultInjected
+        | SuspendRequested
+        | Suspended
         | JobFinished,
     ) -> list[str]:
         match event:
@@ -135,11 +145,10 @@ class JobProgress:
             case NodeLost():
                 self._blamed, self.phase = True, "failing"
                 return [f"node {event.node} lost: {one_line(event.reason)}"]
+            case SuspendRequested() | Suspended():
+                return self._suspend(event)
             case RankExited():
-                if event.exit_code == 0 or self._blamed:
-                    return []
-                self._blamed, self.phase = True, "failing"
-                return [one_line(event.reason) or f"rank {event.rank} exited with code {event.exit_code}"]
+                return self._exited(event)
             case NodeChecked():
                 suspect = " is suspect" if event.verdict == "suspect" else ""
                 return [f"node {event.node}{suspect}: {one_line(event.reason)}"]
@@ -152,6 +161,21 @@ class JobProgress:
                 self.phase = "finished"
                 return [f"job ended after {format_duration(at_ns)}: {one_line(event.reason)}"]
 
+    def _suspend(self, event: SuspendRequested | Suspended) -> list[str]:
+        if isinstance(event, Suspended):
+            self.suspended = event
+            at = f" at {event.horizon:,}" if event.horizon is not None else ""
+            return [f"attempt {event.attempt} suspended{at}"]
+        self._suspending, self.phase = True, "suspending"
+        return ["suspending: the ranks save and leave" if event.rank is None else f"rank {event.rank} has left"]
+
+    def _exited(self, event: RankExited) -> list[str]:
+        self._left = self._left or (self._suspending and event.exit_code == SUSPENDED_EXIT_CODE)
+        if event.exit_code == 0 or self._blamed or self._left:
+            return []
+        self._blamed, self.phase = True, "failing"
+        return [one_line(event.reason) or f"rank {event.rank} exited with code {event.exit_code}"]
+
     def printed(self, attempt: int) -> None:
         """A rank of this attempt printed something: from a script that reports nothing this is all that is heard."""
         if attempt == self.attempt and self.phase in ("starting", "restarting") and not self.step:
@@ -159,7 +183,7 @@ class JobProgress:
 
     def _new_attempt(self, attempt: int) -> None:
         self.attempt, self.phase = attempt, "starting" if attempt == 0 else "restarting"
-        self._resumed, self._blamed = False, False
+        self._resumed, self._blamed, self._suspending, self._left = False, False, False, False
         self._recent.clear()
 
     def _resume(self, report: ResumeReport) -> list[str]:

@@ -279,6 +279,21 @@ Examples:
     help="Time that the command of --on-failure is given.  [default: 60s]",
 )
 @click.option(
+    "--suspend-grace",
+    metavar="TIME",
+    type=Duration(),
+    default=60 * SECOND,
+    help="Ranks that are asked to save and to leave (SIGUSR1) have so long; then they get SIGTERM, and SIGKILL.  "
+    "[default: 60s]",
+)
+@click.option(
+    "--suspend-after",
+    metavar="TIME",
+    type=Duration(),
+    default=0,
+    help="Suspend the job so long after its ranks were started, to try it out.  [default: never]",
+)
+@click.option(
     "--watchdog",
     metavar="TIME",
     type=Duration(),
@@ -322,6 +337,8 @@ def command(
     inject: tuple[str, ...],
     on_failure: str,
     on_failure_timeout: int,
+    suspend_grace: int,
+    suspend_after: int,
     watchdog: int,
     port_range: str | None,
     interface: str,
@@ -337,7 +354,10 @@ def command(
     started again; the script must load its last checkpoint when it starts. Logs, events and the report are kept in the
     run directory.
 
-    Exit code: that of the job; 128 + n if signal n stopped it; 2 for a wrong command line.
+    SIGUSR1 suspends the job: the ranks save and leave at the same step (docs/how-to/suspend.md), and the exit code is
+    85. The same command goes on from there.
+
+    Exit code: that of the job; 85 if it was suspended; 128 + n if signal n stopped it; 2 for a wrong command line.
     """
     for option, value in (("--name", name), ("--run-dir", run_dir), ("--topology", topology)):
         if value == "":  # what an unset shell variable leaves
@@ -350,6 +370,7 @@ def command(
     from fireflyer.cli.jobs.hosts import hosts_of, remote_of
     from fireflyer.cli.jobs.rendezvous import join, rendezvous_of
     from fireflyer.cluster.schema.job import JobSpec, Timeouts, parse_fault
+    from fireflyer.runtime.suspension import whole_life_state_of
 
     meeting = rendezvous_of(rdzv_endpoint, node_rank=node_rank, nodes=nodes, secret_file=secret_file, hosts=hosts)
     refuse_link_local("--control-address", control_address)
@@ -398,6 +419,9 @@ def command(
         inject=tuple(parse_fault(text) for text in inject),
         on_failure=_split_command(on_failure),
         on_failure_limit_ns=on_failure_timeout,
+        suspend_grace_ns=suspend_grace,
+        suspend_after_ns=suspend_after,
+        whole_life_state=whole_life_state_of(os.environ),
         watchdog_ns=watchdog,
     )
     for given, meant in misspelt_settings([*os.environ, *spec.env]):
@@ -445,7 +469,7 @@ def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[Ran
     except HostsRefused as refused:
         click.echo(host_table(refused.rows), err=True)
         raise
-    failed = result.exit_code != 0
+    failed = result.exit_code != 0 and not result.suspended
     try:
         html_path = os.path.join(result.run_dir, REPORT_NAME)
         show_report(
@@ -465,11 +489,24 @@ def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[Ran
         for hint in (_dumps_hint(result.run_dir), _stacks_hint(result.logs_dir)):
             if hint:
                 click.echo(hint, err=True)
-        if result.signal is not None:
+        if result.suspended:
+            click.echo(_suspended(result, view.progress, own_run_dir=own_run_dir), err=True)
+        elif result.signal is not None:
             click.echo(_stopped(result, view.progress, own_run_dir=own_run_dir), err=True)
         elif failed:
             click.echo(f"error: {_explain(result)}", err=True)
     return result.exit_code
+
+
+def _suspended(result: JobResult, progress: JobProgress, *, own_run_dir: bool) -> str:
+    """`suspended at step 240; resume with the same command`, as `_stopped`."""
+    if progress.saved_step is None:
+        return f"{' '.join(result.reason.split())}; logs are in {result.logs_dir}"
+    another = " and another --run-dir" if own_run_dir else ""
+    life = f" and FF_WHOLE_LIFE_STATE={result.whole_life_state}" if result.whole_life_state else ""
+    reason = result.reason.removeprefix("suspended")
+    saved = f"suspended, saved step {progress.saved_step}{' '.join(reason.split())}"
+    return f"{saved}; resume with the same command{another}{life}"
 
 
 def _stopped(result: JobResult, progress: JobProgress, *, own_run_dir: bool) -> str:

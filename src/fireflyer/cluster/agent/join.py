@@ -103,7 +103,14 @@ async def join(directory: AgentDirectory, token: str, *, issuer: str, port: int,
     finally:
         await client.close()
     credential = derive_credential(token_key(token), token_id=admitted.token_id, nonce=admitted.nonce)
-    membership = Membership(machine=admitted.machine, issuer=issuer, credential=credential, port=port)
+    membership = Membership(
+        machine=admitted.machine,
+        issuer=issuer,
+        credential=credential,
+        port=port,
+        address=address,
+        managers=admitted.managers,
+    )
     directory.join(membership)
     return membership
 

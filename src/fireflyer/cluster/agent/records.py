@@ -2,6 +2,11 @@
 
     DIRECTORY/membership.json       the machine's name and credential; absent: not joined, or revoked
     DIRECTORY/lock                  held by the agent that runs
+    DIRECTORY/leader.json           the leader that was heard last, and all managers
+    DIRECTORY/incarnation           number of starts
+    DIRECTORY/lease                 until when runs of the platform may run; see `runtime.processes.guard`
+    DIRECTORY/runs/TOKEN/           of one run of the platform: `run.json`, what it is; those of a guard, where its
+                                    launcher is here; and `job`, its run directory, unless that is another account's
     DIRECTORY/guards/TOKEN/         of one guard:
         order.json                  what it is for; written before it is started
         lock                        held by its processes: who can take it knows that none of them lives
@@ -19,6 +24,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -27,17 +33,20 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, NotFound
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.core.agent import End, Found, Order
+from fireflyer.cluster.core.runs import FoundRun, RunRecord
+from fireflyer.cluster.schema.tickets import ticket_key
 from fireflyer.identity.handshake import UserKey, token_id_of, token_key
 from fireflyer.identity.private_files import read_private_file, require_own_directory, write_private_file
-from fireflyer.runtime.processes.identity import ProcessIdentity
+from fireflyer.runtime.processes.identity import ProcessIdentity, boot_id
 
-__all__ = ["ISSUER", "AgentDirectory", "GuardRecord", "Membership", "state_directory"]
+__all__ = ["ISSUER", "AgentDirectory", "GuardRecord", "Leader", "Membership", "state_directory"]
 
 _log = logging.getLogger(__name__)
 ISSUER: Final = "issuer"
 """Who has the machine's credential, beside the machine."""
 _MAX_BYTES: Final = 64 << 10
 _TAIL_BYTES: Final = 4096
+_RUN_TOKEN = re.compile(r"[0-9a-f]{8,64}")
 _TOKEN = re.compile(r"[0-9a-f]{8,64}\.[0-9]{1,9}\.[0-9]{1,9}")
 _MODE: Final = 0o700
 _T = TypeVar("_T")
@@ -58,9 +67,22 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     credential: str
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     """Where the agent listens."""
+    address: str = ""
+    """At which it is reached; empty: that from which its connections come."""
+    managers: tuple[str, ...] = ()
+    """Of the platform that the machine joined; empty: it joined no platform."""
 
     def __repr__(self) -> str:
         return f"Membership({self.machine}, joined at {self.issuer})"
+
+
+class Leader(msgspec.Struct, frozen=True, kw_only=True):
+    """The leader of the platform's managers whose orders were followed last."""
+
+    term: int = 0
+    managers: tuple[str, ...] = ()
+    """`host:port` of all of them."""
+    stop_after_ns: int = 0
 
 
 class AgentDirectory:
@@ -69,13 +91,16 @@ class AgentDirectory:
     def __init__(self, path: str) -> None:
         self.path = path
         self._guards = os.path.join(path, "guards")
+        self._runs = os.path.join(path, "runs")
         self._membership = os.path.join(path, "membership.json")
+        self.lease_file = os.path.join(path, "lease")
         try:
             os.makedirs(self._guards, mode=_MODE, exist_ok=True)
+            os.makedirs(self._runs, mode=_MODE, exist_ok=True)
         except OSError as error:
-            raise translate_os_error(error, f"make {self._guards}") from error
-        require_own_directory(path)
-        require_own_directory(self._guards)
+            raise translate_os_error(error, f"make {path}") from error
+        for directory in (path, self._guards, self._runs):
+            require_own_directory(directory)
 
     def take(self) -> int:
         """The lock of the running agent: a descriptor that is to stay open. Raises `Busy`."""
@@ -105,18 +130,86 @@ class AgentDirectory:
         return True
 
     def find(self, token_id: str) -> UserKey | None:
-        """For `Accepts`: whoever has the credential, as long as it is valid."""
+        """For `Accepts`: whoever has the credential, as long as it is valid, or a ticket that was made from it."""
         try:
             membership = self.membership()
         except FireflyerError as error:
             _log.error("nobody is let in reason=%s", error)
             return None
-        if membership is None or token_id_of(membership.credential) != token_id:
+        if membership is None:
             return None
-        return UserKey(ISSUER, token_key(membership.credential))
+        if token_id_of(membership.credential) == token_id:
+            return UserKey(ISSUER, token_key(membership.credential))
+        key = ticket_key(token_id, token_key(membership.credential), time.time())
+        return None if key is None else UserKey(token_id, key)
 
     def record(self, token: str) -> GuardRecord:
         return GuardRecord(os.path.join(self._guards, token))
+
+    # -- runs of the platform ------------------------------------------------------------------------------------------
+
+    def leader(self) -> Leader:
+        try:
+            return _read(os.path.join(self.path, "leader.json"), Leader)
+        except NotFound:
+            return Leader()
+
+    def write_leader(self, leader: Leader) -> None:
+        write_private_file(os.path.join(self.path, "leader.json"), msgspec.json.encode(leader))
+
+    def next_incarnation(self, now_s: int) -> int:
+        """Larger than all before, also where the directory was lost. `now_s`: Unix time."""
+        path = os.path.join(self.path, "incarnation")
+        try:
+            before = int(read_private_file(path, 64))
+        except (NotFound, ValueError):
+            before = 0
+        incarnation = max(before + 1, now_s)
+        write_private_file(path, str(incarnation).encode())
+        return incarnation
+
+    def lease_ends_ns(self) -> int:
+        """Of CLOCK_BOOTTIME; 0 where none was written since the machine started."""
+        try:
+            ends, boot = read_private_file(self.lease_file, 256).decode().split()
+            return int(ends) if boot == boot_id() else 0
+        except (NotFound, ValueError):
+            return 0
+
+    def write_lease(self, ends_ns: int) -> None:
+        """Not through a crash of the machine, which ends everything anyway. Raises `FireflyerError`."""
+        temporary = f"{self.lease_file}.new"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as file:
+                file.write(f"{ends_ns} {boot_id()}\n".encode())
+            os.rename(temporary, self.lease_file)
+        except OSError as error:
+            raise translate_os_error(error, f"write {self.lease_file}") from error
+
+    def run_record(self, token: str) -> GuardRecord:
+        return GuardRecord(os.path.join(self._runs, token))
+
+    def write_run(self, record: RunRecord) -> None:
+        directory = os.path.join(self._runs, record.token)
+        try:
+            os.makedirs(directory, mode=_MODE, exist_ok=True)
+        except OSError as error:
+            raise translate_os_error(error, f"make {directory}") from error
+        write_private_file(os.path.join(directory, "run.json"), msgspec.json.encode(record))
+
+    def found_runs(self) -> tuple[FoundRun, ...]:
+        found = []
+        for name in sorted(os.listdir(self._runs)):
+            path = os.path.join(self._runs, name, "run.json")
+            if _RUN_TOKEN.fullmatch(name):
+                try:
+                    record = _read(path, RunRecord)
+                    age_ns = max(0, time.time_ns() - os.stat(path).st_mtime_ns)
+                    found.append(FoundRun(record, age_ns))
+                except (FireflyerError, OSError) as error:
+                    _log.error("a directory of runs is left alone reason=%s", error)
+        return tuple(found)
 
     def found(self) -> tuple[Found, ...]:
         """The guards of earlier agents."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,8 +18,12 @@ import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, NotFound, PermissionDenied, UsageError
 from fireflyer.base.units import MIB, SECOND
+from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.guards import TICK_S, Guards
-from fireflyer.cluster.agent.records import AgentDirectory, Membership
+from fireflyer.cluster.agent.records import ISSUER, AgentDirectory, Membership
+from fireflyer.cluster.agent.runs import DEFAULT_ACCOUNTS_DIR, Runs
+from fireflyer.cluster.agent.start import probe_as
+from fireflyer.cluster.agent.sync import Managers
 from fireflyer.cluster.core.agent import (
     ROOT_REFUSAL,
     Forgotten,
@@ -44,10 +49,11 @@ from fireflyer.cluster.schema.agent import (
     GuardStatuses,
 )
 from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion
+from fireflyer.cluster.schema.tickets import Claims, read_claims
 from fireflyer.cluster.schema.wire import Done
 from fireflyer.cluster.supervisor.remote import probe
-from fireflyer.identity.derived import unseal
-from fireflyer.identity.handshake import Accepts
+from fireflyer.identity.derived import derive_key, unseal
+from fireflyer.identity.handshake import Accepts, token_key
 from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
 
 __all__ = ["serve_agent"]
@@ -59,14 +65,22 @@ _LIMITS: Final = ServerLimits(
 )
 
 
-async def serve_agent(directory: AgentDirectory, *, on_ready: Callable[[str], None]) -> None:
-    """Until it is cancelled. `on_ready` is called with `:port` when it serves. Raises `UsageError` where the
-    machine has not joined or the port is taken, `Busy` where another agent runs."""
+async def serve_agent(
+    directory: AgentDirectory,
+    *,
+    on_ready: Callable[[str], None],
+    accounts: Accounts | None = None,
+    accounts_dir: str = DEFAULT_ACCOUNTS_DIR,
+) -> None:
+    """Until it is cancelled. `on_ready` is called with `:port` when it serves. `accounts`: as which it starts ranks;
+    None: its own. `accounts_dir`: for the run directories of others. Raises `UsageError` where the machine has not
+    joined or the port is taken, `Busy` where another agent runs."""
+    accounts = accounts or Accounts(os.geteuid())
     lock = directory.take()
     try:
         membership = directory.membership()
         if membership is None:
-            await _end_all(directory)
+            await _end_all(directory, accounts)
             raise UsageError(
                 "this machine has not joined; get a token with `ff agent token NAME`, then `ff agent join`"
             )
@@ -76,34 +90,54 @@ async def serve_agent(directory: AgentDirectory, *, on_ready: Callable[[str], No
             _notify(systemd, b"READY=1")
             on_ready(address)
 
-        await _Agent(directory, membership).run(ready)
+        await _Agent(directory, membership, accounts, accounts_dir).run(ready)
     finally:
         os.close(lock)
 
 
-async def _end_all(directory: AgentDirectory) -> None:
-    """Guards that an earlier agent left when its credential was revoked."""
+async def _end_all(directory: AgentDirectory, accounts: Accounts) -> None:
+    """What an earlier agent left when its credential was revoked."""
     changed = asyncio.Event()
-    guards = Guards(directory, lambda _: changed.set(), uid=os.geteuid())
+    guards = Guards(directory, lambda _: changed.set(), accounts)
+    runs = Runs(directory, guards, accounts, key=lambda: b"", on_change=changed.set)
     try:
         guards.begin()
         guards.feed(Revoked())
-        ticks = asyncio.create_task(guards.tick())
-        while any(guard.state is not GuardState.ENDED for guard in guards.all()):
+        runs.begin()
+        runs.end_all()
+        while any(guard.state is not GuardState.ENDED for guard in guards.all()) or not runs.over:
             changed.clear()
-            await changed.wait()
-        ticks.cancel()
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await changed.wait()
+            except TimeoutError:
+                guards.tick()
+                runs.tick()
     finally:
         guards.close()
+        runs.close()
 
 
 class _Agent:
-    def __init__(self, directory: AgentDirectory, membership: Membership) -> None:
+    def __init__(
+        self, directory: AgentDirectory, membership: Membership, accounts: Accounts, accounts_dir: str
+    ) -> None:
         self._directory = directory
         self._membership: Membership | None = membership
         self._port = membership.port
         self._changed: dict[str, asyncio.Event] = {}
-        self._guards = Guards(directory, self._on_change, uid=os.geteuid())
+        self._accounts = accounts
+        self._guards = Guards(directory, self._on_change, accounts)
+        self._runs = Runs(
+            directory,
+            self._guards,
+            accounts,
+            key=lambda: token_key(self._member().credential),
+            on_change=lambda: self._managers.changed.set(),
+            accounts_dir=accounts_dir,
+        )
+        incarnation = directory.next_incarnation(int(time.time()))
+        self._managers = Managers(directory, self._runs, lambda: self._membership, incarnation)
         self._server = RpcServer(Accepts(None, directory.find), identity=f"agent {membership.machine}", limits=_LIMITS)
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
@@ -116,20 +150,24 @@ class _Agent:
         server.register(LIST_GUARDS, self._list)
         server.register(REVOKE_MACHINE, self._revoke)
         self._guards.begin()
+        self._runs.begin()
         adopted = sum(guard.state is not GuardState.ENDED for guard in self._guards.all())
         try:
             address = await server.start_everywhere(self._port)
             _log.info("agent serves port=%d adopted=%d uid=%d", address.port, adopted, os.geteuid())
             on_ready(str(address))
-            await asyncio.gather(self._guards.tick(), self._look_at_membership())
+            await asyncio.gather(self._tick(), self._managers.run())
         finally:
             await server.close()
             self._guards.close()
+            self._runs.close()
 
-    async def _look_at_membership(self) -> None:
-        """Another process may let the machine leave or join again."""
+    async def _tick(self) -> None:
+        """Another process may let the machine leave or join again, too."""
         while True:
             await asyncio.sleep(TICK_S)
+            self._guards.tick()
+            self._runs.tick()
             try:
                 self._note(self._directory.membership())
             except FireflyerError as error:
@@ -139,12 +177,17 @@ class _Agent:
         if (membership is None) != (self._membership is None):
             _log.warning("the machine %s", "has left: its guards are stopped" if membership is None else "has joined")
             self._guards.feed(Revoked() if membership is None else Joined())
+            if membership is None:
+                self._runs.end_all()
         self._membership = membership
 
     def _on_change(self, token: str) -> None:
         changed = self._changed.pop(token, None)
         if changed is not None:
             changed.set()
+        guard = self._guards.get(token)
+        if guard is not None and guard.order.run_token:
+            self._runs.guards_changed(guard.order.run_token)
 
     # -- methods -------------------------------------------------------------------------------------------------------
 
@@ -155,34 +198,75 @@ class _Agent:
             raise PermissionDenied("the credential of this machine is revoked")
         return self._membership
 
-    async def _ask(self, question: HostQuestion, caller: Caller) -> HostFacts:
+    def _allowed(self, caller: Caller, token: str = "") -> Claims | None:
+        """Whether the caller may ask something about the guard of this token: who has the machine's credential, or a
+        ticket, which is returned, of the run whose token it begins with. Raises `PermissionDenied`."""
         self._member()
-        if os.geteuid() == 0:
-            raise PermissionDenied(ROOT_REFUSAL)
-        facts = await asyncio.to_thread(probe, question)
+        if caller.identity == ISSUER:
+            return None
+        claims = read_claims(caller.identity)
+        if claims is None or (token and not token.startswith(f"{claims.run_token}.")):
+            raise PermissionDenied("this ticket is for guards of another run")
+        return claims
+
+    def _admitted(self, claims: Claims | None) -> Account | None:
+        """The account of what is started for a ticket. Raises `Busy`, `PermissionDenied`."""
+        if claims is None:
+            if not self._accounts.serves_own:
+                raise PermissionDenied(ROOT_REFUSAL)
+            return None
+        refusal = self._runs.refusal(claims.run_token)
+        if refusal is not None:
+            raise (Busy if refusal.busy else PermissionDenied)(f"run {claims.run_token}: {refusal.reason}")
+        return self._accounts.of_user(claims.user, claims.account)
+
+    async def _ask(self, question: HostQuestion, caller: Caller) -> HostFacts:
+        account = self._admitted(self._allowed(caller))
+        if account is None:
+            facts = await asyncio.to_thread(probe, question)
+        else:
+            facts = await asyncio.to_thread(probe_as, account, question)
         client = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
         return msgspec.structs.replace(facts, client=client, server="")
 
-    async def _start(self, request: GuardOrder, _caller: Caller) -> GuardStatus:
-        member = self._member()
+    async def _start(self, request: GuardOrder, caller: Caller) -> GuardStatus:
+        claims = self._allowed(caller, request.token)
+        if self._guards.get(request.token) is not None:
+            return self._status(self._known(request.token))  # it is asked for again
         orders = request.orders
         config = orders.config
         if request.token != orders.token or not request.token.endswith(f".{config.node}.{config.incarnation}"):
             raise UsageError(f"the token {request.token} is not that of node {config.node} in these orders")
         if config.lease_ns < SECOND or orders.first_lease_ns < SECOND:
             raise UsageError("a guard that an agent starts needs a lease of a second or more")
+        account = self._admitted(claims)
         if request.sealed:
-            secret = unseal(request.sealed, member.credential, request.nonce)
+            secret = unseal(request.sealed, self._key_of(caller), request.nonce)
             orders = msgspec.structs.replace(orders, secret=secret.reveal())
-        order = Order(token=request.token, job=request.job, node=config.node, incarnation=config.incarnation)
-        refused = self._guards.start(order, orders)
+        order = Order(
+            token=request.token,
+            job=request.job,
+            node=config.node,
+            incarnation=config.incarnation,
+            run_token="" if claims is None else claims.run_token,
+            account="" if account is None else account.name,
+        )
+        until = "" if claims is None else self._directory.lease_file
+        refused = self._guards.start(order, orders, account, until)
         if refused is not None:
             raise (Busy if refused.busy else PermissionDenied)(refused.reason)
+        if claims is not None:
+            self._runs.guards_changed(claims.run_token)
         return self._status(self._known(request.token))
 
-    async def _wait(self, request: GuardName, _caller: Caller) -> GuardStatus:
+    def _key_of(self, caller: Caller) -> bytes:
+        """With which the caller seals."""
+        key = token_key(self._member().credential)
+        return key if caller.identity == ISSUER else derive_key(key, caller.identity)
+
+    async def _wait(self, request: GuardName, caller: Caller) -> GuardStatus:
         """Answers when the guard has ended, or after a while as it is then."""
-        self._member()
+        self._allowed(caller, request.token)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _WAIT_S
         while (guard := self._known(request.token)).state is not GuardState.ENDED and loop.time() < until_s:
@@ -194,26 +278,31 @@ class _Agent:
                 continue
         return self._status(guard)
 
-    async def _stop(self, request: GuardName, _caller: Caller) -> GuardStatus:
-        self._member()
+    async def _stop(self, request: GuardName, caller: Caller) -> GuardStatus:
+        self._allowed(caller, request.token)
         self._guards.feed(StopRequested(request.token))
         return self._status(self._known(request.token))
 
-    async def _forget(self, request: GuardName, _caller: Caller) -> Done:
-        self._member()
+    async def _forget(self, request: GuardName, caller: Caller) -> Done:
+        self._allowed(caller, request.token)
         self._guards.feed(Forgotten(request.token))
         return Done()
 
-    async def _list(self, _: Done, _caller: Caller) -> GuardStatuses:
-        self._member()
+    async def _list(self, _: Done, caller: Caller) -> GuardStatuses:
+        self._issuer_only(caller)
         newest = sorted(self._guards.all(), key=lambda guard: -guard.since_ns)
         return GuardStatuses(tuple(self._status(guard) for guard in newest[:MAX_STATUSES]))
 
     async def _revoke(self, _: Done, caller: Caller) -> Done:
+        self._issuer_only(caller)
         _log.warning("the credential is revoked by=%s", caller.address)
         self._directory.leave()
         self._note(None)
         return Done()
+
+    def _issuer_only(self, caller: Caller) -> None:
+        if self._allowed(caller) is not None:
+            raise PermissionDenied("a ticket does not allow that; it takes the credential of the machine")
 
     def _known(self, token: str) -> Guard:
         guard = self._guards.get(token)

@@ -75,8 +75,8 @@ START_NS: Final = 60 * SECOND
 STOP_NS: Final = 15 * SECOND
 """A guard kills for 10 s before it gives up by itself."""
 ROOT_REFUSAL: Final = (
-    "its agent runs as root and takes work only from a platform, for a mapped user, and this release has none; run "
-    "`ff agent run` there as the user whose jobs it is to start"
+    "its agent runs as root and takes work only from a platform, for a mapped user; run `ff agent run` there as the "
+    "user whose jobs it is to start"
 )
 
 
@@ -98,6 +98,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the job, for people."""
     node: int
     incarnation: int
+    run_token: str = ""
+    """Of the platform's run whose ticket was shown; empty: it is asked for by who has the machine's credential."""
+    account: str = ""
+    """As which it runs, where that is not the agent's."""
 
     @property
     def place(self) -> str:
@@ -217,10 +221,10 @@ class Guard:
 
 
 class AgentMachine:
-    """`uid`: of the agent's process."""
+    """`serves_own`: it starts guards as its own user; else for named accounts alone."""
 
-    def __init__(self, uid: int) -> None:
-        self._uid = uid
+    def __init__(self, *, serves_own: bool) -> None:
+        self._serves_own = serves_own
         self._joined = True
         self._now_ns = 0
         self._effects: list[Effect] = []
@@ -273,7 +277,7 @@ class AgentMachine:
         self._effects.append(Spawn(order))
 
     def _refusal(self, order: Order) -> Refused | None:
-        if self._uid == 0:
+        if not self._serves_own and not order.account:
             return Refused(ROOT_REFUSAL)
         if not self._joined:
             return Refused("its credential was revoked; let it join again (`ff agent token`)")

@@ -46,6 +46,9 @@ number where it is needed. Ranks are started when exactly these nodes are IDLE a
 come up while the attempt starts is passed over, and the attempt fails only where too few are left then; once there are
 enough, the others have `last_call_ns` from when they were asked.
 
+A suspension (`suspension`) goes on inside RUNNING: ranks leave by themselves, or the gang is stopped when they are
+overdue. Where no ranks run, the job ends at once; a restart that is due does not follow any more.
+
 What decides when a node is lost: its supervisor has been silent for `node_lost_ns`. When the launcher itself slept (a
 gap between ticks), the silence is its own and every node is given the gap back, to its deadline as well.
 
@@ -68,7 +71,10 @@ from fireflyer.base.events import (
     RankExited,
     Report,
     StepReport,
+    Suspended,
+    SuspendRequested,
 )
+from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.cluster.core.blame import Failure, failure_of_end
 from fireflyer.cluster.core.hosts import Hosts, lease_end_ns
@@ -84,6 +90,7 @@ from fireflyer.cluster.core.messages import (
     LeaseRenewed,
     Log,
     NodeAnswered,
+    PointsCollected,
     PrepareAttempt,
     PrepareFailed,
     RankEnded,
@@ -101,9 +108,12 @@ from fireflyer.cluster.core.messages import (
     SupervisorHeartbeat,
     SupervisorLost,
     SupervisorUp,
+    SuspendAsked,
     Tick,
+    WatchdogSet,
 )
 from fireflyer.cluster.core.states import ENDED, IN_ATTEMPT, WATCHED, Node, NodeState, Phase
+from fireflyer.cluster.core.suspension import Suspension
 from fireflyer.cluster.schema.job import Culprit, Fault, JobSpec
 from fireflyer.cluster.schema.wire import RankEnd, Stop
 
@@ -140,7 +150,14 @@ class Gang:
         self._running_ns = 0
         self._active_ns = 0
         self._stop_ns = 0
+        self._watchdog_ns = spec.watchdog_ns
+        self._suspension = Suspension(
+            ranks_per_node=spec.ranks_per_node,
+            grace_ns=spec.suspend_grace_ns,
+            settle_ns=spec.timeouts.suspend_settle_ns,
+        )
         self._outcome: tuple[int, str] = (0, "")
+        self._suspended = False
 
     @property
     def attempts(self) -> int:
@@ -182,12 +199,14 @@ class Gang:
                 self._on_prepared(event)
             case RankEnded() | RanksGone():
                 self._on_ranks(event)
-            case RankReported() | RanksPrinted():
+            case RankReported() | RanksPrinted() | WatchdogSet():
                 self._on_activity(event)
             case NodeAnswered():
                 self._judgement.take_answer(event)
             case StopRequested(signal):
                 self._on_stop(signal)
+            case SuspendAsked() | PointsCollected():
+                self._on_suspension(event)
             case StorageFailed(reason):
                 self._give_up(reason)
         self._advance()
@@ -353,14 +372,20 @@ class Gang:
             return
         node.ends[end.rank] = end
         failure = failure_of_end(end, node.number, nodes=self.size)
-        failed = end.exit_code != 0 and not end.told
+        failed = end.exit_code != 0 and not end.told and not end.suspended
         reason = failure.reason if failed else ""
         self._log(RankExited(rank=end.rank, attempt=self.attempt, exit_code=end.exit_code, reason=reason))
-        if failed:
+        if end.suspended and not self._suspension.asked:
+            self._suspend(end.rank)
+        self._suspension.rank_ended(self._now_ns, left=end.suspended)
+        self._judgement.any_left = self._suspension.any_left
+        if failed and not self._suspension.any_left:
             self._fail(failure, hung=self._judgement.gave_up_waiting(end))
 
-    def _on_activity(self, event: RankReported | RanksPrinted) -> None:
+    def _on_activity(self, event: RankReported | RanksPrinted | WatchdogSet) -> None:
         self._active_ns = self._now_ns
+        if isinstance(event, WatchdogSet):
+            self._watchdog_ns = event.limit_ns
         if isinstance(event, RankReported):
             self._on_report(event.report)
 
@@ -395,6 +420,34 @@ class Gang:
             self._stop_gang(SIGTERM, self.spec.timeouts.settle_ns, stacks=hung)
         if self.phase is Phase.STOPPING:
             self._judgement.add(failure)
+
+    def _on_suspension(self, event: SuspendAsked | PointsCollected) -> None:
+        if isinstance(event, SuspendAsked):
+            self._suspend()
+        elif self._node(event.node, event.incarnation) is not None:
+            self._suspension.take(event)
+
+    def _suspend(self, rank: int | None = None) -> None:
+        """`rank` has left, or else somebody wants the nodes."""
+        if self._suspension.asked or self._judgement.ends_job or self.phase is Phase.ENDING:
+            return
+        self._log(SuspendRequested(attempt=self.attempt, rank=rank))
+        self._judgement.suspending = True
+        running = self.members if self.phase is Phase.RUNNING else []
+        self._effects += self._suspension.begin(self._now_ns, self.attempt, running)
+        if self.phase in (Phase.STARTING, Phase.PREPARING):
+            self._judgement.failed_ns = self._now_ns
+            self._stop_gang(SIGTERM)
+
+    def _watch_suspension(self) -> None:
+        """With each tick, which has taken off the time that the launcher slept: begins a suspension that was ordered,
+        and stops ranks that are overdue."""
+        after_ns = self.spec.suspend_after_ns
+        if after_ns and self._now_ns - self._running_ns >= after_ns:
+            self._suspend()
+        if self._suspension.asked and self._suspension.overdue(self._now_ns, self.members):
+            self._judgement.failed_ns = self._now_ns
+            self._stop_gang(SIGTERM)
 
     def _stop_gang(self, signal: int, settle_ns: int = 0, *, stacks: bool = False) -> None:
         self.phase = Phase.STOPPING
@@ -438,6 +491,10 @@ class Gang:
         self._inject()
         self._active_ns += gap_ns if gap_ns > timeouts.node_lost_ns // 3 else 0
         self._watch()
+        if gap_ns > timeouts.node_lost_ns // 3:
+            self._suspension.gap(gap_ns)
+        if self.phase is Phase.RUNNING:
+            self._watch_suspension()
         for node in self.nodes:
             if gap_ns > timeouts.node_lost_ns // 3:
                 node.seen_ns += gap_ns
@@ -462,7 +519,7 @@ class Gang:
 
     def _watch(self) -> None:
         """The watchdog: no rank has printed or reported anything for long."""
-        limit_ns = self.spec.watchdog_ns
+        limit_ns = self._watchdog_ns
         if limit_ns and self.phase is Phase.RUNNING and self._now_ns - self._active_ns >= limit_ns:
             reason = f"no rank printed or reported anything for {format_duration(limit_ns)} (--watchdog)"
             self._fail(Failure(-1, None, 1, reason, "unknown", "hang"), hung=True)
@@ -476,7 +533,12 @@ class Gang:
         if self.phase is Phase.STARTING:
             self._assemble()
         if self.phase is Phase.RUNNING and all(node.state is NodeState.IDLE for node in self.members):
-            self._end(0, "all ranks exited with code 0")
+            if self._suspension.any_left:
+                self._end_suspended("suspended")
+            else:
+                self._end(0, "all ranks exited with code 0")
+        if self.phase is Phase.RUNNING and self._suspension.asked:
+            self._effects += self._suspension.advance(self.members)
         if self.phase is Phase.STOPPING:
             self._judge()
         if self.phase is Phase.ENDING:
@@ -507,10 +569,24 @@ class Gang:
             self._hosts.begin_attempt(self.nodes)
             self._gather()  # once: a supervisor that cannot be started must not be started again and again
             return
-        self._end(*self._judgement.outcome())
+        if self._judgement.suspended:
+            self._end_suspended(self._judgement.outcome()[1])
+        else:
+            self._end(*self._judgement.outcome())
+
+    def _end_suspended(self, reason: str) -> None:
+        asked = self.members if self._suspension.asked_ranks else []
+        ends = [end for node in asked for end in node.ends.values()]
+        ended = sum(end.told for end in ends)
+        horizon = self._suspension.horizon if self._suspension.any_left else None
+        self._log(Suspended(attempt=self.attempt, horizon=horizon, ended_ranks=ended))
+        if ended:
+            reason += f"; {ended} of {len(ends)} ranks did not leave by themselves and were stopped"
+        self._suspended = True
+        self._end(SUSPENDED_EXIT_CODE, reason)
 
     def _pause(self) -> None:
-        if self._judgement.ends_job:
+        if not self._judgement.restarting:
             self._after_stop()
             return
         if self._now_ns >= self._resume_ns:
@@ -520,6 +596,8 @@ class Gang:
             self._begin_attempt()
 
     def _end(self, exit_code: int, reason: str) -> None:
+        if exit_code == SUSPENDED_EXIT_CODE and not self._suspended:
+            exit_code = 1  # of a rank that failed with this code; it has not left
         self._outcome = (exit_code, reason)
         self.phase = Phase.ENDING
         for node in self.nodes:
@@ -538,11 +616,13 @@ class Gang:
             self.phase = Phase.FINISHED
             exit_code, reason = self._outcome
             if self._judgement.fatal is not None and self._judgement.fatal not in reason:
-                exit_code, reason = exit_code or 1, f"{reason}; {self._judgement.fatal}"
-            culprit = self._judgement.culprit if exit_code else None
+                exit_code = 1 if self._suspended else exit_code or 1
+                reason = f"{reason}; {self._judgement.fatal}"
+            suspended = self._suspended and exit_code == SUSPENDED_EXIT_CODE
+            culprit = self._judgement.culprit if exit_code and not suspended else None
             signal = self._judgement.stop_signal if exit_code else None
             self._log(JobFinished(exit_code=exit_code, reason=reason))
-            self._effects.append(Finish(exit_code, reason, culprit, signal))
+            self._effects.append(Finish(exit_code, reason, culprit, signal, suspended))
 
     # -- small helpers -----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from fireflyer.base.events import (
     Report,
     StepReport,
 )
+from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.cluster.core.blame import Failure, blame, gave_up_waiting, name_the_peer, signal_name
 from fireflyer.cluster.core.messages import CheckNode, Effect, Log, NodeAnswered
 from fireflyer.cluster.core.node_check import NodeCheck, decide, verdict_of
@@ -38,6 +39,10 @@ class Judgement:
         self.restarts = Restarts(spec.max_restarts)
         self.stop_signal: int | None = None
         """That stopped the job."""
+        self.suspending = False
+        """No attempt follows: where one would have, the job is suspended."""
+        self.any_left = False
+        """A rank has left because of the suspension: what fails then, fails because of that."""
         self.fatal: str | None = None
         """Why no restart can help."""
         self.culprit: Culprit | None = None
@@ -69,7 +74,12 @@ class Judgement:
 
     @property
     def restarting(self) -> bool:
-        return self._decision.restart and not self.ends_job
+        return self._decision.restart and not self.ends_job and not self.suspending
+
+    @property
+    def suspended(self) -> bool:
+        """Once judged: nothing failed, or another attempt would have followed."""
+        return self.suspending and not self.ends_job and (self._failure is None or self._decision.restart)
 
     def outcome(self) -> tuple[int, str]:
         """Exit code of the job that ends with this attempt, and why."""
@@ -77,6 +87,8 @@ class Judgement:
             return 128 + self.stop_signal, f"stopped by {signal_name(self.stop_signal)}"
         if self.fatal is not None:
             return 1, self.fatal
+        if self.suspended:
+            return SUSPENDED_EXIT_CODE, "suspended" if self._failure is None else f"suspended; {self._failure.reason}"
         if self._failure is None:
             return 1, "the job was stopped"
         why = f"; {self._decision.why}" if self._decision.why else ""
@@ -112,8 +124,11 @@ class Judgement:
         all_quiet = quiet(nodes)
         early = not self._reported and bool(self._failures) and blame(self._failures).rank == 0
         in_window = now_ns < self.failed_ns + self._spec.timeouts.blame_ns
-        if not all_quiet and (in_window or (early and self._spec.master_port == 0)):
+        waits = in_window or self.suspending or (early and self._spec.master_port == 0)
+        if not all_quiet and waits:  # while ranks leave, one that has left may explain a failure until the last is gone
             return []
+        if self.any_left:
+            self._failures = []
         reason = self._blame()
         effects = self._begin_check(now_ns, nodes, all_quiet=all_quiet)
         if effects or not self._is_checked(now_ns, nodes, all_quiet=all_quiet):
@@ -127,11 +142,13 @@ class Judgement:
                 self.restarts, self._failure, self.verdict, attempt=self._attempt, port_taken=self._port_taken
             )
         culprit = self.culprit if self.culprit is not None and self.culprit.attempt == self._attempt else None
+        if self.suspended and self._failure is None:
+            return []
         events.append(
             AttemptFailed(
                 attempt=self._attempt,
                 reason=reason,
-                restarting=self._decision.restart,
+                restarting=self.restarting,
                 node=culprit.node if culprit is not None else None,
                 rank=culprit.rank if culprit is not None else None,
                 stopped=self.stop_signal is not None,

@@ -11,9 +11,10 @@ import msgspec
 from fireflyer.base.events import JobEvent, Report
 from fireflyer.cluster.core.blame import Failure
 from fireflyer.cluster.schema.job import Culprit, Fault
-from fireflyer.cluster.schema.wire import Checked, RankEnd, Stop
+from fireflyer.cluster.schema.wire import Checked, Points, RankEnd, Stop
 
 __all__ = [
+    "AskPoints",
     "AttemptPrepared",
     "Begin",
     "CheckNode",
@@ -24,7 +25,9 @@ __all__ = [
     "KillNode",
     "LeaseRenewed",
     "Log",
+    "NameHorizon",
     "NodeAnswered",
+    "PointsCollected",
     "PrepareAttempt",
     "PrepareFailed",
     "RankEnded",
@@ -42,7 +45,9 @@ __all__ = [
     "SupervisorHeartbeat",
     "SupervisorLost",
     "SupervisorUp",
+    "SuspendAsked",
     "Tick",
+    "WatchdogSet",
 ]
 
 
@@ -141,6 +146,24 @@ class StopRequested(msgspec.Struct, frozen=True):
     signal: int
 
 
+class SuspendAsked(msgspec.Struct, frozen=True):
+    """Somebody wants the nodes: the ranks are to save and to leave."""
+
+
+class PointsCollected(msgspec.Struct, frozen=True):
+    """At which suspend points the ranks of a node are; those that come to one wait there."""
+
+    node: int
+    incarnation: int
+    points: Points
+
+
+class WatchdogSet(msgspec.Struct, frozen=True):
+    """A rank has set the time of the watchdog. 0: none."""
+
+    limit_ns: int
+
+
 class StorageFailed(msgspec.Struct, frozen=True):
     """The run directory cannot be written any more."""
 
@@ -164,6 +187,9 @@ Event = (
     | RanksPrinted
     | NodeAnswered
     | StopRequested
+    | SuspendAsked
+    | PointsCollected
+    | WatchdogSet
     | StorageFailed
     | Tick
 )
@@ -201,6 +227,23 @@ class StopRanks(msgspec.Struct, frozen=True):
     node: int
     incarnation: int
     stop: Stop
+
+
+class AskPoints(msgspec.Struct, frozen=True):
+    """Ranks wait at their next suspend point. Answered by `PointsCollected`."""
+
+    node: int
+    incarnation: int
+    attempt: int
+
+
+class NameHorizon(msgspec.Struct, frozen=True):
+    """The ranks leave at this point."""
+
+    node: int
+    incarnation: int
+    attempt: int
+    horizon: int
 
 
 class CheckNode(msgspec.Struct, frozen=True):
@@ -244,6 +287,7 @@ class Finish(msgspec.Struct, frozen=True):
     culprit: Culprit | None
     signal: int | None = None
     """That stopped the job, if one did."""
+    suspended: bool = False
 
 
 Effect = (
@@ -251,6 +295,8 @@ Effect = (
     | PrepareAttempt
     | StartRanks
     | StopRanks
+    | AskPoints
+    | NameHorizon
     | CheckNode
     | KillNode
     | ShutDownSupervisor

@@ -7,12 +7,13 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged
 from fireflyer.base.launch import LOGS_NAME, TOPOLOGY_NAME
 from fireflyer.cluster.core.messages import Finish
+from fireflyer.cluster.launcher.agents import AgentTarget
 from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
 from fireflyer.cluster.launcher.event_log import EventLog
 from fireflyer.cluster.launcher.job import SECRET_NAME, Job
@@ -30,7 +31,7 @@ from fireflyer.runtime.processes.guarded import child_environment, new_token
 from fireflyer.runtime.rpc import Accepts, RpcServer, ServerLimits
 from fireflyer.runtime.store import StoreService
 
-__all__ = ["Devices", "HostsRefused", "find_devices", "run_job"]
+__all__ = ["AgentTarget", "Devices", "HostsRefused", "find_devices", "run_job"]
 
 _CONNECTIONS_PER_RANK = 8
 
@@ -46,9 +47,12 @@ async def run_job(
     on_line: Callable[[RankLine], None] = _ignore,
     on_waiting: Callable[[list[int]], None] = _ignore,
     devices: Devices | None = None,
+    job_token: str = "",
+    agents: Mapping[str, AgentTarget] | None = None,
 ) -> JobResult:
     """Runs one job to its end; see the package docstring. `devices` None: those of this machine. `on_waiting` is called
-    with the numbers of the machines that are to join and have not yet.
+    with the numbers of the machines that are to join and have not yet. `job_token` marks the processes of the job;
+    empty: a new one does. `agents`: how those of the hosts are reached; None: by what machines left when they joined.
 
     Raises `UsageError`, `Exists`, `PermissionDenied` or `NoSpace` where it cannot start."""
     check_job(spec, devices or find_devices(child_environment({})))
@@ -69,10 +73,11 @@ async def run_job(
         places = await find_places(
             spec,
             run_dir=log.directory,
-            job_token=new_token(),
+            job_token=job_token or new_token(),
             secret=secret,
             server=server,
             on_waiting=on_waiting,
+            agents=agents,
         )
         job = Job(
             spec,
@@ -129,11 +134,12 @@ def _make_run_dir(path: str) -> tuple[EventLog, bool]:
 
 async def _serve(job: Job, server: RpcServer, port: int) -> Finish:
     job.control.serve(server)
+    job.whole_life.serve(server)
     server.on_disconnect(job.control.disconnected)
     store = StoreService(server)
     loop = asyncio.get_running_loop()
     in_main = threading.current_thread() is threading.main_thread()
-    give_back = _take_signals(loop, job.stop) if in_main else lambda: None
+    give_back = _take_signals(loop, job.stop, job.suspend) if in_main else lambda: None
     try:
         return await job.run(port, store)
     finally:
@@ -159,6 +165,8 @@ def _result(job: Job, finish: Finish, log: EventLog) -> JobResult:
         signal=finish.signal,
         reports_dropped=job.control.reports_dropped,
         faults_left=job.gang.faults_left,
+        suspended=finish.suspended and exit_code == finish.exit_code,
+        whole_life_state=job.whole_life.value,
     )
 
 
@@ -188,17 +196,22 @@ def _remove_directory(path: str) -> None:
         os.rmdir(path)
 
 
-def _take_signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], None]) -> Callable[[], None]:
-    """Passes SIGINT, SIGTERM and SIGHUP to `on_signal`, except those that were ignored when we were started (nohup).
-    Returns what gives them back."""
+def _take_signals(
+    loop: asyncio.AbstractEventLoop, on_stop: Callable[[int], None], on_suspend: Callable[[], None]
+) -> Callable[[], None]:
+    """Passes SIGINT, SIGTERM and SIGHUP to `on_stop`, and SIGUSR1 to `on_suspend`, except those that were ignored when
+    we were started (nohup). Returns what gives them back."""
     taken = [
         number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         if signal.getsignal(number) is not signal.SIG_IGN
     ]
     before = {number: signal.getsignal(number) for number in taken}
     for number in taken:
-        loop.add_signal_handler(number, on_signal, int(number))
+        if number == signal.SIGUSR1:
+            loop.add_signal_handler(number, on_suspend)
+        else:
+            loop.add_signal_handler(number, on_stop, int(number))
 
     def give_back() -> None:
         for number in taken:

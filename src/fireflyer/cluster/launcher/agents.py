@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -32,30 +33,50 @@ from fireflyer.cluster.schema.agent import (
 from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion, NodeOrders
 from fireflyer.cluster.schema.wire import SupervisorConfig
 from fireflyer.identity.derived import seal
-from fireflyer.identity.handshake import NONCE_BYTES, UserCredential
+from fireflyer.identity.handshake import NONCE_BYTES, Credential, UserCredential, token_key
 from fireflyer.identity.machines import JoinedMachine
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.rpc import Method, RpcClient
 
-__all__ = ["AgentNodes", "Agents"]
+__all__ = ["AgentNodes", "AgentTarget", "Agents"]
 
 _CONNECT_NS: Final = 5 * SECOND
 _CALL_NS: Final = 15 * SECOND
 """A question that waits is answered every ten seconds."""
 _START_S: Final = 10.0
 """An agent that cannot be reached for so long starts nothing."""
+_TOLD_S: Final = 60.0
+"""An agent may hear of a run later than its launcher was started."""
 _CLOSE_S: Final = 2.0
 _PAUSE_S: Final = 0.2
 _Req = TypeVar("_Req")
 _Resp = TypeVar("_Resp")
 
 
+@dataclass(frozen=True, slots=True)
+class AgentTarget:
+    """How an agent is reached, and with what: the credential of its machine, or a ticket."""
+
+    address: str
+    port: int
+    credential: Credential
+    key: bytes = field(repr=False)
+    """With which the secret of the job is sealed for it."""
+    waits: bool = False
+    """It may refuse for a while: nobody has told it yet that the launcher may come."""
+
+    @classmethod
+    def of_machine(cls, machine: JoinedMachine) -> AgentTarget:
+        credential = machine.credential
+        return cls(machine.address, machine.port, UserCredential(credential), token_key(credential))
+
+
 class _Link:
     """To one agent; connects when it is needed, and again after it was lost."""
 
-    def __init__(self, machine: JoinedMachine) -> None:
-        self.machine = machine
+    def __init__(self, target: AgentTarget) -> None:
+        self.target = target
         self._client: RpcClient | None = None
         self._connecting = asyncio.Lock()
 
@@ -86,8 +107,8 @@ class _Link:
     async def _connected(self) -> RpcClient:
         async with self._connecting:
             if self._client is None or self._client.lost is not None:
-                target = Address(self.machine.address, self.machine.port)
-                self._client = await RpcClient.connect(target, UserCredential(self.machine.credential), _CONNECT_NS)
+                address = Address(self.target.address, self.target.port)
+                self._client = await RpcClient.connect(address, self.target.credential, _CONNECT_NS)
             return self._client
 
     async def close(self) -> None:
@@ -96,10 +117,10 @@ class _Link:
 
 
 class Agents:
-    """Of the machines that have joined, by name."""
+    """By the names of their machines."""
 
-    def __init__(self, machines: Mapping[str, JoinedMachine]) -> None:
-        self._links = {name: _Link(machine) for name, machine in machines.items()}
+    def __init__(self, targets: Mapping[str, AgentTarget]) -> None:
+        self._links = {name: _Link(target) for name, target in targets.items()}
 
     async def ask(self, name: str, question: HostQuestion) -> HostFacts | str:
         """What the machine says of itself, or why it cannot be used."""
@@ -107,12 +128,12 @@ class Agents:
         if link is None:
             return f"has not joined, or was revoked; let it join: ff agent token {name}"
         try:
-            facts = await link.call(ASK_AGENT, question)
+            facts = await link.ask_until_answered(ASK_AGENT, question, _TOLD_S if link.target.waits else 0)
         except (PermanentError, UsageError) as error:
             return f"cannot be used: {_shown(str(error))}"
         except FireflyerError as error:
             return f"cannot be reached: {_shown(str(error))}; does `ff agent run` run there?"
-        return msgspec.structs.replace(facts, server=link.machine.address)
+        return msgspec.structs.replace(facts, server=link.target.address)
 
     def link(self, name: str) -> _Link:
         return self._links[name]
@@ -215,7 +236,7 @@ class AgentNodes:
                 environment=self._environment,
                 first_lease_ns=self._first_lease_ns,
             )
-            sealed = b"" if machine.shared else seal(self._secret, link.machine.credential, nonce)
+            sealed = b"" if machine.shared else seal(self._secret, link.target.key, nonce)
             order = GuardOrder(job=self._job, token=orders.token, orders=orders, sealed=sealed, nonce=nonce)
             try:
                 await link.call(START_GUARD, order)

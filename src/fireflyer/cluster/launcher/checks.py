@@ -24,7 +24,9 @@ RANKS_PER_CORE = 16
 _OURS = frozenset(
     {
         MARKER,
-        *RankEnvironment(control="", secret_file="", run_dir="", error_file="", min_nodes=0, max_nodes=0).to_mapping(),
+        *RankEnvironment(
+            control="", secret_file="", run_dir="", suspension="", error_file="", min_nodes=0, max_nodes=0
+        ).to_mapping(),
     }
 )
 
@@ -83,9 +85,9 @@ def _check_stream_dir(path: str) -> None:
 def command_of(spec: JobSpec) -> tuple[str, ...]:
     """What each rank executes."""
     if spec.kind == "program":
-        return (spec.script, *spec.args)
+        return (*spec.wrap, spec.script, *spec.args)
     module = ("-m",) if spec.kind == "module" else ()
-    return (sys.executable, "-u", *module, spec.script, *spec.args)
+    return (*spec.wrap, spec.python or sys.executable, "-u", *module, spec.script, *spec.args)
 
 
 def _check_text(spec: JobSpec) -> None:
@@ -129,12 +131,15 @@ def _check_counts(spec: JobSpec) -> None:
 def _check_command(spec: JobSpec) -> None:
     if any("\0" in text for text in (spec.script, *spec.args)):
         raise UsageError("the command holds a NUL character")
+    for program, option in ((spec.python, "--python"), (spec.wrap[0] if spec.wrap else "", "--wrap")):
+        if program and shutil.which(program) is None:
+            raise UsageError(f"{option} {program!r} is not found or not executable; check its name and PATH")
     if spec.kind == "script":
         _check_script(spec.script)
     elif spec.kind == "program":
         if shutil.which(spec.script) is None:
             raise UsageError(f"program {spec.script!r} is not found or not executable; check its name and PATH")
-    else:
+    elif not spec.python and not spec.wrap:
         package = spec.script.partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
             raise UsageError(f"module {spec.script!r} is not found; check its name, or install it into this Python")

@@ -12,6 +12,7 @@ from fireflyer.cluster.core.messages import (
     Event,
     LeaseRenewed,
     NodeAnswered,
+    PointsCollected,
     RankEnded,
     RankReported,
     RanksGone,
@@ -35,6 +36,7 @@ from fireflyer.cluster.schema.wire import (
     LOG_ERROR,
     NEXT,
     OUTPUT,
+    POINTS,
     PORT,
     RENEW,
     STARTED,
@@ -47,6 +49,7 @@ from fireflyer.cluster.schema.wire import (
     Next,
     NumberedCommand,
     Output,
+    Points,
     PortFound,
     RankEnd,
     RunFile,
@@ -116,6 +119,7 @@ class ControlService:
         server.register(REPORT, self._report)
         server.register(RENEW, self._renew)
         server.register(PORT, self._port)
+        server.register(POINTS, self._points)
         server.register(LOG, self._log)
         server.register(FETCH_FILES, self._fetch_files)
         server.register(KEEP_FILE, self._keep_file)
@@ -210,6 +214,11 @@ class ControlService:
     async def _port(self, request: PortFound, caller: Caller) -> Done:
         if self._who(caller).node == 0:
             self._on_port(request)
+        return Done()
+
+    async def _points(self, request: Points, caller: Caller) -> Done:
+        member = self._who(caller)
+        self._feed(PointsCollected(member.node, member.incarnation, request))
         return Done()
 
     async def _fetch_files(self, _: Done, caller: Caller) -> RunFiles:

@@ -15,12 +15,13 @@ from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 from fireflyer.base.errors import FireflyerError, InvariantViolation, UsageError
-from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged
+from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged, Suspended
 from fireflyer.base.launch import STDERR, STDOUT, RankEnvironment
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.blame import Failure
 from fireflyer.cluster.core.gang import TICK_NS, Gang
 from fireflyer.cluster.core.messages import (
+    AskPoints,
     AttemptPrepared,
     Begin,
     CheckNode,
@@ -30,6 +31,7 @@ from fireflyer.cluster.core.messages import (
     Inject,
     KillNode,
     Log,
+    NameHorizon,
     PrepareAttempt,
     PrepareFailed,
     ShutDownSupervisor,
@@ -40,6 +42,7 @@ from fireflyer.cluster.core.messages import (
     StorageFailed,
     SupervisorGone,
     SupervisorLost,
+    SuspendAsked,
     Tick,
 )
 from fireflyer.cluster.launcher.checks import command_of
@@ -48,14 +51,17 @@ from fireflyer.cluster.launcher.control import ControlService
 from fireflyer.cluster.launcher.event_log import EventLog
 from fireflyer.cluster.launcher.machines import Machine
 from fireflyer.cluster.launcher.places import Places
+from fireflyer.cluster.launcher.whole_life import WholeLife
 from fireflyer.cluster.schema.job import Fault, JobSpec, RankLine, safe_name
 from fireflyer.cluster.schema.wire import (
     Break,
     Check,
+    CollectPoints,
     Command,
     FindPort,
     PortFound,
     RankToStart,
+    SetHorizon,
     ShutDown,
     Start,
     SupervisorConfig,
@@ -98,6 +104,7 @@ class Job:
             logs=self.logs,
             files=CollectedFiles(log.directory),
         )
+        self.whole_life = WholeLife(log.directory, spec.whole_life_state, self.feed)
         self.nodes = places.make_nodes(self.feed, self.control.was_up)
         self._machines = places.machines
         self._logs_dir = logs_dir
@@ -131,6 +138,10 @@ class Job:
         """A signal has come."""
         self.feed(StopRequested(number))
 
+    def suspend(self) -> None:
+        """The ranks are to save and to leave."""
+        self.feed(SuspendAsked())
+
     def feed(self, event: Event) -> None:
         try:
             self._driver.feed(event)
@@ -158,19 +169,31 @@ class Job:
                 self.nodes.kill(node, incarnation)
             case PrepareAttempt(attempt):
                 self._prepare(attempt)
-            case StartRanks(node, incarnation, attempt):
-                self._tell(node, incarnation, self._start_command(node, attempt))
-            case StopRanks(node, incarnation, stop):
-                self._tell(node, incarnation, stop)
-            case CheckNode(node, incarnation, attempt, failure):
-                self._tell(node, incarnation, self._check_command(attempt, failure))
-            case ShutDownSupervisor(node, incarnation):
-                self._tell(node, incarnation, ShutDown())
             case Inject(fault):
                 self._inject(fault)
             case Finish():
                 if not self._finish.done():
                     self._finish.set_result(effect)
+            case _:
+                self._tell(effect.node, effect.incarnation, self._command(effect))
+
+    def _command(
+        self, effect: StartRanks | StopRanks | AskPoints | NameHorizon | CheckNode | ShutDownSupervisor
+    ) -> Command:
+        """What its supervisor is told."""
+        match effect:
+            case StartRanks(node, _, attempt):
+                return self._start_command(node, attempt)
+            case StopRanks(stop=stop):
+                return stop
+            case AskPoints(attempt=attempt):
+                return CollectPoints(attempt)
+            case NameHorizon(attempt=attempt, horizon=horizon):
+                return SetHorizon(attempt, horizon)
+            case CheckNode(attempt=attempt, failure=failure):
+                return self._check_command(attempt, failure)
+            case ShutDownSupervisor():
+                return ShutDown()
 
     def _start_supervisor(self, node: int, incarnation: int, host: int) -> None:
         machine = self._machines.get(host)
@@ -186,7 +209,7 @@ class Job:
             self._event_log.append(entry)
         except FireflyerError as error:
             self._driver.feed(StorageFailed(str(error)))
-        if isinstance(event, AttemptStarted | AttemptFailed):
+        if isinstance(event, AttemptStarted | AttemptFailed | Suspended):
             self._spawn(self._sync())
         self._on_entry(entry)
 

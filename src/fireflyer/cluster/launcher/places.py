@@ -13,7 +13,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.launch import LOGS_NAME
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.messages import Event
-from fireflyer.cluster.launcher.agents import AgentNodes, Agents
+from fireflyer.cluster.launcher.agents import AgentNodes, Agents, AgentTarget
 from fireflyer.cluster.launcher.joined import JoinedHosts, JoinedNodes
 from fireflyer.cluster.launcher.machines import HERE, Machine, Ssh, ThisMachine
 from fireflyer.cluster.launcher.nodes import Nodes
@@ -70,8 +70,10 @@ async def find_places(
     secret: Secret,
     server: RpcServer,
     on_waiting: Callable[[list[int]], None],
+    agents: Mapping[str, AgentTarget] | None = None,
 ) -> Places:
-    """Raises `HostsRefused` where a machine cannot run the job. `on_waiting`: machines that have not joined yet."""
+    """Raises `HostsRefused` where a machine cannot run the job. `on_waiting`: machines that have not joined yet.
+    `agents`: how those of the hosts are reached; None: by what their machines have left when they joined."""
     logs_dir = os.path.join(run_dir, LOGS_NAME)
     if spec.rendezvous is not None:
         return await _joined_places(spec, spec.rendezvous, run_dir, job_token, server, on_waiting)
@@ -85,7 +87,8 @@ async def find_places(
         )
     workdir = spec.remote.workdir or os.getcwd()
     if spec.remote.via == "agent":
-        return await _places_of_agents(spec, run_dir, workdir, job_token, secret)
+        targets = await asyncio.to_thread(_joined_agents, spec) if agents is None else agents
+        return await _places_of_agents(spec, targets, run_dir, workdir, job_token, secret)
     ssh = Ssh(
         spec.remote.shell,
         spec.remote.python,
@@ -102,9 +105,15 @@ async def find_places(
     )
 
 
-async def _places_of_agents(spec: JobSpec, run_dir: str, workdir: str, job_token: str, secret: Secret) -> Places:
-    known = await asyncio.to_thread(MachineStore(spec.remote.machines_dir).machines)
-    agents = Agents({name: known[name] for name in spec.hosts if name in known})
+def _joined_agents(spec: JobSpec) -> dict[str, AgentTarget]:
+    machines = MachineStore(spec.remote.machines_dir).machines()
+    return {name: AgentTarget.of_machine(machines[name]) for name in spec.hosts if name in machines}
+
+
+async def _places_of_agents(
+    spec: JobSpec, targets: Mapping[str, AgentTarget], run_dir: str, workdir: str, job_token: str, secret: Secret
+) -> Places:
+    agents = Agents(targets)
     try:
         machines = await check_hosts(spec, agents.ask, run_dir=run_dir, workdir=workdir)
     except FireflyerError:

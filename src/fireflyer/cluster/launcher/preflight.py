@@ -121,7 +121,8 @@ def _refuse(
     """Raises `HostsRefused` where there are faults."""
     for name, fault in mixed_addresses({name: chosen[name] for name in spec.hosts if name in chosen}):
         faults[name].append(fault)
-    for one, other in same_machine({name: facts[name] for name in spec.hosts if name in facts}):
+    known = {} if spec.remote.share_machine else {name: facts[name] for name in spec.hosts if name in facts}
+    for one, other in same_machine(known):
         faults[other].append(f"is the same machine as {one}; name each machine once")
     rows = [(name, fault) for name in spec.hosts for fault in faults[name]]
     if rows:

@@ -59,6 +59,9 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     token_id: _Text
     """The public part of the credential."""
     nonce: _Bytes32
+    managers: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
+    """`host:port` of the managers of a platform, where the issuer is one: the agent reports to them and follows their
+    orders. Empty: launchers of users ask the agent."""
 
 
 class GuardOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,6 +89,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     collectives, which notice a death within 100 ms. Whoever still runs then is asked to end."""
     stop_grace_ns: int = 10 * SECOND
     """Between the polite signal and SIGKILL."""
+    suspend_settle_ns: int = 5 * SECOND
+    """Once all ranks that ever asked whether to leave have left, the others have so long."""
     kill_ns: int = 10 * SECOND
     """A node whose processes outlive SIGKILL for so long ends the job: nothing may be started beside them."""
     lease_ns: int = 10 * SECOND
@@ -113,6 +115,8 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
     """A command that takes the name of a host and a command for its shell."""
     python: str = sys.executable
     """Path of the Python there, in which this release of Fire-Flyer is installed."""
+    share_machine: bool = False
+    """Several hosts may be one machine, as those of a platform that is tried out on one."""
     workdir: str = ""
     """Working directory of ranks there; empty: that of the launcher."""
     port: int = 0
@@ -155,6 +159,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """They see it as ROLE_NAME."""
     env: dict[str, str] = {}
     """Added to the environment of every rank."""
+    python: str = ""
+    """Path of the Python that ranks run with, on every host; empty: that of the launcher."""
+    wrap: tuple[str, ...] = ()
+    """A command that is put before that of each rank, such as one that enters a container."""
     master_port: int = 0
     """0: a free port for each attempt."""
     ports: PortRange | None = None
@@ -181,6 +189,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     `cluster.core.node_check`. Empty: none."""
     on_failure_limit_ns: int = 60 * SECOND
     """Time that it is given."""
+    suspend_grace_ns: int = 60 * SECOND
+    """Ranks that are asked to save and to leave (SIGUSR1 to the launcher) have so long; then they are stopped."""
+    suspend_after_ns: int = 0
+    """Ask them by itself, so long after the ranks of an attempt were started. 0: never."""
+    whole_life_state: int = 0
+    """An integer of the user that survives restarts and suspensions: what the job begins with."""
     watchdog_ns: int = 0
     """When no rank has printed or reported anything for so long, the job counts as hung. 0: never."""
     timeouts: Timeouts = Timeouts()
@@ -212,7 +226,8 @@ class Culprit(msgspec.Struct, frozen=True):
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
-    """0: every rank ended with 0. Else that of the culprit, or 128 + n when signal n stopped the job."""
+    """0: every rank ended with 0. `SUSPENDED_EXIT_CODE` (85): see `suspended`. Else that of the culprit, or 128 + n
+    when signal n stopped the job."""
     reason: str
     """One line."""
     attempts: int
@@ -228,6 +243,10 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """That stopped the job, if one did."""
     faults_left: tuple[Fault, ...] = ()
     """What was to be injected and never was: the first attempt ended before."""
+    suspended: bool = False
+    """It was asked to leave its nodes, and goes on from its last checkpoint when it is started again."""
+    whole_life_state: int = 0
+    """At the end."""
 
 
 class RankLine(msgspec.Struct, frozen=True):

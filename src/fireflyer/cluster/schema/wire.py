@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from fireflyer.base.port_range import PortRange
+from fireflyer.base.suspension import MAX_POINT, NEVER
+from fireflyer.cluster.schema.job import MAX_RANKS
 from fireflyer.runtime.rpc import Method
 
 __all__ = [
@@ -33,12 +35,14 @@ __all__ = [
     "MAX_RUN_FILE_BYTES",
     "NEXT",
     "OUTPUT",
+    "POINTS",
     "PORT",
     "RENEW",
     "STARTED",
     "Break",
     "Check",
     "Checked",
+    "CollectPoints",
     "Command",
     "Done",
     "FindPort",
@@ -49,12 +53,14 @@ __all__ = [
     "NumberedCommand",
     "Output",
     "OutputLine",
+    "Points",
     "PortFound",
     "RankEnd",
     "RankError",
     "RankToStart",
     "RunFile",
     "RunFiles",
+    "SetHorizon",
     "ShutDown",
     "Start",
     "Started",
@@ -170,7 +176,20 @@ class Break(msgspec.Struct, frozen=True, tag="break"):
     supervisor: bool = msgspec.field(name="agent")
 
 
-Command = Start | Stop | Check | ShutDown | FindPort | Break
+class CollectPoints(msgspec.Struct, frozen=True, tag="collect_points"):
+    """Ranks that come to a suspend point wait there from now on; say at which points the ranks are (`Points`)."""
+
+    attempt: int
+
+
+class SetHorizon(msgspec.Struct, frozen=True, tag="set_horizon"):
+    """All ranks leave at this point."""
+
+    attempt: int
+    horizon: int
+
+
+Command = Start | Stop | Check | ShutDown | FindPort | Break | CollectPoints | SetHorizon
 
 
 class Next(msgspec.Struct, frozen=True):
@@ -216,6 +235,8 @@ class RankEnd(msgspec.Struct, frozen=True):
     error: RankError | None = None
     out_of_memory: _Text = ""
     """Not empty: the kernel killed it because memory ran out, and this says which: `cgroup limit 512 MiB`."""
+    suspended: bool = False
+    """It left by `go_suspend()`."""
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -225,6 +246,15 @@ class Gone(msgspec.Struct, frozen=True):
     ends: tuple[RankEnd, ...]
     port_taken: bool = False
     """MASTER_PORT, which this node's rank 0 was to serve, is held by somebody else."""
+
+
+class Points(msgspec.Struct, frozen=True):
+    """The highest suspend point at which each rank of the node may have gone on, in the order of the ranks."""
+
+    attempt: _Number
+    points: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=NEVER, le=MAX_POINT)], ...], msgspec.Meta(max_length=MAX_RANKS)
+    ]
 
 
 class PortFound(msgspec.Struct, frozen=True):
@@ -299,4 +329,5 @@ RENEW = Method("cluster.renew_lease", Done, Done)
 LOG = Method("cluster.rank_log", LogBytes, Done)
 FETCH_FILES = Method("cluster.fetch_run_files", Done, RunFiles)
 KEEP_FILE = Method("cluster.keep_run_file", RunFile, Done)
+POINTS = Method("cluster.suspend_points", Points, Done)
 PORT = Method("cluster.port_found", PortFound, Done)

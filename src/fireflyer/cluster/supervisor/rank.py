@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.cluster.core.tracebacks import (
     MAX_ERROR_FILE_BYTES,
     MAX_TAIL_BYTES,
@@ -55,7 +56,8 @@ _LIBRARIES = tuple(
 
 
 class RankProcess:
-    """Calls `on_line`, `on_log_error` (its log cannot be made) and `on_exit`, all on the event loop."""
+    """Calls `on_line`, `on_log_error` (its log cannot be made) and `on_exit`, all on the event loop. `has_left` says
+    whether the rank called `go_suspend()`."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class RankProcess:
         on_line: Callable[[OutputLine], None],
         on_log_error: Callable[[str], None],
         on_exit: Callable[[RankEnd], None],
+        has_left: Callable[[], bool] = lambda: False,
     ) -> None:
         self.attempt = attempt
         self.rank = rank
@@ -73,6 +76,7 @@ class RankProcess:
         self.end: RankEnd | None = None
         self._told = False
         self._over = False
+        self._has_left = has_left
         self._on_line, self._on_log_error, self._on_exit = on_line, on_log_error, on_exit
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
@@ -175,8 +179,9 @@ class RankProcess:
             pipe.read(LAST_READ_BYTES)
         exit_code = exit_code_of(process.wait())
         self._over = True  # its number may be another process's from now on
-        if exit_code == 0 or self._told:
-            self._finish(exit_code, "")
+        left = exit_code == SUSPENDED_EXIT_CODE and self._has_left()
+        if exit_code == 0 or self._told or left:
+            self._finish(exit_code, "", suspended=left)
         else:  # in a thread: files may be on a disk that is busy with somebody's checkpoint
             self._asking = self._loop.create_task(self._find_cause(exit_code))
 
@@ -197,9 +202,17 @@ class RankProcess:
         interrupted = exit_code == _INTERRUPTED
         return (error if error is None or interrupted == (error.type == "KeyboardInterrupt") else None), ""
 
-    def _finish(self, exit_code: int, note: str, error: RankError | None = None, out_of_memory: str = "") -> None:
+    def _finish(
+        self,
+        exit_code: int,
+        note: str,
+        error: RankError | None = None,
+        out_of_memory: str = "",
+        *,
+        suspended: bool = False,
+    ) -> None:
         if self.end is None:
-            self.end = RankEnd(self.attempt, self.rank, exit_code, self._told, note, error, out_of_memory)
+            self.end = RankEnd(self.attempt, self.rank, exit_code, self._told, note, error, out_of_memory, suspended)
             self._on_exit(self.end)
             if self._process is None:
                 self.close()

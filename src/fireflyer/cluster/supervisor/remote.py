@@ -1,8 +1,9 @@
-"""`python -P -m fireflyer.cluster.supervisor.remote probe|node`: what a launcher runs on another machine, over ssh or
-as it likes. Each reads one line of JSON from its standard input.
+"""`python -P -m fireflyer.cluster.supervisor.remote probe|node|supervisor`: what a launcher runs on another machine,
+over ssh or as it likes. Each reads one line of JSON from its standard input.
 
 `probe` answers the launcher's question about this machine and ends. `node` becomes the guard of one node: it owns the
-ranks, and kills them when its input ends or its lease does.
+ranks, and kills them when its input ends or its lease does. `supervisor FD` is run by a guard of another account: it
+reads the line from a descriptor and becomes the supervisor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.hosts import FACTS_MARK, MAX_ORDERS_BYTES, HostFacts, HostQuestion, NodeOrders
-from fireflyer.cluster.schema.wire import supervisor_command
+from fireflyer.cluster.schema.wire import SupervisorConfig, supervisor_command
 from fireflyer.identity.private_files import require_own_directory
 from fireflyer.identity.secrets import Secret, save_secret
 from fireflyer.runtime.devices import find_devices
@@ -40,6 +41,10 @@ _LOCK = "lock"
 
 def main(arguments: list[str]) -> int:
     try:
+        if arguments[:1] == ["supervisor"]:
+            config, environment = _prepare(msgspec.json.decode(read_orders(int(arguments[1])), type=NodeOrders))
+            command = supervisor_command(config)
+            os.execve(command[0], command, environment)  # noqa: S606
         line = read_orders(0)
         if arguments == ["probe"]:
             facts = probe(msgspec.json.decode(line, type=HostQuestion))
@@ -131,9 +136,24 @@ def _link(path: str) -> str:
         return ""
 
 
-def guard_program(orders: NodeOrders, *, detached: bool = False) -> tuple[tuple[str, ...], dict[str, str]]:
+def guard_program(
+    orders: NodeOrders, *, detached: bool = False, until: str = ""
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """What this process is to become, with its environment. Makes the files of the job here, and goes to its working
     directory. Raises `FireflyerError`."""
+    config, environment = _prepare(orders)
+    how = GuardCommand.here(
+        supervisor_command(config),
+        lease_s=config.lease_ns / SECOND,
+        first_lease_s=orders.first_lease_ns / SECOND,
+        detached=detached,
+        until=until,
+    )
+    return how.argv, environment
+
+
+def _prepare(orders: NodeOrders) -> tuple[SupervisorConfig, dict[str, str]]:
+    """Makes the files of the job, goes to its working directory; the supervisor's configuration and environment."""
     config = orders.config
     if orders.secret:
         make_private(orders.directory)
@@ -142,13 +162,7 @@ def guard_program(orders: NodeOrders, *, detached: bool = False) -> tuple[tuple[
         os.chdir(orders.workdir)
     except OSError as error:
         raise translate_os_error(error, f"working directory {orders.workdir}") from error
-    how = GuardCommand.here(
-        supervisor_command(config),
-        lease_s=config.lease_ns / SECOND,
-        first_lease_s=orders.first_lease_ns / SECOND,
-        detached=detached,
-    )
-    return how.argv, {**os.environ, **orders.environment, MARKER: orders.token}
+    return config, {**os.environ, **orders.environment, MARKER: orders.token}
 
 
 def make_private(directory: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, Unreachable
+from fireflyer.base.suspension import NodeCells
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.wire import (
     CHECKED,
@@ -32,20 +33,24 @@ from fireflyer.cluster.schema.wire import (
     LOG_ERROR,
     NEXT,
     OUTPUT,
+    POINTS,
     PORT,
     RENEW,
     STARTED,
     Break,
     Check,
+    CollectPoints,
     Command,
     Done,
     FindPort,
     Gone,
     LogError,
     Next,
+    Points,
     PortFound,
     RankEnd,
     RankToStart,
+    SetHorizon,
     ShutDown,
     Start,
     Started,
@@ -65,6 +70,7 @@ from fireflyer.runtime.master_port import choose_port, port_is_free, reserve_fre
 from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
 from fireflyer.runtime.rpc import Method, NodeCredential, RpcClient
+from fireflyer.runtime.suspension_memory import SharedCells, memory_barrier
 
 __all__ = ["run_supervisor"]
 
@@ -105,6 +111,9 @@ class Supervisor:
         """Of that port."""
         self._ranks: dict[int, RankProcess] = {}
         self._attempt = -1
+        self._memory: list[SharedCells] = []
+        """Of each rank of the attempt, in their order."""
+        self._cells = NodeCells(())
         self._holding_up: list[str] = []
         self._outbox = Outbox(full=lambda: self._pause("launcher"), free=lambda: self._resume("launcher"))
         self._writer: RankLogs = (
@@ -154,6 +163,7 @@ class Supervisor:
     def close(self) -> None:
         self.kill()
         self._give_port_up()
+        self._close_memory()
         self._writer.stop()
 
     def kill(self) -> None:
@@ -227,9 +237,31 @@ class Supervisor:
             self._stop(command)  # a timer set when all have ended would strike the next attempt
         elif isinstance(command, Break):
             self._break(command)
+        elif isinstance(command, CollectPoints):
+            await self._collect_points(command)
+        elif isinstance(command, SetHorizon) and command.attempt == self._attempt:
+            self._cells.set_horizon(command.horizon)
         elif isinstance(command, FindPort):
             self._finding = asyncio.get_running_loop().create_task(self._find_port(command))
             self._finding.add_done_callback(self._cleaned)
+
+    async def _collect_points(self, command: CollectPoints) -> None:
+        if command.attempt == self._attempt:
+            self._cells.hold()
+            exact = await asyncio.to_thread(memory_barrier)
+            self._news.put_nowait((POINTS, Points(command.attempt, self._cells.points(exact=exact))))
+
+    def _share_memory(self, ranks: int) -> None:
+        """New cells for each rank of an attempt, which no process of an earlier one has."""
+        self._close_memory()
+        self._memory = [SharedCells.create() for _ in range(ranks)]
+        self._cells = NodeCells([memory.cells for memory in self._memory])
+
+    def _close_memory(self) -> None:
+        self._cells = NodeCells(())
+        for memory in self._memory:
+            memory.close()
+        self._memory = []
 
     def _break(self, command: Break) -> None:
         """As from outside: the ranks count as not told."""
@@ -290,20 +322,22 @@ class Supervisor:
         if self._running():
             raise Unreachable(f"told to start attempt {command.attempt} while attempt {self._attempt} is running")
         self._attempt = command.attempt
-        self._ranks = {plan.rank: self._new_rank(command.attempt, plan.rank) for plan in command.ranks}
-        for plan in command.ranks:
+        self._share_memory(len(command.ranks))
+        self._ranks = {plan.rank: self._new_rank(command.attempt, plan.rank, n) for n, plan in enumerate(command.ranks)}
+        for plan, memory in zip(command.ranks, self._memory, strict=True):
             await asyncio.sleep(0)  # hundreds take seconds to start, in which heartbeats must go out
             rank = self._ranks[plan.rank]
-            rank.start(command.command, self._as_here(plan), self._path(command.attempt, plan.rank, "log"))
+            rank.start(command.command, self._as_here(plan, memory), self._path(command.attempt, plan.rank, "log"))
             if rank.pid:
                 self._news.put_nowait((STARTED, Started(command.attempt, plan.rank, rank.pid)))
             if self._holding_up:
                 rank.pause()
 
-    def _as_here(self, plan: RankToStart) -> RankToStart:
+    def _as_here(self, plan: RankToStart, memory: SharedCells) -> RankToStart:
         """The launcher does not know all paths and addresses that hold on this machine."""
         config = self._config
         here = {"FF_CONTROL": config.launcher, "FF_SECRET_FILE": config.secret_file, "FF_RUN_DIR": config.run_dir}
+        here["FF_SUSPENSION"] = memory.path
         if self._files is not None:
             here["TORCHELASTIC_ERROR_FILE"] = f"{config.run_dir}/rank-{plan.rank}.error-{self._attempt}.json"
         return msgspec.structs.replace(plan, environment={**plan.environment, **here})
@@ -311,7 +345,8 @@ class Supervisor:
     def _running(self) -> bool:
         return any(rank.end is None for rank in self._ranks.values())
 
-    def _new_rank(self, attempt: int, rank: int) -> RankProcess:
+    def _new_rank(self, attempt: int, rank: int, local_rank: int) -> RankProcess:
+        cells = self._cells
         return RankProcess(
             attempt,
             rank,
@@ -319,6 +354,7 @@ class Supervisor:
             on_line=self._outbox.put,
             on_log_error=self._on_log_error,
             on_exit=self._on_exit,
+            has_left=lambda: cells.has_left(local_rank),
         )
 
     def _path(self, attempt: int, rank: int, kind: str) -> str:
@@ -334,6 +370,7 @@ class Supervisor:
             self._end_ranks(command)
 
     def _end_ranks(self, command: Stop) -> None:
+        self._cells.release()
         for rank in self._ranks.values():
             taken = command.stacks and rank.take_stacks(self._path(command.attempt, rank.rank, "stacks"))
             if not taken:

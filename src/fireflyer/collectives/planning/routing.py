@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -132,9 +132,20 @@ def default_plan(
             chunk, window, best_ns = smaller, more, ns
     plan = make_plan(node_of_rank, chunk_bytes=chunk, window=window)
     reason = f"the default for {layout.nodes} nodes of which no speeds are known" if layout.nodes > 1 else _ONE_NODE
-    return msgspec.structs.replace(
-        plan, routes=tuple(msgspec.structs.replace(route, reason=reason) for route in plan.routes)
-    )
+    routes = tuple(msgspec.structs.replace(route, reason=reason) for route in plan.routes)
+    return msgspec.structs.replace(plan, routes=(*_halves(layout, chunk), *routes))
+
+
+def _halves(layout: Layout, chunk_bytes: int) -> Iterator[Route]:
+    """The rows of an allreduce that would be a single chunk, but for the shortest: one half for each lane, which go
+    opposite ways at the same time. Between two nodes, whose sums do not depend on chunks; of one rank each, where
+    another chunk is no work for other ranks."""
+    if layout.nodes != 2 or layout.ranks_per_node > 1:
+        return
+    half = LEAST_USEFUL
+    while half < chunk_bytes:
+        yield Route("allreduce", 2 * half, TREE, half, "both lanes carry a half")
+        half *= 2
 
 
 def layout_of(node_of_rank: Sequence[int], zones: Sequence[int] = ()) -> Layout:

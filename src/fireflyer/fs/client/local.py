@@ -15,10 +15,10 @@ from fireflyer.base.errors import DataCorruption, NotFound, Timeout, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.chunks import DEFAULT_TIMEOUT_NS, Chunks, Options, connect
 from fireflyer.fs.client.ring import Ring, open_ring
-from fireflyer.fs.control.local_lock import seems_held
 from fireflyer.identity.handshake import Credential, NodeCredential
 from fireflyer.identity.private_files import read_private_file
 from fireflyer.identity.secrets import load_secret
+from fireflyer.runtime.processes.run_lock import seems_held
 
 __all__ = ["access_of", "connect_to", "open_ring_to", "running"]
 

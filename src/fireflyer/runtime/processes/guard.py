@@ -1,6 +1,7 @@
 """A guard: the parent of one process, which leaves nothing of it behind. Runs as a program of its own.
 
-    python -I -S guard.py [--lease=SECONDS [--first-lease=SECONDS]] [--detached] command argument ...
+    python -I -S guard.py [--lease=SECONDS [--first-lease=SECONDS]] [--until=FILE] [--detached]
+        [--forward] command argument ...
 
 The guard is started with a pipe as standard input, which nobody but its owner holds open, and a pipe as standard
 output, on which it says one line each: `started PID`, `exited CODE` when the command has ended, `clean` when nothing is
@@ -18,7 +19,12 @@ With `--lease` the command must also renew its lease: it writes the end of the l
 ends the guard says `expired` and kills everything. No line can lengthen the lease to more than SECONDS from now. The
 first lease begins with the guard and may be longer; the first line ends it. With `--detached` nobody owns the guard:
 its input is not read, and SIGTERM asks it to kill everything. Its output may then be a file, from which a process that
-was started later learns what happened.
+was started later learns what happened. With `--forward` SIGUSR1 goes on to the command, and SIGUSR2 as SIGTERM: who
+signals the guard never signals another process that was given the command's number. The command starts with both
+blocked, and unblocks them when it hears them.
+
+With `--until` a file says until when everything may run, in nanoseconds of CLOCK_BOOTTIME; whoever starts the guard
+writes it anew from time to time. Without that file the guard ends.
 
 Standard library only, and as little of it as possible: it starts in 10 ms and must outlive everything else.
 """
@@ -41,6 +47,9 @@ PR_SET_CHILD_SUBREAPER = 36
 LEASE_FD = "FF_LEASE_FD"
 LEASE_CHECK_S = 0.2
 _MAX_WORD_BYTES = 4096
+UNTIL_CHECK_S = 1.0
+_MAX_UNTIL_BYTES = 64
+_FORWARDED = {signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGTERM}
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTTOU)
 
 
@@ -81,16 +90,16 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def marked(token: str) -> list[int]:
-    """Living processes of this user, except the caller, that were started with the token, or with one that continues it
-    after a dot."""
+def marked(token: str, uid: int | None = None) -> list[int]:
+    """Living processes of this user, or of `uid` as well, except the caller, that were started with the token, or with
+    one that continues it after a dot."""
     needle = f"\0{MARKER}={token}".encode()
     found = []
     for pid in processes():
         if pid == os.getpid():
             continue
         try:
-            if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            if os.stat(f"/proc/{pid}").st_uid not in (os.getuid(), uid):
                 continue
             with open(f"/proc/{pid}/environ", "rb") as file:
                 environ = b"\0" + file.read(MAX_ENVIRON_BYTES) + b"\0"
@@ -178,13 +187,35 @@ def _boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+class _Until:
+    """The end of everything, from a file that is replaced atomically."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._looked_ns = 0
+        self._end_ns = 0
+
+    def over(self, now_ns: int) -> bool:
+        if now_ns >= min(self._end_ns, self._looked_ns + int(UNTIL_CHECK_S * 1e9)):
+            self._looked_ns, self._end_ns = now_ns, self._read()
+        return now_ns >= self._end_ns
+
+    def _read(self) -> int:
+        try:
+            with open(self._path, "rb") as file:
+                word = file.read(_MAX_UNTIL_BYTES).split()[:1]
+        except OSError:
+            return 0
+        return int(word[0]) if word and word[0].isdigit() and len(word[0]) < 20 else 0
+
+
 def _become(command: list[str], guard: int, libc: ctypes.CDLL) -> None:
     """In the child: dies with the guard, hears signals again, and becomes the command."""
     try:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != guard:
             return
-        for number in (*_DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ):
+        for number in (*_DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ, *_FORWARDED):
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -199,9 +230,11 @@ def _become(command: list[str], guard: int, libc: ctypes.CDLL) -> None:
 class _Guard:
     """One command, from its start to the death of the last process that it left."""
 
-    def __init__(self, lease: Lease | None, detached: bool) -> None:
+    def __init__(self, lease: Lease | None, until: _Until | None, *, detached: bool, forwards: bool) -> None:
         self._detached = detached
+        self._forwards = forwards
         self._lease = lease
+        self._until = until
         self._libc = ctypes.CDLL(None)
         self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._poll = select.poll()
@@ -215,7 +248,8 @@ class _Guard:
         os.set_blocking(wake_write, False)
         os.set_blocking(wake_read, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *((signal.SIGTERM,) if self._detached else ())):
+        heard = (signal.SIGCHLD, *((signal.SIGTERM,) if self._detached else ()))
+        for number in (*heard, *(_FORWARDED if self._forwards else ())):
             signal.signal(number, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who starts us may have blocked SIGCHLD
         self._poll.register(wake_read, select.POLLIN)
@@ -241,16 +275,23 @@ class _Guard:
             os.environ[LEASE_FD] = str(renewals)
             self._poll.register(self._renewals, select.POLLIN)
         guard = os.getpid()
+        if self._forwards:  # none is lost that comes before the command hears it
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(_FORWARDED.values()))
         child = os.fork()
         if child == 0:
             _become(command, guard, self._libc)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if renewals >= 0:
             os.close(renewals)
         return child
 
     def _may_run(self, child: int) -> bool:
         """Waits for the next thing to happen; False when all is to be killed."""
-        ready = [fd for fd, _ in self._poll.poll(None if self._lease is None else 1000 * LEASE_CHECK_S)]
+        limited = self._lease is not None or self._until is not None
+        ready = [fd for fd, _ in self._poll.poll(1000 * LEASE_CHECK_S if limited else None)]
+        if self._until is not None and self._until.over(_boottime_ns()):
+            _say("expired")
+            return False
         if self._lease is not None:
             if self._renewals in ready and not self._renew(self._lease):
                 self._poll.unregister(self._renewals)
@@ -259,8 +300,13 @@ class _Guard:
                 return False
         if 0 in ready:
             return False
-        if self._wake in ready and signal.SIGTERM in os.read(self._wake, 4096) and self._detached:
+        heard = os.read(self._wake, 4096) if self._wake in ready else b""
+        if signal.SIGTERM in heard and self._detached:
             return False
+        if self._forwards:
+            for number in _FORWARDED:
+                if number in heard:
+                    os.kill(child, _FORWARDED[number])  # it is ours and not waited for yet: the number is its own
         for pid, code in _reap():
             if pid == child:
                 _say(f"exited {code}")
@@ -276,17 +322,22 @@ class _Guard:
 
 def main(arguments: list[str]) -> int:
     """0 when nothing is left behind."""
-    lease_s, first_s, detached = 0.0, 0.0, False
+    lease_s, first_s, until, detached, forwards = 0.0, 0.0, "", False, False
     while arguments and arguments[0].startswith("--"):
         name, _, value = arguments.pop(0).partition("=")
         if name == "--lease":
             lease_s = float(value)
         elif name == "--first-lease":
             first_s = float(value)
+        elif name == "--until":
+            until = value
         elif name == "--detached":
             detached = True
+        elif name == "--forward":
+            forwards = True
     lease = Lease(int(lease_s * 1e9), _boottime_ns(), int(first_s * 1e9)) if lease_s else None
-    return 0 if _Guard(lease, detached).run(arguments) else 1
+    guard = _Guard(lease, _Until(until) if until else None, detached=detached, forwards=forwards)
+    return 0 if guard.run(arguments) else 1
 
 
 if __name__ == "__main__":

@@ -114,11 +114,12 @@ def start_with_parent_death_signal(
         raise translate_os_error(error, f"start {command[0]}") from error
 
 
-async def kill_marked(token: str) -> bool:
-    """Kills every process that carries the token until none is left; False when some outlive SIGKILL."""
+async def kill_marked(token: str, uid: int | None = None) -> bool:
+    """Kills every process of this user, and of `uid`, that carries the token until none is left; False when some
+    outlive SIGKILL."""
     deadline_s = asyncio.get_running_loop().time() + KILL_TIMEOUT_S
     pause_s = 0.002
-    while pids := marked(token):
+    while pids := marked(token, uid):
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -141,12 +142,16 @@ class GuardCommand(NamedTuple):
 
     @classmethod
     def here(
-        cls, command: Sequence[str], *, lease_s: float = 0, first_lease_s: float = 0, detached: bool = False
-    ) -> GuardCommand:
-        """A guard of `command` on this machine. `detached`: one that nobody owns; it ends by its lease or SIGTERM."""
+        cls, command: Sequence[str], *, lease_s: float = 0, first_lease_s: float = 0, detached: bool = False,
+        until: str = "", forward: bool = False,
+    ) -> GuardCommand:  # fmt: skip
+        """A guard of `command` on this machine. `detached`: one that nobody owns; it ends by its lease or SIGTERM, or
+        when the time in the file `until` is over. `forward`: its command gets SIGUSR1, and SIGUSR2 as SIGTERM."""
         options = (f"--lease={lease_s:g}", f"--first-lease={first_lease_s or lease_s:g}") if lease_s else ()
         alone = ("--detached",) if detached else ()
-        return cls((*_PYTHON, guard.__file__, *options, *alone, *command))
+        limit = (f"--until={until}",) if until else ()
+        signals = ("--forward",) if forward else ()
+        return cls((*_PYTHON, guard.__file__, *options, *alone, *limit, *signals, *command))
 
 
 class Guarded:

@@ -15,6 +15,7 @@ from tests.support.fs.clusters.managers import FakeNode, ManagerProcess, Site, s
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied
+from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client import connect
 from fireflyer.fs.control import ConnectionPool, ManagerClient
@@ -43,7 +44,6 @@ from fireflyer.fs.schema.sessions import (
     SessionKept,
     SessionOver,
 )
-from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.identity import UserCredential
 

@@ -17,6 +17,7 @@ from tests.support.fs.meta_sim.clients import RawClient
 from tests.support.kvstore.postgres import PostgresServer
 
 from fireflyer.base.errors import PermissionDenied
+from fireflyer.base.toml_text import to_toml
 from fireflyer.fs.client.connecting import connect_async
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.schema.inodes import ROOT, DirectoryDetails
@@ -34,7 +35,6 @@ from fireflyer.fs.schema.meta import (
     Stat,
     Symlink,
 )
-from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.meta.config import MetaConfig, MetaSettings
 
 pytestmark = [pytest.mark.processes]

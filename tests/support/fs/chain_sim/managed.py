@@ -29,7 +29,6 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
 from fireflyer.fs.core.manager.state_machine import Effect, Event, Manager, Reply, RequestReceived, Settings, Tick
-from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema.manager import (
     AddChains,
@@ -43,6 +42,7 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import KeepSession, OpenSession, Session
+from fireflyer.kvstore.core.fenced import Transact
 from fireflyer.sim import MachineDriver, SimClock, SimNode
 
 __all__ = ["ManagedWorld"]

@@ -14,6 +14,7 @@ from typing import Self
 
 import msgspec
 
+from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ControlClient
 from fireflyer.fs.core.chain.node_membership import (
@@ -27,7 +28,6 @@ from fireflyer.fs.core.chain.node_membership import (
     TakeRouting,
     Tick,
 )
-from fireflyer.fs.service.local.layout import to_toml
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret

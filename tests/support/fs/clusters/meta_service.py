@@ -9,7 +9,7 @@ from tests.support.fs.clusters.names import at
 
 from fireflyer.base.errors import NotFound, StaleVersion
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.rows import SESSIONS, STATE_KEY, TABLES, SessionRow, StateRow, encode_row
+from fireflyer.fs.core.rows import SESSIONS, STATE_KEY, TABLES, SessionRow, StateRow
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import (
     Actor,
@@ -33,6 +33,7 @@ from fireflyer.fs.service.meta.requests import is_changing
 from fireflyer.fs.service.meta.service import MetaService
 from fireflyer.identity import Account, NodeCredential, Secret, new_secret
 from fireflyer.kvstore import Engine, Transaction
+from fireflyer.kvstore.core.rows import encode_row
 from fireflyer.runtime.rpc import Caller
 
 __all__ = ["ADA", "CHAINS", "CREATE", "EVE", "SERVICE", "FakeChunks", "MetaRig", "expect", "two_users", "user"]

@@ -39,10 +39,10 @@ from fireflyer.fs.core.manager.state_machine import (
     Settings,
     Tick,
 )
-from fireflyer.fs.core.manager.transact import Transact
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import Answer, Drain, ManagerError, NotPrimary, Override, OverrideWarning, Request
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
+from fireflyer.kvstore.core.fenced import Transact
 from fireflyer.sim import MachineDriver, SimClock, SimNet, SimNode, World
 
 __all__ = ["FAILURE_TIMEOUT_NS", "LEASE_NS", "Administrator", "ManagerHost", "StorageHost", "StorageProcess"]

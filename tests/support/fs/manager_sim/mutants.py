@@ -10,19 +10,20 @@ from tests.support.fs.manager_sim.oracle import KEY_LIFE_NS
 
 from fireflyer.fs.core.chain.node_membership import NodeMembership
 from fireflyer.fs.core.fence import Fence
-from fireflyer.fs.core.manager import admin, chains, migration, state_machine, transact
+from fireflyer.fs.core.manager import admin, chains, migration, state_machine
 from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyRotation
-from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import SessionTable
 from fireflyer.fs.core.manager.state_machine import Manager
-from fireflyer.fs.core.manager.transact import Outcome
 from fireflyer.fs.core.rows import MOVES, MoveRow
 from fireflyer.fs.schema.manager import Answer, Condition, Done, Drain, HeartbeatAnswer, Register, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
 from fireflyer.fs.schema.sessions import SessionsDelta
+from fireflyer.kvstore.core import fenced
+from fireflyer.kvstore.core.fenced import Outcome
+from fireflyer.kvstore.core.lease import LeaseMachine
 
 __all__ = ["MUTANTS", "another_chains_versions_count", "who_is_overwritten_is_complete"]
 
@@ -76,7 +77,7 @@ def answers_while_it_is_decided(patch: Patch) -> None:
 
 
 def commits_without_the_lease(patch: Patch) -> None:
-    patch.setattr(transact, "_holds", lambda _lease, _held: True)
+    patch.setattr(fenced, "_holds", lambda _key, _lease, _held: True)
 
 
 def acts_until_told_otherwise(patch: Patch) -> None:

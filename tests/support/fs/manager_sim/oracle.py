@@ -17,15 +17,15 @@ from fireflyer.fs.core.rows import (
     SESSIONS,
     STATE_KEY,
     TARGETS,
-    LeaseRow,
     MoveRow,
     NodeRow,
     StateRow,
     TargetRow,
-    decode_row,
 )
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.routing import Chain, Routing, TargetState
+from fireflyer.kvstore.core.fenced import LeaseRow
+from fireflyer.kvstore.core.rows import decode_row
 from fireflyer.sim import SimNode, World
 
 __all__ = ["KEY_LIFE_NS", "TORN", "ClusterOracle"]

@@ -5,20 +5,20 @@ A transaction takes several steps, so others commit between its reads and its ow
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 from fireflyer.base.units import SECOND
-from fireflyer.fs.core.manager.transact import Failed, Outcome, Transact
-from fireflyer.fs.service.manager.transactions import transact_on
+from fireflyer.fs.core.rows import LEASE_KEY
 from fireflyer.kvstore import CommitUnknown, Conflict, KeyRange, MemoryEngine, MemoryStore, SteppedTiming, steps
 from fireflyer.kvstore.core.conflicts import Conflicts
+from fireflyer.kvstore.core.fenced import Failed, Outcome, Transact
 from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.fenced_driver import transact_on
 from fireflyer.sim import World
 
-__all__ = ["SimStore", "StoreFaults", "at_once", "rows_in", "store_of"]
+__all__ = ["SimStore", "StoreFaults", "rows_in", "store_of"]
 
-T = TypeVar("T")
 OnCommit = Callable[[dict[bytes, bytes], dict[bytes, bytes | None]], None]
 """What was there before, and what is written; called at the instant of each commit."""
 TIMEOUT_NS = 4 * SECOND
@@ -100,12 +100,14 @@ class SimStore:
             yield rng.randrange(SECOND // 2, 2 * SECOND)
             return Failed(order.number, "the store cannot be reached")
         if faults is None:
-            return (yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS)))
+            return (
+                yield from steps(lambda: transact_on(self._engine, order, lease_key=LEASE_KEY, timeout_ns=TIMEOUT_NS))
+            )
         if rng.random() < faults.slow:
             yield rng.randrange(faults.slow_ns)
         if rng.random() < faults.failed:
             return Failed(order.number, "too many conflicts")
-        outcome = yield from steps(lambda: transact_on(self._engine, order, timeout_ns=TIMEOUT_NS))
+        outcome = yield from steps(lambda: transact_on(self._engine, order, lease_key=LEASE_KEY, timeout_ns=TIMEOUT_NS))
         if rng.random() < faults.slow:
             yield rng.randrange(faults.slow_ns)
         return outcome
@@ -119,14 +121,3 @@ def store_of(rows: dict[bytes, bytes]) -> MemoryStore:
 
 def rows_in(store: MemoryStore) -> dict[bytes, bytes]:
     return dict(store.scan(store.version, KeyRange(b"", None)).items)
-
-
-def at_once(work: Callable[[], Awaitable[T]]) -> T:
-    """The result of work on a `MemoryEngine` with `SteppedTiming`, with nobody in between."""
-    step = steps(work)
-    while True:
-        try:
-            next(step)
-        except StopIteration as end:
-            result: T = end.value
-            return result

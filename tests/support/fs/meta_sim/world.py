@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
-from tests.support.fs.manager_sim.store import at_once
 from tests.support.fs.meta_sim.chunks import CHAINS, CHUNK_BYTES, ChunkClient, ChunkStore
 from tests.support.fs.meta_sim.oracle import Files, LockBook
 from tests.support.fs.meta_sim.steps import drive, sleep
+from tests.support.kvstore.engines import at_once
 
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MS, SECOND
@@ -26,7 +26,7 @@ from fireflyer.fs.core.meta.open_files import holds
 from fireflyer.fs.core.meta.open_rows import CUT_ROWS, CUTS
 from fireflyer.fs.core.meta.ports import Answered, NotAtOnce
 from fireflyer.fs.core.meta.replies import SESSION_OVER, SessionEnded, admit, check_session, store_answer
-from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
+from fireflyer.fs.core.rows import SESSIONS, SessionRow
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import Answer, Answers, Call, Calls, Close, ErrorReply, Open, Request
@@ -34,6 +34,7 @@ from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming, Transact
 from fireflyer.kvstore.core.conflicts import Conflicts
 from fireflyer.kvstore.core.keys import EVERYTHING
 from fireflyer.kvstore.core.overlay import Mutations
+from fireflyer.kvstore.core.rows import encode_row
 from fireflyer.kvstore.memory import CommitFault
 from fireflyer.sim import SimCrash, SimNet, SimNode, World
 

@@ -147,7 +147,7 @@ def test_closed_and_drained_nodes_are_given_to_nobody() -> None:
     drained = Node(name="a0", usable=False)
     _, _, waits = of_kind(decide(waiting(1), nodes=(drained,)))
     assert waits[1].reason == (
-        "needs 1 nodes of default; 1 have what it asks for, of which 1 are down, drained or closed"
+        "needs 1 nodes of default; 1 have what it asks for, of which 1 are down, drained, closed or reserved"
     )
 
 

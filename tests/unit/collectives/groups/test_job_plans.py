@@ -16,7 +16,7 @@ from tests.support.collectives.thread_ranks import together
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, UsageError
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.base.units import MIB
+from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives import Communicator, Plan, Route, Speeds, make_plan, plan_for
 from fireflyer.collectives.bootstrap.job import JobPlans, KeptPlan, tuned
 from fireflyer.collectives.planning.cost import FLIGHT_BYTES, SLOT_BYTES
@@ -170,6 +170,20 @@ def test_more_nodes_get_more_chunks_in_flight() -> None:
     windows = [default_plan([n for n in range(nodes) for _ in range(8)]).window for nodes in (2, 4, 16, 64, 1250)]
     assert windows == sorted(windows)
     assert (windows[0], windows[-1]) == (4, 32)
+
+
+def test_a_short_allreduce_between_two_ranks_uses_both_lanes() -> None:
+    plan = default_plan([0, 1])
+    for nbytes in (32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB):
+        assert plan.route("allreduce", nbytes).chunk_bytes == nbytes // 2
+    assert plan.route("allreduce", 8 * KIB).chunk_bytes > 8 * KIB, "two messages take longer than one"
+    assert plan.largest_chunk_bytes == plan.chunk_bytes
+
+
+@pytest.mark.parametrize("nodes", [[0, 1, 2], [0, 0, 1, 1], [0, 0]])
+def test_other_groups_have_one_size_of_chunks(nodes: list[int]) -> None:
+    plan = default_plan(nodes)
+    assert {route.chunk_bytes for route in plan.routes} == {plan.chunk_bytes}
 
 
 def joined(plans: JobPlans) -> Callable[[list[int]], list[Any]]:

@@ -126,6 +126,14 @@ def test_the_size_of_an_array_chooses_the_algorithm() -> None:
             assert result.tobytes() == expected.tobytes()
 
 
+def test_between_two_nodes_chunks_do_not_change_bits() -> None:
+    """So the default plan may choose them by the size of the array."""
+    inputs = random_inputs(4, 5000, "f32")
+    plans = [make_plan([0, 0, 1, 1], chunk_bytes=chunk_bytes) for chunk_bytes in (CHUNK_BYTES, 2 * CHUNK_BYTES)]
+    one, other = (promised(plan, inputs, "f32") for plan in plans)
+    assert one.tobytes() == other.tobytes()
+
+
 def test_another_order_would_give_other_bits() -> None:
     """Otherwise the test above would show nothing."""
     inputs = random_inputs(7, 5000, "f32")

@@ -10,14 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fireflyer.base.toml_text import to_toml
 from fireflyer.cli import main
 from fireflyer.cli.fs.status import summary_of
-from fireflyer.fs.control.local_lock import RunLock, seems_held
 from fireflyer.fs.schema.manager import Condition, NodeStatus, Status, TargetReport, TargetStatus
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
-from fireflyer.fs.service.local.layout import Layout, LocalCluster, new_cluster, to_toml, with_new_node, without_node
+from fireflyer.fs.service.local.layout import Layout, LocalCluster, new_cluster, with_new_node, without_node
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.storage.config import StorageConfig
+from fireflyer.runtime.processes.run_lock import RunLock, seems_held
 
 
 def made(directory: Path, **changes: object) -> LocalCluster:
@@ -193,7 +194,7 @@ def test_a_lock_seems_held_while_its_holder_lives_and_looking_is_in_nobodys_way(
     with RunLock(path):
         assert seems_held(path)
     ended = subprocess.Popen(
-        [sys.executable, "-c", f"from fireflyer.fs.control.local_lock import RunLock\nRunLock({path!r})"]
+        [sys.executable, "-c", f"from fireflyer.runtime.processes.run_lock import RunLock\nRunLock({path!r})"]
     )
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert not seems_held(path), "a process that has ended holds nothing, even if nobody has waited for it"

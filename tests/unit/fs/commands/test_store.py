@@ -16,7 +16,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli import main
 from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
 from fireflyer.fs.core.meta.tables import entry_key, inode_key
-from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow
 from fireflyer.fs.schema.inodes import ROOT, Kind
 from fireflyer.fs.schema.meta import Link, MakeDirectory, MakeNode, SetQuota, SetXattr, Symlink
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
@@ -25,6 +25,7 @@ from fireflyer.fs.service.meta.inode_ids import skipped
 from fireflyer.fs.service.meta.offline_store import check_store, load_store
 from fireflyer.fs.service.meta.registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
+from fireflyer.kvstore.core.rows import decode_row, encode_row
 from fireflyer.runtime import run
 
 Rows = list[tuple[bytes, bytes]]

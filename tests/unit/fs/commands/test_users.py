@@ -10,7 +10,7 @@ import pytest
 from fireflyer.cli import main
 from fireflyer.fs.service.local.layout import ADMIN, Layout, new_cluster
 from fireflyer.identity import Account, TokenStore
-from fireflyer.identity.tokens import FIRST_UID
+from fireflyer.identity.users import FIRST_UID
 
 
 @pytest.fixture
@@ -37,16 +37,18 @@ def test_users_are_added_listed_and_removed(directory: str, capsys: pytest.Captu
     assert user("add", "alan", "--uid", "1000", "--gid", "100", "--group", "7", "--group", "5", "--token", *where) == 0
     token = capsys.readouterr().out.strip()
     store = TokenStore(Layout(directory).tokens_file)
-    assert store.verify(token, 0) == "alan"
+    assert store.verify(token, 0).user == "alan"
     assert user("list", "--json", *where) == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=list[Account]) == [
         Account("ada", FIRST_UID + 1, FIRST_UID + 1),
         Account(ADMIN, FIRST_UID, FIRST_UID),
         Account("alan", 1000, 100, (5, 7)),
     ]
+    store.grant_role("alan", "platform:operator")
+    store.grant_role("alan", "fs:admin")
     assert user("list", *where) == 0
     shown = " ".join(capsys.readouterr().out.splitlines()[2].split())
-    assert shown == "alan uid 1000 gid 100 tokens 1 groups 5,7"
+    assert shown == "alan uid 1000 gid 100 tokens 1 groups 5,7 roles fs:admin,platform:operator"
     assert user("rm", "ada", *where) == 0
     assert store.users() == [ADMIN, "alan"]
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fs.manager_sim.store import at_once, rows_in, store_of
+from tests.support.fs.manager_sim.store import rows_in, store_of
+from tests.support.kvstore.engines import at_once
 
 from fireflyer.base.errors import DataCorruption, StaleVersion
 from fireflyer.base.units import MS, SECOND
@@ -25,9 +26,8 @@ from fireflyer.fs.core.manager.state_machine import (
     Settings,
     Tick,
 )
-from fireflyer.fs.core.manager.transact import Failed, Outcome, OutcomeUnknown, Transact
 from fireflyer.fs.core.routing import apply_delta
-from fireflyer.fs.core.rows import CHAINS, NODES, STATE_KEY
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, NODES, STATE_KEY
 from fireflyer.fs.schema.manager import (
     AddChains,
     AddNode,
@@ -61,8 +61,9 @@ from fireflyer.fs.schema.manager import (
     TargetStatus,
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
-from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming
+from fireflyer.kvstore.core.fenced import Failed, Outcome, OutcomeUnknown, Transact
+from fireflyer.kvstore.fenced_driver import transact_on
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 
 TIMEOUT_NS = 6 * SECOND
@@ -102,7 +103,7 @@ class Desk:
             self.feed(self.carry_out(self.orders.pop(0)))
 
     def carry_out(self, order: Transact) -> Outcome:
-        return at_once(lambda: transact_on(self.engine, order, timeout_ns=SECOND))
+        return at_once(lambda: transact_on(self.engine, order, lease_key=LEASE_KEY, timeout_ns=SECOND))
 
     def pass_time(self, duration_ns: int) -> None:
         end_ns = self.now_ns + duration_ns

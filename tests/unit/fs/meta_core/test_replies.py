@@ -19,10 +19,11 @@ from fireflyer.fs.core.meta.replies import (
     store_answer,
 )
 from fireflyer.fs.core.meta.tables import number_key
-from fireflyer.fs.core.rows import SESSIONS, SessionRow, encode_row
+from fireflyer.fs.core.rows import SESSIONS, SessionRow
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.meta import MAX_NUMBERS, Answer, Done, ErrorReply
 from fireflyer.kvstore import Engine, MemoryEngine, Transaction
+from fireflyer.kvstore.core.rows import encode_row
 
 
 async def _open_session(kv: Engine, client: int, user: str = "ada") -> None:

@@ -30,7 +30,7 @@ from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.core.meta.open_rows import WAITS
 from fireflyer.fs.core.meta.replies import SESSION_FORGOTTEN, SESSION_OVER
 from fireflyer.fs.core.meta.tables import encode_inode, inode_key
-from fireflyer.fs.core.rows import TABLES, encode_row
+from fireflyer.fs.core.rows import TABLES
 from fireflyer.fs.schema.inodes import ROOT, FileDetails, Kind
 from fireflyer.fs.schema.meta import (
     MAX_NUMBERS,
@@ -68,6 +68,7 @@ from fireflyer.fs.schema.routing import ChainTable
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.requests import commit_queue_key, is_changing
 from fireflyer.kvstore import Attempted, CommitFault, MemoryEngine, MemoryStore, Transaction
+from fireflyer.kvstore.core.rows import encode_row
 
 # --- again is once ---
 

@@ -30,7 +30,6 @@ from fireflyer.fs.client import PerProcess, connect, connect_to, open_ring, open
 from fireflyer.fs.client.control.capabilities import Renewals, Right
 from fireflyer.fs.client.control.session import ManagerSession
 from fireflyer.fs.client.dispatch import Dispatch
-from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.requests.effects import DataArrived, Failed, Limits, QuerySpec
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Change, Done, Operation, QueryKind, RefusalReason, Refused, Update
@@ -40,6 +39,7 @@ from fireflyer.fs.schema.sessions import CapabilityAnswer
 from fireflyer.identity import Accepts, NodeCredential, new_secret
 from fireflyer.identity.secrets import save_secret
 from fireflyer.native import crc32c
+from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.raw_connections import RawConnection, RawListener
 
 CHUNK = ChunkId(1, 0)

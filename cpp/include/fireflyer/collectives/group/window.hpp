@@ -13,7 +13,8 @@
 // read the other. Nobody fills one for the second time before all have entered the operation in between.
 //
 // A rank that finds nothing to do says which counter values it waits for (`wants`), sets `waiting` and sleeps on its
-// `bell`; whoever moves a counter past a wanted value rings. The network thread of the leader is woken through an eventfd.
+// `bell`; whoever moves a counter past a wanted value rings. Whoever drives the leader's network sleeps in
+// poll() and is woken through an eventfd.
 //
 // Every rank of the node can write all of it at any time, also one that is broken. So what it says about its own sizes is
 // read once, checked, and kept elsewhere; and nothing else that is read from it is used for an address without a bound.
@@ -138,7 +139,7 @@ class Window {
   void raise_pool(Counter which, std::uint64_t to) const;  // never lowers it; rings
   bool wait(int rank, const Wants& wants, std::int64_t timeout_ns) const;  // until one of the wants may hold; false: time is up
   bool met(const Wants& wants) const;        // any of them
-  void announce(int index, const Wants& wants) const;  // for the network thread, which sleeps in poll()
+  void announce(int index, const Wants& wants) const;  // for whoever drives the network, and sleeps in poll()
   void retract(int index) const;
 
   void enter(int rank, const Geometry& geometry, const Places& places) const;

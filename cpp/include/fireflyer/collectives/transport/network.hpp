@@ -1,4 +1,8 @@
-// The leader's second thread: the lanes between nodes, heartbeats, and who has died.
+// What a leader does for its node's network: the lanes between nodes, heartbeats, and who has died.
+//
+// One thread at a time drives it, the one that holds `driving_`: the leader's second thread (the network thread), or, for
+// a short operation, the thread of the executor that runs the operation (NetworkDriver). The network thread gives
+// `driving_` up while it sleeps, and so finds everything where another driver has left it.
 //
 // One connection (or several, see Plan.sockets) for each channel and neighbour, where a channel is a lane of an algorithm,
 // so that neither lane can hold the other up; and one control connection for each neighbour. On a data connection frames
@@ -10,15 +14,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "fireflyer/base/yields.hpp"
 #include "fireflyer/collectives/group/group.hpp"
 #include "fireflyer/collectives/group/program.hpp"
 #include "fireflyer/collectives/group/recorder.hpp"
@@ -85,27 +90,28 @@ class Network {
           std::shared_ptr<Fabric> fabric = nullptr);
   ~Network();
   std::string start(const std::vector<int>& cpus);  // empty, or why its thread does not run on these
-  void post(const Geometry& geometry);  // the leader has entered this operation
+  void post(const Geometry& geometry);  // the leader has entered this operation; it begins with the next turn of a driver
+  void wake();                          // the network thread, which is to drive what was posted
+  bool is_short(const Geometry& geometry) const;  // and so may be driven by the thread that runs the operation
   void stop();                          // after everything posted is done; joins
   void wait_until_harmless() const;     // after a failure: until no caller's memory is read or written any more
   std::vector<PeerProgress> peer_progress() const;  // of the neighbours' ranks, by their last heartbeats
   std::vector<LinkEnd> links() const;          // of all connections; at most a heartbeat's period old
   std::uint64_t saturated() const { return saturated_.load(); }  // elements of an fp8 type clipped here so far
+  std::uint64_t unrung() const { return unrung_.load(); }        // as in Stats, of the network thread
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
+
   void loop();
-  bool turn();                          // one round; false when it is over
+  std::optional<bool> turn();           // one round: whether anything moved; nothing when it is over
   bool take();                          // the next posted operation, if there is one; false when stopping and idle
   bool move();
   void finish();
   void let_go();
-  // Whether it is so within some microseconds, in which others may have the processor, or the group has failed.
-  template <class Ready>
-  bool soon(Ready ready) {
-    return !fabric_ && yields_.until([&] { return ready() || window_.failed(); }).has_value();
-  }
-  void sleep(std::int64_t now_ns);
-  void look(std::int64_t timeout_ns);   // polls everything and reads what is not data
+  bool sleep(Wants wants, std::int64_t until_ns, Lock* released);  // until something may move or a counter is where it is wanted; false: time is up
+  bool look(std::int64_t timeout_ns, std::vector<pollfd>& entries, Lock* released);  // polls everything and reads what is not data; false: time is up
+  bool has_work();
   void read_control(ControlLink& link);
   bool handle(ControlLink& link, const Header& header, const char* payload);
   bool handle_heartbeat(ControlLink& link, const Header& header, const char* payload);
@@ -118,6 +124,7 @@ class Network {
   void watch_data(std::int64_t now_ns);
   void watch_remote(const ControlLink& link, std::int64_t now_ns, std::int64_t idle_ns);
   void fail(FailureKind kind, int culprit, const std::string& text);
+  void fail_here(const std::exception& error);
   void fail_node(int node, const std::string& what);
   void fail_different(int node, const OpDescriptor& theirs, const OpDescriptor& ours);  // calls of two nodes, in one place
   void note_links(std::int64_t now_ns);
@@ -137,19 +144,17 @@ class Network {
   int sockets_ = 1;                     // for each channel and neighbour
   std::vector<TreeView> views_;         // of each lane's tree
   std::vector<std::unique_ptr<LaneRun>> lanes_;
-  std::vector<pollfd> polled_;
+  std::vector<pollfd> polled_, polled_asleep_;  // the second: of the network thread, while it has given up `driving_`
   std::unique_ptr<Geometry> current_;
   std::unique_ptr<Rules> rules_;
   StallDetector stall_detector_;
   std::int64_t period_ns_;              // between heartbeats
   std::int64_t stalled_ns_ = 0;         // when the timeout of the current stall ran out; 0 where none has
   std::int64_t heartbeat_at_ns_ = 0;
-  bool lingers_ = false;                // for an operation that may follow a short one at once
-  Yields yields_;
   std::int64_t look_at_ns_ = 0;
   std::int64_t turn_ns_ = 0;
   std::uint64_t moved_bytes_ = 0;
-  std::atomic<std::uint64_t> saturated_{0};
+  std::atomic<std::uint64_t> saturated_{0}, unrung_{0};
 
   mutable std::mutex sightings_mutex_;
   std::map<int, PeerProgress> peer_progress_;
@@ -157,6 +162,8 @@ class Network {
   mutable std::mutex links_mutex_;
   std::vector<LinkEnd> links_;
 
+  std::mutex driving_;                  // held by the thread that drives: all of the above is its own
+  std::uint64_t taken_over_ = 0;        // how often by another thread than the network thread
   std::mutex mutex_;
   std::deque<Geometry> posted_;
   bool stopping_ = false;
@@ -164,6 +171,26 @@ class Network {
   std::thread thread_;
 
   friend class LaneRun;
+  friend class NetworkDriver;
+};
+
+// Drives a network in the calling thread, from `take_over` to `hand_back`: then no other thread is woken for an operation.
+class NetworkDriver {
+ public:
+  explicit NetworkDriver(Network* network) : network_(network) {}  // null: there is nothing to drive
+  ~NetworkDriver() { hand_back(); }
+  NetworkDriver(const NetworkDriver&) = delete;
+  NetworkDriver& operator=(const NetworkDriver&) = delete;
+
+  bool take_over();  // false where the network thread is at work: to be tried again
+  bool drives() const { return lock_.owns_lock(); }
+  bool turn();       // true where anything moved
+  bool sleep(const Wants& wants, std::int64_t timeout_ns);  // also until one of these counters is where it is wanted; false: time is up
+  void hand_back();  // what is left to do is the network thread's again
+
+ private:
+  Network* network_;
+  std::unique_lock<std::mutex> lock_;
 };
 
 }  // namespace ff

@@ -1,8 +1,8 @@
 // One end of a connection that is already made and authenticated: an ordered stream of bytes that never blocks.
 //
-// The network thread is the only caller. It offers memory, is told how much of it is through, and offers the rest again
-// later, the same memory with the same contents: a transport that works in the background may count bytes as sent only
-// when it needs them no longer.
+// Whoever drives the network is the only caller. It offers memory, is told how much of it is through, and offers the rest
+// again later, the same memory with the same contents: a transport that works in the background may count bytes as sent
+// only when it needs them no longer.
 #pragma once
 
 #include <poll.h>

@@ -181,9 +181,9 @@ def add_node_command(*, directory: str | None, targets: int | None) -> int:
     """
     from fireflyer.base.units import counted
     from fireflyer.cli.fs.connect import ask_all, local
-    from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import AddNode, AddTargets
     from fireflyer.fs.service.local.layout import Layout, with_new_node
+    from fireflyer.runtime.processes.run_lock import signal_holder
 
     layout = Layout(directory_of(directory))
     cluster, node = with_new_node(layout.load(), targets)

@@ -90,9 +90,9 @@ def retire_node_command(*, where: ClusterTarget, node: int) -> int:
     """Remove node NODE and its targets from the cluster. They must be in no chain: run `ff fs admin drain --node NODE`
     and `ff fs admin rebalance --wait SECONDS` first. If `ff fs up` runs its process, that is stopped. Its directories
     stay and may be deleted."""
-    from fireflyer.fs.control.local_lock import signal_holder
     from fireflyer.fs.schema.manager import GetStatus, RetireNode, RetireTargets, Status
     from fireflyer.fs.service.local.layout import Layout, without_node
+    from fireflyer.runtime.processes.run_lock import signal_holder
 
     status = expect(ask_all(where, [GetStatus()])[0], Status)
     targets = tuple(one.id for one in status.targets if one.node == node)

@@ -51,8 +51,8 @@ def store_options(function: Callable[..., object]) -> Callable[..., object]:
 
 @contextlib.contextmanager
 def _found(directory: str | None, store: str | None) -> Iterator[str]:
-    from fireflyer.fs.control.local_lock import RunLock
     from fireflyer.fs.service.local.layout import Layout
+    from fireflyer.runtime.processes.run_lock import RunLock
 
     if store is not None:
         if directory is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -13,11 +14,17 @@ from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.identity import TokenStore
+    from fireflyer.identity import TokenStore, UserInfo
 
-__all__ = ["user_command"]
+__all__ = ["to_json", "user_command"]
 
 MAX_ID = (1 << 32) - 2
+
+
+def to_json(users: Sequence[UserInfo]) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode([{**msgspec.structs.asdict(user.account), "roles": user.roles} for user in users])
 
 
 @click.group("user", short_help="Add, remove and list users.", epilog="Example: ff fs admin user list --dir fs")
@@ -101,16 +108,16 @@ def rm_command(*, directory: str | None, tokens_file: str | None, name: str) -> 
 @_where
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_command(*, directory: str | None, tokens_file: str | None, as_json: bool) -> int:
-    """List the users: name, uid, gid, number of valid tokens, and groups."""
-    import msgspec
-
+    """List the users: name, uid, gid, number of valid tokens, groups and roles."""
     store, now_s = _store(directory, tokens_file), int(time.time())
-    accounts = [account for name in store.users() if (account := store.account(name)) is not None]
+    users = [user for name in store.users() if (user := store.user(name)) is not None]
     if as_json:
-        click.echo(msgspec.json.encode(accounts).decode())
+        click.echo(to_json(users).decode())
         return 0
-    for one in accounts:
+    for user in users:
+        one = user.account
         good = sum(token.expires_s is None or token.expires_s > now_s for token in store.tokens(one.name))
         groups = f" groups {','.join(map(str, one.groups))}" if one.groups else ""
-        click.echo(f"{one.name:<20} uid {one.uid:<10} gid {one.gid:<10} tokens {good}{groups}")
+        roles = f" roles {','.join(user.roles)}" if user.roles else ""
+        click.echo(f"{one.name:<20} uid {one.uid:<10} gid {one.gid:<10} tokens {good}{groups}{roles}")
     return 0

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Request
 
-__all__ = ["Limits"]
+__all__ = ["LimitKey", "Limits"]
+
+LimitKey: TypeAlias = tuple[int, str]
+"""Number of the limit, and whose nodes it counts."""
 
 
 class Limits:
     """What is used of each limit."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
-        self._limits = tuple(limits)
+        self.limits = tuple(limits)
         self._own = {
-            (limit.name, limit.node_group, limit.priority) for limit in self._limits if limit.kind == LimitKind.USER
+            (limit.name, limit.node_group, limit.priority) for limit in self.limits if limit.kind == LimitKind.USER
         }
-        self._used: dict[tuple[int, str], int] = {}
+        self._used: dict[LimitKey, int] = {}
+        self._found: dict[tuple[str, str, str, int], tuple[LimitKey, ...]] = {}
 
-    def _applying(self, request: Request) -> list[tuple[int, str]]:
-        """(number of the limit, whose nodes it counts)."""
+    def applying(self, request: Request) -> tuple[LimitKey, ...]:
+        if not self.limits:
+            return ()
+        who = request.user, request.user_group, request.node_group, request.priority
+        found = self._found.get(who)
+        if found is None:
+            found = self._found[who] = tuple(self._search(request))
+        return found
+
+    def _search(self, request: Request) -> list[LimitKey]:
         found = []
-        for number, limit in enumerate(self._limits):
+        for number, limit in enumerate(self.limits):
             if limit.node_group != request.node_group or limit.priority not in (None, request.priority):
                 continue
             if limit.kind == LimitKind.GROUP:
@@ -37,19 +50,16 @@ class Limits:
 
     def take(self, request: Request, nodes: int) -> None:
         """A run of it has so many nodes; fewer than 0 gives them back."""
-        for key in self._applying(request):
+        for key in self.applying(request):
             self._used[key] = self._used.get(key, 0) + nodes
 
     def room(self, request: Request) -> tuple[int, str]:
         """How many nodes a run of it may have, and of the tightest limit its words; any number where there is none."""
-        rooms = [
-            (self._limits[number].nodes - self._used.get((number, whose), 0), number)
-            for number, whose in self._applying(request)
-        ]
+        rooms = [(self.limits[key[0]].nodes - self._used.get(key, 0), key[0]) for key in self.applying(request)]
         if not rooms:
             return 1 << 62, ""
         room, number = min(rooms)
-        return room, _words(self._limits[number], request)
+        return room, _words(self.limits[number], request)
 
 
 def _words(limit: Limit, request: Request) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -19,6 +19,7 @@ __all__ = [
     "Node",
     "Policy",
     "Request",
+    "Reservation",
     "Run",
     "Snapshot",
     "Start",
@@ -40,7 +41,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     usable: bool = True
     """Up, and not drained. A run on a node that is drained goes on."""
     closed: tuple[tuple[int, int], ...] = ()
-    """From when until when it is given to nobody (maintenance, reservations for others)."""
+    """From when until when it is given to nobody (maintenance)."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A task that has not ended. `submitted_ns` is when it was first submitted: its place; `queued_ns` since when it
-    waits: its age."""
+    waits: its age. Of one that was requeued it is so long ago as it has waited in all (`order.waits_since_ns`)."""
 
     id: int
     request: Request
@@ -98,6 +99,29 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""
     """Why it may not run whatever is free, such as a task that must end before it."""
     not_before_ns: int = 0
+
+
+_Name = Annotated[str, msgspec.Meta(max_length=80)]
+_Names = Annotated[tuple[_Name, ...], msgspec.Meta(max_length=16_384)]
+_Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Nodes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that, from `begin_ns` until before `until_ns`, are given only to these users, groups and tasks. To all
+    others they are closed."""
+
+    name: _Name
+    nodes: _Names
+    begin_ns: _Ns
+    until_ns: _Ns
+    users: _Names = ()
+    user_groups: _Names = ()
+    tasks: Annotated[tuple[_Ns, ...], msgspec.Meta(max_length=16_384)] = ()
+
+    def admits(self, task: Task) -> bool:
+        request = task.request
+        return request.user in self.users or request.user_group in self.user_groups or task.id in self.tasks
 
 
 class LimitKind(enum.Enum):
@@ -115,28 +139,35 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """At most so many nodes of a group of nodes at a time; of tasks of one priority, or of any."""
 
     kind: LimitKind
-    name: str = ""
-    node_group: str = "default"
-    priority: int | None = None
-    nodes: int
+    name: _Name = ""
+    node_group: _Name = "default"
+    priority: Annotated[int, msgspec.Meta(ge=0, le=50)] | None = None
+    nodes: _Nodes
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What a site sets."""
 
-    age_step_ns: int = 2 * HOUR
+    age_step_ns: _Ns = 2 * HOUR
     """A task that has waited for so long counts one priority higher, and so on without end: who comes later and is
     more important does not go first for ever."""
-    usage_margin: float = 1.5
+    usage_margin: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 1.5
     """At equal priority a task interrupts one of a user whose usage over share is more than so many times its own."""
-    cross_zone_nodes: int = 16
+    cross_zone_nodes: _Nodes = 16
     """Tasks of fewer nodes never run in two zones."""
-    cross_zone_tasks: int = 1
+    cross_zone_tasks: _Nodes = 1
     """So many tasks at a time run in two zones."""
+    most_claims: _Nodes = 32
+    """While so many tasks have a claim, nobody is interrupted for another: what leaves at a time is bounded."""
+    usage_step_ns: _Ns = 60 * SECOND
+    """Usage is added up at multiples of it; decisions between them read the last sums."""
+    usage_half_life_ns: _Ns = 24 * HOUR
+    """After so long, what was used counts half."""
 
     def __post_init__(self) -> None:
-        if self.age_step_ns < 1:
-            raise UsageError(f"age_step_ns must be at least 1, not {self.age_step_ns}")
+        for name in ("age_step_ns", "usage_step_ns", "usage_half_life_ns"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,12 +177,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...]
     tasks: tuple[Task, ...]
     limits: tuple[Limit, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
     usage: dict[str, float] = {}
     share: dict[str, float] = {}
     policy: Policy = Policy()
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class Start(msgspec.Struct, frozen=True, tag="Start"):
     """Nodes in the order of its ranks."""
 
     task: int
@@ -160,13 +192,13 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Interrupt(msgspec.Struct, frozen=True, tag=True):
+class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt"):
     task: int
     for_task: int
     reason: str
 
 
-class Wait(msgspec.Struct, frozen=True, tag=True):
+class Wait(msgspec.Struct, frozen=True, tag="Wait"):
     """`claim`: what is kept for it from now on. `earliest_ns`: when it can start by what is declared, at the latest;
     None where nobody knows."""
 

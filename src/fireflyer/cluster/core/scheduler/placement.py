@@ -12,7 +12,7 @@ from __future__ import annotations
 from fireflyer.cluster.core.scheduler.model import Policy, Request
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets, each_bit
 
-__all__ = ["place", "zones_of"]
+__all__ = ["fits", "place"]
 
 
 def place(request: Request, free: int, sets: NodeSets, policy: Policy, crossing: int) -> tuple[int, ...] | None:
@@ -36,21 +36,36 @@ def place(request: Request, free: int, sets: NodeSets, policy: Policy, crossing:
     return tuple(chosen)
 
 
-def zones_of(numbers: tuple[int, ...], sets: NodeSets) -> int:
-    return len({sets.nodes[number].zone for number in numbers})
+def fits(nodes: int, free: int, sets: NodeSets, policy: Policy, crossing: int) -> bool:
+    """Whether `place` finds room for a gang of so many nodes."""
+    if free.bit_count() < nodes:
+        return False
+    if any((free & zone).bit_count() >= nodes for zone in sets.of_zone.values()):
+        return True
+    return nodes >= policy.cross_zone_nodes and crossing < policy.cross_zone_tasks
 
 
 def _in_zone(free: int, zone: str, wanted: int, sets: NodeSets) -> tuple[int, ...]:
-    leaves = {leaf: free & nodes for leaf, nodes in sets.zones[zone].items() if free & nodes}
+    leaves = _by_leaf(free & sets.of_zone[zone], zone, sets)
+    counts = {leaf: nodes.bit_count() for leaf, nodes in leaves.items()}
     chosen: list[int] = []
     while len(chosen) < wanted:
         missing = wanted - len(chosen)
-        enough = [leaf for leaf, nodes in leaves.items() if nodes.bit_count() >= missing]
-        if enough:
-            leaf = min(enough, key=lambda leaf: (leaves[leaf].bit_count(), leaf))
-        else:
-            leaf = min(leaves, key=lambda leaf: (-leaves[leaf].bit_count(), leaf))
-        for number in each_bit(leaves.pop(leaf)):
-            if len(chosen) < wanted:
-                chosen.append(number)
+        enough = [(count, leaf) for leaf, count in counts.items() if count >= missing]
+        leaf = min(enough)[1] if enough else min(counts, key=lambda leaf: (-counts[leaf], leaf))
+        del counts[leaf]
+        for number in each_bit(leaves[leaf]):
+            chosen.append(number)
+            if len(chosen) == wanted:
+                break
     return tuple(chosen)
+
+
+def _by_leaf(free: int, zone: str, sets: NodeSets) -> dict[str, int]:
+    if free.bit_count() >= len(sets.zones[zone]):
+        return {leaf: here for leaf, nodes in sets.zones[zone].items() if (here := free & nodes)}
+    found: dict[str, int] = {}
+    for number in each_bit(free):
+        leaf = sets.leaf_of(number)
+        found[leaf] = found.get(leaf, 0) | 1 << number
+    return found

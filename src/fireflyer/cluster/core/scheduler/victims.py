@@ -2,8 +2,9 @@
 node-seconds.
 
 Exact, by dynamic programming over the number of nodes that are gained: `least[j]` is the least loss of a set that gains
-at least j nodes, where everything above what is needed counts as what is needed. Time and memory are tasks times nodes
-needed. Once for each zone, and once over all zones for a gang that may run in several.
+at least j nodes, where everything above what is needed counts as what is needed. Only tasks that can be of use are
+looked at. Time and memory are those tasks times nodes needed. Once for each zone, and once over all zones for a gang
+that may run in several.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def cheapest(victims: Sequence[Victim], needed: int) -> tuple[int, tuple[int, ..
     first. None where all together gain too few."""
     if needed <= 0:
         return 0, ()
-    useful = [victim for victim in victims if victim.gains > 0]
-    if sum(victim.gains for victim in useful) < needed:
+    if sum(victim.gains for victim in victims) < needed:
         return None
+    useful = _useful(victims, needed)
     least: npt.NDArray[Any] = np.full(needed + 1, _NEVER, np.int64)
     least[0] = 0
     taken: list[npt.NDArray[Any]] = []
@@ -56,3 +57,21 @@ def cheapest(victims: Sequence[Victim], needed: int) -> tuple[int, tuple[int, ..
             chosen.append(victim.task)
             at = last if at == needed else at - victim.gains
     return int(least[needed]), tuple(reversed(chosen))
+
+
+def _useful(victims: Sequence[Victim], needed: int) -> list[Victim]:
+    """Of those who gain enough alone the cheapest, and of those with equal loss and gain as many as are needed."""
+    alike: dict[tuple[int, int], int] = {}
+    alone: Victim | None = None
+    found = []
+    for victim in victims:
+        _, loss, gains = victim
+        if gains >= needed:
+            if alone is None or loss < alone.loss:
+                alone = victim
+        elif gains > 0:
+            count = alike.get((loss, gains), 0)
+            if count * gains < needed:
+                alike[loss, gains] = count + 1
+                found.append(victim)
+    return found if alone is None else [alone, *found]

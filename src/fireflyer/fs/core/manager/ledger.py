@@ -26,17 +26,15 @@ from fireflyer.fs.core.rows import (
     STATE_KEY,
     TABLES,
     TARGETS,
-    Kind,
     MoveRow,
     NodeRow,
     SessionRow,
     StateRow,
     TargetRow,
-    decode_row,
-    encode_row,
 )
 from fireflyer.fs.schema.ids import ClientId, RoutingVersion
 from fireflyer.fs.schema.routing import Chain, ChainTable, Member, RoutingDelta, TargetState
+from fireflyer.kvstore.core.rows import Kind, decode_row, encode_row
 
 __all__ = ["Ledger", "Table"]
 

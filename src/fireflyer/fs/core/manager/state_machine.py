@@ -3,7 +3,8 @@
     RequestReceived(request)  ──> Reply
     Tick  ──> Transact  ──> Committed | PreconditionFailed | Failed | OutcomeUnknown  ──> Reply, LogDecision
 
-Several run over one key-value store. `lease` says which is primary; only that one answers, the others name it.
+Several run over one key-value store. `kvstore.core.lease` says which is primary; only that one answers, the others
+name it.
 
     candidate ──lease taken──> loading ──all rows read──> primary ──the row is another one's──> candidate
 
@@ -66,19 +67,9 @@ from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
 from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyRotation
-from fireflyer.fs.core.manager.lease import LeaseMachine
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import SessionTable
-from fireflyer.fs.core.manager.transact import (
-    Committed,
-    Failed,
-    LeaseCondition,
-    Outcome,
-    OutcomeUnknown,
-    PreconditionFailed,
-    Transact,
-)
-from fireflyer.fs.core.rows import CHAINS, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
 from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
 from fireflyer.fs.schema.manager import (
     AdminRequest,
@@ -107,6 +98,16 @@ from fireflyer.fs.schema.sessions import (
     SessionList,
     SessionOver,
 )
+from fireflyer.kvstore.core.fenced import (
+    Committed,
+    Failed,
+    LeaseCondition,
+    Outcome,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Transact,
+)
+from fireflyer.kvstore.core.lease import LeaseMachine
 
 __all__ = [
     "MAX_PENDING",
@@ -214,7 +215,7 @@ class Manager:
     def __init__(self, settings: Settings) -> None:
         fence_ns(settings.failure_timeout_ns)  # refuses what cannot be kept
         self._settings = settings
-        self._lease = LeaseMachine(settings.holder, settings.address, settings.lease_ns)
+        self._lease = LeaseMachine(LEASE_KEY, settings.holder, settings.address, settings.lease_ns)
         self._numbers = 0
         self._effects: list[Effect] = []
         self._queue: deque[RequestReceived] = deque()

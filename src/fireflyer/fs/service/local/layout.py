@@ -14,19 +14,18 @@ the same ids when the command is given again.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import GIB
 from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.ids import NodeId, TargetId
@@ -37,7 +36,7 @@ from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.identity import TokenStore, new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
-__all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster", "to_toml", "with_new_node"]
+__all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster", "with_new_node"]
 __all__ += ["without_node"]
 
 ADMIN: Final = "admin"
@@ -252,25 +251,3 @@ class Layout:
     def _write_config(self, path: str, config: msgspec.Struct) -> str:
         write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())
         return path
-
-
-def to_toml(table: Mapping[str, Any]) -> str:
-    """Numbers, booleans, texts and lists of them, then such tables and lists of them: what configurations are made
-    of."""
-    plain = {key: value for key, value in table.items() if not _is_tables(value) and not isinstance(value, dict)}
-    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
-    for key, value in table.items():
-        if isinstance(value, dict):
-            lines += ["", f"[{key}]", *(f"{name} = {_value(one)}" for name, one in value.items())]
-        if _is_tables(value):
-            for row in value:
-                lines += ["", f"[[{key}]]", *(f"{name} = {_value(one)}" for name, one in row.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], dict)
-
-
-def _value(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

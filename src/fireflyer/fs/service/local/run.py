@@ -25,7 +25,6 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound, PermanentError, Timeout
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ManagerClient
-from fireflyer.fs.control.local_lock import RunLock
 from fireflyer.fs.core.routing import apply_delta
 from fireflyer.fs.schema.manager import (
     MAX_PER_REQUEST,
@@ -41,9 +40,10 @@ from fireflyer.fs.schema.manager import (
 )
 from fireflyer.fs.schema.routing import Routing, TargetState
 from fireflyer.fs.service.local.layout import TABLE, Layout, LocalCluster, LocalNode
-from fireflyer.fs.service.local.processes import LocalProcess
 from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret
+from fireflyer.runtime.processes.run_lock import RunLock
+from fireflyer.runtime.processes.services import LocalProcess
 from fireflyer.runtime.rpc import Address
 
 __all__ = ["run_local"]

@@ -7,13 +7,15 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from fireflyer.fs.core.rows import LEASE_KEY, LeaseRow, decode_row
+from fireflyer.fs.core.rows import LEASE_KEY
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
 from fireflyer.fs.service.meta.registry import LiveServices, Registration
 from fireflyer.fs.service.meta.service import MetaService
 from fireflyer.identity import NodeCredential, Secret, TokenStore
 from fireflyer.kvstore import Engine
+from fireflyer.kvstore.core.fenced import LeaseRow
+from fireflyer.kvstore.core.rows import decode_row
 
 __all__ = ["ManagerFiles"]
 

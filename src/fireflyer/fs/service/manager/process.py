@@ -2,8 +2,10 @@
 
     connection ──fs.ask──> Asked ──┐                       ┌──> Reply ──> the call that waits for it
     every L/8 ─────────────> Tick ──┼──> Manager.handle ───┼──> Transact ──> the engine ──> one outcome ──┐
-    SIGTERM ──────────────> Leave ──┘          ^           └──> Note ──> the log                          │
+    SIGTERM ──────────────> Leave ──┘          ^           └──> LogDecision ──> the log                   │
                                                └──────────────────────────────────────────────────────────┘
+
+Ticks, transactions and the end are `kvstore.fenced_driver`.
 
 Who may ask for what is decided here, by what the connection has proven, before the machine hears of it: services
 (the node secret) everything, administrators (users who are named in the configuration) everything but what storage
@@ -22,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
-from fireflyer.base.units import MS, SECOND
+from fireflyer.base.units import MS
 from fireflyer.fs.control import ASK, META
 from fireflyer.fs.core.capability import LIFETIME_S, Capability, derive_key, sign
 from fireflyer.fs.core.manager.state_machine import (
@@ -36,7 +38,7 @@ from fireflyer.fs.core.manager.state_machine import (
     Settings,
     Tick,
 )
-from fireflyer.fs.core.manager.transact import Transact
+from fireflyer.fs.core.rows import LEASE_KEY
 from fireflyer.fs.schema.manager import (
     Answer,
     FilesStatus,
@@ -64,15 +66,13 @@ from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.manager.embedded_meta import ManagerFiles
 from fireflyer.fs.service.manager.file_counts import Counter
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
-from fireflyer.fs.service.manager.transactions import transact_on
 from fireflyer.fs.service.meta.cluster_view import OpenChunks
 from fireflyer.fs.service.meta.registry import LiveServices
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
+from fireflyer.kvstore.fenced_driver import FencedDriver
 from fireflyer.runtime.address import parse_listen
-from fireflyer.runtime.clock import BootClock
-from fireflyer.runtime.driver import Driver
 from fireflyer.runtime.metrics import Series, serving_metrics
 from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
 
@@ -83,11 +83,6 @@ MAX_CONNECTIONS: Final = 16384
 """One of each client and storage process."""
 MAX_WAITING: Final = 4096
 """Requests that wait for an answer of the machine."""
-TICKS_PER_LEASE: Final = 8
-TRANSACTION_LEASES: Final = 2
-"""How long a transaction may take, in leases: a renewal that takes longer helps nobody, and its outcome is unknown."""
-LEAVE_NS: Final = 3 * SECOND
-"""For the last transaction, and for giving the lease up."""
 
 _OF_STORAGE: Final = (Register, Heartbeat)
 _OF_USERS: Final = (
@@ -156,7 +151,7 @@ async def run_manager(
 
 
 class _Service:
-    """Lives in the loop in which it is made. `handle` is the machine's, and notices when it has left."""
+    """Lives in the loop in which it is made."""
 
     def __init__(
         self, config: ManagerConfig, engine: Engine, secret: Secret, address: str, files: ManagerFiles | None
@@ -177,54 +172,27 @@ class _Service:
             session_ns=config.session_ms * MS,
         )
         self._manager = Manager(settings)
-        self._driver: Driver[Event, Effect] = Driver(self, self._perform, clock=BootClock())
+        self._driver: FencedDriver[Event, Effect] = FencedDriver(
+            self._manager,
+            self._perform,
+            engine=engine,
+            lease_key=LEASE_KEY,
+            lease_ns=config.lease_ms * MS,
+            tick=Tick,
+            leave=Leave(),
+        )
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = 0
-        self._leaving = False
-        self._left = asyncio.Event()
-
-    def handle(self, now_ns: int, event: Event) -> list[Effect]:
-        effects = self._manager.handle(now_ns, event)
-        if self._manager.left:
-            self._left.set()
-        return effects
 
     async def run(self, before_end: Callable[[], Awaitable[None]] | None) -> None:
         """Until it is cancelled; then `before_end`, while it still answers, and the lease is given up. Raises what the
         machine or the store cannot live with."""
-        ticking = asyncio.get_running_loop().create_task(self._tick())
-        running = asyncio.get_running_loop().create_task(self._driver.run())
         try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            if not running.done():
-                if before_end is not None:
-                    await before_end()
-                await self._leave()
-            raise
+            await self._driver.run(before_end)
         finally:
-            ticking.cancel()
-            running.cancel()
-            await asyncio.wait([ticking, running])
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(Aborted("the manager is stopping; ask another one"))
-
-    async def _tick(self) -> None:
-        while True:
-            self._driver.post(Tick())
-            await asyncio.sleep(self._config.lease_ms / 1000 / TICKS_PER_LEASE)
-
-    async def _leave(self) -> None:
-        """The clean end: whoever waits is told, the lease is given up. Not being able to costs the others L."""
-        self._leaving = True
-        self._driver.post(Leave())
-        try:
-            async with asyncio.timeout(LEAVE_NS / SECOND):
-                await self._left.wait()
-        except TimeoutError:
-            _log.warning("the lease could not be released in time; another manager takes over when it expires")
-        self._driver.stop()
 
     # --- requests ---
 
@@ -280,7 +248,7 @@ class _Service:
         return CapabilityAnswer(sign(capability, derive_key(self._secret.reveal(), key_ids[0])), expires_s)
 
     async def _put(self, asked: RequestReceived) -> Answer:
-        if self._leaving:
+        if self._driver.leaving:
             raise Busy("the manager is stopping; ask another one")
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(f"the manager is overloaded: {MAX_WAITING} requests are waiting; try again later")
@@ -298,15 +266,9 @@ class _Service:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Transact():
-                self._driver.spawn(self._transact(effect))
             case Reply(request_id, answer):
                 waits = self._waiting.get(request_id)
                 if waits is not None and not waits.done():
                     waits.set_result(answer)
             case LogDecision(text):
                 _log.info("%s", text)
-
-    async def _transact(self, order: Transact) -> None:
-        timeout_ns = TRANSACTION_LEASES * self._config.lease_ms * MS
-        self._driver.post(await transact_on(self._engine, order, timeout_ns=timeout_ns))

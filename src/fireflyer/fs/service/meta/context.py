@@ -15,7 +15,7 @@ from fireflyer.base.errors import Busy
 from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import Capability, derive_key, sign
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context, Requester, Rows
-from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow, decode_row
+from fireflyer.fs.core.rows import STATE_KEY, TABLES, StateRow
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import Opened
@@ -26,6 +26,7 @@ from fireflyer.fs.service.meta.inode_estimate import about_inodes
 from fireflyer.fs.service.meta.inode_ids import Ids
 from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine, Reader
+from fireflyer.kvstore.core.rows import decode_row
 
 __all__ = ["ServiceContext"]
 

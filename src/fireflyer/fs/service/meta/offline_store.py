@@ -23,12 +23,13 @@ from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
 from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
 from fireflyer.fs.core.meta.open_rows import LEASE_KEY as COLLECTOR_KEY
-from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow, decode_row, encode_row
+from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, STATE_KEY, StateRow
 from fireflyer.fs.service.meta.inode_ids import KEY as IDS_KEY
 from fireflyer.fs.service.meta.inode_ids import Ids, skipped
 from fireflyer.fs.service.meta.registry import MAX_SERVICES
 from fireflyer.fs.service.meta.registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
+from fireflyer.kvstore.core.rows import decode_row, encode_row
 
 __all__ = ["check_store", "dump_store", "load_store", "repair_store"]
 

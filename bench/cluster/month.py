@@ -1,0 +1,103 @@
+"""The month of 2,000 nodes and 216,000 tasks, replayed at demand 1.1 and 1.3: processor time for each event, and what
+each policy makes of it. The brief form is four days of 200 nodes."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+import msgspec
+
+from bench.report import Figure, Options, Result, figure
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.replay import baselines
+from fireflyer.cluster.core.replay.generator import MONTH, TraceSettings, generate
+from fireflyer.cluster.core.replay.policy import ClusterSettings, Policy
+from fireflyer.cluster.core.replay.replay import Replay, ReplaySettings
+from fireflyer.cluster.core.replay.sharing import TimeSharing
+from fireflyer.cluster.core.replay.summary import Summary, summarise
+
+__all__ = ["SEED", "month"]
+
+SEED: Final = 1
+DEMANDS: Final = (1.1, 1.3)
+DAY_NS: Final = 86400 * SECOND
+WARM_UP_DAYS: Final = {"tiny": 0, "brief": 1, "full": 3}
+TRACES: Final = {"tiny": TraceSettings(nodes=20, days=1), "brief": TraceSettings(nodes=200, days=4), "full": MONTH}
+
+
+class _Replayed(NamedTuple):
+    summary: Summary
+    event_s: float
+    total_s: float
+
+
+def month(options: Options) -> list[Result]:
+    """For each demand: seconds of processor time for an event, utilisation, the longest wait of the largest tasks, and
+    lost node-hours; ours beside FIFO, backfill and preemption."""
+    found: list[Result] = []
+    for demand in DEMANDS:
+        if options.selects(f"month/{demand}"):
+            found += _at(demand, options.scale)
+    return found
+
+
+def _at(demand: float, scale: str) -> list[Result]:
+    settings = msgspec.structs.replace(TRACES[scale], demand=demand)
+    tasks = generate(settings, SEED)
+    cluster = ClusterSettings(nodes=settings.nodes)
+    replay = ReplaySettings(cluster=cluster, warm_up_ns=WARM_UP_DAYS[scale] * DAY_NS)
+    cost_ns = replay.costs.save_ns + replay.costs.start_ns
+    policies: list[Policy] = [
+        TimeSharing(tasks, cluster, interrupt_cost_ns=cost_ns),
+        baselines.fifo(tasks, cluster),
+        baselines.backfill(tasks, cluster),
+        baselines.preemption(tasks, cluster),
+    ]
+    ours, *peers = [_replayed(Replay(tasks, replay, policy)) for policy in policies]
+    note = (
+        f"{ours.summary.events:,} events, {ours.total_s:.0f} s, at most {ours.summary.most_waiting:,} wait, "
+        f"goodput {ours.summary.goodput:.2%}"
+    )
+
+    def result(metric: str, better: str, values: list[float], target: str) -> Result:
+        told: dict[str, Figure | str] = {
+            one.summary.policy: figure([value]) for one, value in zip(peers, values[1:], strict=True)
+        }
+        return Result(
+            suite="cluster",
+            case=f"month/{demand}/{metric}",
+            metric=metric,
+            better=better,
+            ours=figure([values[0]]),
+            peers=told,
+            bound=None,
+            target=target,
+            note=note,
+        )
+
+    every = [ours, *peers]
+    return [
+        result("event_s", "lower", [one.event_s for one in every], "ours <= 0.4 ms"),
+        result("utilisation", "higher", [one.summary.utilisation for one in every], "ours >= 0.99"),
+        result(
+            "largest_first_start_s",
+            "lower",
+            [one.summary.by_size[-1].first_start.max_s for one in every],
+            "ours <= the best peer",
+        ),
+        result(
+            "largest_queued_s",
+            "lower",
+            [one.summary.by_size[-1].queued.max_s for one in every],
+            "ours <= the best peer",
+        ),
+        result("lost_node_hours", "lower", [one.summary.lost_node_hours for one in every], ""),
+    ]
+
+
+def _replayed(replay: Replay) -> _Replayed:
+    began_s = time.process_time()
+    outcome = replay.run()
+    total_s = time.process_time() - began_s
+    return _Replayed(summarise(outcome), total_s / outcome.events, total_s)

@@ -1,0 +1,31 @@
+"""Configurations as TOML: the standard library reads it only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["to_toml"]
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Numbers, booleans, texts and lists of them, then such tables and lists of them: what configurations are made
+    of."""
+    plain = {key: value for key, value in table.items() if not _is_tables(value) and not isinstance(value, dict)}
+    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{key}]", *(f"{name} = {_value(one)}" for name, one in value.items())]
+        if _is_tables(value):
+            for row in value:
+                lines += ["", f"[[{key}]]", *(f"{name} = {_value(one)}" for name, one in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], dict)
+
+
+def _value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Commands of the platform: `ff up`, `ff submit`, `ff ps`, `ff nodes` and others."""

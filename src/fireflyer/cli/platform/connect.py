@@ -1,0 +1,79 @@
+"""How commands find the platform: `ff up` and `ff login` write a file with its URL, fingerprint and a token."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.client import Client
+
+__all__ = ["DEFAULT_DIRECTORY", "PLATFORM_VARIABLE", "connected", "connection_path", "plain", "platform_option"]
+
+DEFAULT_DIRECTORY: Final = "platform"
+PLATFORM_VARIABLE: Final = "FIREFLYER_PLATFORM"
+_HELP: Final = (
+    f"Directory of `ff up`, or file that `ff login` wrote.  [default: what ${PLATFORM_VARIABLE} names, or ./platform, "
+    "or that of the last `ff login`]"
+)
+
+
+def platform_option(function: Callable[..., object]) -> Callable[..., object]:
+    """`--platform`; the command gets a connected `client`."""
+
+    @functools.wraps(function)
+    @click.option("--platform", metavar="PATH", help=_HELP)
+    def call(*args: object, platform: str | None, **options: object) -> object:
+        with connected(platform) as client:
+            return function(*args, client=client, **options)
+
+    return call
+
+
+def connected(platform: str | None) -> Client:
+    """Raises `NotFound` where there is no platform."""
+    from fireflyer.cluster.client import Client
+    from fireflyer.cluster.local.layout import read_connection
+
+    path = _found(platform)
+    try:
+        return Client(read_connection(path))
+    except NotFound:
+        raise NotFound(
+            f"no platform is known: {path} does not exist; start one here with `ff up -d`, or log in: ff login URL"
+        ) from None
+
+
+def _found(platform: str | None) -> str:
+    named = platform or os.environ.get(PLATFORM_VARIABLE)
+    if named:
+        return _file_of(named)
+    here = _file_of(DEFAULT_DIRECTORY)
+    return here if os.path.exists(here) else connection_path()
+
+
+def _file_of(path: str) -> str:
+    from fireflyer.cluster.local.layout import CONNECTION_NAME
+
+    if os.path.isdir(path) or path == DEFAULT_DIRECTORY:
+        return os.path.join(path, CONNECTION_NAME)
+    if not os.path.exists(path):
+        raise UsageError(f"--platform {path!r} does not exist; give the directory of `ff up`")
+    return path
+
+
+def connection_path() -> str:
+    """What `ff login` writes: below XDG_CONFIG_HOME, by default ~/.config."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(base, "fireflyer", "platform.json")
+
+
+def plain(text: str, limit: int = 500) -> str:
+    """What users wrote, as a terminal may get it: no control characters, one line."""
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))[:limit]

@@ -1,0 +1,173 @@
+"""`ff nodes`, `ff node`: the nodes of the platform."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from fireflyer.base.units import GIB, SECOND, format_duration
+from fireflyer.cli.jobs.hosts import columns
+from fireflyer.cli.numbers import Duration
+from fireflyer.cli.platform.connect import plain, platform_option
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.client import Client
+    from fireflyer.cluster.core.platform.views import NodeView
+
+__all__ = ["node_command", "nodes_command"]
+
+
+@click.command("nodes", short_help="List nodes.", epilog="""\b
+Examples:
+  ff nodes               a line for each node
+  ff nodes --tree        by zone and leaf switch""")  # fmt: skip
+@click.option("--tree", is_flag=True, help="By zone and leaf switch.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each node.")
+@platform_option
+def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
+    """List the nodes, and what each does."""
+    nodes = _all(client)
+    if as_json:
+        for node in nodes:
+            click.echo(msgspec.json.encode(node))
+        return 0
+    if tree:
+        click.echo(_tree(nodes))
+        return 0
+    rows = [("NODE", "GROUP", "ZONE", "LEAF", "STATE", "TASK", "CORES", "MEMORY", "GPUS", "HEARD", "LABELS")]
+    for node in nodes:
+        found = node.inventory
+        rows.append(
+            (
+                node.name,
+                node.group,
+                node.zone or "-",
+                node.leaf or "-",
+                node.state + (f": {plain(node.drain_reason, 60)}" if node.drain_reason else ""),
+                "-" if node.task is None else str(node.task),
+                "-" if found is None else str(found.cores),
+                "-" if found is None else f"{found.memory_bytes / GIB:.0f} GiB",
+                "-" if found is None else str(len(found.gpus)),
+                "never" if node.silent_ns is None else f"{format_duration(node.silent_ns)} ago",
+                " ".join(node.labels),
+            )
+        )
+    click.echo(columns(rows))
+    return 0
+
+
+def _all(client: Client) -> list[NodeView]:
+    nodes: list[NodeView] = []
+    while page := client.nodes(after=nodes[-1].name if nodes else ""):
+        nodes += page
+    return nodes
+
+
+def _tree(nodes: list[NodeView]) -> str:
+    lines = []
+    place: tuple[str, str] = ("\0", "\0")
+    for node in sorted(nodes, key=lambda node: (node.zone, node.leaf, node.name)):
+        if node.zone != place[0]:
+            lines.append(f"zone {node.zone or '-'}")
+        if (node.zone, node.leaf) != place:
+            lines.append(f"  leaf {node.leaf or '-'}")
+        place = (node.zone, node.leaf)
+        task = "" if node.task is None else f" task {node.task}"
+        lines.append(f"    {node.name} {node.state}{task}")
+    return "\n".join(lines)
+
+
+@click.group("node", short_help="Drain, resume, label, move, add or remove a node.")
+def node_command() -> None:
+    """What operators do with one node."""
+
+
+@node_command.command("drain", short_help="Give a node to nobody any more.",
+                      epilog='Example: ff node drain gpu-7 "fan 3 is loud"')  # fmt: skip
+@click.argument("name", metavar="NODE")
+@click.argument("reason", metavar="REASON")
+@platform_option
+def drain_command(*, client: Client, name: str, reason: str) -> int:
+    """Start nothing new on NODE. A run that has it goes on."""
+    from fireflyer.cluster.core.platform.commands import DrainNode
+
+    return _say(client, msgspec.convert({"type": "DrainNode", "node": name, "reason": reason}, DrainNode))
+
+
+@node_command.command(
+    "resume", short_help="Give a drained node to tasks again.", epilog="Example: ff node resume gpu-7"
+)
+@click.argument("name", metavar="NODE")
+@platform_option
+def resume_node_command(*, client: Client, name: str) -> int:
+    """Give NODE to tasks again."""
+    from fireflyer.cluster.core.platform.commands import ResumeNode
+
+    return _say(client, ResumeNode(name))
+
+
+@node_command.command("label", short_help="Set the labels of a node.", epilog="Example: ff node label gpu-7 a100 fast")
+@click.argument("name", metavar="NODE")
+@click.argument("labels", metavar="LABEL...", nargs=-1)
+@platform_option
+def label_command(*, client: Client, name: str, labels: tuple[str, ...]) -> int:
+    """Set the labels of NODE, in the place of those that it has."""
+    from fireflyer.cluster.core.platform.commands import LabelNode
+
+    return _say(client, LabelNode(name, labels))
+
+
+@node_command.command("move", short_help="Say where a node stands.",
+                      epilog="Example: ff node move gpu-7 --zone A --leaf 12 --group a100")  # fmt: skip
+@click.argument("name", metavar="NODE")
+@click.option("--zone", metavar="ZONE", help="Its zone of the network.  [default: as it is]")
+@click.option("--leaf", metavar="LEAF", help="Its leaf switch.  [default: as it is]")
+@click.option("--group", metavar="GROUP", help="The group of nodes to which it belongs.  [default: as it is]")
+@platform_option
+def move_command(*, client: Client, name: str, zone: str | None, leaf: str | None, group: str | None) -> int:
+    """Say in which zone, at which leaf switch and in which group NODE is."""
+    from fireflyer.cluster.core.platform.commands import MoveNode
+
+    node = client.node(name)
+    return _say(
+        client,
+        MoveNode(
+            node=name,
+            zone=node.zone if zone is None else zone,
+            leaf=node.leaf if leaf is None else leaf,
+            group=node.group if group is None else group,
+        ),
+    )
+
+
+@node_command.command("remove", short_help="Forget a node.", epilog="Example: ff node remove gpu-7")
+@click.argument("name", metavar="NODE")
+@platform_option
+def remove_command(*, client: Client, name: str) -> int:
+    """Take the credential of NODE back, and forget it. It must be silent and have no run."""
+    from fireflyer.cluster.core.platform.commands import RemoveNode
+
+    click.echo(plain(client.revoke_machine(name)))
+    return _say(client, RemoveNode(name))
+
+
+@node_command.command("token", short_help="Make a token with which a machine joins.",
+                      epilog="Example: ff node token gpu-7 | ssh gpu-7 ff agent join head:9441")  # fmt: skip
+@click.option("--expires", metavar="TIME", type=Duration(), default=600 * SECOND,
+              help="How long it is valid.  [default: 10m]")  # fmt: skip
+@click.argument("name", metavar="NODE")
+@platform_option
+def token_command(*, client: Client, expires: int, name: str) -> int:
+    """Print a join token for the machine NODE; it is valid once."""
+    click.echo(client.join_token(name, lifetime_s=max(1, expires // SECOND)))
+    return 0
+
+
+def _say(client: Client, command: msgspec.Struct) -> int:
+    from fireflyer.cluster.core.platform.commands import Command
+
+    kind: Command = command  # type: ignore[assignment]
+    click.echo(plain(client.command(kind)))
+    return 0

@@ -1,0 +1,230 @@
+"""`ff submit`: hand a task to the platform."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.cli.jobs.run import parse_environment, script_arguments
+from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
+from fireflyer.cli.numbers import Duration, WholeNumber
+from fireflyer.cli.platform.connect import connected, plain
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.client import Client
+    from fireflyer.cluster.core.platform.views import TaskAnswer
+    from fireflyer.cluster.schema.tasks import After, TaskSpec
+
+__all__ = ["command"]
+
+LOOK_S: Final = 1.0
+_AFTER = re.compile(r"([0-9]{1,15})(:ok)?")
+_SHELL_CODES: Final = {"stopped": 130}
+
+
+@click.command(
+    "submit",
+    short_help="Hand a training script to the platform.",
+    epilog="""\b
+Examples:
+  ff submit --nodes 4 --ranks-per-node 8 train.py -- --lr 3e-4     arguments after -- go to the script
+  ff submit --nodes 2:8 --time 12h --priority 20 train.py          2 nodes at least, 8 at most
+  ff submit --after 17:ok eval.py                                  when task 17 has succeeded
+  ff submit --array 100 sweep.py                                   100 tasks; each finds FF_ARRAY_INDEX
+  ff submit --follow train.py                                      wait, with the task's exit code""",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("--nodes", "-n", metavar="N|MIN:MAX", type=NodeRange(), default="1", show_default=True,
+              help="Nodes that the task gets, all at once.")  # fmt: skip
+@click.option("--ranks-per-node", metavar="N", type=WholeNumber(1, 4096), default=1, show_default=True,
+              help="Ranks on each node.")  # fmt: skip
+@click.option("--name", metavar="NAME", help="Of the task; one unfinished task of yours at a time has it.  "
+              "[default: that of the script, and a random end]")  # fmt: skip
+@click.option("--group", "-g", metavar="GROUP", default="default", show_default=True, help="Group of nodes.")
+@click.option("--priority", "-p", metavar="N", type=WholeNumber(0, 50), default=10, show_default=True,
+              help="0 to 50; the highest comes first.")  # fmt: skip
+@click.option("--time", "time_ns", metavar="TIME", type=Duration(),
+              help="A run takes no longer, since it is ended then: 90s, 30m or 12h.")  # fmt: skip
+@click.option("--nodelist", metavar="NODES", help="Only these nodes: a,b,c.")
+@click.option("--exclude", metavar="NODES", help="Not these nodes.")
+@click.option("--constraint", metavar="LABELS", help="Only nodes with all of these labels: a100,fast.")
+@click.option("--after", metavar="TASK[:ok]", multiple=True,
+              help="Not before this task has finished; :ok: has succeeded.")  # fmt: skip
+@click.option("--array", metavar="N", type=WholeNumber(1, 10_000), help="So many tasks of the same.")
+@click.option("--env", "-e", "environment", metavar="NAME=VALUE", multiple=True, help="Environment variable of ranks.")
+@click.option("--grace", metavar="TIME", type=Duration(), default=300 * SECOND,
+              help="To save when it is interrupted; then it is killed.  [default: 5m]")  # fmt: skip
+@click.option("--watchdog", metavar="TIME", type=Duration(),
+              help="End a run that prints and reports nothing for so long.  [default: never]")  # fmt: skip
+@click.option("--max-restarts", metavar="N", type=WholeNumber(0, 1000), default=3, show_default=True,
+              help="Restarts inside a run.")  # fmt: skip
+@click.option("--max-requeues", metavar="N", type=WholeNumber(0, 1000), default=10, show_default=True,
+              help="New runs after failures of nodes, links and memory.")  # fmt: skip
+@click.option("--wrap", metavar="COMMAND", help="Put before the command of each rank, such as `apptainer exec x.sif`.")
+@click.option("--python", metavar="PATH", default="", help="Python of the ranks, a path on the nodes.  [default: that "
+              "of the agents]")  # fmt: skip
+@click.option("--workdir", metavar="DIR", help="Working directory, a path on the nodes.  [default: this one]")
+@click.option("--notify", metavar="URL", default="", help="Told of each change of state, by POST.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is a program.")
+@click.option("--follow", "-f", is_flag=True, help="Wait until the task has finished; exit with its exit code.")
+@click.option("--dry-run", is_flag=True, help="Show what would be submitted, as JSON.")
+@click.option("--test-only", is_flag=True, help="Say when the task would start, and submit nothing.")
+@click.option("--platform", metavar="PATH", help="Directory of `ff up`, or file that `ff login` wrote.")
+@click.argument("script", metavar="SCRIPT")
+@click.argument("args", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | None, **options: Any) -> int:
+    """Submit SCRIPT as a task. The platform runs it when its turn comes, on nodes that it then has for itself, may
+    interrupt it for others, and runs it again from its checkpoint."""
+    spec = _spec(**options)
+    if dry_run:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(spec), indent=1))
+        return 0
+    with connected(platform) as client:
+        if test_only:
+            return _would_start(client, spec)
+        tasks = client.submit(spec, key=secrets.token_hex(16))
+        if len(tasks) == 1:
+            click.echo(f"task {tasks[0]} submitted: ff show {tasks[0]} · ff logs -f {tasks[0]}")
+        else:
+            click.echo(f"tasks {tasks[0]} to {tasks[-1]} submitted: ff ps")
+        return max(_follow(client, task) for task in tasks) if follow else 0
+
+
+def _spec(
+    *,
+    script: str,
+    args: tuple[str, ...],
+    nodes: NodeCount,
+    ranks_per_node: int,
+    name: str | None,
+    group: str,
+    priority: int,
+    time_ns: int | None,
+    nodelist: str | None,
+    exclude: str | None,
+    constraint: str | None,
+    after: tuple[str, ...],
+    array: int | None,
+    environment: tuple[str, ...],
+    grace: int,
+    watchdog: int | None,
+    max_restarts: int,
+    max_requeues: int,
+    wrap: str | None,
+    python: str,
+    workdir: str | None,
+    notify: str,
+    module: bool,
+    no_python: bool,
+) -> TaskSpec:
+    """Raises `UsageError`."""
+    import shlex
+
+    import msgspec
+
+    from fireflyer.cluster.schema.tasks import Program, TaskSpec
+
+    if module and no_python:
+        raise UsageError("-m and --no-python contradict each other; give one of them")
+    program = {
+        "script": script,
+        "args": script_arguments(args),
+        "kind": "module" if module else "program" if no_python else "script",
+        "ranks_per_node": ranks_per_node,
+        "wrap": shlex.split(wrap) if wrap else (),
+        "workdir": os.path.abspath(workdir or os.getcwd()),
+        "python": python,
+        "env": parse_environment(environment),
+    }
+    wanted = {
+        "name": name or _name_of(script),
+        "program": msgspec.convert(program, Program),
+        "least_nodes": nodes.least or nodes.most,
+        "most_nodes": nodes.most,
+        "node_group": group,
+        "priority": priority,
+        "time_ns": time_ns,
+        "labels": _names(constraint),
+        "only": _names(nodelist),
+        "never": _names(exclude),
+        "after": tuple(_after(one) for one in after),
+        "array": array,
+        "max_restarts": max_restarts,
+        "max_requeues": max_requeues,
+        "grace_ns": grace,
+        "watchdog_ns": watchdog or 0,
+        "notify": notify,
+    }
+    try:
+        return msgspec.convert(wanted, TaskSpec, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the task cannot be submitted: {str(error).lower()}") from None
+
+
+def _name_of(script: str) -> str:
+    from fireflyer.cluster.schema.job import safe_name
+
+    return f"{safe_name(os.path.splitext(os.path.basename(script))[0])}-{secrets.token_hex(3)}"
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(one for one in (text or "").split(",") if one)
+
+
+def _after(text: str) -> After:
+    from fireflyer.cluster.schema.tasks import After
+
+    match = _AFTER.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--after {text!r} is not understood; write it like --after 17, or --after 17:ok")
+    return After(int(match[1]), match[2] is not None)
+
+
+def _would_start(client: Client, spec: TaskSpec) -> int:
+    why = client.would_start(spec)
+    click.echo(plain(why.text))
+    if why.nodes:
+        click.echo(f"on {plain(' '.join(why.nodes))}")
+    elif why.earliest_ns is not None:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(why.earliest_ns / SECOND))
+        click.echo(f"at the latest {at}, by the times that others have declared")
+    return 0
+
+
+def _follow(client: Client, task: int) -> int:
+    """Says each change of state, and returns the exit code when it has finished."""
+    from fireflyer.cluster.schema.tasks import FINISHED
+
+    said: object = None
+    while True:
+        answer = client.task(task)
+        now = answer.task.state, answer.task.runs
+        if now != said:
+            click.echo(_line(answer), err=True)
+            said = now
+        if answer.task.state is FINISHED:
+            return _exit_code(answer)
+        time.sleep(LOOK_S)
+
+
+def _line(answer: TaskAnswer) -> str:
+    view = answer.task
+    state = view.state.value if view.outcome is None else view.outcome.value
+    return f"task {view.id} {state}: {plain(answer.why.text)}"
+
+
+def _exit_code(answer: TaskAnswer) -> int:
+    view = answer.task
+    if view.outcome is not None and view.outcome.value == "succeeded":
+        return 0
+    return view.exit_code or _SHELL_CODES.get("" if view.outcome is None else view.outcome.value, 1)

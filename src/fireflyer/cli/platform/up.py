@@ -1,0 +1,193 @@
+"""`ff up`, `ff down`, `ff login`, `ff manager`: the platform's processes, and how this user reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.detached import report, run_detached
+from fireflyer.cli.numbers import Duration, WholeNumber
+from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, connection_path
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
+    from fireflyer.runtime.processes.run_lock import RunLock
+
+__all__ = ["down_command", "login_command", "manager_command", "up_command"]
+
+DOWN_S: Final = 60.0
+_MAX_TOKEN_BYTES: Final = 256
+
+
+@click.command("up", short_help="Start the platform on this machine.", epilog="""\b
+Examples:
+  ff up --nodes 4 -d                 a manager and 4 agents, in the background
+  ff submit --nodes 2 train.py       then hand it tasks
+  ff down                            stop it""")  # fmt: skip
+@click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True,
+              shell_complete=complete_directory, help="Where it keeps everything; made if absent.")  # fmt: skip
+@click.option("--nodes", metavar="N", type=WholeNumber(1, 256), help="Agents, each of which counts as a node.  "
+              "[default: 4, or as many as DIR has]")  # fmt: skip
+@click.option("--zones", metavar="N", type=WholeNumber(1, 256), help="Zones of the network among which they are "
+              "shared out, to try placement.  [default: 1]")  # fmt: skip
+@click.option("--guarantee", metavar="TIME", type=Duration(), help="How long a run is not interrupted.  [default: not "
+              "at all; `ff manager` has 2h]")  # fmt: skip
+@click.option("-d", "--detach", is_flag=True, help="Return when it is up; it goes on in the background.")
+@click.option("--report-fd", type=int, hidden=True)
+def up_command(
+    *,
+    directory: str,
+    nodes: int | None,
+    zones: int | None,
+    guarantee: int | None,
+    detach: bool,
+    report_fd: int | None,
+) -> int:
+    """Start a manager and agents on this machine, for one user: to try the platform, or for a machine of one's own. A
+    cluster has `ff manager` on one or several machines and `ff agent run` on each node."""
+    import sys
+
+    from fireflyer.cluster.local.layout import PlatformLayout, new_platform
+    from fireflyer.runtime.processes.run_lock import RunLock
+
+    layout = PlatformLayout(directory)
+    layout.make_directory()
+    if detach:
+        return run_detached(sys.argv[1:], os.path.join(layout.directory, "up.log"))
+    with RunLock(layout.lock_file, "ff") as lock:
+        if layout.exists():
+            platform = layout.load()
+            _check_same(layout, platform, nodes, zones)
+        else:
+            platform = new_platform(nodes or 4, zones or 1, guarantee or 0)
+            layout.save(platform)
+        layout.make_identity()
+        return _run(layout, platform, lock, report_fd)
+
+
+def _check_same(layout: PlatformLayout, platform: LocalPlatform, nodes: int | None, zones: int | None) -> None:
+    for option, wanted, there in (("nodes", nodes, platform.nodes), ("zones", zones, platform.zones)):
+        if wanted is not None and wanted != there:
+            raise UsageError(
+                f"--{option} {wanted}: {layout.directory} holds a platform with {there}; leave the option out, or give "
+                "another directory"
+            )
+
+
+def _run(layout: PlatformLayout, platform: LocalPlatform, lock: RunLock, report_fd: int | None) -> int:
+    from fireflyer.cluster.local.run import run_local_platform
+    from fireflyer.runtime import run
+
+    def on_up(running: LocalPlatform) -> None:
+        report(report_fd, _described(layout, running))
+        if report_fd is None:
+            click.echo("Ctrl-C stops it.")
+
+    async def until_stopped() -> None:
+        loop = asyncio.get_running_loop()
+        working = loop.create_task(
+            run_local_platform(layout, platform, lock=lock, say=lambda text: click.echo(text, err=True), on_up=on_up)
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, working.cancel)
+        try:
+            await working
+        except asyncio.CancelledError:
+            pass
+
+    run(until_stopped())
+    return 0
+
+
+def _described(layout: PlatformLayout, platform: LocalPlatform) -> str:
+    from fireflyer.cluster.local.layout import read_connection
+
+    where = os.path.relpath(layout.directory)
+    option = "" if where == DEFAULT_DIRECTORY else f" --platform {quote(where)}"
+    down = "" if where == DEFAULT_DIRECTORY else f" --dir {quote(where)}"
+    return (
+        f"The platform is up: {platform.nodes} nodes, manager at {read_connection(layout.connection_file).url}.\n"
+        f"  submit: ff submit{option} --nodes 2 train.py\n"
+        f"  show:   ff ps{option} · ff nodes{option}\n"
+        f"  stop:   ff down{down}\n"
+    )
+
+
+@click.command("down", short_help="Stop what `ff up` started.", epilog="Example: ff down")
+@click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True,
+              shell_complete=complete_directory, help="Directory that was given to `ff up`.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Kill the processes at once instead of waiting for them.")
+def down_command(*, directory: str, force: bool) -> int:
+    """Stop the manager and the agents of DIR. Tasks stay, and go on when `ff up` is given again: runs that last longer
+    than the agents wait for a manager are stopped and queued again."""
+    from fireflyer.cluster.local.layout import PlatformLayout
+    from fireflyer.runtime.processes.run_lock import end_holder
+
+    layout = PlatformLayout(directory)
+    try:
+        layout.load()
+    except NotFound:
+        raise NotFound(f"{layout.directory} holds no platform; give the directory of `ff up` with --dir") from None
+    pid = end_holder(layout.lock_file, timeout_s=DOWN_S, force=force, commands="ff")
+    click.echo(f"The platform in {quote(os.path.relpath(layout.directory))} (process {pid}) has stopped.")
+    return 0
+
+
+@click.command("login", short_help="Remember where the platform is, and your token.",
+               epilog="Example: ff login https://head:9440 --fingerprint 3f1c…")  # fmt: skip
+@click.option("--fingerprint", metavar="SHA256", default="", help="Of the manager's certificate, as its log says it; "
+              "not needed where the certificate is signed for its name.")  # fmt: skip
+@click.option("--token-file", metavar="FILE", default="-", shell_complete=complete_file,
+              help="File with your token; -: standard input.  [default: -]")  # fmt: skip
+@click.argument("url", metavar="URL")
+def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
+    """Ask the platform at URL who you are, and keep URL and token for the other commands, in a file that only you may
+    read."""
+    import sys
+
+    import msgspec
+
+    from fireflyer.cluster.client import Client, Connection
+    from fireflyer.identity.private_files import read_private_file, write_private_file
+
+    if token_file == "-":  # noqa: S105
+        if sys.stdin.isatty():
+            click.echo("token: ", nl=False, err=True)
+        token = sys.stdin.readline(_MAX_TOKEN_BYTES + 1).strip()
+    else:
+        token = read_private_file(token_file, _MAX_TOKEN_BYTES).decode(errors="replace").strip()
+    connection = Connection(url=url.rstrip("/"), token=token, fingerprint=fingerprint.replace(":", "").lower())
+    with Client(connection) as client:
+        who = client.whoami()
+    path = connection_path()
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    write_private_file(path, msgspec.json.encode(connection) + b"\n")
+    click.echo(f"logged in as {who.user}; kept in {path}")
+    return 0
+
+
+@click.command("manager", short_help="Run a manager of the platform.",
+               epilog="Example: ff manager /etc/fireflyer/platform.toml")  # fmt: skip
+@click.argument("config_file", metavar="CONFIG")
+def manager_command(*, config_file: str) -> int:
+    """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
+    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error."""
+    from fireflyer.cli.fs.processes import read_config, run_process
+
+    try:
+        from fireflyer.cluster.manager.process import run_platform_manager
+    except ImportError as error:
+        raise UsageError(
+            f"a manager needs packages that are not installed ({error.name}): pip install 'fireflyer[platform]'"
+        ) from None
+    from fireflyer.cluster.manager.config import PlatformConfig
+
+    config = read_config(config_file, PlatformConfig)
+    return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))

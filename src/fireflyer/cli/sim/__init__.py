@@ -1,0 +1,1 @@
+"""`ff sim`: what policies make of a trace."""

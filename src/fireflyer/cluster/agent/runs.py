@@ -1,0 +1,316 @@
+"""Performs what `core.runs` decides: records of runs, launchers, the lease file of the node.
+
+The launcher of a run is started as guards are (`processes`), with the file of the lease. Its run directory is below the
+agent's own, or, where it is another account's, below `accounts_dir`, which is root's: every part of the path is, so no
+account can put another directory in its place. What the launcher leaves there is read as a stranger's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import FireflyerError, PermissionDenied
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.cluster.agent.accounts import Account, Accounts
+from fireflyer.cluster.agent.guards import Guards
+from fireflyer.cluster.agent.processes import LEASE_ENDED, DetachedProcesses, start_detached
+from fireflyer.cluster.agent.records import AgentDirectory, Leader
+from fireflyer.cluster.agent.start import Starting
+from fireflyer.cluster.core.agent import End, GuardState, StopRequested
+from fireflyer.cluster.core.runs import (
+    Begin,
+    Changed,
+    Effect,
+    Event,
+    GuardsLiving,
+    KillLauncher,
+    LauncherGone,
+    LauncherUp,
+    Left,
+    OrdersHeard,
+    RanksStarted,
+    Refusal,
+    Remember,
+    Remembered,
+    RememberLeader,
+    Remove,
+    RenewLease,
+    RunRecord,
+    RunsMachine,
+    StartLauncher,
+    StopGuards,
+    SuspendLauncher,
+    TerminateLauncher,
+    Tick,
+    WatchLauncher,
+)
+from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, OpenedTicket, RunnerOrders, RunProgress
+from fireflyer.cluster.schema.sync import EndedRun, LaunchOrder, Orders, RunStatus
+from fireflyer.cluster.schema.tasks import Cause
+from fireflyer.cluster.schema.tickets import open_launch
+from fireflyer.runtime.clock import BootClock
+from fireflyer.runtime.driver import InlineDriver
+
+__all__ = ["DEFAULT_ACCOUNTS_DIR", "Runs"]
+
+_log = logging.getLogger(__name__)
+DEFAULT_ACCOUNTS_DIR: Final = "/var/lib/fireflyer/runs"
+_MAX_FILE_BYTES: Final = 256 << 10
+_T = TypeVar("_T")
+
+
+class Runs:
+    """Made in an event loop; `begin` first. `on_change` is called when the manager is to be told at once; `key` gives
+    `token_key` of the machine's credential."""
+
+    def __init__(
+        self,
+        directory: AgentDirectory,
+        guards: Guards,
+        accounts: Accounts,
+        *,
+        key: Callable[[], bytes],
+        on_change: Callable[[], None],
+        accounts_dir: str = DEFAULT_ACCOUNTS_DIR,
+    ) -> None:
+        self._directory = directory
+        self._guards = guards
+        self._accounts = accounts
+        self._key = key
+        self._on_change = on_change
+        self._accounts_dir = accounts_dir
+        self._clock = BootClock()
+        self._machine = RunsMachine()
+        self._driver: InlineDriver[Event, Effect] = InlineDriver(
+            self._machine, self._perform, now_ns=self._clock.now_ns
+        )
+        self._processes = DetachedProcesses(
+            lambda token: self.feed(LauncherUp(token)), self._on_gone, marks=lambda token: (_mark(token), token)
+        )
+        self._progress: dict[str, RunProgress] = {}
+
+    def begin(self) -> None:
+        """After `begin` of the guards."""
+        leader = self._directory.leader()
+        begin = Begin(self._directory.found_runs(), leader.term, self._directory.lease_ends_ns(), leader.stop_after_ns)
+        self.feed(begin)
+        for token in sorted({guard.order.run_token for guard in self._guards.living()} - {""}):
+            self.feed(GuardsLiving(token, self._guards.living_of(token)))
+
+    def feed(self, event: Event) -> None:
+        self._driver.feed(event)
+
+    def heard(self, orders: Orders, asked_ns: int) -> None:
+        self.feed(OrdersHeard(orders, asked_ns))
+
+    def tick(self) -> None:
+        for status in self._machine.statuses():
+            if status.lead and status.state != "gone":
+                self._look_at(status.token)
+        self.feed(Tick())
+
+    def guards_changed(self, run_token: str) -> None:
+        self.feed(GuardsLiving(run_token, self._guards.living_of(run_token)))
+
+    def refusal(self, run_token: str) -> Refusal | None:
+        """Why no guard of the run may be started by ticket."""
+        return self._machine.refusal(self._clock.now_ns(), run_token)
+
+    def statuses(self) -> tuple[RunStatus, ...]:
+        return tuple(
+            msgspec.structs.replace(status, step=self._progress[status.token].step)
+            if status.token in self._progress
+            else status
+            for status in self._machine.statuses()
+        )
+
+    @property
+    def heard_version(self) -> tuple[int, int]:
+        """Term and version of the orders that were followed last."""
+        return self._machine.term, self._machine.version
+
+    def end_all(self) -> None:
+        """The machine belongs to the platform no more."""
+        self.feed(Left())
+
+    @property
+    def over(self) -> bool:
+        """Nothing of any run lives here."""
+        return self._machine.over()
+
+    def now_ns(self) -> int:
+        return self._clock.now_ns()
+
+    def close(self) -> None:
+        """Launchers live on."""
+        self._processes.close()
+
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case StartLauncher(record, order):
+                self._start(record, order)
+            case WatchLauncher(token):
+                self._processes.watch(token, self._directory.run_record(token), uid=self._uid_of(token))
+            case SuspendLauncher() | TerminateLauncher() | KillLauncher():
+                self._press(effect)
+            case StopGuards(token):
+                for guard in self._guards.living():
+                    if guard.order.run_token == token and guard.state is not GuardState.STOPPING:
+                        self._guards.feed(StopRequested(guard.order.token))
+            case Remember(record):
+                self._write(record)
+            case Remove(token):
+                self._directory.run_record(token).remove()
+            case RenewLease(ends_ns):
+                self._renew(ends_ns)
+            case RememberLeader(term, managers, stop_after_ns):
+                self._directory.write_leader(Leader(term=term, managers=managers, stop_after_ns=stop_after_ns))
+            case Changed():
+                self._on_change()
+
+    def _press(self, effect: SuspendLauncher | TerminateLauncher | KillLauncher) -> None:
+        token = effect.token
+        match effect:
+            case SuspendLauncher():
+                _log.info("run is told to suspend token=%s", token)
+                self._processes.signal(token, signal.SIGUSR1)
+            case TerminateLauncher():
+                _log.info("run is told to stop token=%s", token)
+                self._processes.signal(token, signal.SIGCONT, signal.SIGUSR2)
+            case KillLauncher():
+                _log.warning("the launcher of a run does not end, and is killed token=%s", token)
+                self._processes.kill(token, uid=self._uid_of(token))
+
+    def _write(self, record: RunRecord) -> None:
+        try:
+            self._directory.write_run(record)
+        except FireflyerError as error:
+            _log.error("a run cannot be written down, and is tried again reason=%s", error)
+        else:
+            self._driver.feed(Remembered(record))
+
+    def _renew(self, ends_ns: int) -> None:
+        try:
+            self._directory.write_lease(ends_ns)
+        except FireflyerError as error:
+            _log.error("the lease of runs cannot be written, and they end with it reason=%s", error)
+
+    def _start(self, record: RunRecord, order: LaunchOrder) -> None:
+        token = record.token
+        guard = self._directory.run_record(token)
+        try:
+            self._directory.write_run(record)
+            self._driver.feed(Remembered(record))
+            account = self._accounts.of_user(order.user, order.account)
+            orders = self._runner_orders(token, order, account)
+        except FireflyerError as error:
+            cause = Cause.PROGRAM if isinstance(error, PermissionDenied) else Cause.INFRASTRUCTURE
+            ended = EndedRun(cause=cause, exit_code=1, reason=str(error)[:1000])
+            self._driver.feed(LauncherGone(token, True, ended))
+            return
+        starting = Starting(
+            program="runner",
+            payload=msgspec.msgpack.encode(orders),
+            account=account,
+            until=self._directory.lease_file,
+        )
+        self._processes.start(
+            token,
+            guard,
+            lambda: start_detached(guard, starting, mark=_mark(token)),
+            uid=None if account is None else account.uid,
+        )
+
+    def _runner_orders(self, token: str, order: LaunchOrder, account: Account | None) -> RunnerOrders:
+        several = len(order.nodes) > 1
+        opened = open_launch(order, self._key()) if several or order.token else None
+        nodes = tuple(msgspec.structs.replace(node, ticket=b"") for node in order.nodes)
+        tickets = opened.tickets if opened is not None and several else ()
+        return RunnerOrders(
+            run_token=token,
+            order=msgspec.structs.replace(order, nodes=nodes, token=b"", tickets_nonce=b""),
+            directory=self._make_directory(token, account),
+            tickets=tuple(OpenedTicket(ticket.identity, ticket.key) for ticket in tickets),
+            token="" if opened is None else opened.token,
+        )
+
+    # -- the run directory ---------------------------------------------------------------------------------------------
+
+    def _make_directory(self, token: str, account: Account | None) -> str:
+        path = self._run_dir(token) if account is None else os.path.join(self._accounts_dir, token)
+        try:
+            if account is None:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                return path
+            os.makedirs(self._accounts_dir, mode=0o711, exist_ok=True)
+            os.mkdir(path, 0o700)
+            os.chown(path, account.uid, account.gid, follow_symlinks=False)
+        except OSError as error:
+            raise translate_os_error(error, f"make run directory {path}") from error
+        return path
+
+    def _run_dir(self, token: str) -> str:
+        own = os.path.join(self._directory.run_record(token).file("job"))
+        other = os.path.join(self._accounts_dir, token)
+        return other if not os.path.isdir(own) and os.path.isdir(other) else own
+
+    def _uid_of(self, token: str) -> int | None:
+        """Of what the launcher started, where that is another account."""
+        try:
+            uid = os.lstat(self._run_dir(token)).st_uid
+        except OSError:
+            return None
+        return None if uid == os.geteuid() else uid
+
+    def _look_at(self, token: str) -> None:
+        progress = _read_from(self._run_dir(token), PROGRESS_NAME, RunProgress)
+        if progress is not None:
+            if token not in self._progress:
+                self.feed(RanksStarted(token))
+            self._progress[token] = progress
+
+    def _on_gone(self, token: str, end: End) -> None:
+        ended = _read_from(self._run_dir(token), RESULT_NAME, EndedRun)
+        if ended is None and end.reason == LEASE_ENDED:
+            ended = EndedRun(cause=Cause.INTERRUPTED, exit_code=137, reason="the lease of its node ended")
+        self._progress.pop(token, None)
+        began = self._directory.run_record(token).process() is not None
+        if ended is None and not began:
+            _log.error("the launcher of a run was not started token=%s reason=%s", token, end.reason)
+        self.feed(LauncherGone(token, end.clean, ended, began))
+
+
+def _mark(token: str) -> str:
+    """Of the processes of a launcher: not one that continues the token after a dot, as those of its ranks' guards do,
+    which a launcher kills when it ends."""
+    return f"{token}-launcher"
+
+
+def _read_from(directory: str, name: str, kind: type[_T]) -> _T | None:
+    """A small file that another account may have put there; None where it is not there, or nothing that can be used."""
+    try:
+        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.fstat(parent).st_uid:
+                return None
+            data = file.read(_MAX_FILE_BYTES + 1)
+        return msgspec.json.decode(data, type=kind) if len(data) <= _MAX_FILE_BYTES else None
+    except (OSError, *DECODE_ERRORS):
+        return None
+    finally:
+        os.close(parent)

@@ -1,0 +1,128 @@
+"""The agent's calls to the managers of the platform: what runs here, and the orders that are the answer.
+
+One call at a time is held by the leader. When something changes here, the call is given up and the next one says it. A
+manager that cannot be reached, or does not lead, is followed by the next one in the list, then there is a pause, which
+doubles and is spread by chance: the agents of a cluster do not come all at once when a manager is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.inventory import inventory_of
+from fireflyer.cluster.agent.records import AgentDirectory, Membership
+from fireflyer.cluster.agent.runs import Runs
+from fireflyer.cluster.schema.sync import HOLD_NS, SYNC, Inventory, Sync
+from fireflyer.identity.handshake import UserCredential
+from fireflyer.runtime.rpc import RpcClient
+
+__all__ = ["Managers"]
+
+_log = logging.getLogger(__name__)
+_CONNECT_NS: Final = 3 * SECOND
+_CALL_NS: Final = 2 * HOLD_NS
+_ANSWER_S: Final = 0.05
+_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 5.0
+_MAX_MANAGERS: Final = 32
+
+
+class Managers:
+    """`run` until it is cancelled. `changed` is set when there is something new to say."""
+
+    def __init__(
+        self, directory: AgentDirectory, runs: Runs, membership: Callable[[], Membership | None], incarnation: int
+    ) -> None:
+        self.changed = asyncio.Event()
+        self._directory = directory
+        self._runs = runs
+        self._membership = membership
+        self._incarnation = incarnation
+        self._sequence = 0
+        self._last_heard = ""
+        """Manager that answered last."""
+        self._inventory: Inventory | None = None
+
+    async def run(self) -> None:
+        pause_s = _PAUSE_S
+        while True:
+            heard = False
+            for address in self._addresses():
+                if await self._follow(address):
+                    heard = True
+                    self._last_heard = address
+                    break
+            pause_s = _PAUSE_S if heard else min(2 * pause_s, _MAX_PAUSE_S)
+            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+
+    def _addresses(self) -> list[str]:
+        """The one that answered last first; then those that the managers named, and those of the time of joining."""
+        membership = self._membership()
+        if membership is None or not membership.managers:
+            return []
+        try:
+            named = self._directory.leader().managers
+        except FireflyerError as error:
+            _log.error("addresses of managers cannot be read reason=%s", error)
+            named = ()
+        known = dict.fromkeys((self._last_heard, *named, *membership.managers))
+        known.pop("", None)
+        return list(known)[:_MAX_MANAGERS]
+
+    async def _follow(self, address: str) -> bool:
+        """As long as this manager answers. Whether it ever did."""
+        membership = self._membership()
+        if membership is None:
+            return False
+        answered = False
+        client: RpcClient | None = None
+        self._inventory = await asyncio.to_thread(inventory_of, membership)
+        try:
+            client = await RpcClient.connect(address, UserCredential(membership.credential), _CONNECT_NS)
+            while self._membership() is not None:
+                answered = await self._ask(client, self._inventory) or answered
+        except FireflyerError as error:
+            _log.info("manager does not answer address=%s reason=%s", address, error)
+        finally:
+            if client is not None:
+                await client.close()
+        return answered
+
+    async def _ask(self, client: RpcClient, inventory: Inventory) -> bool:
+        """One call; False where it was given up because there is something new to say. Raises `FireflyerError`."""
+        self.changed.clear()
+        asked_ns = self._runs.now_ns()
+        call = asyncio.ensure_future(client.call(SYNC, self._message(inventory), _CALL_NS))
+        news = asyncio.ensure_future(self.changed.wait())
+        try:
+            await asyncio.wait({call, news}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({call}, timeout=_ANSWER_S)  # what is under way is not thrown away
+            if not call.done():
+                return False
+            orders = call.result()
+        finally:
+            news.cancel()
+            call.cancel()
+            await asyncio.wait({call})
+            if not call.cancelled():
+                call.exception()  # seen
+        self._runs.heard(orders, asked_ns)
+        return True
+
+    def _message(self, inventory: Inventory) -> Sync:
+        self._sequence += 1
+        term, version = self._runs.heard_version
+        return Sync(
+            incarnation=self._incarnation,
+            sequence=self._sequence,
+            heard=version,
+            term=term,
+            inventory=inventory,
+            runs=self._runs.statuses(),
+        )

@@ -1,0 +1,302 @@
+"""The platform's HTTP API as calls, for programs of users.
+
+    with Client.connect("https://10.0.0.1:9440", token, fingerprint="3f…") as client:
+        (task,) = client.submit(TaskSpec(name="train", program=Program(script="train.py")), key="train-1")
+        print(client.task(task).why.text)
+
+One connection, used again; not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Final, Self, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import (
+    Busy,
+    DataCorruption,
+    Exists,
+    FireflyerError,
+    NoSpace,
+    NotFound,
+    PermanentError,
+    PermissionDenied,
+    TransientError,
+    Unreachable,
+    UsageError,
+)
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.cluster.core.platform.commands import Command
+from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskAnswer, TaskPage, UserView, Why
+from fireflyer.cluster.schema.api import (
+    API,
+    Change,
+    Commanded,
+    ErrorView,
+    Identity,
+    JoinTokenAnswer,
+    JoinTokenRequest,
+    Submission,
+    Submitted,
+)
+from fireflyer.cluster.schema.tasks import TaskSpec
+from fireflyer.runtime.address import is_loopback
+
+__all__ = ["Client", "Connection"]
+
+MAX_ANSWER_BYTES: Final = 64 << 20
+MAX_EVENT_BYTES: Final = 1 << 16
+TIMEOUT_S: Final = 30.0
+MAX_REDIRECTS: Final = 3
+_T = TypeVar("_T")
+_KINDS: Final[Mapping[str, type[FireflyerError]]] = {
+    kind.code: kind for kind in (UsageError, NotFound, Exists, PermissionDenied, NoSpace, Busy, TransientError)
+}
+
+
+class Connection(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a manager is and how it is known: by the SHA-256 of its certificate, or, where that is empty, by who
+    signed it. `url` begins with https, or with http on this machine."""
+
+    url: str
+    token: str
+    fingerprint: str = ""
+
+    def __repr__(self) -> str:
+        return f"Connection({self.url})"
+
+
+class _PinnedConnection(http.client.HTTPSConnection):
+    """Sends nothing before the certificate is the right one."""
+
+    def __init__(self, host: str, port: int | None, fingerprint: str, timeout: float) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._fingerprint = fingerprint.lower().replace(":", "")
+
+    def connect(self) -> None:
+        super().connect()
+        der = self.sock.getpeercert(binary_form=True) or b"" if isinstance(self.sock, ssl.SSLSocket) else b""
+        found = hashlib.sha256(der).hexdigest()
+        if not hmac.compare_digest(found, self._fingerprint):
+            self.close()
+            raise PermissionDenied(
+                f"{self.host} has another certificate ({found[:16]}…) than the one that was pinned; if the platform "
+                "was made again, log in again with the new fingerprint"
+            )
+
+
+class Client:
+    """Raises the errors of `base.errors`: what the manager answered, or `Unreachable`."""
+
+    def __init__(self, connection: Connection) -> None:
+        if not connection.token.isascii() or not connection.token.isprintable():
+            raise UsageError("the token is not one; get one from an operator")
+        self._token = connection.token
+        self._fingerprint = connection.fingerprint
+        self._open(connection.url)
+
+    @classmethod
+    def connect(cls, url: str, token: str, *, fingerprint: str = "") -> Client:
+        return cls(Connection(url=url, token=token, fingerprint=fingerprint))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- tasks ---
+
+    def submit(self, *specs: TaskSpec, key: str) -> tuple[int, ...]:
+        """Numbers of the tasks. `key`: random, or a name; the same key twice makes no second task."""
+        return self._ask("POST", "/tasks", Submitted, Submission(specs), headers={"Idempotency-Key": key}).tasks
+
+    def task(self, task: int) -> TaskAnswer:
+        return self._ask("GET", f"/tasks/{task}", TaskAnswer)
+
+    def tasks(
+        self, *, user: str = "", state: str = "", name: str = "", before: int | None = None, limit: int = 100
+    ) -> TaskPage:
+        """Newest first. `state`: one of `TaskState`, or `unfinished`."""
+        return self._ask(
+            "GET",
+            "/tasks",
+            TaskPage,
+            query={"user": user, "state": state, "name": name, "before": before, "limit": limit},
+        )
+
+    def would_start(self, spec: TaskSpec) -> Why:
+        """When the task would start if it was submitted now."""
+        return self._ask("POST", "/tasks/test", Why, spec)
+
+    def command(self, command: Command) -> str:
+        """One line that says what was changed."""
+        body = msgspec.json.encode(command)
+        return self._ask("POST", "/commands", Commanded, msgspec.Raw(body)).text
+
+    # --- nodes and the cluster ---
+
+    def nodes(self, *, after: str = "", limit: int = 1000) -> tuple[NodeView, ...]:
+        return self._ask("GET", "/nodes", tuple[NodeView, ...], query={"after": after, "limit": limit})
+
+    def node(self, name: str) -> NodeView:
+        return self._ask("GET", f"/nodes/{quote(name, safe='')}", NodeView)
+
+    def join_token(self, name: str, *, lifetime_s: int = 600) -> str:
+        """With which the machine `name` joins, once. For operators."""
+        asked = JoinTokenRequest(lifetime_s)
+        return self._ask("POST", f"/machines/{quote(name, safe='')}/token", JoinTokenAnswer, asked).token
+
+    def revoke_machine(self, name: str) -> str:
+        """Its agent is let in no more. For operators."""
+        return self._ask("DELETE", f"/machines/{quote(name, safe='')}", Commanded).text
+
+    def users(self) -> tuple[UserView, ...]:
+        return self._ask("GET", "/users", tuple[UserView, ...])
+
+    def whoami(self) -> Identity:
+        return self._ask("GET", "/session", Identity)
+
+    def cluster(self) -> ClusterView:
+        return self._ask("GET", "/cluster", ClusterView)
+
+    def changes(self, heard: int | None = None) -> Iterator[Change | None]:
+        """From now on, or after the one with this number; None every few seconds in which nothing changed. Raises
+        `Unreachable` when the connection ends: go on with the last number."""
+        headers = {} if heard is None else {"Last-Event-ID": str(heard)}
+        response = self._send("GET", "/events", None, {}, {**headers, "Accept": "text/event-stream"})
+        if response.status != http.client.OK:
+            raise _error(response.status, response.read(MAX_ANSWER_BYTES))
+        try:
+            yield from _events(response)
+        finally:
+            self._http.close()
+
+    # --- HTTP ---
+
+    def _open(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("https", "http") or not parts.hostname:
+            raise UsageError(f"{url!r} is not the address of a platform; write it like https://10.0.0.1:9440")
+        if parts.scheme == "http":
+            if not is_loopback(parts.hostname):
+                raise UsageError(f"{url} would send the token in clear; use https")
+            self._http: http.client.HTTPConnection = http.client.HTTPConnection(
+                parts.hostname, parts.port, timeout=TIMEOUT_S
+            )
+        elif self._fingerprint:
+            self._http = _PinnedConnection(parts.hostname, parts.port, self._fingerprint, TIMEOUT_S)
+        else:
+            self._http = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+        self._url = url
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        kind: type[_T],
+        body: msgspec.Struct | msgspec.Raw | None = None,
+        *,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> _T:
+        response = self._send(method, path, body, query or {}, headers or {})
+        data = self._read(response)
+        if response.status >= http.client.MULTIPLE_CHOICES:
+            raise _error(response.status, data)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except DECODE_ERRORS as error:
+            raise DataCorruption(f"{self._url} answered something else than expected: {error}") from None
+
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
+        try:
+            data = response.read(MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            self._http.close()
+            raise Unreachable(f"{self._url} broke the connection: {error}") from None
+        if len(data) == MAX_ANSWER_BYTES:
+            self._http.close()
+            raise DataCorruption(f"{self._url} answered more than {MAX_ANSWER_BYTES} bytes")
+        return data
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: msgspec.Struct | msgspec.Raw | None,
+        query: Mapping[str, object],
+        headers: Mapping[str, str],
+    ) -> http.client.HTTPResponse:
+        given = {name: value for name, value in query.items() if value not in ("", None)}
+        target = f"{API}{path}{'?' if given else ''}{urlencode(given)}"
+        data = None if body is None else msgspec.json.encode(body)
+        head = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", **headers}
+        if data is not None:
+            head["Content-Type"] = "application/json"
+        for last in (False, True):
+            fresh = self._http.sock is None
+            try:
+                self._http.request(method, target, data, head)
+                return self._http.getresponse()
+            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
+                # A connection that was kept open may have been closed meanwhile: nothing was answered, ask once more.
+                self._http.close()
+                if fresh or last or method == "POST":
+                    raise Unreachable(f"{self._url} broke the connection: {error}") from None
+            except (http.client.HTTPException, socket.gaierror, TimeoutError, ssl.SSLError) as error:
+                self._http.close()
+                raise Unreachable(f"{self._url} cannot be reached: {error}") from None
+            except OSError as error:
+                self._http.close()
+                raise translate_os_error(error, f"reach {self._url}") from None
+        raise AssertionError
+
+
+def _error(status: int, data: bytes) -> FireflyerError:
+    try:
+        found = msgspec.json.decode(data, type=ErrorView)
+    except DECODE_ERRORS:
+        return PermanentError(f"the platform answered with status {status}")
+    message = "".join(char if char.isprintable() else "?" for char in found.message)[:1000]
+    kind = _KINDS.get(found.code, TransientError if status == http.client.SERVICE_UNAVAILABLE else PermanentError)
+    return PermissionDenied(message) if status == http.client.UNAUTHORIZED else kind(message)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[Change | None]:
+    """Server-sent events: `data:` lines, ended by an empty line; lines that begin with a colon are comments."""
+    data = b""
+    while True:
+        try:
+            line = response.readline(MAX_EVENT_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"the stream of changes broke: {error}") from None
+        if not line:
+            raise Unreachable("the stream of changes ended")
+        line = line.rstrip(b"\r\n")
+        if line.startswith(b":"):
+            yield None
+        elif line.startswith(b"data:"):
+            data = line[5:].strip()
+        elif not line and data:
+            try:
+                yield msgspec.json.decode(data, type=Change)
+            except DECODE_ERRORS:
+                raise DataCorruption(f"not a change: {json.dumps(data[:80].decode(errors='replace'))}") from None
+            data = b""

@@ -1,0 +1,58 @@
+"""Who may do what: a table. A role is a word of `identity` that the platform gives a meaning."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from fireflyer.base.errors import PermissionDenied
+from fireflyer.cluster.core.platform import commands
+from fireflyer.cluster.core.platform.commands import Command
+
+__all__ = ["ADMIN", "OPERATOR", "RIGHTS", "Right", "check", "is_operator"]
+
+OPERATOR: Final = "platform:operator"
+ADMIN: Final = "platform:admin"
+
+
+class Right(enum.Enum):
+    OWNER = "owner"
+    """The task's user, operators and administrators."""
+    OPERATOR = "operator"
+    """Operators and administrators."""
+    ADMIN = "admin"
+
+
+RIGHTS: Final[dict[type[Command], Right]] = {
+    commands.StopTask: Right.OWNER,
+    commands.SuspendTask: Right.OWNER,
+    commands.ResumeTask: Right.OWNER,
+    commands.SetPriority: Right.OWNER,
+    commands.DrainNode: Right.OPERATOR,
+    commands.ResumeNode: Right.OPERATOR,
+    commands.LabelNode: Right.OPERATOR,
+    commands.MoveNode: Right.OPERATOR,
+    commands.RemoveNode: Right.OPERATOR,
+    commands.AddReservation: Right.OPERATOR,
+    commands.RemoveReservation: Right.OPERATOR,
+    commands.SetLimits: Right.ADMIN,
+    commands.SetShares: Right.ADMIN,
+    commands.SetPolicy: Right.ADMIN,
+    commands.SetPriorityBounds: Right.ADMIN,
+}
+"""Submitting is open to every user, for themselves alone, up to their priority bound."""
+
+
+def is_operator(roles: tuple[str, ...]) -> bool:
+    return OPERATOR in roles or ADMIN in roles
+
+
+def check(command: Command, user: str, roles: tuple[str, ...], owner: str | None) -> None:
+    """`owner`: of the task that it names. Raises `PermissionDenied`."""
+    right = RIGHTS[type(command)]
+    if right is Right.ADMIN and ADMIN not in roles:
+        raise PermissionDenied(f"{type(command).__name__} needs the role {ADMIN}; ask an administrator")
+    if right is Right.OPERATOR and not is_operator(roles):
+        raise PermissionDenied(f"{type(command).__name__} needs the role {OPERATOR}; ask an operator")
+    if right is Right.OWNER and user != owner and not is_operator(roles):
+        raise PermissionDenied(f"the task belongs to {owner}; only they and operators may change it")

@@ -1,0 +1,223 @@
+"""Carries out commands in the draft: each checks first, then changes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fireflyer.base.errors import Busy, NotFound, PermissionDenied, UsageError
+from fireflyer.cluster.core.platform.access import check, is_operator
+from fireflyer.cluster.core.platform.commands import (
+    AddReservation,
+    Command,
+    DrainNode,
+    LabelNode,
+    MoveNode,
+    RemoveNode,
+    RemoveReservation,
+    ResumeNode,
+    ResumeTask,
+    SetLimits,
+    SetPolicy,
+    SetPriority,
+    SetPriorityBounds,
+    SetShares,
+    StopTask,
+    SuspendTask,
+)
+from fireflyer.cluster.core.platform.heard import Heard
+from fireflyer.cluster.core.platform.life.tasks import Tasks
+from fireflyer.cluster.core.platform.messages import Commanded, Done, Settings
+from fireflyer.cluster.core.platform.store.history import CommandDone, NodeChange
+from fireflyer.cluster.core.platform.store.ledger import Ledger
+from fireflyer.cluster.core.platform.store.rows import ConfigRow, NodeRow, RunState, TaskRow, Wish, encode_row
+from fireflyer.cluster.core.platform.submissions import highest_priority
+from fireflyer.cluster.core.scheduler.model import Reservation
+from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome, TaskState
+
+__all__ = ["Administration"]
+
+MAX_CONFIG_BYTES = 900_000
+MAX_RESERVATIONS = 1000
+
+
+class Administration:
+    def __init__(self, ledger: Ledger, heard: Heard, tasks: Tasks, settings: Settings) -> None:
+        self._ledger, self._heard, self._tasks, self._settings = ledger, heard, tasks, settings
+        self.nodes: dict[str, None] = {}
+        """Of which the scheduler must know more."""
+        self.settings_changed = False
+
+    def apply(self, asked: Commanded, now_ns: int) -> Done:
+        """`now_ns`: monotonic. Raises an error that says what to do instead."""
+        command = asked.command
+        owner = None
+        if isinstance(command, StopTask | SuspendTask | ResumeTask | SetPriority):
+            owner = self._task(command.task).user
+        check(command, asked.user, asked.roles, owner)
+        text, target = self._do(command, asked, now_ns)
+        name = type(command).__name__
+        self._ledger.record(CommandDone(self._tasks.now_ns, asked.user, name, target, text))
+        self._tasks.notes.append(f"{asked.user}: {text}")
+        return Done(text)
+
+    def _do(self, command: Command, asked: Commanded, now_ns: int) -> tuple[str, str]:
+        match command:
+            case StopTask(task, reason):
+                return self._stop(self._unfinished(task), asked.user, reason), str(task)
+            case SuspendTask(task):
+                return self._suspend(self._unfinished(task)), str(task)
+            case ResumeTask(task):
+                return self._resume(self._unfinished(task)), str(task)
+            case SetPriority(task, priority):
+                return self._set_priority(self._unfinished(task), priority, asked), str(task)
+            case DrainNode() | ResumeNode() | LabelNode() | MoveNode():
+                return self._change_node(command), command.node
+            case RemoveNode(node):
+                return self._remove_node(node, now_ns), node
+            case _:
+                return self._configure(command), "settings"
+
+    # --- tasks ---
+
+    def _task(self, task: int) -> TaskRow:
+        row = self._ledger.tasks.get(task)
+        if row is None:
+            raise NotFound(f"there is no task {task}, or it ended long ago")
+        return row
+
+    def _unfinished(self, task: int) -> TaskRow:
+        row = self._task(task)
+        if row.state is FINISHED:
+            outcome = row.outcome.value if row.outcome is not None else "unknown"
+            raise UsageError(f"task {task} has finished ({outcome}); only a task that has not can be changed")
+        return row
+
+    def _stop(self, row: TaskRow, user: str, reason: str) -> str:
+        words = f"{user} stopped it" + (f": {reason}" if reason else "")
+        row = msgspec.structs.replace(row, stopping=row.stopping or words)
+        self._tasks.put(row)
+        key = self._ledger.index.open_run(row)
+        run = self._ledger.runs.known(key) if key is not None else None
+        if run is None or run.state is RunState.ENDED:
+            self._tasks.finish(row, Outcome.STOPPED, row.stopping, cause=Cause.STOPPED)
+            return f"task {row.id} is stopped"
+        self._tasks.leave(run, "stop", Wish.USER_STOP, row.stopping)
+        return f"task {row.id} is being stopped"
+
+    def _suspend(self, row: TaskRow) -> str:
+        if self._tasks.spec(row).kind == "interactive":
+            raise UsageError(f"task {row.id} is interactive and cannot be suspended; stop it")
+        if row.held:
+            return f"task {row.id} is suspended already"
+        row = msgspec.structs.replace(row, held=True)
+        self._tasks.put(row)
+        key = self._ledger.index.open_run(row)
+        if key is not None:
+            self._tasks.leave(self._ledger.runs.known(key), "suspend", Wish.USER_SUSPEND, "its user suspended it")
+        elif row.state is TaskState.QUEUED:
+            self._tasks.hold(row)
+        return f"task {row.id} does not run until it is resumed"
+
+    def _resume(self, row: TaskRow) -> str:
+        if not row.held:
+            return f"task {row.id} is not suspended by its user"
+        row = msgspec.structs.replace(row, held=False)
+        self._tasks.put(row)
+        self._tasks.tell(row)
+        return f"task {row.id} waits for nodes"
+
+    def _set_priority(self, row: TaskRow, priority: int, asked: Commanded) -> str:
+        highest = highest_priority(self._ledger.settings, row.user)
+        if priority > highest and not is_operator(asked.roles):
+            raise PermissionDenied(f"{row.user} may ask for priority {highest} at most, not {priority}")
+        row = msgspec.structs.replace(row, priority=priority)
+        self._tasks.put(row)
+        self._tasks.tell(row)
+        return f"task {row.id} has priority {priority}"
+
+    # --- nodes ---
+
+    def _node(self, name: str) -> NodeRow:
+        row = self._ledger.nodes.get(name)
+        if row is None:
+            raise NotFound(f"there is no node {name}")
+        return row
+
+    def _change_node(self, command: DrainNode | ResumeNode | LabelNode | MoveNode) -> str:
+        row, now_ns = self._node(command.node), self._tasks.now_ns
+        text = ""
+        match command:
+            case DrainNode(name, reason):
+                row = msgspec.structs.replace(row, drained=True, drain_reason=reason)
+                self._ledger.record(NodeChange(now_ns, name, "drained", reason))
+                text = f"node {name} gets no new run"
+            case ResumeNode(name):
+                row = msgspec.structs.replace(row, drained=False, drain_reason="")
+                self._ledger.record(NodeChange(now_ns, name, "resumed"))
+                text = f"node {name} gets runs again"
+            case LabelNode(name, labels):
+                row = msgspec.structs.replace(row, labels=tuple(sorted(dict.fromkeys(labels))))
+                text = f"node {name} has the labels {', '.join(row.labels) or '(none)'}"
+            case MoveNode(name, zone, leaf, group):
+                row = msgspec.structs.replace(row, zone=zone, leaf=leaf, group=group)
+                text = f"node {name} is in group {group}, zone {zone or '(none)'}, leaf {leaf or '(none)'}"
+        self._ledger.nodes.put(row.name, row)
+        self.nodes[row.name] = None
+        self._ledger.changed("node", row.name, "drained" if row.drained else "changed")
+        return text
+
+    def _remove_node(self, name: str, now_ns: int) -> str:
+        self._node(name)
+        place = self._ledger.places.get(name)
+        if place is not None:
+            raise Busy(f"node {name} has run {place.run} of task {place.task}; drain it and wait")
+        if self._heard.is_up(name, now_ns, self._settings.lost_ns):
+            raise Busy(f"node {name} is heard; stop its agent first")
+        self._ledger.nodes.put(name, None)
+        self.nodes[name] = None
+        self._ledger.record(NodeChange(self._tasks.now_ns, name, "removed"))
+        self._ledger.changed("node", name, "removed")
+        return f"node {name} is forgotten"
+
+    # --- settings ---
+
+    def _configure(self, command: Command) -> str:
+        config = self._ledger.settings
+        match command:
+            case SetLimits(limits):
+                config, text = msgspec.structs.replace(config, limits=limits), f"{len(limits)} limits are set"
+            case SetShares(shares):
+                if not all(0.0 <= share < 1e9 for share in shares.values()):
+                    raise UsageError("a share is a number of nodes, from 0 on")
+                config, text = msgspec.structs.replace(config, shares=shares), f"{len(shares)} shares are set"
+            case SetPolicy(policy, guaranteed_ns):
+                config = msgspec.structs.replace(config, policy=policy, guaranteed_ns=guaranteed_ns)
+                text = "the policy is set"
+            case SetPriorityBounds(bounds):
+                config, text = msgspec.structs.replace(config, bounds=bounds), f"{len(bounds)} bounds are set"
+            case AddReservation(reservation):
+                if reservation.begin_ns >= reservation.until_ns:
+                    raise UsageError(f"reservation {reservation.name} ends before it begins")
+                rest = self._without(config, reservation.name)
+                config = msgspec.structs.replace(config, reservations=(*rest, reservation))
+                text = f"reservation {reservation.name} is set"
+            case RemoveReservation(name):
+                rest = self._without(config, name)
+                if len(rest) == len(config.reservations):
+                    raise NotFound(f"there is no reservation {name}")
+                config, text = msgspec.structs.replace(config, reservations=rest), f"reservation {name} is removed"
+            case _:
+                raise UsageError(f"{type(command).__name__} is no setting")
+        self._put_settings(config)
+        return text
+
+    def _without(self, config: ConfigRow, name: str) -> tuple[Reservation, ...]:
+        return tuple(one for one in config.reservations if one.name != name and one.until_ns > self._tasks.now_ns)
+
+    def _put_settings(self, config: ConfigRow) -> None:
+        size = len(encode_row(config))
+        if size > MAX_CONFIG_BYTES or len(config.reservations) > MAX_RESERVATIONS:
+            raise UsageError(f"all settings together are {size} bytes, at most {MAX_CONFIG_BYTES}; set fewer")
+        self._ledger.put_settings(config)
+        self.settings_changed = True
+        self._ledger.changed("settings", "cluster", "changed")

@@ -1,0 +1,183 @@
+"""All that a manager has in memory while it leads: one term, one draft after the other.
+
+begin      a draft at this instant
+carry_out  a submission or a command
+decide     what nodes said, deadlines, and the scheduler
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from fireflyer.cluster.core.platform.administration import Administration
+from fireflyer.cluster.core.platform.heard import Heard
+from fireflyer.cluster.core.platform.life.progress import Progress
+from fireflyer.cluster.core.platform.life.tasks import Tasks
+from fireflyer.cluster.core.platform.messages import Commanded, Result, Settings, Submitted
+from fireflyer.cluster.core.platform.orders import OrderBook
+from fireflyer.cluster.core.platform.planner import Planner
+from fireflyer.cluster.core.platform.show import Show
+from fireflyer.cluster.core.platform.store.history import NodeChange
+from fireflyer.cluster.core.platform.store.ledger import Ledger
+from fireflyer.cluster.core.platform.store.rows import NodeRow
+from fireflyer.cluster.core.platform.submissions import submit
+from fireflyer.cluster.core.platform.totals import Totals
+from fireflyer.cluster.schema.sync import Sync
+
+__all__ = ["Leading"]
+
+MAX_NODES_PER_DRAFT: Final = 2000
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+
+
+class Leading:
+    def __init__(self, ledger: Ledger, settings: Settings, now_ns: int) -> None:
+        self.ledger, self._settings = ledger, settings
+        self.heard = Heard(now_ns)
+        self.orders = OrderBook(ledger, self.heard, settings)
+        self._tasks = Tasks(ledger, self.heard, settings)
+        self._progress = Progress(ledger, self.heard, self.orders, self._tasks, settings)
+        self._administration = Administration(ledger, self.heard, self._tasks, settings)
+        self._planner = Planner(ledger, self.heard, self._tasks, settings)
+        self._planner.rebuild(ledger.time_ns(now_ns), now_ns)
+        self._totals = Totals(ledger.state)
+        self.show = Show(ledger, self.heard, self._planner, settings)
+        self.copied = 0
+        self._since_ns = now_ns
+        self._decided_ns: int | None = None
+        self._dirty: dict[str, None] = {}
+        self._in_draft: dict[str, None] = {}
+        self._up: dict[str, None] = {}
+        self._ticked = True
+
+    # --- what comes in ---
+
+    def tick(self, now_ns: int, *, slept: bool) -> None:
+        self._ticked = True
+        if slept:
+            self.heard.restart_clocks(now_ns)
+
+    def hear(self, node: str, sync: Sync, now_ns: int) -> bool:
+        """False for what is old, or of a node that is one too many."""
+        if self.ledger.nodes.get(node) is None and (
+            len(self.ledger.nodes) >= self._settings.max_nodes or not _NAME.fullmatch(node)
+        ):
+            return False
+        ended_after_ns = self._settings.stop_after_ns + self._settings.stop_slack_ns
+        before = self.heard.sync(node)
+        if not self.heard.hear(node, sync, now_ns, ended_after_ns=ended_after_ns):
+            return False
+        nothing_new = before is not None and before.inventory == sync.inventory and not (before.runs or sync.runs)
+        if not nothing_new or node not in self._up:
+            self._dirty[node] = None
+        return True
+
+    def settled(self, now_ns: int) -> bool:
+        """Nodes have had the time to be heard by a new leader."""
+        if now_ns - self._since_ns >= self._settings.settle_ns:
+            return True
+        return all(self.heard.ever(name) for name in self.ledger.nodes.committed)
+
+    # --- a draft ---
+
+    def begin(self, now_ns: int) -> None:
+        self._tasks.now_ns = self.ledger.time_ns(now_ns)
+
+    def carry_out(self, asked: Submitted | Commanded, now_ns: int) -> Result:
+        if isinstance(asked, Submitted):
+            return submit(self.ledger, self._tasks, self._settings, asked)
+        return self._administration.apply(asked, now_ns)
+
+    def decide(self, now_ns: int) -> None:
+        time_ns = self._tasks.now_ns
+        for node in list(self._dirty)[:MAX_NODES_PER_DRAFT]:
+            del self._dirty[node]
+            self._in_draft[node] = None
+            self._observe(node, now_ns)
+        if self._ticked:
+            self._ticked = False
+            self._progress.sweep(now_ns)
+            self._sweep_nodes(now_ns)
+            self._planner.sample_usage(time_ns)
+        if self._administration.settings_changed:
+            self._administration.settings_changed = False
+            self._planner.settings_changed(time_ns)
+        for node in (*self._in_draft, *self._tasks.nodes, *self._administration.nodes):
+            self._planner.node(node, time_ns, now_ns)
+        self._planner.told(time_ns)
+        self._schedule(time_ns, now_ns)
+        if self.copied > self.ledger.draft_state.outbox_first:
+            self.ledger.clear_outbox(self.copied)
+        self._totals.put(self.ledger)
+
+    def _schedule(self, time_ns: int, now_ns: int) -> None:
+        waited = self._decided_ns is None or now_ns - self._decided_ns >= self._settings.schedule_every_ns
+        if waited and self._planner.is_due(time_ns) and self.settled(now_ns):
+            self._decided_ns = now_ns
+            self._planner.decide(time_ns)
+
+    def _observe(self, node: str, now_ns: int) -> None:
+        sync = self.heard.sync(node)
+        if sync is None:
+            return
+        row = self.ledger.nodes.get(node)
+        if row is None:
+            row = NodeRow(name=node, added_ns=self._tasks.now_ns)
+        if row.inventory != sync.inventory:
+            self.ledger.nodes.put(node, msgspec.structs.replace(row, inventory=sync.inventory))
+        if node not in self._up:
+            self._mark(node, up=True)
+        self._progress.observe(node, now_ns)
+
+    def _mark(self, node: str, *, up: bool) -> None:
+        if up:
+            self._up[node] = None
+        else:
+            self._up.pop(node, None)
+        state = "up" if up else "lost"
+        self.ledger.record(NodeChange(self._tasks.now_ns, node, state))
+        self.ledger.changed("node", node, state)
+
+    def _sweep_nodes(self, now_ns: int) -> None:
+        """Nodes that have become silent; how many there are of which kind."""
+        for node in list(self._up):
+            if self.ledger.nodes.get(node) is None:
+                del self._up[node]
+            elif not self.heard.is_up(node, now_ns, self._settings.lost_ns):
+                self._mark(node, up=False)
+                self._in_draft[node] = None
+        busy = sum(1 for node in self.ledger.places.committed if node in self._up)
+        self._totals.pass_time(self._tasks.now_ns, len(self.ledger.nodes), len(self._up), busy)
+
+    def changed_orders(self) -> list[str]:
+        """Nodes whose orders are other ones, now that the draft is committed."""
+        nodes = {**self._tasks.nodes, **self._in_draft}
+        for node in self._administration.nodes:
+            if self.ledger.nodes.committed.get(node) is None:
+                self.heard.forget(node)
+                self.orders.forget(node)
+        self._tasks.nodes.clear()
+        self._in_draft.clear()
+        self._administration.nodes.clear()
+        return [node for node in nodes if self.heard.ever(node) and self.orders.refresh(node)]
+
+    def taken_notes(self) -> list[str]:
+        notes, self._tasks.notes = self._tasks.notes, []
+        return notes
+
+    def rollback(self, now_ns: int) -> None:
+        """The draft never was: what it was made of is looked at again."""
+        self.ledger.rollback()
+        self._dirty.update(self._in_draft)
+        self._dirty.update(self._up)
+        self._in_draft.clear()
+        self._up.clear()
+        self._tasks.touched.clear()
+        self._tasks.nodes.clear()
+        self._tasks.notes.clear()
+        self._administration.nodes.clear()
+        self._ticked = True
+        self._planner.rebuild(self.ledger.time_ns(now_ns), now_ns)

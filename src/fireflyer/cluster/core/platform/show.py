@@ -1,0 +1,248 @@
+"""What the leader shows: made from committed rows, from what it has heard, and from the scheduler's reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fireflyer.base.errors import NotFound
+from fireflyer.base.units import format_duration
+from fireflyer.cluster.core.platform.heard import Heard
+from fireflyer.cluster.core.platform.life.accounts import run_account, waiting_account
+from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.core.platform.planner import Planner
+from fireflyer.cluster.core.platform.store.ledger import Ledger
+from fireflyer.cluster.core.platform.store.rows import Account, NodeRow, RunRow, RunState, TaskRow
+from fireflyer.cluster.core.platform.submissions import highest_priority
+from fireflyer.cluster.core.platform.views import ClusterView, NodeView, RunView, TaskView, UserView, Why
+from fireflyer.cluster.core.scheduler.model import Decision, Start, Wait
+from fireflyer.cluster.schema.tasks import FINISHED, TaskSpec, TaskState
+
+__all__ = ["Show"]
+
+
+class Show:
+    def __init__(self, ledger: Ledger, heard: Heard, planner: Planner, settings: Settings) -> None:
+        self._ledger, self._heard, self._planner, self._settings = ledger, heard, planner, settings
+
+    # --- tasks ---
+
+    def row(self, task: int) -> TaskRow:
+        row = self._ledger.tasks.committed.get(task)
+        if row is None:
+            raise NotFound(f"there is no task {task}, or it ended long ago")
+        return row
+
+    def _run_of(self, row: TaskRow) -> RunRow | None:
+        """The one that is not over."""
+        run = self._ledger.runs.committed.get((row.id, row.runs - 1))
+        return run if run is not None and run.state is not RunState.OVER else None
+
+    def _account(self, row: TaskRow, time_ns: int) -> Account:
+        run = self._run_of(row)
+        if row.state is FINISHED:
+            return row.account
+        if run is None or run.state is RunState.ENDED:
+            return waiting_account(row, max(time_ns, row.counted_ns))
+        return run_account(row, run, max(time_ns, row.counted_ns))
+
+    def task(self, row: TaskRow, time_ns: int, *, with_spec: bool = False) -> TaskView:
+        submission = self._ledger.submissions.committed[row.submission]
+        spec, run, account = submission.spec, self._run_of(row), self._account(row, time_ns)
+        return TaskView(
+            id=row.id,
+            name=row.name,
+            user=row.user,
+            group=row.group,
+            state=row.state,
+            priority=row.priority,
+            node_group=spec.node_group,
+            least_nodes=spec.least_nodes,
+            most_nodes=spec.most_nodes,
+            array_index=row.array_index,
+            array_of=submission.id if row.array_index is not None else None,
+            submitted_ns=row.submitted_ns,
+            since_ns=row.since_ns,
+            ended_ns=row.ended_ns,
+            runs=row.runs,
+            requeues=row.requeues,
+            held=row.held,
+            nodes=run.nodes if run is not None else (),
+            whole_life=row.whole_life,
+            outcome=row.outcome,
+            cause=row.cause,
+            exit_code=row.exit_code,
+            reason=row.reason,
+            account=account,
+            ettr=account.productive_ns / account.total_ns if account.productive_ns else None,
+            spec=spec if with_spec else None,
+        )
+
+    def tasks(
+        self, time_ns: int, *, user: str, states: tuple[TaskState, ...], name: str, before: int | None, limit: int
+    ) -> Iterator[TaskView]:
+        """The newest first."""
+        for task in sorted(self._ledger.tasks.committed, reverse=True):
+            row = self._ledger.tasks.committed[task]
+            if limit <= 0:
+                return
+            if before is not None and task >= before:
+                continue
+            if (user and row.user != user) or (states and row.state not in states) or (name and row.name != name):
+                continue
+            limit -= 1
+            yield self.task(row, time_ns)
+
+    def runs(self, row: TaskRow) -> Iterator[RunView]:
+        for number in range(row.runs):
+            run = self._ledger.runs.committed.get((row.id, number))
+            if run is not None:
+                yield self._run(run)
+
+    def _run(self, run: RunRow) -> RunView:
+        status = self._heard.status(run.nodes[0], run.token)
+        ended = run.ended
+        return RunView(
+            task=run.task,
+            number=run.number,
+            token=run.token,
+            state=run.state.value,
+            nodes=run.nodes,
+            scheduled_ns=run.scheduled_ns,
+            started_ns=run.started_ns,
+            ended_ns=run.ended_ns,
+            over_ns=run.over_ns,
+            leaving=run.wanted != "run",
+            leave_reason=run.wish_reason,
+            reason=run.reason,
+            cause=ended.cause if ended is not None else None,
+            exit_code=ended.exit_code if ended is not None else None,
+            end_reason=ended.reason if ended is not None else "",
+            step=status.step if status is not None else None,
+        )
+
+    # --- reasons ---
+
+    def why(self, row: TaskRow, time_ns: int) -> Why:
+        """Always one line."""
+        run = self._run_of(row)
+        if row.state is FINISHED:
+            outcome = row.outcome.value if row.outcome is not None else "ended"
+            return Why(f"it has {outcome}" + (f": {row.reason}" if row.reason else ""))
+        if run is not None:
+            return Why(self._why_runs(row, run, time_ns))
+        return self.words(self._planner.why(row.id, time_ns))
+
+    def words(self, decision: Decision | None) -> Why:
+        match decision:
+            case Wait(reason=reason, earliest_ns=earliest_ns):
+                return Why(reason, earliest_ns)
+            case Start(nodes=nodes, reason=reason):
+                return Why(f"it can start now, on {', '.join(nodes[:8])}: {reason}", nodes=nodes)
+            case _:
+                return Why("it is being started")
+
+    def _why_runs(self, row: TaskRow, run: RunRow, time_ns: int) -> str:
+        where = ", ".join(run.nodes[:8]) + (f" and {len(run.nodes) - 8} more" if len(run.nodes) > 8 else "")
+        since = format_duration(max(0, time_ns - row.since_ns))
+        if run.state is RunState.ENDED or run.wanted != "run":
+            left = [name for name in run.nodes if self._has(run, name)]
+            return f"run {run.number} is leaving ({run.wish_reason}) for {since}; processes may live on {left[:8]}"
+        if run.state is RunState.SCHEDULED:
+            return f"run {run.number} has {where} for {since} and prepares to start: {run.reason}"
+        return f"run {run.number} runs on {where} for {since}: {run.reason}"
+
+    def _has(self, run: RunRow, node: str) -> bool:
+        place = self._ledger.places.committed.get(node)
+        return place is not None and (place.task, place.run) == (run.task, run.number)
+
+    def would_start(self, user: str, group: str, spec: TaskSpec, time_ns: int) -> Why:
+        row = TaskRow(
+            id=self._ledger.state.next_task,
+            submission=0,
+            name=spec.name,
+            user=user,
+            group=group,
+            state=TaskState.QUEUED,
+            priority=spec.priority,
+            submitted_ns=time_ns,
+            queued_ns=time_ns,
+            since_ns=time_ns,
+            counted_ns=time_ns,
+        )
+        return self.words(self._planner.would_start(row, spec, time_ns))
+
+    # --- nodes, users, the cluster ---
+
+    def node(self, row: NodeRow, now_ns: int) -> NodeView:
+        place = self._ledger.places.committed.get(row.name)
+        run = self._ledger.runs.committed[place.task, place.run] if place is not None else None
+        return NodeView(
+            name=row.name,
+            zone=row.zone,
+            leaf=row.leaf,
+            group=row.group,
+            labels=row.labels,
+            state=self._state(row, run, now_ns),
+            drain_reason=row.drain_reason,
+            task=run.task if run is not None else None,
+            run=run.number if run is not None else None,
+            silent_ns=self._heard.silent_ns(row.name, now_ns) if self._heard.ever(row.name) else None,
+            inventory=row.inventory,
+        )
+
+    def _state(self, row: NodeRow, run: RunRow | None, now_ns: int) -> str:
+        if not self._heard.is_up(row.name, now_ns, self._settings.lost_ns):
+            return "lost"
+        if row.drained:
+            return "drained" if run is None else "draining"
+        if run is None:
+            return "idle"
+        return "leaving" if run.wanted != "run" else "busy"
+
+    def nodes(self, now_ns: int, *, after: str, limit: int) -> Iterator[NodeView]:
+        names = sorted(name for name in self._ledger.nodes.committed if name > after)
+        return (self.node(self._ledger.nodes.committed[name], now_ns) for name in names[:limit])
+
+    def users(self) -> Iterator[UserView]:
+        usage, shares = self._planner.usage(), self._ledger.config.shares
+        nodes: dict[str, int] = {}
+        for place in self._ledger.places.committed.values():
+            user = self._ledger.tasks.committed[place.task].user
+            nodes[user] = nodes.get(user, 0) + 1
+        unfinished: dict[str, int] = {}
+        for row in self._ledger.tasks.committed.values():
+            if row.state is not FINISHED:
+                unfinished[row.user] = unfinished.get(row.user, 0) + 1
+        for user in sorted({**usage, **shares, **nodes, **unfinished}):
+            yield UserView(
+                user=user,
+                unfinished=unfinished.get(user, 0),
+                nodes=nodes.get(user, 0),
+                node_seconds=usage.get(user, 0.0),
+                share=shares.get(user, 0.0),
+                highest_priority=highest_priority(self._ledger.config, user),
+            )
+
+    def cluster(self, time_ns: int, now_ns: int) -> ClusterView:
+        state = self._ledger.state
+        tasks: dict[str, int] = {one.value: 0 for one in TaskState}
+        for row in self._ledger.tasks.committed.values():
+            tasks[row.state.value] += 1
+        healthy = sum(
+            1 for name in self._ledger.nodes.committed if self._heard.is_up(name, now_ns, self._settings.lost_ns)
+        )
+        return ClusterView(
+            cluster=state.cluster,
+            term=self._ledger.term,
+            time_ns=time_ns,
+            nodes=len(self._ledger.nodes),
+            healthy=healthy,
+            busy=len(self._ledger.places),
+            tasks=tasks,
+            utilisation=state.allocated_ns / state.healthy_ns if state.healthy_ns else None,
+            goodput=state.productive_ns / state.healthy_ns if state.healthy_ns else None,
+            changes=state.changes,
+            outbox_first=state.outbox_first,
+            outbox_next=state.outbox_next,
+            config=self._ledger.config,
+        )

@@ -1,0 +1,282 @@
+"""What the platform's managers keep in the key-value store: keys and values.
+
+    PMle                 the lease                      PMst                 counters of the whole cluster
+    PMcf                 what the site sets             PMsp + task (8)      a submission: what its tasks are
+    PMta + task (8)      a task                         PMru + task (8) + run (4)    a run
+    PMno + name          a node                         PMpl + name          the run that has the node
+    PMus + name          a user's usage                 PMob + number (8)    a change that the history has not yet
+
+Numbers are big-endian, so a range is in their order. A value is one byte, the version of its format, and MessagePack.
+What does not decode is `DataCorruption` naming the key: the manager then does not lead, rather than guess.
+
+All times are *cluster time*, nanoseconds: see `ledger`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from fireflyer.base.errors import DataCorruption
+from fireflyer.cluster.core.platform.commands import PriorityBound
+from fireflyer.cluster.core.scheduler.model import Limit, Policy, Reservation
+from fireflyer.cluster.schema.sync import EndedRun, Inventory
+from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
+from fireflyer.kvstore.core.rows import decode_row, encode_row
+
+__all__ = ["CONFIG_KEY", "NODES", "OUTBOX_PREFIX", "PLACES", "RUNS", "STATE_KEY", "SUBMISSIONS", "TASKS", "USAGE"]
+__all__ += [
+    "Account",
+    "ClusterRow",
+    "ConfigRow",
+    "NodeRow",
+    "PlaceRow",
+    "RowKind",
+    "RunRow",
+    "RunState",
+    "SubmissionRow",
+]
+__all__ += ["TaskRow", "UsageRow", "Wish", "decode_row", "encode_row", "outbox_key"]
+
+PREFIX: Final = b"PM"
+STATE_KEY: Final = PREFIX + b"st"
+CONFIG_KEY: Final = PREFIX + b"cf"
+OUTBOX_PREFIX: Final = PREFIX + b"ob"
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class ClusterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Changed by every transaction but those of the lease: (term, number) names the one that wrote it."""
+
+    cluster: str
+    """Part of all run tokens."""
+    term: int = 0
+    number: int = 0
+    time_ns: int = 0
+    """Cluster time of the transaction."""
+    next_task: int = 1
+    changes: int = 0
+    """Numbers of `messages.Changed` that were given out."""
+    outbox_first: int = 0
+    outbox_next: int = 0
+    totals_at_ns: int = 0
+    """Until when the following are added up."""
+    node_ns: int = 0
+    """Nodes that were known, times time."""
+    healthy_ns: int = 0
+    """Of these, nodes that were heard."""
+    allocated_ns: int = 0
+    """Of these, nodes that a run had."""
+    productive_ns: int = 0
+    """Nodes times productive time, of runs that have ended."""
+
+
+class ConfigRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the site sets."""
+
+    policy: Policy = Policy()
+    guaranteed_ns: int = 7200 * 10**9
+    limits: tuple[Limit, ...] = ()
+    shares: dict[str, float] = {}
+    bounds: tuple[PriorityBound, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+
+
+class SubmissionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One spec; of an array, for all of its tasks. Kept as long as one of them is. `id`: of the first one."""
+
+    id: int
+    spec: TaskSpec
+    count: int = 1
+    key: str = ""
+    """The idempotency key of its user."""
+    digest: str = ""
+    """Of all specs that came with the key."""
+    first: int = 0
+    """Of the tasks that came with it, and how many they are."""
+    total: int = 1
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a task's life went, until its row was last written; the sum is that time exactly."""
+
+    queue_ns: int = 0
+    suspended_ns: int = 0
+    """It had saved and waited for nodes, or for its user."""
+    platform_ns: int = 0
+    """A run of it had nodes, and its launcher did not say what for: from the decision until the launcher began, and
+    from its end until the manager knew."""
+    release_ns: int = 0
+    """Its last run had ended, and the last process of it had not."""
+    start_ns: int = 0
+    productive_ns: int = 0
+    checkpoint_ns: int = 0
+    lost_ns: int = 0
+    restart_ns: int = 0
+    other_ns: int = 0
+    unknown_ns: int = 0
+    """Ranks ran and nobody told what they did."""
+
+    @property
+    def total_ns(self) -> int:
+        return sum(getattr(self, name) for name in self.__struct_fields__)
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    submission: int
+    array_index: int | None = None
+    name: str
+    user: str
+    group: str = ""
+    state: TaskState
+    priority: int
+    submitted_ns: int
+    """Its place in the queue for ever."""
+    queued_ns: int
+    """Since when it waits, or waited before its run began: its age."""
+    since_ns: int
+    """Since when it is in its state."""
+    counted_ns: int
+    """Until when `account` adds up its life."""
+    account: Account = Account()
+    runs: int = 0
+    """That were begun; the last one is number `runs - 1`."""
+    requeues: int = 0
+    """After infrastructure causes."""
+    not_before_ns: int = 0
+    excluded: tuple[str, ...] = ()
+    """Nodes on which it failed."""
+    claim: tuple[str, ...] = ()
+    """Nodes that are kept for it."""
+    held: bool = False
+    """Its user suspended it."""
+    stopping: str = ""
+    """Who wants it to end, and why."""
+    whole_life: int = 0
+    outcome: Outcome | None = None
+    cause: Cause | None = None
+    """Of the end of its last run."""
+    exit_code: int | None = None
+    reason: str = ""
+    """Of its end."""
+    ended_ns: int | None = None
+
+
+class RunState(enum.Enum):
+    SCHEDULED = "scheduled"
+    """Its nodes are its own; the launcher was not heard of."""
+    RUNNING = "running"
+    ENDED = "ended"
+    """The launcher has ended, certainly; processes on other nodes perhaps not yet."""
+    OVER = "over"
+    """No process of it is left, and none will ever be started."""
+
+
+class Wish(enum.Enum):
+    """Why a run is to leave its nodes."""
+
+    NONE = "none"
+    INTERRUPT = "interrupt"
+    """Another task comes first."""
+    USER_SUSPEND = "user_suspend"
+    USER_STOP = "user_stop"
+    TIME_LIMIT = "time_limit"
+    NO_START = "no_start"
+    """The launcher or the ranks did not start in time."""
+    LOST = "lost"
+    """Nobody knows of the launcher any more."""
+    ENDED = "ended"
+    """The launcher has ended: what is left is to end too."""
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    task: int
+    number: int
+    token: str
+    nodes: tuple[str, ...]
+    """In the order of ranks; the first one has the launcher. Which of them it still has: `PlaceRow`."""
+    state: RunState = RunState.SCHEDULED
+    wanted: Literal["run", "suspend", "stop"] = "run"
+    wish: Wish = Wish.NONE
+    wish_reason: str = ""
+    reason: str = ""
+    """Of its start."""
+    backfilled: bool = False
+    queued_ns: int
+    """Of the task, when it was scheduled."""
+    scheduled_ns: int
+    prepared_ns: int | None = None
+    """When its launcher was first heard of."""
+    started_ns: int | None = None
+    wanted_ns: int | None = None
+    """Since when it is wished to leave."""
+    ended_ns: int | None = None
+    over_ns: int | None = None
+    ended: EndedRun | None = None
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    zone: str = ""
+    leaf: str = ""
+    group: str = "default"
+    labels: tuple[str, ...] = ()
+    drained: bool = False
+    drain_reason: str = ""
+    inventory: Inventory | None = None
+    added_ns: int = 0
+
+
+class PlaceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The one run that the node belongs to; no row: it is free."""
+
+    name: str
+    task: int
+    run: int
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Node-seconds of a decaying window, as they were at `at_ns`."""
+
+    name: str
+    node_seconds: float
+    at_ns: int
+
+
+class RowKind(Generic[R]):
+    """One kind of row that there are many of. `fields` make its key: numbers of so many bytes, or one name (0)."""
+
+    def __init__(self, prefix: bytes, row_type: type[R], fields: tuple[tuple[str, int], ...]) -> None:
+        self.prefix = PREFIX + prefix
+        self.end = self.prefix[:-1] + bytes([self.prefix[-1] + 1])
+        self._row_type = row_type
+        self._fields = fields
+
+    def key(self, row: R) -> bytes:
+        parts: list[Any] = [(getattr(row, name), size) for name, size in self._fields]
+        return self.prefix + b"".join(
+            part.to_bytes(size, "big") if size else str(part).encode() for part, size in parts
+        )
+
+    def decode(self, key: bytes, value: bytes) -> R:
+        """Raises `DataCorruption`, also when the row is another one's."""
+        row = decode_row(key, value, self._row_type)
+        if self.key(row) != key:
+            raise DataCorruption(f"row {key.hex()} of the key-value store is that of another key; restore the store")
+        return row
+
+
+TASKS: Final = RowKind(b"ta", TaskRow, (("id", 8),))
+SUBMISSIONS: Final = RowKind(b"sp", SubmissionRow, (("id", 8),))
+RUNS: Final = RowKind(b"ru", RunRow, (("task", 8), ("number", 4)))
+NODES: Final = RowKind(b"no", NodeRow, (("name", 0),))
+PLACES: Final = RowKind(b"pl", PlaceRow, (("name", 0),))
+USAGE: Final = RowKind(b"us", UsageRow, (("name", 0),))
+
+
+def outbox_key(number: int) -> bytes:
+    return OUTBOX_PREFIX + number.to_bytes(8, "big")

@@ -1,0 +1,138 @@
+"""What can be asked of the platform, as people and programs are shown it. Times are cluster time (about Unix time),
+nanoseconds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fireflyer.cluster.core.platform.store.rows import Account, ConfigRow
+from fireflyer.cluster.schema.sync import Inventory
+from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
+
+__all__ = ["ClusterView", "NodeView", "RunView", "TaskAnswer", "TaskPage", "TaskView", "UserView", "Why"]
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    task: int
+    number: int
+    token: str
+    state: str
+    nodes: tuple[str, ...]
+    scheduled_ns: int
+    started_ns: int | None
+    ended_ns: int | None
+    over_ns: int | None
+    leaving: bool
+    leave_reason: str
+    reason: str
+    """Why it was started there."""
+    cause: Cause | None
+    exit_code: int | None
+    end_reason: str
+    step: int | None
+    """Last heard."""
+
+
+class TaskView(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    name: str
+    user: str
+    group: str
+    state: TaskState
+    priority: int
+    node_group: str
+    least_nodes: int
+    most_nodes: int
+    array_index: int | None
+    array_of: int | None
+    """First task of its array."""
+    submitted_ns: int
+    since_ns: int
+    ended_ns: int | None
+    runs: int
+    requeues: int
+    held: bool
+    nodes: tuple[str, ...]
+    """Of its run, in the order of ranks."""
+    whole_life: int
+    outcome: Outcome | None
+    cause: Cause | None
+    exit_code: int | None
+    reason: str
+    account: Account
+    """Until now: the sum is the task's life so far."""
+    ettr: float | None
+    """Productive time over all time in which it wanted to run; None where no run told."""
+    spec: TaskSpec | None = None
+    """Only where one task is asked for."""
+
+
+class Why(msgspec.Struct, frozen=True):
+    """Why a task does what it does, in one line."""
+
+    text: str
+    earliest_ns: int | None = None
+    """When it can start at the latest, by the times that others declared; None where nobody knows."""
+    nodes: tuple[str, ...] = ()
+    """Where it can start now."""
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    zone: str
+    leaf: str
+    group: str
+    labels: tuple[str, ...]
+    state: str
+    """`idle`, `busy`, `leaving` (its run is to leave), `lost`, `drained` or `draining` (with a run)."""
+    drain_reason: str
+    task: int | None
+    run: int | None
+    silent_ns: int | None
+    """Since it was last heard; None: not by this leader."""
+    inventory: Inventory | None
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    user: str
+    unfinished: int
+    nodes: int
+    """That it has now."""
+    node_seconds: float
+    share: float
+    highest_priority: int
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str
+    term: int
+    time_ns: int
+    nodes: int
+    healthy: int
+    busy: int
+    tasks: dict[str, int]
+    """How many are in each state, among those remembered."""
+    utilisation: float | None
+    """Allocated over healthy node-time, since the cluster began."""
+    goodput: float | None
+    """Productive over healthy node-time, of runs that have ended."""
+    changes: int
+    """Number of the last `Changed`."""
+    outbox_first: int
+    outbox_next: int
+    config: ConfigRow
+
+
+class TaskAnswer(msgspec.Struct, frozen=True):
+    """One task with its runs."""
+
+    task: TaskView
+    runs: tuple[RunView, ...]
+    why: Why
+
+
+class TaskPage(msgspec.Struct, frozen=True):
+    """Newest first. `next`: `before` of the next page; None on the last one."""
+
+    tasks: tuple[TaskView, ...]
+    next: int | None

@@ -1,0 +1,360 @@
+"""The rules for one task in its turn, given what those before it have got.
+
+`schedule`, the definition, asks them for every task that waits; the machine only for those that may not just wait, in
+the same order. What both have in common is here: what is free, what is leaving, who has claims, who is the head.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from fireflyer.base.errors import InvariantViolation
+from fireflyer.cluster.core.scheduler.limits import Limits
+from fireflyer.cluster.core.scheduler.model import Decision, Interrupt, Request, Start, Task, Wait
+from fireflyer.cluster.core.scheduler.node_sets import NodeSets, union
+from fireflyer.cluster.core.scheduler.order import Standing
+from fireflyer.cluster.core.scheduler.placement import fits, place
+from fireflyer.cluster.core.scheduler.victims import Victim, cheapest
+
+__all__ = ["Candidates", "Outcome", "RunCost", "Runs", "Turns", "Verdict"]
+
+_PLACE = operator.attrgetter("submitted_ns", "id")
+
+
+class Outcome(enum.Enum):
+    STARTS = "starts"
+    KEEPS = "keeps"
+    """Nodes are kept for it that are not all free yet."""
+    BARRED = "barred"
+    """Held, or paused."""
+    LIMIT = "limit"
+    TOO_FEW = "too few"
+    """Too few nodes are open that it may use, whoever has them."""
+    HEAD = "head"
+    """Nothing helps it; it has become the head."""
+    BEHIND = "behind"
+    """It comes behind the head and does not fit."""
+    YIELDS = "yields"
+    """It comes behind the head, fits, and would keep what the head needs."""
+
+
+class Verdict(NamedTuple):
+    outcome: Outcome
+    decisions: tuple[Decision, ...]
+    """Of the head none: see `Turns.head_waits`."""
+
+
+class Candidates(NamedTuple):
+    """Runs that a task may interrupt, and all of their nodes."""
+
+    tasks: Mapping[int, Task]
+    nodes: int
+
+
+class RunCost(NamedTuple):
+    """Where a run lies, and what its interruption loses, in nanoseconds of nodes."""
+
+    loss: int
+    zones: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(task: Task, nodes: int, sets: NodeSets) -> RunCost:
+        return RunCost(nodes.bit_count() * task.request.interrupt_cost_ns, sets.by_zone(nodes))
+
+
+class Runs(Protocol):
+    """What runs, of one group of nodes."""
+
+    leaving: int
+    """Nodes whose runs leave."""
+    crossing: int
+    """How many runs lie in several zones."""
+
+    def nodes_of(self, task: int) -> int: ...
+    def spreads(self) -> Mapping[int, RunCost]: ...
+
+    def candidates(self, task: Task, now_ns: int) -> Candidates: ...
+    def declared_ends(self) -> Sequence[tuple[int, int]]:
+        """(when, task) of those that declared how long they take; ascending."""
+        ...
+
+
+class _Chosen(NamedTuple):
+    """Nodes for a task: in the order of its ranks, and as a set."""
+
+    names: tuple[str, ...]
+    nodes: int
+
+
+class _Head(NamedTuple):
+    task: Task
+    least: Request
+    eligible: int
+    soon: int
+    free: int
+    crossing: int
+
+
+class Turns:
+    """One group of nodes at one instant: each task that waits has its turn, in the order of the queue."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        free: int,
+        sets: NodeSets,
+        standing: Standing,
+        limits: Limits,
+        claims: Mapping[int, int],
+        now_ns: int,
+    ) -> None:
+        """`claims`: of all tasks that wait and have one."""
+        self._runs, self._sets, self._standing, self._now_ns = runs, sets, standing, now_ns
+        self.free, self._leaving, self.crossing = free, runs.leaving, runs.crossing
+        self._limits = limits
+        self._taken: list[tuple[Request, int]] = []
+        self._claims = {task: nodes for task, nodes in claims.items() if nodes}
+        self._claimed: int | None = None
+        """By those whose turn comes later; None if that must be summed up again."""
+        self._kept = 0
+        """How many tasks whose turn is over have a claim."""
+        self._interrupted: set[int] = set()
+        self._head: _Head | None = None
+        self._head_starts: int | None = None
+        self._head_asked = False
+
+    @property
+    def has_head(self) -> bool:
+        return self._head is not None
+
+    def undo_limits(self) -> None:
+        """What was taken of the limits in these turns is given back: for whoever does not throw them away."""
+        for request, nodes in self._taken:
+            self._limits.take(request, -nodes)
+        self._taken.clear()
+
+    def one(self, task: Task) -> Verdict:
+        request = task.request
+        claim = self._claims.pop(task.id, 0)
+        if claim:
+            self._claimed = None
+        if task.held:
+            return _waits(Outcome.BARRED, task, task.held)
+        if self._now_ns < task.not_before_ns:
+            words = "it failed and is started again after a pause"
+            return Verdict(Outcome.BARRED, (Wait(task.id, words, task.not_before_ns),))
+        room, words = self._limits.room(request)
+        if room < request.least_nodes:
+            return _waits(Outcome.LIMIT, task, words)
+        eligible = self.open_to(task)
+        if eligible.bit_count() < request.least_nodes:
+            return _waits(Outcome.TOO_FEW, task, self._too_few(request, eligible))
+        if claim and self._holds(request, claim, eligible, room):
+            kept = _Chosen(self._named(task.claim, claim), claim)
+            if claim & ~self.free:
+                return self._keep(task, kept, "the tasks on its nodes are leaving")
+            return self._start(task, kept)
+        wanted = msgspec.structs.replace(request, most_nodes=min(request.most_nodes, room))
+        placed = self._place_kindly(wanted, self.free & eligible)
+        if placed is not None:
+            return self._start(task, placed)
+        if self._head is not None:
+            words = f"task {self._head.task.id} comes first and does not fit either"
+            return _waits(Outcome.BEHIND, task, words)
+        return self._make_room(task, eligible)
+
+    def _holds(self, request: Request, claim: int, eligible: int, room: int) -> bool:
+        """Whether a task may still run on what it claimed, as soon as that is free."""
+        if claim & ~((self.free | self._leaving) & eligible):
+            return False
+        if not request.least_nodes <= claim.bit_count() <= min(request.most_nodes, room):
+            return False
+        policy = self._standing.policy
+        may_cross = request.least_nodes >= policy.cross_zone_nodes and self.crossing < policy.cross_zone_tasks
+        return may_cross or self._sets.zones_of(claim) <= 1
+
+    def open_to(self, task: Task) -> int:
+        """The nodes that it may use and that are open for as long as it takes."""
+        admitted = self._sets.admitting(task)
+        return self._sets.eligible(task.request) & self._sets.open_for(task.request.time_ns, self._now_ns, admitted)
+
+    def open_at_all(self, task: Task) -> int:
+        """The nodes that it may use and that are open, however long it takes."""
+        admitted = self._sets.admitting(task)
+        return self._sets.eligible(task.request) & self._sets.open_for(None, self._now_ns, admitted)
+
+    def unclaimed(self) -> int:
+        """What is free, without what is claimed by those whose turn comes later."""
+        return self.free & ~self._later() if self._claims else self.free
+
+    def _later(self) -> int:
+        if self._claimed is None:
+            self._claimed = union(self._claims.values())
+        return self._claimed
+
+    def _named(self, claim: tuple[str, ...], nodes: int) -> tuple[str, ...]:
+        """Without those that are no nodes."""
+        if len(claim) == nodes.bit_count():
+            return claim
+        return tuple(name for name in claim if name in self._sets.number)
+
+    def _place(self, request: Request, free: int) -> _Chosen | None:
+        numbers = place(request, free, self._sets, self._standing.policy, self.crossing)
+        if numbers is None:
+            return None
+        return _Chosen(self._sets.names(numbers), union(1 << number for number in numbers))
+
+    def _place_kindly(self, request: Request, free: int) -> _Chosen | None:
+        """Without what is claimed by those who come later, where that is enough; the head, too, goes before them."""
+        later = self._later()
+        kind = self._place(request, free & ~later)
+        return kind if kind is not None or not later or self._head is not None else self._place(request, free)
+
+    def _keep(self, task: Task, chosen: _Chosen, reason: str, first: Sequence[Decision] = ()) -> Verdict:
+        self._take(task, chosen)
+        self._kept += 1
+        return Verdict(Outcome.KEEPS, (*first, Wait(task.id, reason, claim=chosen.names)))
+
+    def _start(self, task: Task, chosen: _Chosen) -> Verdict:
+        head = self._head
+        backfilled = head is not None and not self._gone_before(head, task, chosen.nodes)
+        self._take(task, chosen)
+        if backfilled and head is not None:
+            room, _ = self._limits.room(head.least)
+            if room < head.least.least_nodes or self._sets.zones_of(chosen.nodes) > 1:
+                self._give_back(task, chosen)
+                words = f"it would keep what task {head.task.id} needs, which comes first"
+                return _waits(Outcome.YIELDS, task, words)
+        reason = (
+            f"backfilled: task {head.task.id} does not fit" if backfilled and head is not None else "it is its turn"
+        )
+        return Verdict(Outcome.STARTS, (Start(task.id, chosen.names, backfilled, reason),))
+
+    def _gone_before(self, head: _Head, task: Task, nodes: int) -> bool:
+        """Whether a run on these nodes is nothing to the head."""
+        if not nodes & self._sets.eligible(head.least):
+            return True
+        time_ns = task.request.time_ns
+        if time_ns is None:
+            return False
+        starts_ns = self.head_starts_ns()
+        return starts_ns is not None and self._now_ns + time_ns <= starts_ns
+
+    def _take(self, task: Task, chosen: _Chosen) -> None:
+        self.free &= ~chosen.nodes
+        self._leaving &= ~chosen.nodes
+        self._limits.take(task.request, len(chosen.names))
+        self._taken.append((task.request, len(chosen.names)))
+        self.crossing += self._sets.zones_of(chosen.nodes) > 1
+
+    def _give_back(self, task: Task, chosen: _Chosen) -> None:
+        """All of them were free."""
+        self.free |= chosen.nodes
+        self._limits.take(task.request, -len(chosen.names))
+        self._taken.pop()
+        self.crossing -= self._sets.zones_of(chosen.nodes) > 1
+
+    def _make_room(self, task: Task, eligible: int) -> Verdict:
+        least = msgspec.structs.replace(task.request, most_nodes=task.request.least_nodes)
+        soon = (self.free | self._leaving) & eligible
+        chosen = self._place_kindly(least, soon)
+        if chosen is not None:
+            return self._keep(task, chosen, "the tasks on its nodes are leaving")
+        victims = self._victims(task, eligible, soon)
+        if victims is not None:
+            freed = union(self._runs.nodes_of(victim) for victim in victims)
+            self._interrupted.update(victims)
+            self._leaving |= freed
+            chosen = self._place(least, (soon | freed) & eligible)
+            if chosen is None:
+                raise InvariantViolation(f"task {task.id} does not fit on what was freed for it")
+            interrupts = [Interrupt(victim, task.id, f"task {task.id} comes first") for victim in victims]
+            return self._keep(task, chosen, f"it interrupts {', '.join(map(str, victims))}", interrupts)
+        self._head = _Head(task, least, eligible, soon, self.free, self.crossing)
+        return Verdict(Outcome.HEAD, ())
+
+    def _victims(self, task: Task, eligible: int, soon: int) -> tuple[int, ...] | None:
+        """The cheapest set in one zone, or in all."""
+        if self._kept + len(self._claims) >= self._standing.policy.most_claims:
+            return None
+        candidates = self._runs.candidates(task, self._now_ns)
+        most = (soon | candidates.nodes) & eligible
+        policy, least = self._standing.policy, task.request.least_nodes
+        scopes: list[tuple[str, ...]] = [
+            (zone,) for zone, nodes in self._sets.of_zone.items() if (most & nodes).bit_count() >= least
+        ]
+        if least >= policy.cross_zone_nodes and self.crossing < policy.cross_zone_tasks and most.bit_count() >= least:
+            scopes.append(tuple(self._sets.of_zone))
+        if not scopes:
+            return None
+        found = []
+        in_zone = self._victims_by_zone(candidates, eligible)
+        for number, scope in enumerate(scopes):
+            here = sum((soon & self._sets.of_zone[zone]).bit_count() for zone in scope)
+            victims = in_zone[scope[0]] if len(scope) == 1 else _joined(in_zone, scope)
+            cheapest_here = cheapest(victims, least - here)
+            if cheapest_here is not None:
+                found.append((cheapest_here[0], number, cheapest_here[1]))
+        return min(found)[2] if found else None
+
+    def _victims_by_zone(self, candidates: Candidates, eligible: int) -> dict[str, list[Victim]]:
+        """Who was submitted last comes first: of sets that lose the same, it is taken."""
+        found: dict[str, list[Victim]] = {zone: [] for zone in self._sets.of_zone}
+        spreads = self._runs.spreads()
+        for other in sorted(candidates.tasks.values(), key=_PLACE, reverse=True):
+            if other.id not in self._interrupted:
+                loss, zones = spreads[other.id]
+                for zone, nodes in zones:
+                    found[zone].append(Victim(other.id, loss, (nodes & eligible).bit_count()))
+        return found
+
+    def head_waits(self) -> Wait:
+        """What the head is told."""
+        if self._head is None:
+            raise InvariantViolation("no task is the head")
+        task, least, eligible, _, free, _ = self._head
+        words = f"needs {least.least_nodes} of {eligible.bit_count()} nodes that it may use; "
+        return Wait(task.id, f"{words}{(free & eligible).bit_count()} are free", self.head_starts_ns())
+
+    def head_starts_ns(self) -> int | None:
+        """When the head fits, if every run takes as long as was declared."""
+        if not self._head_asked and self._head is not None:
+            self._head_asked = True
+            self._head_starts = self._earliest_ns(self._head)
+        return self._head_starts
+
+    def _earliest_ns(self, head: _Head) -> int | None:
+        soon, needed = head.soon, head.least.least_nodes
+        for end_ns, ended in self._runs.declared_ends():
+            more = self._runs.nodes_of(ended) & head.eligible & ~soon
+            if more:
+                soon |= more
+                if fits(needed, soon, self._sets, self._standing.policy, head.crossing):
+                    return max(end_ns, self._now_ns)
+        return None
+
+    def _too_few(self, request: Request, eligible: int) -> str:
+        may = self._sets.eligible(request).bit_count()
+        now = eligible.bit_count()
+        closed = "" if may == now else f", of which {may - now} are down, drained, closed or reserved"
+        return f"needs {request.least_nodes} nodes of {request.node_group}; {may} have what it asks for{closed}"
+
+
+def _joined(in_zone: Mapping[str, Sequence[Victim]], scope: Sequence[str]) -> list[Victim]:
+    """What they leave in all of these zones together."""
+    found: dict[int, Victim] = {}
+    for zone in scope:
+        for victim in in_zone[zone]:
+            known = found.get(victim.task)
+            gains = victim.gains + (known.gains if known is not None else 0)
+            found[victim.task] = victim._replace(gains=gains)
+    return list(found.values())
+
+
+def _waits(outcome: Outcome, task: Task, words: str) -> Verdict:
+    return Verdict(outcome, (Wait(task.id, words),))

@@ -1,0 +1,1 @@
+"""A platform of which all processes run on this machine: `ff up`."""

@@ -1,0 +1,167 @@
+"""What lies where below the directory of `ff up`.
+
+    DIR/platform.json            what was made, and where its processes listen
+    DIR/connection.json          URL, fingerprint and token of user `admin` (0600), for commands
+    DIR/secret, tokens.json      of the manager; users, and hashes of their tokens (0600)
+    DIR/up.lock                  held by who runs it
+    DIR/manager/                 manager.toml, log, store
+    DIR/agent-1/                 state of the agent, log
+
+`platform.json` is written before anything is started, so that whoever is killed in the middle goes on with the same
+identity when the command is given again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from shlex import quote
+from typing import Annotated, Final
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.toml_text import to_toml
+from fireflyer.cluster.client import Connection
+from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.identity import TokenStore, new_secret, save_secret
+from fireflyer.identity.private_files import read_private_file, write_private_file
+
+__all__ = ["ADMIN", "CONNECTION_NAME", "LocalPlatform", "PlatformLayout", "new_platform", "read_connection"]
+
+ADMIN: Final = "admin"
+CONNECTION_NAME: Final = "connection.json"
+_MAX_BYTES: Final = 1 << 20
+_VERSION: Final = 1
+_OURS: Final = {"up.lock", "up.log", "secret", "tokens.json", "tokens.json.lock", "manager"}
+
+
+class LocalPlatform(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = _VERSION
+    cluster: str
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=256)]
+    zones: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    guaranteed_ns: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+    """How long a run is not interrupted."""
+    listen: str = "127.0.0.1:0"
+    """Where the manager listened last; port 0 before it was started."""
+    listen_agents: str = "127.0.0.1:0"
+
+
+def new_platform(nodes: int, zones: int, guaranteed_ns: int) -> LocalPlatform:
+    return LocalPlatform(cluster=secrets.token_hex(16), nodes=nodes, zones=zones, guaranteed_ns=guaranteed_ns)
+
+
+def read_connection(path: str) -> Connection:
+    """Raises `NotFound`, `PermissionDenied` where others may read the file, `DataCorruption`."""
+    data = read_private_file(path, _MAX_BYTES)
+    try:
+        return msgspec.json.decode(data, type=Connection)
+    except DECODE_ERRORS as error:
+        raise DataCorruption(f"{path} is not what `ff login` writes: {error}; log in again") from None
+
+
+class PlatformLayout:
+    """Paths below `directory`, and what is written there."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.abspath(directory)
+        self.secret_file = self._path("secret")
+        self.tokens_file = self._path("tokens.json")
+        self.lock_file = self._path("up.lock")
+        self.connection_file = self._path(CONNECTION_NAME)
+        self._platform_file = self._path("platform.json")
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self.directory, *names)
+
+    def exists(self) -> bool:
+        return os.path.exists(self._platform_file)
+
+    def load(self) -> LocalPlatform:
+        """Raises `NotFound` where none was made, `DataCorruption`."""
+        try:
+            data = read_private_file(self._platform_file, _MAX_BYTES)
+        except NotFound:
+            raise NotFound(
+                f"{self.directory} holds no platform; make one: ff up --dir {quote(self.directory)}"
+            ) from None
+        try:
+            found = msgspec.json.decode(data, type=LocalPlatform)
+        except DECODE_ERRORS as error:
+            raise DataCorruption(f"{self._platform_file} is damaged: {error}; restore it from a backup") from None
+        if found.version != _VERSION:
+            raise DataCorruption(
+                f"{self._platform_file} has format version {found.version}, this release reads {_VERSION}; install the "
+                "release that wrote it"
+            )
+        return found
+
+    def save(self, platform: LocalPlatform) -> None:
+        write_private_file(self._platform_file, msgspec.json.format(msgspec.json.encode(platform), indent=1) + b"\n")
+
+    def make_directory(self) -> None:
+        """Raises `UsageError` for one that has something else in it."""
+        if os.path.lexists(self.directory) and not os.path.isdir(self.directory):
+            raise UsageError(f"{self.directory} is not a directory; give a new one with --dir")
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            others = [] if self.exists() else sorted(set(os.listdir(self.directory)) - _OURS)
+        except OSError as error:
+            raise translate_os_error(error, f"make {self.directory}") from error
+        if others:
+            raise UsageError(
+                f"{self.directory} is not empty and holds no platform (it has {others[0]!r}); give a new or empty "
+                "directory"
+            )
+
+    def make_identity(self) -> None:
+        if not os.path.exists(self.secret_file):
+            save_secret(new_secret(), self.secret_file)
+        users = TokenStore(self.tokens_file)
+        if ADMIN not in users.users():
+            users.create_user(ADMIN, int(time.time()))
+
+    @property
+    def has_connection(self) -> bool:
+        return os.path.exists(self.connection_file)
+
+    def write_connection(self, url: str, fingerprint: str) -> None:
+        """For commands on this machine. The token is made once."""
+        try:
+            token = read_connection(self.connection_file).token
+        except NotFound:
+            token = TokenStore(self.tokens_file).issue(ADMIN, int(time.time()), label="ff up")
+        connection = Connection(url=url, token=token, fingerprint=fingerprint)
+        write_private_file(self.connection_file, msgspec.json.encode(connection) + b"\n")
+
+    # --- processes ---
+
+    def log_file(self, name: str) -> str:
+        os.makedirs(self._path(name), mode=0o700, exist_ok=True)
+        return self._path(name, "log")
+
+    def agent_directory(self, name: str) -> str:
+        return self._path(name, "state")
+
+    def write_manager(self, platform: LocalPlatform, listen: str, listen_agents: str) -> str:
+        """Its configuration; the file's path."""
+        os.makedirs(self._path("manager"), mode=0o700, exist_ok=True)
+        config = PlatformConfig(
+            name="manager",
+            cluster=platform.cluster,
+            store=f"embedded:{self._path('manager', 'store')}",
+            directory=self._path("manager"),
+            listen=listen,
+            listen_agents=listen_agents,
+            secret_file=self.secret_file,
+            tokens_file=self.tokens_file,
+            operators=(ADMIN,),
+            settle_ms=1000,
+        )
+        path = self._path("manager", "manager.toml")
+        write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())
+        return path

@@ -1,0 +1,171 @@
+"""Runs a local platform: the manager, then an agent for each node.
+
+    layout ──> manager ready ──> guarantee set ──> agents join ──> agents ready ──> every node heard ──> `on_up`
+           ──> until cancelled
+
+Each step may come twice. It ends by itself when its directory is no longer there, and when the manager or all agents
+die at once again and again. Runs of tasks go on when it ends, until `ff down`, or until they have heard of no manager
+for `stop_after_ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, Timeout, TransientError
+from fireflyer.cluster.agent.join import join
+from fireflyer.cluster.agent.records import AgentDirectory
+from fireflyer.cluster.client import Client
+from fireflyer.cluster.core.platform.commands import MoveNode, SetPolicy
+from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout, read_connection
+from fireflyer.runtime.processes.run_lock import RunLock
+from fireflyer.runtime.processes.services import LocalProcess
+
+__all__ = ["run_local_platform"]
+
+START_S: Final = 60.0
+LOOK_S: Final = 0.1
+WATCH_S: Final = 1.0
+HERE: Final = "127.0.0.1"
+TOKEN_S: Final = 600
+
+
+async def run_local_platform(
+    layout: PlatformLayout,
+    platform: LocalPlatform,
+    *,
+    lock: RunLock,
+    say: Callable[[str], None],
+    on_up: Callable[[LocalPlatform], None],
+) -> None:
+    """Until it is cancelled; then everything is ended, agents first. Raises `FireflyerError` when it cannot be started
+    or cannot go on. `lock`: of the directory, held."""
+    runner = _Runner(layout, platform, lock, say)
+    try:
+        await runner.start_manager()
+        await runner.start_agents()
+        on_up(runner.platform)
+        await runner.follow()
+    finally:
+        await runner.stop()
+
+
+class _Runner:
+    def __init__(
+        self, layout: PlatformLayout, platform: LocalPlatform, lock: RunLock, say: Callable[[str], None]
+    ) -> None:
+        self.platform = platform
+        self._layout = layout
+        self._lock = lock
+        self._say = say
+        self._manager: LocalProcess | None = None
+        self._agents: dict[str, LocalProcess] = {}
+
+    async def start_manager(self) -> None:
+        new = not self._layout.has_connection
+        config = self._layout.write_manager(self.platform, self.platform.listen, self.platform.listen_agents)
+        self._manager = self._process("manager", ["manager", config])
+        url, at_agents, *fingerprint = (await self._manager.wait_ready(START_S)).split()
+        self._layout.write_connection(url, fingerprint[0] if fingerprint else "")
+        listen = url.partition("://")[2]
+        # When it is started again it listens at the same addresses.
+        self._layout.write_manager(self.platform, listen, at_agents)
+        self.platform = msgspec.structs.replace(self.platform, listen=listen, listen_agents=at_agents)
+        self._layout.save(self.platform)
+        if new:
+            await self._until(self._set_policy, "the manager does not lead")
+
+    def _process(self, name: str, arguments: list[str]) -> LocalProcess:
+        process = LocalProcess(name, arguments, self._layout.log_file(name), self._say)
+        process.start()
+        return process
+
+    def _set_policy(self) -> bool:
+        with self._client() as client:
+            config = client.cluster().config
+            client.command(SetPolicy(policy=config.policy, guaranteed_ns=self.platform.guaranteed_ns))
+        return True
+
+    async def start_agents(self) -> None:
+        names = [f"agent-{number}" for number in range(1, self.platform.nodes + 1)]
+        for name in names:
+            directory = AgentDirectory(self._layout.agent_directory(name))
+            if directory.membership() is None:
+                await self._join(name, directory)
+            self._agents[name] = self._process(name, ["agent", "run", "--dir", directory.path, "--own-user"])
+        for process in self._agents.values():
+            await process.wait_ready(START_S)
+        await self._until(lambda: self._all_heard(names), "not all agents have registered")
+
+    async def _join(self, name: str, directory: AgentDirectory) -> None:
+        def token() -> str:
+            with self._client() as client:
+                return client.join_token(name, lifetime_s=TOKEN_S)
+
+        await join(
+            directory,
+            await asyncio.to_thread(token),
+            issuer=self.platform.listen_agents,
+            port=_free_port(),
+            address=HERE,
+        )
+
+    def _all_heard(self, names: list[str]) -> bool:
+        with self._client() as client:
+            nodes = {node.name: node for node in client.nodes()}
+            if any(name not in nodes or nodes[name].silent_ns is None for name in names):
+                return False
+            for number, name in enumerate(names):
+                zone = f"zone-{number * self.platform.zones // len(names) + 1}" if self.platform.zones > 1 else ""
+                if nodes[name].zone != zone:
+                    client.command(MoveNode(node=name, zone=zone, leaf=nodes[name].leaf, group=nodes[name].group))
+        return True
+
+    def _client(self) -> Client:
+        return Client(read_connection(self._layout.connection_file))
+
+    async def _until(self, true: Callable[[], bool], what: str) -> None:
+        until_s = time.monotonic() + START_S
+        while True:
+            self._check()
+            with contextlib.suppress(TransientError):
+                if await asyncio.to_thread(true):
+                    return
+            if time.monotonic() > until_s:
+                raise Timeout(f"{what} within {START_S:.0f} s; see the logs {self._layout.directory}/*/log")
+            await asyncio.sleep(LOOK_S)
+
+    async def follow(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._check()
+
+    def _check(self) -> None:
+        if not self._lock.in_place():
+            raise NotFound(f"{self._layout.directory} was removed, so its processes were stopped")
+        managers = [] if self._manager is None else [self._manager]
+        for processes in (managers, list(self._agents.values())):
+            reasons = [f"{one.name}: {one.crash_looping}" for one in processes if one.crash_looping]
+            if reasons and len(reasons) == len(processes):
+                raise PermanentError(
+                    f"crash looping: {'; '.join(reasons)}; see the logs {self._layout.directory}/*/log"
+                )
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(one.stop() for one in self._agents.values()), return_exceptions=True)
+        if self._manager is not None:
+            with contextlib.suppress(FireflyerError):
+                await self._manager.stop()
+
+
+def _free_port() -> int:
+    """Nobody else is likely to take it before the agent does."""
+    with socket.create_server((HERE, 0)) as listener:
+        return int(listener.getsockname()[1])

@@ -1,0 +1,1 @@
+"""The process of a manager of the platform: store, lease, agents, HTTP."""

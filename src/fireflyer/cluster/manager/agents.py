@@ -1,0 +1,59 @@
+"""What agents ask of a manager: to join, and what should be on their node."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from fireflyer.base.errors import Busy, PermissionDenied
+from fireflyer.cluster.manager.machines import JOIN_MARK, Machines
+from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.schema.agent import JOIN_MACHINE, Admitted, JoinMachine
+from fireflyer.cluster.schema.sync import SYNC, Orders, Sync
+from fireflyer.runtime.rpc import Caller, RpcServer
+
+__all__ = ["AgentService"]
+
+
+class AgentService:
+    """Who may ask is decided by what the connection has proven: a join token buys one credential, and a credential
+    speaks for its machine alone."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._platform: Platform | None = None
+        self._managers: tuple[str, ...] = ()
+
+    @property
+    def managers(self) -> tuple[str, ...]:
+        """`host:port` of all of them."""
+        return self._managers
+
+    def register(self, server: RpcServer) -> None:
+        server.register(SYNC, self._sync)
+        server.register(JOIN_MACHINE, self._join)
+
+    def begin(self, platform: Platform, managers: tuple[str, ...]) -> None:
+        """`managers`: `host:port` of all of them, for agents that join."""
+        self._platform, self._managers = platform, managers
+
+    async def _sync(self, said: Sync, caller: Caller) -> Orders:
+        name = caller.identity
+        if self._machines.key_of(name) is None:
+            raise PermissionDenied(f"the credential of {name[:80]} is revoked, or it is no machine's")
+        if self._platform is None:
+            raise Busy("the manager is starting; try again")
+        if not said.inventory.address:
+            address = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+            said = msgspec.structs.replace(said, inventory=msgspec.structs.replace(said.inventory, address=address))
+        return await self._platform.sync(name, said)
+
+    async def _join(self, request: JoinMachine, caller: Caller) -> Admitted:
+        if not caller.identity.startswith(JOIN_MARK):
+            raise PermissionDenied("only who has a join token may join; make one: ff node token NAME")
+        name = caller.identity.removeprefix(JOIN_MARK)
+        admission = await self._machines.admit(request.token_id, name, int(time.time()))
+        return Admitted(
+            machine=admission.machine, token_id=admission.token_id, nonce=admission.nonce, managers=self._managers
+        )

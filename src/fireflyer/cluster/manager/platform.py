@@ -1,0 +1,251 @@
+"""The manager's machine as the parts of its process use it: events go in with a number, answers come back by it.
+
+    HTTP ──submit, command, views──┐                       ┌──> Answer ──> who waits for it
+    agents ──sync (held)───────────┼──> PlatformMachine ───┼──> OrdersChanged ──> the held call of that node
+    lease, transactions ───────────┘                       └──> Changed ──> whoever follows changes
+
+Views are read from the machine's memory, which is what was committed, and only while this manager leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import Busy, InvariantViolation, UsageError, error_from_wire
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.platform import messages
+from fireflyer.cluster.core.platform.commands import Command
+from fireflyer.cluster.core.platform.machine import PlatformMachine
+from fireflyer.cluster.core.platform.messages import LEASE_KEY, Effect, Event, Leave, Settings, Tick
+from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskAnswer, TaskPage, UserView, Why
+from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.tickets import Tickets
+from fireflyer.cluster.schema.api import Change, Commanded, Submitted
+from fireflyer.cluster.schema.sync import HOLD_NS, Orders, Sync
+from fireflyer.cluster.schema.tasks import TaskSpec, TaskState
+from fireflyer.kvstore import Engine
+from fireflyer.kvstore.fenced_driver import FencedDriver
+from fireflyer.runtime.clock import BootClock
+
+__all__ = ["Elsewhere", "Platform"]
+
+_log = logging.getLogger(__name__)
+MAX_WAITING: Final = 4096
+"""Submissions and commands that wait for their transaction."""
+ANSWER_S: Final = 20.0
+
+
+class Elsewhere(Busy):
+    """Another manager leads, at `address`; empty where nobody knows who."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"this manager does not lead; ask {address}" if address else "no manager leads yet; try again in a moment"
+        )
+        self.address = address
+
+
+class Platform:
+    """Lives in the loop in which it is made."""
+
+    def __init__(self, settings: Settings, engine: Engine, tickets: Tickets, changes: Changes) -> None:
+        self._machine = PlatformMachine(settings)
+        self._clock = BootClock()
+        self._tickets = tickets
+        self._changes = changes
+        self._driver: FencedDriver[Event, Effect] = FencedDriver(
+            self._machine,
+            self._perform,
+            engine=engine,
+            lease_key=LEASE_KEY,
+            lease_ns=settings.lease_ns,
+            tick=lambda: Tick(time.time_ns()),
+            leave=Leave(),
+        )
+        self._calls = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[messages.Result]] = {}
+        self._held: dict[str, asyncio.Event] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled: then the lease is given up. Raises what the machine or the store cannot live with."""
+        try:
+            await self._driver.run()
+        finally:
+            self._dismiss()
+
+    @property
+    def leads(self) -> bool:
+        return self._machine.may_act(self._clock.now_ns())
+
+    @property
+    def leader_address(self) -> str:
+        return self._machine.leader_address
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    # --- changes ---
+
+    async def submit(
+        self, user: str, roles: tuple[str, ...], specs: tuple[TaskSpec, ...], key: str, group: str = ""
+    ) -> Submitted:
+        """Raises `UsageError`, `PermissionDenied`, `Exists`, `NoSpace`, `Elsewhere`."""
+
+        def event(call: int) -> Event:
+            return messages.Submitted(call=call, user=user, group=group, roles=roles, key=key, specs=specs)
+
+        result = await self._ask(event)
+        if not isinstance(result, messages.Submission):
+            raise InvariantViolation(f"a submission was answered by {type(result).__name__}")
+        return Submitted(result.tasks, result.repeated)
+
+    async def command(self, user: str, roles: tuple[str, ...], command: Command) -> Commanded:
+        """Raises `UsageError`, `PermissionDenied`, `NotFound`, `Elsewhere`."""
+
+        def event(call: int) -> Event:
+            return messages.Commanded(call=call, user=user, roles=roles, command=command)
+
+        result = await self._ask(event)
+        if not isinstance(result, messages.Done):
+            raise InvariantViolation(f"a command was answered by {type(result).__name__}")
+        return Commanded(result.text)
+
+    async def _ask(self, event: Callable[[int], Event]) -> messages.Result:
+        if self._driver.leaving:
+            raise Elsewhere(self.leader_address)
+        if len(self._waiting) >= MAX_WAITING:
+            raise Busy(f"{MAX_WAITING} requests wait for this manager; try again later", retry_ns=SECOND)
+        call = next(self._calls)
+        answer: asyncio.Future[messages.Result] = asyncio.get_running_loop().create_future()
+        self._waiting[call] = answer
+        try:
+            self._driver.post(event(call))
+            async with asyncio.timeout(ANSWER_S):
+                result = await answer
+        except TimeoutError:
+            raise Busy("the store does not answer; whether it was done is not known: ask with the same key") from None
+        finally:
+            del self._waiting[call]
+        if isinstance(result, messages.Refused):
+            raise error_from_wire(result.code, result.message)
+        if isinstance(result, messages.NotLeader):
+            raise Elsewhere(result.address)
+        return result
+
+    # --- agents ---
+
+    async def sync(self, node: str, said: Sync) -> Orders:
+        """Holds the call until there is something new for the node, for `HOLD_NS` at most. Raises `Elsewhere`."""
+        self._require_lead()
+        self._driver.post(messages.Synced(node, said))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HOLD_NS / SECOND):
+                while True:
+                    news = self._held.setdefault(node, asyncio.Event())
+                    orders = self._orders(node)
+                    if orders is not None and (orders.term, orders.version) != (said.term, said.heard):
+                        return orders
+                    await news.wait()
+        orders = self._orders(node)
+        if orders is None:
+            raise Elsewhere(self.leader_address)
+        return orders
+
+    def _orders(self, node: str) -> Orders | None:
+        orders = self._machine.orders_for(node, self._require_lead())
+        return None if orders is None else self._tickets.add(orders)
+
+    # --- views: raise `Elsewhere`, and `NotFound` ---
+
+    def task(self, number: int) -> TaskAnswer:
+        now_ns = self._require_lead()
+        view = self._machine.task(number, now_ns)
+        return TaskAnswer(view, self._machine.runs(number, now_ns), self._machine.why(number, now_ns))
+
+    def would_start(self, user: str, group: str, spec: TaskSpec) -> Why:
+        """When the task would start if it was submitted now. Raises `UsageError` where it could not be."""
+        return self._machine.would_start(user, group, spec, self._require_lead())
+
+    def tasks(self, *, user: str, state: str, name: str, before: int | None, limit: int) -> TaskPage:
+        """Newest first, those below `before`. `state`: one, `unfinished`, or empty. Raises `UsageError`."""
+        found = self._machine.tasks(
+            self._require_lead(), user=user, states=_states(state), name=name, before=before, limit=limit + 1
+        )
+        return TaskPage(found[:limit], found[limit - 1].id if len(found) > limit else None)
+
+    def nodes(self, *, after: str, limit: int) -> tuple[NodeView, ...]:
+        return self._machine.nodes(self._require_lead(), after=after, limit=limit)
+
+    def node(self, name: str) -> NodeView:
+        return self._machine.node(name, self._require_lead())
+
+    def users(self) -> tuple[UserView, ...]:
+        return self._machine.users(self._require_lead())
+
+    def cluster(self) -> ClusterView:
+        return self._machine.cluster(self._require_lead())
+
+    def _require_lead(self) -> int:
+        """The time of the machine's clock."""
+        now_ns = self._clock.now_ns()
+        if not self._machine.may_act(now_ns):
+            raise Elsewhere(self.leader_address)
+        return now_ns
+
+    # --- effects ---
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case messages.Answer(call, result):
+                waits = self._waiting.get(call)
+                if waits is not None and not waits.done():
+                    waits.set_result(result)
+            case messages.OrdersChanged(node):
+                self._wake(node)
+            case messages.Changed(number, what, name, state):
+                change = {"number": number, "what": what, "name": name, "state": state}
+                self._changes.add(msgspec.convert(change, Change))
+            case messages.LogDecision(text):
+                _log.info("%s", text)
+            case messages.TookLead(term):
+                _log.info("this manager leads term=%d", term)
+                self._changes.open(self._machine.cluster(self._clock.now_ns()).changes)
+            case messages.StepDown(reason):
+                _log.warning("this manager leads no longer reason=%s", reason)
+                self._dismiss()
+
+    def _wake(self, node: str) -> None:
+        news = self._held.pop(node, None)
+        if news is not None:
+            news.set()
+
+    def _dismiss(self) -> None:
+        """Those who wait are told to ask elsewhere."""
+        self._changes.close()
+        for node in list(self._held):
+            self._wake(node)
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result(messages.NotLeader(self._machine.leader_address))
+
+
+def _states(state: str) -> tuple[TaskState, ...]:
+    """Raises `UsageError`."""
+    if not state:
+        return ()
+    if state == "unfinished":
+        return tuple(one for one in TaskState if one is not TaskState.FINISHED)
+    try:
+        return (TaskState(state),)
+    except ValueError:
+        names = ", ".join(one.value for one in TaskState)
+        raise UsageError(f"there is no state {state[:80]!r}; states are {names}, and unfinished") from None

@@ -1,0 +1,141 @@
+"""The process of one manager: the store, the lease, HTTP for people, RPC for agents.
+
+It may be killed at any moment. Several of them run over one PostgreSQL database: one leads, and the others send those
+who ask to it, until its lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import fireflyer
+from fireflyer.base.units import MIB, MS
+from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.manager.agents import AgentService
+from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.manager.machines import Machines
+from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.rights import OPERATORS
+from fireflyer.cluster.manager.tickets import Tickets
+from fireflyer.cluster.manager.web.app import RequestLimits, make_app
+from fireflyer.cluster.manager.web.server import bind, serving
+from fireflyer.cluster.manager.web.sessions import FindUser, FoundToken, Sessions
+from fireflyer.cluster.manager.web.tls import certificate_of
+from fireflyer.identity import Accepts, TokenStore, load_secret
+from fireflyer.kvstore import open as open_store
+from fireflyer.runtime.address import Address, parse_listen
+from fireflyer.runtime.metrics import Series, serving_metrics
+from fireflyer.runtime.rpc import RpcServer, ServerLimits
+
+__all__ = ["run_platform_manager"]
+
+_LIMITS: Final = ServerLimits(
+    connections=20_000, handshakes=256, calls_per_connection=4, request_bytes_per_connection=2 * MIB, frame_bytes=MIB
+)
+
+
+async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[str], None]) -> None:
+    """Until it is cancelled, then gives the lease up. `on_ready` is called with its URL, its address for agents and,
+    where it serves TLS, the fingerprint of its certificate, with spaces between them. Raises `FireflyerError` when it
+    cannot begin or go on."""
+    secret = load_secret(config.secret_file)
+    tokens = TokenStore(config.tokens_file)
+    host, port = parse_listen(config.listen)
+    certificate = None
+    if config.secure:
+        certificate = certificate_of(config.directory, host, config.tls_certificate, config.tls_key)
+    listener = bind(host, port)
+    url = config.advertise or f"http{'s' * config.secure}://{Address(host, listener.getsockname()[1])}"
+    async with await open_store(config.store) as engine:
+        machines = Machines(engine)
+        await machines.refresh()
+        accepts = Accepts(None, lambda token_id: machines.find(token_id, int(time.time())))
+        server = RpcServer(accepts, identity=f"platform manager {config.name}", limits=_LIMITS)
+        agents = AgentService(machines)
+        agents.register(server)
+        try:
+            at_agents = config.advertise_agents or str(await server.start(*parse_listen(config.listen_agents)))
+            changes = Changes()
+            platform = Platform(_settings(config, url, at_agents), engine, Tickets(machines), changes)
+            agents.begin(platform, config.managers or (at_agents,))
+            sessions = Sessions(secret.reveal(), _find_user(tokens, config.operators))
+            app = make_app(
+                platform,
+                machines,
+                agents,
+                sessions,
+                changes,
+                limits=RequestLimits(config.user_requests_per_s, config.failed_logins_per_minute),
+                secure=config.secure,
+                version=fireflyer.__version__,
+            )
+            following = asyncio.get_running_loop().create_task(machines.follow())
+            try:
+                async with (
+                    serving(app, listener, certificate),
+                    serving_metrics(config.metrics_listen, lambda: _metrics(platform, changes)),
+                ):
+                    on_ready(" ".join([url, at_agents, "" if certificate is None else certificate.fingerprint]).strip())
+                    await platform.run()
+            finally:
+                following.cancel()
+                await asyncio.wait([following])
+        finally:
+            await server.close()
+
+
+def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
+    return Settings(
+        holder=f"{config.name}/{secrets.token_hex(8)}",
+        address=url,
+        managers=config.managers or (at_agents,),
+        cluster=config.cluster,
+        lease_ns=config.lease_ms * MS,
+        lost_ns=config.lost_ms * MS,
+        stop_after_ns=config.stop_after_ms * MS,
+        stop_slack_ns=config.stop_slack_ms * MS,
+        settle_ns=config.settle_ms * MS,
+    )
+
+
+def _find_user(tokens: TokenStore, operators: tuple[str, ...]) -> FindUser:
+    def found(token_id: str, user: str, roles: tuple[str, ...]) -> FoundToken:
+        return FoundToken(user=user, token_id=token_id, roles=OPERATORS if user in operators else roles)
+
+    async def still(token_id: str) -> FoundToken | None:
+        key = tokens.find(token_id, int(time.time()))
+        user = None if key is None else tokens.user(key.user)
+        return None if user is None else found(token_id, user.account.name, user.roles)
+
+    async def verify(token: str) -> FoundToken:
+        who = tokens.verify(token, int(time.time()))
+        return found(who.token_id, who.user, who.roles)
+
+    return FindUser(verify, still)
+
+
+async def _metrics(platform: Platform, changes: Changes) -> Sequence[Series]:
+    """Of the cluster only as leader: else each manager would tell it."""
+    own = [
+        Series.one("fireflyer_platform_leader", "gauge", "1 if this manager leads, else 0", platform.leads),
+        Series.one("fireflyer_platform_waiting", "gauge", "Requests that wait for a transaction", platform.waiting),
+        Series.one("fireflyer_platform_followers", "gauge", "Clients that follow changes", changes.followers),
+    ]
+    if not platform.leads:
+        return own
+    cluster = platform.cluster()
+    states = [({"state": state}, float(count)) for state, count in sorted(cluster.tasks.items())]
+    nodes = [({"state": "known"}, cluster.nodes), ({"state": "healthy"}, cluster.healthy)]
+    return [
+        *own,
+        Series("fireflyer_platform_tasks", "gauge", "Tasks in each state", states),
+        Series("fireflyer_platform_nodes", "gauge", "Nodes", [*nodes, ({"state": "busy"}, cluster.busy)]),
+        Series.one("fireflyer_platform_changes_total", "counter", "Changes that were committed", cluster.changes),
+        Series.one("fireflyer_platform_outbox", "gauge", "Changes that the history has not yet",
+                   cluster.outbox_next - cluster.outbox_first),
+    ]  # fmt: skip

@@ -1,0 +1,58 @@
+"""What a run's launcher gets beside its orders: a ticket for each of its nodes, sealed for the node on which it is."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Final, Protocol
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cluster.schema.sync import LaunchOrder, Orders
+from fireflyer.cluster.schema.tickets import MAX_LIFE_S, Claims, seal_launch
+from fireflyer.identity.handshake import NONCE_BYTES
+
+__all__ = ["MachineKeys", "Tickets"]
+
+AFTER_END_S: Final = 86_400
+"""A ticket outlives the time that the task has declared."""
+
+
+class MachineKeys(Protocol):
+    def key_of(self, name: str) -> bytes | None: ...
+
+
+class Tickets:
+    def __init__(self, machines: MachineKeys) -> None:
+        self._machines = machines
+
+    def add(self, orders: Orders) -> Orders:
+        """Orders with tickets in each launch order. A run that has a node whose machine was revoked is not launched:
+        the manager ends it when it does not start in time."""
+        if all(run.launch is None for run in orders.runs):
+            return orders
+        runs = []
+        for run in orders.runs:
+            launch = None if run.launch is None else self._sealed(run.run_token, run.launch)
+            runs.append(msgspec.structs.replace(run, launch=launch))
+        return msgspec.structs.replace(orders, runs=tuple(runs))
+
+    def _sealed(self, token: str, launch: LaunchOrder) -> LaunchOrder | None:
+        keys = {node.name: self._machines.key_of(node.name) for node in launch.nodes}
+        known = {name: key for name, key in keys.items() if key is not None}
+        if len(known) < len(keys):
+            return None
+        life_s = MAX_LIFE_S if launch.spec.time_ns is None else launch.spec.time_ns // 10**9 + AFTER_END_S
+        claims = Claims(
+            run_token=token,
+            task=launch.task,
+            user=launch.user,
+            account=launch.account,
+            nodes=len(launch.nodes),
+            expires_s=int(time.time()) + min(MAX_LIFE_S, life_s),
+        )
+        try:
+            return seal_launch(launch, claims, known, nonce=secrets.token_bytes(NONCE_BYTES))
+        except UsageError:
+            return None

@@ -1,0 +1,1 @@
+"""The HTTP API and the page of a manager. Needs the extra `fireflyer[platform]`."""

@@ -1,0 +1,62 @@
+// Nodes by zone and leaf switch, coloured by state, and a table of them.
+
+import * as api from "./api.js";
+import { duration, el, state, table } from "./dom.js";
+
+const STATES = ["idle", "busy", "leaving", "draining", "drained", "lost"];
+
+export function nodesPage(me) {
+  const search = el("input", { type: "search", placeholder: "name, label or state  (/)", "aria-label": "Search" });
+  const places = el("div");
+  const list = el("div");
+  const said = el("p", { role: "status" });
+  let found = [];
+  async function act(type, fields) {
+    try {
+      said.className = "dim";
+      said.textContent = (await api.command(type, fields)).text;
+    } catch (error) {
+      said.className = "error";
+      said.textContent = error.message;
+    }
+    await refresh();
+  }
+  function buttons(node) {
+    if (!me.roles.length) return "";
+    if (node.drain_reason || /drain/.test(node.state)) return el("button", { onclick: () => act("ResumeNode", { node: node.name }) }, "Resume");
+    return el("button", { onclick: () => {
+      const reason = window.prompt(`Why is ${node.name} drained?`);
+      if (reason) act("DrainNode", { node: node.name, reason });
+    } }, "Drain");
+  }
+  function show() {
+    const text = search.value.trim().toLowerCase();
+    const rows = found.filter((node) => [node.name, node.state, node.zone, node.leaf, ...node.labels].join(" ").toLowerCase().includes(text));
+    places.replaceChildren(...byPlace(rows));
+    list.replaceChildren(table(["Node", "State", "Task", "Group", "Zone", "Leaf", "GPUs", "Heard", ""], rows.map((node) =>
+      el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.state), node.drain_reason ? ` ${node.drain_reason}` : ""),
+        el("td.number", {}, node.task === null ? "" : el("a", { href: `#/tasks/${node.task}` }, node.task)), el("td", {}, node.group),
+        el("td", {}, node.zone || "–"), el("td", {}, node.leaf || "–"), el("td.number", {}, node.inventory?.gpus.length ?? "–"),
+        el("td", {}, node.silent_ns === null ? "never" : `${duration(node.silent_ns)} ago`), el("td", {}, buttons(node))))));
+  }
+  async function refresh() {
+    found = await api.nodes();
+    show();
+  }
+  search.addEventListener("input", show);
+  const legend = el("p.legend", {}, STATES.map((name) => el("span", {}, el(`span.cell.${name}`), name)));
+  return { element: el("section", {}, el("h2", {}, "Nodes"), el("div.row", {}, search), said, legend, places, list), refresh, live: true };
+}
+
+function byPlace(nodes) {
+  const places = new Map();
+  for (const node of nodes) {
+    const key = `zone ${node.zone || "–"}, leaf ${node.leaf || "–"}`;
+    places.set(key, [...(places.get(key) || []), node]);
+  }
+  return [...places].sort().map(([place, there]) => el("section", {}, el("h3", {}, `${place} (${there.length})`),
+    el("div.grid", {}, there.map((node) => {
+      const text = `${node.name}: ${node.state}${node.task === null ? "" : `, task ${node.task}`}`;
+      return el(`a.cell.${node.state}`, { href: node.task === null ? "#/nodes" : `#/tasks/${node.task}`, title: text, "aria-label": text });
+    }))));
+}

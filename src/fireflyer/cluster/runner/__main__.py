@@ -1,0 +1,148 @@
+"""`python -P -m fireflyer.cluster.runner FD`: the launcher of a run, with `RunnerOrders` in the descriptor FD.
+
+SIGUSR1 suspends the run, SIGTERM stops it. Both are blocked when this program begins, so that none is lost. Until the
+job has begun, and `run_job` hears them, they end it before it has started anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, NotFound, UsageError
+from fireflyer.base.events import AttemptStarted, Logged, StepReport, decode_log
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.cluster.launcher import HostsRefused, run_job
+from fireflyer.cluster.runner.ending import ending_of, shown
+from fireflyer.cluster.runner.job import agents_of, job_of, workdir_of
+from fireflyer.cluster.schema.job import JobResult
+from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, TOKEN_NAME, RunnerOrders, RunProgress
+from fireflyer.cluster.schema.sync import EndedRun
+from fireflyer.cluster.schema.tasks import Cause
+from fireflyer.identity.private_files import write_private_file
+from fireflyer.runtime import run
+
+_log = logging.getLogger("runner")
+_MAX_ORDERS_BYTES: Final = 16 << 20
+_PROGRESS_S: Final = 1.0
+_SIGNALS: Final = (signal.SIGUSR1, signal.SIGTERM)
+
+
+class _Progress:
+    """The file in which the agent sees how far the run is."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = os.path.join(directory, PROGRESS_NAME)
+        self._now: RunProgress | None = None
+        self._written_s = 0.0
+
+    def take(self, entry: Logged) -> None:
+        event = entry.event
+        before = self._now
+        if isinstance(event, AttemptStarted):
+            self._now = RunProgress(attempt=event.attempt, step=None if before is None else before.step)
+            self._write()
+        elif isinstance(event, StepReport) and before is not None and event.step > (before.step or 0):
+            self._now = RunProgress(attempt=before.attempt, step=event.step)
+            if time.monotonic() - self._written_s >= _PROGRESS_S:
+                self._write()
+
+    def _write(self) -> None:
+        self._written_s = time.monotonic()
+        temporary = f"{self._path}.new"
+        with contextlib.suppress(OSError):
+            with open(temporary, "wb") as file:
+                file.write(msgspec.json.encode(self._now))
+            os.rename(temporary, self._path)
+
+
+class _Signals:
+    """What the agent wants, before the job has begun and after."""
+
+    def __init__(self, cancel: Callable[[], object]) -> None:
+        self._cancel = cancel
+        self.heard: signal.Signals | None = None
+
+    def take_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._hear, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    def _hear(self, number: signal.Signals) -> None:
+        if self.heard is None:
+            self.heard = number
+            self._cancel()
+
+
+async def _run(orders: RunnerOrders) -> EndedRun:
+    task = asyncio.current_task()
+    if task is None:
+        raise UsageError("the launcher of a run needs an event loop")
+    signals = _Signals(task.cancel)
+    signals.take_over(asyncio.get_running_loop())
+    progress = _Progress(orders.directory)
+    try:
+        spec = job_of(orders, os.environ)
+        result = await run_job(
+            spec,
+            on_entry=progress.take,
+            job_token=orders.run_token,
+            agents=agents_of(orders) if orders.tickets else None,
+        )
+    except asyncio.CancelledError:
+        cause = Cause.SUSPENDED if signals.heard is signal.SIGUSR1 else Cause.STOPPED
+        return EndedRun(cause=cause, exit_code=0, reason="it was asked to leave before its ranks were started")
+    except HostsRefused as error:
+        bad = tuple(sorted({host for host, _ in error.rows}))
+        return EndedRun(cause=Cause.INFRASTRUCTURE, exit_code=1, reason=shown(str(error)), bad_nodes=bad)
+    except FireflyerError as error:
+        cause = Cause.PROGRAM if isinstance(error, UsageError | NotFound) else Cause.INFRASTRUCTURE
+        return EndedRun(cause=cause, exit_code=1, reason=shown(str(error)))
+    return await asyncio.to_thread(_ended, orders, result)
+
+
+def _ended(orders: RunnerOrders, result: JobResult) -> EndedRun:
+    with open(result.events_path, "rb") as file:
+        log = decode_log(file)
+    return ending_of(result, log, [node.name for node in orders.order.nodes])
+
+
+def _run_there(orders: RunnerOrders) -> EndedRun:
+    """In the working directory. Raises `FireflyerError`."""
+    workdir = workdir_of(orders, os.environ)
+    try:
+        os.chdir(workdir)
+    except OSError as error:
+        reason = shown(str(translate_os_error(error, f"working directory {workdir}")))
+        return EndedRun(cause=Cause.PROGRAM, exit_code=1, reason=reason)
+    if orders.token:
+        write_private_file(os.path.join(orders.directory, TOKEN_NAME), orders.token.encode())
+    return run(_run(orders))
+
+
+def main(arguments: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with open(int(arguments[0]), "rb") as file:
+        orders = msgspec.msgpack.decode(file.read(_MAX_ORDERS_BYTES), type=RunnerOrders)
+    try:
+        ended = _run_there(orders)
+    except (FireflyerError, OSError) as error:
+        _log.error("the run ends on an error reason=%s", error)
+        ended = EndedRun(cause=Cause.INFRASTRUCTURE, exit_code=1, reason=shown(str(error)))
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(orders.directory, TOKEN_NAME))
+    write_private_file(os.path.join(orders.directory, RESULT_NAME), msgspec.json.encode(ended))
+    return ended.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

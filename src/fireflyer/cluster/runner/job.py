@@ -1,0 +1,72 @@
+"""The job that a run of a task is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cluster.launcher import AgentTarget
+from fireflyer.cluster.schema.job import JobSpec, Remote
+from fireflyer.cluster.schema.runner import TOKEN_NAME, RunnerOrders
+from fireflyer.identity.handshake import DerivedCredential
+
+__all__ = ["agents_of", "job_of"]
+
+
+def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
+    """`environ`: of the launcher. Raises `UsageError` for what this release does not do."""
+    order = orders.order
+    spec, program = order.spec, order.spec.program
+    if program.snapshot or program.environment:
+        raise UsageError("snapshots and built environments are not provided on this node; name --workdir and --python")
+    several = bool(orders.tickets)
+    nodes = len(order.nodes)
+    return JobSpec(
+        script=program.script,
+        args=program.args,
+        kind=program.kind,
+        python=program.python,
+        wrap=program.wrap,
+        run_dir=orders.directory,
+        nodes=nodes,
+        min_nodes=spec.least_nodes if several and spec.least_nodes < nodes else 0,
+        ranks_per_node=program.ranks_per_node,
+        hosts=tuple(node.name for node in order.nodes) if several else (),
+        remote=Remote(
+            via="agent",
+            workdir=workdir_of(orders, environ),
+            share_machine=len({node.address for node in order.nodes}) < nodes,
+        ),
+        max_restarts=spec.max_restarts,
+        name=spec.name,
+        env={**program.env, **_environment(orders)},
+        suspend_grace_ns=spec.grace_ns,
+        watchdog_ns=spec.watchdog_ns,
+        whole_life_state=order.whole_life,
+    )
+
+
+def workdir_of(orders: RunnerOrders, environ: Mapping[str, str]) -> str:
+    return orders.order.spec.program.workdir or environ.get("HOME") or "/"
+
+
+def agents_of(orders: RunnerOrders) -> dict[str, AgentTarget]:
+    """How the agents of the run's nodes are reached, by name."""
+    return {
+        node.name: AgentTarget(
+            node.address, node.port, DerivedCredential(ticket.identity, ticket.key), ticket.key, waits=True
+        )
+        for node, ticket in zip(orders.order.nodes, orders.tickets, strict=True)
+    }
+
+
+def _environment(orders: RunnerOrders) -> dict[str, str]:
+    """What ranks are told of their task."""
+    order = orders.order
+    told = {"FF_TASK_ID": str(order.task), "FF_RUN_NUMBER": str(order.run)}
+    if order.array_index is not None:
+        told["FF_ARRAY_INDEX"] = str(order.array_index)
+        told["FF_ARRAY_SIZE"] = str(order.spec.array or 1)
+    if orders.token:
+        told["FF_TOKEN_FILE"] = f"{orders.directory}/{TOKEN_NAME}"
+    return told

@@ -1,0 +1,93 @@
+"""What the HTTP API of the platform takes and answers beside the views of `core.platform`: the same structs in the
+server, in the SDK and in its OpenAPI."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from fireflyer.cluster.schema.tasks import MAX_ARRAY, TaskId, TaskSpec
+
+__all__ = [
+    "API",
+    "CSRF_HEADER",
+    "MAX_PAGE",
+    "Change",
+    "Commanded",
+    "ErrorView",
+    "Identity",
+    "JoinTokenAnswer",
+    "JoinTokenRequest",
+    "Login",
+    "Submission",
+    "Submitted",
+]
+
+API: Final = "/api/v1"
+CSRF_HEADER: Final = "x-ff-csrf"
+"""Carries the `csrf` of a browser's session in all requests that change something."""
+MAX_PAGE: Final = 1000
+"""Rows of one answer."""
+
+
+class ErrorView(msgspec.Struct, frozen=True):
+    """Of every answer that is not 2xx. `code`: one word for programs, such as `not_found`; `message`: one line."""
+
+    code: str
+    message: str
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """The header `Idempotency-Key` names it: sent again with the same key it makes no second task."""
+
+    specs: Annotated[tuple[TaskSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_ARRAY)]
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """In the order of the specs; of an array, all of its tasks. `repeated`: they were submitted before, with this
+    key."""
+
+    tasks: tuple[TaskId, ...]
+    repeated: bool = False
+
+
+class Commanded(msgspec.Struct, frozen=True):
+    """One line that says what was changed; it is durable."""
+
+    text: str
+
+
+class JoinTokenRequest(msgspec.Struct, frozen=True):
+    lifetime_s: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 600
+
+
+class JoinTokenAnswer(msgspec.Struct, frozen=True):
+    """Shown this once. The machine uses it up with `ff agent join`, at one of `managers` (`host:port`)."""
+
+    token: str
+    expires_s: int
+    managers: tuple[str, ...]
+
+
+class Login(msgspec.Struct, frozen=True):
+    token: Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who asks. `csrf` and `expires_s` (Unix time) are those of a browser's session; empty and 0 for a token."""
+
+    user: str
+    roles: tuple[str, ...]
+    csrf: str = ""
+    expires_s: int = 0
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One server-sent event; its number is the event's id. `gap`: changes were missed, ask for everything again."""
+
+    number: int
+    what: Literal["task", "node", "settings", "gap"]
+    name: str = ""
+    """Of the node, or the task's number."""
+    state: str = ""

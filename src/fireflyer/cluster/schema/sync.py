@@ -1,0 +1,166 @@
+"""What an agent and the managers of the platform tell each other: state, not commands.
+
+The agent says again and again what is on its node; the answer is all that should be there. What one end says is
+complete each time, so a message that is lost, late or doubled does no harm: a report older than one that was heard
+(`sequence`) is dropped, and orders are compared with what runs. A call is held until there is something new for the
+node, and is answered after `HOLD_NS` at the latest: it is the heartbeat as well.
+
+    agent ──Sync(sequence, runs that are here)──> manager
+          <──Orders(version, runs that should be)── held until `version` > what the agent has heard
+
+Who may start ranks of a run on a node is shown by a *ticket*: the run's launcher has one for each node of the run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.schema.job import MAX_NODES
+from fireflyer.cluster.schema.tasks import Cause, RunParts, TaskId, TaskSpec, WholeLife
+from fireflyer.runtime.rpc import Method
+
+__all__ = [
+    "HOLD_NS",
+    "MAX_RUNS",
+    "SYNC",
+    "EndedRun",
+    "Gpu",
+    "Inventory",
+    "LaunchOrder",
+    "Orders",
+    "RunNode",
+    "RunOrder",
+    "RunStatus",
+    "Sync",
+]
+
+HOLD_NS: Final = 5 * SECOND
+MAX_RUNS: Final = 64
+"""On one node, those included of which it has not heard that the manager knows their end."""
+
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
+_RunToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8,64}$")]
+"""Of one run of one task, never used again. Tokens of the guards of its nodes begin with it (`agent.GuardOrder`)."""
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    name: _Text
+    memory_bytes: _Number
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node is and where its agent is reached."""
+
+    address: _Text
+    port: _Port
+    version: _Text
+    """Release of Fire-Flyer of the agent."""
+    boot_id: _Text
+    hostname: _Text
+    cores: _Number
+    memory_bytes: _Number
+    gpus: Annotated[tuple[Gpu, ...], msgspec.Meta(max_length=64)] = ()
+    interfaces: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
+
+
+class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, from the node of its launcher."""
+
+    cause: Cause
+    exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    reason: _Text = ""
+    parts: RunParts = RunParts()
+    whole_life: WholeLife | None = None
+    """None: the run has not set it."""
+    bad_nodes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
+    """Nodes that the launcher holds responsible for an infrastructure cause."""
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One run on this node. `state` `gone`: no process of the run is left here and none will be started."""
+
+    token: _RunToken
+    state: Literal["starting", "running", "gone"]
+    lead: bool = False
+    """The run's launcher is, or was, on this node."""
+    step: _Number | None = None
+    """Last reported, for people; of the lead."""
+    ended: EndedRun | None = None
+    """Of the lead once it is gone; None there too where nobody saw how it ended."""
+
+
+class Sync(msgspec.Struct, frozen=True, kw_only=True):
+    """From an agent. The manager knows which node it is by the credential of the connection."""
+
+    incarnation: _Number
+    """Of the agent's process: grows with each of its starts."""
+    sequence: _Number
+    """Grows with each message of the incarnation."""
+    heard: _Number
+    """Version of the last orders; 0: none from this leader."""
+    term: _Number = 0
+    """Of the leader from whom they were."""
+    inventory: Inventory
+    runs: Annotated[tuple[RunStatus, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
+
+
+class RunNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a run, as its launcher reaches it."""
+
+    name: _Name
+    address: _Text
+    port: _Port
+    zone: _Text = ""
+    leaf: _Text = ""
+    ticket: bytes = b""
+    """See `cluster.schema.tickets`; sealed for the node of the launcher."""
+
+
+class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the launcher of a run needs."""
+
+    task: TaskId
+    run: _Number
+    user: _Name
+    account: _Text = ""
+    """Local account as which its ranks run; empty: that of the agent."""
+    spec: TaskSpec
+    nodes: Annotated[tuple[RunNode, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
+    """In the order of ranks. The launcher is on the first one."""
+    whole_life: WholeLife = 0
+    array_index: _Number | None = None
+    tickets_nonce: bytes = b""
+    token: bytes = b""
+    """Token of the submitting user for this run, sealed as tickets are."""
+
+
+class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """`wanted` `forget`: the manager knows the end; nothing of the run is needed any more."""
+
+    run_token: _RunToken
+    wanted: Literal["run", "suspend", "stop", "forget"]
+    launch: LaunchOrder | None = None
+    """On the node of the launcher, as long as it is not known to have started."""
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs that the manager has for the node. One that the node has and that is not here is to be stopped."""
+
+    term: _Number
+    """Of the leader; orders of an older leader are not followed."""
+    version: _Number
+    runs: Annotated[tuple[RunOrder, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
+    stop_after_ns: _Ns = 300 * SECOND
+    """A node that has heard of no manager for so long stops all runs."""
+    managers: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
+    """`host:port` of all managers, to ask when this one does not answer."""
+
+
+SYNC = Method("platform.sync", Sync, Orders)

@@ -1,0 +1,52 @@
+"""What docs/how-to/platform.md says, typed literally."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.how_to import Shell
+from tests.support.jobs.cleanup import cleaned_up_at_exit
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "platform.md"
+
+
+@contextlib.contextmanager
+def ended(shell: Shell) -> Iterator[None]:
+    place = ("--dir", str(shell.directory / "platform"))
+    with cleaned_up_at_exit((sys.executable, "-P", "-m", "fireflyer", "down", "--force", *place)):
+        try:
+            yield
+        finally:
+            shell.run("ff", "down")
+
+
+def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FIREFLYER_PLATFORM", raising=False)
+    text = PAGE.read_text()
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    (script,) = [block for language, block in fenced if language == "python"]
+    (tmp_path / "train.py").write_text(script)
+    blocks = [block.splitlines() for language, block in fenced if not language]
+    assert [len(block) for block in blocks] == [2, 2, 4]
+    shell = Shell(tmp_path)
+    start, first, second = ([command.split() for command in block] for block in blocks)
+    shell.run(*start[0])
+    with ended(shell):
+        assert shell.run(*start[1]).count("idle") == 4
+        shell.run(*first[0])
+        shown = shell.run(*first[1])
+        assert "finished, succeeded" in shown
+        assert "all ranks exited with code 0" in shown
+        shell.run(*second[0])
+        shell.run(*second[1])
+        assert shell.run(*second[2]).count("urgent") == 1
+        assert re.search(r"^0 .*suspended", shell.run(*second[3]), re.MULTILINE)
+        assert "agent-1" in shell.run("ff", "nodes", "--tree")
+        assert shell.run("ff", "submit", "--test-only", "train.py")

@@ -1,0 +1,282 @@
+"""The HTTP API of a manager process: who may ask for what, what errors look like, changes as they happen."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tests.support.patience import allowed_s
+from tests.support.platform.manager import ManagerProcess, ScriptedAgent
+from tests.support.platform.running import wait_for
+
+from fireflyer.base.errors import NotFound, PermissionDenied, UsageError
+from fireflyer.cluster.core.platform.commands import StopTask
+from fireflyer.cluster.manager.web.app import RequestLimits, make_app
+from fireflyer.cluster.schema.tasks import FINISHED, Outcome, Program, TaskSpec, TaskState
+
+pytestmark = pytest.mark.processes
+
+API: Final = "/api/v1"
+SPEC: Final = {"name": "train", "program": {"script": "train.py", "env": {"KEY": "secret"}}}
+LABELS: Final = {"type": "LabelNode", "node": "gpu-1", "labels": ["fast"]}
+ROUTES: Final[list[tuple[str, str, Any, str]]] = [
+    ("POST", "/tasks", {"specs": [SPEC]}, "user"),
+    ("POST", "/tasks/test", SPEC, "user"),
+    ("GET", "/tasks", None, "user"),
+    ("GET", "/tasks/{number:int}", None, "user"),
+    ("POST", "/commands", LABELS, "operator"),
+    ("GET", "/nodes", None, "user"),
+    ("GET", "/nodes/{name:str}", None, "user"),
+    ("GET", "/users", None, "user"),
+    ("GET", "/cluster", None, "user"),
+    ("POST", "/machines/{name:str}/token", {}, "operator"),
+    ("DELETE", "/machines/{name:str}", None, "operator"),
+    ("GET", "/health", None, "anybody"),
+    ("POST", "/session", {"token": "fft1.none.none"}, "anybody"),
+    ("GET", "/session", None, "user"),
+    ("DELETE", "/session", None, "user"),
+    ("GET", "/events", None, "user"),
+]
+"""Every route, with what it is sent, and who may ask."""
+
+
+@pytest.fixture(scope="module")
+def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagerProcess]:
+    with ManagerProcess(tmp_path_factory.mktemp("api") / "manager") as running:
+        wait_for(lambda: running.ask("GET", f"{API}/health").status == 200, "it leads")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def agent(manager: ManagerProcess) -> Iterator[ScriptedAgent]:
+    with ScriptedAgent(manager, "gpu-1") as joined:
+        joined.sync()
+        yield joined
+
+
+def spec(name: str, **fields: Any) -> TaskSpec:
+    return TaskSpec(name=name, program=Program(script="train.py", workdir="/", env={"KEY": "secret"}), **fields)
+
+
+def test_every_route_is_in_the_table_of_who_may() -> None:
+    app = make_app(*[None] * 5, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
+    routes = {
+        (method, route.path_format.removeprefix(API))
+        for route in app.routes
+        if route.path.startswith(API)
+        for method in route.methods
+        if method != "OPTIONS"
+    }
+    named = {(method, path.replace(":int", "").replace(":str", "")) for method, path, _, _ in ROUTES}
+    assert named == routes
+
+
+@pytest.mark.parametrize(("method", "path", "body", "who"), ROUTES)
+def test_who_may_ask(
+    manager: ManagerProcess, agent: ScriptedAgent, method: str, path: str, body: Any, who: str
+) -> None:
+    """A stranger, with and without a false token, and a user who is no operator."""
+    assert agent.orders.term > 0
+    asked = API + path.replace("{number:int}", "1").replace("{name:str}", "gpu-1")
+    for headers in ({}, {"Authorization": "Bearer fft1.0123456789abcdef.false"}, {"Cookie": "ff_session=AAAA"}):
+        answered = (
+            manager.ask(method, asked, body=body, headers=headers) if path != "/events" or who == "user" else None
+        )
+        if who != "anybody":
+            assert answered is not None
+            assert answered.status == 401
+            assert answered.body["code"] == "unauthenticated"
+    if who == "operator":
+        answered = manager.ask(method, asked, body=body, user="ada")
+        assert (answered.status, answered.body["code"]) == (403, "permission_denied")
+
+
+def test_a_task_from_its_submission_to_its_end(manager: ManagerProcess, agent: ScriptedAgent) -> None:
+    with manager.client("ada") as ada:
+        (task,) = ada.submit(spec("whole"), key="whole")
+        assert ada.submit(spec("whole"), key="whole") == (task,), "the same key makes no second task"
+        while ada.task(task).task.state is not FINISHED:
+            agent.sync()
+            agent.follow()
+        answer = ada.task(task)
+        assert answer.task.outcome is Outcome.SUCCEEDED
+        assert answer.task.ended_ns is not None
+        assert answer.task.account.total_ns == answer.task.ended_ns - answer.task.submitted_ns
+        assert [node.state for node in ada.nodes()] == ["idle"]
+        assert task in [one.id for one in ada.tasks(state="finished").tasks]
+
+
+def test_what_waits_says_why(manager: ManagerProcess, agent: ScriptedAgent) -> None:
+    assert agent.orders.term > 0
+    with manager.client("ada") as ada:
+        (task,) = ada.submit(spec("huge", least_nodes=8, most_nodes=8), key="huge")
+        answer = ada.task(task)
+        assert answer.task.state is TaskState.QUEUED
+        assert "8 nodes" in answer.why.text
+        assert ada.command(StopTask(task))
+        assert ada.task(task).task.outcome is Outcome.STOPPED
+
+
+def test_environment_variables_are_shown_to_their_user_alone(manager: ManagerProcess) -> None:
+    with manager.client("ada") as ada, manager.client("bob") as bob, manager.client("admin") as admin:
+        (task,) = ada.submit(spec("hidden", least_nodes=8, most_nodes=8), key="hidden")
+        shown = [client.task(task).task.spec for client in (ada, bob, admin)]
+        assert [one.program.env["KEY"] for one in shown if one] == ["secret", "(hidden)", "secret"]
+        with pytest.raises(PermissionDenied):
+            bob.command(StopTask(task))
+        ada.command(StopTask(task))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "word"),
+    [
+        ("GET", "/tasks/99999", None, 404, "99999"),
+        ("GET", "/tasks/none", None, 404, "Not Found"),
+        ("GET", "/nodes/none", None, 404, "none"),
+        ("GET", "/tasks?limit=0", None, 400, "limit"),
+        ("GET", "/tasks?state=asleep", None, 400, "states are"),
+        ("POST", "/tasks", b"{", 400, "truncated"),
+        ("POST", "/tasks", {"specs": []}, 400, "length"),
+        ("POST", "/tasks", {"specs": [{"name": "<script>", "program": {"script": "x"}}]}, 400, "name"),
+        ("POST", "/tasks", {"specs": [{**SPEC, "least_nodes": 4}]}, 400, "4:1"),
+        ("POST", "/commands", {"type": "Explode"}, 400, "Explode"),
+        ("PUT", "/tasks", None, 405, ""),
+        ("GET", "/nowhere", None, 404, ""),
+    ],
+)
+def test_errors_are_one_line_of_json(
+    manager: ManagerProcess, method: str, path: str, body: Any, status: int, word: str
+) -> None:
+    answered = manager.ask(method, API + path, user="ada", body=body, headers={"Idempotency-Key": "x"})
+    assert answered.status == status, answered
+    assert word in answered.body["message"]
+    assert "\n" not in answered.body["message"]
+    assert answered.body["code"]
+
+
+def test_bodies_are_bounded(manager: ManagerProcess) -> None:
+    """Said before it is read: whoever goes on sending finds the connection closed."""
+    connection = http.client.HTTPConnection(manager.url.partition("://")[2], timeout=allowed_s(30))
+    with contextlib.closing(connection):
+        connection.putrequest("POST", f"{API}/tasks")
+        headers = {"Authorization": f"Bearer {manager.tokens['ada']}", "Content-Length": str(2 << 20)}
+        for name, value in {**headers, "Content-Type": "application/json", "Idempotency-Key": "x"}.items():
+            connection.putheader(name, value)
+        connection.endheaders(b" " * 1000)
+        assert connection.getresponse().status == 413
+
+
+def test_who_proves_nothing_may_not_ask_for_ever(tmp_path: Path) -> None:
+    with ManagerProcess(tmp_path / "manager", failed_logins_per_minute=3) as manager:
+        statuses = [manager.ask("GET", f"{API}/tasks").status for _ in range(5)]
+        assert statuses[:3] == [401] * 3
+        refused = manager.ask("GET", f"{API}/tasks")
+        assert (refused.status, refused.body["code"]) == (429, "too_often")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert manager.ask("GET", f"{API}/session", user="ada").status == 200, "who has a token is not kept out"
+
+
+def test_every_answer_carries_the_headers_that_protect_a_browser(manager: ManagerProcess) -> None:
+    for path in ("/", "/app.js", f"{API}/health", f"{API}/nowhere", "/schema/openapi.json"):
+        headers = manager.ask("GET", path).headers
+        assert "default-src 'self'" in headers["content-security-policy"], path
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_session_needs_its_csrf_value_to_change_something(manager: ManagerProcess) -> None:
+    begun = manager.ask("POST", f"{API}/session", body={"token": manager.tokens["ada"]})
+    assert begun.status == 201
+    cookie = begun.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    sent = {"Cookie": cookie.split(";")[0]}
+    assert manager.ask("GET", f"{API}/session", headers=sent).body["user"] == "ada"
+    stop = {"type": "StopTask", "task": 99999}
+    refused = manager.ask("POST", f"{API}/commands", body=stop, headers=sent)
+    assert (refused.status, refused.body["code"]) == (403, "permission_denied")
+    right = {**sent, "X-FF-CSRF": begun.body["csrf"]}
+    assert manager.ask("POST", f"{API}/commands", body=stop, headers=right).status == 404
+    other = {**right, "Sec-Fetch-Site": "cross-site"}
+    assert manager.ask("POST", f"{API}/commands", body=stop, headers=other).status == 403
+
+
+def test_a_revoked_token_is_out_at_once_and_so_are_its_sessions(manager: ManagerProcess) -> None:
+    token = manager.users.issue("bob", 0)
+    headers = {"Authorization": f"Bearer {token}"}
+    begun = manager.ask("POST", f"{API}/session", body={"token": token})
+    sent = {"Cookie": begun.headers["set-cookie"].split(";")[0]}
+    assert manager.ask("GET", f"{API}/session", headers=headers).status == 200
+    manager.users.revoke(token.split(".")[1])
+    assert manager.ask("GET", f"{API}/session", headers=headers).status == 401
+    assert manager.ask("GET", f"{API}/session", headers=sent).status == 401
+
+
+def test_changes_are_told_as_they_happen_and_none_is_missed(manager: ManagerProcess, agent: ScriptedAgent) -> None:
+    assert agent.orders.term > 0
+    with manager.client("ada") as ada, manager.client("ada") as asking:
+        before = asking.cluster().changes
+        (task,) = asking.submit(spec("watched", least_nodes=8, most_nodes=8), key="watched")
+        asking.command(StopTask(task))
+        heard: list[tuple[int, str]] = []
+        for change in ada.changes(before):
+            if change is not None and change.what == "task" and change.name == str(task):
+                heard.append((change.number, change.state))
+            if heard and heard[-1][1] == "finished":
+                break
+        assert [state for _, state in heard] == ["queued", "finished"]
+        assert [number for number, _ in heard] == sorted({number for number, _ in heard})
+
+
+def test_an_array_is_one_submission(manager: ManagerProcess) -> None:
+    with manager.client("ada") as ada:
+        tasks = ada.submit(spec("sweep", array=50, least_nodes=8, most_nodes=8), key="sweep")
+        assert tasks == tuple(range(tasks[0], tasks[0] + 50))
+        assert [ada.task(task).task.array_index for task in tasks[:3]] == [0, 1, 2]
+        for task in tasks:
+            ada.command(StopTask(task))
+
+
+def test_a_key_for_something_else_is_refused(manager: ManagerProcess) -> None:
+    with manager.client("ada") as ada:
+        (task,) = ada.submit(spec("one", least_nodes=8, most_nodes=8), key="twice")
+        with pytest.raises((UsageError, PermissionDenied)):
+            ada.submit(spec("other", least_nodes=8, most_nodes=8), key="twice")
+        ada.command(StopTask(task))
+
+
+def test_a_machine_without_credential_is_not_heard(manager: ManagerProcess) -> None:
+    with ScriptedAgent(manager, "gpu-9") as joined, manager.client("admin") as admin:
+        joined.sync()
+        admin.revoke_machine("gpu-9")
+        with pytest.raises(PermissionDenied):
+            joined.sync()
+        with pytest.raises(NotFound):
+            admin.revoke_machine("gpu-9")
+
+
+def test_the_openapi_document_describes_all_routes(manager: ManagerProcess) -> None:
+    with urllib.request.urlopen(f"{manager.url}/schema/openapi.json", timeout=allowed_s(30)) as response:
+        document = json.load(response)
+    paths = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert {(method, API + path.replace(":int", "").replace(":str", "")) for method, path, _, _ in ROUTES} <= paths
+
+
+def test_a_manager_that_was_killed_has_lost_nothing(tmp_path: Path) -> None:
+    manager = ManagerProcess(tmp_path / "manager", lease_ms=400)
+    with manager:
+        wait_for(lambda: manager.ask("GET", f"{API}/health").status == 200, "it leads")
+        with manager.client("ada") as ada:
+            (task,) = ada.submit(spec("kept", least_nodes=2, most_nodes=2), key="kept")
+        manager.end(signal.SIGKILL)
+        manager.start()
+        wait_for(lambda: manager.ask("GET", f"{API}/health").status == 200, "it leads again")
+        with manager.client("ada") as ada:
+            assert ada.task(task).task.state is TaskState.QUEUED
+            assert ada.submit(spec("kept", least_nodes=2, most_nodes=2), key="kept") == (task,)

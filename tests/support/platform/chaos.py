@@ -1,0 +1,339 @@
+"""A platform under faults drawn from a seed, then healed: every task must end."""
+
+from __future__ import annotations
+
+import msgspec
+from tests.support.platform.clients import Client
+from tests.support.platform.hosts import Grounds, Host
+from tests.support.platform.managers import ManagerHost
+from tests.support.platform.oracle import PlatformOracle
+from tests.support.platform.post import Post
+from tests.support.platform.store import SimStore, StoreFaults
+
+from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.core.platform.commands import (
+    Command,
+    DrainNode,
+    MoveNode,
+    ResumeNode,
+    ResumeTask,
+    SetLimits,
+    SetPolicy,
+    SetPriority,
+    StopTask,
+    SuspendTask,
+)
+from fireflyer.cluster.core.platform.messages import Commanded, Submitted
+from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy
+from fireflyer.cluster.schema.tasks import After, Cause, Program, TaskSpec
+from fireflyer.sim import Link, SimNet, World
+
+__all__ = ["Cluster", "chaos", "lost_slowly"]
+
+MAX_DRIFT_PPM = 9_900
+CHAOS_NS = 60 * SECOND
+HEAL_NS = 900 * SECOND
+CALM = Link(min_delay_ns=MS // 4, max_delay_ns=4 * MS)
+USERS = ("ann", "bob", "cyd")
+ADMIN = ("platform:admin",)
+LONGEST_DELAY_NS = 12 * SECOND
+
+
+class Cluster:
+    def __init__(self, seed: int, *, managers: int = 2, nodes: int = 5) -> None:
+        self.world = World(seed)
+        self.rng = self.world.fork_random("chaos")
+        self.net = SimNet(self.world, default=CALM)
+        self.post = Post(self.net)
+        self.oracle = PlatformOracle(self.world)
+        self.store = SimStore(self.world, self.oracle.committed)
+        self.oracle.store = self.store
+        self._cut: dict[tuple[str, str], bool] = {}
+        work = self.world.fork_random("work")
+        self._works = [work.choice([work.randrange(2, 25), work.randrange(20, 70)]) * SECOND for _ in range(200)]
+        self._causes = [work.choice([Cause.SUCCEEDED] * 6 + [Cause.PROGRAM, Cause.INFRASTRUCTURE]) for _ in range(200)]
+        self.grounds = Grounds(
+            self.world,
+            self.oracle.started,
+            self.oracle.launch,
+            lambda task: self._works[task % 200],
+            lambda task: self._causes[task % 200],
+            cut=lambda a, b: self._cut.get((a, b), False),
+        )
+        self.oracle.grounds = self.grounds
+        names = [f"m{number}" for number in range(managers)]
+        self.managers = [
+            ManagerHost(self.world, self.post, self.store, self.oracle, name, self._drift()) for name in names
+        ]
+        self.hosts = [
+            Host(self.world, self.post, self.grounds, f"n{number}", names, self._drift()) for number in range(nodes)
+        ]
+        self.clients = [Client(self.world, self.post, user, names) for user in USERS]
+        self._keys = 0
+        self._check()
+
+    def _drift(self) -> int:
+        return self.rng.choice([-MAX_DRIFT_PPM, 0, MAX_DRIFT_PPM, self.rng.randint(-9000, 9000)])
+
+    def _check(self) -> None:
+        self.oracle.every_second()
+        self.world.call_after(SECOND, self._check)
+
+    # --- what users do ---
+
+    def submit(self, client: Client, **fields: object) -> None:
+        self._keys += 1
+        base = TaskSpec(name=f"t{self._keys}", program=Program(script="train.py"), grace_ns=4 * SECOND, max_requeues=4)
+        request = Submitted(
+            call=0, user=client.name, key=f"k{self._keys}", specs=(msgspec.structs.replace(base, **fields),)
+        )
+        client.ask(request)
+
+    def command(self, client: Client, command: Command, roles: tuple[str, ...] = ()) -> None:
+        client.ask(Commanded(call=0, user=client.name, roles=roles, command=command))
+
+    def submit_something(self) -> None:
+        rng = self.rng
+        client = rng.choice(self.clients)
+        least = rng.choice([1, 1, 2, 2, 3, 3 if client.name == "cyd" else len(self.hosts)])
+        fields: dict[str, object] = {"least_nodes": least, "most_nodes": least + rng.choice([0, 0, 1])}
+        fields["priority"] = rng.choice([5, 10, 10, 20])
+        if rng.random() < 0.1:
+            fields["array"] = 3
+        if rng.random() < 0.1:
+            fields["time_ns"] = rng.randrange(4, 30) * SECOND
+        known = [task for tasks in client.submitted.values() for task in tasks]
+        if known and rng.random() < 0.15:
+            fields["after"] = (After(rng.choice(known), rng.random() < 0.5),)
+        self.submit(client, **fields)
+
+    def command_something(self) -> None:
+        rng = self.rng
+        client = rng.choice(self.clients)
+        known = [task for tasks in client.submitted.values() for task in tasks]
+        if not known:
+            return
+        task = rng.choice(known[-4:])
+        commands: list[Command] = [StopTask(task), SuspendTask(task), ResumeTask(task), SetPriority(task, 20)]
+        self.command(client, rng.choices(commands, [1, 2, 3, 1])[0])
+
+    def drain_something(self) -> None:
+        node = self.rng.choice(self.hosts).name
+        command = DrainNode(node, "to be looked at") if self.rng.random() < 0.4 else ResumeNode(node)
+        self.command(self.clients[0], command, ADMIN)
+
+    # --- running ---
+
+    def run_for(self, duration_ns: int) -> None:
+        self.world.run(until_ns=self.world.now_ns + duration_ns)
+        for client in self.clients:
+            for tasks in client.submitted.values():
+                self.oracle.acknowledged.update(dict.fromkeys(tasks))
+
+    def begin(self) -> None:
+        self.run_for(20 * SECOND)
+        policy = Policy(
+            cross_zone_nodes=2, age_step_ns=30 * SECOND, usage_step_ns=5 * SECOND, usage_half_life_ns=60 * SECOND
+        )
+        admin = self.clients[0]
+        self.command(admin, SetPolicy(policy, guaranteed_ns=4 * SECOND), ADMIN)
+        self.command(admin, SetLimits((Limit(kind=LimitKind.USER, name="cyd", nodes=3),)), ADMIN)
+        for number, host in enumerate(self.hosts):
+            self.command(admin, MoveNode(host.name, f"z{number % 2}", f"l{number % 3}"), ADMIN)
+        self.run_for(5 * SECOND)
+        assert admin.idle, "the managers do not answer"
+
+    # --- faults ---
+
+    def roughen(self) -> None:
+        rng = self.rng
+        self.net.set_default(
+            Link(
+                min_delay_ns=MS // 4,
+                max_delay_ns=40 * MS,
+                loss=rng.choice([0.0, 0.02, 0.1]),
+                duplication=rng.choice([0.0, 0.05, 0.3]),
+                slow_probability=rng.choice([0.0, 0.04, 0.2]),
+                slow_ns=rng.choice([2 * SECOND, LONGEST_DELAY_NS]),
+            )
+        )
+        self.store.faults = StoreFaults(
+            slow=rng.choice([0.0, 0.05, 0.3]), failed=rng.choice([0.0, 0.05]), unknown=rng.choice([0.0, 0.05, 0.2])
+        )
+        faults = (
+            self._partition,
+            self._stop_or_start_manager,
+            self._cut_store,
+            self._restart_agent,
+            self._power,
+            self._isolate,
+            self._lose_slowly,
+            self.command_something,
+            self.drain_something,
+        )
+        self._faults = [(self.submit_something, 6), (self._heal, 3), *((one, rng.choice([0, 1, 3])) for one in faults)]
+
+    def disturb(self) -> None:
+        self.rng.choices([fault for fault, _ in self._faults], [weight for _, weight in self._faults])[0]()
+
+    def _names(self) -> list[str]:
+        return [one.name for one in self.managers] + [one.name for one in self.hosts]
+
+    def _partition(self) -> None:
+        left = [name for name in self._names() if self.rng.random() < 0.4]
+        right = [name for name in self._names() if name not in left]
+        self._divide(left, right, symmetric=self.rng.random() < 0.6)
+
+    def _isolate(self) -> None:
+        """One node from all managers, and not from other nodes."""
+        node = self.rng.choice(self.hosts).name
+        self._divide([node], [one.name for one in self.managers], symmetric=self.rng.random() < 0.6)
+
+    def cut_off(self, name: str) -> None:
+        self._divide([name], [other for other in self._names() if other != name], symmetric=True)
+
+    def slow_tasks(self) -> None:
+        self._works[:] = [100 * SECOND for _ in self._works]
+        self._causes[:] = [Cause.SUCCEEDED for _ in self._causes]
+
+    def _divide(self, left: list[str], right: list[str], *, symmetric: bool) -> None:
+        self.net.partition(left, right, symmetric=symmetric)
+        for a in left:
+            for b in right:
+                self._cut[a, b] = True
+                self._cut[b, a] = self._cut.get((b, a), False) or symmetric
+
+    def _heal(self) -> None:
+        self.net.heal()
+        self._cut.clear()
+        self.store.cut.clear()
+
+    def _stop_or_start_manager(self) -> None:
+        manager = self.rng.choice(self.managers)
+        if not manager.node.alive or self.rng.random() < 0.5:
+            manager.node.restart()
+        elif self.rng.random() < 0.3:
+            manager.leave()
+        else:
+            manager.node.crash()
+
+    def _cut_store(self) -> None:
+        name = self.rng.choice(self.managers).name
+        self.store.cut[name] = not self.store.cut.get(name, False)
+
+    def _restart_agent(self) -> None:
+        host = self.rng.choice(self.hosts)
+        if not host.powered:
+            host.power_on()
+        elif not host.agent.alive or self.rng.random() < 0.6:
+            host.agent.restart()
+        else:
+            host.agent.crash()
+
+    def _power(self) -> None:
+        host = self.rng.choice(self.hosts)
+        if not host.powered:
+            host.power_on()
+        else:
+            host.power_cut()
+
+    def _lose_slowly(self) -> None:
+        """The agent of a node ends, the ranks there go on, and much later nobody reaches them."""
+        busy = [host for host in self.hosts if host.agent.alive and any(ranks.alive for ranks in host.ranks.values())]
+        if not busy:
+            return
+        host = self.rng.choice(busy)
+        host.agent.crash()
+        delay_ns = self.rng.randrange(20, 40) * SECOND
+        self.world.call_after(delay_ns, lambda: self.cut_off(host.name))
+
+    # --- the end of faults ---
+
+    def heal(self) -> None:
+        self._heal()
+        self.net.set_default(CALM)
+        self.store.faults = None
+        for host in self.hosts:
+            if not host.powered:
+                host.power_on()
+            elif not host.agent.alive:
+                host.agent.restart()
+        self._start_managers()
+        self.run_for(LONGEST_DELAY_NS + 5 * SECOND)
+        self._start_managers()  # one that was leaving has left now
+        self.run_for(25 * SECOND)  # until the last cut that was to come
+        self._heal()
+        for host in self.hosts:
+            self.command(self.clients[0], ResumeNode(host.name), ADMIN)
+        end_ns = self.world.now_ns + HEAL_NS
+        while self.world.now_ns < end_ns and not self._ended():
+            self._resume_held()
+            self.run_for(5 * SECOND)
+        self.run_for(10 * SECOND)
+        assert self._ended(), f"seed {self.world.seed}: {self.describe()}"
+        self.oracle.check_end()
+
+    def _start_managers(self) -> None:
+        for manager in self.managers:
+            if not manager.node.alive:
+                manager.node.restart()
+
+    def _resume_held(self) -> None:
+        for client in self.clients:
+            for task in [task for tasks in client.submitted.values() for task in tasks]:
+                row = self.oracle.tasks.get(task)
+                if row is not None and row.held and client.idle:
+                    self.command(client, ResumeTask(task))
+
+    def _ended(self) -> bool:
+        tasks = self.oracle.tasks.values()
+        return (
+            all(client.idle for client in self.clients)
+            and all(row.ended_ns is not None for row in tasks)
+            and not self.oracle.places
+        )
+
+    def describe(self) -> str:
+        rows = [
+            f"{row.id}: {row.state.value} run {row.runs - 1}"
+            for row in self.oracle.tasks.values()
+            if row.ended_ns is None
+        ]
+        leader = next((one for one in self.managers if one.acts()), None)
+        whys = [
+            leader.machine.why(row.id, leader.now_ns).text
+            for row in self.oracle.tasks.values()
+            if row.ended_ns is None and leader is not None
+        ]
+        waiting = [str(one) for client in self.clients for one in client.waiting.values()]
+        return f"not all has ended: {rows} {whys} {sorted(self.oracle.places)} {waiting}"
+
+
+def lost_slowly(seed: int) -> Cluster:
+    """A gang runs on after the agent of a node has ended, until nobody reaches that node any more; then it is run again
+    at once, while ranks live on there."""
+    cluster = Cluster(seed, nodes=4)
+    cluster.begin()
+    cluster.slow_tasks()
+    cluster.submit(cluster.clients[0], least_nodes=2, most_nodes=2)
+    cluster.run_for(10 * SECOND)
+    (launcher,) = cluster.grounds.launchers
+    lost = cluster.grounds.hosts[launcher.nodes[1]]
+    lost.agent.crash()
+    cluster.run_for(cluster.rng.randrange(28, 40) * SECOND)
+    cluster.cut_off(lost.name)
+    cluster.run_for(45 * SECOND)
+    cluster.heal()
+    return cluster
+
+
+def chaos(seed: int) -> Cluster:
+    cluster = Cluster(seed, managers=3 if seed % 4 == 0 else 2, nodes=4 if seed % 3 else 6)
+    cluster.begin()
+    cluster.roughen()
+    end_ns = cluster.world.now_ns + CHAOS_NS
+    while cluster.world.now_ns < end_ns:
+        cluster.disturb()
+        cluster.run_for(cluster.rng.randrange(3 * SECOND))
+    cluster.heal()
+    return cluster

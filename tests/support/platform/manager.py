@@ -1,0 +1,189 @@
+"""A manager process alone, plain HTTP to it, and an agent that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import msgspec
+from tests.support.patience import allowed_s
+
+from fireflyer.base.toml_text import to_toml
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.schema.agent import JOIN_MACHINE, JoinMachine
+from fireflyer.cluster.schema.sync import SYNC, EndedRun, Inventory, Orders, RunStatus, Sync
+from fireflyer.cluster.schema.tasks import Cause
+from fireflyer.identity import TokenStore, UserCredential, new_secret, save_secret
+from fireflyer.identity.derived import derive_credential
+from fireflyer.identity.handshake import token_id_of, token_key
+from fireflyer.runtime.rpc import BlockingRpcClient
+
+__all__ = ["Answered", "ManagerProcess", "ScriptedAgent"]
+
+CLUSTER: Final = "00112233445566778899aabbccddeeff"
+CALL_NS: Final = 30 * SECOND
+
+
+class Answered(NamedTuple):
+    status: int
+    body: Any
+    """Of JSON; None where there is none."""
+    headers: dict[str, str]
+
+
+class ManagerProcess:
+    """`ff manager` in a directory, with users `admin` (an operator), `ada` and `bob`."""
+
+    def __init__(self, directory: Path, *, name: str = "manager", store: str = "", **settings: Any) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        self.directory = directory
+        secret, tokens_file = directory / "secret", directory / "tokens.json"
+        if not secret.exists():
+            save_secret(new_secret(), str(secret))
+        self.users = TokenStore(str(tokens_file))
+        self.tokens: dict[str, str] = {}
+        for user in ("admin", "ada", "bob"):
+            if user not in self.users.users():
+                self.users.create_user(user, int(time.time()))
+            self.tokens[user] = self.users.issue(user, int(time.time()))
+        config = PlatformConfig(
+            name=name,
+            cluster=CLUSTER,
+            store=store or f"embedded:{directory / 'store'}",
+            directory=str(directory),
+            listen=settings.pop("listen", "127.0.0.1:0"),
+            listen_agents="127.0.0.1:0",
+            secret_file=str(secret),
+            tokens_file=str(tokens_file),
+            operators=("admin",),
+            settle_ms=settings.pop("settle_ms", 20),
+            user_requests_per_s=settings.pop("user_requests_per_s", 10_000),
+            failed_logins_per_minute=settings.pop("failed_logins_per_minute", 10_000),
+            **settings,
+        )
+        self._config = directory / f"{name}.toml"
+        self._config.write_text(to_toml(msgspec.to_builtins(config)))
+        self._log = directory / f"{name}.log"
+        self._process: subprocess.Popen[str] | None = None
+        self.url = self.agents = self.fingerprint = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self) -> None:
+        """Until it serves; it may not lead yet."""
+        command = [sys.executable, "-P", "-m", "fireflyer", "manager", str(self._config)]
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline().split()
+        assert ready[:1] == ["ready"], self.log()
+        self.url, self.agents, self.fingerprint = (*ready[1:], "")[:3]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(allowed_s(20))
+        finally:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+    def log(self) -> str:
+        return self._log.read_text()[-4000:]
+
+    def client(self, user: str) -> Client:
+        return Client(Connection(url=self.url, token=self.tokens[user], fingerprint=self.fingerprint))
+
+    def ask(
+        self, method: str, path: str, *, user: str = "", body: Any = None, headers: dict[str, str] | None = None
+    ) -> Answered:
+        """As a program without our SDK would."""
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data=data, method=method)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        if user:
+            request.add_header("Authorization", f"Bearer {self.tokens[user]}")
+        for name, value in (headers or {}).items():
+            request.add_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=allowed_s(30)) as response:
+                return _answered(response.status, response.read(), response.headers)
+        except urllib.error.HTTPError as error:
+            with error:
+                return _answered(error.code, error.read(), error.headers)
+
+
+def _answered(status: int, data: bytes, headers: Any) -> Answered:
+    found = {name.lower(): value for name, value in headers.items()}
+    is_json = data and found.get("content-type", "").startswith("application/json")
+    return Answered(status, json.loads(data) if is_json else None, found)
+
+
+class ScriptedAgent:
+    """Joins as `name` and says what it is told to say: what is on the node is `runs`."""
+
+    def __init__(self, manager: ManagerProcess, name: str) -> None:
+        with manager.client("admin") as client:
+            token = client.join_token(name)
+        with BlockingRpcClient.connect(manager.agents, UserCredential(token), CALL_NS) as joining:
+            admitted = joining.call(JOIN_MACHINE, JoinMachine(token_id=token_id_of(token), port=1), CALL_NS)
+        credential = derive_credential(token_key(token), token_id=admitted.token_id, nonce=admitted.nonce)
+        self._client = BlockingRpcClient.connect(manager.agents, UserCredential(credential), CALL_NS)
+        self.runs: dict[str, RunStatus] = {}
+        self.orders = Orders(term=0, version=0)
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def sync(self) -> Orders:
+        """Says what is here, and hears what should be."""
+        self._sequence += 1
+        inventory = Inventory(
+            address="127.0.0.1", port=1, version="test", boot_id="b", hostname="h", cores=1, memory_bytes=1
+        )
+        said = Sync(
+            incarnation=1,
+            sequence=self._sequence,
+            heard=self.orders.version,
+            term=self.orders.term,
+            inventory=inventory,
+            runs=tuple(self.runs.values()),
+        )
+        self.orders = self._client.call(SYNC, said, CALL_NS)
+        return self.orders
+
+    def follow(self, cause: Cause = Cause.SUCCEEDED) -> None:
+        """What an agent does whose programs end at once: everything ordered ends with `cause`."""
+        for order in self.orders.runs:
+            token = order.run_token
+            if order.wanted == "forget":
+                self.runs.pop(token, None)
+            elif order.wanted == "run" and token not in self.runs:
+                self.runs[token] = RunStatus(token=token, state="running", lead=order.launch is not None)
+            else:
+                ended = EndedRun(cause=cause if order.wanted == "run" else Cause.SUSPENDED, exit_code=0)
+                self.runs[token] = RunStatus(token=token, state="gone", lead=True, ended=ended)

@@ -1,0 +1,223 @@
+"""Mutants of the platform's protocol: the real machine, or the agent's rules, with one bug each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.platform.hosts import STOP_AFTER_NS, Host, Record
+
+from fireflyer.cluster.core.platform import machine as machine_module
+from fireflyer.cluster.core.platform import submissions
+from fireflyer.cluster.core.platform.heard import Heard
+from fireflyer.cluster.core.platform.leading import Leading
+from fireflyer.cluster.core.platform.life import accounts, states, tasks
+from fireflyer.cluster.core.platform.life.progress import Progress
+from fireflyer.cluster.core.platform.life.tasks import Tasks
+from fireflyer.cluster.core.platform.machine import PlatformMachine
+from fireflyer.cluster.core.platform.orders import OrderBook
+from fireflyer.cluster.core.platform.store.rows import RunRow, RunState, TaskRow
+from fireflyer.cluster.schema.sync import RunOrder
+from fireflyer.cluster.schema.tasks import RunParts
+from fireflyer.kvstore.core import fenced
+
+__all__ = ["MUTANTS"]
+
+Patch = pytest.MonkeyPatch
+
+
+def lost_means_free(patch: Patch) -> None:
+    """The launcher of a silent node counts as ended before its lease has."""
+    original = Progress._lost_launcher
+
+    def lost(self: Progress, run: RunRow, now_ns: int) -> None:
+        patch.setattr(self, "_ended_after_ns", self._settings.lost_ns)
+        original(self, run, now_ns)
+
+    patch.setattr(Progress, "_lost_launcher", lost)
+
+
+def silent_nodes_are_free_with_their_launcher(patch: Patch) -> None:
+    patch.setattr(Heard, "since_lead_ended_ns", lambda _self, _run, _now_ns: 1 << 60)
+
+
+def waits_again_before_it_is_over(patch: Patch) -> None:
+    """All nodes are free as soon as the launcher has ended."""
+    original = Progress._over_if_free
+
+    def over(self: Progress, key: tuple[int, int]) -> None:
+        run = self._ledger.runs.known(key)
+        if run.state is RunState.ENDED:
+            for node in list(self._ledger.index.places.get(key, {})):
+                self._tasks.freed(run, node)
+        original(self, key)
+
+    patch.setattr(Progress, "_over_if_free", over)
+
+
+def new_leader_counts_from_long_ago(patch: Patch) -> None:
+    original = Heard.__init__
+
+    def init(self: Heard, now_ns: int) -> None:
+        original(self, now_ns - (1 << 40))
+
+    patch.setattr(Heard, "__init__", init)
+
+
+def orders_leave_before_the_commit(patch: Patch) -> None:
+    original = OrderBook._own
+
+    def of(self: OrderBook, node: str) -> Any:
+        self.refresh(node)
+        return self._orders[node]
+
+    def runs(self: OrderBook, node: str) -> list[RunOrder]:
+        place = self._ledger.places.get(node)
+        if place is None:
+            return listed(self, node)
+        run = self._ledger.runs.known((place.task, place.run))
+        first = RunOrder(run_token=run.token, wanted=run.wanted)
+        if (place.task, place.run) in self._ledger.runs.committed:
+            first = original(self, node, place)
+        return [first, *(order for order in listed(self, node) if order.run_token != run.token)]
+
+    listed = OrderBook._runs
+    patch.setattr(OrderBook, "of", of)
+    patch.setattr(OrderBook, "_runs", runs)
+
+
+def forgets_at_once(patch: Patch) -> None:
+    patch.setattr(OrderBook, "_is_open", lambda _self, _token: False)
+
+
+def commits_without_the_lease(patch: Patch) -> None:
+    patch.setattr(fenced, "_holds", lambda _key, _lease, _held: True)
+
+
+def unknown_is_failed(patch: Patch) -> None:
+    original = PlatformMachine._on_draft
+
+    def on_draft(self: PlatformMachine, now_ns: int, draft: Any, outcome: Any) -> None:
+        if isinstance(outcome, fenced.OutcomeUnknown):
+            outcome = fenced.Failed(outcome.number, outcome.reason)
+        original(self, now_ns, draft, outcome)
+
+    patch.setattr(machine_module.PlatformMachine, "_on_draft", on_draft)
+
+
+def submissions_are_not_recognised(patch: Patch) -> None:
+    patch.setattr(submissions, "_repeated", lambda _ledger, _asked, _digest: None)
+
+
+def tokens_without_the_run(patch: Patch) -> None:
+    original = Tasks._token
+    patch.setattr(Tasks, "_token", lambda self, task, _run: original(self, task, 0))
+
+
+def release_is_not_counted(patch: Patch) -> None:
+    def until_now(self: Tasks, row: TaskRow) -> TaskRow:
+        return msgspec.structs.replace(row, counted_ns=self.now_ns)
+
+    patch.setattr(Tasks, "_until_now", until_now)
+
+
+def parts_are_believed(patch: Patch) -> None:
+    """What the launcher says is taken as it is, also where it does not fit."""
+
+    def run_account(task: TaskRow, run: RunRow, until_ns: int) -> Any:
+        parts = run.ended.parts if run.ended is not None else RunParts()
+        return accounts._plus(task.account, platform_ns=until_ns - task.counted_ns, productive_ns=parts.productive_ns)
+
+    patch.setattr(tasks, "run_account", run_account)
+
+
+def foreign_runs_do_not_matter(patch: Patch) -> None:
+    """What a node lists that is not its own is no order to stop it."""
+    original = OrderBook._runs
+    patch.setattr(
+        OrderBook,
+        "_runs",
+        lambda self, node: [one for one in original(self, node) if one.launch or one.wanted == "run"],
+    )
+
+
+def stop_loses_against_requeue(patch: Patch) -> None:
+    original = states.verdict
+
+    def verdict(task: TaskRow, spec: Any, wish: Any, ended: Any) -> Any:
+        return original(msgspec.structs.replace(task, stopping=""), spec, wish, ended)
+
+    patch.setattr(tasks, "verdict", verdict)
+
+
+def scheduler_is_not_told_of_a_dropped_draft(patch: Patch) -> None:
+    original = Leading.rollback
+
+    def rollback(self: Leading, now_ns: int) -> None:
+        patch.setattr(self._planner, "rebuild", lambda _time_ns, _now_ns: None)
+        original(self, now_ns)
+
+    patch.setattr(Leading, "rollback", rollback)
+
+
+def agent_grants_leases_on_its_own(patch: Patch) -> None:
+    """The agent passes on a lease that begins when it is asked for."""
+    original = Host._boot
+
+    def boot(self: Host, node: Any) -> None:
+        original(self, node)
+
+        def renew() -> None:
+            self.lease_until_ns = self.now_ns + STOP_AFTER_NS
+            node.after(STOP_AFTER_NS // 20, renew)
+
+        renew()
+
+    patch.setattr(Host, "_boot", boot)
+
+
+def agent_does_not_remember_unknown_stops(patch: Patch) -> None:
+    original = Host._follow_one
+
+    def follow(self: Host, token: str, wanted: str, launch: Any) -> None:
+        if wanted != "stop" or token in self.disk:
+            original(self, token, wanted, launch)
+
+    patch.setattr(Host, "_follow_one", follow)
+
+
+def agent_says_gone_too_early(patch: Patch) -> None:
+    original = Host._status
+
+    def status(self: Host, token: str, record: Record) -> Any:
+        found = original(self, token, record)
+        return msgspec.structs.replace(found, state="gone") if record.stopped else found
+
+    patch.setattr(Host, "_status", status)
+
+
+MUTANTS: dict[str, Callable[[Patch], None]] = {
+    mutant.__name__: mutant
+    for mutant in (
+        lost_means_free,
+        silent_nodes_are_free_with_their_launcher,
+        waits_again_before_it_is_over,
+        new_leader_counts_from_long_ago,
+        orders_leave_before_the_commit,
+        forgets_at_once,
+        commits_without_the_lease,
+        unknown_is_failed,
+        submissions_are_not_recognised,
+        tokens_without_the_run,
+        release_is_not_counted,
+        parts_are_believed,
+        foreign_runs_do_not_matter,
+        stop_loses_against_requeue,
+        scheduler_is_not_told_of_a_dropped_draft,
+        agent_grants_leases_on_its_own,
+        agent_does_not_remember_unknown_stops,
+        agent_says_gone_too_early,
+    )
+}

@@ -1,0 +1,235 @@
+"""What must never be, checked at each commit, at each start of a process, and every second."""
+
+from __future__ import annotations
+
+from tests.support.platform.hosts import Grounds, Host, Launcher
+from tests.support.platform.managers import SETTINGS, ManagerHost
+from tests.support.platform.store import SimStore
+
+from fireflyer.cluster.core.platform.messages import LEASE_KEY, Changed
+from fireflyer.cluster.core.platform.store.rows import (
+    CONFIG_KEY,
+    PLACES,
+    RUNS,
+    STATE_KEY,
+    SUBMISSIONS,
+    TASKS,
+    ClusterRow,
+    ConfigRow,
+    PlaceRow,
+    RunRow,
+    RunState,
+    TaskRow,
+    Wish,
+    decode_row,
+)
+from fireflyer.cluster.schema.sync import Orders
+from fireflyer.cluster.schema.tasks import FINISHED, Outcome, TaskState
+from fireflyer.kvstore.core.fenced import Transact
+from fireflyer.sim import World
+
+__all__ = ["PlatformOracle"]
+
+PART_NS = SETTINGS.stop_after_ns + SETTINGS.stop_slack_ns
+"""For so long at most a gang may run in part."""
+
+
+class PlatformOracle:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.store: SimStore | None = None
+        self.grounds: Grounds | None = None
+        self.tasks: dict[int, TaskRow] = {}
+        self.runs: dict[tuple[int, int], RunRow] = {}
+        self.places: dict[str, PlaceRow] = {}
+        self.config = ConfigRow()
+        self.state: ClusterRow | None = None
+        self.launched: dict[str, str] = {}
+        self.acknowledged: dict[int, None] = {}
+        self.whole_limit: int | None = None
+        """Nodes that user `ann` may have at a time; as set in the rows before anything runs."""
+        self.change_numbers: dict[int, tuple[str, str, str]] = {}
+        self._part_since: dict[str, int] = {}
+        self.preempted = 0
+        self.takeovers = 0
+
+    # --- commits ---
+
+    def committed(self, order: Transact) -> None:
+        for key, value in order.write:
+            if key == LEASE_KEY:
+                continue
+            if key == STATE_KEY:
+                self._state(key, value)
+            elif key == CONFIG_KEY and value is not None:
+                self.config = decode_row(key, value, ConfigRow)
+            elif key.startswith(TASKS.prefix):
+                self._task(key, value)
+            elif key.startswith(RUNS.prefix):
+                self._run(key, value)
+            elif key.startswith(PLACES.prefix):
+                self._place(key, value)
+        self._check_rows()
+
+    def _state(self, key: bytes, value: bytes | None) -> None:
+        assert value is not None
+        row = decode_row(key, value, ClusterRow)
+        if self.state is not None:
+            assert row.time_ns >= self.state.time_ns, "cluster time goes back"
+            assert row.next_task >= self.state.next_task
+            self.takeovers += row.term != self.state.term
+        self.state = row
+
+    def _task(self, key: bytes, value: bytes | None) -> None:
+        task = int.from_bytes(key[len(TASKS.prefix) :], "big")
+        if value is None:
+            assert self.tasks.pop(task).state is FINISHED, f"task {task} is forgotten before it has ended"
+            return
+        row, old = TASKS.decode(key, value), self.tasks.get(task)
+        assert row.account.total_ns == row.counted_ns - row.submitted_ns, f"the account of task {task} does not add up"
+        assert all(getattr(row.account, name) >= 0 for name in row.account.__struct_fields__), row.account
+        if old is not None:
+            assert old.state is not FINISHED or row.state is FINISHED, f"task {task} lives again"
+            assert row.submitted_ns == old.submitted_ns, f"task {task} loses its place"
+        if row.state is FINISHED:
+            assert row.ended_ns == row.counted_ns, f"the account of task {task} ends before its life"
+            assert row.outcome is Outcome.SUCCEEDED or row.reason, f"task {task} ended without a reason"
+            if row.stopping:
+                assert row.outcome is not Outcome.FAILED, f"task {task} was stopped, and ended {row.outcome}"
+        self.tasks[task] = row
+
+    def _run(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            place = key[len(RUNS.prefix) :]
+            del self.runs[int.from_bytes(place[:8], "big"), int.from_bytes(place[8:], "big")]
+            return
+        run = RUNS.decode(key, value)
+        old = self.runs.get((run.task, run.number))
+        assert run.reason, f"run {run.number} of task {run.task} was started without a reason"
+        assert run.wanted == "run" or run.wish_reason, f"run {run.number} of {run.task} is to leave without a reason"
+        interrupted = run.wish is Wish.INTERRUPT and (old is None or old.wish is not Wish.INTERRUPT)
+        if interrupted and not run.backfilled:
+            self.preempted += 1
+            assert run.wanted_ns is not None
+            lasted_ns = run.wanted_ns - run.scheduled_ns
+            assert lasted_ns >= self.config.guaranteed_ns, f"task {run.task} is interrupted after {lasted_ns} ns"
+        if old is None:
+            others = [other for other in self.runs.values() if other.task == run.task]
+            assert all(other.state is RunState.OVER for other in others), f"task {run.task} has two runs"
+            assert all(other.token != run.token for other in self.runs.values()), "a token is given twice"
+            assert self.tasks[run.task].state is TaskState.SCHEDULED
+        self.runs[run.task, run.number] = run
+
+    def _place(self, key: bytes, value: bytes | None) -> None:
+        name = key[len(PLACES.prefix) :].decode()
+        if value is None:
+            del self.places[name]
+            return
+        self.places[name] = PLACES.decode(key, value)
+
+    def _check_rows(self) -> None:
+        of_user: dict[str, int] = {}
+        for name, place in self.places.items():
+            run = self.runs[place.task, place.run]
+            assert name in run.nodes
+            assert run.state is not RunState.OVER, f"{name} belongs to a run that is over"
+            user = self.tasks[place.task].user
+            of_user[user] = of_user.get(user, 0) + 1
+        for limit in self.config.limits:
+            assert of_user.get(limit.name, 0) <= limit.nodes, f"{limit.name} has {of_user[limit.name]} nodes"
+        runs_of: dict[int, int] = {}
+        for run in self.runs.values():
+            if run.state is not RunState.OVER:
+                runs_of[run.task] = runs_of.get(run.task, 0) + 1
+        assert all(count == 1 for count in runs_of.values())
+        for row in self.tasks.values():
+            waits = row.state in (TaskState.QUEUED, TaskState.SUSPENDED)
+            assert not waits or row.id not in runs_of, f"task {row.id} waits while a run of it lives"
+
+    # --- orders and changes ---
+
+    def ordered(self, node: str, orders: Orders) -> None:
+        """Nothing leaves before it is committed."""
+        for order in orders.runs:
+            known = [run for run in self.runs.values() if run.token == order.run_token]
+            if order.wanted in ("run", "suspend"):
+                assert known, f"{node} is ordered a run that is in no row"
+                assert node in known[0].nodes, f"{node} is ordered a run of other nodes"
+            if order.wanted == "forget" and known:
+                assert known[0].state is RunState.OVER, f"{node} is to forget a run that is not over"
+
+    def told(self, manager: str, change: Changed) -> None:
+        what = (change.what, change.name, change.state)
+        known = self.change_numbers.setdefault(change.number, what)
+        assert known == what, f"change {change.number} is {known} and {what}"
+
+    def looked_at(self, manager: ManagerHost) -> None:
+        machine, now_ns = manager.machine, manager.now_ns
+        for view in machine.tasks(now_ns, limit=3):
+            assert machine.why(view.id, now_ns).text, f"nobody knows why of task {view.id}"
+            until_ns = view.ended_ns if view.ended_ns is not None else machine.time_ns(now_ns)
+            assert view.account.total_ns == until_ns - view.submitted_ns, f"task {view.id}: the shown account is wrong"
+
+    # --- processes ---
+
+    def started(self, host: Host, launcher: Launcher) -> None:
+        """Ranks begin on a host."""
+        for token, ranks in host.ranks.items():
+            assert token == launcher.token or not ranks.alive, f"{host.name} runs two gangs"
+        assert self.grounds is not None
+        for other in self.grounds.hosts.values():
+            for token, ranks in other.ranks.items():
+                task = self.launched_task.get(token)
+                same = task == launcher.order.task and token != launcher.token
+                assert not (same and ranks.alive), f"task {task} runs twice"
+
+    @property
+    def launched_task(self) -> dict[str, int]:
+        return {one.token: one.order.task for one in self.grounds.launchers} if self.grounds is not None else {}
+
+    def launch(self, host: Host, launcher: Launcher) -> None:
+        assert launcher.token not in self.launched, f"run {launcher.token[:6]} is started twice"
+        self.launched[launcher.token] = host.name
+        row = self.tasks.get(launcher.order.task)
+        assert row is not None, "a task that does not exist is started"
+        run = self.runs[launcher.order.task, launcher.order.run]
+        assert host.name == run.nodes[0]
+
+    def every_second(self) -> None:
+        """No gang runs in part for long, in truth."""
+        if self.grounds is None:
+            return
+        live: dict[str, int] = {}
+        for host in self.grounds.hosts.values():
+            for token, ranks in host.ranks.items():
+                if ranks.alive:
+                    live[token] = live.get(token, 0) + 1
+        sizes = {one.token: (len(one.nodes), one) for one in self.grounds.launchers if one.token in live}
+        for token, count in live.items():
+            size, launcher = sizes[token]
+            whole = count == size and launcher.alive
+            preparing = launcher.alive and not launcher.running
+            if whole or preparing:
+                self._part_since.pop(token, None)
+                continue
+            since_ns = self._part_since.setdefault(token, self.world.now_ns)
+            assert self.world.now_ns - since_ns <= PART_NS, f"{count} of {size} nodes run on for too long"
+        for token in list(self._part_since):
+            if token not in live:
+                del self._part_since[token]
+
+    def check_end(self) -> None:
+        assert self.store is not None
+        assert self.grounds is not None
+        for task in self.acknowledged:
+            assert task in self.tasks, f"task {task} is lost"
+        for row in self.tasks.values():
+            assert row.state is FINISHED, f"task {row.id} is {row.state.value} at the end"
+        assert not self.places, f"nodes belong to runs at the end: {sorted(self.places)}"
+        for run in self.runs.values():
+            assert run.state is RunState.OVER, f"run {run.number} of task {run.task} is not over at the end"
+        for host in self.grounds.hosts.values():
+            assert not host.disk, f"{host.name} was not told to forget {sorted(host.disk)}"
+            assert not any(ranks.alive for ranks in host.ranks.values()), f"ranks live on {host.name} at the end"
+        submissions = [key for key in self.store.rows if key.startswith(SUBMISSIONS.prefix)]
+        assert len(submissions) <= len(self.tasks)

@@ -1,0 +1,130 @@
+"""Machines that join: a token buys one credential, once, whichever manager is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from fireflyer.base.errors import NotFound, PermissionDenied
+from fireflyer.cluster.manager.machines import JOIN_MARK, Admission, Machines
+from fireflyer.identity.derived import derive_credential
+from fireflyer.identity.handshake import token_id_of, token_key
+from fireflyer.kvstore import MemoryEngine, MemoryStore
+
+NOW, LIFETIME_S = 1_700_000_000, 60
+
+
+def on_managers(test: Callable[[Machines, Machines], Awaitable[None]]) -> None:
+    """Two managers over one store."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        one, other = MemoryEngine(store), MemoryEngine(store)
+        await test(Machines(one), Machines(other))
+
+    asyncio.run(main())
+
+
+def credential_of(token: str, admission: Admission) -> str:
+    """As the machine computes it."""
+    return derive_credential(token_key(token), token_id=admission.token_id, nonce=admission.nonce)
+
+
+async def joined(machines: Machines, name: str = "gpu-1") -> str:
+    token = await machines.issue(name, NOW, LIFETIME_S)
+    return credential_of(token, await machines.admit(token_id_of(token), name, NOW))
+
+
+def test_the_credential_that_a_token_buys_is_let_in_by_all_managers() -> None:
+    async def test(one: Machines, other: Machines) -> None:
+        credential = await joined(one)
+        await other.refresh()
+        for manager in (one, other):
+            found = manager.find(token_id_of(credential), NOW)
+            assert found is not None
+            assert (found.user, found.key) == ("gpu-1", token_key(credential))
+            assert manager.key_of("gpu-1") == token_key(credential)
+
+    on_managers(test)
+
+
+def test_a_join_token_proves_no_machine() -> None:
+    async def test(one: Machines, _: Machines) -> None:
+        token = await one.issue("gpu-1", NOW, LIFETIME_S)
+        found = one.find(token_id_of(token), NOW)
+        assert found is not None
+        assert found.user == f"{JOIN_MARK}gpu-1"
+        assert one.key_of("gpu-1") is None
+
+    on_managers(test)
+
+
+def test_of_many_who_use_a_token_at_once_one_wins() -> None:
+    async def test(one: Machines, other: Machines) -> None:
+        token = await one.issue("gpu-1", NOW, LIFETIME_S)
+        tries = [manager.admit(token_id_of(token), "gpu-1", NOW) for manager in (one, other) * 4]
+        results = await asyncio.gather(*tries, return_exceptions=True)
+        assert sum(isinstance(result, Admission) for result in results) == 1
+        assert sum(isinstance(result, PermissionDenied) for result in results) == 7
+
+    on_managers(test)
+
+
+def test_a_token_is_for_one_machine_and_a_while() -> None:
+    async def test(one: Machines, _: Machines) -> None:
+        token = await one.issue("gpu-1", NOW, LIFETIME_S)
+        with pytest.raises(PermissionDenied):
+            await one.admit(token_id_of(token), "gpu-2", NOW)
+        with pytest.raises(PermissionDenied):
+            await one.admit(token_id_of(token), "gpu-1", NOW + LIFETIME_S)
+        assert one.find(token_id_of(token), NOW + LIFETIME_S) is None
+
+    on_managers(test)
+
+
+def test_a_new_token_makes_the_old_one_of_the_machine_invalid() -> None:
+    async def test(one: Machines, _: Machines) -> None:
+        first = await one.issue("gpu-1", NOW, LIFETIME_S)
+        await one.issue("gpu-2", NOW, LIFETIME_S)
+        second = await one.issue("gpu-1", NOW, LIFETIME_S)
+        with pytest.raises(PermissionDenied):
+            await one.admit(token_id_of(first), "gpu-1", NOW)
+        await one.admit(token_id_of(second), "gpu-1", NOW)
+
+    on_managers(test)
+
+
+def test_a_revoked_machine_is_out_on_all_managers() -> None:
+    async def test(one: Machines, other: Machines) -> None:
+        credential = await joined(one)
+        await other.refresh()
+        await one.revoke("gpu-1")
+        await other.refresh()
+        assert [manager.find(token_id_of(credential), NOW) for manager in (one, other)] == [None, None]
+        assert one.names() == []
+        with pytest.raises(NotFound):
+            await one.revoke("gpu-1")
+
+    on_managers(test)
+
+
+def test_a_machine_that_joins_again_has_one_credential() -> None:
+    async def test(one: Machines, _: Machines) -> None:
+        first, second = await joined(one), await joined(one)
+        assert one.find(token_id_of(first), NOW) is None
+        assert one.find(token_id_of(second), NOW) is not None
+        assert one.names() == ["gpu-1"]
+
+    on_managers(test)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "join gpu", "x" * 81, "<script>"])
+def test_names_that_are_none_are_refused(name: str) -> None:
+    async def test(one: Machines, _: Machines) -> None:
+        with pytest.raises(msgspec.ValidationError):
+            await one.issue(name, NOW, LIFETIME_S)
+
+    on_managers(test)
