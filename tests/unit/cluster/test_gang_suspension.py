@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.unit.cluster.test_gang_decisions import Story, ends, of
 
-from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, Suspended, SuspendRequested
+from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, RankExited, Suspended, SuspendRequested
 from fireflyer.base.suspension import NEVER, SUSPENDED_EXIT_CODE
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.gang import Phase
 from fireflyer.cluster.core.messages import (
     AskPoints,
     AttemptPrepared,
+    Log,
     NameHorizon,
     PointsCollected,
     RankEnded,
@@ -79,10 +80,19 @@ def test_a_job_that_comes_to_its_end_first_has_succeeded() -> None:
     assert over(story).finish().exit_code == 0
 
 
-def test_a_node_whose_ranks_have_ended_is_not_waited_for() -> None:
+def test_the_points_of_ranks_that_have_ended_count_also_if_their_node_answers_after_that() -> None:
     story = Story().running()
     story.tell(SuspendAsked(), points(0, 5, 5))
-    assert of(story.tell(RanksGone(1, 1, 0, ends(1, 0, 0))), NameHorizon) == [NameHorizon(0, 1, 0, 6)]
+    assert story.tell(RanksGone(1, 1, 0, ends(1, 0, 0))) == [Log(RankExited(2, 0, 0)), Log(RankExited(3, 0, 0))]
+    assert story.tell(points(1, 9, NEVER)) == [NameHorizon(0, 1, 0, 10)]
+
+
+def test_a_node_whose_ranks_had_ended_before_is_asked_too() -> None:
+    story = Story().running()
+    story.tell(RanksGone(1, 1, 0, ends(1, 0, 0)))
+    assert of(story.tell(SuspendAsked()), AskPoints) == [AskPoints(0, 1, 0), AskPoints(1, 1, 0)]
+    story.tell(points(0, 5, 5))
+    assert story.tell(points(1, 9, 9)) == [NameHorizon(0, 1, 0, 10)]
 
 
 def test_ranks_that_are_overdue_are_stopped_and_the_job_is_suspended() -> None:

@@ -5,9 +5,8 @@ agree). `Gang` holds one, tells it what happens, and does what it says.
                          │                                 │
                          └────────── overdue ──────────────┴──> the ranks are stopped ──> suspended
 
-In COLLECTING each supervisor makes its ranks wait at their next point and answers with the points at which they are; a
-node whose ranks have all ended is not waited for. Supervisors answer without asking a rank, so this takes two messages,
-or the node counts as lost. The answers name the *horizon*, which all supervisors are told.
+In COLLECTING each supervisor makes its ranks wait at their next point and answers with the points at which they are, or
+were when they ended. Supervisors answer without asking a rank, so this takes two messages, or the node counts as lost. The answers name the *horizon*, which all supervisors are told.
 
 What ends a suspension early: `grace_ns` is over; or all ranks that had asked by then have left, and the others, which
 never ask, have had `settle_ns` (a script in which only rank 0 asks).
@@ -27,6 +26,9 @@ from fireflyer.cluster.core.messages import AskPoints, Effect, NameHorizon, Poin
 from fireflyer.cluster.core.states import Node, NodeState
 
 __all__ = ["Suspension"]
+
+_ANSWERS = (NodeState.IDLE, NodeState.BUSY)
+"""Of a node of a running attempt: its supervisor is up and knows the points of its ranks, which have ended if IDLE."""
 
 
 class Suspension:
@@ -48,12 +50,13 @@ class Suspension:
         self._points: dict[int, tuple[int, ...]] = {}
 
     def begin(self, now_ns: int, attempt: int, nodes: Sequence[Node]) -> list[Effect]:
-        """Ranks of the attempt run on those `nodes` that are BUSY; where there are none, nobody is asked."""
+        """`nodes` are those of the running attempt. Where no rank runs, nobody is asked."""
         self.asked, self._attempt = True, attempt
         self._asked_ns = self._ended_ns = now_ns
-        busy = [node for node in nodes if node.state is NodeState.BUSY]
-        self._collecting = self.asked_ranks = bool(busy)
-        return [AskPoints(node.number, node.incarnation, attempt) for node in busy]
+        self._collecting = self.asked_ranks = any(node.state is NodeState.BUSY for node in nodes)
+        if not self._collecting:
+            return []
+        return [AskPoints(node.number, node.incarnation, attempt) for node in nodes if node.state in _ANSWERS]
 
     def take(self, event: PointsCollected) -> None:
         if self._collecting and event.points.attempt == self._attempt:
@@ -70,10 +73,11 @@ class Suspension:
 
     def advance(self, nodes: Sequence[Node]) -> list[Effect]:
         """Names the horizon when all have answered."""
-        busy = [node for node in nodes if node.state is NodeState.BUSY]
-        if not self._collecting or any(node.number not in self._points for node in busy):
+        waited = [node for node in nodes if node.state in _ANSWERS and node.number not in self._points]
+        if not self._collecting or waited:
             return []
         self._collecting = False
+        busy = [node for node in nodes if node.state is NodeState.BUSY]
         self.horizon = horizon_of([point for points in self._points.values() for point in points])
         return [NameHorizon(node.number, node.incarnation, self._attempt, self.horizon) for node in busy]
 
