@@ -3,6 +3,8 @@
 `full/NODESxQUEUED`: one pass of the definition; and a machine that is loaded with all of it and decides.
 `event/KIND/NODESxQUEUED`: one event and the decisions that follow; the median of rounds, and their 99th percentile.
 `month/DEMAND`: the trace of a month on 2,000 nodes, by our policy and by three others.
+`manager/AGENTS`: a manager process with so many agents, while tasks are submitted at a fixed rate (wall time).
+`submit/first-line`: from the submission to the first line of the script on an idle platform (wall time).
 `suspend/…`: a call that finds no news; from the signal to free nodes (wall time).
 """
 
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.cluster import suspend
+from bench.cluster.manager import first_line, manager
 from bench.cluster.month import month
 from bench.cluster.workload import KINDS, Cluster
 from bench.report import Bound, Options, Result, Suite, figure
@@ -43,9 +46,13 @@ def run(options: Options) -> Suite:
         if any(options.selects(f"event/{kind}/{size}") for kind in (*KINDS, "leave", "array", "all")):
             results += _events(options, nodes, queued)
     results += month(options)
+    results += manager(options)
+    results += first_line(options)
     if options.selects("suspend") or options.selects("suspend/call") or options.selects("suspend/free"):
         results += _suspend(options)
-    return Suite(results=tuple(results), remarks=("seconds of processor time; suspend/free: wall time",))
+    return Suite(
+        results=tuple(results), remarks=("seconds of processor time; suspend/free, submit and manager: wall time",)
+    )
 
 
 def _result(
