@@ -63,8 +63,8 @@ format: setup  ## Apply the formatters and the safe lint fixes
 	$(BIN)/ruff check --fix .
 
 # Tests that start processes mostly wait for them: beside tests that compute, and more of them than processors.
-PYTEST := $(BIN)/pytest -q -n $(WORKERS)
-MIXED := $(BIN)/pytest -q -n $$(($(WORKERS) + 2)) --dist worksteal
+PYTEST := $(BIN)/pytest -q -n $(WORKERS) --durations 15 --durations-min 8
+MIXED := $(BIN)/pytest -q --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2)) --dist worksteal
 
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 	$(MIXED) -m "not slow and not gpu"

@@ -16,6 +16,7 @@ from fireflyer.runtime.processes.guarded import MARKER
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.slow
 def test_a_node_of_many_ranks_beats_while_it_starts_them(tmp_path: Path) -> None:
     """Starting them takes longer than a node may be silent."""
     done = run(JobSpec(script="true", kind="program", ranks_per_node=400, run_dir=str(tmp_path / "run")))

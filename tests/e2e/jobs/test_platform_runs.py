@@ -436,6 +436,7 @@ def test_an_agent_of_root_starts_a_run_as_the_account_of_its_user_out_of_reach_o
 
 
 @needs_machines
+@pytest.mark.slow
 def test_accounts_of_a_machine_where_others_can_run_python() -> None:
     if others_can_run_this_python():
         pytest.skip("the tests of accounts run here")

@@ -108,6 +108,7 @@ def test_a_job_of_ff_run_uses_the_launchers_secret(tmp_path: Path) -> None:
     assert [job.texts(rank) for rank in range(2)] == [["SUM 6.0 file"]] * 2
 
 
+@pytest.mark.slow
 def test_a_job_of_torchrun_needs_no_launcher_of_ours(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--log-dir", str(tmp_path / "log")]

@@ -124,6 +124,7 @@ def undisturbed(place: Path) -> Job:
     return train(place, "undisturbed", nodes=1, ranks=2, steps=10, checkpoints="undisturbed-saved")
 
 
+@pytest.mark.slow
 def test_a_job_of_which_a_rank_was_killed_ends_bitwise_as_one_that_was_never_disturbed(
     place: Path, undisturbed: Job
 ) -> None:
