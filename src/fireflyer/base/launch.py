@@ -40,7 +40,16 @@ STDOUT, STDERR = 1, 2
 """Streams of a rank as a mask, as torchrun numbers them."""
 TRANSPORTS = ("tcp", "ucx", "auto")
 """What collectives may be asked to use between nodes, see `fireflyer.collectives.bootstrap.transports`."""
-_SETTINGS = ("FF_ADDRESS", "FF_DUMP_DIR", "FF_PEER_MEMORY", "FF_PIN", "FF_PORT_RANGE", "FF_TRANSPORT", "FF_TUNE")
+_SETTINGS = (
+    "FF_ADDRESS",
+    "FF_DUMP_DIR",
+    "FF_HOST",
+    "FF_PEER_MEMORY",
+    "FF_PIN",
+    "FF_PORT_RANGE",
+    "FF_TRANSPORT",
+    "FF_TUNE",
+)
 _OF_TASKS = ("FF_ARRAY_INDEX", "FF_ARRAY_SIZE", "FF_RUN_NUMBER", "FF_TASK_ID", "FF_TOKEN_FILE")
 """What ranks of a task of the platform are told of it."""
 _ALL_NAMES = {
@@ -107,6 +116,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """What collectives use between nodes, one of `TRANSPORTS` (FF_TRANSPORT). None: nothing is asked for."""
     address: str | None = None
     """Of this machine, at which ranks of other nodes reach it (FF_ADDRESS). None: as the routes say."""
+    host: str | None = None
+    """Name of this machine in what is declared about the network (FF_HOST). None: what the machine calls itself."""
     ports: PortRange | None = None
     """Of all listeners of the rank (FF_PORT_RANGE). None: any that are free."""
     dumps: str | None = None
@@ -149,6 +160,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_PEER_MEMORY": None if self.peer_memory else "0",
             "FF_TRANSPORT": self.transport,
             "FF_ADDRESS": self.address,
+            "FF_HOST": self.host,
             "FF_PORT_RANGE": self.ports,
             "FF_DUMP_DIR": self.dumps,
         }
@@ -206,6 +218,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             peer_memory=switch("FF_PEER_MEMORY", True),
             transport=transport,
             address=environ.get("FF_ADDRESS") or None,
+            host=environ.get("FF_HOST") or None,
             ports=_ports(environ),
             dumps=environ.get("FF_DUMP_DIR"),
         )

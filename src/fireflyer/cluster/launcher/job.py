@@ -350,6 +350,7 @@ class Job:
             tune=spec.tune,
             transport=spec.transport,
             address=machine.address if machine.chosen else None,
+            host=machine.name if spec.remote.name_hosts else None,
             ports=spec.ports,
         )
         return {**self._defaults(machine), **spec.env, **env.to_mapping()}

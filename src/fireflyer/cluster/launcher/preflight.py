@@ -43,7 +43,7 @@ _MAX_ANSWER_BYTES = 256 << 10
 _MAX_SETTINGS_BYTES = MAX_ORDERS_BYTES // 2
 """The other half of what a host reads at its start is for the rest."""
 _FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")
-_OF_THIS_MACHINE = ("FF_SECRET_FILE", "FF_ADDRESS")
+_OF_THIS_MACHINE = ("FF_SECRET_FILE", "FF_ADDRESS", "FF_HOST")
 
 
 class HostsRefused(UsageError):

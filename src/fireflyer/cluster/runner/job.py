@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cluster.launcher import AgentTarget
 from fireflyer.cluster.schema.job import JobSpec, Remote
 from fireflyer.cluster.schema.runner import TOKEN_NAME, RunnerOrders
+from fireflyer.cluster.schema.sync import RunNode
 from fireflyer.identity.handshake import DerivedCredential
 
 __all__ = ["agents_of", "job_of"]
@@ -21,6 +24,7 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         raise UsageError("snapshots and built environments are not provided on this node; name --workdir and --python")
     several = bool(orders.tickets)
     nodes = len(order.nodes)
+    topology = _topology(order.nodes)
     return JobSpec(
         script=program.script,
         args=program.args,
@@ -34,9 +38,11 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         hosts=tuple(node.name for node in order.nodes) if several else (),
         remote=Remote(
             via="agent",
+            name_hosts=bool(topology),
             workdir=workdir_of(orders, environ),
             share_machine=len({node.address for node in order.nodes}) < nodes,
         ),
+        topology=topology,
         max_restarts=spec.max_restarts,
         name=spec.name,
         env={**program.env, **_environment(orders)},
@@ -44,6 +50,16 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         watchdog_ns=spec.watchdog_ns,
         whole_life_state=order.whole_life,
     )
+
+
+def _topology(nodes: Sequence[RunNode]) -> bytes:
+    """What collectives are told of several zones, as `collectives.planning.declaration` reads it; empty where there is
+    one zone. Trees then cross by one pair of nodes; halving would cross by many, so it is not chosen."""
+    zones = {zone: number for number, zone in enumerate(dict.fromkeys(node.zone for node in nodes))}
+    if len(zones) == 1:
+        return b""
+    zone_of_host = {node.name: zones[node.zone] for node in nodes}
+    return msgspec.json.encode({"zone_of_host": zone_of_host, "algorithms": ["double_binary_tree"]})
 
 
 def workdir_of(orders: RunnerOrders, environ: Mapping[str, str]) -> str:

@@ -117,6 +117,8 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the Python there, in which this release of Fire-Flyer is installed."""
     share_machine: bool = False
     """Several hosts may be one machine, as those of a platform that is tried out on one."""
+    name_hosts: bool = False
+    """Ranks know their machines by the names in `hosts` and not by what they call themselves (FF_HOST)."""
     workdir: str = ""
     """Working directory of ranks there; empty: that of the launcher."""
     port: int = 0

@@ -38,6 +38,7 @@ from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
 from fireflyer.collectives.planning.programs import CONTROL, Link, links
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import Fabric, create_window
+from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
 from fireflyer.topology import Machine
@@ -351,7 +352,7 @@ def _met(
     stack: ExitStack,
 ) -> GroupResources:
     store, prefix, rank, world_size = group.store, group.prefix, group.rank, group.world_size
-    result = group.agree(RankInfo(node, socket.gethostname(), plan, sums, offer))
+    result = group.agree(RankInfo(node, read_environment().host or socket.gethostname(), plan, sums, offer))
     if result.plan is None or len(result.hosts) != world_size:
         raise UsageError("rank 0 published an invalid list of ranks; do all ranks run the same version?")
     plan = result.plan

@@ -14,6 +14,7 @@ from fireflyer.cluster.core.platform.access import ADMIN, OPERATOR, RIGHTS, Righ
 from fireflyer.cluster.core.platform.commands import (
     Command,
     DrainNode,
+    MoveNode,
     PriorityBound,
     RemoveNode,
     ResumeNode,
@@ -89,6 +90,18 @@ def test_the_users_errors_end_the_task(cause: Cause) -> None:
     desk.gone(task, cause, reason="exit code 1")
     view = desk.machine.task(task, desk.now_ns)
     assert (view.state, view.outcome, view.reason) == (FINISHED, Outcome.FAILED, "exit code 1")
+
+
+def test_a_task_in_two_zones_says_that_it_crosses() -> None:
+    desk = Desk("a", "b")
+    for node in ("a", "b"):
+        desk.command(MoveNode(node, zone=f"zone-{node}"), roles=(ADMIN,))
+    desk.command(SetPolicy(Policy(cross_zone_nodes=2)), roles=(ADMIN,))
+    one, two = running(desk), desk.task(spec("two", least_nodes=2, most_nodes=2))
+    assert "zones" not in desk.machine.why(one, desk.now_ns).text
+    desk.gone(one, Cause.SUCCEEDED)
+    desk.runs_on(two, *desk.nodes_of(two))
+    assert "it lies in 2 zones" in desk.machine.why(two, desk.now_ns).text
 
 
 def test_an_infrastructure_failure_is_run_again_after_a_pause_on_another_node() -> None:

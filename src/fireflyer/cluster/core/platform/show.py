@@ -149,7 +149,17 @@ class Show:
             return f"run {run.number} is leaving ({run.wish_reason}) for {since}; processes may live on {left[:8]}"
         if run.state is RunState.SCHEDULED:
             return f"run {run.number} has {where} for {since} and prepares to start: {run.reason}"
-        return f"run {run.number} runs on {where} for {since}: {run.reason}"
+        return f"run {run.number} runs on {where} for {since}: {run.reason}{self._crossing(run)}"
+
+    def _crossing(self, run: RunRow) -> str:
+        rows = map(self._ledger.nodes.committed.get, run.nodes)
+        zones = len({row.zone for row in rows if row is not None})
+        if zones <= 1:
+            return ""
+        return (
+            f"; it lies in {zones} zones: the allreduces of Fire-Flyer cross between two of them by one pair of nodes, "
+            "those of other libraries by several"
+        )
 
     def _has(self, run: RunRow, node: str) -> bool:
         place = self._ledger.places.committed.get(node)
