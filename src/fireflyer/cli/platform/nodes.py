@@ -14,6 +14,7 @@ from fireflyer.cli.platform.connect import plain, platform_option
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
+    from fireflyer.cluster.core.platform.commands import Command
     from fireflyer.cluster.core.platform.views import NodeView
 
 __all__ = ["node_command", "nodes_command"]
@@ -165,9 +166,6 @@ def token_command(*, client: Client, expires: int, name: str) -> int:
     return 0
 
 
-def _say(client: Client, command: msgspec.Struct) -> int:
-    from fireflyer.cluster.core.platform.commands import Command
-
-    kind: Command = command  # type: ignore[assignment]
-    click.echo(plain(client.command(kind)))
+def _say(client: Client, command: Command) -> int:
+    click.echo(plain(client.command(command)))
     return 0

@@ -46,8 +46,11 @@ def _gpus_by_nvml() -> tuple[Gpu, ...]:
     """Where the package nvidia-ml-py is installed and the driver answers."""
     try:
         nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return ()
+    try:
         nvml.nvmlInit()
-    except Exception:
+    except nvml.NVMLError:
         return ()
     try:
         found = []
@@ -56,11 +59,11 @@ def _gpus_by_nvml() -> tuple[Gpu, ...]:
             name = nvml.nvmlDeviceGetName(device)
             text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
             found.append(Gpu(text[:_MAX_TEXT], int(nvml.nvmlDeviceGetMemoryInfo(device).total)))
-        return tuple(found)
-    except Exception:
+    except nvml.NVMLError:
         return ()
     finally:
         nvml.nvmlShutdown()
+    return tuple(found)
 
 
 def _gpus_of_driver() -> tuple[Gpu, ...]:

@@ -61,10 +61,10 @@ async def events(changes: NamedDependency[Changes], heard: _Heard = None) -> Ser
 
 
 async def _messages(changes: NamedDependency[Changes], heard: int | None) -> AsyncIterator[ServerSentEventMessage]:
-    yield ServerSentEventMessage(comment="fireflyer")
+    yield ServerSentEventMessage(data=None, comment="fireflyer")
     async for change in changes.follow(heard):
         if change is None:
-            yield ServerSentEventMessage(comment="nothing changed")
+            yield ServerSentEventMessage(data=None, comment="nothing changed")
         else:
             yield ServerSentEventMessage(id=change.number, data=msgspec.json.encode(change).decode())
 

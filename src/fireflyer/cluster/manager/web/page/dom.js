@@ -9,7 +9,7 @@ export function el(name, attributes = {}, ...children) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined).map(asNode));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map(asNode));
   return made;
 }
 
@@ -39,9 +39,14 @@ export function percent(share) {
   return share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`;
 }
 
+// A heading that begins with # stands over numbers.
+function heading(text) {
+  return String(text).startsWith("#") ? el("th.number", {}, text.slice(1)) : text;
+}
+
 export function table(headings, rows) {
   const cells = (row, tag) => row.map((cell) => (cell instanceof HTMLTableCellElement ? cell : el(tag, {}, cell)));
-  return el("div.scroll", {}, el("table", {}, el("thead", {}, el("tr", {}, cells(headings, "th"))), el("tbody", {}, rows)));
+  return el("div.scroll", {}, el("table", {}, el("thead", {}, el("tr", {}, cells(headings.map(heading), "th"))), el("tbody", {}, rows)));
 }
 
 export function linkRow(target, ...cells) {

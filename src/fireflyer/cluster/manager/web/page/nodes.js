@@ -33,7 +33,7 @@ export function nodesPage(me) {
     const text = search.value.trim().toLowerCase();
     const rows = found.filter((node) => [node.name, node.state, node.zone, node.leaf, ...node.labels].join(" ").toLowerCase().includes(text));
     places.replaceChildren(...byPlace(rows));
-    list.replaceChildren(table(["Node", "State", "Task", "Group", "Zone", "Leaf", "GPUs", "Heard", ""], rows.map((node) =>
+    list.replaceChildren(table(["Node", "State", "#Task", "Group", "Zone", "Leaf", "#GPUs", "Heard", ""], rows.map((node) =>
       el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.state), node.drain_reason ? ` ${node.drain_reason}` : ""),
         el("td.number", {}, node.task === null ? "" : el("a", { href: `#/tasks/${node.task}` }, node.task)), el("td", {}, node.group),
         el("td", {}, node.zone || "–"), el("td", {}, node.leaf || "–"), el("td.number", {}, node.inventory?.gpus.length ?? "–"),

@@ -17,7 +17,7 @@ export function tasksPage(me) {
     const text = search.value.trim().toLowerCase();
     const rows = found.filter((one) => !text || one.name.toLowerCase().includes(text) || String(one.id) === text);
     count.textContent = `${rows.length} tasks`;
-    list.replaceChildren(rows.length ? table(["Task", "Name", "User", "State", "Priority", "Nodes", "Runs", el("th.wide-only", {}, "Since")],
+    list.replaceChildren(rows.length ? table(["#Task", "Name", "User", "State", "#Priority", "#Nodes", "#Runs", el("th.wide-only", {}, "Since")],
       rows.map((one) => linkRow(`/tasks/${one.id}`, el("td.number", {}, one.id), one.name, one.user, state(one.outcome || one.state),
         el("td.number", {}, one.priority), el("td.number", {}, one.nodes.length || one.least_nodes), el("td.number", {}, one.runs),
         el("td.wide-only", {}, duration(Date.now() * 1e6 - one.since_ns)))))
@@ -109,7 +109,7 @@ function account(task) {
 
 function runTable(runs) {
   if (!runs.length) return null;
-  return el("section", {}, el("h3", {}, "Runs"), table(["Run", "State", "Nodes", "Began", "For", "Ended by"], [...runs].reverse().map((run) =>
+  return el("section", {}, el("h3", {}, "Runs"), table(["#Run", "State", "Nodes", "Began", "For", "Ended by"], [...runs].reverse().map((run) =>
     el("tr", {}, el("td.number", {}, run.number), el("td", {}, run.state, run.step === null ? "" : ` (step ${run.step})`),
       el("td", {}, run.nodes.join(" ")), el("td", {}, clock(run.started_ns || run.scheduled_ns)),
       el("td", {}, duration((run.over_ns || run.ended_ns || Date.now() * 1e6) - run.scheduled_ns)),
