@@ -62,7 +62,7 @@ function logInPage(message = "") {
   following = me = null;
   nav.hidden = true;
   document.getElementById("who").replaceChildren();
-  const token = el("input", { type: "password", name: "token", autocomplete: "current-password", required: true, autofocus: true });
+  const token = el("input", { type: "password", name: "token", autocomplete: "current-password", required: true });
   const problem = el("p.error", { role: "alert" }, message);
   const form = el("form.login", { onsubmit: async (event) => {
     event.preventDefault();

@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 
 export function submitPage() {
   const field = (name, title, attributes) => [name, el("label", {}, title, el("input", { name, ...attributes }))];
-  const fields = [field("name", "Name", { required: true, pattern: "[A-Za-z0-9][A-Za-z0-9._-]{0,79}" }),
+  const fields = [field("name", "Name", { required: true, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]{0,79}" }),
     field("script", "Script", { required: true, placeholder: "train.py" }), field("workdir", "Working directory, on the nodes", { required: true, placeholder: "/shared/me" }),
     field("nodes", "Nodes", { type: "number", min: 1, value: 1 }), field("ranks", "Ranks per node", { type: "number", min: 1, value: 1 }),
     field("priority", "Priority (0 to 50)", { type: "number", min: 0, max: 50, value: 10 }), field("hours", "At most so many hours (empty: no limit)", { type: "number", min: 0, step: "any" }),
