@@ -24,9 +24,9 @@ from bench.report import Figure, Options, Result, figure
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MIB
 from fireflyer.cluster.client import Client, Connection
-from fireflyer.cluster.local.layout import PlatformLayout, new_platform, read_connection
+from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, read_connection
+from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
-from fireflyer.identity import TokenStore
 
 __all__ = ["first_line", "manager"]
 
@@ -54,16 +54,23 @@ def manager(options: Options) -> list[Result]:
     if not options.selects(case):
         return []
     with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
-        return asyncio.run(_under_load(Path(directory), load, case))
+        layout = PlatformLayout(f"{directory}/platform")
+        layout.make_directory()
+        layout.make_secret()
+        config, path = layout.write_manager(new_platform(1, 1, 0), "127.0.0.1:0", "127.0.0.1:0")
+        token = asyncio.run(new_administrator(config, ADMIN))
+        with _manager_process(layout, path, token) as (pid, at_agents):
+            return asyncio.run(_under_load(layout, pid, at_agents, Path(directory), load, case))
 
 
-async def _under_load(directory: Path, load: _Load, case: str) -> list[Result]:
-    layout = PlatformLayout(str(directory / "platform"))
-    with _manager_process(layout) as (pid, at_agents), Client(read_connection(layout.connection_file)) as client:
+async def _under_load(
+    layout: PlatformLayout, pid: int, at_agents: str, directory: Path, load: _Load, case: str
+) -> list[Result]:
+    with Client(read_connection(layout.connection_file)) as client:
         await _leads(client)
         memberships = await join_all(client, at_agents, str(directory / "agents"), load.agents)
         async with SimulatedAgents(at_agents, memberships, load.agents / load.submissions_per_s, seed=1) as agents:
-            users = [_new_user(layout, number) for number in range(_USERS)]
+            users = [_new_user(client, layout, number) for number in range(_USERS)]
             arrays = await asyncio.to_thread(_fill, users, load)
             before = _Usage.of(pid)
             took = await _submit_at_rate(users, load)
@@ -73,11 +80,8 @@ async def _under_load(directory: Path, load: _Load, case: str) -> list[Result]:
 
 
 @contextlib.contextmanager
-def _manager_process(layout: PlatformLayout) -> Iterator[tuple[int, str]]:
+def _manager_process(layout: PlatformLayout, config: str, token: str) -> Iterator[tuple[int, str]]:
     """Its number, and where agents reach it."""
-    layout.make_directory()
-    layout.make_identity()
-    config = layout.write_manager(new_platform(1, 1, 0), "127.0.0.1:0", "127.0.0.1:0")
     command = [sys.executable, "-P", "-m", "fireflyer", "manager", config]
     with (
         open(layout.log_file("manager"), "ab") as log,
@@ -86,17 +90,17 @@ def _manager_process(layout: PlatformLayout) -> Iterator[tuple[int, str]]:
         assert process.stdout is not None
         try:
             _, url, at_agents, *_ = process.stdout.readline().split()
-            layout.write_connection(url, "")
+            layout.write_connection(url, "", token)
             yield process.pid, at_agents
         finally:
             process.terminate()
 
 
-def _new_user(layout: PlatformLayout, number: int) -> Connection:
+def _new_user(client: Client, layout: PlatformLayout, number: int) -> Connection:
     """A user may have 10,000 unfinished tasks."""
-    users, name, now_s = TokenStore(layout.tokens_file), f"user-{number}", int(time.time())
-    users.create_user(name, now_s)
-    return msgspec.structs.replace(read_connection(layout.connection_file), token=users.issue(name, now_s))
+    client.create_user(f"user-{number}")
+    token = client.issue_token(f"user-{number}").token
+    return msgspec.structs.replace(read_connection(layout.connection_file), token=token)
 
 
 async def _submit_at_rate(users: list[Connection], load: _Load) -> dict[str, list[float]]:

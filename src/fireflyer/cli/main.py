@@ -36,6 +36,7 @@ _COMMANDS = {
     "resume": "fireflyer.cli.platform.tasks:resume_command",
     "priority": "fireflyer.cli.platform.tasks:priority_command",
     "login": "fireflyer.cli.platform.up:login_command",
+    "whoami": "fireflyer.cli.platform.users:whoami_command",
     "report": "fireflyer.cli.jobs.report",
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
@@ -45,6 +46,7 @@ _COMMANDS = {
     "down": "fireflyer.cli.platform.up:down_command",
     "nodes": "fireflyer.cli.platform.nodes:nodes_command",
     "node": "fireflyer.cli.platform.nodes:node_command",
+    "user": "fireflyer.cli.platform.users:user_command",
     "manager": "fireflyer.cli.platform.up:manager_command",
     "fs": "fireflyer.cli.fs.command",
     "version": "fireflyer.cli.version",
@@ -52,8 +54,8 @@ _COMMANDS = {
 }
 _SECTIONS = {
     "For researchers": ("run", "report", "collectives", "demo"),
-    "Tasks of the platform": ("submit", "ps", "show", "stop", "suspend", "resume", "priority", "login"),
-    "For operators": ("up", "down", "nodes", "node", "agent", "fs", "sim"),
+    "Tasks of the platform": ("submit", "ps", "show", "stop", "suspend", "resume", "priority", "login", "whoami"),
+    "For operators": ("up", "down", "nodes", "node", "user", "agent", "fs", "sim"),
     "Processes of a cluster, for systemd or Kubernetes": ("manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }

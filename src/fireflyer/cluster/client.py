@@ -46,10 +46,15 @@ from fireflyer.cluster.schema.api import (
     Identity,
     JoinTokenAnswer,
     JoinTokenRequest,
+    KnownUser,
+    NewToken,
+    NewUser,
+    ShownToken,
     Submission,
     Submitted,
 )
 from fireflyer.cluster.schema.tasks import TaskSpec
+from fireflyer.identity import TokenInfo
 from fireflyer.runtime.address import is_loopback
 
 __all__ = ["Client", "Connection"]
@@ -170,6 +175,35 @@ class Client:
     def users(self) -> tuple[UserView, ...]:
         return self._ask("GET", "/users", tuple[UserView, ...])
 
+    # --- users ---
+
+    def known_users(self, *, after: str = "", limit: int = 1000) -> tuple[KnownUser, ...]:
+        """By name. For operators, as all changes of others."""
+        return self._ask("GET", "/identity/users", tuple[KnownUser, ...], query={"after": after, "limit": limit})
+
+    def create_user(self, name: str, *, roles: tuple[str, ...] = (), uid: int | None = None) -> KnownUser:
+        return self._ask("POST", "/identity/users", KnownUser, NewUser(name=name, roles=roles, uid=uid))
+
+    def remove_user(self, name: str) -> str:
+        return self._ask("DELETE", _user(name), Commanded).text
+
+    def grant_role(self, name: str, role: str) -> str:
+        return self._ask("PUT", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
+
+    def revoke_role(self, name: str, role: str) -> str:
+        return self._ask("DELETE", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
+
+    def tokens(self, name: str) -> tuple[TokenInfo, ...]:
+        """Without what makes them valid."""
+        return self._ask("GET", f"{_user(name)}/tokens", tuple[TokenInfo, ...])
+
+    def issue_token(self, name: str, *, lifetime_s: int | None = None, label: str = "") -> ShownToken:
+        """Shown this once. None: it does not expire."""
+        return self._ask("POST", f"{_user(name)}/tokens", ShownToken, NewToken(lifetime_s, label))
+
+    def revoke_token(self, name: str, token_id: str) -> str:
+        return self._ask("DELETE", f"{_user(name)}/tokens/{quote(token_id, safe='')}", Commanded).text
+
     def whoami(self) -> Identity:
         return self._ask("GET", "/session", Identity)
 
@@ -267,6 +301,10 @@ class Client:
                 self._http.close()
                 raise translate_os_error(error, f"reach {self._url}") from None
         raise AssertionError
+
+
+def _user(name: str) -> str:
+    return f"/identity/users/{quote(name, safe='')}"
 
 
 def _error(status: int, data: bytes) -> FireflyerError:

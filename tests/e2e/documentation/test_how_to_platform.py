@@ -34,9 +34,9 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
     (script,) = [block for language, block in fenced if language == "python"]
     (tmp_path / "train.py").write_text(script)
     blocks = [block.splitlines() for language, block in fenced if not language]
-    assert [len(block) for block in blocks] == [2, 2, 4]
+    assert [len(block) for block in blocks] == [2, 2, 4, 4]
     shell = Shell(tmp_path)
-    start, first, second = ([command.split() for command in block] for block in blocks)
+    start, first, second, users = ([command.split() for command in block] for block in blocks)
     shell.run(*start[0])
     with ended(shell):
         assert shell.run(*start[1]).count("idle") == 4
@@ -48,5 +48,10 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
         shell.run(*second[1])
         assert shell.run(*second[2]).count("urgent") == 1
         assert re.search(r"^0 .*suspended", shell.run(*second[3]), re.MULTILINE)
+        assert shell.run(*users[0]).startswith("fft1.")
+        assert "ann has the role platform:operator" in shell.run(*users[1])
+        assert re.search(r"^ann .*platform:operator", shell.run(*users[2]), re.MULTILINE)
+        assert shell.run(*users[3]).count("never") == 1
+        assert "admin (platform:operator, platform:admin)" in shell.run("ff", "whoami")
         assert "agent-1" in shell.run("ff", "nodes", "--tree")
         assert shell.run("ff", "submit", "--test-only", "train.py")

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ from tests.support.patience import allowed_s
 from tests.support.platform.manager import ManagerProcess, ScriptedAgent
 from tests.support.platform.running import wait_for
 
-from fireflyer.base.errors import NotFound, PermissionDenied, UsageError
+from fireflyer.base.errors import NotFound, PermissionDenied, Unreachable, UsageError
+from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.commands import StopTask
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, Program, TaskSpec, TaskState
@@ -38,6 +40,14 @@ ROUTES: Final[list[tuple[str, str, Any, str]]] = [
     ("GET", "/cluster", None, "user"),
     ("POST", "/machines/{name:str}/token", {}, "operator"),
     ("DELETE", "/machines/{name:str}", None, "operator"),
+    ("GET", "/identity/users", None, "operator"),
+    ("POST", "/identity/users", {"name": "eve"}, "operator"),
+    ("DELETE", "/identity/users/{name:str}", None, "operator"),
+    ("PUT", "/identity/users/{name:str}/roles/{role:str}", None, "operator"),
+    ("DELETE", "/identity/users/{name:str}/roles/{role:str}", None, "operator"),
+    ("GET", "/identity/users/{name:str}/tokens", None, "operator"),
+    ("POST", "/identity/users/{name:str}/tokens", {}, "operator"),
+    ("DELETE", "/identity/users/{name:str}/tokens/{token_id:str}", None, "operator"),
     ("GET", "/health", None, "anybody"),
     ("POST", "/session", {"token": "fft1.none.none"}, "anybody"),
     ("GET", "/session", None, "user"),
@@ -66,7 +76,7 @@ def spec(name: str, **fields: Any) -> TaskSpec:
 
 
 def test_every_route_is_in_the_table_of_who_may() -> None:
-    app = make_app(*[None] * 5, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
+    app = make_app(*[None] * 6, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
     routes = {
         (method, route.path_format.removeprefix(API))
         for route in app.routes
@@ -84,7 +94,9 @@ def test_who_may_ask(
 ) -> None:
     """A stranger, with and without a false token, and a user who is no operator."""
     assert agent.orders.term > 0
-    asked = API + path.replace("{number:int}", "1").replace("{name:str}", "gpu-1")
+    name = "admin" if "identity" in path else "gpu-1"
+    asked = API + path.replace("{number:int}", "1").replace("{name:str}", name)
+    asked = asked.replace("{role:str}", "platform:admin").replace("{token_id:str}", "0f")
     for headers in ({}, {"Authorization": "Bearer fft1.0123456789abcdef.false"}, {"Cookie": "ff_session=AAAA"}):
         answered = (
             manager.ask(method, asked, body=body, headers=headers) if path != "/events" or who == "user" else None
@@ -111,6 +123,60 @@ def test_a_task_from_its_submission_to_its_end(manager: ManagerProcess, agent: S
         assert answer.task.account.total_ns == answer.task.ended_ns - answer.task.submitted_ns
         assert [node.state for node in ada.nodes()] == ["idle"]
         assert task in [one.id for one in ada.tasks(state="finished").tasks]
+
+
+def test_operators_manage_users_without_roles_and_administrators_all(manager: ManagerProcess) -> None:
+    with manager.client("admin") as admin:
+        admin.create_user("opal", roles=("platform:operator",))
+        token = admin.issue_token("opal").token
+        with Client(Connection(url=manager.url, token=token)) as opal:
+            assert opal.create_user("eve").roles == ()
+            assert opal.issue_token("eve", lifetime_s=60).expires_s is not None
+            for refused in (
+                lambda: opal.create_user("mallory", roles=("platform:operator",)),
+                lambda: opal.grant_role("eve", "platform:admin"),
+                lambda: opal.grant_role("opal", "platform:admin"),
+                lambda: opal.issue_token("admin"),
+                lambda: opal.tokens("admin"),
+                lambda: opal.remove_user("admin"),
+            ):
+                with pytest.raises(PermissionDenied):
+                    refused()
+            assert opal.remove_user("eve")
+        assert "mallory" not in [user.name for user in admin.known_users()]
+        assert admin.revoke_role("opal", "platform:operator")
+        with Client(Connection(url=manager.url, token=token)) as opal, pytest.raises(PermissionDenied):
+            opal.create_user("eve")
+        admin.remove_user("opal")
+        for mistake in (lambda: admin.remove_user("admin"), lambda: admin.create_user("1st")):
+            with pytest.raises(UsageError):
+                mistake()
+
+
+def test_a_user_has_their_own_tokens_and_one_that_is_revoked_ends_requests_and_the_stream(
+    manager: ManagerProcess,
+) -> None:
+    with manager.client("ada") as ada:
+        other = ada.issue_token("ada", label="laptop").token
+        assert [token.label for token in ada.tokens("ada")][-1] == "laptop"
+        with pytest.raises(PermissionDenied):
+            ada.tokens("bob")
+        with pytest.raises(PermissionDenied):
+            ada.tokens("nobody-of-that-name")
+        laptop = Client(Connection(url=manager.url, token=other))
+        assert laptop.whoami().user == "ada"
+        changes = laptop.changes()
+        assert next(changes) is None
+        assert ada.revoke_token("ada", ada.tokens("ada")[-1].id)
+        began_s = time.monotonic()
+        with pytest.raises(Unreachable):
+            list(changes)
+        assert time.monotonic() - began_s < allowed_s(10)
+        with pytest.raises(PermissionDenied):
+            laptop.whoami()
+        laptop.close()
+        with pytest.raises(NotFound):
+            ada.revoke_token("ada", "0f")
 
 
 def test_what_waits_says_why(manager: ManagerProcess, agent: ScriptedAgent) -> None:

@@ -84,7 +84,7 @@ def script(tmp_path: Path) -> Path:
 
 
 class Shown:
-    """A page, and what its console has complained about."""
+    """A page, and what its console has reported."""
 
     def __init__(self, browser: Browser, platform: RunningPlatform, **context: Any) -> None:
         self.context = browser.new_context(**context)
@@ -92,15 +92,15 @@ class Shown:
         self.page.set_default_timeout(1000 * allowed_s(20))
         expect.set_options(timeout=1000 * allowed_s(20))
         self.url = read_connection(platform.layout.connection_file).url
-        self.complaints: list[str] = []
+        self.problems: list[str] = []
         self.page.on("console", self._hear)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.goto(self.url)
 
     def _hear(self, message: ConsoleMessage) -> None:
         # Before a login the page asks whether there is a session, and the browser reports the answer as an error.
         if message.type in ("error", "warning") and "401" not in message.text:
-            self.complaints.append(message.text)
+            self.problems.append(message.text)
 
     def log_in(self, token: str) -> Page:
         self.page.get_by_label("Your token").fill(token)
@@ -118,7 +118,7 @@ def shown(browser: Browser, platform: RunningPlatform) -> Iterator[Shown]:
     made = Shown(browser, platform)
     yield made
     made.context.close()
-    assert not made.complaints
+    assert not made.problems
 
 
 def admin_token(platform: RunningPlatform) -> str:
@@ -193,7 +193,7 @@ def test_a_lost_connection_is_said_and_what_was_missed_is_shown_after_it(
     expect(page.get_by_role("row", name="missed")).to_be_visible()
     expect(notice).to_be_hidden()
     client.command(StopTask(task))
-    shown.complaints.clear()  # the browser reports each request that failed
+    shown.problems.clear()  # the browser reports each request that failed
 
 
 def test_texts_of_users_are_shown_as_text(shown: Shown, platform: RunningPlatform, script: Path) -> None:
@@ -240,7 +240,7 @@ def test_pages_can_be_read_on_a_phone_and_by_all(
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
             assert page.evaluate(CONTRAST) == [], name
             assert page.evaluate(UNNAMED) == [], name
-        assert not shown.complaints
+        assert not shown.problems
     finally:
         shown.context.close()
         ada.command(StopTask(task))

@@ -63,7 +63,7 @@ from fireflyer.fs.service.meta.config import MetaConfig
 from fireflyer.fs.service.meta.offline_store import Row
 from fireflyer.fs.service.storage import target_directory
 from fireflyer.fs.service.storage.config import StorageConfig
-from fireflyer.identity import handshake, machines, tokens
+from fireflyer.identity import TokenInfo, handshake, machines, tokens
 from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.recipes import corpus, train_gpt
@@ -182,6 +182,10 @@ FORMATS: Final = (
     Format("http.users", "json", tuple[views.UserView, ...]),
     Format("http.identity", "json", api.Identity),
     Format("http.cluster", "json", views.ClusterView),
+    Format("http.known-user", "json", api.KnownUser),
+    Format("http.known-users", "json", tuple[api.KnownUser, ...]),
+    Format("http.tokens", "json", tuple[TokenInfo, ...]),
+    Format("http.shown-token", "json", api.ShownToken),
     Format("http.error", "json", api.ErrorView),
     Format("http.change", "json", api.Change),
     Format("http.change-fields", "object", api.Change),

@@ -17,7 +17,6 @@ from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.views import TaskAnswer
 from fireflyer.cluster.local.layout import PlatformLayout, read_connection
 from fireflyer.cluster.schema.tasks import FINISHED, Program, TaskSpec
-from fireflyer.identity import TokenStore
 
 __all__ = ["RunningPlatform", "task_of", "wait_for"]
 
@@ -53,10 +52,10 @@ class RunningPlatform:
 
     def __enter__(self) -> Self:
         self.start()
-        tokens = TokenStore(self.layout.tokens_file)
+        admin = self.client()
         for user in self._users:
-            tokens.create_user(user, int(time.time()))
-            self.tokens[user] = tokens.issue(user, int(time.time()))
+            admin.create_user(user)
+            self.tokens[user] = admin.issue_token(user).token
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -68,7 +68,7 @@ def up_command(
         else:
             platform = new_platform(nodes or 4, zones or 1, guarantee or 0)
             layout.save(platform)
-        layout.make_identity()
+        layout.make_secret()
         return _run(layout, platform, lock, report_fd)
 
 
@@ -175,14 +175,19 @@ def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
 
 @click.command("manager", short_help="Run a manager of the platform.",
                epilog="Example: ff manager /etc/fireflyer/platform.toml")  # fmt: skip
+@click.option("--new-admin", metavar="NAME", help="Make NAME an administrator, print a token for them, and end.  "
+              "[default: run the manager]")  # fmt: skip
 @click.argument("config_file", metavar="CONFIG")
-def manager_command(*, config_file: str) -> int:
+def manager_command(*, config_file: str, new_admin: str | None) -> int:
     """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
-    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error."""
+    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error.
+
+    The first administrator of a cluster is made with --new-admin, by who may read CONFIG and open its store; an
+    embedded store has one process at a time, so its manager must not run."""
     from fireflyer.cli.fs.processes import read_config, run_process
 
     try:
-        from fireflyer.cluster.manager.process import run_platform_manager
+        from fireflyer.cluster.manager.process import new_administrator, run_platform_manager
     except ImportError as error:
         raise UsageError(
             f"a manager needs packages that are not installed ({error.name}): pip install 'fireflyer[platform]'"
@@ -190,4 +195,7 @@ def manager_command(*, config_file: str) -> int:
     from fireflyer.cluster.manager.config import PlatformConfig
 
     config = read_config(config_file, PlatformConfig)
+    if new_admin is not None:
+        click.echo(asyncio.run(new_administrator(config, new_admin)))
+        return 0
     return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))

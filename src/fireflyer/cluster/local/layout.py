@@ -2,7 +2,7 @@
 
     DIR/platform.json            what was made, and where its processes listen
     DIR/connection.json          URL, fingerprint and token of user `admin` (0600), for commands
-    DIR/secret, tokens.json      of the manager; users, and hashes of their tokens (0600)
+    DIR/secret                   of the manager (0600)
     DIR/up.lock                  held by who runs it
     DIR/manager/                 manager.toml, log, store
     DIR/agent-1/                 state of the agent, log
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from shlex import quote
 from typing import Annotated, Final
 
@@ -27,7 +26,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
 from fireflyer.cluster.client import Connection
 from fireflyer.cluster.manager.config import PlatformConfig
-from fireflyer.identity import TokenStore, new_secret, save_secret
+from fireflyer.identity import new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
 __all__ = ["ADMIN", "CONNECTION_NAME", "LocalPlatform", "PlatformLayout", "new_platform", "read_connection"]
@@ -70,7 +69,8 @@ class PlatformLayout:
     def __init__(self, directory: str) -> None:
         self.directory = os.path.abspath(directory)
         self.secret_file = self._path("secret")
-        self.tokens_file = self._path("tokens.json")
+        self._tokens_file = self._path("tokens.json")
+        """Users of a directory that an earlier release made."""
         self.lock_file = self._path("up.lock")
         self.connection_file = self._path(CONNECTION_NAME)
         self._platform_file = self._path("platform.json")
@@ -118,23 +118,16 @@ class PlatformLayout:
                 "directory"
             )
 
-    def make_identity(self) -> None:
+    def make_secret(self) -> None:
         if not os.path.exists(self.secret_file):
             save_secret(new_secret(), self.secret_file)
-        users = TokenStore(self.tokens_file)
-        if ADMIN not in users.users():
-            users.create_user(ADMIN, int(time.time()))
 
     @property
     def has_connection(self) -> bool:
         return os.path.exists(self.connection_file)
 
-    def write_connection(self, url: str, fingerprint: str) -> None:
-        """For commands on this machine. The token is made once."""
-        try:
-            token = read_connection(self.connection_file).token
-        except NotFound:
-            token = TokenStore(self.tokens_file).issue(ADMIN, int(time.time()), label="ff up")
+    def write_connection(self, url: str, fingerprint: str, token: str) -> None:
+        """For commands on this machine."""
         connection = Connection(url=url, token=token, fingerprint=fingerprint)
         write_private_file(self.connection_file, msgspec.json.encode(connection) + b"\n")
 
@@ -147,8 +140,8 @@ class PlatformLayout:
     def agent_directory(self, name: str) -> str:
         return self._path(name, "state")
 
-    def write_manager(self, platform: LocalPlatform, listen: str, listen_agents: str) -> str:
-        """Its configuration; the file's path."""
+    def write_manager(self, platform: LocalPlatform, listen: str, listen_agents: str) -> tuple[PlatformConfig, str]:
+        """Its configuration, and the file that has it."""
         os.makedirs(self._path("manager"), mode=0o700, exist_ok=True)
         config = PlatformConfig(
             name="manager",
@@ -158,10 +151,10 @@ class PlatformLayout:
             listen=listen,
             listen_agents=listen_agents,
             secret_file=self.secret_file,
-            tokens_file=self.tokens_file,
+            tokens_file=self._tokens_file if os.path.exists(self._tokens_file) else "",
             operators=(ADMIN,),
             settle_ms=1000,
         )
         path = self._path("manager", "manager.toml")
         write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())
-        return path
+        return config, path

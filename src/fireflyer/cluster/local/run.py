@@ -24,7 +24,8 @@ from fireflyer.cluster.agent.join import join
 from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.commands import MoveNode, SetPolicy
-from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout, read_connection
+from fireflyer.cluster.local.layout import ADMIN, LocalPlatform, PlatformLayout, read_connection
+from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess
 
@@ -70,10 +71,11 @@ class _Runner:
 
     async def start_manager(self) -> None:
         new = not self._layout.has_connection
-        config = self._layout.write_manager(self.platform, self.platform.listen, self.platform.listen_agents)
-        self._manager = self._process("manager", ["manager", config])
+        config, path = self._layout.write_manager(self.platform, self.platform.listen, self.platform.listen_agents)
+        token = await new_administrator(config, ADMIN) if new else read_connection(self._layout.connection_file).token
+        self._manager = self._process("manager", ["manager", path])
         url, at_agents, *fingerprint = (await self._manager.wait_ready(START_S)).split()
-        self._layout.write_connection(url, fingerprint[0] if fingerprint else "")
+        self._layout.write_connection(url, fingerprint[0] if fingerprint else "", token)
         listen = url.partition("://")[2]
         # When it is started again it listens at the same addresses.
         self._layout.write_manager(self.platform, listen, at_agents)

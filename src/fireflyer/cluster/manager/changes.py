@@ -19,7 +19,7 @@ __all__ = ["MAX_FOLLOWERS", "MAX_KEPT", "Changes"]
 
 MAX_KEPT: Final = 4096
 MAX_FOLLOWERS: Final = 1024
-KEEP_ALIVE_S: Final = 15.0
+KEEP_ALIVE_S: Final = 5.0
 """A follower that would hear nothing for so long hears of that: proxies close silent connections."""
 
 

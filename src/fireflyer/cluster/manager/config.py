@@ -36,8 +36,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`host:port` of all managers, for agents; empty: this one."""
     secret_file: str
     """Shared by the managers of the cluster (mode 0600): signs sessions."""
-    tokens_file: str
-    """Users and their tokens."""
+    tokens_file: str = ""
+    """Users and their tokens in a file, as those of a file system; empty: in the store, for all managers."""
     operators: tuple[str, ...] = ()
     """Users who are administrators of the platform, beside those with the role."""
     tls_certificate: str = ""

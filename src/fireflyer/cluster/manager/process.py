@@ -13,26 +13,29 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import fireflyer
+from fireflyer.accounts import AccountStore
 from fireflyer.base.units import MIB, MS
+from fireflyer.cluster.core.platform.access import ADMIN
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
-from fireflyer.cluster.manager.rights import OPERATORS
 from fireflyer.cluster.manager.tickets import Tickets
+from fireflyer.cluster.manager.users import Users
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
 from fireflyer.cluster.manager.web.server import bind, serving
-from fireflyer.cluster.manager.web.sessions import FindUser, FoundToken, Sessions
+from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
-from fireflyer.identity import Accepts, TokenStore, load_secret
+from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, load_secret
+from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
 from fireflyer.runtime.metrics import Series, serving_metrics
 from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
-__all__ = ["run_platform_manager"]
+__all__ = ["new_administrator", "run_platform_manager"]
 
 _LIMITS: Final = ServerLimits(
     connections=20_000, handshakes=256, calls_per_connection=4, request_bytes_per_connection=2 * MIB, frame_bytes=MIB
@@ -44,7 +47,6 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     where it serves TLS, the fingerprint of its certificate, with spaces between them. Raises `FireflyerError` when it
     cannot begin or go on."""
     secret = load_secret(config.secret_file)
-    tokens = TokenStore(config.tokens_file)
     host, port = parse_listen(config.listen)
     certificate = None
     if config.secure:
@@ -63,13 +65,15 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             changes = Changes()
             platform = Platform(_settings(config, url, at_agents), engine, Tickets(machines), changes)
             agents.begin(platform, config.managers or (at_agents,))
-            sessions = Sessions(secret.reveal(), _find_user(tokens, config.operators))
+            users = Users(_users_of(config, engine), config.operators)
+            sessions = Sessions(secret.reveal(), FindUser(users.verify, users.still))
             app = make_app(
                 platform,
                 machines,
                 agents,
                 sessions,
                 changes,
+                users,
                 limits=RequestLimits(config.user_requests_per_s, config.failed_logins_per_minute),
                 secure=config.secure,
                 version=fireflyer.__version__,
@@ -103,20 +107,19 @@ def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
     )
 
 
-def _find_user(tokens: TokenStore, operators: tuple[str, ...]) -> FindUser:
-    def found(token_id: str, user: str, roles: tuple[str, ...]) -> FoundToken:
-        return FoundToken(user=user, token_id=token_id, roles=OPERATORS if user in operators else roles)
+def _users_of(config: PlatformConfig, engine: Engine) -> IdentityStore:
+    return TokenFile(TokenStore(config.tokens_file)) if config.tokens_file else AccountStore(engine)
 
-    async def still(token_id: str) -> FoundToken | None:
-        key = tokens.find(token_id, int(time.time()))
-        user = None if key is None else tokens.user(key.user)
-        return None if user is None else found(token_id, user.account.name, user.roles)
 
-    async def verify(token: str) -> FoundToken:
-        who = tokens.verify(token, int(time.time()))
-        return found(who.token_id, who.user, who.roles)
-
-    return FindUser(verify, still)
+async def new_administrator(config: PlatformConfig, name: str) -> str:
+    """A token of user `name`, who is an administrator of the platform from now on, and is made if need be: for whoever
+    may open the store. Raises `FireflyerError`."""
+    async with await open_store(config.store) as engine:
+        users, now_s = _users_of(config, engine), int(time.time())
+        if await users.user(name) is None:
+            await users.create_user(name, now_s)
+        await users.grant_role(name, ADMIN)
+        return await users.issue(name, now_s, label="administrator")
 
 
 async def _metrics(platform: Platform, changes: Changes) -> Sequence[Series]:

@@ -19,7 +19,11 @@ __all__ = [
     "Identity",
     "JoinTokenAnswer",
     "JoinTokenRequest",
+    "KnownUser",
     "Login",
+    "NewToken",
+    "NewUser",
+    "ShownToken",
     "Submission",
     "Submitted",
 ]
@@ -72,6 +76,43 @@ class JoinTokenAnswer(msgspec.Struct, frozen=True):
 
 class Login(msgspec.Struct, frozen=True):
     token: Annotated[str, msgspec.Meta(max_length=200)]
+
+
+_UserName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+_Role = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}$")]
+
+
+class NewUser(msgspec.Struct, frozen=True, kw_only=True):
+    """`uid`: of files of the file system that shares its users; None: one that nobody has had."""
+
+    name: _UserName
+    roles: Annotated[tuple[_Role, ...], msgspec.Meta(max_length=32)] = ()
+    uid: Annotated[int, msgspec.Meta(ge=1, le=(1 << 32) - 2)] | None = None
+
+
+class KnownUser(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    uid: int
+    roles: tuple[str, ...]
+    created_s: int
+    """Unix time."""
+
+
+class NewToken(msgspec.Struct, frozen=True):
+    """`lifetime_s` None: it does not expire."""
+
+    lifetime_s: Annotated[int, msgspec.Meta(ge=1, le=100 * 365 * 86_400)] | None = None
+    label: Annotated[str, msgspec.Meta(max_length=80)] = ""
+
+
+class ShownToken(msgspec.Struct, frozen=True):
+    """Shown this once. `expires_s`: Unix time."""
+
+    token: str
+    expires_s: int | None = None
+
+    def __repr__(self) -> str:
+        return "ShownToken()"
 
 
 class Identity(msgspec.Struct, frozen=True):

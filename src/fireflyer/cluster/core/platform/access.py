@@ -9,7 +9,17 @@ from fireflyer.base.errors import PermissionDenied
 from fireflyer.cluster.core.platform import commands
 from fireflyer.cluster.core.platform.commands import Command
 
-__all__ = ["ADMIN", "OPERATOR", "RIGHTS", "Right", "check", "is_operator"]
+__all__ = [
+    "ADMIN",
+    "OPERATOR",
+    "RIGHTS",
+    "Right",
+    "check",
+    "check_roles_of",
+    "check_tokens_of",
+    "check_user",
+    "is_operator",
+]
 
 OPERATOR: Final = "platform:operator"
 ADMIN: Final = "platform:admin"
@@ -45,6 +55,27 @@ RIGHTS: Final[dict[type[Command], Right]] = {
 
 def is_operator(roles: tuple[str, ...]) -> bool:
     return OPERATOR in roles or ADMIN in roles
+
+
+def check_user(name: str, held: tuple[str, ...], roles: tuple[str, ...]) -> None:
+    """Somebody with `roles` makes or removes the user `name`, who has the roles `held`. Operators manage users without
+    roles: else an operator could become an administrator. Raises `PermissionDenied`."""
+    if not is_operator(roles):
+        raise PermissionDenied(f"changing users needs the role {OPERATOR}; ask an operator")
+    if held and ADMIN not in roles:
+        raise PermissionDenied(f"{name} has roles, so this needs the role {ADMIN}; ask an administrator")
+
+
+def check_roles_of(roles: tuple[str, ...]) -> None:
+    """Raises `PermissionDenied`."""
+    if ADMIN not in roles:
+        raise PermissionDenied(f"granting roles needs the role {ADMIN}; ask an administrator")
+
+
+def check_tokens_of(name: str, held: tuple[str, ...], user: str, roles: tuple[str, ...]) -> None:
+    """Everybody has their own tokens; for those of others, as `check_user`. Raises `PermissionDenied`."""
+    if name != user:
+        check_user(name, held, roles)
 
 
 def check(command: Command, user: str, roles: tuple[str, ...], owner: str | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Response, delete, get, post
@@ -23,6 +23,8 @@ from fireflyer.cluster.schema.api import Identity, Login
 
 __all__ = ["ROUTES"]
 
+RECHECK_S: Final = 4.0
+"""So often it is looked whether a token of who follows changes is still valid."""
 _Heard = Annotated[int | None, HeaderParameter(name="last-event-id", ge=0, le=1 << 62)]
 
 
@@ -55,14 +57,24 @@ async def log_out(secure: NamedDependency[bool]) -> Response[None]:
 
 
 @get("/events")
-async def events(changes: NamedDependency[Changes], heard: _Heard = None) -> ServerSentEvent:
-    """Server-sent events: one for each change of a task or node, from now on, or after `last-event-id`."""
-    return ServerSentEvent(_messages(changes, heard))
+async def events(
+    request: Who, changes: NamedDependency[Changes], sessions: NamedDependency[Sessions], heard: _Heard = None
+) -> ServerSentEvent:
+    """Server-sent events: one for each change of a task or node, from now on, or after `last-event-id`. They end when
+    the token that asked is revoked or expires."""
+    return ServerSentEvent(_messages(changes, heard, lambda: sessions.still_valid(request.user.token_id)))
 
 
-async def _messages(changes: NamedDependency[Changes], heard: int | None) -> AsyncIterator[ServerSentEventMessage]:
+async def _messages(
+    changes: Changes, heard: int | None, still_valid: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[ServerSentEventMessage]:
     yield ServerSentEventMessage(data=None, comment="fireflyer")
+    checked_s = time.monotonic()
     async for change in changes.follow(heard):
+        if time.monotonic() - checked_s >= RECHECK_S:
+            if not await still_valid():
+                return
+            checked_s = time.monotonic()
         if change is None:
             yield ServerSentEventMessage(data=None, comment="nothing changed")
         else:

@@ -13,7 +13,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import msgspec
 
@@ -74,10 +74,18 @@ class Sessions:
         self._key = hashlib.blake2b(b"fireflyer platform session", key=key, digest_size=32).digest()
         self._find = find
 
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Litestar copies what a middleware is given; a copy would have an identity store of its own."""
+        return self
+
     async def of_token(self, token: str) -> Principal:
         """Raises `PermissionDenied`."""
         found = await self._find.verify(token)
         return Principal(user=found.user, group=found.group, roles=found.roles, token_id=found.token_id)
+
+    async def still_valid(self, token_id: str) -> bool:
+        """Whether this token of somebody who has asked is neither revoked nor expired."""
+        return await self._find.still(token_id) is not None
 
     async def begin(self, token: str, now_s: int) -> tuple[Principal, str]:
         """A session, and its cookie. Raises `PermissionDenied`."""
