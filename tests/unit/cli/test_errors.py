@@ -41,7 +41,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["rnu"], "no command 'rnu'; did you mean 'run'?"),
         (
             ["frobnicate"],
-            "commands are run, submit, ps, show, stop, suspend, resume, priority, login, report, agent, sim",
+            "commands are run, submit, ps, show, logs, stop, suspend, resume, priority, login, report, agent, sim",
         ),
         (["train.py"], "to run a script: ff run train.py"),
         (["--vresion"], "No such option '--vresion'"),
