@@ -82,6 +82,18 @@ def test_the_number_of_logs_is_bounded(run_dir: Path, monkeypatch: pytest.Monkey
     assert len(RunLogFiles(str(run_dir)).sizes()) == 3
 
 
+def test_attempts_long_over_are_told_once(run_dir: Path) -> None:
+    files = RunLogFiles(str(run_dir))
+    for attempt in (2, 10):
+        (run_dir / "logs" / f"attempt-{attempt}").mkdir()
+        (run_dir / "logs" / f"attempt-{attempt}" / "rank-0.log").write_bytes(b"x")
+    attempts = [name for name in files.sizes() if name.endswith("rank-0")]
+    assert attempts == ["attempt-0-rank-0", "attempt-1-rank-0", "attempt-2-rank-0", "attempt-10-rank-0"]
+    attempts = [name for name in files.sizes() if name.endswith("rank-0")]
+    assert attempts == ["attempt-2-rank-0", "attempt-10-rank-0"]
+    assert files.read("attempt-0-rank-0", 0, 9) == b"first\n"
+
+
 def test_a_run_directory_that_is_gone_has_no_logs(run_dir: Path, tmp_path: Path) -> None:
     assert RunLogFiles(str(tmp_path / "none")).sizes() == {}
     launcher = LauncherLog(str(tmp_path / "log"))

@@ -33,8 +33,6 @@ _RANK: Final = re.compile(r"rank-(0|[1-9][0-9]{0,8})(\.check)?\.log")
 _NODE: Final = re.compile(r"(node-(?:0|[1-9][0-9]{0,8}))\.log")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-MAX_ATTEMPTS: Final = 2048
-"""Directories that are looked for in a run directory."""
 
 
 class LauncherLog:
@@ -61,39 +59,41 @@ class _Place(NamedTuple):
 
 
 class RunLogFiles:
-    """All other logs of the run in `run_dir`."""
+    """All other logs of the run in `run_dir`. Used by one thread at a time, but for `read`."""
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
         self._places: dict[str, _Place] = {}
+        self._seen_attempts: set[int] = set()
         self._too_many = False
 
     def sizes(self) -> dict[str, int]:
-        """Those beyond `MAX_STREAMS` are left out."""
+        """Those beyond `MAX_STREAMS` are left out, and those of attempts before the last two, once they were told:
+        the files of an attempt are closed before the next one starts."""
         found: dict[str, int] = {}
-        with contextlib.suppress(OSError), _opened(self._run_dir, ()) as (directory, uid):
-            self._look(found, directory, uid, "events", _Place((), _EVENTS))
-        for stream, place in self._candidates():
-            if len(found) >= MAX_STREAMS:
-                self._say_too_many()
-                break
-            with contextlib.suppress(OSError), _opened(self._run_dir, place.folders) as (directory, uid):
-                self._look(found, directory, uid, stream, place)
-        return found
-
-    def _candidates(self) -> Iterator[tuple[str, _Place]]:
+        self._look((), {_EVENTS: "events"}, found)
         attempts = []
+        nodes = {}
         for name in self._names((LOGS_NAME,)):
             if match := _NODE.fullmatch(name):
-                yield match[1], _Place((LOGS_NAME,), name)
+                nodes[name] = match[1]
             elif match := _ATTEMPT.fullmatch(name):
                 attempts.append(int(match[1]))
-        for attempt in sorted(attempts)[:MAX_ATTEMPTS]:
-            folders = (LOGS_NAME, f"attempt-{attempt}")
-            for name in self._names(folders):
-                if match := _RANK.fullmatch(name):
-                    stream = stream_of_rank(attempt, int(match[1])) + ("-check" if match[2] else "")
-                    yield stream, _Place(folders, name)
+        self._look((LOGS_NAME,), nodes, found)
+        attempts.sort()
+        for attempt in attempts:
+            if attempt not in self._seen_attempts:
+                self._look_at_attempt(attempt, found)
+        self._seen_attempts.update(attempts[:-2])
+        return found
+
+    def _look_at_attempt(self, attempt: int, found: dict[str, int]) -> None:
+        folders = (LOGS_NAME, f"attempt-{attempt}")
+        streams = {}
+        for name in self._names(folders):
+            if match := _RANK.fullmatch(name):
+                streams[name] = stream_of_rank(attempt, int(match[1])) + ("-check" if match[2] else "")
+        self._look(folders, streams, found)
 
     def _names(self, folders: tuple[str, ...]) -> list[str]:
         try:
@@ -102,11 +102,21 @@ class RunLogFiles:
         except OSError:
             return []
 
-    def _look(self, found: dict[str, int], directory: int, uid: int, stream: str, place: _Place) -> None:
-        status = os.stat(place.name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
-            found[stream] = status.st_size
-            self._places[stream] = place
+    def _look(self, folders: tuple[str, ...], streams: dict[str, str], found: dict[str, int]) -> None:
+        """`streams`: names of files in the folder, with those of their logs."""
+        with contextlib.suppress(OSError), _opened(self._run_dir, folders) as (directory, uid):
+            for name, stream in streams.items():
+                try:
+                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                except OSError:
+                    continue  # not there yet
+                if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
+                    continue
+                if stream not in self._places and len(self._places) >= MAX_STREAMS:
+                    self._say_too_many()
+                    continue
+                self._places[stream] = _Place(folders, name)
+                found[stream] = status.st_size
 
     def _say_too_many(self) -> None:
         if not self._too_many:
