@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 
 API: Final = "/api/v1"
 RANK_0: Final = "attempt-0-rank-0"
-ROUTES: Final = ("", "/search?text=x", "/events?wait=false", f"/0/{RANK_0}")
+ROUTES: Final = ("", "/search?text=x", "/search?text=x&run=0", "/events?wait=false", f"/0/{RANK_0}")
 
 
 @pytest.fixture(scope="module")

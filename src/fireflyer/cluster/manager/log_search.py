@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.units import MIB
 from fireflyer.cluster.core.objects.log_follow import LogPosition, parse_positions
 from fireflyer.cluster.manager.logs import Logs, Reader
-from fireflyer.cluster.schema.logs import FoundLine, FoundLines, RankLog, StreamView
+from fireflyer.cluster.schema.logs import FoundLine, FoundLines, RankLog, StreamView, rank_log_of
 
 __all__ = ["search_logs"]
 
 MAX_LINES: Final = 200
 """Of a page."""
-MAX_SEARCHED_LOGS: Final = 64
-"""For a page; of each 64 MiB at most."""
+MAX_SEARCHED_BYTES: Final = 64 * MIB
+MAX_SEARCHED_LOGS: Final = 256
+"""For a page."""
 
 
 async def search_logs(
@@ -22,24 +24,25 @@ async def search_logs(
 ) -> FoundLines:
     """Lines of runs, attempts and ranks in their order. `after`: `next` of the page before. Raises `UsageError`,
     `NotFound`, `PermissionDenied`, `Elsewhere`."""
+    runs = range(logs.check_reader(reader, task))
     begins = parse_positions(after)
     if len(begins) > 1:
         raise UsageError("`after` is one position: `next` of the page before")
     begin = begins[0] if begins else LogPosition(0, 0, 0, 0)
     found: list[FoundLine] = []
-    searched = 0
-    for one in (await logs.of_task(reader, task)).runs:
-        if run is not None and one.run != run:
-            continue
-        for log in _logs_of(one.streams, rank):
-            at = LogPosition(one.run, log.attempt, log.rank, 0)
+    searched_logs = searched_bytes = 0
+    for number in runs[begin.run :] if run is None else [run]:
+        for log, end in _rank_logs(await logs.streams(task, number), rank):
+            at = LogPosition(number, log.attempt, log.rank, 0)
             if at[:3] < begin[:3]:
                 continue
             if at[:3] == begin[:3]:
                 at = begin
-            if searched >= MAX_SEARCHED_LOGS or len(found) >= MAX_LINES:
+            full = len(found) >= MAX_LINES or searched_logs >= MAX_SEARCHED_LOGS
+            if full or searched_bytes >= MAX_SEARCHED_BYTES:
                 return FoundLines(tuple(found), str(at))
-            searched += 1
+            searched_logs += 1
+            searched_bytes += max(0, end - at.offset)
             page = await logs.search(task, at, text, MAX_LINES - len(found))
             found += [
                 FoundLine(run=at.run, attempt=at.attempt, rank=at.rank, offset=line.offset, line=line.line)
@@ -50,6 +53,7 @@ async def search_logs(
     return FoundLines(tuple(found), "")
 
 
-def _logs_of(streams: tuple[StreamView, ...], rank: int | None) -> list[RankLog]:
-    named = [RankLog(one.attempt, one.rank) for one in streams if one.attempt is not None and one.rank is not None]
-    return sorted(log for log in named if rank is None or log.rank == rank)
+def _rank_logs(streams: tuple[StreamView, ...], rank: int | None) -> list[tuple[RankLog, int]]:
+    """With their ends."""
+    named = [(log, one.end) for one in streams if (log := rank_log_of(one.name)) is not None]
+    return sorted(one for one in named if rank is None or one[0].rank == rank)

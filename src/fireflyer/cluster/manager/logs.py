@@ -58,6 +58,7 @@ BLOB_GRACE_NS: Final = 24 * 3600 * SECOND
 """A blob is put before the index names it; see 0044."""
 MAX_FOLLOWERS: Final = 512
 MAX_FOLLOWERS_OF_USER: Final = 32
+MAX_LISTED_RUNS: Final = 100
 KEEP_ALIVE_S: Final = 15.0
 PATIENCE_NS: Final = 30 * SECOND
 """After the end of a run its node is expected to have sent all logs; else they count as incomplete."""
@@ -106,11 +107,8 @@ class Logs:
         swept_s = time.monotonic() - SWEEP_S + 60.0  # not while a new leader is busiest
         try:
             while True:
-                term = self._platform.term
-                if self._store is not None and term != self._term:
-                    async with self._opening:
-                        await self._let_go()
-                elif term and time.monotonic() - swept_s >= SWEEP_S:
+                await self.let_go_unless_leading()
+                if self._platform.term and time.monotonic() - swept_s >= SWEEP_S:
                     swept_s = time.monotonic()
                     try:
                         await self.sweep()
@@ -145,14 +143,14 @@ class Logs:
     # --- for people: all raise `PermissionDenied`, `NotFound`, `Elsewhere` ---
 
     async def of_task(self, reader: Reader, task: int) -> TaskLogs:
-        progress = self._checked(reader, task)
-        found = [RunLogs(run, await self.streams(task, run)) for run in range(progress.view.runs)]
+        runs = self.check_reader(reader, task)
+        found = [RunLogs(run, await self.streams(task, run)) for run in range(max(0, runs - MAX_LISTED_RUNS), runs)]
         return TaskLogs(task, tuple(one for one in found if one.streams))
 
     async def piece(
         self, reader: Reader, task: int, run: int, stream: str, offset: int, max_bytes: int = MAX_TEXT_BYTES
     ) -> LogPiece:
-        self._checked(reader, task)
+        self.check_reader(reader, task)
         return await self._piece(task, run, stream, offset, max_bytes)
 
     async def search(self, task: int, begin: LogPosition, text: str, most: int) -> SearchPage:
@@ -161,10 +159,11 @@ class Logs:
         stream = stream_of_rank(begin.attempt, begin.rank)
         return await self._in_thread(store.search, RunKey(task, begin.run), stream, text, begin.offset, most)
 
-    def _checked(self, reader: Reader, task: int) -> TaskProgress:
-        progress = self._platform.progress(task)
-        check_reads_logs(progress.view, *reader)
-        return progress
+    def check_reader(self, reader: Reader, task: int) -> int:
+        """How many runs the task has had."""
+        view = self._platform.progress(task).view
+        check_reads_logs(view, *reader)
+        return view.runs
 
     async def streams(self, task: int, run: int) -> tuple[StreamView, ...]:
         """Nothing where there are no logs."""
@@ -194,7 +193,7 @@ class Logs:
     ) -> AsyncIterator[tuple[LogEvent, LogPosition | None] | None]:
         """What the ranks print, as `follower` wants it; None: nothing for a while. With `wait` until the task has
         finished. The next one is read when it is asked for, so a slow reader costs nothing. Raises at once."""
-        self._checked(reader, task)
+        self.check_reader(reader, task)
         following = [one.user for followers in self._followers.values() for one in followers]
         mine = following.count(reader.user)
         if mine >= MAX_FOLLOWERS_OF_USER or len(following) >= MAX_FOLLOWERS:
@@ -238,6 +237,8 @@ class Logs:
                     yield found
                 continue
             sent, left_ns = _is_sent(streams), _patience_ns(progress, follower.run, streams)
+            if not sent and left_ns == 0 and follower.flush():
+                continue
             what = rest(
                 follow=wait,
                 only=follower.only_run is not None,
@@ -320,6 +321,12 @@ class Logs:
         return LogStore(
             self._directory, open_objects(self._objects), max_run_bytes=self._limits.of_run_bytes, on_growth=grown
         )
+
+    async def let_go_unless_leading(self) -> None:
+        """Then another manager can open the store."""
+        async with self._opening:
+            if self._store is not None and self._platform.term != self._term:
+                await self._let_go()
 
     async def _let_go(self) -> None:
         """Of the store, once no thread uses it any more."""

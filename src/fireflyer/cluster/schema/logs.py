@@ -143,7 +143,7 @@ class RunLogs(msgspec.Struct, frozen=True):
 
 
 class TaskLogs(msgspec.Struct, frozen=True):
-    """Runs that have logs."""
+    """Runs that have logs, of the newest hundred."""
 
     task: int
     runs: tuple[RunLogs, ...]

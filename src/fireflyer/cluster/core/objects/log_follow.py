@@ -110,14 +110,22 @@ class LogFollower:
         self._offsets = {RankLog(one.attempt, one.rank): one.offset for one in here}
         self._held: dict[RankLog, int] = {}
         """Logs that end with half a line, with that end."""
+        self._flushed = False
         self._last = RankLog(-1, -1)
 
     def go_on(self) -> None:
         """All of this run was read."""
         self.run += 1
-        self._least_attempt, self._last = 0, RankLog(-1, -1)
+        self._least_attempt, self._last, self._flushed = 0, RankLog(-1, -1), False
         self._offsets.clear()
         self._held.clear()
+
+    def flush(self) -> bool:
+        """Half lines of this run are told from now on, since the other half will not come. Whether there are some."""
+        self._flushed = True
+        held = bool(self._held)
+        self._held.clear()
+        return held
 
     def next(self, streams: Iterable[StreamView]) -> NextRead | None:
         """Attempt by attempt, and in an attempt a piece of each rank in turn."""
@@ -145,8 +153,9 @@ class LogFollower:
         assert log is not None  # noqa: S101
         offset = self._offsets.get(log, 0)
         self._last = log
+        flushing = self._flushed or not self._follow
         before_gap = len(piece.data) < MAX_TEXT_BYTES and piece.next_offset < stream.end
-        last = before_gap or piece.closed or piece.cut or (not self._follow and piece.next_offset >= stream.end)
+        last = before_gap or piece.closed or piece.cut or (flushing and piece.next_offset >= stream.end)
         data = piece.data if last else _whole_lines(piece.data)
         if not data and piece.offset == offset and not last:
             self._held[log] = stream.end
