@@ -96,7 +96,6 @@ class Logs:
         self._threads = ThreadPoolExecutor(THREADS, "logs")
         self._opening = asyncio.Lock()
         self._store: LogStore | None = None
-        self._term = 0
         self._lock_fd = -1
         self._followers: dict[int, set[_Follower]] = {}
         """Of each task that is followed."""
@@ -108,7 +107,7 @@ class Logs:
         try:
             while True:
                 await self.let_go_unless_leading()
-                if self._platform.term and time.monotonic() - swept_s >= SWEEP_S:
+                if self._platform.leads and time.monotonic() - swept_s >= SWEEP_S:
                     swept_s = time.monotonic()
                     try:
                         await self.sweep()
@@ -291,13 +290,11 @@ class Logs:
             follower.news.set()
 
     async def _open(self) -> LogStore:
-        """Of this term: another manager may have written in between. Raises `Elsewhere`, `Busy`."""
+        """Raises `Elsewhere`, `Busy`."""
         async with self._opening:
-            term = self._platform.require_term()
-            if self._store is None or term != self._term:
-                await self._let_go()
+            self._platform.require_lead()
+            if self._store is None:
                 self._store = await self._in_thread(self._opened)
-                self._term = term
             return self._store
 
     def _opened(self) -> LogStore:
@@ -325,12 +322,12 @@ class Logs:
     async def let_go_unless_leading(self) -> None:
         """Then another manager can open the store."""
         async with self._opening:
-            if self._store is not None and self._platform.term != self._term:
+            if not self._platform.leads:
                 await self._let_go()
 
     async def _let_go(self) -> None:
         """Of the store, once no thread uses it any more."""
-        self._store, self._term = None, 0
+        self._store = None
         if self._lock_fd < 0:
             return
         old, self._threads = self._threads, ThreadPoolExecutor(THREADS, "logs")

@@ -101,15 +101,9 @@ class Platform:
     def leads(self) -> bool:
         return self._machine.may_act(self._clock.now_ns())
 
-    @property
-    def term(self) -> int:
-        """In which this manager leads; 0: it does not."""
-        return self._machine.term if self.leads else 0
-
-    def require_term(self) -> int:
+    def require_lead(self) -> None:
         """Raises `Elsewhere`."""
         self._require_lead()
-        return self._machine.term
 
     @property
     def leader_address(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -32,15 +33,14 @@ class Cluster:
     """What `Logs` asks of the platform: who leads, and ada's tasks, each with one run on node n1."""
 
     def __init__(self) -> None:
-        self.term = 1
+        self.leads = True
         self.time_ns = 10_000 * SECOND
         self.ended_ns: dict[int, int | None] = {}
         """Of each task; None: it runs."""
 
-    def require_term(self) -> int:
-        if not self.term:
+    def require_lead(self) -> None:
+        if not self.leads:
             raise Unreachable("this manager does not lead")
-        return self.term
 
     def run_place(self, task: int, run: int) -> tuple[str, str]:
         if task not in self.ended_ns or run != 0:
@@ -135,12 +135,12 @@ async def test_one_manager_at_a_time_has_the_logs_and_the_next_one_sees_what_the
     await write(logs, 1, b"first\n")
     with pytest.raises(Busy, match="another manager"):
         await others.of_task(ADA, 1)
-    one.term = 0
+    one.leads = False
     with pytest.raises(Unreachable):
         await write(logs, 1, b"second\n", offset=6)
     await logs.let_go_unless_leading()
     await write(others, 1, b"second\n", offset=6)
-    other.term, one.term = 0, 3
+    other.leads, one.leads = False, True
     await others.let_go_unless_leading()
     assert (await logs.piece(ADA, 1, 0, RANK_0, 0)).data == b"first\nsecond\n"
 
@@ -202,7 +202,16 @@ async def test_the_readers_of_one_user_are_bounded(tmp_path: Path, monkeypatch: 
 
 
 @on_loop
-async def test_a_reader_waits_for_the_last_lines_of_a_task_that_has_finished(tmp_path: Path) -> None:
+async def test_a_reader_waits_for_the_last_lines_of_a_task_that_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, happened = asyncio.Event(), manager_logs._happened
+
+    async def noted(news: asyncio.Event, limit_ns: int | None) -> bool:
+        waiting.set()
+        return await happened(news, limit_ns)
+
+    monkeypatch.setattr(manager_logs, "_happened", noted)
     cluster = Cluster()
     cluster.ended_ns = {1: None}
     logs = logs_of(cluster, tmp_path)
@@ -218,6 +227,15 @@ async def test_a_reader_waits_for_the_last_lines_of_a_task_that_has_finished(tmp
     event, position = await anext(following)
     assert isinstance(event, LogText)
     assert (event.text, str(position)) == ("the last line", "0.0.0.13")
+    others: Any = asyncio.ensure_future(anext(following))
+    waits = asyncio.ensure_future(waiting.wait())
+    await asyncio.wait([others, waits], return_when=asyncio.FIRST_COMPLETED)
+    assert not others.done(), "the launcher's log is not closed, so more may come"
+    await write(logs, 1, b"of another rank", stream="attempt-0-rank-1")
+    await close(logs, 1, 15, stream="attempt-0-rank-1")
+    event, _ = await others
+    assert isinstance(event, LogText)
+    assert event.text == "of another rank"
     await write(logs, 1, b"", stream="launcher")
     await close(logs, 1, 0, stream="launcher")
     event, _ = await anext(following)
