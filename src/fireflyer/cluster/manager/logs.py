@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
-from fireflyer.base.errors import Busy, FireflyerError, NotFound, TransientError
+from fireflyer.base.errors import Busy, FireflyerError, NotFound, TransientError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.objects.log_follow import MAX_TEXT_BYTES, LogFollower, LogPosition, rest
@@ -87,7 +87,10 @@ class Logs:
     """Lives in the loop in which it is made; `run` beside the platform."""
 
     def __init__(self, platform: Platform, directory: str, objects: str, limits: LogLimits) -> None:
-        """`objects`: as in the configuration; logs have the folder `logs` there for themselves."""
+        """`objects`: as in the configuration; logs have the folder `logs` there for themselves. Raises `UsageError`."""
+        for name, where, is_path in (("objects", objects, "://" not in objects), ("logs_directory", directory, True)):
+            if is_path and not os.path.isabs(where):
+                raise UsageError(f"{name} {where!r} is not an absolute path; the manager may be started anywhere")
         self._platform = platform
         self._directory = directory
         self._objects = f"{objects.rstrip('/')}/logs"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.loops import on_loop
 
-from fireflyer.base.errors import Busy, NotFound, PermissionDenied, Unreachable
+from fireflyer.base.errors import Busy, NotFound, PermissionDenied, Unreachable, UsageError
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.cluster.core.objects.log_follow import LogFollower
 from fireflyer.cluster.manager import log_search
@@ -241,6 +241,23 @@ async def test_a_reader_waits_for_the_last_lines_of_a_task_that_has_finished(
     event, _ = await anext(following)
     assert isinstance(event, LogsEnded)
     assert (event.outcome, event.complete) == (Outcome.SUCCEEDED, True)
+
+
+@on_loop
+async def test_where_logs_are_kept_is_absolute() -> None:
+    def made(directory: str, objects: str) -> Logs:
+        limits = LogLimits(of_run_bytes=MIB, keep_ns=KEEP_NS)
+        return Logs(Cluster(), directory, objects, limits)  # type: ignore[arg-type]
+
+    made("/srv/logs", "/srv/objects")
+    made("/srv/logs", "s3://bucket/fireflyer")
+    for directory, objects in (
+        ("logs", "/srv/objects"),
+        ("/srv/logs", "objects"),
+        ("s3://bucket/logs", "/srv/objects"),
+    ):
+        with pytest.raises(UsageError, match="not an absolute path"):
+            made(directory, objects)
 
 
 @on_loop
