@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Callable
@@ -197,6 +198,7 @@ class Runs:
             case Remember(record):
                 self._write(record)
             case Remove(token):
+                shutil.rmtree(os.path.join(self._accounts_dir, token), ignore_errors=True)  # which follows no link
                 self._directory.run_record(token).remove()
             case RenewLease(ends_ns):
                 self._renew(ends_ns)
