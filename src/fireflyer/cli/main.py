@@ -31,6 +31,7 @@ _COMMANDS = {
     "submit": "fireflyer.cli.platform.submit",
     "ps": "fireflyer.cli.platform.tasks:ps_command",
     "show": "fireflyer.cli.platform.tasks:show_command",
+    "logs": "fireflyer.cli.platform.logs",
     "stop": "fireflyer.cli.platform.tasks:stop_command",
     "suspend": "fireflyer.cli.platform.tasks:suspend_command",
     "resume": "fireflyer.cli.platform.tasks:resume_command",
@@ -54,7 +55,18 @@ _COMMANDS = {
 }
 _SECTIONS = {
     "For researchers": ("run", "report", "collectives", "demo"),
-    "Tasks of the platform": ("submit", "ps", "show", "stop", "suspend", "resume", "priority", "login", "whoami"),
+    "Tasks of the platform": (
+        "submit",
+        "ps",
+        "show",
+        "logs",
+        "stop",
+        "suspend",
+        "resume",
+        "priority",
+        "login",
+        "whoami",
+    ),
     "For operators": ("up", "down", "nodes", "node", "user", "agent", "fs", "sim"),
     "Processes of a cluster, for systemd or Kubernetes": ("manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),

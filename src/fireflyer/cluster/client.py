@@ -15,8 +15,9 @@ import http.client
 import json
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -36,6 +37,7 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.cluster.core.objects.log_follow import Heard
 from fireflyer.cluster.core.platform.commands import Command
 from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskAnswer, TaskPage, UserView, Why
 from fireflyer.cluster.schema.api import (
@@ -53,6 +55,15 @@ from fireflyer.cluster.schema.api import (
     Submission,
     Submitted,
 )
+from fireflyer.cluster.schema.logs import (
+    MAX_CHUNK_BYTES,
+    FoundLine,
+    FoundLines,
+    LogEvent,
+    LogPiece,
+    LogsEnded,
+    TaskLogs,
+)
 from fireflyer.cluster.schema.tasks import TaskSpec
 from fireflyer.identity import TokenInfo
 from fireflyer.runtime.address import is_loopback
@@ -60,9 +71,11 @@ from fireflyer.runtime.address import is_loopback
 __all__ = ["Client", "Connection"]
 
 MAX_ANSWER_BYTES: Final = 64 << 20
-MAX_EVENT_BYTES: Final = 1 << 16
+MAX_EVENT_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 30.0
 MAX_REDIRECTS: Final = 3
+LOGS_PATIENCE_S: Final = 120.0
+LOGS_PAUSE_S: Final = 0.5
 _T = TypeVar("_T")
 _KINDS: Final[Mapping[str, type[FireflyerError]]] = {
     kind.code: kind for kind in (UsageError, NotFound, Exists, PermissionDenied, NoSpace, Busy, TransientError)
@@ -150,6 +163,58 @@ class Client:
         """When the task would start if it was submitted now."""
         return self._ask("POST", "/tasks/test", Why, spec)
 
+    def task_logs(self, task: int) -> TaskLogs:
+        """Which logs there are."""
+        return self._ask("GET", f"/tasks/{task}/logs", TaskLogs)
+
+    def log_piece(self, task: int, run: int, stream: str, *, offset: int = 0, limit: int = MAX_CHUNK_BYTES) -> LogPiece:
+        """A piece of one log, as `task_logs` names it; go on at its `next_offset`."""
+        path = f"/tasks/{task}/logs/{run}/{quote(stream, safe='')}"
+        return self._ask("GET", path, LogPiece, query={"offset": offset, "limit": limit})
+
+    def search_logs(
+        self, task: int, text: str, *, run: int | None = None, rank: int | None = None
+    ) -> Iterator[FoundLine]:
+        """Lines of ranks that contain `text`, upper and lower case alike."""
+        after = ""
+        while True:
+            query = {"text": text, "run": run, "rank": rank, "after": after}
+            page = self._ask("GET", f"/tasks/{task}/logs/search", FoundLines, query=query)
+            yield from page.lines
+            after = page.next
+            if not after:
+                return
+
+    def logs(
+        self, task: int, *, run: int | None = None, rank: int | None = None, follow: bool = False
+    ) -> Iterator[LogEvent]:
+        """What the ranks print, run after run; the last event is `LogsEnded`. `follow`: until the task has finished.
+        A connection that ends is made again, and nothing is lost or told twice; raises `Unreachable` when no manager
+        answered for `LOGS_PATIENCE_S`."""
+        heard = Heard()
+        answered_s = time.monotonic()
+        while True:
+            try:
+                for event in self._log_events(task, run, rank, follow, heard):
+                    answered_s = time.monotonic()
+                    if event is not None:
+                        yield event
+                    if isinstance(event, LogsEnded):
+                        return
+            except TransientError:
+                if time.monotonic() - answered_s > LOGS_PATIENCE_S:
+                    raise
+            time.sleep(LOGS_PAUSE_S)
+
+    def _log_events(
+        self, task: int, run: int | None, rank: int | None, follow: bool, heard: Heard
+    ) -> Iterator[LogEvent | None]:
+        query = {"run": run, "rank": rank, "wait": None if follow else "false"}
+        for number, event in self._stream(f"/tasks/{task}/logs/events", LogEvent, heard.text, query):
+            if number:
+                heard.add(number)
+            yield event
+
     def command(self, command: Command) -> str:
         """One line that says what was changed."""
         body = msgspec.json.encode(command)
@@ -213,12 +278,17 @@ class Client:
     def changes(self, heard: int | None = None) -> Iterator[Change | None]:
         """From now on, or after the one with this number; None every few seconds in which nothing changed. Raises
         `Unreachable` when the connection ends: go on with the last number."""
-        headers = {} if heard is None else {"Last-Event-ID": str(heard)}
-        response = self._send("GET", "/events", None, {}, {**headers, "Accept": "text/event-stream"})
+        for _, change in self._stream("/events", Change, "" if heard is None else str(heard), {}):
+            yield change
+
+    def _stream(self, path: str, kind: Any, heard: str, query: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
+        """Server-sent events with their ids, after `heard`; None: a comment."""
+        headers = {"Last-Event-ID": heard} if heard else {}
+        response = self._send("GET", path, None, query, {**headers, "Accept": "text/event-stream"})
         if response.status != http.client.OK:
-            raise _error(response.status, response.read(MAX_ANSWER_BYTES))
+            raise _error(response.status, self._read(response))
         try:
-            yield from _events(response)
+            yield from _events(response, kind)
         finally:
             self._http.close()
 
@@ -317,24 +387,27 @@ def _error(status: int, data: bytes) -> FireflyerError:
     return PermissionDenied(message) if status == http.client.UNAUTHORIZED else kind(message)
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[Change | None]:
-    """Server-sent events: `data:` lines, ended by an empty line; lines that begin with a colon are comments."""
-    data = b""
+def _events(response: http.client.HTTPResponse, kind: Any) -> Iterator[tuple[str, Any]]:
+    """Server-sent events: `id:` and `data:` lines, ended by an empty line; lines that begin with a colon are
+    comments."""
+    number, data = "", b""
     while True:
         try:
             line = response.readline(MAX_EVENT_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"the stream of changes broke: {error}") from None
+            raise Unreachable(f"the stream of events broke: {error}") from None
         if not line:
-            raise Unreachable("the stream of changes ended")
+            raise Unreachable("the stream of events ended")
         line = line.rstrip(b"\r\n")
         if line.startswith(b":"):
-            yield None
+            yield "", None
+        elif line.startswith(b"id:"):
+            number = line[3:].decode(errors="replace").strip()
         elif line.startswith(b"data:"):
             data = line[5:].strip()
         elif not line and data:
             try:
-                yield msgspec.json.decode(data, type=Change)
+                yield number, msgspec.json.decode(data, type=kind)
             except DECODE_ERRORS:
-                raise DataCorruption(f"not a change: {json.dumps(data[:80].decode(errors='replace'))}") from None
-            data = b""
+                raise DataCorruption(f"not an event: {json.dumps(data[:80].decode(errors='replace'))}") from None
+            number, data = "", b""

@@ -34,16 +34,21 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
     (script,) = [block for language, block in fenced if language == "python"]
     (tmp_path / "train.py").write_text(script)
     blocks = [block.splitlines() for language, block in fenced if not language]
-    assert [len(block) for block in blocks] == [2, 2, 4, 4]
+    assert [len(block) for block in blocks] == [2, 2, 4, 4, 4]
     shell = Shell(tmp_path)
-    start, first, second, users = ([command.split() for command in block] for block in blocks)
+    start, first, logs, second, users = ([command.split() for command in block] for block in blocks)
     shell.run(*start[0])
     with ended(shell):
         assert shell.run(*start[1]).count("idle") == 4
-        shell.run(*first[0])
+        assert shell.run(*first[0]).count("begin at step 0") == 2
         shown = shell.run(*first[1])
         assert "finished, succeeded" in shown
         assert "all ranks exited with code 0" in shown
+        of_both = [f"[{rank}] {line}" for rank in (0, 1) for line in ("begin at step 0", "done")]
+        assert shell.run(*logs[0]).splitlines() == of_both
+        assert shell.run(*logs[1]).splitlines() == ["begin at step 0", "done"]
+        assert shell.run(*logs[2]).count(": done") == 2
+        assert sorted(shell.run(*logs[3]).splitlines()) == of_both
         shell.run(*second[0])
         shell.run(*second[1])
         assert shell.run(*second[2]).count("urgent") == 1

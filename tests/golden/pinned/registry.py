@@ -35,7 +35,7 @@ from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.web import sessions
 from fireflyer.cluster.objects import log_files, stat_cache
 from fireflyer.cluster.schema import agent as cluster_agent
-from fireflyer.cluster.schema import api, runner, sync, tasks, tickets
+from fireflyer.cluster.schema import api, logs, runner, sync, tasks, tickets
 from fireflyer.cluster.schema import hosts as cluster_hosts
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import join as cluster_join
@@ -139,11 +139,14 @@ FORMATS: Final = (
     Format("identity.machines-file", "json", machines._File),
     Format("agent.guard-starting", "json", agent_start.Starting),
     Format("agent.leader", "json", agent_records.Leader),
-    Format("agent.run-record", "json", agent_runs.RunRecord),
+    Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
     Format("rpc.platform.sync.request", "msgpack", sync.Sync),
     Format("rpc.platform.sync.answer", "msgpack", sync.Orders),
+    Format("rpc.platform.append_log.request", "msgpack", logs.AppendLog),
+    Format("rpc.platform.end_log.request", "msgpack", logs.EndLog),
+    Format("rpc.platform.log.answer", "msgpack", logs.LogAnswer),
     Format("platform.ticket", "msgpack", tickets.Claims),
     Format("platform.ticket-fields", "object", tickets.Claims),
     Format("platform.runner-orders", "msgpack", runner.RunnerOrders),
@@ -188,6 +191,10 @@ FORMATS: Final = (
     Format("http.shown-token", "json", api.ShownToken),
     Format("http.error", "json", api.ErrorView),
     Format("http.change", "json", api.Change),
+    Format("http.task-logs", "json", logs.TaskLogs),
+    Format("http.log-piece", "json", logs.LogPiece),
+    Format("http.log-search", "json", logs.FoundLines),
+    Format("http.log-event", "json", logs.LogEvent),
     Format("http.change-fields", "object", api.Change),
     # Snapshots of users' directories, and logs of runs.
     Format("objects.manifest", "msgpack", manifest.Manifest),

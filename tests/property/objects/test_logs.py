@@ -14,8 +14,9 @@ from tests.support.objects.log_world import CHUNK_BYTES, RUN, LogWorld
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cluster.core.objects import log_shipper, log_stream
 from fireflyer.cluster.core.objects.log_shipper import Answered, Durable, Effect, Event, LogShipper, Send
-from fireflyer.cluster.core.objects.log_stream import Append, LogAnswer, LogChunk, StreamState, accept
+from fireflyer.cluster.core.objects.log_stream import Append, StreamState, accept
 from fireflyer.cluster.objects import log_store
+from fireflyer.cluster.schema.logs import LogAnswer, LogChunk
 
 SEEDS = 20
 STEPS = 150

@@ -25,8 +25,8 @@ from fireflyer.cluster.core.objects.log_shipper import (
     Send,
     Tick,
 )
-from fireflyer.cluster.core.objects.log_stream import LogAnswer, LogChunk, LogEnd
 from fireflyer.cluster.objects import LogStore, RunKey
+from fireflyer.cluster.schema.logs import LogAnswer, LogChunk, LogEnd
 
 __all__ = ["LogWorld"]
 

@@ -20,6 +20,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, JoinMachine
+from fireflyer.cluster.schema.logs import APPEND_LOG, END_LOG, AppendLog, EndLog, LogAnswer, LogChunk, LogEnd
 from fireflyer.cluster.schema.sync import SYNC, EndedRun, Inventory, Orders, RunStatus, Sync
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.identity import TokenStore, UserCredential, new_secret, save_secret
@@ -175,6 +176,18 @@ class ScriptedAgent:
         )
         self.orders = self._client.call(SYNC, said, CALL_NS)
         return self.orders
+
+    def append_log(self, task: int, run: int, token: str, chunk: LogChunk) -> LogAnswer:
+        return self._client.call(APPEND_LOG, AppendLog(task=task, run=run, run_token=token, chunk=chunk), CALL_NS)
+
+    def end_log(self, task: int, run: int, token: str, end: LogEnd) -> LogAnswer:
+        return self._client.call(END_LOG, EndLog(task=task, run=run, run_token=token, end=end), CALL_NS)
+
+    def follow_starts(self) -> None:
+        """What is ordered runs, and does not end by itself."""
+        for order in self.orders.runs:
+            if order.wanted == "run":
+                self.runs[order.run_token] = RunStatus(token=order.run_token, state="running", lead=True)
 
     def follow(self, cause: Cause = Cause.SUCCEEDED) -> None:
         """What an agent does whose programs end at once: everything ordered ends with `cause`."""

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,17 +16,15 @@ from fireflyer.cli.jobs.run import parse_environment, script_arguments
 from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import connected, plain
+from fireflyer.cli.platform.logs import print_logs
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
-    from fireflyer.cluster.core.platform.views import TaskAnswer
     from fireflyer.cluster.schema.tasks import After, TaskSpec
 
 __all__ = ["command"]
 
-LOOK_S: Final = 1.0
 _AFTER = re.compile(r"([0-9]{1,15})(:ok)?")
-_SHELL_CODES: Final = {"stopped": 130}
 
 
 @click.command(
@@ -38,7 +36,7 @@ Examples:
   ff submit --nodes 2:8 --time 12h --priority 20 train.py          2 nodes at least, 8 at most
   ff submit --after 17:ok eval.py                                  when task 17 has succeeded
   ff submit --array 100 sweep.py                                   100 tasks; each finds FF_ARRAY_INDEX
-  ff submit --follow train.py                                      wait, with the task's exit code""",
+  ff submit --follow train.py                                      print its logs; with its exit code""",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--nodes", "-n", metavar="N|MIN:MAX", type=NodeRange(), default="1", show_default=True,
@@ -74,7 +72,9 @@ Examples:
 @click.option("--notify", metavar="URL", default="", help="Told of each change of state, by POST.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program.")
-@click.option("--follow", "-f", is_flag=True, help="Wait until the task has finished; exit with its exit code.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Print what it prints until it has finished; exit with its exit code."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be submitted, as JSON.")
 @click.option("--test-only", is_flag=True, help="Say when the task would start, and submit nothing.")
 @click.option("--platform", metavar="PATH", help="Directory of `ff up`, or file that `ff login` wrote.")
@@ -97,7 +97,7 @@ def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | Non
             click.echo(f"task {tasks[0]} submitted: ff show {tasks[0]} · ff logs -f {tasks[0]}")
         else:
             click.echo(f"tasks {tasks[0]} to {tasks[-1]} submitted: ff ps")
-        return max(_follow(client, task) for task in tasks) if follow else 0
+        return max(print_logs(client, task, follow=True) for task in tasks) if follow else 0
 
 
 def _spec(
@@ -199,32 +199,3 @@ def _would_start(client: Client, spec: TaskSpec) -> int:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(why.earliest_ns / SECOND))
         click.echo(f"at the latest {at}, by the times that others have declared")
     return 0
-
-
-def _follow(client: Client, task: int) -> int:
-    """Says each change of state, and returns the exit code when it has finished."""
-    from fireflyer.cluster.schema.tasks import FINISHED
-
-    said: object = None
-    while True:
-        answer = client.task(task)
-        now = answer.task.state, answer.task.runs
-        if now != said:
-            click.echo(_line(answer), err=True)
-            said = now
-        if answer.task.state is FINISHED:
-            return _exit_code(answer)
-        time.sleep(LOOK_S)
-
-
-def _line(answer: TaskAnswer) -> str:
-    view = answer.task
-    state = view.state.value if view.outcome is None else view.outcome.value
-    return f"task {view.id} {state}: {plain(answer.why.text)}"
-
-
-def _exit_code(answer: TaskAnswer) -> int:
-    view = answer.task
-    if view.outcome is not None and view.outcome.value == "succeeded":
-        return 0
-    return view.exit_code or _SHELL_CODES.get("" if view.outcome is None else view.outcome.value, 1)

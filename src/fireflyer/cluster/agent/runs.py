@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,7 +23,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.guards import Guards
 from fireflyer.cluster.agent.processes import LEASE_ENDED, DetachedProcesses, start_detached
-from fireflyer.cluster.agent.records import AgentDirectory, Leader
+from fireflyer.cluster.agent.records import AgentDirectory, GuardRecord, Leader
 from fireflyer.cluster.agent.start import Starting
 from fireflyer.cluster.core.agent import End, GuardState, StopRequested
 from fireflyer.cluster.core.runs import (
@@ -59,12 +60,26 @@ from fireflyer.cluster.schema.tickets import open_launch
 from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import InlineDriver
 
-__all__ = ["DEFAULT_ACCOUNTS_DIR", "Runs"]
+__all__ = ["DEFAULT_ACCOUNTS_DIR", "LedRun", "Runs"]
 
 _log = logging.getLogger(__name__)
 DEFAULT_ACCOUNTS_DIR: Final = "/var/lib/fireflyer/runs"
 _MAX_FILE_BYTES: Final = 256 << 10
 _T = TypeVar("_T")
+
+
+class LedRun(NamedTuple):
+    """A run whose launcher is or was on this node. `over`: nothing of it writes any more."""
+
+    task: int
+    run: int
+    over: bool
+    directory: str
+    record: GuardRecord
+
+    def file(self, name: str) -> str:
+        """Of the agent's record."""
+        return self.record.file(name)
 
 
 class Runs:
@@ -141,6 +156,19 @@ class Runs:
         """The machine belongs to the platform no more."""
         self.feed(Left())
 
+    def led(self) -> dict[str, LedRun]:
+        """By token."""
+        return {
+            record.token: LedRun(
+                record.task,
+                record.run,
+                record.over,
+                self._run_dir(record.token),
+                self._directory.run_record(record.token),
+            )
+            for record in self._machine.led()
+        }
+
     @property
     def over(self) -> bool:
         """Nothing of any run lives here."""
@@ -170,6 +198,7 @@ class Runs:
             case Remember(record):
                 self._write(record)
             case Remove(token):
+                shutil.rmtree(os.path.join(self._accounts_dir, token), ignore_errors=True)  # which follows no link
                 self._directory.run_record(token).remove()
             case RenewLease(ends_ns):
                 self._renew(ends_ns)

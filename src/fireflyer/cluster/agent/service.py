@@ -20,6 +20,7 @@ from fireflyer.base.errors import Busy, FireflyerError, NotFound, PermissionDeni
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.guards import TICK_S, Guards
+from fireflyer.cluster.agent.log_shipping import LogShipping
 from fireflyer.cluster.agent.records import ISSUER, AgentDirectory, Membership
 from fireflyer.cluster.agent.runs import DEFAULT_ACCOUNTS_DIR, Runs
 from fireflyer.cluster.agent.start import probe_as
@@ -133,11 +134,12 @@ class _Agent:
             self._guards,
             accounts,
             key=lambda: token_key(self._member().credential),
-            on_change=lambda: self._managers.changed.set(),
+            on_change=self._on_runs,
             accounts_dir=accounts_dir,
         )
+        self._logs = LogShipping(self._runs)
         incarnation = directory.next_incarnation(int(time.time()))
-        self._managers = Managers(directory, self._runs, lambda: self._membership, incarnation)
+        self._managers = Managers(directory, self._runs, lambda: self._membership, incarnation, self._logs.leader_is)
         self._server = RpcServer(Accepts(None, directory.find), identity=f"agent {membership.machine}", limits=_LIMITS)
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
@@ -159,6 +161,7 @@ class _Agent:
             await asyncio.gather(self._tick(), self._managers.run())
         finally:
             await server.close()
+            await self._logs.close()
             self._guards.close()
             self._runs.close()
 
@@ -168,6 +171,7 @@ class _Agent:
             await asyncio.sleep(TICK_S)
             self._guards.tick()
             self._runs.tick()
+            self._logs.look()
             try:
                 self._note(self._directory.membership())
             except FireflyerError as error:
@@ -180,6 +184,10 @@ class _Agent:
             if membership is None:
                 self._runs.end_all()
         self._membership = membership
+
+    def _on_runs(self) -> None:
+        self._managers.changed.set()
+        self._logs.look()
 
     def _on_change(self, token: str) -> None:
         changed = self._changed.pop(token, None)

@@ -34,16 +34,23 @@ _MAX_MANAGERS: Final = 32
 
 
 class Managers:
-    """`run` until it is cancelled. `changed` is set when there is something new to say."""
+    """`run` until it is cancelled. `changed` is set when there is something new to say. `on_leader` is called with the
+    connection to the manager that leads, and with None when it has ended."""
 
     def __init__(
-        self, directory: AgentDirectory, runs: Runs, membership: Callable[[], Membership | None], incarnation: int
+        self,
+        directory: AgentDirectory,
+        runs: Runs,
+        membership: Callable[[], Membership | None],
+        incarnation: int,
+        on_leader: Callable[[RpcClient | None], None],
     ) -> None:
         self.changed = asyncio.Event()
         self._directory = directory
         self._runs = runs
         self._membership = membership
         self._incarnation = incarnation
+        self._on_leader = on_leader
         self._sequence = 0
         self._last_heard = ""
         """Manager that answered last."""
@@ -86,10 +93,13 @@ class Managers:
         try:
             client = await RpcClient.connect(address, UserCredential(membership.credential), _CONNECT_NS)
             while self._membership() is not None:
-                answered = await self._ask(client, self._inventory) or answered
+                if await self._ask(client, self._inventory):
+                    answered = True
+                    self._on_leader(client)
         except FireflyerError as error:
             _log.info("manager does not answer address=%s reason=%s", address, error)
         finally:
+            self._on_leader(None)
             if client is not None:
                 await client.close()
         return answered

@@ -96,6 +96,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is on disk of a run."""
 
     token: str
+    task: int = 0
+    """Of which it is, where its launcher is here; 0: an older release wrote this."""
+    run: int = 0
     lead: bool = False
     """A launcher of it was, or was to be, started here."""
     over: bool = False
@@ -336,6 +339,10 @@ class RunsMachine:
         told.sort(key=lambda run: (run.gone, run.token))
         return tuple(_status(run) for run in told[:MAX_RUNS])
 
+    def led(self) -> list[RunRecord]:
+        """Runs whose launcher is or was on this node."""
+        return [run.record for run in self._runs.values() if run.record.lead]
+
     def over(self) -> bool:
         """Nothing of any run lives."""
         return not any(run.lives for run in self._runs.values())
@@ -399,7 +406,10 @@ class RunsMachine:
         if run.record.stopped or run.record.forgotten:
             return
         if run.launcher is Launcher.NONE and order.launch is not None and order.wanted == "run":
-            run.record = msgspec.structs.replace(run.record, lead=True, grace_ns=order.launch.spec.grace_ns)
+            launch = order.launch
+            run.record = msgspec.structs.replace(
+                run.record, task=launch.task, run=launch.run, lead=True, grace_ns=launch.spec.grace_ns
+            )
             run.launcher = Launcher.STARTING
             self._effects.append(StartLauncher(run.record, order.launch))
         elif run.launcher is Launcher.NONE and not run.on_disk:

@@ -7,9 +7,11 @@ import time
 import msgspec
 
 from fireflyer.base.errors import Busy, PermissionDenied
+from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import JOIN_MARK, Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, Admitted, JoinMachine
+from fireflyer.cluster.schema.logs import APPEND_LOG, END_LOG, AppendLog, EndLog, LogAnswer
 from fireflyer.cluster.schema.sync import SYNC, Orders, Sync
 from fireflyer.runtime.rpc import Caller, RpcServer
 
@@ -23,6 +25,7 @@ class AgentService:
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
         self._platform: Platform | None = None
+        self._logs: Logs | None = None
         self._managers: tuple[str, ...] = ()
 
     @property
@@ -33,21 +36,38 @@ class AgentService:
     def register(self, server: RpcServer) -> None:
         server.register(SYNC, self._sync)
         server.register(JOIN_MACHINE, self._join)
+        server.register(APPEND_LOG, self._append_log)
+        server.register(END_LOG, self._end_log)
 
-    def begin(self, platform: Platform, managers: tuple[str, ...]) -> None:
+    def begin(self, platform: Platform, logs: Logs, managers: tuple[str, ...]) -> None:
         """`managers`: `host:port` of all of them, for agents that join."""
-        self._platform, self._managers = platform, managers
+        self._platform, self._logs, self._managers = platform, logs, managers
 
-    async def _sync(self, said: Sync, caller: Caller) -> Orders:
+    def _node(self, caller: Caller) -> str:
         name = caller.identity
         if self._machines.key_of(name) is None:
             raise PermissionDenied(f"the credential of {name[:80]} is revoked, or it is no machine's")
+        return name
+
+    async def _sync(self, said: Sync, caller: Caller) -> Orders:
+        name = self._node(caller)
         if self._platform is None:
             raise Busy("the manager is starting; try again")
         if not said.inventory.address:
             address = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
             said = msgspec.structs.replace(said, inventory=msgspec.structs.replace(said.inventory, address=address))
         return await self._platform.sync(name, said)
+
+    async def _append_log(self, request: AppendLog, caller: Caller) -> LogAnswer:
+        return await self._logs_there().append(self._node(caller), request)
+
+    async def _end_log(self, request: EndLog, caller: Caller) -> LogAnswer:
+        return await self._logs_there().end(self._node(caller), request)
+
+    def _logs_there(self) -> Logs:
+        if self._logs is None:
+            raise Busy("the manager is starting; try again")
+        return self._logs
 
     async def _join(self, request: JoinMachine, caller: Caller) -> Admitted:
         if not caller.identity.startswith(JOIN_MARK):

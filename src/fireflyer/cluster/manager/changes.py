@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import islice
 from typing import Final
 
@@ -27,6 +27,7 @@ class Changes:
     """Lives in one event loop."""
 
     def __init__(self) -> None:
+        self._listeners: list[Callable[[Change], None]] = []
         self._kept: deque[Change] = deque(maxlen=MAX_KEPT)
         self._newest = 0
         self._news = asyncio.Event()
@@ -43,10 +44,16 @@ class Changes:
         self._kept.clear()
         self._newest = newest
 
+    def listen(self, heard: Callable[[Change], None]) -> None:
+        """`heard` is called with each change, and must not block."""
+        self._listeners.append(heard)
+
     def add(self, change: Change) -> None:
         """Numbers grow by one."""
         self._kept.append(change)
         self._newest = change.number
+        for heard in self._listeners:
+            heard(change)
         self._wake()
 
     def close(self) -> None:

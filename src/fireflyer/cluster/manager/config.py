@@ -47,6 +47,15 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_after_ms: _Ms = 300_000
     stop_slack_ms: _Ms = 60_000
     settle_ms: _Ms = 10_000
+    objects: str = ""
+    """Where blobs are kept: an absolute directory, or a URL of fsspec; empty: `objects` in `directory`. The same for
+    all managers."""
+    logs_directory: str = ""
+    """Of the logs' indices and newest bytes, which all managers share; empty: `logs` in `directory`."""
+    logs_of_run_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024
+    """The logs of a run are cut there."""
+    logs_keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 30
+    """After the end of their task."""
     metrics_listen: str = ""
     user_requests_per_s: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 50
     """Of one user; eight times as many at once."""

@@ -15,7 +15,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,16 @@ from fireflyer.cluster.core.platform import messages
 from fireflyer.cluster.core.platform.commands import Command
 from fireflyer.cluster.core.platform.machine import PlatformMachine
 from fireflyer.cluster.core.platform.messages import LEASE_KEY, Effect, Event, Leave, Settings, Tick
-from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskAnswer, TaskPage, UserView, Why
+from fireflyer.cluster.core.platform.views import (
+    ClusterView,
+    NodeView,
+    RunView,
+    TaskAnswer,
+    TaskPage,
+    TaskView,
+    UserView,
+    Why,
+)
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.tickets import Tickets
 from fireflyer.cluster.schema.api import Change, Commanded, Submitted
@@ -35,7 +44,7 @@ from fireflyer.kvstore import Engine
 from fireflyer.kvstore.fenced_driver import FencedDriver
 from fireflyer.runtime.clock import BootClock
 
-__all__ = ["Elsewhere", "Platform"]
+__all__ = ["Elsewhere", "Platform", "TaskProgress"]
 
 _log = logging.getLogger(__name__)
 MAX_WAITING: Final = 4096
@@ -51,6 +60,13 @@ class Elsewhere(Busy):
             f"this manager does not lead; ask {address}" if address else "no manager leads yet; try again in a moment"
         )
         self.address = address
+
+
+class TaskProgress(NamedTuple):
+    view: TaskView
+    runs: tuple[RunView, ...]
+    time_ns: int
+    """Cluster time."""
 
 
 class Platform:
@@ -84,6 +100,10 @@ class Platform:
     @property
     def leads(self) -> bool:
         return self._machine.may_act(self._clock.now_ns())
+
+    def require_lead(self) -> None:
+        """Raises `Elsewhere`."""
+        self._require_lead()
 
     @property
     def leader_address(self) -> str:
@@ -170,6 +190,19 @@ class Platform:
         now_ns = self._require_lead()
         view = self._machine.task(number, now_ns)
         return TaskAnswer(view, self._machine.runs(number, now_ns), self._machine.why(number, now_ns))
+
+    def progress(self, number: int) -> TaskProgress:
+        """How far a task is, without why."""
+        now_ns = self._require_lead()
+        view, time_ns = self._machine.task(number, now_ns), self._machine.time_ns(now_ns)
+        return TaskProgress(view, self._machine.runs(number, now_ns), time_ns)
+
+    def why(self, number: int) -> str:
+        return self._machine.why(number, self._require_lead()).text
+
+    def run_place(self, task: int, run: int) -> tuple[str, str]:
+        """Token of the run, and the node of its launcher."""
+        return self._machine.run_place(task, run, self._require_lead())
 
     def would_start(self, user: str, group: str, spec: TaskSpec) -> Why:
         """When the task would start if it was submitted now. Raises `UsageError` where it could not be."""

@@ -7,6 +7,7 @@ who ask to it, until its lease ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +15,13 @@ from typing import Final
 
 import fireflyer
 from fireflyer.accounts import AccountStore
-from fireflyer.base.units import MIB, MS
+from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.cluster.core.platform.access import ADMIN
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.tickets import Tickets
@@ -64,7 +66,9 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             at_agents = config.advertise_agents or str(await server.start(*parse_listen(config.listen_agents)))
             changes = Changes()
             platform = Platform(_settings(config, url, at_agents), engine, Tickets(machines), changes)
-            agents.begin(platform, config.managers or (at_agents,))
+            logs = _logs(config, platform)
+            changes.listen(logs.on_change)
+            agents.begin(platform, logs, config.managers or (at_agents,))
             users = Users(_users_of(config, engine), config.operators)
             sessions = Sessions(secret.reveal(), FindUser(users.verify, users.still))
             app = make_app(
@@ -74,11 +78,13 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 sessions,
                 changes,
                 users,
+                logs,
                 limits=RequestLimits(config.user_requests_per_s, config.failed_logins_per_minute),
                 secure=config.secure,
                 version=fireflyer.__version__,
             )
-            following = asyncio.get_running_loop().create_task(machines.follow())
+            loop = asyncio.get_running_loop()
+            beside = [loop.create_task(machines.follow()), loop.create_task(logs.run())]
             try:
                 async with (
                     serving(app, listener, certificate),
@@ -87,10 +93,21 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                     on_ready(" ".join([url, at_agents, "" if certificate is None else certificate.fingerprint]).strip())
                     await platform.run()
             finally:
-                following.cancel()
-                await asyncio.wait([following])
+                await server.close()
+                for task in beside:
+                    task.cancel()
+                await asyncio.wait(beside)
         finally:
             await server.close()
+
+
+def _logs(config: PlatformConfig, platform: Platform) -> Logs:
+    return Logs(
+        platform,
+        config.logs_directory or os.path.join(os.path.abspath(config.directory), "logs"),
+        config.objects or os.path.join(os.path.abspath(config.directory), "objects"),
+        LogLimits(config.logs_of_run_mib * MIB, config.logs_keep_days * 24 * 3600 * SECOND),
+    )
 
 
 def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:

@@ -6,11 +6,18 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.cluster.core.platform.views import TaskAnswer
+from fireflyer.base.errors import PermissionDenied
+from fireflyer.cluster.core.platform.views import TaskAnswer, TaskView
 
-__all__ = ["OPERATORS", "shown_to"]
+__all__ = ["OPERATORS", "check_reads_logs", "shown_to"]
 
 OPERATORS: Final = ("platform:operator", "platform:admin")
+
+
+def check_reads_logs(task: TaskView, user: str, roles: tuple[str, ...]) -> None:
+    """What ranks print may hold secrets, too. Raises `PermissionDenied`."""
+    if task.user != user and not any(role in OPERATORS for role in roles):
+        raise PermissionDenied(f"the logs of task {task.id} are for {task.user} and operators")
 
 
 def shown_to(answer: TaskAnswer, user: str, roles: tuple[str, ...]) -> TaskAnswer:

@@ -5,7 +5,6 @@ node: `NodeCache`, `EnvironmentCache`, `ship_logs`. The decisions are in `cluste
 """
 
 from fireflyer.cluster.core.objects.collection import Quota, Usage
-from fireflyer.cluster.core.objects.log_stream import LogAnswer, LogChunk, LogEnd
 from fireflyer.cluster.core.objects.manifest import (
     Manifest,
     ManifestLimits,
@@ -23,6 +22,7 @@ from fireflyer.cluster.objects.snapshot import open_pieces, take_snapshot
 from fireflyer.cluster.objects.snapshot_store import SnapshotStore
 from fireflyer.cluster.objects.stat_cache import StatCache
 from fireflyer.cluster.objects.url import UrlObjects, open_objects
+from fireflyer.cluster.schema.logs import LogAnswer, LogChunk, LogEnd
 
 __all__ = [
     "DirectoryObjects",

@@ -18,18 +18,10 @@ from typing import Final, NamedTuple
 from fireflyer.base.errors import Busy, DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import GIB, MIB, SECOND
-from fireflyer.cluster.core.objects.log_stream import (
-    STREAM_PATTERN,
-    Append,
-    Gap,
-    LogAnswer,
-    LogChunk,
-    LogEnd,
-    accept,
-    ends,
-)
+from fireflyer.cluster.core.objects.log_stream import Append, Gap, accept, ends
 from fireflyer.cluster.objects.log_files import SEGMENT_BYTES, LogFiles
 from fireflyer.cluster.objects.port import Objects
+from fireflyer.cluster.schema.logs import STREAM_PATTERN, LogAnswer, LogChunk, LogEnd
 
 __all__ = ["Found", "LogInfo", "LogPage", "LogStore", "RunKey", "SearchPage"]
 
@@ -252,6 +244,24 @@ class LogStore:
             except NotFound:
                 continue  # removed meanwhile
             yield from found
+
+    def changed_ns(self, run: RunKey) -> int:
+        """When something was last written of it, Unix time; 0 where there is no such run."""
+        newest_ns = 0
+        for directory, _, names in os.walk(self._directory(run)):
+            for path in (directory, *(os.path.join(directory, name) for name in names)):
+                with contextlib.suppress(FileNotFoundError):
+                    newest_ns = max(newest_ns, os.lstat(path).st_mtime_ns)
+        return newest_ns
+
+    def collect(self, renewed_before_ns: int) -> int:
+        """Removes the blobs that no log names and that were not put since; how many. No others may put blobs there.
+        Raises `DataCorruption` as `references` does, before anything is removed."""
+        named = set(self.references())
+        unnamed = [
+            one.blob for one in self._objects.list() if one.renewed_ns < renewed_before_ns and one.blob not in named
+        ]
+        return len(self._objects.delete(unnamed, renewed_before_ns))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

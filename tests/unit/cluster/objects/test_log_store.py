@@ -202,10 +202,27 @@ def test_runs_that_are_not_used_are_unloaded(store: LogStore, monkeypatch: pytes
     assert [store.read(RunKey(task, 0), "rank-0", 0).data for task in range(8)] == [b"%d" % task for task in range(8)]
 
 
+class Folder:
+    """Logs in files of one folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sizes(self) -> dict[str, int]:
+        return {path.stem: path.stat().st_size for path in sorted(self.path.glob("*.log"))}
+
+    def read(self, stream: str, offset: int, length: int) -> bytes:
+        return (self.path / f"{stream}.log").read_bytes()[offset : offset + length]
+
+    def print_line(self, stream: str, text: str) -> None:
+        with open(self.path / f"{stream}.log", "a", encoding="ascii") as file:
+            file.write(text)
+
+
 def test_logs_reach_the_store_while_they_are_written_and_over_a_network_that_fails(
     store: LogStore, tmp_path: Path
 ) -> None:
-    files = {f"rank-{rank}": str(tmp_path / f"rank-{rank}.log") for rank in range(3)}
+    folder = Folder(tmp_path)
     requests = 0
     seen = asyncio.Event()
 
@@ -219,24 +236,70 @@ def test_logs_reach_the_store_while_they_are_written_and_over_a_network_that_fai
             raise Unreachable("the manager is not reached")
         return answer
 
-    def print_line(stream: str, text: str) -> None:
-        with open(files[stream], "a", encoding="ascii") as file:
-            file.write(text)
-
     async def main() -> None:
         ended = asyncio.Event()
-        shipping = asyncio.create_task(ship_logs(lambda: files, send, ended, shipper=LogShipper(chunk_bytes=1000)))
+        shipping = asyncio.create_task(ship_logs(folder, send, ended, shipper=LogShipper(chunk_bytes=1000)))
         for number in range(20):
-            print_line("rank-0", f"line {number}\n" * 100)
-            print_line("rank-1", f"line {number}\n" * 100)
+            folder.print_line("rank-0", f"line {number}\n" * 100)
+            folder.print_line("rank-1", f"line {number}\n" * 100)
             await asyncio.sleep(0)
         await asyncio.wait_for(seen.wait(), allowed_s(60))
-        print_line("rank-2", "at the very end")
+        folder.print_line("rank-2", "at the very end")
         ended.set()
         await asyncio.wait_for(shipping, allowed_s(60))
 
     asyncio.run(main())
     infos = {info.stream: info for info in store.streams(RUN)}
-    for stream, path in files.items():
-        assert whole(store, stream) == Path(path).read_bytes()
+    for stream in folder.sizes():
+        assert whole(store, stream) == (tmp_path / f"{stream}.log").read_bytes()
         assert infos[stream].closed
+
+
+def test_bytes_of_a_file_that_its_owner_cut_are_said_to_be_lost(store: LogStore, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.print_line("rank-0", "x" * 100)
+
+    async def send(message: LogChunk | LogEnd) -> LogAnswer:
+        if isinstance(message, LogEnd):
+            return store.close(RUN, message)
+        if message.data:
+            (tmp_path / "rank-0.log").write_bytes(b"")
+        return store.append(RUN, message)
+
+    async def main() -> None:
+        ended = asyncio.Event()
+        ended.set()
+        async with asyncio.timeout(allowed_s(60)):
+            await ship_logs(folder, send, ended, shipper=LogShipper(chunk_bytes=50))
+
+    asyncio.run(main())
+    (info,) = store.streams(RUN)
+    assert (info.end, info.gaps, info.closed) == (100, ((50, 100),), True)
+    assert whole(store) == b"x" * 50
+
+
+def test_a_manager_that_takes_nothing_any_more_ends_the_sending(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.print_line("rank-0", "x")
+
+    async def send(_: LogChunk | LogEnd) -> LogAnswer:
+        raise NotFound("the logs of this task are not kept any more")
+
+    async def main() -> None:
+        async with asyncio.timeout(allowed_s(60)):
+            await ship_logs(folder, send, asyncio.Event())
+
+    with pytest.raises(NotFound):
+        asyncio.run(main())
+
+
+def test_blobs_that_no_log_names_go_when_they_are_old(store: LogStore, objects: MemoryObjects) -> None:
+    other = RunKey(13, 0)
+    write(store, b"a" * 40)
+    write(store, b"b" * 40, run=other)
+    assert store.changed_ns(other) > 0
+    store.remove(other)
+    assert store.changed_ns(other) == 0
+    assert store.collect(0) == 0, "what is young stays: its log may not name it yet"
+    assert store.collect(1 << 62) == 1
+    assert list(objects.blobs.values()) == [b"a" * 40]

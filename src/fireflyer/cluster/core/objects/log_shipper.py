@@ -24,7 +24,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.cluster.core.objects.log_stream import MAX_CHUNK_BYTES, LogAnswer
+from fireflyer.cluster.schema.logs import MAX_CHUNK_BYTES, LogAnswer
 
 __all__ = [
     "MAX_STREAMS",

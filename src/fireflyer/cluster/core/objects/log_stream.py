@@ -15,58 +15,13 @@ store has (`end`), so a chunk that comes twice, late, or after one that was lost
 
 from __future__ import annotations
 
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
+from fireflyer.cluster.schema.logs import LogChunk
 
-__all__ = [
-    "MAX_CHUNK_BYTES",
-    "MAX_GAPS",
-    "STREAM_PATTERN",
-    "Append",
-    "Gap",
-    "LogAnswer",
-    "LogChunk",
-    "LogEnd",
-    "StreamName",
-    "StreamState",
-    "accept",
-    "ends",
-]
+__all__ = ["MAX_GAPS", "Append", "Gap", "StreamState", "accept", "ends"]
 
-MAX_CHUNK_BYTES: Final = 64 << 10
 MAX_GAPS: Final = 1000
-STREAM_PATTERN: Final = r"^[a-z][a-z0-9-]{0,62}\Z"
-"""`rank-3`, `launcher`: the name of a folder."""
-
-StreamName = Annotated[str, msgspec.Meta(pattern=STREAM_PATTERN)]
-_Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-
-
-class LogChunk(msgspec.Struct, frozen=True, array_like=True):
-    """From a node. Without data it asks for the answer."""
-
-    stream: StreamName
-    offset: _Offset
-    data: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNK_BYTES)] = b""
-    lost_bytes: _Offset = 0
-    """Directly before `offset`, that the node does not have any more."""
-
-
-class LogEnd(msgspec.Struct, frozen=True, array_like=True):
-    """From a node: nothing comes after `end`."""
-
-    stream: StreamName
-    end: _Offset
-
-
-class LogAnswer(msgspec.Struct, frozen=True, array_like=True):
-    end: int
-    """The offset that the store waits for."""
-    durable: int
-    """What the node may forget: bytes before it."""
-    cut: bool = False
-    closed: bool = False
 
 
 class Gap(NamedTuple):

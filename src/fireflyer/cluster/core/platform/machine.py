@@ -190,6 +190,13 @@ class PlatformMachine:
         time_ns = self.time_ns(now_ns)
         return tuple(show.tasks(time_ns, user=user, states=states, name=name, before=before, limit=limit))
 
+    def run_place(self, task: int, run: int, now_ns: int) -> tuple[str, str]:
+        """Token of the run, and the node of its launcher. Raises `NotFound`."""
+        row = self._lead(now_ns).ledger.runs.committed.get((task, run))
+        if row is None:
+            raise NotFound(f"there is no run {run} of task {task}, or it ended long ago")
+        return row.token, row.nodes[0]
+
     def why(self, task: int, now_ns: int) -> Why:
         leading = self._lead(now_ns)
         why = leading.show.why(leading.show.row(task), self.time_ns(now_ns))

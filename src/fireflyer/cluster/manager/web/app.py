@@ -16,10 +16,11 @@ from litestar.types import Message, Scope
 
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.users import Users
-from fireflyer.cluster.manager.web import entry, identity, routes
+from fireflyer.cluster.manager.web import entry, identity, log_routes, routes
 from fireflyer.cluster.manager.web.authentication import Authentication
 from fireflyer.cluster.manager.web.errors import HANDLERS
 from fireflyer.cluster.manager.web.rates import Rates
@@ -60,6 +61,7 @@ def make_app(
     sessions: Sessions,
     changes: Changes,
     users: Users,
+    logs: Logs,
     *,
     limits: RequestLimits,
     secure: bool,
@@ -74,7 +76,11 @@ def make_app(
     )
     return Litestar(
         [
-            Router(API, route_handlers=[*routes.ROUTES, *identity.ROUTES, *entry.ROUTES], middleware=[authentication]),
+            Router(
+                API,
+                route_handlers=[*routes.ROUTES, *log_routes.ROUTES, *identity.ROUTES, *entry.ROUTES],
+                middleware=[authentication],
+            ),
             create_static_files_router(path="/", directories=[_PAGE], html_mode=True, include_in_schema=False),
         ],
         dependencies={
@@ -84,6 +90,7 @@ def make_app(
             "sessions": Provide(lambda: sessions, sync_to_thread=False),
             "changes": Provide(lambda: changes, sync_to_thread=False),
             "known_users": Provide(lambda: users, sync_to_thread=False),
+            "logs": Provide(lambda: logs, sync_to_thread=False),
             "secure": Provide(lambda: secure, sync_to_thread=False),
         },
         exception_handlers=HANDLERS,
