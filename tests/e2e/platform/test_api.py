@@ -32,6 +32,9 @@ ROUTES: Final[list[tuple[str, str, Any, str]]] = [
     ("GET", "/tasks", None, "user"),
     ("GET", "/tasks/{number:int}", None, "user"),
     ("POST", "/commands", LABELS, "operator"),
+    ("POST", "/snapshots/{snapshot:str}", b"", "user"),
+    ("PUT", "/snapshots/{snapshot:str}/blobs", b"", "user"),
+    ("POST", "/snapshots/{snapshot:str}/seal", None, "user"),
     ("GET", "/nodes", None, "user"),
     ("GET", "/nodes/{name:str}", None, "user"),
     ("GET", "/users", None, "user"),
@@ -66,7 +69,7 @@ def spec(name: str, **fields: Any) -> TaskSpec:
 
 
 def test_every_route_is_in_the_table_of_who_may() -> None:
-    app = make_app(*[None] * 5, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
+    app = make_app(*[None] * 6, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
     routes = {
         (method, route.path_format.removeprefix(API))
         for route in app.routes
@@ -84,7 +87,7 @@ def test_who_may_ask(
 ) -> None:
     """A stranger, with and without a false token, and a user who is no operator."""
     assert agent.orders.term > 0
-    asked = API + path.replace("{number:int}", "1").replace("{name:str}", "gpu-1")
+    asked = API + path.replace("{number:int}", "1").replace("{name:str}", "gpu-1").replace("{snapshot:str}", "0" * 64)
     for headers in ({}, {"Authorization": "Bearer fft1.0123456789abcdef.false"}, {"Cookie": "ff_session=AAAA"}):
         answered = (
             manager.ask(method, asked, body=body, headers=headers) if path != "/events" or who == "user" else None

@@ -143,10 +143,12 @@ FORMATS: Final = (
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
     Format("rpc.platform.sync.request", "msgpack", sync.Sync),
-    Format("rpc.platform.sync.answer", "msgpack", sync.Orders),
+    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=2),
+    Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
+    Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
     Format("platform.ticket", "msgpack", tickets.Claims),
     Format("platform.ticket-fields", "object", tickets.Claims),
-    Format("platform.runner-orders", "msgpack", runner.RunnerOrders),
+    Format("platform.runner-orders", "msgpack", runner.RunnerOrders, revision=2),
     Format("platform.run-progress", "json", runner.RunProgress),
     Format("platform.run-end", "json", sync.EndedRun),
     # Rows of the platform's managers, and what they keep beside these.
@@ -164,7 +166,7 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=2),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.connection", "json", Connection),
     # The platform's HTTP API.
@@ -176,6 +178,7 @@ FORMATS: Final = (
     Format("http.tasks", "json", views.TaskPage),
     Format("http.start", "json", views.Why),
     Format("http.commanded", "json", api.Commanded),
+    Format("http.missing-blobs", "json", api.MissingBlobs),
     Format("http.nodes", "json", tuple[views.NodeView, ...]),
     Format("http.node", "json", views.NodeView),
     Format("http.join-token", "json", api.JoinTokenAnswer),

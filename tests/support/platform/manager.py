@@ -20,7 +20,17 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, JoinMachine
-from fireflyer.cluster.schema.sync import SYNC, EndedRun, Inventory, Orders, RunStatus, Sync
+from fireflyer.cluster.schema.sync import (
+    FETCH_BLOB,
+    SYNC,
+    BlobPiece,
+    EndedRun,
+    FetchBlob,
+    Inventory,
+    Orders,
+    RunStatus,
+    Sync,
+)
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.identity import TokenStore, UserCredential, new_secret, save_secret
 from fireflyer.identity.derived import derive_credential
@@ -175,6 +185,9 @@ class ScriptedAgent:
         )
         self.orders = self._client.call(SYNC, said, CALL_NS)
         return self.orders
+
+    def fetch(self, asked: FetchBlob) -> BlobPiece:
+        return self._client.call(FETCH_BLOB, asked, CALL_NS)
 
     def follow(self, cause: Cause = Cause.SUCCEEDED) -> None:
         """What an agent does whose programs end at once: everything ordered ends with `cause`."""

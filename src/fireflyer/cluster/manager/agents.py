@@ -9,8 +9,9 @@ import msgspec
 from fireflyer.base.errors import Busy, PermissionDenied
 from fireflyer.cluster.manager.machines import JOIN_MARK, Machines
 from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, Admitted, JoinMachine
-from fireflyer.cluster.schema.sync import SYNC, Orders, Sync
+from fireflyer.cluster.schema.sync import FETCH_BLOB, SYNC, BlobPiece, FetchBlob, Orders, Sync
 from fireflyer.runtime.rpc import Caller, RpcServer
 
 __all__ = ["AgentService"]
@@ -23,6 +24,7 @@ class AgentService:
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
         self._platform: Platform | None = None
+        self._snapshots: Snapshots | None = None
         self._managers: tuple[str, ...] = ()
 
     @property
@@ -33,21 +35,37 @@ class AgentService:
     def register(self, server: RpcServer) -> None:
         server.register(SYNC, self._sync)
         server.register(JOIN_MACHINE, self._join)
+        server.register(FETCH_BLOB, self._fetch)
+        server.on_disconnect(self._disconnected)
 
-    def begin(self, platform: Platform, managers: tuple[str, ...]) -> None:
+    def begin(self, platform: Platform, snapshots: Snapshots, managers: tuple[str, ...]) -> None:
         """`managers`: `host:port` of all of them, for agents that join."""
-        self._platform, self._managers = platform, managers
+        self._platform, self._snapshots, self._managers = platform, snapshots, managers
 
     async def _sync(self, said: Sync, caller: Caller) -> Orders:
-        name = caller.identity
-        if self._machines.key_of(name) is None:
-            raise PermissionDenied(f"the credential of {name[:80]} is revoked, or it is no machine's")
+        name = self._machine(caller)
         if self._platform is None:
             raise Busy("the manager is starting; try again")
         if not said.inventory.address:
             address = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
             said = msgspec.structs.replace(said, inventory=msgspec.structs.replace(said.inventory, address=address))
         return await self._platform.sync(name, said)
+
+    async def _fetch(self, asked: FetchBlob, caller: Caller) -> BlobPiece:
+        name = self._machine(caller)
+        if self._snapshots is None:
+            raise Busy("the manager is starting; try again")
+        return await self._snapshots.piece(name, caller.connection, asked)
+
+    def _disconnected(self, caller: Caller) -> None:
+        if self._snapshots is not None:
+            self._snapshots.disconnected(caller.connection)
+
+    def _machine(self, caller: Caller) -> str:
+        """Its name. Raises `PermissionDenied`."""
+        if self._machines.key_of(caller.identity) is None:
+            raise PermissionDenied(f"the credential of {caller.identity[:80]} is revoked, or it is no machine's")
+        return caller.identity
 
     async def _join(self, request: JoinMachine, caller: Caller) -> Admitted:
         if not caller.identity.startswith(JOIN_MARK):

@@ -25,6 +25,9 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`embedded:DIRECTORY`, or the URL of a PostgreSQL database for several managers."""
     directory: str
     """Private to the manager: certificate, and join tokens of machines."""
+    objects: str = ""
+    """Directory, or URL of fsspec, for the snapshots of users' directories; empty: `objects` in `directory`. Several
+    managers need one that all of them reach."""
     listen: str = "127.0.0.1:9440"
     """HTTP."""
     listen_agents: str = "127.0.0.1:9441"

@@ -7,6 +7,7 @@ who ask to it, until its lease ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +22,13 @@ from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.rights import OPERATORS
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.tickets import Tickets
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
 from fireflyer.cluster.manager.web.server import bind, serving
 from fireflyer.cluster.manager.web.sessions import FindUser, FoundToken, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
+from fireflyer.cluster.objects import open_objects
 from fireflyer.identity import Accepts, TokenStore, load_secret
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
@@ -62,7 +65,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             at_agents = config.advertise_agents or str(await server.start(*parse_listen(config.listen_agents)))
             changes = Changes()
             platform = Platform(_settings(config, url, at_agents), engine, Tickets(machines), changes)
-            agents.begin(platform, config.managers or (at_agents,))
+            snapshots = Snapshots(platform, await asyncio.to_thread(open_objects, _snapshots_at(config)))
+            agents.begin(platform, snapshots, config.managers or (at_agents,))
             sessions = Sessions(secret.reveal(), _find_user(tokens, config.operators))
             app = make_app(
                 platform,
@@ -70,11 +74,13 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 agents,
                 sessions,
                 changes,
+                snapshots,
                 limits=RequestLimits(config.user_requests_per_s, config.failed_logins_per_minute),
                 secure=config.secure,
                 version=fireflyer.__version__,
             )
-            following = asyncio.get_running_loop().create_task(machines.follow())
+            loop = asyncio.get_running_loop()
+            beside = [loop.create_task(machines.follow()), loop.create_task(snapshots.collect_for_ever())]
             try:
                 async with (
                     serving(app, listener, certificate),
@@ -83,10 +89,18 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                     on_ready(" ".join([url, at_agents, "" if certificate is None else certificate.fingerprint]).strip())
                     await platform.run()
             finally:
-                following.cancel()
-                await asyncio.wait([following])
+                for task in beside:
+                    task.cancel()
+                await asyncio.wait(beside)
+                snapshots.close()
         finally:
             await server.close()
+
+
+def _snapshots_at(config: PlatformConfig) -> str:
+    """A folder of its own: what is collected there is what no task names."""
+    where = config.objects or os.path.join(config.directory, "objects")
+    return f"{(where if '://' in where else os.path.abspath(where)).rstrip('/')}/snapshots"
 
 
 def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:

@@ -18,7 +18,9 @@ from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.web import entry, routes
+from fireflyer.cluster.manager.web import snapshots as snapshot_routes
 from fireflyer.cluster.manager.web.authentication import Authentication
 from fireflyer.cluster.manager.web.errors import HANDLERS
 from fireflyer.cluster.manager.web.rates import Rates
@@ -58,6 +60,7 @@ def make_app(
     agents: AgentService,
     sessions: Sessions,
     changes: Changes,
+    snapshots: Snapshots,
     *,
     limits: RequestLimits,
     secure: bool,
@@ -72,7 +75,11 @@ def make_app(
     )
     return Litestar(
         [
-            Router(API, route_handlers=[*routes.ROUTES, *entry.ROUTES], middleware=[authentication]),
+            Router(
+                API,
+                route_handlers=[*routes.ROUTES, *snapshot_routes.ROUTES, *entry.ROUTES],
+                middleware=[authentication],
+            ),
             create_static_files_router(path="/", directories=[_PAGE], html_mode=True, include_in_schema=False),
         ],
         dependencies={
@@ -81,6 +88,7 @@ def make_app(
             "agents": Provide(lambda: agents, sync_to_thread=False),
             "sessions": Provide(lambda: sessions, sync_to_thread=False),
             "changes": Provide(lambda: changes, sync_to_thread=False),
+            "snapshots": Provide(lambda: snapshots, sync_to_thread=False),
             "secure": Provide(lambda: secure, sync_to_thread=False),
         },
         exception_handlers=HANDLERS,
