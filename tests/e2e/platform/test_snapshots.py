@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 from tests.support.patience import allowed_s
 from tests.support.platform.manager import ManagerProcess, ScriptedAgent
@@ -205,3 +206,10 @@ def test_each_node_of_a_run_has_a_copy_and_a_manager_that_is_started_again_gives
         results = [(tmp_path / f"both.{rank}.result").read_text().split("|") for rank in range(2)]
         assert [text for text, _, _ in results] == ["as submitted env True"] * 2
         assert len({cwd for _, cwd, _ in results}) == 2, "each node has its own"
+        (directory / "train.py").write_text("import sys; print(sys.executable, flush=True)")
+        program = Program(script="train.py", snapshot=send(client, directory, tmp_path / "cache").snapshot)
+        missing = msgspec.structs.replace(program, python="/none/bin/python")
+        (number,) = client.submit(TaskSpec(name="missing", program=missing), key="missing")
+        done = platform.finished(client, number)
+        assert [run.cause for run in done.runs] == [Cause.PROGRAM], done
+        assert "/none/bin/python" in done.task.reason, done

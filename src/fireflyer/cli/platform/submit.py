@@ -13,7 +13,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, format_bytes
 from fireflyer.cli.completion import complete_directory
-from fireflyer.cli.jobs.run import parse_environment, script_arguments
+from fireflyer.cli.jobs.run import parse_environment, script_arguments, split_command
 from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import connected, plain
@@ -173,8 +173,6 @@ def _spec(
     no_python: bool,
 ) -> TaskSpec:
     """Raises `UsageError`."""
-    import shlex
-
     import msgspec
 
     from fireflyer.cluster.schema.tasks import Program, TaskSpec
@@ -186,7 +184,7 @@ def _spec(
         "args": script_arguments(args),
         "kind": "module" if module else "program" if no_python else "script",
         "ranks_per_node": ranks_per_node,
-        "wrap": shlex.split(wrap) if wrap else (),
+        "wrap": split_command(wrap or "", "--wrap"),
         "snapshot": snapshot,
         "workdir": "" if snapshot else os.path.abspath(workdir or os.getcwd()),
         "python": python,
