@@ -77,7 +77,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
         return f"Connection({self.url})"
 
 
-class Body(NamedTuple):
+class RequestBody(NamedTuple):
     """Of a request, made while it is sent."""
 
     size_bytes: int
@@ -166,7 +166,7 @@ class Client:
 
     def send_blobs(self, snapshot: str, size_bytes: int, frames: Callable[[], Iterable[bytes]]) -> None:
         """Blobs in frames, `size_bytes` of both together; called again where the connection had been closed."""
-        self._ask("PUT", f"/snapshots/{snapshot}/blobs", Commanded, Body(size_bytes, frames))
+        self._ask("PUT", f"/snapshots/{snapshot}/blobs", Commanded, RequestBody(size_bytes, frames))
 
     def seal_snapshot(self, snapshot: str) -> None:
         """All is sent: a task may name it. Raises `NotFound` where something is missing."""
@@ -233,7 +233,7 @@ class Client:
         method: str,
         path: str,
         kind: type[_T],
-        body: msgspec.Struct | msgspec.Raw | bytes | Body | None = None,
+        body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None = None,
         *,
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
@@ -262,7 +262,7 @@ class Client:
         self,
         method: str,
         path: str,
-        body: msgspec.Struct | msgspec.Raw | bytes | Body | None,
+        body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None,
         query: Mapping[str, object],
         headers: Mapping[str, str],
     ) -> http.client.HTTPResponse:
@@ -270,9 +270,9 @@ class Client:
         target = f"{API}{path}{'?' if given else ''}{urlencode(given)}"
         head = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", **headers}
         if body is not None:
-            raw = isinstance(body, bytes | Body)
+            raw = isinstance(body, bytes | RequestBody)
             head["Content-Type"] = "application/octet-stream" if raw else "application/json"
-        if isinstance(body, Body):
+        if isinstance(body, RequestBody):
             head["Content-Length"] = str(body.size_bytes)
         for last in (False, True):
             fresh = self._http.sock is None
@@ -296,8 +296,8 @@ class Client:
         raise AssertionError
 
 
-def _data(body: msgspec.Struct | msgspec.Raw | bytes | Body | None) -> Iterable[bytes] | bytes | None:
-    if isinstance(body, Body):
+def _data(body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None) -> Iterable[bytes] | bytes | None:
+    if isinstance(body, RequestBody):
         return body.pieces()
     return body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
 

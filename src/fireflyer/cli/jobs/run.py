@@ -238,7 +238,7 @@ Examples:
     help="Set an environment variable of every rank; may be repeated.",
 )
 @click.option("--wrap", metavar="COMMAND", default="", help="Put before the command of each rank, such as `apptainer "
-              "exec x.sif`.")  # fmt: skip
+              "exec x.sif`.  [default: none]")  # fmt: skip
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as in python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is an executable program, not Python.")
 @click.option(

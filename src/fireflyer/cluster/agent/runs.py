@@ -20,10 +20,10 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Aborted, FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.agent.accounts import Account, Accounts
-from fireflyer.cluster.agent.copies import Copies, Leaders
 from fireflyer.cluster.agent.guards import Guards
 from fireflyer.cluster.agent.processes import LEASE_ENDED, DetachedProcesses, start_detached
 from fireflyer.cluster.agent.records import AgentDirectory, Leader
+from fireflyer.cluster.agent.run_copies import Leaders, RunCopies
 from fireflyer.cluster.agent.start import Starting
 from fireflyer.cluster.core.agent import End, GuardState, StopRequested
 from fireflyer.cluster.core.runs import (
@@ -99,7 +99,7 @@ class Runs:
         )
         self._progress: dict[str, RunProgress] = {}
         root = os.path.join(directory.path if accounts.serves_own else accounts_dir, "copies")
-        self._copies = Copies(root, os.path.join(directory.path, "cache"), leaders)
+        self._copies = RunCopies(root, os.path.join(directory.path, "cache"), leaders)
         self._not_copied: dict[str, EndedRun] = {}
         """Runs whose launcher was not started for want of their directory."""
 

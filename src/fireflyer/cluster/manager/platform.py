@@ -195,8 +195,9 @@ class Platform:
     def runs_snapshot(self, node: str, snapshot: str) -> bool:
         """Whether the node is to run a task that has this snapshot."""
         orders = self._machine.orders_for(node, self._require_lead())
-        runs = orders.runs if orders is not None else ()
-        return bool(snapshot) and any(run.snapshot == snapshot and run.wanted == "run" for run in runs)
+        if orders is None:
+            raise Busy(f"this manager has not heard {node} yet; ask again")
+        return bool(snapshot) and any(run.snapshot == snapshot and run.wanted == "run" for run in orders.runs)
 
     def term(self) -> int:
         """Of this manager's lead."""

@@ -1,4 +1,4 @@
-"""Copies of users' directories on a node: one for each run that has a snapshot, before anything of it starts.
+"""Copies of users' directories on a node: one for each run that has a snapshot, made before anything of it starts.
 
     orders name a run with a snapshot ──begin──> a thread fetches blobs from the leader, and copies
     the launcher of the run ──wait──> its path      tickets of the run ──find──> its path, or `Busy`
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from fireflyer.base.errors import Aborted, Busy, FireflyerError, TransientError
+from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolation, TransientError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
@@ -29,7 +29,7 @@ from fireflyer.cluster.schema.sync import FETCH_BLOB, BlobPiece, FetchBlob
 from fireflyer.identity.handshake import UserCredential
 from fireflyer.runtime.rpc import BlockingRpcClient
 
-__all__ = ["Copies", "Leaders"]
+__all__ = ["Leaders", "RunCopies"]
 
 _log = logging.getLogger(__name__)
 _AT_ONCE: Final = 4
@@ -43,21 +43,21 @@ Leaders = Callable[[], tuple[UserCredential, list[str]]]
 """The node's credential, and `host:port` of all managers, the one first that answered last."""
 
 
-class _Copy:
+class _RunCopy:
     def __init__(self, path: str) -> None:
         self.path = path
         self.stopped = threading.Event()
         self.made: Future[str] = Future()
 
 
-class Copies:
+class RunCopies:
     """By run tokens. `cache`: directory of the blobs, which only the agent may read. Calls do not block, but `wait`."""
 
     def __init__(self, root: str, cache: str, leaders: Leaders) -> None:
         self._root = root
         self._cache = cache
         self._leaders = leaders
-        self._copies: dict[str, _Copy] = {}
+        self._copies: dict[str, _RunCopy] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, "copies")
 
     @property
@@ -68,14 +68,14 @@ class Copies:
         """Of a run that an earlier agent began: it may have a copy, which `remove` removes."""
         path = os.path.join(self._root, token)
         if token not in self._copies and os.path.isdir(path):
-            self._copies[token] = copy = _Copy(path)
+            self._copies[token] = copy = _RunCopy(path)
             copy.made.set_result(path)
 
     def begin(self, token: str, snapshot: str, account: Account | None) -> None:
         """Nothing happens where it was begun before."""
         self.adopt(token)
         if token not in self._copies:
-            self._copies[token] = copy = _Copy(os.path.join(self._root, token))
+            self._copies[token] = copy = _RunCopy(os.path.join(self._root, token))
             self._threads.submit(self._make, copy, snapshot, account)
 
     def find(self, token: str) -> str:
@@ -108,7 +108,7 @@ class Copies:
             copy.stopped.set()
         self._threads.shutdown(wait=False)
 
-    def _make(self, copy: _Copy, snapshot: str, account: Account | None) -> None:
+    def _make(self, copy: _RunCopy, snapshot: str, account: Account | None) -> None:
         source = _Source(snapshot, self._leaders, copy.stopped)
         try:
             try:
@@ -122,7 +122,7 @@ class Copies:
             copy.made.set_exception(error)
         except BaseException as error:
             _log.error("a snapshot was not copied snapshot=%s", snapshot, exc_info=error)
-            copy.made.set_exception(Aborted(f"the agent failed to copy the directory: {type(error).__name__}: {error}"))
+            copy.made.set_exception(InvariantViolation(f"the agent failed: {type(error).__name__}: {error}"))
         else:
             copy.made.set_result(copy.path)
         finally:
@@ -150,20 +150,21 @@ class _Source:
 
     def _ask(self, asked: FetchBlob) -> BlobPiece:
         until_s = time.monotonic() + _GIVE_UP_S
-        while True:
+        reason = "none is known"
+        while not self._stopped.is_set():
             credential, addresses = self._leaders()
             for address in addresses:
-                if self._stopped.is_set():
-                    raise Aborted("the run was stopped while its directory was copied")
                 try:
                     if self._client is None:
                         self._client = BlockingRpcClient.connect(address, credential, _CONNECT_NS)
                     return self._client.call(FETCH_BLOB, asked, _CALL_NS)
                 except TransientError as error:
                     self.close()
-                    if time.monotonic() > until_s:
-                        raise Busy(f"no manager gave the files of the task: {error}") from error
+                    reason = str(error)
+            if time.monotonic() > until_s:
+                raise Busy(f"no manager gave the files of the task: {reason}")
             self._stopped.wait(_PAUSE_S)
+        raise Aborted("the run was stopped while its directory was copied")
 
     def close(self) -> None:
         if self._client is not None:
@@ -171,7 +172,7 @@ class _Source:
             self._client = None
 
 
-def _remove(copy: _Copy) -> None:
+def _remove(copy: _RunCopy) -> None:
     copy.made.exception()  # when it is made, or given up
     try:
         shutil.rmtree(copy.path, onerror=_make_writable)
