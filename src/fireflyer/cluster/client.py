@@ -16,8 +16,8 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -49,6 +49,7 @@ from fireflyer.cluster.schema.api import (
     JoinTokenAnswer,
     JoinTokenRequest,
     KnownUser,
+    MissingBlobs,
     NewToken,
     NewUser,
     ShownToken,
@@ -92,6 +93,13 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"Connection({self.url})"
+
+
+class RequestBody(NamedTuple):
+    """Of a request, made while it is sent."""
+
+    size_bytes: int
+    pieces: Callable[[], Iterable[bytes]]
 
 
 class _PinnedConnection(http.client.HTTPSConnection):
@@ -220,6 +228,20 @@ class Client:
         body = msgspec.json.encode(command)
         return self._ask("POST", "/commands", Commanded, msgspec.Raw(body)).text
 
+    # --- snapshots; `cluster.sending` sends a directory ---
+
+    def begin_snapshot(self, snapshot: str, manifest: bytes) -> tuple[str, ...]:
+        """Which blobs of it to send."""
+        return self._ask("POST", f"/snapshots/{snapshot}", MissingBlobs, manifest).blobs
+
+    def send_blobs(self, snapshot: str, size_bytes: int, frames: Callable[[], Iterable[bytes]]) -> None:
+        """Blobs in frames, `size_bytes` of both together; called again where the connection had been closed."""
+        self._ask("PUT", f"/snapshots/{snapshot}/blobs", Commanded, RequestBody(size_bytes, frames))
+
+    def seal_snapshot(self, snapshot: str) -> None:
+        """All is sent: a task may name it. Raises `NotFound` where something is missing."""
+        self._ask("POST", f"/snapshots/{snapshot}/seal", Commanded)
+
     # --- nodes and the cluster ---
 
     def nodes(self, *, after: str = "", limit: int = 1000) -> tuple[NodeView, ...]:
@@ -315,7 +337,7 @@ class Client:
         method: str,
         path: str,
         kind: type[_T],
-        body: msgspec.Struct | msgspec.Raw | None = None,
+        body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None = None,
         *,
         query: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
@@ -344,20 +366,22 @@ class Client:
         self,
         method: str,
         path: str,
-        body: msgspec.Struct | msgspec.Raw | None,
+        body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None,
         query: Mapping[str, object],
         headers: Mapping[str, str],
     ) -> http.client.HTTPResponse:
         given = {name: value for name, value in query.items() if value not in ("", None)}
         target = f"{API}{path}{'?' if given else ''}{urlencode(given)}"
-        data = None if body is None else msgspec.json.encode(body)
         head = {"Authorization": f"Bearer {self._token}", "Accept": "application/json", **headers}
-        if data is not None:
-            head["Content-Type"] = "application/json"
+        if body is not None:
+            raw = isinstance(body, bytes | RequestBody)
+            head["Content-Type"] = "application/octet-stream" if raw else "application/json"
+        if isinstance(body, RequestBody):
+            head["Content-Length"] = str(body.size_bytes)
         for last in (False, True):
             fresh = self._http.sock is None
             try:
-                self._http.request(method, target, data, head)
+                self._http.request(method, target, _data(body), head)
                 return self._http.getresponse()
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
                 # A connection that was kept open may have been closed meanwhile: nothing was answered, ask once more.
@@ -367,6 +391,9 @@ class Client:
             except (http.client.HTTPException, socket.gaierror, TimeoutError, ssl.SSLError) as error:
                 self._http.close()
                 raise Unreachable(f"{self._url} cannot be reached: {error}") from None
+            except FireflyerError:  # of what makes the body: the request was sent in part
+                self._http.close()
+                raise
             except OSError as error:
                 self._http.close()
                 raise translate_os_error(error, f"reach {self._url}") from None
@@ -375,6 +402,12 @@ class Client:
 
 def _user(name: str) -> str:
     return f"/identity/users/{quote(name, safe='')}"
+
+
+def _data(body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None) -> Iterable[bytes] | bytes | None:
+    if isinstance(body, RequestBody):
+        return body.pieces()
+    return body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
 
 
 def _error(status: int, data: bytes) -> FireflyerError:

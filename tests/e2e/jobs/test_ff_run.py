@@ -142,6 +142,15 @@ def test_quiet_prints_the_ranks_only(here: Path) -> None:
     assert (here / "out" / "report.html").exists()
 
 
+def test_a_command_is_put_before_that_of_each_rank(here: Path) -> None:
+    (here / "wrapped.py").write_text("import os; print('it is', os.environ['WRAPPED'])", encoding="utf-8")
+    done = ff(here, "run", "--quiet", "--wrap", "env 'WRAPPED=in a box'", "wrapped.py")
+    assert (done.returncode, "it is in a box" in done.stdout) == (0, True), done
+    refused = ff(here, "run", "--wrap", "env 'WRAPPED", "wrapped.py")
+    assert refused.returncode == 2
+    assert "--wrap" in refused.stderr.splitlines()[-1]
+
+
 def test_a_taken_port_a_missing_gpu_and_a_wrong_setting_are_one_line_errors(here: Path) -> None:
     wrong = ff(here, "run", "--run-dir", "out", "--env", "FF_PIN=maybe", "train.py", "--steps", "3")
     assert (wrong.returncode, wrong.stdout) == (2, "")

@@ -38,6 +38,9 @@ ROUTES: Final[list[tuple[str, str, Any, str]]] = [
     ("GET", "/tasks/{number:int}/logs/events", None, "user"),
     ("GET", "/tasks/{number:int}/logs/{run:int}/{stream:str}", None, "user"),
     ("POST", "/commands", LABELS, "operator"),
+    ("POST", "/snapshots/{snapshot:str}", b"", "user"),
+    ("PUT", "/snapshots/{snapshot:str}/blobs", b"", "user"),
+    ("POST", "/snapshots/{snapshot:str}/seal", None, "user"),
     ("GET", "/nodes", None, "user"),
     ("GET", "/nodes/{name:str}", None, "user"),
     ("GET", "/users", None, "user"),
@@ -80,7 +83,7 @@ def spec(name: str, **fields: Any) -> TaskSpec:
 
 
 def test_every_route_is_in_the_table_of_who_may() -> None:
-    app = make_app(*[None] * 7, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
+    app = make_app(*[None] * 8, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
     routes = {
         (method, route.path_format.removeprefix(API))
         for route in app.routes
@@ -101,7 +104,7 @@ def test_who_may_ask(
     name = "admin" if "identity" in path else "gpu-1"
     asked = API + path.replace("{number:int}", "1").replace("{name:str}", name)
     asked = asked.replace("{role:str}", "platform:admin").replace("{token_id:str}", "0f")
-    asked = asked.replace("{run:int}", "0").replace("{stream:str}", "launcher")
+    asked = asked.replace("{run:int}", "0").replace("{stream:str}", "launcher").replace("{snapshot:str}", "0" * 64)
     for headers in ({}, {"Authorization": "Bearer fft1.0123456789abcdef.false"}, {"Cookie": "ff_session=AAAA"}):
         answered = (
             manager.ask(method, asked, body=body, headers=headers) if path != "/events" or who == "user" else None

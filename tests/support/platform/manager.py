@@ -21,7 +21,17 @@ from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, JoinMachine
 from fireflyer.cluster.schema.logs import APPEND_LOG, END_LOG, AppendLog, EndLog, LogAnswer, LogChunk, LogEnd
-from fireflyer.cluster.schema.sync import SYNC, EndedRun, Inventory, Orders, RunStatus, Sync
+from fireflyer.cluster.schema.sync import (
+    FETCH_BLOB,
+    SYNC,
+    BlobPiece,
+    EndedRun,
+    FetchBlob,
+    Inventory,
+    Orders,
+    RunStatus,
+    Sync,
+)
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.identity import TokenStore, UserCredential, new_secret, save_secret
 from fireflyer.identity.derived import derive_credential
@@ -188,6 +198,9 @@ class ScriptedAgent:
         for order in self.orders.runs:
             if order.wanted == "run":
                 self.runs[order.run_token] = RunStatus(token=order.run_token, state="running", lead=True)
+
+    def fetch(self, asked: FetchBlob) -> BlobPiece:
+        return self._client.call(FETCH_BLOB, asked, CALL_NS)
 
     def follow(self, cause: Cause = Cause.SUCCEEDED) -> None:
         """What an agent does whose programs end at once: everything ordered ends with `cause`."""

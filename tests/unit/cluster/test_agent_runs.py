@@ -13,6 +13,7 @@ from fireflyer.cluster.agent.guards import Guards
 from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.agent.runs import Runs
 from fireflyer.cluster.core.runs import KEEP_NS, RunRecord
+from fireflyer.identity import UserCredential
 
 OLD, YOUNG = "ab" * 16, "cd" * 16
 
@@ -34,7 +35,15 @@ async def test_the_directory_of_a_run_goes_three_days_after_the_managers_forgot_
     os.utime(path, ns=(before_ns, before_ns))
     accounts = Accounts(os.geteuid())
     guards = Guards(directory, lambda _: None, accounts)
-    runs = Runs(directory, guards, accounts, key=bytes, on_change=lambda: None, accounts_dir=str(accounts_dir))
+    runs = Runs(
+        directory,
+        guards,
+        accounts,
+        key=bytes,
+        on_change=lambda: None,
+        leaders=lambda: (UserCredential(""), []),
+        accounts_dir=str(accounts_dir),
+    )
     try:
         guards.begin()
         runs.begin()

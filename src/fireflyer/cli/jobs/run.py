@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fireflyer.cli.jobs.progress import JobProgress
     from fireflyer.cluster.schema.job import Fault, JobResult, JobSpec, RankLine
 
-__all__ = ["command", "parse_environment", "script_arguments"]
+__all__ = ["command", "parse_environment", "script_arguments", "split_command"]
 
 MAX_PORT = 65535
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -237,6 +237,8 @@ Examples:
     multiple=True,
     help="Set an environment variable of every rank; may be repeated.",
 )
+@click.option("--wrap", metavar="COMMAND", default="", help="Put before the command of each rank, such as `apptainer "
+              "exec x.sif`.  [default: none]")  # fmt: skip
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as in python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is an executable program, not Python.")
 @click.option(
@@ -329,6 +331,7 @@ def command(
     master_port: int,
     devices: Literal["auto", "cpu", "gpu"],
     environment: tuple[str, ...],
+    wrap: str,
     module: bool,
     no_python: bool,
     topology: str | None,
@@ -408,6 +411,7 @@ def command(
         stream_dir=options.log_dir if any(options.files) else "",
         stream_files=options.files,
         env=parse_environment(environment),
+        wrap=split_command(wrap, "--wrap"),
         master_port=master_port,
         ports=read_ports(port_range),
         addresses=addresses,
@@ -417,7 +421,7 @@ def command(
         transport=transport,
         timeouts=timeouts,
         inject=tuple(parse_fault(text) for text in inject),
-        on_failure=_split_command(on_failure),
+        on_failure=split_command(on_failure, "--on-failure"),
         on_failure_limit_ns=on_failure_timeout,
         suspend_grace_ns=suspend_grace,
         suspend_after_ns=suspend_after,
@@ -429,11 +433,12 @@ def command(
     return _run(spec, quiet=quiet, own_run_dir=run_dir is not None, hidden=hidden_lines(options, where.ranks_per_node))
 
 
-def _split_command(text: str) -> tuple[str, ...]:
+def split_command(text: str, option: str) -> tuple[str, ...]:
+    """As a shell would. Raises `UsageError`, which names the option."""
     try:
         return tuple(split(text))
     except ValueError as error:
-        raise UsageError(f"--on-failure {text!r} is not understood: {error}") from None
+        raise UsageError(f"{option} {text!r} is not understood: {error}") from None
 
 
 Devices = Literal["auto", "cpu", "gpu"]

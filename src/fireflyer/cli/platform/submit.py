@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import SECOND
-from fireflyer.cli.jobs.run import parse_environment, script_arguments
+from fireflyer.base.units import SECOND, format_bytes
+from fireflyer.cli.completion import complete_directory
+from fireflyer.cli.jobs.run import parse_environment, script_arguments, split_command
 from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import connected, plain
@@ -21,6 +22,7 @@ from fireflyer.cli.platform.logs import print_logs
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.schema.tasks import After, TaskSpec
+    from fireflyer.cluster.sending import SnapshotOf
 
 __all__ = ["command"]
 
@@ -68,7 +70,11 @@ Examples:
 @click.option("--wrap", metavar="COMMAND", help="Put before the command of each rank, such as `apptainer exec x.sif`.")
 @click.option("--python", metavar="PATH", default="", help="Python of the ranks, a path on the nodes.  [default: that "
               "of the agents]")  # fmt: skip
-@click.option("--workdir", metavar="DIR", help="Working directory, a path on the nodes.  [default: this one]")
+@click.option("--directory", metavar="DIR", shell_complete=complete_directory, help="Copied to the nodes for each run, "
+              "but what its .ffignore names: SCRIPT is in it.  [default: this one]")  # fmt: skip
+@click.option("--no-snapshot", is_flag=True, help="Copy nothing: the nodes share the file system.")
+@click.option("--workdir", metavar="DIR", help="Working directory, a path that is there on the nodes; nothing is "
+              "copied then.")  # fmt: skip
 @click.option("--notify", metavar="URL", default="", help="Told of each change of state, by POST.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program.")
@@ -83,7 +89,8 @@ Examples:
 def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | None, **options: Any) -> int:
     """Submit SCRIPT as a task. The platform runs it when its turn comes, on nodes that it then has for itself, may
     interrupt it for others, and runs it again from its checkpoint."""
-    spec = _spec(**options)
+    found = _snapshot(options.pop("directory"), options.pop("no_snapshot"), options)
+    spec = _spec(snapshot="" if found is None else found.snapshot, **options)
     if dry_run:
         import msgspec
 
@@ -92,6 +99,8 @@ def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | Non
     with connected(platform) as client:
         if test_only:
             return _would_start(client, spec)
+        if found is not None:
+            click.echo(_sent(client, found), err=True)
         tasks = client.submit(spec, key=secrets.token_hex(16))
         if len(tasks) == 1:
             click.echo(f"task {tasks[0]} submitted: ff show {tasks[0]} · ff logs -f {tasks[0]}")
@@ -100,8 +109,44 @@ def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | Non
         return max(print_logs(client, task, follow=True) for task in tasks) if follow else 0
 
 
+def _snapshot(directory: str | None, no_snapshot: bool, options: dict[str, Any]) -> SnapshotOf | None:
+    """Of the directory that travels with the task; None: none does. SCRIPT becomes a path in it. Raises `UsageError`,
+    and as `snapshot_of` does."""
+    if options["workdir"] or no_snapshot:
+        if directory is not None:
+            other = "--workdir" if options["workdir"] else "--no-snapshot"
+            raise UsageError(f"--directory and {other} contradict each other; give one of them")
+        return None
+    from fireflyer.cluster.sending import default_cache_directory, snapshot_of
+
+    directory = os.path.abspath(directory or os.getcwd())
+    if not options["module"] and not options["no_python"]:
+        script = os.path.join(directory, options["script"])
+        inside = os.path.relpath(os.path.realpath(script), os.path.realpath(directory))
+        if inside.startswith("../"):
+            raise UsageError(
+                f"{options['script']} is not in {directory}, which is copied to the nodes; name the directory that it "
+                "is in with --directory, or give --no-snapshot where the nodes share the file system"
+            )
+        if not os.path.isfile(script):
+            raise UsageError(f"there is no {options['script']} in {directory}; name its directory with --directory")
+        options["script"] = inside
+    return snapshot_of(directory, cache_directory=default_cache_directory())
+
+
+def _sent(client: Client, found: SnapshotOf) -> str:
+    from fireflyer.cluster.sending import send_directory
+
+    sent = send_directory(client, found)
+    all_files = f"{sent.files} files, {format_bytes(sent.size_bytes)}"
+    if not sent.sent_files:
+        return f"{plain(found.directory)}: {all_files}; all of it was there already"
+    return f"{plain(found.directory)}: {all_files}; sent {sent.sent_files}, {format_bytes(sent.sent_bytes)}"
+
+
 def _spec(
     *,
+    snapshot: str,
     script: str,
     args: tuple[str, ...],
     nodes: NodeCount,
@@ -128,8 +173,6 @@ def _spec(
     no_python: bool,
 ) -> TaskSpec:
     """Raises `UsageError`."""
-    import shlex
-
     import msgspec
 
     from fireflyer.cluster.schema.tasks import Program, TaskSpec
@@ -141,8 +184,9 @@ def _spec(
         "args": script_arguments(args),
         "kind": "module" if module else "program" if no_python else "script",
         "ranks_per_node": ranks_per_node,
-        "wrap": shlex.split(wrap) if wrap else (),
-        "workdir": os.path.abspath(workdir or os.getcwd()),
+        "wrap": split_command(wrap or "", "--wrap"),
+        "snapshot": snapshot,
+        "workdir": "" if snapshot else os.path.abspath(workdir or os.getcwd()),
         "python": python,
         "env": parse_environment(environment),
     }

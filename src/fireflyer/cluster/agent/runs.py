@@ -18,12 +18,13 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import FireflyerError, PermissionDenied
+from fireflyer.base.errors import Aborted, FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.guards import Guards
 from fireflyer.cluster.agent.processes import LEASE_ENDED, DetachedProcesses, start_detached
 from fireflyer.cluster.agent.records import AgentDirectory, GuardRecord, Leader
+from fireflyer.cluster.agent.run_copies import Leaders, RunCopies
 from fireflyer.cluster.agent.start import Starting
 from fireflyer.cluster.core.agent import End, GuardState, StopRequested
 from fireflyer.cluster.core.runs import (
@@ -54,7 +55,7 @@ from fireflyer.cluster.core.runs import (
     WatchLauncher,
 )
 from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, OpenedTicket, RunnerOrders, RunProgress
-from fireflyer.cluster.schema.sync import EndedRun, LaunchOrder, Orders, RunStatus
+from fireflyer.cluster.schema.sync import EndedRun, LaunchOrder, Orders, RunOrder, RunStatus
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.cluster.schema.tickets import open_launch
 from fireflyer.runtime.clock import BootClock
@@ -94,6 +95,7 @@ class Runs:
         *,
         key: Callable[[], bytes],
         on_change: Callable[[], None],
+        leaders: Leaders,
         accounts_dir: str = DEFAULT_ACCOUNTS_DIR,
     ) -> None:
         self._directory = directory
@@ -111,11 +113,18 @@ class Runs:
             lambda token: self.feed(LauncherUp(token)), self._on_gone, marks=lambda token: (_mark(token), token)
         )
         self._progress: dict[str, RunProgress] = {}
+        root = os.path.join(directory.path if accounts.serves_own else accounts_dir, "copies")
+        self._copies = RunCopies(root, os.path.join(directory.path, "cache"), leaders)
+        self._not_copied: dict[str, EndedRun] = {}
+        """Runs whose launcher was not started for want of their directory."""
 
     def begin(self) -> None:
         """After `begin` of the guards."""
         leader = self._directory.leader()
-        begin = Begin(self._directory.found_runs(), leader.term, self._directory.lease_ends_ns(), leader.stop_after_ns)
+        found = self._directory.found_runs()
+        begin = Begin(found, leader.term, self._directory.lease_ends_ns(), leader.stop_after_ns)
+        for one in found:
+            self._copies.adopt(one.record.token)
         self.feed(begin)
         for token in sorted({guard.order.run_token for guard in self._guards.living()} - {""}):
             self.feed(GuardsLiving(token, self._guards.living_of(token)))
@@ -125,12 +134,40 @@ class Runs:
 
     def heard(self, orders: Orders, asked_ns: int) -> None:
         self.feed(OrdersHeard(orders, asked_ns))
+        living = {status.token for status in self._machine.statuses() if status.state != "gone"}
+        for order in orders.runs:
+            if order.snapshot and order.run_token in living and not self._is_stopped(order.run_token):
+                self._copy(order)
+
+    def _copy(self, order: RunOrder) -> None:
+        try:
+            account = self._accounts.of_user(order.user, "")
+        except PermissionDenied:
+            return  # its launcher and its ranks are refused for the same reason
+        self._copies.begin(order.run_token, order.snapshot, account)
+
+    def _is_stopped(self, run_token: str) -> bool:
+        refusal = self.refusal(run_token)
+        return refusal is not None and not refusal.busy
+
+    def copy_of(self, run_token: str) -> str:
+        """The working directory of the run on this node. Raises `Busy` while it is copied, or why it was not."""
+        return self._copies.find(run_token)
 
     def tick(self) -> None:
         for status in self._machine.statuses():
             if status.lead and status.state != "gone":
                 self._look_at(status.token)
         self.feed(Tick())
+        self._tidy_copies()
+
+    def _tidy_copies(self) -> None:
+        living = {status.token for status in self._machine.statuses() if status.state != "gone"}
+        for token in self._copies.tokens:
+            if token not in living:
+                self._copies.remove(token)
+            elif self._is_stopped(token):
+                self._copies.stop(token)
 
     def guards_changed(self, run_token: str) -> None:
         self.feed(GuardsLiving(run_token, self._guards.living_of(run_token)))
@@ -180,6 +217,7 @@ class Runs:
     def close(self) -> None:
         """Launchers live on."""
         self._processes.close()
+        self._copies.close()
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -247,18 +285,29 @@ class Runs:
             ended = EndedRun(cause=cause, exit_code=1, reason=str(error)[:1000])
             self._driver.feed(LauncherGone(token, True, ended))
             return
-        starting = Starting(
-            program="runner",
-            payload=msgspec.msgpack.encode(orders),
-            account=account,
-            until=self._directory.lease_file,
-        )
-        self._processes.start(
-            token,
-            guard,
-            lambda: start_detached(guard, starting, mark=_mark(token)),
-            uid=None if account is None else account.uid,
-        )
+        snapshot = order.spec.program.snapshot
+        if snapshot:
+            self._copies.begin(token, snapshot, account)
+
+        def start() -> None:
+            workdir = self._wait_for_copy(token) if snapshot else ""
+            payload = msgspec.msgpack.encode(msgspec.structs.replace(orders, workdir=workdir))
+            until = self._directory.lease_file
+            starting = Starting(program="runner", payload=payload, account=account, until=until)
+            start_detached(guard, starting, mark=_mark(token))
+
+        self._processes.start(token, guard, start, uid=None if account is None else account.uid)
+
+    def _wait_for_copy(self, token: str) -> str:
+        """In a thread. A manifest that is refused is the user's error; what else fails may go well on other nodes."""
+        try:
+            return self._copies.wait(token)
+        except FireflyerError as error:
+            cause = Cause.STOPPED if isinstance(error, Aborted) else Cause.INFRASTRUCTURE
+            cause = Cause.PROGRAM if isinstance(error, UsageError) else cause
+            reason = f"the task's directory was not copied: {' '.join(str(error).split())}"[:1000]
+            self._not_copied[token] = EndedRun(cause=cause, exit_code=1, reason=reason)
+            raise
 
     def _runner_orders(self, token: str, order: LaunchOrder, account: Account | None) -> RunnerOrders:
         several = len(order.nodes) > 1
@@ -309,7 +358,7 @@ class Runs:
             self._progress[token] = progress
 
     def _on_gone(self, token: str, end: End) -> None:
-        ended = _read_from(self._run_dir(token), RESULT_NAME, EndedRun)
+        ended = self._not_copied.pop(token, None) or _read_from(self._run_dir(token), RESULT_NAME, EndedRun)
         if ended is None and end.reason == LEASE_ENDED:
             ended = EndedRun(cause=Cause.INTERRUPTED, exit_code=137, reason="the lease of its node ended")
         self._progress.pop(token, None)

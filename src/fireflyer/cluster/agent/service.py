@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -50,11 +50,12 @@ from fireflyer.cluster.schema.agent import (
     GuardStatuses,
 )
 from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion
+from fireflyer.cluster.schema.runner import COPY_MARK
 from fireflyer.cluster.schema.tickets import Claims, read_claims
 from fireflyer.cluster.schema.wire import Done
 from fireflyer.cluster.supervisor.remote import probe
 from fireflyer.identity.derived import derive_key, unseal
-from fireflyer.identity.handshake import Accepts, token_key
+from fireflyer.identity.handshake import Accepts, UserCredential, token_key
 from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
 
 __all__ = ["serve_agent"]
@@ -100,7 +101,7 @@ async def _end_all(directory: AgentDirectory, accounts: Accounts) -> None:
     """What an earlier agent left when its credential was revoked."""
     changed = asyncio.Event()
     guards = Guards(directory, lambda _: changed.set(), accounts)
-    runs = Runs(directory, guards, accounts, key=lambda: b"", on_change=changed.set)
+    runs = Runs(directory, guards, accounts, key=lambda: b"", on_change=changed.set, leaders=_no_leaders)
     try:
         guards.begin()
         guards.feed(Revoked())
@@ -119,6 +120,10 @@ async def _end_all(directory: AgentDirectory, accounts: Accounts) -> None:
         runs.close()
 
 
+def _no_leaders() -> NoReturn:
+    raise PermissionDenied("the credential of this machine is revoked")
+
+
 class _Agent:
     def __init__(
         self, directory: AgentDirectory, membership: Membership, accounts: Accounts, accounts_dir: str
@@ -135,6 +140,7 @@ class _Agent:
             accounts,
             key=lambda: token_key(self._member().credential),
             on_change=self._on_runs,
+            leaders=self._leaders,
             accounts_dir=accounts_dir,
         )
         self._logs = LogShipping(self._runs)
@@ -164,6 +170,13 @@ class _Agent:
             await self._logs.close()
             self._guards.close()
             self._runs.close()
+
+    def _leaders(self) -> tuple[UserCredential, list[str]]:
+        """For threads, too: so nothing is concluded from what is found."""
+        membership = self._membership
+        return (
+            _no_leaders() if membership is None else (UserCredential(membership.credential), self._managers.addresses())
+        )
 
     async def _tick(self) -> None:
         """Another process may let the machine leave or join again, too."""
@@ -228,8 +241,14 @@ class _Agent:
             raise (Busy if refusal.busy else PermissionDenied)(f"run {claims.run_token}: {refusal.reason}")
         return self._accounts.of_user(claims.user, claims.account)
 
+    def _workdir(self, claims: Claims | None, asked: str) -> str:
+        """On this node, where a launcher asks for the copy of its run. Raises `Busy` while that is made."""
+        return self._runs.copy_of(claims.run_token) if claims is not None and asked.startswith(COPY_MARK) else asked
+
     async def _ask(self, question: HostQuestion, caller: Caller) -> HostFacts:
-        account = self._admitted(self._allowed(caller))
+        claims = self._allowed(caller)
+        account = self._admitted(claims)
+        question = msgspec.structs.replace(question, workdir=self._workdir(claims, question.workdir))
         if account is None:
             facts = await asyncio.to_thread(probe, question)
         else:
@@ -248,6 +267,7 @@ class _Agent:
         if config.lease_ns < SECOND or orders.first_lease_ns < SECOND:
             raise UsageError("a guard that an agent starts needs a lease of a second or more")
         account = self._admitted(claims)
+        orders = msgspec.structs.replace(orders, workdir=self._workdir(claims, orders.workdir))
         if request.sealed:
             secret = unseal(request.sealed, self._key_of(caller), request.nonce)
             orders = msgspec.structs.replace(orders, secret=secret.reveal())

@@ -60,7 +60,7 @@ class Managers:
         pause_s = _PAUSE_S
         while True:
             heard = False
-            for address in self._addresses():
+            for address in self.addresses():
                 if await self._follow(address):
                     heard = True
                     self._last_heard = address
@@ -68,7 +68,7 @@ class Managers:
             pause_s = _PAUSE_S if heard else min(2 * pause_s, _MAX_PAUSE_S)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
 
-    def _addresses(self) -> list[str]:
+    def addresses(self) -> list[str]:
         """The one that answered last first; then those that the managers named, and those of the time of joining."""
         membership = self._membership()
         if membership is None or not membership.managers:

@@ -3,6 +3,7 @@
     DIR/platform.json            what was made, and where its processes listen
     DIR/connection.json          URL, fingerprint and token of user `admin` (0600), for commands
     DIR/secret                   of the manager (0600)
+    DIR/.ffignore                keeps DIR out of the snapshots of the directory in which it lies
     DIR/up.lock                  held by who runs it
     DIR/manager/                 manager.toml, log, store
     DIR/agent-1/                 state of the agent, log
@@ -26,6 +27,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
 from fireflyer.cluster.client import Connection
 from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.objects.ignore import IGNORE_FILE
 from fireflyer.identity import new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
@@ -35,7 +37,7 @@ ADMIN: Final = "admin"
 CONNECTION_NAME: Final = "connection.json"
 _MAX_BYTES: Final = 1 << 20
 _VERSION: Final = 1
-_OURS: Final = {"up.lock", "up.log", "secret", "tokens.json", "tokens.json.lock", "manager"}
+_OURS: Final = {IGNORE_FILE, "up.lock", "up.log", "secret", "tokens.json", "tokens.json.lock", "manager"}
 
 
 class LocalPlatform(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +119,7 @@ class PlatformLayout:
                 f"{self.directory} is not empty and holds no platform (it has {others[0]!r}); give a new or empty "
                 "directory"
             )
+        write_private_file(self._path(IGNORE_FILE), b"*\n")
 
     def make_secret(self) -> None:
         if not os.path.exists(self.secret_file):

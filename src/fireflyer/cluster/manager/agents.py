@@ -10,9 +10,10 @@ from fireflyer.base.errors import Busy, PermissionDenied
 from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import JOIN_MARK, Machines
 from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, Admitted, JoinMachine
 from fireflyer.cluster.schema.logs import APPEND_LOG, END_LOG, AppendLog, EndLog, LogAnswer
-from fireflyer.cluster.schema.sync import SYNC, Orders, Sync
+from fireflyer.cluster.schema.sync import FETCH_BLOB, SYNC, BlobPiece, FetchBlob, Orders, Sync
 from fireflyer.runtime.rpc import Caller, RpcServer
 
 __all__ = ["AgentService"]
@@ -26,6 +27,7 @@ class AgentService:
         self._machines = machines
         self._platform: Platform | None = None
         self._logs: Logs | None = None
+        self._snapshots: Snapshots | None = None
         self._managers: tuple[str, ...] = ()
 
     @property
@@ -38,19 +40,15 @@ class AgentService:
         server.register(JOIN_MACHINE, self._join)
         server.register(APPEND_LOG, self._append_log)
         server.register(END_LOG, self._end_log)
+        server.register(FETCH_BLOB, self._fetch)
+        server.on_disconnect(self._disconnected)
 
-    def begin(self, platform: Platform, logs: Logs, managers: tuple[str, ...]) -> None:
+    def begin(self, platform: Platform, logs: Logs, snapshots: Snapshots, managers: tuple[str, ...]) -> None:
         """`managers`: `host:port` of all of them, for agents that join."""
-        self._platform, self._logs, self._managers = platform, logs, managers
-
-    def _node(self, caller: Caller) -> str:
-        name = caller.identity
-        if self._machines.key_of(name) is None:
-            raise PermissionDenied(f"the credential of {name[:80]} is revoked, or it is no machine's")
-        return name
+        self._platform, self._logs, self._snapshots, self._managers = platform, logs, snapshots, managers
 
     async def _sync(self, said: Sync, caller: Caller) -> Orders:
-        name = self._node(caller)
+        name = self._machine(caller)
         if self._platform is None:
             raise Busy("the manager is starting; try again")
         if not said.inventory.address:
@@ -59,15 +57,31 @@ class AgentService:
         return await self._platform.sync(name, said)
 
     async def _append_log(self, request: AppendLog, caller: Caller) -> LogAnswer:
-        return await self._logs_there().append(self._node(caller), request)
+        return await self._logs_there().append(self._machine(caller), request)
 
     async def _end_log(self, request: EndLog, caller: Caller) -> LogAnswer:
-        return await self._logs_there().end(self._node(caller), request)
+        return await self._logs_there().end(self._machine(caller), request)
 
     def _logs_there(self) -> Logs:
         if self._logs is None:
             raise Busy("the manager is starting; try again")
         return self._logs
+
+    async def _fetch(self, asked: FetchBlob, caller: Caller) -> BlobPiece:
+        name = self._machine(caller)
+        if self._snapshots is None:
+            raise Busy("the manager is starting; try again")
+        return await self._snapshots.piece(name, caller.connection, asked)
+
+    def _disconnected(self, caller: Caller) -> None:
+        if self._snapshots is not None:
+            self._snapshots.disconnected(caller.connection)
+
+    def _machine(self, caller: Caller) -> str:
+        """Its name. Raises `PermissionDenied`."""
+        if self._machines.key_of(caller.identity) is None:
+            raise PermissionDenied(f"the credential of {caller.identity[:80]} is revoked, or it is no machine's")
+        return caller.identity
 
     async def _join(self, request: JoinMachine, caller: Caller) -> Admitted:
         if not caller.identity.startswith(JOIN_MARK):

@@ -48,8 +48,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_slack_ms: _Ms = 60_000
     settle_ms: _Ms = 10_000
     objects: str = ""
-    """Where blobs are kept: an absolute directory, or a URL of fsspec; empty: `objects` in `directory`. The same for
-    all managers."""
+    """Where blobs of snapshots and logs are kept: an absolute directory, or a URL of fsspec; empty: `objects` in
+    `directory`. The same for all managers."""
     logs_directory: str = ""
     """Of the logs' indices and newest bytes, which all managers share; empty: `logs` in `directory`."""
     logs_of_run_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024

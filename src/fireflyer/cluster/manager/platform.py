@@ -221,6 +221,22 @@ class Platform:
     def node(self, name: str) -> NodeView:
         return self._machine.node(name, self._require_lead())
 
+    def snapshots(self) -> tuple[tuple[str, str], ...]:
+        """User and snapshot of all unfinished tasks that have one."""
+        return self._machine.snapshots(self._require_lead())
+
+    def runs_snapshot(self, node: str, snapshot: str) -> bool:
+        """Whether the node is to run a task that has this snapshot."""
+        orders = self._machine.orders_for(node, self._require_lead())
+        if orders is None:
+            raise Busy(f"this manager has not heard {node} yet; ask again")
+        return bool(snapshot) and any(run.snapshot == snapshot and run.wanted == "run" for run in orders.runs)
+
+    def term(self) -> int:
+        """Of this manager's lead."""
+        self._require_lead()
+        return self._machine.term
+
     def users(self) -> tuple[UserView, ...]:
         return self._machine.users(self._require_lead())
 

@@ -24,12 +24,14 @@ from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.tickets import Tickets
 from fireflyer.cluster.manager.users import Users
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
 from fireflyer.cluster.manager.web.server import bind, serving
 from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
+from fireflyer.cluster.objects import open_objects
 from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
@@ -68,7 +70,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             platform = Platform(_settings(config, url, at_agents), engine, Tickets(machines), changes)
             logs = _logs(config, platform)
             changes.listen(logs.on_change)
-            agents.begin(platform, logs, config.managers or (at_agents,))
+            snapshots = Snapshots(platform, await asyncio.to_thread(open_objects, _snapshots_at(config)))
+            agents.begin(platform, logs, snapshots, config.managers or (at_agents,))
             users = Users(_users_of(config, engine), config.operators)
             sessions = Sessions(secret.reveal(), FindUser(users.verify, users.still))
             app = make_app(
@@ -79,12 +82,13 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 changes,
                 users,
                 logs,
+                snapshots,
                 limits=RequestLimits(config.user_requests_per_s, config.failed_logins_per_minute),
                 secure=config.secure,
                 version=fireflyer.__version__,
             )
             loop = asyncio.get_running_loop()
-            beside = [loop.create_task(machines.follow()), loop.create_task(logs.run())]
+            beside = [loop.create_task(work) for work in (machines.follow(), logs.run(), snapshots.collect_for_ever())]
             try:
                 async with (
                     serving(app, listener, certificate),
@@ -97,17 +101,28 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 for task in beside:
                     task.cancel()
                 await asyncio.wait(beside)
+                snapshots.close()
         finally:
             await server.close()
+
+
+def _objects_at(config: PlatformConfig) -> str:
+    where = config.objects or os.path.join(config.directory, "objects")
+    return (where if "://" in where else os.path.abspath(where)).rstrip("/")
 
 
 def _logs(config: PlatformConfig, platform: Platform) -> Logs:
     return Logs(
         platform,
         config.logs_directory or os.path.join(os.path.abspath(config.directory), "logs"),
-        config.objects or os.path.join(os.path.abspath(config.directory), "objects"),
+        _objects_at(config),
         LogLimits(config.logs_of_run_mib * MIB, config.logs_keep_days * 24 * 3600 * SECOND),
     )
+
+
+def _snapshots_at(config: PlatformConfig) -> str:
+    """A folder of its own: what is collected there is what no task names."""
+    return f"{_objects_at(config)}/snapshots"
 
 
 def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:

@@ -9,7 +9,7 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.cluster.launcher import AgentTarget
 from fireflyer.cluster.schema.job import JobSpec, Remote
-from fireflyer.cluster.schema.runner import TOKEN_NAME, RunnerOrders
+from fireflyer.cluster.schema.runner import COPY_MARK, TOKEN_NAME, RunnerOrders
 from fireflyer.cluster.schema.sync import RunNode
 from fireflyer.identity.handshake import DerivedCredential
 
@@ -20,8 +20,8 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
     """`environ`: of the launcher. Raises `UsageError` for what this release does not do."""
     order = orders.order
     spec, program = order.spec, order.spec.program
-    if program.snapshot or program.environment:
-        raise UsageError("snapshots and built environments are not provided on this node; name --workdir and --python")
+    if program.environment:
+        raise UsageError("built environments are not provided on this node; name one that is there with --python")
     several = bool(orders.tickets)
     nodes = len(order.nodes)
     topology = _topology(order.nodes)
@@ -39,7 +39,7 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         remote=Remote(
             via="agent",
             name_hosts=bool(topology),
-            workdir=workdir_of(orders, environ),
+            workdir=COPY_MARK + program.snapshot if program.snapshot else workdir_of(orders, environ),
             share_machine=len({node.address for node in order.nodes}) < nodes,
         ),
         topology=topology,
@@ -63,7 +63,7 @@ def _topology(nodes: Sequence[RunNode]) -> bytes:
 
 
 def workdir_of(orders: RunnerOrders, environ: Mapping[str, str]) -> str:
-    return orders.order.spec.program.workdir or environ.get("HOME") or "/"
+    return orders.workdir or orders.order.spec.program.workdir or environ.get("HOME") or "/"
 
 
 def agents_of(orders: RunnerOrders) -> dict[str, AgentTarget]:

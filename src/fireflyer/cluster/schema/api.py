@@ -13,6 +13,7 @@ __all__ = [
     "API",
     "CSRF_HEADER",
     "MAX_PAGE",
+    "MAX_SENT_BYTES",
     "Change",
     "Commanded",
     "ErrorView",
@@ -21,6 +22,7 @@ __all__ = [
     "JoinTokenRequest",
     "KnownUser",
     "Login",
+    "MissingBlobs",
     "NewToken",
     "NewUser",
     "ShownToken",
@@ -33,6 +35,8 @@ CSRF_HEADER: Final = "x-ff-csrf"
 """Carries the `csrf` of a browser's session in all requests that change something."""
 MAX_PAGE: Final = 1000
 """Rows of one answer."""
+MAX_SENT_BYTES: Final = 17 << 30
+"""Of blobs in one request: a file is at most 16 GiB."""
 
 
 class ErrorView(msgspec.Struct, frozen=True):
@@ -54,6 +58,12 @@ class Submitted(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskId, ...]
     repeated: bool = False
+
+
+class MissingBlobs(msgspec.Struct, frozen=True):
+    """Blobs of a snapshot, by their hashes, that the client must send before it seals the snapshot."""
+
+    blobs: tuple[str, ...]
 
 
 class Commanded(msgspec.Struct, frozen=True):

@@ -14,12 +14,17 @@ import msgspec
 from fireflyer.cluster.schema.job import MAX_NODES
 from fireflyer.cluster.schema.sync import LaunchOrder
 
-__all__ = ["PROGRESS_NAME", "RESULT_NAME", "TOKEN_NAME", "OpenedTicket", "RunProgress", "RunnerOrders"]
+__all__ = ["COPY_MARK", "PROGRESS_NAME", "RESULT_NAME", "TOKEN_NAME", "OpenedTicket", "RunProgress", "RunnerOrders"]
 
 PROGRESS_NAME: Final = "progress.json"
 RESULT_NAME: Final = "result.json"
 TOKEN_NAME: Final = "token"  # noqa: S105
 """File with the user's token for this run, mode 0600."""
+
+
+COPY_MARK: Final = "snapshot:"
+"""Before the hash of a snapshot: stands for the copy that a node has for the run, which has another path on each node.
+The agents of nodes that are reached by ticket replace it."""
 
 
 class OpenedTicket(msgspec.Struct, frozen=True):
@@ -42,6 +47,8 @@ class RunnerOrders(msgspec.Struct, frozen=True, kw_only=True):
     """One for each node of the order; empty for a run on one node, whose launcher starts the ranks itself."""
     token: str = ""
     """Of the user, for this run."""
+    workdir: str = ""
+    """The copy of the run's snapshot on this node; empty: the task has none."""
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):

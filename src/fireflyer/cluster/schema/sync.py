@@ -23,10 +23,13 @@ from fireflyer.cluster.schema.tasks import Cause, RunParts, TaskId, TaskSpec, Wh
 from fireflyer.runtime.rpc import Method
 
 __all__ = [
+    "FETCH_BLOB",
     "HOLD_NS",
     "MAX_RUNS",
     "SYNC",
+    "BlobPiece",
     "EndedRun",
+    "FetchBlob",
     "Gpu",
     "Inventory",
     "LaunchOrder",
@@ -45,6 +48,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 _RunToken = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8,64}$")]
 """Of one run of one task, never used again. Tokens of the guards of its nodes begin with it (`agent.GuardOrder`)."""
+_Hash = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$")]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -148,6 +152,10 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Literal["run", "suspend", "stop", "forget"]
     launch: LaunchOrder | None = None
     """On the node of the launcher, as long as it is not known to have started."""
+    snapshot: _Hash = ""
+    """Of the directory that each node of the run gets a copy of; empty: none."""
+    user: _Text = ""
+    """Whose account owns the copy."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,3 +172,23 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SYNC = Method("platform.sync", Sync, Orders)
+
+
+class FetchBlob(msgspec.Struct, frozen=True, kw_only=True):
+    """From an agent, on a connection of its own; the pieces of a blob are asked for one after another."""
+
+    snapshot: _Hash
+    """Of a run that the orders of the node name."""
+    blob: _Hash
+    """Of a file of it, or the snapshot's own: then it is the manifest."""
+    offset: _Number
+
+
+class BlobPiece(msgspec.Struct, frozen=True, kw_only=True):
+    size_bytes: _Number
+    """Of the whole blob."""
+    data: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    """From the offset that was asked for; empty at the end of the blob."""
+
+
+FETCH_BLOB = Method("platform.fetch_blob", FetchBlob, BlobPiece)

@@ -197,6 +197,13 @@ class PlatformMachine:
             raise NotFound(f"there is no run {run} of task {task}, or it ended long ago")
         return row.token, row.nodes[0]
 
+    def snapshots(self, now_ns: int) -> tuple[tuple[str, str], ...]:
+        """User and snapshot of all unfinished tasks that have one."""
+        ledger = self._lead(now_ns).ledger
+        rows = (row for row in ledger.tasks.committed.values() if row.state is not TaskState.FINISHED)
+        named = ((row.user, ledger.submissions.committed[row.submission].spec.program.snapshot) for row in rows)
+        return tuple(dict.fromkeys(pair for pair in named if pair[1]))
+
     def why(self, task: int, now_ns: int) -> Why:
         leading = self._lead(now_ns)
         why = leading.show.why(leading.show.row(task), self.time_ns(now_ns))

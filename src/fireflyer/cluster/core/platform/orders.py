@@ -92,7 +92,15 @@ class OrderBook:
     def _own(self, node: str, place: PlaceRow) -> RunOrder:
         run = self._ledger.runs.committed[place.task, place.run]
         lead = run.nodes[0] == node and run.state is RunState.SCHEDULED and run.wanted == "run"
-        return RunOrder(run_token=run.token, wanted=run.wanted, launch=self._launch(run) if lead else None)
+        task = self._ledger.tasks.committed[run.task]
+        snapshot = self._ledger.submissions.committed[task.submission].spec.program.snapshot
+        return RunOrder(
+            run_token=run.token,
+            wanted=run.wanted,
+            launch=self._launch(run) if lead else None,
+            snapshot=snapshot,
+            user=task.user if snapshot else "",
+        )
 
     def _launch(self, run: RunRow) -> LaunchOrder:
         task = self._ledger.tasks.committed[run.task]

@@ -19,8 +19,10 @@ from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.users import Users
 from fireflyer.cluster.manager.web import entry, identity, log_routes, routes
+from fireflyer.cluster.manager.web import snapshots as snapshot_routes
 from fireflyer.cluster.manager.web.authentication import Authentication
 from fireflyer.cluster.manager.web.errors import HANDLERS
 from fireflyer.cluster.manager.web.rates import Rates
@@ -62,6 +64,7 @@ def make_app(
     changes: Changes,
     users: Users,
     logs: Logs,
+    snapshots: Snapshots,
     *,
     limits: RequestLimits,
     secure: bool,
@@ -78,7 +81,13 @@ def make_app(
         [
             Router(
                 API,
-                route_handlers=[*routes.ROUTES, *log_routes.ROUTES, *identity.ROUTES, *entry.ROUTES],
+                route_handlers=[
+                    *routes.ROUTES,
+                    *log_routes.ROUTES,
+                    *snapshot_routes.ROUTES,
+                    *identity.ROUTES,
+                    *entry.ROUTES,
+                ],
                 middleware=[authentication],
             ),
             create_static_files_router(path="/", directories=[_PAGE], html_mode=True, include_in_schema=False),
@@ -91,6 +100,7 @@ def make_app(
             "changes": Provide(lambda: changes, sync_to_thread=False),
             "known_users": Provide(lambda: users, sync_to_thread=False),
             "logs": Provide(lambda: logs, sync_to_thread=False),
+            "snapshots": Provide(lambda: snapshots, sync_to_thread=False),
             "secure": Provide(lambda: secure, sync_to_thread=False),
         },
         exception_handlers=HANDLERS,

@@ -17,6 +17,7 @@ from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.rights import OPERATORS, shown_to
+from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.web.authentication import OPEN
 from fireflyer.cluster.manager.web.sessions import Principal
 from fireflyer.cluster.schema.api import MAX_PAGE, Commanded, JoinTokenAnswer, JoinTokenRequest, Submission, Submitted
@@ -35,9 +36,16 @@ _After = Annotated[str, QueryParameter(max_length=80)]
 
 
 @post("/tasks", status_code=201)
-async def submit(request: Who, data: JSONBody[Submission], platform: NamedDependency[Platform], key: _Key) -> Submitted:
+async def submit(
+    request: Who,
+    data: JSONBody[Submission],
+    platform: NamedDependency[Platform],
+    snapshots: NamedDependency[Snapshots],
+    key: _Key,
+) -> Submitted:
     """Submit tasks, or an array of them. The same key again answers with the same tasks."""
-    return await platform.submit(request.user.user, request.user.roles, data.specs, key, request.user.group)
+    async with snapshots.held(request.user.user, (spec.program.snapshot for spec in data.specs)):
+        return await platform.submit(request.user.user, request.user.roles, data.specs, key, request.user.group)
 
 
 @post("/tasks/test", status_code=200)
