@@ -166,7 +166,7 @@ FORMATS: Final = (
     Format("platform.session", "msgpack", sessions._Claims),
     Format("platform.manager-config", "toml", PlatformConfig),
     Format("platform.local", "json", platform_layout.LocalPlatform),
-    Format("platform.connection", "json", Connection),
+    Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),
     Format("http.program", "object", tasks.Program),

@@ -17,6 +17,7 @@ from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, connection_path
 
 if TYPE_CHECKING:
+    from fireflyer.cluster.client import Connection
     from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
     from fireflyer.runtime.processes.run_lock import RunLock
 
@@ -142,19 +143,20 @@ def down_command(*, directory: str, force: bool) -> int:
 
 @click.command("login", short_help="Remember where the platform is, and your token.",
                epilog="Example: ff login https://head:9440 --fingerprint 3f1c…")  # fmt: skip
-@click.option("--fingerprint", metavar="SHA256", default="", help="Of the manager's certificate, as its log says it; "
-              "not needed where the certificate is signed for its name.")  # fmt: skip
+@click.option("--fingerprint", "fingerprints", metavar="SHA256", multiple=True, help="Of the manager's certificate, as "
+              "its log says it; repeat it for each URL, in their order. Not needed where certificates are signed for "
+              "the managers' names.")  # fmt: skip
 @click.option("--token-file", metavar="FILE", default="-", shell_complete=complete_file,
               help="File with your token; -: standard input.  [default: -]")  # fmt: skip
-@click.argument("url", metavar="URL")
-def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
+@click.argument("urls", metavar="URL...", nargs=-1, required=True)
+def login_command(*, urls: tuple[str, ...], fingerprints: tuple[str, ...], token_file: str) -> int:
     """Ask the platform at URL who you are, and keep URL and token for the other commands, in a file that only you may
-    read."""
+    read. Where several managers share a platform, give the URL of each: commands then find the one that leads."""
     import sys
 
     import msgspec
 
-    from fireflyer.cluster.client import Client, Connection
+    from fireflyer.cluster.client import Client
     from fireflyer.identity.private_files import read_private_file, write_private_file
 
     if token_file == "-":  # noqa: S105
@@ -163,7 +165,7 @@ def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
         token = sys.stdin.readline(_MAX_TOKEN_BYTES + 1).strip()
     else:
         token = read_private_file(token_file, _MAX_TOKEN_BYTES).decode(errors="replace").strip()
-    connection = Connection(url=url.rstrip("/"), token=token, fingerprint=fingerprint.replace(":", "").lower())
+    connection = _connection(urls, fingerprints, token)
     with Client(connection) as client:
         who = client.whoami()
     path = connection_path()
@@ -171,6 +173,23 @@ def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
     write_private_file(path, msgspec.json.encode(connection) + b"\n")
     click.echo(f"logged in as {who.user}; kept in {path}")
     return 0
+
+
+def _connection(urls: tuple[str, ...], fingerprints: tuple[str, ...], token: str) -> Connection:
+    """Raises `UsageError`."""
+    from fireflyer.cluster.client import MAX_MANAGERS, Connection, ManagerAddress
+
+    if len(urls) > MAX_MANAGERS:
+        raise UsageError(f"{len(urls)} managers are more than {MAX_MANAGERS}; name fewer of them")
+    if fingerprints and len(fingerprints) != len(urls):
+        raise UsageError(
+            f"{len(fingerprints)} fingerprints for {len(urls)} managers; give --fingerprint once for each URL, or never"
+        )
+    first, *others = (
+        ManagerAddress(url=url.rstrip("/"), fingerprint=fingerprint.replace(":", "").lower())
+        for url, fingerprint in zip(urls, fingerprints or [""] * len(urls), strict=True)
+    )
+    return Connection(url=first.url, token=token, fingerprint=first.fingerprint, others=tuple(others))
 
 
 @click.command("manager", short_help="Run a manager of the platform.",

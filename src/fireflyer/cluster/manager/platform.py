@@ -145,7 +145,7 @@ class Platform:
 
     async def sync(self, node: str, said: Sync) -> Orders:
         """Holds the call until there is something new for the node, for `HOLD_NS` at most. Raises `Elsewhere`."""
-        self._require_lead()
+        self.require_lead()
         self._driver.post(messages.Synced(node, said))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HOLD_NS / SECOND):
@@ -161,41 +161,41 @@ class Platform:
         return orders
 
     def _orders(self, node: str) -> Orders | None:
-        orders = self._machine.orders_for(node, self._require_lead())
+        orders = self._machine.orders_for(node, self.require_lead())
         return None if orders is None else self._tickets.add(orders)
 
     # --- views: raise `Elsewhere`, and `NotFound` ---
 
     def task(self, number: int) -> TaskAnswer:
-        now_ns = self._require_lead()
+        now_ns = self.require_lead()
         view = self._machine.task(number, now_ns)
         return TaskAnswer(view, self._machine.runs(number, now_ns), self._machine.why(number, now_ns))
 
     def would_start(self, user: str, group: str, spec: TaskSpec) -> Why:
         """When the task would start if it was submitted now. Raises `UsageError` where it could not be."""
-        return self._machine.would_start(user, group, spec, self._require_lead())
+        return self._machine.would_start(user, group, spec, self.require_lead())
 
     def tasks(self, *, user: str, state: str, name: str, before: int | None, limit: int) -> TaskPage:
         """Newest first, those below `before`. `state`: one, `unfinished`, or empty. Raises `UsageError`."""
         found = self._machine.tasks(
-            self._require_lead(), user=user, states=_states(state), name=name, before=before, limit=limit + 1
+            self.require_lead(), user=user, states=_states(state), name=name, before=before, limit=limit + 1
         )
         return TaskPage(found[:limit], found[limit - 1].id if len(found) > limit else None)
 
     def nodes(self, *, after: str, limit: int) -> tuple[NodeView, ...]:
-        return self._machine.nodes(self._require_lead(), after=after, limit=limit)
+        return self._machine.nodes(self.require_lead(), after=after, limit=limit)
 
     def node(self, name: str) -> NodeView:
-        return self._machine.node(name, self._require_lead())
+        return self._machine.node(name, self.require_lead())
 
     def users(self) -> tuple[UserView, ...]:
-        return self._machine.users(self._require_lead())
+        return self._machine.users(self.require_lead())
 
     def cluster(self) -> ClusterView:
-        return self._machine.cluster(self._require_lead())
+        return self._machine.cluster(self.require_lead())
 
-    def _require_lead(self) -> int:
-        """The time of the machine's clock."""
+    def require_lead(self) -> int:
+        """The time of the machine's clock. Raises `Elsewhere`."""
         now_ns = self._clock.now_ns()
         if not self._machine.may_act(now_ns):
             raise Elsewhere(self.leader_address)

@@ -15,6 +15,7 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.web.authentication import OPEN
 from fireflyer.cluster.manager.web.errors import Unauthenticated
 from fireflyer.cluster.manager.web.routes import Who
@@ -55,8 +56,11 @@ async def log_out(secure: NamedDependency[bool]) -> Response[None]:
 
 
 @get("/events")
-async def events(changes: NamedDependency[Changes], heard: _Heard = None) -> ServerSentEvent:
+async def events(
+    platform: NamedDependency[Platform], changes: NamedDependency[Changes], heard: _Heard = None
+) -> ServerSentEvent:
     """Server-sent events: one for each change of a task or node, from now on, or after `last-event-id`."""
+    platform.require_lead()
     return ServerSentEvent(_messages(changes, heard))
 
 
