@@ -45,7 +45,7 @@ _COMMANDS = {
     "down": "fireflyer.cli.platform.up:down_command",
     "nodes": "fireflyer.cli.platform.nodes:nodes_command",
     "node": "fireflyer.cli.platform.nodes:node_command",
-    "manager": "fireflyer.cli.platform.up:manager_command",
+    "manager": "fireflyer.cli.platform.managers:manager_command",
     "fs": "fireflyer.cli.fs.command",
     "version": "fireflyer.cli.version",
     "completion": "fireflyer.cli.completion",

@@ -60,7 +60,7 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_EVENT_BYTES: Final = 1 << 16
 TIMEOUT_S: Final = 30.0
 FAILOVER_S: Final = 20.0
-"""How long the managers are asked in turn until one of them leads; with the default lease the next leads within 10 s."""
+"""How long managers are asked in turn until one leads; with the default lease the next one leads within 10 s."""
 FAILOVER_PAUSE_S: Final = 0.25
 MAX_MANAGERS: Final = 32
 _T = TypeVar("_T")

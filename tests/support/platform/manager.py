@@ -72,6 +72,7 @@ class ManagerProcess:
             failed_logins_per_minute=settings.pop("failed_logins_per_minute", 10_000),
             **settings,
         )
+        self.store = config.store
         self._config = directory / f"{name}.toml"
         self._config.write_text(to_toml(msgspec.to_builtins(config)))
         self._log = directory / f"{name}.log"
@@ -172,6 +173,10 @@ class ScriptedAgent:
         if self._client is not None:
             self._client.close()
         self._client = None
+
+    def move_to(self, manager: ManagerProcess) -> None:
+        self.next_manager()
+        self._addresses = itertools.cycle((manager.agents,))
 
     def sync(self) -> Orders:
         """Says what is here, and hears what should be. Raises `FireflyerError` where this manager does not answer."""

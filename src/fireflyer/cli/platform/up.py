@@ -1,4 +1,4 @@
-"""`ff up`, `ff down`, `ff login`, `ff manager`: the platform's processes, and how this user reaches it."""
+"""`ff up`, `ff down`, `ff login`: the platform's processes, and how this user reaches it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
     from fireflyer.runtime.processes.run_lock import RunLock
 
-__all__ = ["down_command", "login_command", "manager_command", "up_command"]
+__all__ = ["down_command", "login_command", "up_command"]
 
 DOWN_S: Final = 60.0
 _MAX_TOKEN_BYTES: Final = 256
@@ -190,23 +190,3 @@ def _connection(urls: tuple[str, ...], fingerprints: tuple[str, ...], token: str
         for url, fingerprint in zip(urls, fingerprints or [""] * len(urls), strict=True)
     )
     return Connection(url=first.url, token=token, fingerprint=first.fingerprint, others=tuple(others))
-
-
-@click.command("manager", short_help="Run a manager of the platform.",
-               epilog="Example: ff manager /etc/fireflyer/platform.toml")  # fmt: skip
-@click.argument("config_file", metavar="CONFIG")
-def manager_command(*, config_file: str) -> int:
-    """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
-    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error."""
-    from fireflyer.cli.fs.processes import read_config, run_process
-
-    try:
-        from fireflyer.cluster.manager.process import run_platform_manager
-    except ImportError as error:
-        raise UsageError(
-            f"a manager needs packages that are not installed ({error.name}): pip install 'fireflyer[platform]'"
-        ) from None
-    from fireflyer.cluster.manager.config import PlatformConfig
-
-    config = read_config(config_file, PlatformConfig)
-    return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))
