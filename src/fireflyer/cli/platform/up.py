@@ -17,7 +17,7 @@ from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, connection_path
 
 if TYPE_CHECKING:
-    from fireflyer.cluster.client import Connection
+    from fireflyer.cluster.client import ManagerAddress
     from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
     from fireflyer.runtime.processes.run_lock import RunLock
 
@@ -156,16 +156,17 @@ def login_command(*, urls: tuple[str, ...], fingerprints: tuple[str, ...], token
 
     import msgspec
 
-    from fireflyer.cluster.client import Client
+    from fireflyer.cluster.client import Client, Connection
     from fireflyer.identity.private_files import read_private_file, write_private_file
 
+    first, *others = _managers(urls, fingerprints)
     if token_file == "-":  # noqa: S105
         if sys.stdin.isatty():
             click.echo("token: ", nl=False, err=True)
         token = sys.stdin.readline(_MAX_TOKEN_BYTES + 1).strip()
     else:
         token = read_private_file(token_file, _MAX_TOKEN_BYTES).decode(errors="replace").strip()
-    connection = _connection(urls, fingerprints, token)
+    connection = Connection(url=first.url, token=token, fingerprint=first.fingerprint, others=tuple(others))
     with Client(connection) as client:
         who = client.whoami()
     path = connection_path()
@@ -175,9 +176,9 @@ def login_command(*, urls: tuple[str, ...], fingerprints: tuple[str, ...], token
     return 0
 
 
-def _connection(urls: tuple[str, ...], fingerprints: tuple[str, ...], token: str) -> Connection:
+def _managers(urls: tuple[str, ...], fingerprints: tuple[str, ...]) -> list[ManagerAddress]:
     """Raises `UsageError`."""
-    from fireflyer.cluster.client import MAX_MANAGERS, Connection, ManagerAddress
+    from fireflyer.cluster.client import MAX_MANAGERS, ManagerAddress
 
     if len(urls) > MAX_MANAGERS:
         raise UsageError(f"{len(urls)} managers are more than {MAX_MANAGERS}; name fewer of them")
@@ -185,8 +186,7 @@ def _connection(urls: tuple[str, ...], fingerprints: tuple[str, ...], token: str
         raise UsageError(
             f"{len(fingerprints)} fingerprints for {len(urls)} managers; give --fingerprint once for each URL, or never"
         )
-    first, *others = (
+    return [
         ManagerAddress(url=url.rstrip("/"), fingerprint=fingerprint.replace(":", "").lower())
         for url, fingerprint in zip(urls, fingerprints or [""] * len(urls), strict=True)
-    )
-    return Connection(url=first.url, token=token, fingerprint=first.fingerprint, others=tuple(others))
+    ]
