@@ -6,7 +6,8 @@ agree). `Gang` holds one, tells it what happens, and does what it says.
                          └────────── overdue ──────────────┴──> the ranks are stopped ──> suspended
 
 In COLLECTING each supervisor makes its ranks wait at their next point and answers with the points at which they are, or
-were when they ended. Supervisors answer without asking a rank, so this takes two messages, or the node counts as lost. The answers name the *horizon*, which all supervisors are told.
+were when they ended. Supervisors answer without asking a rank, so this takes two messages, or the node counts as lost.
+The answers name the *horizon*, which all supervisors are told.
 
 What ends a suspension early: `grace_ns` is over; or all ranks that had asked by then have left, and the others, which
 never ask, have had `settle_ns` (a script in which only rank 0 asks).
