@@ -26,10 +26,9 @@ _T = TypeVar("_T")
 class _Manager(click.Group):
     """`ff manager CONFIG` is `ff manager run CONFIG`."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, args if args[0] in self.commands else ["run", *args])
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = not args or args[0] in self.commands or args[0] in ctx.help_option_names
+        return super().parse_args(ctx, args if named else ["run", *args])
 
 
 @click.group("manager", cls=_Manager, short_help="Run a manager of the platform; back up what managers keep.",
