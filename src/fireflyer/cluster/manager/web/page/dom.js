@@ -9,7 +9,7 @@ export function el(name, attributes = {}, ...children) {
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined).map(asNode));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map(asNode));
   return made;
 }
 
