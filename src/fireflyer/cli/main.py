@@ -48,7 +48,7 @@ _COMMANDS = {
     "nodes": "fireflyer.cli.platform.nodes:nodes_command",
     "node": "fireflyer.cli.platform.nodes:node_command",
     "user": "fireflyer.cli.platform.users:user_command",
-    "manager": "fireflyer.cli.platform.up:manager_command",
+    "manager": "fireflyer.cli.platform.managers:manager_command",
     "fs": "fireflyer.cli.fs.command",
     "version": "fireflyer.cli.version",
     "completion": "fireflyer.cli.completion",

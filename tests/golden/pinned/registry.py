@@ -60,12 +60,12 @@ from fireflyer.fs.service.local.layout import LocalCluster
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta import registry
 from fireflyer.fs.service.meta.config import MetaConfig
-from fireflyer.fs.service.meta.offline_store import Row
 from fireflyer.fs.service.storage import target_directory
 from fireflyer.fs.service.storage.config import StorageConfig
 from fireflyer.identity import TokenInfo, handshake, machines, tokens
 from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
+from fireflyer.kvstore.dump import Row
 from fireflyer.recipes import corpus, train_gpt
 from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
@@ -155,7 +155,7 @@ FORMATS: Final = (
     Format("platform.run-progress", "json", runner.RunProgress),
     Format("platform.run-end", "json", sync.EndedRun),
     # Rows of the platform's managers, and what they keep beside these.
-    Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow),
+    Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow, revision=2),
     Format("platform.row.config", "msgpack", platform_rows.ConfigRow),
     Format("platform.row.task", "msgpack", platform_rows.TaskRow),
     Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
@@ -171,7 +171,7 @@ FORMATS: Final = (
     Format("platform.session", "msgpack", sessions._Claims),
     Format("platform.manager-config", "toml", PlatformConfig),
     Format("platform.local", "json", platform_layout.LocalPlatform),
-    Format("platform.connection", "json", Connection),
+    Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),
     Format("http.program", "object", tasks.Program),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -73,7 +74,7 @@ class ManagerProcess:
             store=store or f"embedded:{directory / 'store'}",
             directory=str(directory),
             listen=settings.pop("listen", "127.0.0.1:0"),
-            listen_agents="127.0.0.1:0",
+            listen_agents=settings.pop("listen_agents", "127.0.0.1:0"),
             secret_file=str(secret),
             tokens_file=str(tokens_file),
             operators=("admin",),
@@ -82,6 +83,7 @@ class ManagerProcess:
             failed_logins_per_minute=settings.pop("failed_logins_per_minute", 10_000),
             **settings,
         )
+        self.store = config.store
         self._config = directory / f"{name}.toml"
         self._config.write_text(to_toml(msgspec.to_builtins(config)))
         self._log = directory / f"{name}.log"
@@ -118,6 +120,10 @@ class ManagerProcess:
             self._process.stdout.close()
             self._process = None
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def log(self) -> str:
         return self._log.read_text()[-4000:]
 
@@ -153,13 +159,16 @@ def _answered(status: int, data: bytes, headers: Any) -> Answered:
 class ScriptedAgent:
     """Joins as `name` and says what it is told to say: what is on the node is `runs`."""
 
-    def __init__(self, manager: ManagerProcess, name: str) -> None:
+    def __init__(self, manager: ManagerProcess, name: str, *, addresses: tuple[str, ...] = ()) -> None:
+        """`addresses`: of all managers, the one that it asks first in front; by default that of `manager`."""
         with manager.client("admin") as client:
             token = client.join_token(name)
         with BlockingRpcClient.connect(manager.agents, UserCredential(token), CALL_NS) as joining:
             admitted = joining.call(JOIN_MACHINE, JoinMachine(token_id=token_id_of(token), port=1), CALL_NS)
         credential = derive_credential(token_key(token), token_id=admitted.token_id, nonce=admitted.nonce)
-        self._client = BlockingRpcClient.connect(manager.agents, UserCredential(credential), CALL_NS)
+        self._credential = UserCredential(credential)
+        self._addresses = itertools.cycle(addresses or (manager.agents,))
+        self._client: BlockingRpcClient | None = None
         self.runs: dict[str, RunStatus] = {}
         self.orders = Orders(term=0, version=0)
         self._sequence = 0
@@ -168,10 +177,20 @@ class ScriptedAgent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self.next_manager()
+
+    def next_manager(self) -> None:
+        """The next call is of another manager, or of the same one with a new connection."""
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def move_to(self, manager: ManagerProcess) -> None:
+        self.next_manager()
+        self._addresses = itertools.cycle((manager.agents,))
 
     def sync(self) -> Orders:
-        """Says what is here, and hears what should be."""
+        """Says what is here, and hears what should be. Raises `FireflyerError` where this manager does not answer."""
         self._sequence += 1
         inventory = Inventory(
             address="127.0.0.1", port=1, version="test", boot_id="b", hostname="h", cores=1, memory_bytes=1
@@ -184,14 +203,19 @@ class ScriptedAgent:
             inventory=inventory,
             runs=tuple(self.runs.values()),
         )
-        self.orders = self._client.call(SYNC, said, CALL_NS)
+        self.orders = self._connected().call(SYNC, said, CALL_NS)
         return self.orders
 
+    def _connected(self) -> BlockingRpcClient:
+        if self._client is None:
+            self._client = BlockingRpcClient.connect(next(self._addresses), self._credential, CALL_NS)
+        return self._client
+
     def append_log(self, task: int, run: int, token: str, chunk: LogChunk) -> LogAnswer:
-        return self._client.call(APPEND_LOG, AppendLog(task=task, run=run, run_token=token, chunk=chunk), CALL_NS)
+        return self._connected().call(APPEND_LOG, AppendLog(task=task, run=run, run_token=token, chunk=chunk), CALL_NS)
 
     def end_log(self, task: int, run: int, token: str, end: LogEnd) -> LogAnswer:
-        return self._client.call(END_LOG, EndLog(task=task, run=run, run_token=token, end=end), CALL_NS)
+        return self._connected().call(END_LOG, EndLog(task=task, run=run, run_token=token, end=end), CALL_NS)
 
     def follow_starts(self) -> None:
         """What is ordered runs, and does not end by itself."""
@@ -200,7 +224,7 @@ class ScriptedAgent:
                 self.runs[order.run_token] = RunStatus(token=order.run_token, state="running", lead=True)
 
     def fetch(self, asked: FetchBlob) -> BlobPiece:
-        return self._client.call(FETCH_BLOB, asked, CALL_NS)
+        return self._connected().call(FETCH_BLOB, asked, CALL_NS)
 
     def follow(self, cause: Cause = Cause.SUCCEEDED) -> None:
         """What an agent does whose programs end at once: everything ordered ends with `cause`."""

@@ -80,6 +80,14 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
             "each must be less than the next",
         ),
         (["version", "extra"], "unexpected extra argument"),
+        (["manager", "none.toml"], "configuration 'none.toml' is not a file"),
+        (["manager", "backup", "none.toml", "kept"], "configuration 'none.toml' is not a file"),
+        (["manager", "restore", "none.toml", "kept"], "configuration 'none.toml' is not a file"),
+        (["manager", "backup", "none.toml"], "Missing argument 'FILE'; see 'ff manager backup --help'"),
+        (
+            ["login", "https://a:1", "https://b:1", "--fingerprint", "3f", "--token-file", "none"],
+            "1 fingerprints for 2 managers; give --fingerprint once for each URL, or never",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_exit_code_2(

@@ -19,6 +19,7 @@ from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
 from fireflyer.cli.main import ff
+from fireflyer.cli.platform.managers import manager_command
 from fireflyer.cli.version import command as version_command
 
 Capture = pytest.CaptureFixture[str]
@@ -29,6 +30,7 @@ COMMANDS: Mapping[str, click.Command] = {
     "version": version_command,
     "completion": completion_command,
     **{f"agent {name}": one for name, one in agent_command.commands.items()},
+    **{f"manager {name}": one for name, one in manager_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],
 }

@@ -1,4 +1,4 @@
-"""`ff up`, `ff down`, `ff login`, `ff manager`: the platform's processes, and how this user reaches it."""
+"""`ff up`, `ff down`, `ff login`: the platform's processes, and how this user reaches it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, connection_path
 
 if TYPE_CHECKING:
+    from fireflyer.cluster.client import ManagerAddress
     from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
     from fireflyer.runtime.processes.run_lock import RunLock
 
-__all__ = ["down_command", "login_command", "manager_command", "up_command"]
+__all__ = ["down_command", "login_command", "up_command"]
 
 DOWN_S: Final = 60.0
 _MAX_TOKEN_BYTES: Final = 256
@@ -142,14 +143,15 @@ def down_command(*, directory: str, force: bool) -> int:
 
 @click.command("login", short_help="Remember where the platform is, and your token.",
                epilog="Example: ff login https://head:9440 --fingerprint 3f1c…")  # fmt: skip
-@click.option("--fingerprint", metavar="SHA256", default="", help="Of the manager's certificate, as its log says it; "
-              "not needed where the certificate is signed for its name.")  # fmt: skip
+@click.option("--fingerprint", "fingerprints", metavar="SHA256", multiple=True, help="Of the manager's certificate, as "
+              "its log says it; repeat it for each URL, in their order. Not needed where certificates are signed for "
+              "the managers' names.")  # fmt: skip
 @click.option("--token-file", metavar="FILE", default="-", shell_complete=complete_file,
               help="File with your token; -: standard input.  [default: -]")  # fmt: skip
-@click.argument("url", metavar="URL")
-def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
+@click.argument("urls", metavar="URL...", nargs=-1, required=True)
+def login_command(*, urls: tuple[str, ...], fingerprints: tuple[str, ...], token_file: str) -> int:
     """Ask the platform at URL who you are, and keep URL and token for the other commands, in a file that only you may
-    read."""
+    read. Where several managers share a platform, give the URL of each: commands then find the one that leads."""
     import sys
 
     import msgspec
@@ -157,13 +159,14 @@ def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
     from fireflyer.cluster.client import Client, Connection
     from fireflyer.identity.private_files import read_private_file, write_private_file
 
+    first, *others = _managers(urls, fingerprints)
     if token_file == "-":  # noqa: S105
         if sys.stdin.isatty():
             click.echo("token: ", nl=False, err=True)
         token = sys.stdin.readline(_MAX_TOKEN_BYTES + 1).strip()
     else:
         token = read_private_file(token_file, _MAX_TOKEN_BYTES).decode(errors="replace").strip()
-    connection = Connection(url=url.rstrip("/"), token=token, fingerprint=fingerprint.replace(":", "").lower())
+    connection = Connection(url=first.url, token=token, fingerprint=first.fingerprint, others=tuple(others))
     with Client(connection) as client:
         who = client.whoami()
     path = connection_path()
@@ -173,29 +176,17 @@ def login_command(*, url: str, fingerprint: str, token_file: str) -> int:
     return 0
 
 
-@click.command("manager", short_help="Run a manager of the platform.",
-               epilog="Example: ff manager /etc/fireflyer/platform.toml")  # fmt: skip
-@click.option("--new-admin", metavar="NAME", help="Make NAME an administrator, print a token for them, and end.  "
-              "[default: run the manager]")  # fmt: skip
-@click.argument("config_file", metavar="CONFIG")
-def manager_command(*, config_file: str, new_admin: str | None) -> int:
-    """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
-    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error.
+def _managers(urls: tuple[str, ...], fingerprints: tuple[str, ...]) -> list[ManagerAddress]:
+    """Raises `UsageError`."""
+    from fireflyer.cluster.client import MAX_MANAGERS, ManagerAddress
 
-    The first administrator of a cluster is made with --new-admin, by who may read CONFIG and open its store; an
-    embedded store has one process at a time, so its manager must not run."""
-    from fireflyer.cli.fs.processes import read_config, run_process
-
-    try:
-        from fireflyer.cluster.manager.process import new_administrator, run_platform_manager
-    except ImportError as error:
+    if len(urls) > MAX_MANAGERS:
+        raise UsageError(f"{len(urls)} managers are more than {MAX_MANAGERS}; name fewer of them")
+    if fingerprints and len(fingerprints) != len(urls):
         raise UsageError(
-            f"a manager needs packages that are not installed ({error.name}): pip install 'fireflyer[platform]'"
-        ) from None
-    from fireflyer.cluster.manager.config import PlatformConfig
-
-    config = read_config(config_file, PlatformConfig)
-    if new_admin is not None:
-        click.echo(asyncio.run(new_administrator(config, new_admin)))
-        return 0
-    return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))
+            f"{len(fingerprints)} fingerprints for {len(urls)} managers; give --fingerprint once for each URL, or never"
+        )
+    return [
+        ManagerAddress(url=url.rstrip("/"), fingerprint=fingerprint.replace(":", "").lower())
+        for url, fingerprint in zip(urls, fingerprints or [""] * len(urls), strict=True)
+    ]

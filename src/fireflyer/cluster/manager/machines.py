@@ -24,7 +24,7 @@ from fireflyer.identity.handshake import BEARER_MARK, NONCE_BYTES, UserKey, toke
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 
-__all__ = ["JOIN_MARK", "Admission", "JoinToken", "MachineRow", "Machines"]
+__all__ = ["JOIN_MARK", "PREFIX", "Admission", "JoinToken", "MachineRow", "Machines"]
 
 _log = logging.getLogger(__name__)
 JOIN_MARK: Final = "join "
@@ -32,9 +32,10 @@ JOIN_MARK: Final = "join "
 MAX_MACHINES: Final = 16_384
 MAX_JOIN_TOKENS: Final = 16_384
 LOOK_S: Final = 1.0
-_MACHINES: Final = b"PKma"
-_JOIN_TOKENS: Final = b"PKjt"
-_VERSION: Final = b"PKve"
+PREFIX: Final = b"PK"
+_MACHINES: Final = PREFIX + b"ma"
+_JOIN_TOKENS: Final = PREFIX + b"jt"
+_VERSION: Final = PREFIX + b"ve"
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 _Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _R = TypeVar("_R", bound=msgspec.Struct)

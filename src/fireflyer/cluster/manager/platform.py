@@ -101,10 +101,6 @@ class Platform:
     def leads(self) -> bool:
         return self._machine.may_act(self._clock.now_ns())
 
-    def require_lead(self) -> None:
-        """Raises `Elsewhere`."""
-        self._require_lead()
-
     @property
     def leader_address(self) -> str:
         return self._machine.leader_address
@@ -165,7 +161,7 @@ class Platform:
 
     async def sync(self, node: str, said: Sync) -> Orders:
         """Holds the call until there is something new for the node, for `HOLD_NS` at most. Raises `Elsewhere`."""
-        self._require_lead()
+        self.require_lead()
         self._driver.post(messages.Synced(node, said))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HOLD_NS / SECOND):
@@ -181,70 +177,70 @@ class Platform:
         return orders
 
     def _orders(self, node: str) -> Orders | None:
-        orders = self._machine.orders_for(node, self._require_lead())
+        orders = self._machine.orders_for(node, self.require_lead())
         return None if orders is None else self._tickets.add(orders)
 
     # --- views: raise `Elsewhere`, and `NotFound` ---
 
     def task(self, number: int) -> TaskAnswer:
-        now_ns = self._require_lead()
+        now_ns = self.require_lead()
         view = self._machine.task(number, now_ns)
         return TaskAnswer(view, self._machine.runs(number, now_ns), self._machine.why(number, now_ns))
 
     def progress(self, number: int) -> TaskProgress:
         """How far a task is, without why."""
-        now_ns = self._require_lead()
+        now_ns = self.require_lead()
         view, time_ns = self._machine.task(number, now_ns), self._machine.time_ns(now_ns)
         return TaskProgress(view, self._machine.runs(number, now_ns), time_ns)
 
     def why(self, number: int) -> str:
-        return self._machine.why(number, self._require_lead()).text
+        return self._machine.why(number, self.require_lead()).text
 
     def run_place(self, task: int, run: int) -> tuple[str, str]:
         """Token of the run, and the node of its launcher."""
-        return self._machine.run_place(task, run, self._require_lead())
+        return self._machine.run_place(task, run, self.require_lead())
 
     def would_start(self, user: str, group: str, spec: TaskSpec) -> Why:
         """When the task would start if it was submitted now. Raises `UsageError` where it could not be."""
-        return self._machine.would_start(user, group, spec, self._require_lead())
+        return self._machine.would_start(user, group, spec, self.require_lead())
 
     def tasks(self, *, user: str, state: str, name: str, before: int | None, limit: int) -> TaskPage:
         """Newest first, those below `before`. `state`: one, `unfinished`, or empty. Raises `UsageError`."""
         found = self._machine.tasks(
-            self._require_lead(), user=user, states=_states(state), name=name, before=before, limit=limit + 1
+            self.require_lead(), user=user, states=_states(state), name=name, before=before, limit=limit + 1
         )
         return TaskPage(found[:limit], found[limit - 1].id if len(found) > limit else None)
 
     def nodes(self, *, after: str, limit: int) -> tuple[NodeView, ...]:
-        return self._machine.nodes(self._require_lead(), after=after, limit=limit)
+        return self._machine.nodes(self.require_lead(), after=after, limit=limit)
 
     def node(self, name: str) -> NodeView:
-        return self._machine.node(name, self._require_lead())
+        return self._machine.node(name, self.require_lead())
 
     def snapshots(self) -> tuple[tuple[str, str], ...]:
         """User and snapshot of all unfinished tasks that have one."""
-        return self._machine.snapshots(self._require_lead())
+        return self._machine.snapshots(self.require_lead())
 
     def runs_snapshot(self, node: str, snapshot: str) -> bool:
         """Whether the node is to run a task that has this snapshot."""
-        orders = self._machine.orders_for(node, self._require_lead())
+        orders = self._machine.orders_for(node, self.require_lead())
         if orders is None:
             raise Busy(f"this manager has not heard {node} yet; ask again")
         return bool(snapshot) and any(run.snapshot == snapshot and run.wanted == "run" for run in orders.runs)
 
     def term(self) -> int:
         """Of this manager's lead."""
-        self._require_lead()
+        self.require_lead()
         return self._machine.term
 
     def users(self) -> tuple[UserView, ...]:
-        return self._machine.users(self._require_lead())
+        return self._machine.users(self.require_lead())
 
     def cluster(self) -> ClusterView:
-        return self._machine.cluster(self._require_lead())
+        return self._machine.cluster(self.require_lead())
 
-    def _require_lead(self) -> int:
-        """The time of the machine's clock."""
+    def require_lead(self) -> int:
+        """The time of the machine's clock. Raises `Elsewhere`."""
         now_ns = self._clock.now_ns()
         if not self._machine.may_act(now_ns):
             raise Elsewhere(self.leader_address)

@@ -12,6 +12,8 @@ from fireflyer.cluster.schema.tasks import MAX_ARRAY, TaskId, TaskSpec
 __all__ = [
     "API",
     "CSRF_HEADER",
+    "KEY_HEADER",
+    "LEADER_HEADER",
     "MAX_PAGE",
     "MAX_SENT_BYTES",
     "Change",
@@ -33,6 +35,10 @@ __all__ = [
 API: Final = "/api/v1"
 CSRF_HEADER: Final = "x-ff-csrf"
 """Carries the `csrf` of a browser's session in all requests that change something."""
+KEY_HEADER: Final = "Idempotency-Key"
+"""Names a submission: sent again it makes no second task."""
+LEADER_HEADER: Final = "x-ff-leader"
+"""Of an answer 503: this manager does not lead, and nothing was done. The URL of the one that does, or empty."""
 MAX_PAGE: Final = 1000
 """Rows of one answer."""
 MAX_SENT_BYTES: Final = 17 << 30

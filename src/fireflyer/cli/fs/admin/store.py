@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from typing import IO, TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
 from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
+from fireflyer.cli.new_file import new_file
 
 if TYPE_CHECKING:
     from fireflyer.fs.core.meta.fsck.rows import Problem
@@ -132,29 +131,10 @@ def dump_command(*, store: str, file: str) -> int:
     are not included."""
     from fireflyer.fs.service.meta.offline_store import dump_store
 
-    with _new_file(file) as out:
+    with new_file(file) as out:
         rows = _on(store, functools.partial(dump_store, file=out))
     click.echo(f"{rows} rows in {file}")
     return 0
-
-
-@contextlib.contextmanager
-def _new_file(path: str) -> Iterator[IO[bytes]]:
-    """It has its name when all is in it and on the disk. Only its owner may read it."""
-    if os.path.lexists(path):
-        raise UsageError(f"{path} exists already; give another FILE")
-    try:
-        out = tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".ff-dump-")  # noqa: SIM115
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-    with out:
-        yield out
-        try:
-            out.flush()
-            os.fsync(out.fileno())
-            os.link(out.name, path)
-        except OSError as error:
-            raise PermanentError(f"cannot write {path}: {error.strerror}") from error
 
 
 @click.command(

@@ -75,11 +75,15 @@ class Leading:
             self._dirty[node] = None
         return True
 
-    def settled(self, now_ns: int) -> bool:
-        """Nodes have had the time to be heard by a new leader."""
+    def unsettled(self, now_ns: int) -> str:
+        """Why nothing is started or interrupted yet; empty once nodes have had the time to be heard by a new leader,
+        and runs that a restored store does not know the time to end."""
+        if self.ledger.time_ns(now_ns) < self.ledger.state.starts_after_ns:
+            return "the store was restored from a backup, and runs that were started after it have time to end"
         if now_ns - self._since_ns >= self._settings.settle_ns:
-            return True
-        return all(self.heard.ever(name) for name in self.ledger.nodes.committed)
+            return ""
+        heard = all(self.heard.ever(name) for name in self.ledger.nodes.committed)
+        return "" if heard else "the manager has just begun and waits to hear from all nodes"
 
     # --- a draft ---
 
@@ -115,7 +119,7 @@ class Leading:
 
     def _schedule(self, time_ns: int, now_ns: int) -> None:
         waited = self._decided_ns is None or now_ns - self._decided_ns >= self._settings.schedule_every_ns
-        if waited and self._planner.is_due(time_ns) and self.settled(now_ns):
+        if waited and self._planner.is_due(time_ns) and not self.unsettled(now_ns):
             self._decided_ns = now_ns
             self._planner.decide(time_ns)
 

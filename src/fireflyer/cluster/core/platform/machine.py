@@ -207,8 +207,8 @@ class PlatformMachine:
     def why(self, task: int, now_ns: int) -> Why:
         leading = self._lead(now_ns)
         why = leading.show.why(leading.show.row(task), self.time_ns(now_ns))
-        unsettled = "" if leading.settled(now_ns) else "; the manager has just begun and waits to hear from all nodes"
-        return msgspec.structs.replace(why, text=why.text + unsettled)
+        unsettled = leading.unsettled(now_ns)
+        return msgspec.structs.replace(why, text=f"{why.text}; {unsettled}") if unsettled else why
 
     def would_start(self, user: str, group: str, spec: TaskSpec, now_ns: int) -> Why:
         """What would become of a submission."""

@@ -15,6 +15,7 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.web.authentication import OPEN
 from fireflyer.cluster.manager.web.errors import Unauthenticated
 from fireflyer.cluster.manager.web.routes import Who
@@ -58,10 +59,15 @@ async def log_out(secure: NamedDependency[bool]) -> Response[None]:
 
 @get("/events")
 async def events(
-    request: Who, changes: NamedDependency[Changes], sessions: NamedDependency[Sessions], heard: _Heard = None
+    request: Who,
+    platform: NamedDependency[Platform],
+    changes: NamedDependency[Changes],
+    sessions: NamedDependency[Sessions],
+    heard: _Heard = None,
 ) -> ServerSentEvent:
     """Server-sent events: one for each change of a task or node, from now on, or after `last-event-id`. They end when
     the token that asked is revoked or expires."""
+    platform.require_lead()
     return ServerSentEvent(_messages(changes, heard, lambda: sessions.still_valid(request.user.token_id)))
 
 

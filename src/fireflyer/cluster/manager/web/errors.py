@@ -23,7 +23,8 @@ from fireflyer.base.errors import (
     UsageError,
 )
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.schema.api import ErrorView
+from fireflyer.cluster.manager.platform import Elsewhere
+from fireflyer.cluster.schema.api import LEADER_HEADER, ErrorView
 
 __all__ = ["HANDLERS", "TooOften", "Unauthenticated", "answer"]
 
@@ -58,6 +59,8 @@ def _of_ours(_request: Request[Any, Any, Any], error: FireflyerError) -> Respons
         return answer(401, "unauthenticated", message, {"WWW-Authenticate": "Bearer"})
     if isinstance(error, TooOften):
         return answer(429, "too_often", message, {"Retry-After": str(max(1, (error.retry_ns or 0) // SECOND))})
+    if isinstance(error, Elsewhere):
+        return answer(503, error.code, message, {"Retry-After": "1", LEADER_HEADER: error.address})
     for kind, status in _STATUSES:
         if isinstance(error, kind):
             return answer(status, kind.code, message, {"Retry-After": "1"} if status == 503 else None)

@@ -1,8 +1,6 @@
 """The store of the meta service while the service is down: checked, mended, written to a file, and read from one.
 
-A dump is a line with its format, then every row of the store (the manager's too: chains are where the chunks of files
-are found) as a MessagePack array of key and value, then an array of the number of rows and their CRC-32. It is whole or
-it is refused.
+A dump (`kvstore.dump`) has every row of the store, the manager's too: chains are where the chunks of files are found.
 
 Chunks are not in it, and remember numbers that were given out after it was written: an inode number given again would
 show another file's bytes, a session's would have its updates taken for old ones. A store that is loaded therefore goes
@@ -11,14 +9,12 @@ on with numbers that nobody can have got.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import IO, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import Busy, DataCorruption, UsageError
+from fireflyer.base.errors import Busy, UsageError
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
 from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
@@ -30,32 +26,20 @@ from fireflyer.fs.service.meta.registry import MAX_SERVICES
 from fireflyer.fs.service.meta.registry import PREFIX as SERVICES
 from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
 from fireflyer.kvstore.core.rows import decode_row, encode_row
+from fireflyer.kvstore.dump import PAGE_ROWS, DumpFormat, DumpWriter, Progress, Row, load_rows, read_dump, silent
 
 __all__ = ["check_store", "dump_store", "load_store", "repair_store"]
 
-FIRST_LINE: Final = b"fireflyer metadata 1\n"
-PAGE_ROWS: Final = 5000
+FORMAT: Final = DumpFormat(b"fireflyer metadata 1\n", "metadata dump")
 REPAIRED_AT_ONCE: Final = 500
 """Problems in one transaction."""
-LOADED_BYTES_AT_ONCE: Final = 4 << 20
-LOADED_ROWS_AT_ONCE: Final = 2000
-MAX_ROW_BYTES: Final = 4 << 20
 NUMBERS_PER_S: Final = 1 << 20
 """Since 1970, more than any cluster gives out: numbers from that time on are new, however often a dump is loaded."""
 CHAIN_CHANGES: Final = 1 << 12
 """More than a chain has seen since the dump; its version has 32 bits."""
-_LENGTH_BYTES: Final = 4
-
-Row = tuple[bytes, bytes]
-Progress = Callable[[int], None]
-"""Told of rows so far, now and then."""
 
 
-def _silent(rows: int) -> None:
-    """Nobody looks."""
-
-
-async def check_store(engine: Engine, progress: Progress = _silent) -> list[Problem]:
+async def check_store(engine: Engine, progress: Progress = silent) -> list[Problem]:
     """Raises `Busy` where managers run on it."""
     checker, rows = Checker(), 0
     async for page in _pages(engine):
@@ -81,37 +65,25 @@ async def repair_store(engine: Engine, problems: Sequence[Problem], now_ns: int)
     return repaired
 
 
-async def dump_store(engine: Engine, file: IO[bytes], progress: Progress = _silent) -> int:
+async def dump_store(engine: Engine, file: IO[bytes], progress: Progress = silent) -> int:
     """Rows written. Raises `Busy` where managers run on it."""
-    encoder = msgspec.msgpack.Encoder()
-    file.write(FIRST_LINE)
-    rows = crc = 0
+    dump = DumpWriter(file, FORMAT)
     async for page in _pages(engine):
-        for row in page:
-            encoded = encoder.encode(row)
-            crc = zlib.crc32(encoded, crc)
-            file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
-        rows += len(page)
-        progress(rows)
-    file.write(bytes(_LENGTH_BYTES) + encoder.encode((rows, crc)))
-    return rows
+        dump.add(page)
+        progress(dump.rows)
+    return dump.finish()
 
 
-async def load_store(engine: Engine, file: IO[bytes], now_ns: int, progress: Progress = _silent) -> int:
+async def load_store(engine: Engine, file: IO[bytes], now_ns: int, progress: Progress = silent) -> int:
     """Into an empty store; rows written. `file` is read twice. `now_ns`: since 1970. Raises `UsageError` where the
     store is not empty, `DataCorruption` for what is no whole dump: then nothing is in the store."""
     if (await engine.read(lambda rows: rows.get_range(b"", None, limit=1))).items:
         raise UsageError("the store is not empty; move it away first, or give an empty one with --store")
     first = now_ns // 1_000_000_000 * NUMBERS_PER_S
-    for _ in _renumbered(_read_rows(file), first):
+    for _ in _renumbered(read_dump(file, FORMAT), first):
         """The whole file, before the first row of it counts."""
     file.seek(0)
-    done = 0
-    for batch in _batches(_renumbered(_read_rows(file), first)):
-        await engine.transact(lambda rows, batch=batch: _put(rows, batch), idempotent=True)  # type: ignore[misc]
-        done += len(batch)
-        progress(done)
-    return done
+    return await load_rows(engine, _renumbered(read_dump(file, FORMAT), first), progress)
 
 
 def _renumbered(rows: Iterator[Row], first: int) -> Iterator[Row]:
@@ -130,56 +102,6 @@ def _renumbered(rows: Iterator[Row], first: int) -> Iterator[Row]:
         else:
             yield key, value
     yield IDS_KEY, skipped(ids, first)
-
-
-async def _put(rows: Transaction, batch: Sequence[Row]) -> None:
-    for key, value in batch:
-        rows.set(key, value)
-
-
-def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    size = 0
-    for row in rows:
-        batch.append(row)
-        size += len(row[0]) + len(row[1])
-        if size >= LOADED_BYTES_AT_ONCE or len(batch) == LOADED_ROWS_AT_ONCE:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _read_rows(file: IO[bytes]) -> Iterator[Row]:
-    """Raises `DataCorruption`, at the end at the latest."""
-    if file.read(len(FIRST_LINE)) != FIRST_LINE:
-        raise DataCorruption(f"{_name_of(file)} is not a metadata dump, or was written by a newer release")
-    rows, crc = 0, 0
-    decoder = msgspec.msgpack.Decoder(Row)
-    while length := int.from_bytes(_exactly(file, _LENGTH_BYTES), "big"):
-        if length > MAX_ROW_BYTES:
-            raise DataCorruption(f"{_name_of(file)} is damaged: row {rows} has {length} bytes; use another dump")
-        encoded = _exactly(file, length)
-        crc = zlib.crc32(encoded, crc)
-        try:
-            yield decoder.decode(encoded)
-        except DECODE_ERRORS as error:
-            raise DataCorruption(f"{_name_of(file)} is damaged in row {rows}: {error}; use another dump") from error
-        rows += 1
-    if file.read() != msgspec.msgpack.encode((rows, crc)):
-        raise DataCorruption(f"{_name_of(file)} is damaged: the checksum of {rows} rows is wrong; use another dump")
-
-
-def _exactly(file: IO[bytes], size: int) -> bytes:
-    data = file.read(size)
-    if len(data) != size:
-        raise DataCorruption(f"{_name_of(file)} is truncated; use another dump")
-    return data
-
-
-def _name_of(file: IO[bytes]) -> str:
-    name = getattr(file, "name", None)
-    return name if isinstance(name, str) else "the dump"
 
 
 async def _pages(engine: Engine) -> AsyncIterator[Sequence[Row]]:

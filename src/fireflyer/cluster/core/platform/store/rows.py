@@ -26,7 +26,18 @@ from fireflyer.cluster.schema.sync import EndedRun, Inventory
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 
-__all__ = ["CONFIG_KEY", "NODES", "OUTBOX_PREFIX", "PLACES", "RUNS", "STATE_KEY", "SUBMISSIONS", "TASKS", "USAGE"]
+__all__ = [
+    "CONFIG_KEY",
+    "NODES",
+    "OUTBOX_PREFIX",
+    "PLACES",
+    "PREFIX",
+    "RUNS",
+    "STATE_KEY",
+    "SUBMISSIONS",
+    "TASKS",
+    "USAGE",
+]
 __all__ += [
     "Account",
     "ClusterRow",
@@ -72,6 +83,8 @@ class ClusterRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, nodes that a run had."""
     productive_ns: int = 0
     """Nodes times productive time, of runs that have ended."""
+    starts_after_ns: int = 0
+    """Nothing is started or interrupted before: the store was restored, and runs that it does not know may live."""
 
 
 class ConfigRow(msgspec.Struct, frozen=True, kw_only=True):

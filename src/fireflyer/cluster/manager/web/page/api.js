@@ -1,6 +1,7 @@
 // The HTTP API with the session's cookie; what changes something carries the session's csrf value.
 
 const ROOT = "/api/v1";
+const PAGE_ROWS = 1000;
 let csrf = "";
 
 export class Refused extends Error {
@@ -44,7 +45,17 @@ export async function logIn(token) {
 export const logOut = () => ask("DELETE", "/session");
 export const tasks = (query) => ask("GET", `/tasks?${new URLSearchParams(query)}`);
 export const task = (number) => ask("GET", `/tasks/${number}`);
-export const nodes = () => ask("GET", "/nodes");
+
+// All nodes, in as many answers as they need.
+export async function nodes() {
+  const all = [];
+  for (;;) {
+    const some = await ask("GET", `/nodes?${new URLSearchParams({ after: all.at(-1)?.name ?? "", limit: PAGE_ROWS })}`);
+    all.push(...some);
+    if (some.length < PAGE_ROWS) return all;
+  }
+}
+
 export const users = () => ask("GET", "/users");
 export const cluster = () => ask("GET", "/cluster");
 export const command = (type, fields) => ask("POST", "/commands", { type, ...fields });

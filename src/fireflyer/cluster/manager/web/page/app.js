@@ -3,9 +3,12 @@
 import * as api from "./api.js";
 import { el } from "./dom.js";
 import { clusterPage } from "./cluster.js";
+import { restoreFocus, watchFocus } from "./focus.js";
+import { helpDialog } from "./help.js";
 import { nodesPage } from "./nodes.js";
 import { submitPage } from "./submit.js";
 import { taskPage, tasksPage } from "./tasks.js";
+import { themeSwitch } from "./theme.js";
 import { usersPage } from "./users.js";
 
 const PAGES = [["tasks", "Tasks", "t"], ["nodes", "Nodes", "n"], ["cluster", "Cluster", "c"], ["users", "Users", "u"],
@@ -18,6 +21,8 @@ let me = null;
 let page = null;
 let pending = null;
 let following = null;
+const help = helpDialog([...PAGES.map(([, title, key]) => [key, title]), ["/", "Search"], ["Enter", "Open the row that has the focus"],
+  ["?", "These keys"]]);
 
 function route() {
   const [, name = "tasks", argument = ""] = location.hash.replace(/^#?/, "").split("/");
@@ -40,6 +45,7 @@ async function refresh() {
   if (!shown?.refresh) return;
   try {
     await shown.refresh();
+    restoreFocus(main);
     say("");
   } catch (error) {
     if (error.status === 401) return logInPage();
@@ -83,20 +89,24 @@ async function begin(found) {
   nav.hidden = false;
   nav.replaceChildren(...PAGES.map(([name, title]) => el("a", { href: `#/${name}`, "data-page": name }, title)));
   const out = el("button", { onclick: async () => { await api.logOut(); logInPage(); } }, "Log out");
-  document.getElementById("who").replaceChildren(`${me.user} `, out);
+  const keys = el("button", { "aria-label": "Keys", title: "Keys (?)", onclick: () => help.showModal() }, "?");
+  document.getElementById("who").replaceChildren(`${me.user} `, out, keys);
   following = api.follow(soon, (connected) => say(connected ? "" : "The platform does not answer; trying again."));
   route();
 }
 
 document.addEventListener("keydown", (event) => {
-  if (!me || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+  if (!me || help.open || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
   const found = PAGES.find(([, , key]) => key === event.key);
   if (found) location.hash = `/${found[0]}`;
+  if (event.key === "?") help.showModal();
   if (event.key === "/") {
     const search = main.querySelector("input[type=search]");
     if (search) { event.preventDefault(); search.focus(); }
   }
 });
+document.querySelector("header").append(themeSwitch());
+watchFocus(main);
 window.addEventListener("hashchange", () => me && route());
 setInterval(() => { if (me && !document.hidden && page?.live) soon(); }, 5000);
 api.session().then(begin, (error) => logInPage(error.status === 401 ? "" : error.message));

@@ -3,12 +3,16 @@
 import * as api from "./api.js";
 import { duration, el, state, table } from "./dom.js";
 
+// A table of more rows is slow to draw and nobody reads it; the cells above it show all nodes.
+const TABLE_ROWS = 200;
+const MANY = 256;
 const STATES = ["idle", "busy", "leaving", "draining", "drained", "lost"];
 
 export function nodesPage(me) {
   const search = el("input", { type: "search", placeholder: "name, label or state  (/)", "aria-label": "Search" });
   const places = el("div");
   const list = el("div");
+  const count = el("span.dim", { role: "status" });
   const said = el("p", { role: "status" });
   let found = [];
   async function act(type, fields) {
@@ -23,8 +27,8 @@ export function nodesPage(me) {
   }
   function buttons(node) {
     if (!me.roles.length) return "";
-    if (node.drain_reason || /drain/.test(node.state)) return el("button", { onclick: () => act("ResumeNode", { node: node.name }) }, "Resume");
-    return el("button", { onclick: () => {
+    if (node.drain_reason || /drain/.test(node.state)) return el("button", { "aria-label": `Resume ${node.name}`, onclick: () => act("ResumeNode", { node: node.name }) }, "Resume");
+    return el("button", { "aria-label": `Drain ${node.name}`, onclick: () => {
       const reason = window.prompt(`Why is ${node.name} drained?`);
       if (reason) act("DrainNode", { node: node.name, reason });
     } }, "Drain");
@@ -32,8 +36,11 @@ export function nodesPage(me) {
   function show() {
     const text = search.value.trim().toLowerCase();
     const rows = found.filter((node) => [node.name, node.state, node.zone, node.leaf, ...node.labels].join(" ").toLowerCase().includes(text));
+    const listed = rows.slice(0, TABLE_ROWS);
+    count.textContent = listed.length < rows.length
+      ? `${rows.length} nodes; the table has the first ${listed.length}, search for others` : `${rows.length} nodes`;
     places.replaceChildren(...byPlace(rows));
-    list.replaceChildren(table(["Node", "State", "#Task", "Group", "Zone", "Leaf", "#GPUs", "Heard", ""], rows.map((node) =>
+    list.replaceChildren(table(["Node", "State", "#Task", "Group", "Zone", "Leaf", "#GPUs", "Heard", ""], listed.map((node) =>
       el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.state), node.drain_reason ? ` ${node.drain_reason}` : ""),
         el("td.number", {}, node.task === null ? "" : el("a", { href: `#/tasks/${node.task}` }, node.task)), el("td", {}, node.group),
         el("td", {}, node.zone || "–"), el("td", {}, node.leaf || "–"), el("td.number", {}, node.inventory?.gpus.length ?? "–"),
@@ -45,18 +52,21 @@ export function nodesPage(me) {
   }
   search.addEventListener("input", show);
   const legend = el("p.legend", {}, STATES.map((name) => el("span", {}, el(`span.cell.${name}`), name)));
-  return { element: el("section", {}, el("h2", {}, "Nodes"), el("div.row", {}, search), said, legend, places, list), refresh, live: true };
+  return { element: el("section", {}, el("h2", {}, "Nodes"), el("div.row", {}, search, count), said, legend, places, list), refresh, live: true };
 }
 
+// Cells are no stops of the tab key: the table has the same links.
 function byPlace(nodes) {
   const places = new Map();
   for (const node of nodes) {
     const key = `zone ${node.zone || "–"}, leaf ${node.leaf || "–"}`;
-    places.set(key, [...(places.get(key) || []), node]);
+    if (!places.has(key)) places.set(key, []);
+    places.get(key).push(node);
   }
-  return [...places].sort().map(([place, there]) => el("section", {}, el("h3", {}, `${place} (${there.length})`),
-    el("div.grid", {}, there.map((node) => {
+  const sorted = [...places].sort(([one], [other]) => one.localeCompare(other, undefined, { numeric: true }));
+  return sorted.map(([place, there]) => el("section", {}, el("h3", {}, `${place} (${there.length})`),
+    el(nodes.length > MANY ? "div.grid.many" : "div.grid", {}, there.map((node) => {
       const text = `${node.name}: ${node.state}${node.task === null ? "" : `, task ${node.task}`}`;
-      return el(`a.cell.${node.state}`, { href: node.task === null ? "#/nodes" : `#/tasks/${node.task}`, title: text, "aria-label": text });
+      return el(`a.cell.${node.state}`, { href: node.task === null ? "#/nodes" : `#/tasks/${node.task}`, title: text, "aria-label": text, tabindex: -1 });
     }))));
 }

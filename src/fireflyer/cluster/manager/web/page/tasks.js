@@ -60,7 +60,8 @@ export function taskPage(number, me) {
         : el("button", { onclick: () => act("SuspendTask", {}) }, "Suspend"),
       el("button.danger", { onclick: () => act("StopTask", {}, `Stop task ${number} for good?`) }, "Stop"),
       priority, el("button", { onclick: () => act("SetPriority", { priority: Number(priority.value) }) }, "Set priority")) : null;
-    body.replaceChildren(el("h2", {}, `Task ${task.id} `, task.name), buttons, said, facts(answer), timeline(task, runs), account(task), runTable(runs));
+    const parts = [el("h2", {}, `Task ${task.id} `, task.name), buttons, said, facts(answer), timeline(task, runs), account(task), runTable(runs)];
+    body.replaceChildren(...parts.filter((part) => part !== null));
   }
   return { element: body, refresh, live: true };
 }
@@ -90,7 +91,7 @@ function timeline(task, runs) {
     bar.style.width = `${(100 * (until - run.scheduled_ns)) / whole}%`;
     return bar;
   });
-  return el("section", {}, el("h3", {}, "Runs over time"), el("div.time", { role: "img", "aria-label": `${runs.length} runs` }, bars),
+  return el("section", {}, el("h3", {}, "Runs over time"), el("div.time", { role: "group", "aria-label": `${runs.length} runs` }, bars),
     el("p.dim", {}, `${clock(task.submitted_ns)} to ${task.ended_ns ? clock(task.ended_ns) : "now"}`));
 }
 

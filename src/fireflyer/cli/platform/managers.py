@@ -1,0 +1,123 @@
+"""`ff manager`: a manager process of the platform; backup of what managers keep, and its restore."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import MS, format_duration
+from fireflyer.cli.completion import complete_file
+from fireflyer.cli.new_file import new_file
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.manager.config import PlatformConfig
+    from fireflyer.kvstore import Engine
+
+__all__ = ["manager_command"]
+
+_T = TypeVar("_T")
+
+
+class _Manager(click.Group):
+    """`ff manager CONFIG` is `ff manager run CONFIG`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = not args or args[0] in self.commands or args[0] in ctx.help_option_names
+        return super().parse_args(ctx, args if named else ["run", *args])
+
+
+@click.group("manager", cls=_Manager, short_help="Run a manager of the platform; back up what managers keep.",
+             epilog="""\b
+Examples:
+  ff manager /etc/fireflyer/platform.toml
+  ff manager backup /etc/fireflyer/platform.toml platform.backup""")  # fmt: skip
+def manager_command() -> None:
+    """Run a manager of the platform (`ff manager CONFIG`), back up what managers keep, restore it."""
+
+
+@manager_command.command("run", short_help="Run a manager; `run` may be left out.",
+                         epilog="Example: ff manager run /etc/fireflyer/platform.toml")  # fmt: skip
+@click.option("--new-admin", metavar="NAME", help="Make NAME an administrator, print a token for them, and end.  "
+              "[default: run the manager]")  # fmt: skip
+@click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
+def run_command(*, config_file: str, new_admin: str | None) -> int:
+    """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
+    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error.
+
+    The first administrator of a cluster is made with --new-admin, by who may read CONFIG and open its store; an
+    embedded store has one process at a time, so its manager must not run."""
+    from fireflyer.cli.fs.processes import run_process
+
+    try:
+        from fireflyer.cluster.manager.process import new_administrator, run_platform_manager
+    except ImportError as error:
+        raise UsageError(
+            f"a manager needs packages that are not installed ({error.name}): pip install 'fireflyer[platform]'"
+        ) from None
+    config = _config(config_file)
+    if new_admin is not None:
+        click.echo(asyncio.run(new_administrator(config, new_admin)))
+        return 0
+    return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))
+
+
+@manager_command.command("backup", short_help="Write tasks, nodes and machines to a file.",
+                         epilog="Example: ff manager backup /etc/fireflyer/platform.toml platform.backup")  # fmt: skip
+@click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
+@click.argument("file", metavar="FILE", shell_complete=complete_file)
+def backup_command(*, config_file: str, file: str) -> int:
+    """Write what the managers of CONFIG keep in their store to the new file FILE, which only its owner may read: it has
+    keys of machines. Managers over PostgreSQL go on meanwhile; a manager with an embedded store must be stopped."""
+    from fireflyer.cluster.manager.backup import back_up
+
+    config = _config(config_file)
+    with new_file(file) as out:
+        rows = _on(config, functools.partial(back_up, file=out))
+    click.echo(f"{rows} rows in {file}")
+    return 0
+
+
+@manager_command.command("restore", short_help="Read such a file into an empty store.",
+                         epilog="Example: ff manager restore /etc/fireflyer/platform.toml platform.backup")  # fmt: skip
+@click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
+@click.argument("file", metavar="FILE", shell_complete=complete_file)
+def restore_command(*, config_file: str, file: str) -> int:
+    """Read FILE, which `ff manager backup` wrote, into the empty store of CONFIG. All of FILE is checked before any of
+    it is written. End all managers of the old store first. Tasks that were submitted after the backup are lost."""
+    from fireflyer.cluster.manager.backup import restore
+
+    config = _config(config_file)
+    hold_ns = (config.stop_after_ms + config.stop_slack_ms) * MS
+    try:
+        source = open(file, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    with source:
+        rows = _on(config, functools.partial(restore, file=source, now_ns=time.time_ns(), hold_ns=hold_ns))
+    click.echo(f"{rows} rows restored; start the managers now. They start runs in {format_duration(hold_ns)} at the "
+               "earliest: until then those that were started after the backup have ended.")  # fmt: skip
+    return 0
+
+
+def _config(path: str) -> PlatformConfig:
+    from fireflyer.cli.fs.processes import read_config
+    from fireflyer.cluster.manager.config import PlatformConfig
+
+    return read_config(path, PlatformConfig)
+
+
+def _on(config: PlatformConfig, work: Callable[[Engine], Awaitable[_T]]) -> _T:
+    from fireflyer import kvstore
+    from fireflyer.runtime import run
+
+    async def whole() -> _T:
+        async with await kvstore.open(config.store) as engine:
+            return await work(engine)
+
+    return run(whole())

@@ -1,0 +1,234 @@
+"""How the page is used, in a real browser against scripted answers: thousands of nodes, keys, colours, and what is
+being typed while the page is drawn again. What it does with a platform is in `test_page.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from tests.support.browser import find_browser
+from tests.support.patience import allowed_s
+
+from fireflyer.cluster.core.platform.store.rows import Account
+from fireflyer.cluster.core.platform.views import NodeView, TaskAnswer, TaskPage, TaskView, Why
+from fireflyer.cluster.manager.web import app
+from fireflyer.cluster.schema.api import API, MAX_PAGE, Identity
+from fireflyer.cluster.schema.tasks import TaskState
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+HOST: Final = "http://127.0.0.1:9"
+"""Nothing listens there: the test answers all that the browser asks."""
+FILES: Final = Path(app.__file__).parent / "page"
+TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+NODES: Final = 2100
+LEAVES: Final = 42
+CHANGE: Final = 'retry: 20\ndata: {"number": 1, "what": "node"}\n\n'
+"""The stream ends after a change and the browser asks for it again: the page is drawn all the time."""
+CONTRAST_OF_NOTICE: Final = """
+() => {
+  const shown = getComputedStyle(document.getElementById("notice"));
+  const [one, two] = [shown.color, shown.backgroundColor].map((text) => {
+    const [r, g, b] = text.match(/[\\d.]+/g).map((value) => {
+      const part = Number(value) / 255;
+      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  });
+  return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+}
+"""
+
+
+def node(number: int) -> NodeView:
+    states = ("busy", "busy", "idle", "leaving", "drained", "draining", "lost")
+    return NodeView(
+        name=f"node-{number:04}",
+        zone=f"z{number * 2 // NODES}",
+        leaf=f"leaf-{number * LEAVES // NODES}",
+        group="default",
+        labels=(),
+        state=states[number % len(states)],
+        drain_reason="",
+        task=None,
+        run=None,
+        silent_ns=10**9,
+        inventory=None,
+    )
+
+
+TASK: Final = TaskView(
+    id=7,
+    name="waits",
+    user="ada",
+    group="",
+    state=TaskState.QUEUED,
+    priority=10,
+    node_group="default",
+    least_nodes=1,
+    most_nodes=1,
+    array_index=None,
+    array_of=None,
+    submitted_ns=1,
+    since_ns=1,
+    ended_ns=None,
+    runs=0,
+    requeues=0,
+    held=False,
+    nodes=(),
+    whole_life=0,
+    outcome=None,
+    cause=None,
+    exit_code=None,
+    reason="",
+    account=Account(),
+    ettr=None,
+)
+
+
+class ScriptedPlatform:
+    """The files of the page, and answers of the API's types."""
+
+    def __init__(self) -> None:
+        self.nodes = [node(number) for number in range(NODES)]
+        self.reachable = True
+
+    def answer(self, route: Route) -> None:
+        asked = urlsplit(route.request.url)
+        if not asked.path.startswith(API):
+            file = FILES / (asked.path.lstrip("/") or "index.html")
+            route.fulfill(body=file.read_bytes(), content_type=TYPES[file.suffix])
+        elif not self.reachable:
+            route.abort()
+        elif asked.path == f"{API}/events":
+            route.fulfill(body=CHANGE, content_type="text/event-stream")
+        else:
+            found = self._find(asked.path.removeprefix(API), parse_qs(asked.query))
+            route.fulfill(body=msgspec.json.encode(found), content_type="application/json")
+
+    def _find(self, path: str, query: dict[str, list[str]]) -> Any:
+        if path == "/session":
+            return Identity("ada", ("platform:operator",), "csrf", 1)
+        if path == "/tasks":
+            return TaskPage((TASK,), None)
+        if path == "/tasks/7":
+            return TaskAnswer(TASK, (), Why("no node is free"))
+        (limit,) = query.get("limit", [str(MAX_PAGE)])
+        (after,) = query.get("after", [""])
+        return [one for one in self.nodes if one.name > after][: int(limit)]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = find_browser()
+    assert path is not None, "Chromium is missing; `make setup` installs it"
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def scripted() -> ScriptedPlatform:
+    return ScriptedPlatform()
+
+
+@pytest.fixture
+def page(browser: Browser, scripted: ScriptedPlatform) -> Iterator[Page]:
+    context = browser.new_context(color_scheme="light")
+    context.route("**/*", scripted.answer)
+    made = context.new_page()
+    made.set_default_timeout(1000 * allowed_s(20))
+    expect.set_options(timeout=1000 * allowed_s(20))
+    made.goto(HOST)
+    expect(made.get_by_role("heading", name="Tasks")).to_be_visible()
+    yield made
+    context.close()
+
+
+def draw_again(page: Page, selector: str) -> None:
+    """Wait until `selector` is another element than now."""
+    old = page.locator(selector).first.element_handle()
+    page.wait_for_function("(old) => !old.isConnected", arg=old)
+
+
+def test_all_of_thousands_of_nodes_are_cells_and_the_table_stays_short(page: Page) -> None:
+    page.goto(f"{HOST}/#/nodes")
+    expect(page.locator(".grid .cell")).to_have_count(NODES)
+    expect(page.locator("main h3")).to_have_count(LEAVES)
+    leaves = page.locator("main h3").all_inner_texts()
+    assert [text.split()[3] for text in leaves[:12]] == [f"leaf-{number}" for number in range(12)]
+    expect(page.locator("tbody tr")).to_have_count(200)
+    expect(page.get_by_text(f"{NODES} nodes; the table has the first 200")).to_be_visible()
+    page.get_by_role("searchbox").fill("node-2099")
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_the_focus_stays_where_it_is_when_the_page_is_drawn_again(page: Page) -> None:
+    page.goto(f"{HOST}/#/nodes")
+    button = page.get_by_role("button", name="Drain node-0003", exact=True)
+    button.focus()
+    draw_again(page, "tbody tr")
+    expect(button).to_be_focused()
+    page.goto(f"{HOST}/#/tasks")
+    row = page.get_by_role("row", name="waits")
+    row.focus()
+    draw_again(page, "tbody tr")
+    expect(row).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Task 7")).to_be_visible()
+
+
+def test_what_is_typed_is_kept_when_the_page_is_drawn_again(page: Page) -> None:
+    page.goto(f"{HOST}/#/tasks/7")
+    priority = page.get_by_label("Priority")
+    priority.fill("33")
+    draw_again(page, "main h2")
+    expect(priority).to_have_value("33")
+    expect(priority).to_be_focused()
+
+
+def test_parts_that_a_task_does_not_have_leave_nothing_behind(page: Page) -> None:
+    page.goto(f"{HOST}/#/tasks/7")
+    expect(page.get_by_text("no node is free")).to_be_visible()
+    expect(page.locator("main")).not_to_contain_text("null")
+
+
+def test_a_question_mark_shows_the_keys(page: Page) -> None:
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    expect(dialog).to_be_visible()
+    expect(dialog).to_contain_text("Search")
+    page.keyboard.press("n")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("heading", name="Tasks")).to_be_visible()
+    page.keyboard.press("n")
+    expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+
+
+def test_the_colours_are_those_of_the_system_until_others_are_chosen(page: Page) -> None:
+    body = page.locator("body")
+    expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
+    page.emulate_media(color_scheme="dark")
+    expect(body).to_have_css("background-color", "rgb(23, 23, 22)")
+    page.get_by_label("Colours").select_option("light")
+    expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
+    page.reload()
+    expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
+    expect(page.get_by_label("Colours")).to_have_value("light")
+    page.get_by_label("Colours").select_option("system")
+    expect(body).to_have_css("background-color", "rgb(23, 23, 22)")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_notice_of_a_lost_connection_can_be_read(page: Page, scripted: ScriptedPlatform, scheme: str) -> None:
+    page.get_by_label("Colours").select_option(scheme)
+    scripted.reachable = False
+    expect(page.locator("#notice")).to_contain_text("platform")
+    assert page.evaluate(CONTRAST_OF_NOTICE) >= 4.5

@@ -1,0 +1,101 @@
+"""Which manager a client asks, and which requests it repeats."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from fireflyer.base.errors import TransientError, Unreachable
+from fireflyer.cluster.client import Client, Connection, ManagerAddress
+from fireflyer.cluster.core.platform.commands import StopTask
+from fireflyer.cluster.schema.api import LEADER_HEADER
+from fireflyer.cluster.schema.tasks import Program, TaskSpec
+
+SPEC = TaskSpec(name="train", program=Program(script="train.py"))
+SUBMITTED = b'{"tasks":[7],"repeated":false}'
+
+
+class Manager(http.server.ThreadingHTTPServer):
+    """`does`: `leads`, `follows`, or `breaks` the connection once it has the request."""
+
+    daemon_threads = True
+
+    def __init__(self, does: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.does = does
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Manager
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append(self.path.rpartition("/")[2])
+        if self.server.does == "breaks":
+            self.close_connection = True
+            return
+        leads = self.server.does == "leads"
+        body = SUBMITTED if leads else b'{"code":"busy","message":"this manager does not lead"}'
+        self.send_response(201 if leads else 503)
+        if not leads:
+            self.send_header(LEADER_HEADER, "")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def managers(*does: str) -> Iterator[tuple[list[Manager], Client]]:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Manager(one)) for one in does]
+        for server in servers:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            stack.callback(server.shutdown)
+        others = tuple(ManagerAddress(url=server.url) for server in servers[1:])
+        yield servers, stack.enter_context(Client(Connection(url=servers[0].url, token="t", others=others)))
+
+
+def test_a_client_goes_on_with_the_manager_that_leads_and_stays_there() -> None:
+    with managers("follows", "follows", "leads") as (servers, client):
+        assert client.submit(SPEC, key="a") == (7,)
+        assert client.submit(SPEC, key="b") == (7,)
+        assert [len(server.asked) for server in servers] == [1, 1, 2]
+
+
+def test_a_manager_that_cannot_be_reached_is_passed_over() -> None:
+    with Manager("leads") as gone:
+        url = gone.url
+    with managers("leads") as (servers, _):
+        connection = Connection(url=url, token="t", others=(ManagerAddress(url=servers[0].url),))
+        with Client(connection) as client:
+            assert client.submit(SPEC, key="a") == (7,)
+
+
+def test_a_submission_is_repeated_by_its_key_and_a_command_of_unknown_outcome_is_not() -> None:
+    with managers("breaks", "leads") as (servers, client):
+        assert client.submit(SPEC, key="a") == (7,)
+        assert servers[1].asked == ["tasks"]
+    with managers("breaks", "leads") as (servers, client):
+        with pytest.raises(Unreachable):
+            client.command(StopTask(1))
+        assert (servers[0].asked, servers[1].asked) == (["commands"], [])
+
+
+def test_a_client_of_one_manager_says_at_once_that_it_does_not_lead() -> None:
+    with managers("follows") as (servers, client):
+        with pytest.raises(TransientError, match="does not lead"):
+            client.submit(SPEC, key="a")
+        assert len(servers[0].asked) == 1
