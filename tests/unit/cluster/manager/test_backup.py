@@ -103,7 +103,7 @@ def test_nothing_starts_before_runs_of_the_time_after_the_backup_have_ended() ->
 
 def test_only_an_empty_store_is_restored_into_and_only_a_whole_backup() -> None:
     backup = backup_of(Desk("n1").rows)
-    with pytest.raises(UsageError, match="holds a platform already"):
+    with pytest.raises(UsageError, match="holds a platform or its users already"):
         restored(backup, into={b"PKma-x": b"a machine"})
     assert restored(backup, into={b"FS": b"of the file system"})
     for damaged in (backup[:-3], backup[:200] + b"\0" + backup[201:], b"other" + backup, b""):
