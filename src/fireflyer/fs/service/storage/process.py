@@ -214,6 +214,13 @@ class _Storage:
         if not left.done():
             left.cancel()
             _log.warning("node stops without an acknowledgement by a manager node=%d", self._config.node)
+        for number, target in self._targets.items():
+            # `maintain` may not have come to it: the only replica of a chain would never serve again.
+            if self._core is not None and self._core.membership.clean(number):
+                try:
+                    await asyncio.to_thread(target.directory.mark_clean)
+                except (FireflyerError, OSError) as error:
+                    _log.warning("target cannot be marked clean target=%d reason=%s", number, error)
 
     async def _stop(self, running: asyncio.Task[None]) -> None:
         self._loop.remove_reader(self._native.event_fd)
