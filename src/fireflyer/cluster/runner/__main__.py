@@ -77,6 +77,12 @@ class _Signals:
             loop.add_signal_handler(number, self._hear, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
+    def ignore(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The job has ended: one that comes now must not kill this process before the result is written."""
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
     def _hear(self, number: signal.Signals) -> None:
         if self.heard is None:
             self.heard = number
@@ -107,6 +113,8 @@ async def _run(orders: RunnerOrders) -> EndedRun:
     except FireflyerError as error:
         cause = Cause.PROGRAM if isinstance(error, UsageError | NotFound) else Cause.INFRASTRUCTURE
         return EndedRun(cause=cause, exit_code=1, reason=shown(str(error)))
+    finally:
+        signals.ignore(asyncio.get_running_loop())
     return await asyncio.to_thread(_ended, orders, result)
 
 
