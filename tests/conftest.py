@@ -6,16 +6,21 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.campaigns.shards import commit_count, expected_s, parts
+from tests.support.campaigns.slow_files import can_have_slow_tests
 from tests.support.fs.clusters.local_cluster import shared_cluster, whole_session_cluster
 from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.patience import notice_stalls
 from tests.support.shared_paths import module_path, session_path
 
 __all__ = ["module_path", "session_path", "shared_cluster", "whole_session_cluster"]
+
+TESTS: Final = Path(__file__).parent
 
 # Whoever runs the tests in the background or under nohup may have them ignore these signals, and what they start would
 # inherit that: some tests send them to what they start.
@@ -43,6 +48,21 @@ settings.load_profile("fireflyer")
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "of the selected campaigns, run the part of this commit only: at most so much processor time"
     parser.addoption("--rotate-campaigns", type=float, metavar="SECONDS", help=text)
+    text = "import only files whose text names the markers of slow tests; for use with -m"
+    parser.addoption("--slow-files", action="store_true", help=text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and config.getoption("--slow-files") and not can_have_slow_tests(collection_path, TESTS):
+        return True
+    return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Every run that imports all files checks what `--slow-files` assumes."""
+    if item.get_closest_marker("slow") is not None and not can_have_slow_tests(item.path, TESTS):
+        raise pytest.UsageError(f"{item.nodeid} is slow: {item.path.name} must name the marker, for --slow-files")
 
 
 @pytest.hookimpl(trylast=True)

@@ -50,7 +50,7 @@ _SETTINGS = (
     "FF_TRANSPORT",
     "FF_TUNE",
 )
-_OF_TASKS = ("FF_ARRAY_INDEX", "FF_ARRAY_SIZE", "FF_RUN_NUMBER", "FF_TASK_ID", "FF_TOKEN_FILE")
+_OF_TASKS = ("FF_ARRAY_INDEX", "FF_ARRAY_SIZE", "FF_MANAGERS", "FF_RUN_NUMBER", "FF_TASK_ID", "FF_TOKEN_FILE")
 """What ranks of a task of the platform are told of it."""
 _ALL_NAMES = {
     *_SETTINGS,

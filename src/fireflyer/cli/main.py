@@ -20,7 +20,7 @@ from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
 from fireflyer.cli.help_sections import write_examples, write_sections
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
-__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "ff", "main"]
+__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "ff", "hai", "main"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -32,12 +32,18 @@ _COMMANDS = {
     "ps": "fireflyer.cli.platform.tasks:ps_command",
     "show": "fireflyer.cli.platform.tasks:show_command",
     "logs": "fireflyer.cli.platform.logs",
+    "history": "fireflyer.cli.platform.history:history_command",
+    "exec": "fireflyer.cli.platform.execs:exec_command",
+    "shell": "fireflyer.cli.platform.execs:shell_command",
     "stop": "fireflyer.cli.platform.tasks:stop_command",
     "suspend": "fireflyer.cli.platform.tasks:suspend_command",
     "resume": "fireflyer.cli.platform.tasks:resume_command",
     "priority": "fireflyer.cli.platform.tasks:priority_command",
+    "top": "fireflyer.cli.platform.top",
+    "quota": "fireflyer.cli.platform.quota",
     "login": "fireflyer.cli.platform.up:login_command",
     "whoami": "fireflyer.cli.platform.users:whoami_command",
+    "webhook": "fireflyer.cli.platform.webhooks:webhook_command",
     "report": "fireflyer.cli.jobs.report",
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
@@ -47,9 +53,13 @@ _COMMANDS = {
     "down": "fireflyer.cli.platform.up:down_command",
     "nodes": "fireflyer.cli.platform.nodes:nodes_command",
     "node": "fireflyer.cli.platform.nodes:node_command",
+    "reservation": "fireflyer.cli.platform.reservations",
     "user": "fireflyer.cli.platform.users:user_command",
+    "usage": "fireflyer.cli.platform.history:usage_command",
+    "audit": "fireflyer.cli.platform.history:audit_command",
     "manager": "fireflyer.cli.platform.managers:manager_command",
     "fs": "fireflyer.cli.fs.command",
+    "hai": "fireflyer.cli.platform.hai",
     "version": "fireflyer.cli.version",
     "completion": "fireflyer.cli.completion",
 }
@@ -60,14 +70,21 @@ _SECTIONS = {
         "ps",
         "show",
         "logs",
+        "history",
+        "exec",
+        "shell",
         "stop",
         "suspend",
         "resume",
         "priority",
+        "top",
+        "quota",
         "login",
         "whoami",
+        "webhook",
+        "hai",
     ),
-    "For operators": ("up", "down", "nodes", "node", "user", "agent", "fs", "sim"),
+    "For operators": ("up", "down", "nodes", "node", "reservation", "user", "usage", "audit", "agent", "fs", "sim"),
     "Processes of a cluster, for systemd or Kubernetes": ("manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }
@@ -172,6 +189,11 @@ def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
         return _explain(error, program)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
+
+
+def hai() -> int:
+    """`hai-cli`."""
+    return main(["hai", *sys.argv[1:]], program="hai-cli")
 
 
 def _flush_stdout() -> None:

@@ -3,49 +3,58 @@
     with Client.connect("https://10.0.0.1:9440", token, fingerprint="3f…") as client:
         (task,) = client.submit(TaskSpec(name="train", program=Program(script="train.py")), key="train-1")
         print(client.task(task).why.text)
+        client.stop(task)
+
+Methods have the names of the commands of `ff`, where these are no other word: `submit`, `stop`, `suspend`, `logs`.
 
 One connection, used again; not for several threads at once.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import http.client
-import itertools
-import json
-import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Final, NamedTuple, Self, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import (
-    Busy,
-    DataCorruption,
-    Exists,
-    FireflyerError,
-    NoSpace,
-    NotFound,
-    PermanentError,
-    PermissionDenied,
-    TransientError,
-    Unreachable,
-    UsageError,
-)
+from fireflyer.base.errors import TransientError
 from fireflyer.cluster.core.objects.log_follow import Heard
-from fireflyer.cluster.core.platform.commands import Command
-from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskAnswer, TaskPage, UserView, Why
+from fireflyer.cluster.core.platform.commands import (
+    AddReservation,
+    Command,
+    DrainNode,
+    RemoveLimit,
+    RemoveReservation,
+    ResumeNode,
+    ResumeTask,
+    SetLimit,
+    SetPriority,
+    SetShare,
+    StopTask,
+    SuspendTask,
+)
+from fireflyer.cluster.core.platform.views import (
+    AuditPage,
+    ClusterView,
+    LimitUse,
+    NodeView,
+    PastTaskAnswer,
+    PastTaskPage,
+    QuotaView,
+    TaskAnswer,
+    TaskPage,
+    UsageReport,
+    UserView,
+    Why,
+)
+from fireflyer.cluster.core.scheduler.model import Limit, Reservation
+from fireflyer.cluster.manager_requests import MAX_MANAGERS, Connection, ManagerAddress, RequestBody, Requests
 from fireflyer.cluster.schema.api import (
-    API,
     KEY_HEADER,
-    LEADER_HEADER,
     Change,
     Commanded,
-    ErrorView,
     Identity,
     JoinTokenAnswer,
     JoinTokenRequest,
@@ -56,7 +65,9 @@ from fireflyer.cluster.schema.api import (
     ShownToken,
     Submission,
     Submitted,
+    UtilisationReport,
 )
+from fireflyer.cluster.schema.execs import ExecAccepted, ExecRequest
 from fireflyer.cluster.schema.logs import (
     MAX_CHUNK_BYTES,
     FoundLine,
@@ -67,119 +78,37 @@ from fireflyer.cluster.schema.logs import (
     TaskLogs,
 )
 from fireflyer.cluster.schema.tasks import TaskSpec
+from fireflyer.cluster.schema.webhooks import TASK_EVENTS, NewWebhook, ShownWebhook, WebhookEvent, WebhookView
 from fireflyer.identity import TokenInfo
-from fireflyer.runtime.address import is_loopback
 
 __all__ = ["MAX_MANAGERS", "Client", "Connection", "ManagerAddress"]
 
-MAX_ANSWER_BYTES: Final = 64 << 20
-MAX_EVENT_BYTES: Final = 1 << 20
-TIMEOUT_S: Final = 30.0
 LOGS_PATIENCE_S: Final = 120.0
 LOGS_PAUSE_S: Final = 0.5
-FAILOVER_S: Final = 20.0
-"""How long managers are asked in turn until one leads; with the default lease the next one leads within 10 s."""
-FAILOVER_PAUSE_S: Final = 0.25
-MAX_MANAGERS: Final = 32
-_T = TypeVar("_T")
-_KINDS: Final[Mapping[str, type[FireflyerError]]] = {
-    kind.code: kind for kind in (UsageError, NotFound, Exists, PermissionDenied, NoSpace, Busy, TransientError)
-}
 
 
-class ManagerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a manager is and how it is known: by the SHA-256 of its certificate, or, where that is empty, by who
-    signed it. `url` begins with https, or with http on this machine."""
-
-    url: str
-    fingerprint: str = ""
-
-
-class Connection(msgspec.Struct, frozen=True, kw_only=True):
-    """The managers of a platform, and a user's token. The first manager is `url` and `fingerprint`."""
-
-    url: str
-    token: str
-    fingerprint: str = ""
-    others: Annotated[tuple[ManagerAddress, ...], msgspec.Meta(max_length=MAX_MANAGERS - 1)] = ()
-    """Asked where the first one does not answer or does not lead."""
-
-    @property
-    def managers(self) -> tuple[ManagerAddress, ...]:
-        return ManagerAddress(url=self.url, fingerprint=self.fingerprint), *self.others
-
-    def __repr__(self) -> str:
-        return f"Connection({self.url})"
-
-
-class RequestBody(NamedTuple):
-    """Of a request, made while it is sent."""
-
-    size_bytes: int
-    pieces: Callable[[], Iterable[bytes]]
-
-
-class _PinnedConnection(http.client.HTTPSConnection):
-    """Sends nothing before the certificate is the right one."""
-
-    def __init__(self, host: str, port: int | None, fingerprint: str, timeout: float) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
-        super().__init__(host, port, timeout=timeout, context=context)
-        self._fingerprint = fingerprint.lower().replace(":", "")
-
-    def connect(self) -> None:
-        super().connect()
-        der = self.sock.getpeercert(binary_form=True) or b"" if isinstance(self.sock, ssl.SSLSocket) else b""
-        found = hashlib.sha256(der).hexdigest()
-        if not hmac.compare_digest(found, self._fingerprint):
-            self.close()
-            raise PermissionDenied(
-                f"{self.host} has another certificate ({found[:16]}…) than the one that was pinned; if the platform "
-                "was made again, log in again with the new fingerprint"
-            )
-
-
-class Client:
+class Client(Requests):
     """Raises the errors of `base.errors`: what the manager answered, or `Unreachable`. Where the connection names
     several managers, the next one is asked when one cannot be reached or does not lead, for `FAILOVER_S` at most."""
-
-    def __init__(self, connection: Connection) -> None:
-        if not connection.token.isascii() or not connection.token.isprintable():
-            raise UsageError("the token is not one; get one from an operator")
-        self._token = connection.token
-        self._managers = connection.managers
-        for manager in reversed(self._managers):
-            self._open(manager)
 
     @classmethod
     def connect(cls, url: str, token: str, *, fingerprint: str = "") -> Client:
         return cls(Connection(url=url, token=token, fingerprint=fingerprint))
 
-    def close(self) -> None:
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- tasks ---
 
     def submit(self, *specs: TaskSpec, key: str) -> tuple[int, ...]:
         """Numbers of the tasks. `key`: random, or a name; the same key twice makes no second task."""
-        return self._ask("POST", "/tasks", Submitted, Submission(specs), headers={KEY_HEADER: key}).tasks
+        return self.ask("POST", "/tasks", Submitted, Submission(specs), headers={KEY_HEADER: key}).tasks
 
     def task(self, task: int) -> TaskAnswer:
-        return self._ask("GET", f"/tasks/{task}", TaskAnswer)
+        return self.ask("GET", f"/tasks/{task}", TaskAnswer)
 
     def tasks(
         self, *, user: str = "", state: str = "", name: str = "", before: int | None = None, limit: int = 100
     ) -> TaskPage:
         """Newest first. `state`: one of `TaskState`, or `unfinished`."""
-        return self._ask(
+        return self.ask(
             "GET",
             "/tasks",
             TaskPage,
@@ -188,16 +117,16 @@ class Client:
 
     def would_start(self, spec: TaskSpec) -> Why:
         """When the task would start if it was submitted now."""
-        return self._ask("POST", "/tasks/test", Why, spec)
+        return self.ask("POST", "/tasks/test", Why, spec)
 
     def task_logs(self, task: int) -> TaskLogs:
         """Which logs there are."""
-        return self._ask("GET", f"/tasks/{task}/logs", TaskLogs)
+        return self.ask("GET", f"/tasks/{task}/logs", TaskLogs)
 
     def log_piece(self, task: int, run: int, stream: str, *, offset: int = 0, limit: int = MAX_CHUNK_BYTES) -> LogPiece:
         """A piece of one log, as `task_logs` names it; go on at its `next_offset`."""
         path = f"/tasks/{task}/logs/{run}/{quote(stream, safe='')}"
-        return self._ask("GET", path, LogPiece, query={"offset": offset, "limit": limit})
+        return self.ask("GET", path, LogPiece, query={"offset": offset, "limit": limit})
 
     def search_logs(
         self, task: int, text: str, *, run: int | None = None, rank: int | None = None
@@ -206,7 +135,7 @@ class Client:
         after = ""
         while True:
             query = {"text": text, "run": run, "rank": rank, "after": after}
-            page = self._ask("GET", f"/tasks/{task}/logs/search", FoundLines, query=query)
+            page = self.ask("GET", f"/tasks/{task}/logs/search", FoundLines, query=query)
             yield from page.lines
             after = page.next
             if not after:
@@ -237,279 +166,228 @@ class Client:
         self, task: int, run: int | None, rank: int | None, follow: bool, heard: Heard
     ) -> Iterator[LogEvent | None]:
         query = {"run": run, "rank": rank, "wait": None if follow else "false"}
-        for number, event in self._stream(f"/tasks/{task}/logs/events", LogEvent, heard.text, query):
+        for number, event in self.stream_events(f"/tasks/{task}/logs/events", LogEvent, heard.text, query):
             if number:
                 heard.add(number)
             yield event
 
+    def ask_exec(self, task: int, asked: ExecRequest) -> ExecAccepted:
+        """A session in the task, to which to connect at `manager` within seconds: see `cluster.exec_stream`."""
+        return self.ask("POST", f"/tasks/{task}/exec", ExecAccepted, asked)
+
+    @property
+    def manager(self) -> ManagerAddress:
+        """That answered last."""
+        return self._manager
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
     def command(self, command: Command) -> str:
         """One line that says what was changed."""
         body = msgspec.json.encode(command)
-        return self._ask("POST", "/commands", Commanded, msgspec.Raw(body)).text
+        return self.ask("POST", "/commands", Commanded, msgspec.Raw(body)).text
+
+    def stop(self, task: int, reason: str = "") -> str:
+        """For good. What is said of this and of the following is `command`'s line."""
+        return self.command(StopTask(task, reason))
+
+    def suspend(self, task: int) -> str:
+        return self.command(SuspendTask(task))
+
+    def resume(self, task: int) -> str:
+        return self.command(ResumeTask(task))
+
+    def set_priority(self, task: int, priority: int) -> str:
+        return self.command(SetPriority(task, priority))
 
     # --- snapshots; `cluster.sending` sends a directory ---
 
     def begin_snapshot(self, snapshot: str, manifest: bytes) -> tuple[str, ...]:
         """Which blobs of it to send."""
-        return self._ask("POST", f"/snapshots/{snapshot}", MissingBlobs, manifest).blobs
+        return self.ask("POST", f"/snapshots/{snapshot}", MissingBlobs, manifest).blobs
 
     def send_blobs(self, snapshot: str, size_bytes: int, frames: Callable[[], Iterable[bytes]]) -> None:
         """Blobs in frames, `size_bytes` of both together; called again where the connection had been closed."""
-        self._ask("PUT", f"/snapshots/{snapshot}/blobs", Commanded, RequestBody(size_bytes, frames))
+        self.ask("PUT", f"/snapshots/{snapshot}/blobs", Commanded, RequestBody(size_bytes, frames))
 
     def seal_snapshot(self, snapshot: str) -> None:
         """All is sent: a task may name it. Raises `NotFound` where something is missing."""
-        self._ask("POST", f"/snapshots/{snapshot}/seal", Commanded)
+        self.ask("POST", f"/snapshots/{snapshot}/seal", Commanded)
 
     # --- nodes and the cluster ---
 
     def nodes(self, *, after: str = "", limit: int = 1000) -> tuple[NodeView, ...]:
-        return self._ask("GET", "/nodes", tuple[NodeView, ...], query={"after": after, "limit": limit})
+        return self.ask("GET", "/nodes", tuple[NodeView, ...], query={"after": after, "limit": limit})
 
     def node(self, name: str) -> NodeView:
-        return self._ask("GET", f"/nodes/{quote(name, safe='')}", NodeView)
+        return self.ask("GET", f"/nodes/{quote(name, safe='')}", NodeView)
 
     def join_token(self, name: str, *, lifetime_s: int = 600) -> str:
         """With which the machine `name` joins, once. For operators."""
         asked = JoinTokenRequest(lifetime_s)
-        return self._ask("POST", f"/machines/{quote(name, safe='')}/token", JoinTokenAnswer, asked).token
+        return self.ask("POST", f"/machines/{quote(name, safe='')}/token", JoinTokenAnswer, asked).token
 
     def revoke_machine(self, name: str) -> str:
         """Its agent is let in no more. For operators."""
-        return self._ask("DELETE", f"/machines/{quote(name, safe='')}", Commanded).text
+        return self.ask("DELETE", f"/machines/{quote(name, safe='')}", Commanded).text
+
+    def all_nodes(self) -> Iterator[NodeView]:
+        """By name."""
+        after = ""
+        while page := self.nodes(after=after):
+            yield from page
+            after = page[-1].name
+
+    def drain_node(self, name: str, reason: str) -> str:
+        """For operators, as `resume_node`."""
+        return self.command(DrainNode(name, reason))
+
+    def resume_node(self, name: str) -> str:
+        return self.command(ResumeNode(name))
+
+    def add_reservation(self, reservation: Reservation) -> str:
+        """In the place of one of the same name. For operators."""
+        return self.command(AddReservation(reservation))
+
+    def remove_reservation(self, name: str) -> str:
+        return self.command(RemoveReservation(name))
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """Those that are over, too, until another one is made."""
+        return self.cluster().config.reservations
+
+    # --- limits ---
+
+    def quota(self) -> QuotaView:
+        """What limits the user who asks, and what of it they use."""
+        return self.ask("GET", "/quota", QuotaView)
+
+    def limits(self) -> tuple[LimitUse, ...]:
+        """All limits, and what is used of each."""
+        return self.ask("GET", "/limits", tuple[LimitUse, ...])
+
+    def set_limit(self, limit: Limit) -> str:
+        """In the place of one for the same users, nodes and priority. For operators, as `remove_limit`."""
+        return self.command(SetLimit(limit))
+
+    def remove_limit(self, limit: Limit) -> str:
+        kind, name, node_group, priority = limit.subject
+        return self.command(RemoveLimit(kind, name, node_group, priority))
+
+    def set_share(self, user: str, nodes: float | None) -> str:
+        """For administrators."""
+        return self.command(SetShare(user, nodes))
 
     def users(self) -> tuple[UserView, ...]:
-        return self._ask("GET", "/users", tuple[UserView, ...])
+        return self.ask("GET", "/users", tuple[UserView, ...])
 
     # --- users ---
 
     def known_users(self, *, after: str = "", limit: int = 1000) -> tuple[KnownUser, ...]:
         """By name. For operators, as all changes of others."""
-        return self._ask("GET", "/identity/users", tuple[KnownUser, ...], query={"after": after, "limit": limit})
+        return self.ask("GET", "/identity/users", tuple[KnownUser, ...], query={"after": after, "limit": limit})
 
     def create_user(self, name: str, *, roles: tuple[str, ...] = (), uid: int | None = None) -> KnownUser:
-        return self._ask("POST", "/identity/users", KnownUser, NewUser(name=name, roles=roles, uid=uid))
+        return self.ask("POST", "/identity/users", KnownUser, NewUser(name=name, roles=roles, uid=uid))
 
     def remove_user(self, name: str) -> str:
-        return self._ask("DELETE", _user(name), Commanded).text
+        return self.ask("DELETE", _user(name), Commanded).text
 
     def grant_role(self, name: str, role: str) -> str:
-        return self._ask("PUT", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
+        return self.ask("PUT", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
 
     def revoke_role(self, name: str, role: str) -> str:
-        return self._ask("DELETE", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
+        return self.ask("DELETE", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
 
     def tokens(self, name: str) -> tuple[TokenInfo, ...]:
         """Without what makes them valid."""
-        return self._ask("GET", f"{_user(name)}/tokens", tuple[TokenInfo, ...])
+        return self.ask("GET", f"{_user(name)}/tokens", tuple[TokenInfo, ...])
 
     def issue_token(self, name: str, *, lifetime_s: int | None = None, label: str = "") -> ShownToken:
         """Shown this once. None: it does not expire."""
-        return self._ask("POST", f"{_user(name)}/tokens", ShownToken, NewToken(lifetime_s, label))
+        return self.ask("POST", f"{_user(name)}/tokens", ShownToken, NewToken(lifetime_s, label))
 
     def revoke_token(self, name: str, token_id: str) -> str:
-        return self._ask("DELETE", f"{_user(name)}/tokens/{quote(token_id, safe='')}", Commanded).text
+        return self.ask("DELETE", f"{_user(name)}/tokens/{quote(token_id, safe='')}", Commanded).text
+
+    def webhooks(self, *, everybody: bool = False) -> list[WebhookView]:
+        """Yours; `everybody`: of all users, for operators."""
+        return self.ask("GET", "/webhooks", list[WebhookView], query={"all": "true" if everybody else None})
+
+    def add_webhook(
+        self, url: str, *, events: tuple[WebhookEvent, ...] = TASK_EVENTS, named: bool = False
+    ) -> ShownWebhook:
+        """The secret that signs what is sent is shown this once. `named`: only of tasks that name the URL."""
+        new = NewWebhook(url=url, events=events, named=named)
+        return self.ask("POST", "/webhooks", ShownWebhook, new)
+
+    def remove_webhook(self, number: int) -> str:
+        return self.ask("DELETE", f"/webhooks/{number}", Commanded).text
+
+    def test_webhook(self, number: int) -> str:
+        return self.ask("POST", f"/webhooks/{number}/test", Commanded).text
 
     def whoami(self) -> Identity:
-        return self._ask("GET", "/session", Identity)
+        return self.ask("GET", "/session", Identity)
 
     def cluster(self) -> ClusterView:
-        return self._ask("GET", "/cluster", ClusterView)
+        return self.ask("GET", "/cluster", ClusterView)
+
+    # --- the history ---
+
+    def utilisation(
+        self, *, start_ns: int | None = None, end_ns: int | None = None, steps: int = 96
+    ) -> UtilisationReport:
+        """Node-seconds that were healthy, allocated and productive; by default of the last day."""
+        query = {"start_ns": start_ns, "end_ns": end_ns, "steps": steps}
+        return self.ask("GET", "/utilisation", UtilisationReport, query=query)
+
+    def usage(self, *, start_ns: int | None = None, end_ns: int | None = None, by: str = "user") -> UsageReport:
+        """What users, or groups (`by` group), had of the cluster; by default in the last day."""
+        return self.ask("GET", "/usage", UsageReport, query={"start_ns": start_ns, "end_ns": end_ns, "by": by})
+
+    def past_tasks(
+        self,
+        *,
+        user: str = "",
+        outcome: str = "",
+        name: str = "",
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> PastTaskPage:
+        """Tasks that ended in [`since_ns`, `until_ns`), the last one first; `after`: `next` of the page before."""
+        query = {"user": user, "outcome": outcome, "name": name, "since_ns": since_ns, "until_ns": until_ns}
+        return self.ask("GET", "/history/tasks", PastTaskPage, query={**query, "after": after, "limit": limit})
+
+    def past_task(self, task: int) -> PastTaskAnswer:
+        """Also one that the manager has forgotten."""
+        return self.ask("GET", f"/history/tasks/{task}", PastTaskAnswer)
+
+    def audit(
+        self,
+        *,
+        user: str = "",
+        command: str = "",
+        target: str = "",
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> AuditPage:
+        """Who changed what, the newest first. For administrators."""
+        query = {"user": user, "command": command, "target": target, "since_ns": since_ns, "until_ns": until_ns}
+        return self.ask("GET", "/history/audit", AuditPage, query={**query, "after": after, "limit": limit})
 
     def changes(self, heard: int | None = None) -> Iterator[Change | None]:
         """From now on, or after the one with this number; None every few seconds in which nothing changed. Raises
         `Unreachable` when the connection ends: go on with the last number."""
-        for _, change in self._stream("/events", Change, "" if heard is None else str(heard), {}):
+        for _, change in self.stream_events("/events", Change, "" if heard is None else str(heard), {}):
             yield change
-
-    def _stream(self, path: str, kind: Any, heard: str, query: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-        """Server-sent events with their ids, after `heard`; None: a comment."""
-        headers = {"Last-Event-ID": heard} if heard else {}
-        headers |= {"Authorization": f"Bearer {self._token}", "Accept": "text/event-stream"}
-        response = self._failing_over(_request("GET", path, None, query, headers), lambda response: response)
-        if response.status != http.client.OK:
-            raise _error(response.status, self._read(response))
-        try:
-            yield from _events(response, kind)
-        finally:
-            self._http.close()
-
-    # --- HTTP ---
-
-    def _open(self, manager: ManagerAddress) -> None:
-        """Connects at the next request. Raises `UsageError`."""
-        url = manager.url
-        parts = urlsplit(url)
-        if parts.scheme not in ("https", "http") or not parts.hostname:
-            raise UsageError(f"{url!r} is not the address of a platform; write it like https://10.0.0.1:9440")
-        if parts.scheme == "http":
-            if not is_loopback(parts.hostname):
-                raise UsageError(f"{url} would send the token in clear; use https")
-            self._http: http.client.HTTPConnection = http.client.HTTPConnection(
-                parts.hostname, parts.port, timeout=TIMEOUT_S
-            )
-        elif manager.fingerprint:
-            self._http = _PinnedConnection(parts.hostname, parts.port, manager.fingerprint, TIMEOUT_S)
-        else:
-            self._http = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
-        self._manager, self._url = manager, url
-
-    def _open_next(self) -> None:
-        self._http.close()
-        self._open(self._managers[(self._managers.index(self._manager) + 1) % len(self._managers)])
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        kind: type[_T],
-        body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None = None,
-        *,
-        query: Mapping[str, object] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> _T:
-        request = _request(
-            method, path, body, query or {}, {"Authorization": f"Bearer {self._token}", **(headers or {})}
-        )
-        status, data = self._failing_over(request, lambda response: (response.status, self._read(response)))
-        if status >= http.client.MULTIPLE_CHOICES:
-            raise _error(status, data)
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except DECODE_ERRORS as error:
-            raise DataCorruption(f"{self._url} answered something else than expected: {error}") from None
-
-    def _failing_over(self, request: _Request, use: Callable[[http.client.HTTPResponse], _T]) -> _T:
-        """`use` of the first answer of a manager that leads. Each manager is asked at least once; then there is a pause
-        before they are asked again. Raises what the last one answered."""
-        until_s = time.monotonic() + FAILOVER_S
-        for asked in itertools.count(1):
-            last = len(self._managers) == 1 or time.monotonic() >= until_s
-            try:
-                response = self._send(request)
-                if last or response.headers.get(LEADER_HEADER) is None:
-                    return use(response)
-            except Unreachable as error:
-                if last or (isinstance(error, _OutcomeUnknown) and not request.repeatable):
-                    raise
-            self._open_next()
-            if asked % len(self._managers) == 0:
-                time.sleep(FAILOVER_PAUSE_S)
-        raise AssertionError
-
-    def _read(self, response: http.client.HTTPResponse) -> bytes:
-        try:
-            data = response.read(MAX_ANSWER_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            self._http.close()
-            raise _OutcomeUnknown(f"{self._url} broke the connection: {error}") from None
-        if len(data) == MAX_ANSWER_BYTES:
-            self._http.close()
-            raise DataCorruption(f"{self._url} answered more than {MAX_ANSWER_BYTES} bytes")
-        return data
-
-    def _send(self, request: _Request) -> http.client.HTTPResponse:
-        """To the manager that is open. Raises `Unreachable`: `_OutcomeUnknown` where it may have got the request."""
-        for last in (False, True):
-            fresh = self._http.sock is None
-            try:
-                if fresh:
-                    self._http.connect()
-            except PermissionDenied:
-                self._http.close()
-                raise
-            except (http.client.HTTPException, OSError) as error:
-                self._http.close()
-                raise Unreachable(f"{self._url} cannot be reached: {error}") from None
-            try:
-                data = request.data.pieces() if isinstance(request.data, RequestBody) else request.data
-                self._http.request(request.method, request.target, data, dict(request.headers))
-                return self._http.getresponse()
-            except FireflyerError:  # of what makes the body: the request was sent in part
-                self._http.close()
-                raise
-            except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
-                # A connection that was kept open may have been closed meanwhile: nothing was answered, ask once more.
-                self._http.close()
-                if fresh or last or not request.repeatable:
-                    raise _OutcomeUnknown(f"{self._url} broke the connection: {error}") from None
-            except (http.client.HTTPException, OSError) as error:
-                self._http.close()
-                raise _OutcomeUnknown(f"{self._url} does not answer: {error}") from None
-        raise AssertionError
 
 
 def _user(name: str) -> str:
     return f"/identity/users/{quote(name, safe='')}"
-
-
-class _OutcomeUnknown(Unreachable):
-    """The request may have been carried out."""
-
-
-class _Request(NamedTuple):
-    method: str
-    target: str
-    data: bytes | RequestBody | None
-    headers: Mapping[str, str]
-
-    @property
-    def repeatable(self) -> bool:
-        """Twice is the same as once."""
-        return self.method != "POST" or KEY_HEADER in self.headers
-
-
-def _request(
-    method: str,
-    path: str,
-    body: msgspec.Struct | msgspec.Raw | bytes | RequestBody | None,
-    query: Mapping[str, object],
-    headers: Mapping[str, str],
-) -> _Request:
-    given = {name: value for name, value in query.items() if value not in ("", None)}
-    target = f"{API}{path}{'?' if given else ''}{urlencode(given)}"
-    head = {"Accept": "application/json", **headers}
-    if body is None:
-        return _Request(method, target, None, head)
-    if not isinstance(body, bytes | RequestBody):
-        return _Request(method, target, msgspec.json.encode(body), {**head, "Content-Type": "application/json"})
-    head["Content-Type"] = "application/octet-stream"
-    if isinstance(body, RequestBody):
-        head["Content-Length"] = str(body.size_bytes)
-    return _Request(method, target, body, head)
-
-
-def _error(status: int, data: bytes) -> FireflyerError:
-    try:
-        found = msgspec.json.decode(data, type=ErrorView)
-    except DECODE_ERRORS:
-        return PermanentError(f"the platform answered with status {status}")
-    message = "".join(char if char.isprintable() else "?" for char in found.message)[:1000]
-    kind = _KINDS.get(found.code, TransientError if status == http.client.SERVICE_UNAVAILABLE else PermanentError)
-    return PermissionDenied(message) if status == http.client.UNAUTHORIZED else kind(message)
-
-
-def _events(response: http.client.HTTPResponse, kind: Any) -> Iterator[tuple[str, Any]]:
-    """Server-sent events: `id:` and `data:` lines, ended by an empty line; lines that begin with a colon are
-    comments."""
-    number, data = "", b""
-    while True:
-        try:
-            line = response.readline(MAX_EVENT_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"the stream of events broke: {error}") from None
-        if not line:
-            raise Unreachable("the stream of events ended")
-        line = line.rstrip(b"\r\n")
-        if line.startswith(b":"):
-            yield "", None
-        elif line.startswith(b"id:"):
-            number = line[3:].decode(errors="replace").strip()
-        elif line.startswith(b"data:"):
-            data = line[5:].strip()
-        elif not line and data:
-            try:
-                yield number, msgspec.json.decode(data, type=kind)
-            except DECODE_ERRORS:
-                raise DataCorruption(f"not an event: {json.dumps(data[:80].decode(errors='replace'))}") from None
-            number, data = "", b""

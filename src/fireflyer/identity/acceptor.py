@@ -114,9 +114,9 @@ class _HalfOpen:
 
 
 class HandshakeAcceptor:
-    """See the module's text. `random_bytes(count)` gives fresh random bytes. `full` says why no more clients can be
-    served, or None; it is asked when a client has proven itself: strangers do not use up what is for clients. Raises
-    `UsageError` for a name that cannot be sent."""
+    """See the module's text. `random_bytes(count)` gives fresh random bytes. `full` says why this client is not
+    served now, or None; it is asked when a client has proven itself: strangers do not use up what is for clients.
+    Raises `UsageError` for a name that cannot be sent."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class HandshakeAcceptor:
         purpose: str,
         random_bytes: Callable[[int], bytes],
         limits: HandshakeLimits | None = None,
-        full: Callable[[], Busy | None] | None = None,
+        full: Callable[[Session], Busy | None] | None = None,
     ) -> None:
         self._accepts = accepts
         self._identity = identity
@@ -195,7 +195,7 @@ class HandshakeAcceptor:
         session = one.conversation.proven
         if session is None:
             return [Send(connection, reply)] if reply else []
-        busy = None if self._full is None else self._full()
+        busy = None if self._full is None else self._full(session)
         if busy is not None:
             return self._refuse(now_ns, connection, one, busy, None)
         verdict = one.conversation.verdict

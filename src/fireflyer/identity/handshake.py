@@ -168,6 +168,8 @@ class Session:
     peer: str
     purpose: str
     key: bytes = field(repr=False)
+    token_id: str = ""
+    """On the server, of a user: which token it was, so that its revocation can end the connection."""
 
 
 class HandshakeRefused(PermissionDenied):
@@ -386,7 +388,9 @@ class ServerHandshake:
         right = hmac.compare_digest(transcript.proof(self._key, _CLIENT_LABEL), message.proof)
         if not right or not self._known:
             raise _handshake_refused("the proof of the client is wrong; check its secret file or token")
-        session = Session(transcript.role, self._peer, self._purpose, transcript.proof(self._key, _SESSION_LABEL))
+        token_id = transcript.client if transcript.role == "user" else ""
+        key = transcript.proof(self._key, _SESSION_LABEL)
+        session = Session(transcript.role, self._peer, self._purpose, key, token_id)
         return session, _encoder.encode(_Verdict(transcript.proof(self._key, _VERDICT_LABEL)))
 
     def _find_key(self, hello: _Hello) -> None:

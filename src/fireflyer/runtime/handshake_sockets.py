@@ -52,7 +52,7 @@ class HandshakeSockets:
         unwatch: Callable[[int], None],
         on_connection: Callable[[socket.socket, Session], None],
         limits: HandshakeLimits | None = None,
-        full: Callable[[], Busy | None] | None = None,
+        full: Callable[[Session], Busy | None] | None = None,
     ) -> None:
         self._acceptor = HandshakeAcceptor(
             accepts,

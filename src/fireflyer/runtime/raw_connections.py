@@ -107,7 +107,7 @@ class RawListener:
         purpose: str,
         on_connection: Callable[[RawConnection], None],
         limits: HandshakeLimits | None = None,
-        full: Callable[[], Busy | None] | None = None,
+        full: Callable[[Session], Busy | None] | None = None,
     ) -> None:
         self._on_connection = on_connection
         self._listening: list[socket.socket] = []

@@ -24,6 +24,9 @@ LAYOUTS = {
 }
 SMALL_PLAN: dict[str, Any] = {"chunk_bytes": 4096, "window": 4}
 COUNTS = [0, 1, 63, 1024, 1025, 9973, 70_001]  # of 4 KiB chunks: none, parts, exactly one, many times the window
+COMBINED_COUNTS = [*COUNTS[:-1], 25_013]
+"""Where every operation meets every size and memory: the largest is still more than a window of each type, and takes a
+third of the bytes. Those of `COUNTS` are sent with every operation and type, in every layout, by `make test`."""
 SLOW = pytest.mark.slow
 
 
@@ -63,7 +66,7 @@ def test_ranks_that_may_not_read_each_others_memory_get_the_same(layout: str, tm
     ],
 )
 def test_every_operation_with_every_size_and_memory(layout: str, peer_memory: bool, tmp_path: Path) -> None:
-    all_agree(tmp_path, layout, peer_memory=peer_memory, rounds=21)
+    all_agree(tmp_path, layout, peer_memory=peer_memory, rounds=21, counts=COMBINED_COUNTS)
 
 
 @pytest.mark.processes

@@ -305,7 +305,7 @@ def test_runs_end_with_the_lease_of_their_node_also_where_its_agent_is_dead(tmp_
         await manager.state("b", "running")
         await manager.vanish()
         manager.kill_agent("b")
-        await asyncio.to_thread(wait_until, lambda: not living(RUN), allowed_s(60))
+        await asyncio.to_thread(wait_until, lambda: not living(RUN), allowed_s(60), pause_s=0.2)
         manager.start_agent("b")
         await manager.serve()
         assert ended(await manager.state("a", "gone")).cause is Cause.INTERRUPTED

@@ -148,9 +148,11 @@ def test_the_whole_life_state_survives_a_restart_and_is_on_disk(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_job_that_is_suspended_again_and_again_learns_the_same_bits(tmp_path: Path) -> None:
+    """Of one rank on each node: where nodes have several is seen above, and each start of a rank imports torch."""
     rng = random.Random(7)
     steps = 60
-    undisturbed = spec_of(tmp_path / "whole", TRAINING, args=(str(tmp_path / "whole" / "saved"), str(steps)))
+    args = (str(tmp_path / "whole" / "saved"), str(steps))
+    undisturbed = spec_of(tmp_path / "whole", TRAINING, ranks_per_node=1, args=args)
     (tmp_path / "whole").mkdir()
     with started_launcher(undisturbed) as launcher:
         assert launcher.wait(allowed_s(120)) == 0
@@ -161,7 +163,7 @@ def test_a_job_that_is_suspended_again_and_again_learns_the_same_bits(tmp_path: 
         directory = tmp_path / f"run-{len(begins)}"
         directory.mkdir()
         args = (str(tmp_path / "saved"), str(steps))
-        spec = spec_of(directory, TRAINING, args=args, suspend_grace_ns=600 * SECOND)
+        spec = spec_of(directory, TRAINING, ranks_per_node=1, args=args, suspend_grace_ns=600 * SECOND)
         code, events = suspend(spec, after_s=rng.random() / 20 if len(begins) < 4 else 1000)
         told = printed(spec)
         assert set(re.findall(r"from (\d+)", told)) == {str(begins[-1])}, "goes on where the last one left"

@@ -3,33 +3,14 @@ being typed while the page is drawn again. What it does with a platform is in `t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from typing import Final
 
-import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
-from tests.support.browser import find_browser
-from tests.support.patience import allowed_s
-
-from fireflyer.cluster.core.platform.store.rows import Account
-from fireflyer.cluster.core.platform.views import NodeView, TaskAnswer, TaskPage, TaskView, Why
-from fireflyer.cluster.manager.web import app
-from fireflyer.cluster.schema.api import API, MAX_PAGE, Identity
-from fireflyer.cluster.schema.tasks import TaskState
+from playwright.sync_api import Page, expect
+from tests.support.platform.pages import HOST, LEAVES, NODES, ScriptedPlatform
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-HOST: Final = "http://127.0.0.1:9"
-"""Nothing listens there: the test answers all that the browser asks."""
-FILES: Final = Path(app.__file__).parent / "page"
-TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
-NODES: Final = 2100
-LEAVES: Final = 42
-CHANGE: Final = 'retry: 20\ndata: {"number": 1, "what": "node"}\n\n'
-"""The stream ends after a change and the browser asks for it again: the page is drawn all the time."""
 CONTRAST_OF_NOTICE: Final = """
 () => {
   const shown = getComputedStyle(document.getElementById("notice"));
@@ -43,112 +24,6 @@ CONTRAST_OF_NOTICE: Final = """
   return (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
 }
 """
-
-
-def node(number: int) -> NodeView:
-    states = ("busy", "busy", "idle", "leaving", "drained", "draining", "lost")
-    return NodeView(
-        name=f"node-{number:04}",
-        zone=f"z{number * 2 // NODES}",
-        leaf=f"leaf-{number * LEAVES // NODES}",
-        group="default",
-        labels=(),
-        state=states[number % len(states)],
-        drain_reason="",
-        task=None,
-        run=None,
-        silent_ns=10**9,
-        inventory=None,
-    )
-
-
-TASK: Final = TaskView(
-    id=7,
-    name="waits",
-    user="ada",
-    group="",
-    state=TaskState.QUEUED,
-    priority=10,
-    node_group="default",
-    least_nodes=1,
-    most_nodes=1,
-    array_index=None,
-    array_of=None,
-    submitted_ns=1,
-    since_ns=1,
-    ended_ns=None,
-    runs=0,
-    requeues=0,
-    held=False,
-    nodes=(),
-    whole_life=0,
-    outcome=None,
-    cause=None,
-    exit_code=None,
-    reason="",
-    account=Account(),
-    ettr=None,
-)
-
-
-class ScriptedPlatform:
-    """The files of the page, and answers of the API's types."""
-
-    def __init__(self) -> None:
-        self.nodes = [node(number) for number in range(NODES)]
-        self.reachable = True
-
-    def answer(self, route: Route) -> None:
-        asked = urlsplit(route.request.url)
-        if not asked.path.startswith(API):
-            file = FILES / (asked.path.lstrip("/") or "index.html")
-            route.fulfill(body=file.read_bytes(), content_type=TYPES[file.suffix])
-        elif not self.reachable:
-            route.abort()
-        elif asked.path == f"{API}/events":
-            route.fulfill(body=CHANGE, content_type="text/event-stream")
-        else:
-            found = self._find(asked.path.removeprefix(API), parse_qs(asked.query))
-            route.fulfill(body=msgspec.json.encode(found), content_type="application/json")
-
-    def _find(self, path: str, query: dict[str, list[str]]) -> Any:
-        if path == "/session":
-            return Identity("ada", ("platform:operator",), "csrf", 1)
-        if path == "/tasks":
-            return TaskPage((TASK,), None)
-        if path == "/tasks/7":
-            return TaskAnswer(TASK, (), Why("no node is free"))
-        (limit,) = query.get("limit", [str(MAX_PAGE)])
-        (after,) = query.get("after", [""])
-        return [one for one in self.nodes if one.name > after][: int(limit)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = find_browser()
-    assert path is not None, "Chromium is missing; `make setup` installs it"
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def scripted() -> ScriptedPlatform:
-    return ScriptedPlatform()
-
-
-@pytest.fixture
-def page(browser: Browser, scripted: ScriptedPlatform) -> Iterator[Page]:
-    context = browser.new_context(color_scheme="light")
-    context.route("**/*", scripted.answer)
-    made = context.new_page()
-    made.set_default_timeout(1000 * allowed_s(20))
-    expect.set_options(timeout=1000 * allowed_s(20))
-    made.goto(HOST)
-    expect(made.get_by_role("heading", name="Tasks")).to_be_visible()
-    yield made
-    context.close()
 
 
 def draw_again(page: Page, selector: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 
+import msgspec
 import pytest
 from tests.support.loops import on_loop
 from tests.support.network.rpc_service import ADD, ECHO, FAIL, HANG, SLOW, WHO, Add, Blob, Name, Number, serving
@@ -21,9 +22,10 @@ from fireflyer.base.errors import (
     Unreachable,
     UsageError,
 )
-from fireflyer.base.units import MS, SECOND
-from fireflyer.identity.handshake import UserKey, token_key
+from fireflyer.base.units import MIB, MS, SECOND
+from fireflyer.identity.handshake import BEARER_MARK, UserKey, token_key
 from fireflyer.identity.secrets import new_secret
+from fireflyer.runtime.framing import TAG_BYTES
 from fireflyer.runtime.raw_connections import RawConnection, RawListener
 from fireflyer.runtime.rpc import (
     Accepts,
@@ -36,7 +38,9 @@ from fireflyer.runtime.rpc import (
     UserCredential,
 )
 from fireflyer.runtime.rpc import client as client_module
-from fireflyer.runtime.rpc.messages import MAX_ERROR_CHARS
+from fireflyer.runtime.rpc import server as server_module
+from fireflyer.runtime.rpc import stream as stream_module
+from fireflyer.runtime.rpc.messages import MAX_ERROR_CHARS, Call, encode
 from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream
 
 
@@ -251,6 +255,79 @@ async def test_the_hundred_and_first_connection_is_turned_away_until_one_closes(
 
 
 @on_loop
+async def test_one_peer_has_its_part_of_the_connections_and_no_more() -> None:
+    async with serving(ServerLimits(connections=10, connections_per_peer=2)) as service:
+        clients = [await service.client("greedy") for _ in range(2)]
+        with pytest.raises(Busy, match="node greedy has its 2 connections already; close some of them"):
+            await RpcClient.connect(service.address, NodeCredential(service.secret, "greedy"), 300 * MS)
+        clients.append(await service.client("another"))
+        await clients.pop(0).close()
+        assert await service.left.get() == "greedy"
+        clients.append(await service.client("greedy"))
+        assert await clients[-1].call(ADD, Add(1, 1), SECOND) == Number(2)
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+@on_loop
+async def test_who_asks_and_does_not_read_is_cut_off_before_the_answers_fill_the_memory(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ten requests of some bytes ask for 40 MiB; the kernel's buffers take a few of them."""
+    async with serving(ServerLimits(bytes_per_peer=8 * MIB)) as service:
+        greedy, other = await service.client("greedy"), await service.client("other")
+        greedy._stream._reader._limit = 1  # type: ignore[attr-defined]
+        greedy._stream._reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(10):
+            call = Call(1000 + number, ECHO.name, 60 * SECOND, msgspec.Raw(encode(Blob(b"", 4 * MIB))))
+            greedy._stream.send_soon(encode(call))
+        assert await service.left.get() == "greedy"
+        assert "bytes of requests and answers wait" in caplog.text
+        assert len((await other.call(ECHO, Blob(b"", 4 * MIB), 10 * SECOND)).data) == 4 * MIB
+        await greedy.close()
+        await other.close()
+
+
+@on_loop
+async def test_who_reads_nothing_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_UNREAD_S", 0.2)
+    async with serving() as service:
+        client = await service.client("asleep")
+        client._stream._reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(4):
+            call = Call(1000 + number, ECHO.name, 60 * SECOND, msgspec.Raw(encode(Blob(b"", 8 * MIB))))
+            client._stream.send_soon(encode(call))
+        assert await service.left.get() == "asleep"
+        await client.close()
+
+
+@on_loop
+async def test_half_a_frame_does_not_stay_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream_module, "_FRAME_S", 0.2)
+    caplog.set_level("INFO")
+    async with serving() as service:
+        client = await service.client("slow")
+        client._stream._writer.write((MIB).to_bytes(4, "big") + bytes(1000))
+        assert await service.left.get() == "slow"
+        assert f"{MIB + TAG_BYTES} bytes of a message were announced and did not come within" in caplog.text
+        await client.close()
+
+
+@on_loop
+async def test_a_peer_that_announces_more_than_it_may_make_wait_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(ServerLimits(bytes_per_peer=3 * MIB)) as service:
+        first, second, other = [await service.client(name) for name in ("greedy", "greedy", "other")]
+        first._stream._writer.write((2 * MIB).to_bytes(4, "big") + bytes(1000))
+        await other.call(ADD, Add(1, 1), SECOND)
+        second._stream._writer.write((2 * MIB).to_bytes(4, "big") + bytes(1000))
+        assert await service.left.get() == "greedy"
+        assert "node greedy makes 2097168 bytes wait already and sends 2097168 more" in caplog.text
+        assert await other.call(ADD, Add(1, 1), SECOND) == Number(2)
+        await asyncio.gather(*(client.close() for client in (first, second, other)))
+
+
+@on_loop
 async def test_strangers_are_refused_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as service:
         with pytest.raises(PermissionDenied, match=f"connect to {service.address}: the server has another node secret"):
@@ -272,6 +349,24 @@ async def test_users_are_let_in_by_their_token() -> None:
         await client.close()
         with pytest.raises(PermissionDenied, match="does not accept this token"):
             await RpcClient.connect(service.address, UserCredential("fft1.0123.other"), SECOND)
+
+
+@on_loop
+async def test_a_revoked_token_ends_its_open_connections_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "RECHECK_S", 0.05)
+    tokens = {name: f"{BEARER_MARK}.{name}.secret" for name in ("first", "second")}
+    known = {name: UserKey("alice", token_key(token)) for name, token in tokens.items()}
+    async with serving(accepts=Accepts(None, known.get), recheck_tokens=True) as service:
+        first, second = [
+            await RpcClient.connect(service.address, UserCredential(token), SECOND) for token in tokens.values()
+        ]
+        del known["first"]
+        assert isinstance(await first.wait_lost(), Unreachable)
+        assert await second.call(ADD, Add(1, 1), SECOND) == Number(2)
+        with pytest.raises(PermissionDenied):
+            await RpcClient.connect(service.address, UserCredential(tokens["first"]), SECOND)
+        await first.close()
+        await second.close()
 
 
 @on_loop

@@ -9,8 +9,9 @@ from tests.golden.pinned.samples import Given, samples
 from fireflyer.base.port_range import PortRange
 from fireflyer.cluster.core.platform.commands import SetPolicy
 from fireflyer.cluster.core.scheduler.model import Policy
-from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
 from fireflyer.cluster.schema.addresses import AddressChoice
+from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest, Port
 from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress, Record, Snapshot
 from fireflyer.collectives.planning.cost import Speeds
 from fireflyer.collectives.planning.declaration import Declaration, RouteRow
@@ -57,6 +58,9 @@ def _manager_configs() -> list[PlatformConfig]:
         name: f"s{at}" if isinstance(getattr(least, name), str) else 1000 + at for at, name in enumerate(names)
     }
     whole |= {"listen": "127.0.0.1:1", "listen_agents": "127.0.0.1:2", "managers": ("s1",), "operators": ("s2",)}
+    whole |= {"manager_urls": ("https://s3#4",), "webhook_networks": ("10.0.0.0/16",)}
+    site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
+    whole |= {"engine": "slurm", "slurm": site}
     return [least, PlatformConfig(**whole)]
 
 
@@ -96,7 +100,15 @@ def _dumps() -> list[Dump]:
     return [least, full]
 
 
+def _exec_requests() -> list[ExecRequest]:
+    """A rank or a node, a program or a port."""
+    program = ExecProgram(argv=("sh", "-c", "true"), terminal=True, rows=30, columns=100, term="xterm")
+    whole = ExecRequest(node="gpu-1", program=program, idle_s=60, ends_task=True)
+    return [ExecRequest(rank=3, port=Port(8888)), ExecRequest(program=ExecProgram()), whole]
+
+
 GIVEN: Final[Given] = {
+    ExecRequest: _exec_requests,
     Plan: _plans,
     Declaration: _declarations,
     Dump: _dumps,

@@ -19,8 +19,8 @@ __all__ = ["FREE_FORM", "Given", "samples"]
 
 FREE_FORM: Final = {"text": "x", "numbers": [1, 2.5], "nothing": None, "flag": True}
 """The sample of a field that takes anything."""
-_TEXTS_FOR_PATTERNS: Final = ("s", "0" * 64, "127.0.0.1:9000", "a-b", "1", "attempt-0/rank-1.log", "topology.json",
-                              "00000000.0.0")  # fmt: skip
+_TEXTS_FOR_PATTERNS: Final = ("s", "0" * 64, "0" * 32, "127.0.0.1:9000", "a-b", "1", "attempt-0/rank-1.log",
+                              "topology.json", "00000000.0.0", "https://h/p", "t1-0")  # fmt: skip
 
 Variants = list[Any]
 Given = Mapping[type, Callable[[], Sequence[Any]]]

@@ -123,7 +123,7 @@ class _Calls:
         server = RpcServer(Accepts(Secret(bytes(range(32)))))
         async with self._serve(server):
             stream: Any = _Silent()
-            connection = _Connection(stream, self._caller, server._entries, ServerLimits())
+            connection = _Connection(stream, self._caller, server._entries, ServerLimits(), ServerLimits().shares())
             await connection._handle(memoryview(data))
             tasks = [*connection._calls.values(), *connection._notifications]
             for _ in range(_TURNS):

@@ -152,7 +152,7 @@ class _Calls:
         StoreService(server)
         caller = Caller("node", "rank 1", "127.0.0.1:1", 1)
         stream: Any = _Silent()
-        self._connection = _Connection(stream, caller, server._entries, ServerLimits())
+        self._connection = _Connection(stream, caller, server._entries, ServerLimits(), ServerLimits().shares())
 
     def parse(self, data: bytes) -> None:
         self._loop.run_until_complete(self._handled(data))

@@ -110,11 +110,18 @@ def nothing_left(run_dir: str, *, within_s: float = 5.0) -> None:
     wait_until(lambda: not leftovers(run_dir), allowed_s(within_s), lambda: f"left behind: {leftovers(run_dir)}")
 
 
-def wait_until(condition: Callable[[], object], within_s: float, what: Callable[[], str] | str = "condition") -> None:
+def wait_until(
+    condition: Callable[[], object],
+    within_s: float,
+    what: Callable[[], str] | str = "condition",
+    *,
+    pause_s: float = 0.01,
+) -> None:
+    """`pause_s`: between two looks; longer where a look is at all processes and the wait is for a lease."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, what if isinstance(what, str) else what()
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 def write_orphan(directory: Path) -> str:

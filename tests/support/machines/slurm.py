@@ -71,6 +71,14 @@ class SlurmCluster:
                 raise TimeoutError(f"nodes {states}, wanted {dict(wanted)}\n{self.logs()}")
             time.sleep(_POLL_S)
 
+    def start_controller(self) -> None:
+        self.controller.start(["slurmctld", "-D"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def stop_controller(self) -> None:
+        for pid, argv in self.controller.processes():
+            if argv[:1] == ["slurmctld"]:
+                self.controller.kill(pid)
+
     def start_daemon(self, machine: Machine) -> None:
         """Its `slurmd`, at first or after it was killed."""
         self.daemons[machine.name] = machine.start(
@@ -99,7 +107,7 @@ def slurm_cluster(machines: Machines, *, cpus: int = 4, slurmd_timeout_s: int = 
             machine.path(_CONFIGURATION).write_text(configuration)
             machine.run(["mkdir", "-p", f"{_STATE}/controller", f"{_STATE}/node"], check=True)
             _start_munged(machine, key)
-        cluster.controller.start(["slurmctld", "-D"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        cluster.start_controller()
         for machine in machines.values():
             cluster.start_daemon(machine)
         cluster.wait_for_states(dict.fromkeys(machines, "idle"))
@@ -146,7 +154,10 @@ def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int) -> str:
             f"SlurmctldLogFile={_STATE}/slurmctld.log",
             f"SlurmdLogFile={_STATE}/slurmd.log",
             f"NodeName={','.join(names)} CPUs={cpus} State=UNKNOWN",
-            f"PartitionName=test Nodes={','.join(names)} Default=YES MaxTime=INFINITE State=UP",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
+            f"PartitionName=test Nodes={','.join(names)} Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
+            f"PartitionName=urgent Nodes={','.join(names)} MaxTime=INFINITE State=UP PriorityTier=2",
             "",
         ]
     )

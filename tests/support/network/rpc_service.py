@@ -119,10 +119,16 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: ServerLimits | None = None, accepts: Accepts | None = None) -> AsyncIterator[Service]:
+async def serving(
+    limits: ServerLimits | None = None, accepts: Accepts | None = None, *, recheck_tokens: bool = False
+) -> AsyncIterator[Service]:
     service = Service()
     server = RpcServer(
-        accepts or Accepts(service.secret), identity="hub", limits=limits, on_disconnect=service.on_disconnect
+        accepts or Accepts(service.secret),
+        identity="hub",
+        limits=limits,
+        on_disconnect=service.on_disconnect,
+        recheck_tokens=recheck_tokens,
     )
     service.register(server)
     service.address = await server.start("127.0.0.1", 0)

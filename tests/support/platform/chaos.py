@@ -63,7 +63,8 @@ class Cluster:
         self.oracle.grounds = self.grounds
         names = [f"m{number}" for number in range(managers)]
         self.managers = [
-            ManagerHost(self.world, self.post, self.store, self.oracle, name, self._drift()) for name in names
+            ManagerHost(self.world, self.post, self.store, self.oracle, self.oracle.tables, name, self._drift())
+            for name in names
         ]
         self.hosts = [
             Host(self.world, self.post, self.grounds, f"n{number}", names, self._drift()) for number in range(nodes)
@@ -270,6 +271,10 @@ class Cluster:
             self._resume_held()
             self.run_for(5 * SECOND)
         self.run_for(10 * SECOND)
+        self.oracle.tables.slow = False
+        end_ns = self.world.now_ns + HEAL_NS
+        while self.world.now_ns < end_ns and not self.oracle.all_copied():
+            self.run_for(2 * SECOND)
         assert self._ended(), f"seed {self.world.seed}: {self.describe()}"
         self.oracle.check_end()
 

@@ -22,6 +22,7 @@ from fireflyer.cluster.core.platform.messages import (
     Synced,
     Tick,
 )
+from fireflyer.cluster.core.platform.webhooks import Deliver
 from fireflyer.cluster.schema.sync import EndedRun, Inventory, Orders, RunStatus, Sync
 from fireflyer.cluster.schema.tasks import Program, RunParts, TaskSpec, TaskState
 from fireflyer.kvstore.core.fenced import Outcome, Transact
@@ -53,6 +54,7 @@ class Desk:
         self.now_ns = SECOND
         self.fail_next: list[str] = []
         self.changes: list[Changed] = []
+        self.deliveries: list[Deliver] = []
         self.orders_changed: list[str] = []
         self.results: dict[int, Result] = {}
         self._calls = 0
@@ -86,6 +88,8 @@ class Desk:
             case Answer(call, result):
                 assert call not in self.results, "answered twice"
                 self.results[call] = result
+            case Deliver():
+                self.deliveries.append(effect)
             case Changed():
                 self.changes.append(effect)
             case OrdersChanged(node):

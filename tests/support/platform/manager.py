@@ -34,6 +34,7 @@ from fireflyer.cluster.schema.sync import (
     Sync,
 )
 from fireflyer.cluster.schema.tasks import Cause
+from fireflyer.cluster.schema.tickets import open_launch
 from fireflyer.identity import TokenStore, UserCredential, new_secret, save_secret
 from fireflyer.identity.derived import derive_credential
 from fireflyer.identity.handshake import token_id_of, token_key
@@ -131,15 +132,22 @@ class ManagerProcess:
         return Client(Connection(url=self.url, token=self.tokens[user], fingerprint=self.fingerprint))
 
     def ask(
-        self, method: str, path: str, *, user: str = "", body: Any = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        user: str = "",
+        token: str = "",
+        body: Any = None,
+        headers: dict[str, str] | None = None,
     ) -> Answered:
         """As a program without our SDK would."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data=data, method=method)
         if data is not None:
             request.add_header("Content-Type", "application/json")
-        if user:
-            request.add_header("Authorization", f"Bearer {self.tokens[user]}")
+        if user or token:
+            request.add_header("Authorization", f"Bearer {token or self.tokens[user]}")
         for name, value in (headers or {}).items():
             request.add_header(name, value)
         try:
@@ -172,6 +180,7 @@ class ScriptedAgent:
         self.runs: dict[str, RunStatus] = {}
         self.orders = Orders(term=0, version=0)
         self._sequence = 0
+        self._key = token_key(credential)
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +214,11 @@ class ScriptedAgent:
         )
         self.orders = self._connected().call(SYNC, said, CALL_NS)
         return self.orders
+
+    def run_token(self, task: int) -> str:
+        """Of the user, for the run of the task that is to be started here."""
+        (launch,) = (run.launch for run in self.orders.runs if run.launch is not None and run.launch.task == task)
+        return open_launch(launch, self._key).token
 
     def _connected(self) -> BlockingRpcClient:
         if self._client is None:

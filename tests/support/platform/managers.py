@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 from tests.support.platform.post import Ask, Post, Tell
 from tests.support.platform.store import SimStore
+from tests.support.platform.tables import MemoryTables, SimCopier
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.platform.machine import PlatformMachine
@@ -15,6 +16,7 @@ from fireflyer.cluster.core.platform.messages import (
     Answer,
     Changed,
     Commanded,
+    Copied,
     Effect,
     Event,
     Leave,
@@ -64,10 +66,20 @@ class Watcher(Protocol):
 
 
 class ManagerHost:
-    def __init__(self, world: World, post: Post, store: SimStore, watcher: Watcher, name: str, drift_ppm: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        post: Post,
+        store: SimStore,
+        watcher: Watcher,
+        tables: MemoryTables,
+        name: str,
+        drift_ppm: int,
+    ) -> None:
         self.world, self.post, self.store, self.watcher, self.name = world, post, store, watcher, name
         self.wall_skew_ns = world.random.randrange(-3600, 3600) * SECOND
         self.machine = PlatformMachine(SETTINGS)
+        self.tables = tables
         self.notes: list[str] = []
         self._askers: dict[int, tuple[str, int]] = {}
         self._held: dict[str, tuple[int, Sync]] = {}
@@ -90,17 +102,23 @@ class ManagerHost:
         holder = f"{self.name}/{node.incarnation}"
         self.machine = PlatformMachine(msgspec.structs.replace(SETTINGS, holder=holder, address=self.name))
         self._askers, self._held = {}, {}
+        copier = SimCopier(self.world, self.store, self.tables, self)
 
         def tick() -> None:
             self._handle(Tick(1_700_000_000 * SECOND + self.world.now_ns + self.wall_skew_ns))
             if self.acts():
                 self.watcher.looked_at(self)
+            copier.look()
             if self.machine.left:
                 node.crash()
             node.after(TICK_NS, tick)
 
         node.on_message(self._receive)
         node.after(self.world.random.randrange(TICK_NS), tick)
+
+    def copied(self, event: Copied) -> None:
+        if self.node.alive:
+            self.node.guarded(lambda: self._handle(event))
 
     def _receive(self, source: str, payload: bytes) -> None:
         ask = self.post.opened(payload)

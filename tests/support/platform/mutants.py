@@ -9,19 +9,20 @@ import msgspec
 import pytest
 from tests.support.platform.hosts import STOP_AFTER_NS, Host, Record
 
-from fireflyer.cluster.core.platform import machine as machine_module
 from fireflyer.cluster.core.platform import submissions
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.leading import Leading
 from fireflyer.cluster.core.platform.life import accounts, states, tasks
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import Tasks
-from fireflyer.cluster.core.platform.machine import PlatformMachine
 from fireflyer.cluster.core.platform.orders import OrderBook
+from fireflyer.cluster.core.platform.store import tables
+from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import RunRow, RunState, TaskRow
 from fireflyer.cluster.schema.sync import RunOrder
 from fireflyer.cluster.schema.tasks import RunParts
 from fireflyer.kvstore.core import fenced
+from fireflyer.kvstore.core.leadership import Leadership
 
 __all__ = ["MUTANTS"]
 
@@ -97,14 +98,14 @@ def commits_without_the_lease(patch: Patch) -> None:
 
 
 def unknown_is_failed(patch: Patch) -> None:
-    original = PlatformMachine._on_draft
+    original = Leadership._settle
 
-    def on_draft(self: PlatformMachine, now_ns: int, draft: Any, outcome: Any) -> None:
+    def settle(self: Leadership, now_ns: int, writing: Any, outcome: Any) -> Any:
         if isinstance(outcome, fenced.OutcomeUnknown):
             outcome = fenced.Failed(outcome.number, outcome.reason)
-        original(self, now_ns, draft, outcome)
+        return original(self, now_ns, writing, outcome)
 
-    patch.setattr(machine_module.PlatformMachine, "_on_draft", on_draft)
+    patch.setattr(Leadership, "_settle", settle)
 
 
 def submissions_are_not_recognised(patch: Patch) -> None:
@@ -156,7 +157,7 @@ def scheduler_is_not_told_of_a_dropped_draft(patch: Patch) -> None:
     original = Leading.rollback
 
     def rollback(self: Leading, now_ns: int) -> None:
-        patch.setattr(self._planner, "rebuild", lambda _time_ns, _now_ns: None)
+        patch.setattr(self._engine, "rebuild", lambda _time_ns, _now_ns: None)
         original(self, now_ns)
 
     patch.setattr(Leading, "rollback", rollback)
@@ -198,6 +199,17 @@ def agent_says_gone_too_early(patch: Patch) -> None:
     patch.setattr(Host, "_status", status)
 
 
+def rows_are_copied_twice(patch: Patch) -> None:
+    """What the tables have already is taken for new."""
+    patch.setattr(tables.Stamp, "older_than", lambda _self, _cluster, _change: True)
+
+
+def all_is_cleared_that_is_there(patch: Patch) -> None:
+    """Also what was not copied."""
+    original = Ledger.clear_outbox
+    patch.setattr(Ledger, "clear_outbox", lambda self, _until: original(self, self.draft_state.outbox_next))
+
+
 MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -219,5 +231,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         agent_grants_leases_on_its_own,
         agent_does_not_remember_unknown_stops,
         agent_says_gone_too_early,
+        rows_are_copied_twice,
+        all_is_cleared_that_is_there,
     )
 }

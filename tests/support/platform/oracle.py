@@ -5,10 +5,21 @@ from __future__ import annotations
 from tests.support.platform.hosts import Grounds, Host, Launcher
 from tests.support.platform.managers import SETTINGS, ManagerHost
 from tests.support.platform.store import SimStore
+from tests.support.platform.tables import MemoryTables
 
 from fireflyer.cluster.core.platform.messages import LEASE_KEY, Changed
+from fireflyer.cluster.core.platform.store.history import (
+    ClusterTotals,
+    CommandDone,
+    HistoryRow,
+    NodeChange,
+    RunChange,
+    TaskChange,
+    decode_history,
+)
 from fireflyer.cluster.core.platform.store.rows import (
     CONFIG_KEY,
+    OUTBOX_PREFIX,
     PLACES,
     RUNS,
     STATE_KEY,
@@ -49,6 +60,9 @@ class PlatformOracle:
         self.whole_limit: int | None = None
         """Nodes that user `ann` may have at a time; as set in the rows before anything runs."""
         self.change_numbers: dict[int, tuple[str, str, str]] = {}
+        self.tables = MemoryTables()
+        self.history: dict[int, HistoryRow] = {}
+        """All rows that the outbox ever had."""
         self._part_since: dict[str, int] = {}
         self.preempted = 0
         self.takeovers = 0
@@ -63,6 +77,8 @@ class PlatformOracle:
                 self._state(key, value)
             elif key == CONFIG_KEY and value is not None:
                 self.config = decode_row(key, value, ConfigRow)
+            elif key.startswith(OUTBOX_PREFIX):
+                self._outbox(key, value)
             elif key.startswith(TASKS.prefix):
                 self._task(key, value)
             elif key.startswith(RUNS.prefix):
@@ -79,6 +95,42 @@ class PlatformOracle:
             assert row.next_task >= self.state.next_task
             self.takeovers += row.term != self.state.term
         self.state = row
+
+    def _outbox(self, key: bytes, value: bytes | None) -> None:
+        number = int.from_bytes(key[len(OUTBOX_PREFIX) :], "big")
+        if value is None:
+            assert self._in_tables(number), f"row {number} of the outbox is cleared and not in the tables"
+            return
+        assert number == len(self.history), f"row {number} of the outbox comes after {len(self.history)} rows"
+        self.history[number] = decode_history(key, value)
+
+    def _in_tables(self, number: int) -> bool:
+        row, tables, cluster = self.history[number], self.tables, SETTINGS.cluster
+        match row:
+            case TaskChange():
+                found = tables.tasks.get(row.task.id)
+                return found is not None and found["change"] >= number
+            case RunChange():
+                found = tables.runs.get((row.run.task, row.run.number))
+                return found is not None and found["change"] >= number
+            case NodeChange():
+                return (cluster, number) in tables.node_states
+            case ClusterTotals():
+                return (cluster, number) in tables.totals
+            case CommandDone():
+                return f"{cluster}/{number:020}" in tables.audit
+
+    def all_copied(self) -> bool:
+        return self.state is not None and self.state.outbox_first == self.state.outbox_next
+
+    def check_history(self) -> None:
+        """The tables are what they would be had each row been copied once, in order, by one process."""
+        once = MemoryTables()
+        once.copy(SETTINGS.cluster, list(self.history.items()))
+        for name, rows in once.contents().items():
+            assert getattr(self.tables, name) == rows, f"rows of the table {name} are missing or doubled"
+        for task, row in self.tasks.items():
+            assert self.tables.parts_of(task) == row.account.total_ns, f"parts of task {task} do not add up to its life"
 
     def _task(self, key: bytes, value: bytes | None) -> None:
         task = int.from_bytes(key[len(TASKS.prefix) :], "big")
@@ -231,5 +283,7 @@ class PlatformOracle:
         for host in self.grounds.hosts.values():
             assert not host.disk, f"{host.name} was not told to forget {sorted(host.disk)}"
             assert not any(ranks.alive for ranks in host.ranks.values()), f"ranks live on {host.name} at the end"
+        assert self.all_copied(), "rows are left in the outbox"
+        self.check_history()
         submissions = [key for key in self.store.rows if key.startswith(SUBMISSIONS.prefix)]
         assert len(submissions) <= len(self.tasks)

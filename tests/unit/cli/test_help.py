@@ -19,7 +19,13 @@ from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
 from fireflyer.cli.main import ff
+from fireflyer.cli.platform.execs import exec_command, shell_command
+from fireflyer.cli.platform.hai import command as hai_command
+from fireflyer.cli.platform.history import audit_command, history_command, usage_command
 from fireflyer.cli.platform.managers import manager_command
+from fireflyer.cli.platform.quota import command as quota_command
+from fireflyer.cli.platform.reservations import command as reservation_command
+from fireflyer.cli.platform.top import command as top_command
 from fireflyer.cli.version import command as version_command
 
 Capture = pytest.CaptureFixture[str]
@@ -28,9 +34,19 @@ COMMANDS: Mapping[str, click.Command] = {
     "report": report_command,
     "demo": demo_command,
     "version": version_command,
+    "exec": exec_command,
+    "shell": shell_command,
     "completion": completion_command,
     **{f"agent {name}": one for name, one in agent_command.commands.items()},
     **{f"manager {name}": one for name, one in manager_command.commands.items()},
+    "history": history_command,
+    "usage": usage_command,
+    "audit": audit_command,
+    "hai": hai_command,
+    "top": top_command,
+    "quota": quota_command,
+    **{f"quota {name}": one for name, one in quota_command.commands.items()},
+    **{f"reservation {name}": one for name, one in reservation_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],
 }
@@ -93,7 +109,7 @@ def completed(*arguments: str) -> list[str]:
 
 
 def test_commands_options_values_and_paths_complete() -> None:
-    assert completed("r") == ["plain:run", "plain:resume", "plain:report"]
+    assert completed("r") == ["plain:run", "plain:resume", "plain:report", "plain:reservation"]
     assert completed("fs", "rm") == ["plain:rm"]
     assert completed("collectives", "") == ["plain:explain", "plain:plan"]
     assert completed("run", "--max") == ["plain:--max-restarts"]

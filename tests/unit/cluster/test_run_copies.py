@@ -11,6 +11,7 @@ from tests.support.platform.running import wait_for
 
 from fireflyer.base.errors import Aborted, Busy
 from fireflyer.cluster.agent.run_copies import RunCopies
+from fireflyer.cluster.agent.run_environments import RunEnvironments
 from fireflyer.identity import UserCredential
 
 TOKEN: Final = "0123456789abcdef"
@@ -23,7 +24,8 @@ def no_manager() -> tuple[UserCredential, list[str]]:
 
 @pytest.fixture
 def copies(tmp_path: Path) -> Iterator[RunCopies]:
-    made = RunCopies(str(tmp_path / "copies"), str(tmp_path / "cache"), no_manager)
+    environments = RunEnvironments(str(tmp_path / "environments"))
+    made = RunCopies(str(tmp_path / "copies"), str(tmp_path / "cache"), no_manager, environments)
     yield made
     made.close()
 

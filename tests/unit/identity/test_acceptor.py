@@ -22,7 +22,7 @@ from fireflyer.identity.acceptor import (
     Send,
 )
 from fireflyer.identity.conversation import ClientConversation
-from fireflyer.identity.handshake import Accepts, NodeCredential
+from fireflyer.identity.handshake import Accepts, NodeCredential, Session
 from fireflyer.identity.secrets import Secret
 
 SECRET, OTHER = Secret(b"s" * 32), Secret(b"o" * 32)
@@ -33,7 +33,9 @@ def fresh(count: int) -> bytes:
     return next(_numbers).to_bytes(count, "big")
 
 
-def acceptor(limits: HandshakeLimits | None = None, full: Callable[[], Busy | None] | None = None) -> HandshakeAcceptor:
+def acceptor(
+    limits: HandshakeLimits | None = None, full: Callable[[Session], Busy | None] | None = None
+) -> HandshakeAcceptor:
     return HandshakeAcceptor(
         Accepts(SECRET), identity="hub", purpose="test", random_bytes=fresh, limits=limits, full=full
     )
@@ -166,7 +168,7 @@ def test_a_stranger_at_each_of_many_addresses_costs_only_the_oldest() -> None:
 
 
 def test_a_full_server_says_so_to_those_who_have_proven_themselves_only() -> None:
-    server, one = acceptor(full=lambda: Busy("the server is full")), client()
+    server, one = acceptor(full=lambda _session: Busy("the server is full")), client()
     server.opened(0, 7, "a")
     (challenge,) = give(server, 7, one.hello())
     assert isinstance(challenge, Send)

@@ -6,6 +6,7 @@ import getpass
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -221,11 +222,12 @@ def run_command(*, path: str, accounts: str, accounts_dir: str, own_user: bool) 
     table = read_accounts(accounts) if accounts else None
     directory = AgentDirectory(os.path.abspath(path) if path else state_directory("agent"))
     known = Accounts(os.geteuid(), table, own_user=own_user)
-    return run_process(
-        lambda on_ready: serve_agent(
-            directory, on_ready=on_ready, accounts=known, accounts_dir=accounts_dir or DEFAULT_ACCOUNTS_DIR
-        )
-    )
+    runs_in = accounts_dir or DEFAULT_ACCOUNTS_DIR
+
+    async def serve(on_ready: Callable[[str], None]) -> None:
+        await serve_agent(directory, on_ready=on_ready, accounts=known, accounts_dir=runs_in)
+
+    return run_process(serve)
 
 
 class _AccountsFile(msgspec.Struct, forbid_unknown_fields=True):

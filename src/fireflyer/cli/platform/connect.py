@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.base.units import SECOND
 
 if TYPE_CHECKING:
-    from fireflyer.cluster.client import Client
+    from fireflyer.cluster.client import Client, Connection
 
-__all__ = ["DEFAULT_DIRECTORY", "PLATFORM_VARIABLE", "connected", "connection_path", "plain", "platform_option"]
+__all__ = [
+    "DEFAULT_DIRECTORY",
+    "PLATFORM_HELP",
+    "PLATFORM_VARIABLE",
+    "clock",
+    "connected",
+    "connection_path",
+    "plain",
+    "platform_option",
+]
 
 DEFAULT_DIRECTORY: Final = "platform"
 PLATFORM_VARIABLE: Final = "FIREFLYER_PLATFORM"
-_HELP: Final = (
-    f"Directory of `ff up`, or file that `ff login` wrote.  [default: what ${PLATFORM_VARIABLE} names, or ./platform, "
-    "or that of the last `ff login`]"
+_MAX_TOKEN_BYTES: Final = 1024
+PLATFORM_HELP: Final = (
+    f"Directory of `ff up`, or file that `ff login` wrote.  [default: what ${PLATFORM_VARIABLE} names, or the platform "
+    "of the task in which the command runs, or ./platform, or that of the last `ff login`]"
 )
 
 
@@ -28,7 +40,7 @@ def platform_option(function: Callable[..., object]) -> Callable[..., object]:
     """`--platform`; the command gets a connected `client`."""
 
     @functools.wraps(function)
-    @click.option("--platform", metavar="PATH", help=_HELP)
+    @click.option("--platform", metavar="PATH", help=PLATFORM_HELP)
     def call(*args: object, platform: str | None, **options: object) -> object:
         with connected(platform) as client:
             return function(*args, client=client, **options)
@@ -41,6 +53,8 @@ def connected(platform: str | None) -> Client:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.local.layout import read_connection
 
+    if not platform and not os.environ.get(PLATFORM_VARIABLE) and os.environ.get("FF_TOKEN_FILE"):
+        return Client(_of_task(os.environ["FF_TOKEN_FILE"], os.environ.get("FF_MANAGERS", "")))
     path = _found(platform)
     try:
         return Client(read_connection(path))
@@ -48,6 +62,19 @@ def connected(platform: str | None) -> Client:
         raise NotFound(
             f"no platform is known: {path} does not exist; start one here with `ff up -d`, or log in: ff login URL"
         ) from None
+
+
+def _of_task(token_file: str, managers: str) -> Connection:
+    """What a task was given. Raises `UsageError`, `NotFound`, `PermissionDenied`."""
+    from fireflyer.cluster.client import Connection, ManagerAddress
+    from fireflyer.identity.private_files import read_private_file
+
+    token = read_private_file(token_file, _MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+    found = [url.partition("#") for url in managers.split(",") if url]
+    if not found:
+        raise UsageError("FF_TOKEN_FILE is set and FF_MANAGERS is not; name the platform with --platform")
+    first, *others = (ManagerAddress(url=url, fingerprint=fingerprint) for url, _, fingerprint in found)
+    return Connection(url=first.url, fingerprint=first.fingerprint, token=token, others=tuple(others[:31]))
 
 
 def _found(platform: str | None) -> str:
@@ -72,6 +99,11 @@ def connection_path() -> str:
     """What `ff login` writes: below XDG_CONFIG_HOME, by default ~/.config."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(base, "fireflyer", "platform.json")
+
+
+def clock(at_ns: int) -> str:
+    """A time as a line of a table shows it, in the local time zone."""
+    return time.strftime("%m-%d %H:%M", time.localtime(at_ns / SECOND))
 
 
 def plain(text: str, limit: int = 500) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,7 @@ import msgspec
 from fireflyer.base.units import GIB, SECOND, format_duration
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration
-from fireflyer.cli.platform.connect import plain, platform_option
+from fireflyer.cli.platform.connect import clock, plain, platform_option
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -29,7 +30,7 @@ Examples:
 @platform_option
 def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
     """List the nodes, and what each does."""
-    nodes = _all(client)
+    nodes = list(client.all_nodes())
     if as_json:
         for node in nodes:
             click.echo(msgspec.json.encode(node))
@@ -46,7 +47,7 @@ def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
                 node.group,
                 node.zone or "-",
                 node.leaf or "-",
-                node.state + (f": {plain(node.drain_reason, 60)}" if node.drain_reason else ""),
+                _state(node),
                 "-" if node.task is None else str(node.task),
                 "-" if found is None else str(found.cores),
                 "-" if found is None else f"{found.memory_bytes / GIB:.0f} GiB",
@@ -59,11 +60,21 @@ def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
     return 0
 
 
-def _all(client: Client) -> list[NodeView]:
-    nodes: list[NodeView] = []
-    while page := client.nodes(after=nodes[-1].name if nodes else ""):
-        nodes += page
-    return nodes
+def _state(node: NodeView) -> str:
+    """With why it is drained, and with what is reserved now or next."""
+    drained = f": {plain(node.drain_reason, 60)}" if node.drain_reason else ""
+    return f"{node.state}{drained}{_reserved(node)}"
+
+
+def _reserved(node: NodeView) -> str:
+    if not node.reserved:
+        return ""
+    first = node.reserved[0]
+    what = "maintenance" if first.maintenance else "reserved"
+    now_ns = time.time_ns()
+    when = f"until {clock(first.until_ns)}" if first.begin_ns <= now_ns else f"from {clock(first.begin_ns)}"
+    more = f" and {len(node.reserved) - 1} more" if len(node.reserved) > 1 else ""
+    return f" ({what} {plain(first.name, 40)} {when}{more})"
 
 
 def _tree(nodes: list[NodeView]) -> str:
@@ -76,7 +87,7 @@ def _tree(nodes: list[NodeView]) -> str:
             lines.append(f"  leaf {node.leaf or '-'}")
         place = (node.zone, node.leaf)
         task = "" if node.task is None else f" task {node.task}"
-        lines.append(f"    {node.name} {node.state}{task}")
+        lines.append(f"    {node.name} {_state(node)}{task}")
     return "\n".join(lines)
 
 

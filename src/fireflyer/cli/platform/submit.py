@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from fireflyer.cluster.schema.tasks import After, TaskSpec
     from fireflyer.cluster.sending import SnapshotOf
 
-__all__ = ["command"]
+__all__ = ["command", "sent_snapshot"]
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _AFTER = re.compile(r"([0-9]{1,15})(:ok)?")
 
 
@@ -36,6 +37,7 @@ _AFTER = re.compile(r"([0-9]{1,15})(:ok)?")
 Examples:
   ff submit --nodes 4 --ranks-per-node 8 train.py -- --lr 3e-4     arguments after -- go to the script
   ff submit --nodes 2:8 --time 12h --priority 20 train.py          2 nodes at least, 8 at most
+  ff submit --lock requirements.lock train.py                      its packages are installed on the nodes
   ff submit --after 17:ok eval.py                                  when task 17 has succeeded
   ff submit --array 100 sweep.py                                   100 tasks; each finds FF_ARRAY_INDEX
   ff submit --follow train.py                                      print its logs; with its exit code""",
@@ -70,12 +72,14 @@ Examples:
 @click.option("--wrap", metavar="COMMAND", help="Put before the command of each rank, such as `apptainer exec x.sif`.")
 @click.option("--python", metavar="PATH", default="", help="Python of the ranks, a path on the nodes.  [default: that "
               "of the agents]")  # fmt: skip
+@click.option("--lock", metavar="FILE", default="", help="Build the Python environment of ranks on each node, once, "
+              "from this lock file with hashes: a requirements file or pylock.toml in the directory.")  # fmt: skip
 @click.option("--directory", metavar="DIR", shell_complete=complete_directory, help="Copied to the nodes for each run, "
               "but what its .ffignore names: SCRIPT is in it.  [default: this one]")  # fmt: skip
 @click.option("--no-snapshot", is_flag=True, help="Copy nothing: the nodes share the file system.")
 @click.option("--workdir", metavar="DIR", help="Working directory, a path that is there on the nodes; nothing is "
               "copied then.")  # fmt: skip
-@click.option("--notify", metavar="URL", default="", help="Told of each change of state, by POST.")
+@click.option("--notify", metavar="URL", default="", help="Told of this task, by POST: the URL of a webhook of yours.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program.")
 @click.option(
@@ -90,7 +94,8 @@ def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | Non
     """Submit SCRIPT as a task. The platform runs it when its turn comes, on nodes that it then has for itself, may
     interrupt it for others, and runs it again from its checkpoint."""
     found = _snapshot(options.pop("directory"), options.pop("no_snapshot"), options)
-    spec = _spec(snapshot="" if found is None else found.snapshot, **options)
+    environment = _environment(options.pop("lock"), found, options)
+    spec = _spec(snapshot="" if found is None else found.snapshot, lock=environment, **options)
     if dry_run:
         import msgspec
 
@@ -134,6 +139,39 @@ def _snapshot(directory: str | None, no_snapshot: bool, options: dict[str, Any])
     return snapshot_of(directory, cache_directory=default_cache_directory())
 
 
+def sent_snapshot(client: Client, directory: str | None) -> str:
+    """The snapshot of the directory, which the manager has now."""
+    from fireflyer.cluster.sending import default_cache_directory, snapshot_of
+
+    found = snapshot_of(os.path.abspath(directory or os.getcwd()), cache_directory=default_cache_directory())
+    click.echo(_sent(client, found), err=True)
+    return found.snapshot
+
+
+def _environment(lock: str, found: SnapshotOf | None, options: dict[str, Any]) -> str:
+    """The name of the lock file's contents in the snapshot; empty: there is none. Raises `UsageError`, `NotFound`."""
+    if not lock:
+        return ""
+    if found is None:
+        raise UsageError("--lock travels with the task's directory; leave out --no-snapshot and --workdir")
+    if options["python"] or options["no_python"]:
+        other = "--python" if options["python"] else "--no-python"
+        raise UsageError(f"--lock and {other} contradict each other; give one of them")
+    from fireflyer.cluster.core.objects.manifest import FileEntry
+    from fireflyer.cluster.objects import LockFile
+
+    path = os.path.join(found.directory, lock)
+    LockFile.read(path).check_hashes()
+    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(found.directory))
+    for entry in found.manifest.entries:
+        if isinstance(entry, FileEntry) and entry.path == inside:
+            return entry.blob
+    raise UsageError(
+        f"--lock {lock} is not among the files of {found.directory} that are copied to the nodes; put it there, and "
+        "name it in no .ffignore"
+    )
+
+
 def _sent(client: Client, found: SnapshotOf) -> str:
     from fireflyer.cluster.sending import send_directory
 
@@ -147,6 +185,7 @@ def _sent(client: Client, found: SnapshotOf) -> str:
 def _spec(
     *,
     snapshot: str,
+    lock: str,
     script: str,
     args: tuple[str, ...],
     nodes: NodeCount,
@@ -188,19 +227,20 @@ def _spec(
         "snapshot": snapshot,
         "workdir": "" if snapshot else os.path.abspath(workdir or os.getcwd()),
         "python": python,
+        "environment": lock,
         "env": parse_environment(environment),
     }
     wanted = {
-        "name": name or _name_of(script),
+        "name": _name_of(script) if name is None else _checked(name, "--name"),
         "program": msgspec.convert(program, Program),
         "least_nodes": nodes.least or nodes.most,
         "most_nodes": nodes.most,
-        "node_group": group,
+        "node_group": _checked(group, "--group"),
         "priority": priority,
         "time_ns": time_ns,
-        "labels": _names(constraint),
-        "only": _names(nodelist),
-        "never": _names(exclude),
+        "labels": _names(constraint, "--constraint"),
+        "only": _names(nodelist, "--nodelist"),
+        "never": _names(exclude, "--exclude"),
         "after": tuple(_after(one) for one in after),
         "array": array,
         "max_restarts": max_restarts,
@@ -221,8 +261,17 @@ def _name_of(script: str) -> str:
     return f"{safe_name(os.path.splitext(os.path.basename(script))[0])}-{secrets.token_hex(3)}"
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(one for one in (text or "").split(",") if one)
+def _names(text: str | None, option: str) -> tuple[str, ...]:
+    """Raises `UsageError`."""
+    return () if text is None else tuple(_checked(one, option) for one in text.split(","))
+
+
+def _checked(name: str, option: str) -> str:
+    """Raises `UsageError` where it is no name of a task, a node, a label or a group."""
+    if _NAME.fullmatch(name) is None:
+        rule = "a name begins with a letter or digit, and has letters, digits, '.', '_' and '-', 80 at most"
+        raise UsageError(f"{option}: {plain(name, 40)!r} is no name; {rule}")
+    return name
 
 
 def _after(text: str) -> After:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from fireflyer.base.errors import NotFound
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
+from fireflyer.cli.platform.history import past_task_text
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -69,7 +71,10 @@ def ps_command(*, client: Client, all_users: bool, user: str, state: str, limit:
 @platform_option
 def show_command(*, client: Client, as_json: bool, task: int) -> int:
     """Show the task number TASK."""
-    answer = client.task(task)
+    try:
+        answer = client.task(task)
+    except NotFound:
+        return _show_past(client, task, as_json=as_json)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(answer), indent=1))
         return 0
@@ -96,6 +101,13 @@ def show_command(*, client: Client, as_json: bool, task: int) -> int:
     click.echo("\n".join(f"{name:<6} {text}" for name, text in facts))
     if answer.runs:
         click.echo(columns([("RUN", "STATE", "NODES", "BEGAN", "FOR", "ENDED BY"), *map(_run_row, answer.runs)]))
+    return 0
+
+
+def _show_past(client: Client, task: int, *, as_json: bool) -> int:
+    """The manager remembers the last tasks that ended, the history all of them."""
+    answer = client.past_task(task)
+    click.echo(json.dumps(msgspec.to_builtins(answer), indent=1) if as_json else past_task_text(answer))
     return 0
 
 

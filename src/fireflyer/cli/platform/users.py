@@ -26,8 +26,8 @@ _Role = click.Choice(["operator", "admin"])
 def user_command() -> None:
     """Users of the platform. Operators add and remove users and issue tokens for them; administrators grant roles.
 
-    An operator drains nodes and stops tasks of others; an administrator also sets limits, shares and policy. Everybody
-    lists, issues and revokes their own tokens."""
+    An operator drains nodes, stops tasks of others and sets limits; an administrator also sets shares and policy.
+    Everybody lists, issues and revokes their own tokens."""
 
 
 @user_command.command("add", short_help="Add a user.", epilog="Example: ff user add ann --token")
@@ -146,7 +146,8 @@ def revoke_token_command(*, client: Client, name: str, token_id: str) -> int:
 def whoami_command(*, client: Client) -> int:
     """Print your name, your roles, and what you use."""
     who = client.whoami()
-    click.echo(f"{who.user}{' (' + ', '.join(map(plain, who.roles)) + ')' if who.roles else ''}")
+    as_run = f", as run {who.run} of task {who.task}" if who.task is not None else ""
+    click.echo(f"{who.user}{' (' + ', '.join(map(plain, who.roles)) + ')' if who.roles else ''}{as_run}")
     for user in client.users():
         if user.user == who.user:
             share = f", a share of {user.share:g} nodes" if user.share else ""

@@ -34,7 +34,7 @@ class Accounts:
     on a machine that one person tries the platform on."""
 
     def __init__(self, uid: int, table: Mapping[str, str] | None = None, *, own_user: bool = False) -> None:
-        self._uid = uid
+        self.uid = uid
         self._table = table
         self.serves_own = uid != 0 or own_user
 
@@ -42,8 +42,8 @@ class Accounts:
         """The account for ranks of `user`, where the manager names `named` (empty: none). None: that of the agent.
         Raises `PermissionDenied`."""
         if self.serves_own:
-            if named and self.uid_of(named) != self._uid:
-                raise PermissionDenied(f"the agent there runs as uid {self._uid} and starts nothing as {named}")
+            if named and self.uid_of(named) != self.uid:
+                raise PermissionDenied(f"the agent there runs as uid {self.uid} and starts nothing as {named}")
             return None
         name = named or user
         if self._table is not None:

@@ -94,11 +94,13 @@ class Issuer:
         return Admitted(machine=bought.machine, token_id=bought.token_id, nonce=bought.nonce)
 
 
-async def join(directory: AgentDirectory, token: str, *, issuer: str, port: int, address: str) -> Membership:
+async def join(
+    directory: AgentDirectory, token: str, *, issuer: str, port: int, address: str, node: str = ""
+) -> Membership:
     """Raises `PermissionDenied` where the token is used, expired or unknown, `Unreachable` where nobody waits."""
     client = await RpcClient.connect(issuer, UserCredential(token), _CALL_NS)
     try:
-        request = JoinMachine(token_id=token_id_of(token), port=port, address=address)
+        request = JoinMachine(token_id=token_id_of(token), port=port, address=address, node=node)
         admitted = await client.call(JOIN_MACHINE, request, _CALL_NS)
     finally:
         await client.close()

@@ -69,6 +69,10 @@ class LogShipping:
         if run.over:
             ended.set()
 
+    async def sent(self) -> None:
+        """Until all logs of runs that are over have been sent."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
     async def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()

@@ -1,15 +1,17 @@
 """Copies of users' directories on a node: one for each run that has a snapshot, made before anything of it starts.
 
-    orders name a run with a snapshot ──begin──> a thread fetches blobs from the leader, and copies
+    orders name a run with a snapshot ──begin──> a thread fetches blobs from the leader, builds the environment, copies
     the launcher of the run ──wait──> its path      tickets of the run ──find──> its path, or `Busy`
     the run is gone ──remove──> the copy is removed, or what is made of it
 
 A copy belongs to the account of the run; the directory in which all are is the agent's, or, for other accounts, below
-`accounts_dir`, which is root's. A copy that is there is complete, so the next agent uses it.
+`accounts_dir`, which is root's. A copy that is there is complete, so the next agent uses it. Beside it is a link to the
+run's environment where it has one (`ENVIRONMENT_END`): made first, so it is there when the copy is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -24,7 +26,9 @@ from fireflyer.base.errors import Aborted, Busy, FireflyerError, InvariantViolat
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
-from fireflyer.cluster.objects import NodeCache
+from fireflyer.cluster.agent.run_environments import RunEnvironments, held_by_link, link_environment, read_lock
+from fireflyer.cluster.objects import Environment, LockFile, NodeCache
+from fireflyer.cluster.schema.runner import ENVIRONMENT_END
 from fireflyer.cluster.schema.sync import FETCH_BLOB, BlobPiece, FetchBlob
 from fireflyer.identity.handshake import UserCredential
 from fireflyer.runtime.rpc import BlockingRpcClient
@@ -44,8 +48,12 @@ Leaders = Callable[[], tuple[UserCredential, list[str]]]
 
 
 class _RunCopy:
-    def __init__(self, path: str) -> None:
+    def __init__(self, token: str, path: str) -> None:
+        self.token = token
         self.path = path
+        self.doing = ""
+        self.environment: Environment | None = None
+        """In use by this run."""
         self.stopped = threading.Event()
         self.made: Future[str] = Future()
 
@@ -53,7 +61,17 @@ class _RunCopy:
 class RunCopies:
     """By run tokens. `cache`: directory of the blobs, which only the agent may read. Calls do not block, but `wait`."""
 
-    def __init__(self, root: str, cache: str, leaders: Leaders) -> None:
+    def __init__(
+        self,
+        root: str,
+        cache: str,
+        leaders: Leaders,
+        environments: RunEnvironments,
+        on_doing: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_doing` is called, in a thread, with the token of a run for which `doing` says something else."""
+        self._environments = environments
+        self._on_doing = on_doing
         self._root = root
         self._cache = cache
         self._leaders = leaders
@@ -68,22 +86,29 @@ class RunCopies:
         """Of a run that an earlier agent began: it may have a copy, which `remove` removes."""
         path = os.path.join(self._root, token)
         if token not in self._copies and os.path.isdir(path):
-            self._copies[token] = copy = _RunCopy(path)
+            self._copies[token] = copy = _RunCopy(token, path)
+            copy.environment = held_by_link(path + ENVIRONMENT_END)
             copy.made.set_result(path)
 
-    def begin(self, token: str, snapshot: str, account: Account | None) -> None:
-        """Nothing happens where it was begun before."""
+    def begin(self, token: str, snapshot: str, account: Account | None, environment: str = "") -> None:
+        """Nothing happens where it was begun before. `environment`: of its lock file, a file of the snapshot."""
         self.adopt(token)
         if token not in self._copies:
-            self._copies[token] = copy = _RunCopy(os.path.join(self._root, token))
-            self._threads.submit(self._make, copy, snapshot, account)
+            self._copies[token] = copy = _RunCopy(token, os.path.join(self._root, token))
+            self._threads.submit(self._make, copy, snapshot, account, environment)
 
     def find(self, token: str) -> str:
         """The path of the copy. Raises `Busy` while it is made, or why it was not."""
         copy = self._copies.get(token)
         if copy is None or not copy.made.done():
-            raise Busy(f"the directory of run {token} is being copied; ask again")
+            doing = copy.doing if copy is not None else ""
+            raise Busy(f"run {token} is not ready there: {doing or 'its directory is being copied'}; ask again")
         return copy.made.result()
+
+    def doing(self, token: str) -> str:
+        """What takes long there, for people; empty: nothing."""
+        copy = self._copies.get(token)
+        return copy.doing if copy is not None else ""
 
     def wait(self, token: str) -> str:
         """As `find`; blocks until the copy is made."""
@@ -108,15 +133,23 @@ class RunCopies:
             copy.stopped.set()
         self._threads.shutdown(wait=False)
 
-    def _make(self, copy: _RunCopy, snapshot: str, account: Account | None) -> None:
+    def collect(self) -> None:
+        """Environments that no run has used for long."""
+        self._threads.submit(self._environments.collect)
+
+    def _make(self, copy: _RunCopy, snapshot: str, account: Account | None, environment: str) -> None:
         source = _Source(snapshot, self._leaders, copy.stopped)
         try:
             try:
                 os.makedirs(self._root, mode=0o711, exist_ok=True)
             except OSError as error:
                 raise translate_os_error(error, f"make {self._root}") from error
+            cache = NodeCache(self._cache)
+            if environment:
+                lock = read_lock(cache.manifest(snapshot, source.fetch), environment, source.fetch)
+                self._build(copy, lock, account)
             owner = None if account is None else (account.uid, account.gid)
-            NodeCache(self._cache).materialise(snapshot, copy.path, source.fetch, account=owner)
+            cache.materialise(snapshot, copy.path, source.fetch, account=owner)
         except FireflyerError as error:
             _log.warning("a snapshot was not copied snapshot=%s reason=%s", snapshot, error)
             copy.made.set_exception(error)
@@ -127,6 +160,19 @@ class RunCopies:
             copy.made.set_result(copy.path)
         finally:
             source.close()
+
+    def _build(self, copy: _RunCopy, lock: LockFile, account: Account | None) -> None:
+        def say(doing: str) -> None:
+            copy.doing = doing
+            self._on_doing(copy.token)
+
+        try:
+            copy.environment = self._environments.get(
+                lock, account, stopped=copy.stopped, on_build=lambda: say("building the environment")
+            )
+        finally:
+            say("")
+        link_environment(copy.environment, copy.path + ENVIRONMENT_END)
 
 
 class _Source:
@@ -174,6 +220,10 @@ class _Source:
 
 def _remove(copy: _RunCopy) -> None:
     copy.made.exception()  # when it is made, or given up
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(copy.path + ENVIRONMENT_END)
+    if copy.environment is not None:
+        copy.environment.close()
     try:
         shutil.rmtree(copy.path, onerror=_make_writable)
     except FileNotFoundError:

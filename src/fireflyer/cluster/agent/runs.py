@@ -7,24 +7,27 @@ account can put another directory in its place. What the launcher leaves there i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import shutil
 import signal
-import stat
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import Aborted, FireflyerError, PermissionDenied, UsageError
+from fireflyer.base.errors import Aborted, FireflyerError, JobFailed, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.account_files import read_account_file
 from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.guards import Guards
 from fireflyer.cluster.agent.processes import LEASE_ENDED, DetachedProcesses, start_detached
 from fireflyer.cluster.agent.records import AgentDirectory, GuardRecord, Leader
 from fireflyer.cluster.agent.run_copies import Leaders, RunCopies
+from fireflyer.cluster.agent.run_environments import RunEnvironments
 from fireflyer.cluster.agent.start import Starting
 from fireflyer.cluster.core.agent import End, GuardState, StopRequested
 from fireflyer.cluster.core.runs import (
@@ -32,6 +35,7 @@ from fireflyer.cluster.core.runs import (
     Changed,
     Effect,
     Event,
+    ExecsLiving,
     GuardsLiving,
     KillLauncher,
     LauncherGone,
@@ -60,13 +64,13 @@ from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.cluster.schema.tickets import open_launch
 from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import InlineDriver
+from fireflyer.runtime.processes.guarded import kill_marked
 
 __all__ = ["DEFAULT_ACCOUNTS_DIR", "LedRun", "Runs"]
 
 _log = logging.getLogger(__name__)
 DEFAULT_ACCOUNTS_DIR: Final = "/var/lib/fireflyer/runs"
-_MAX_FILE_BYTES: Final = 256 << 10
-_T = TypeVar("_T")
+_COLLECT_NS: Final = 3600 * SECOND
 
 
 class LedRun(NamedTuple):
@@ -113,8 +117,17 @@ class Runs:
             lambda token: self.feed(LauncherUp(token)), self._on_gone, marks=lambda token: (_mark(token), token)
         )
         self._progress: dict[str, RunProgress] = {}
-        root = os.path.join(directory.path if accounts.serves_own else accounts_dir, "copies")
-        self._copies = RunCopies(root, os.path.join(directory.path, "cache"), leaders)
+        self._stop_execs: Callable[[str], None] = lambda _: None
+        root = directory.path if accounts.serves_own else accounts_dir
+        self._loop = asyncio.get_running_loop()
+        self._copies = RunCopies(
+            os.path.join(root, "copies"),
+            os.path.join(directory.path, "cache"),
+            leaders,
+            RunEnvironments(os.path.join(root, "environments")),
+            self._on_doing,
+        )
+        self._collected_ns = 0  # long ago
         self._not_copied: dict[str, EndedRun] = {}
         """Runs whose launcher was not started for want of their directory."""
 
@@ -144,7 +157,7 @@ class Runs:
             account = self._accounts.of_user(order.user, "")
         except PermissionDenied:
             return  # its launcher and its ranks are refused for the same reason
-        self._copies.begin(order.run_token, order.snapshot, account)
+        self._copies.begin(order.run_token, order.snapshot, account, order.environment)
 
     def _is_stopped(self, run_token: str) -> bool:
         refusal = self.refusal(run_token)
@@ -161,7 +174,20 @@ class Runs:
         self.feed(Tick())
         self._tidy_copies()
 
+    def _on_doing(self, token: str) -> None:
+        """In a thread. Users read it in the log of the launcher."""
+        doing = self._copies.doing(token)
+        with contextlib.suppress(OSError, FireflyerError, RuntimeError):  # a closed loop: the agent ends
+            membership = self._directory.membership()
+            if doing and membership is not None:
+                with open(self._directory.run_record(token).file("log"), "a", encoding="utf-8") as log:
+                    log.write(f"{doing} on node {membership.machine}\n")
+            self._loop.call_soon_threadsafe(self._on_change)
+
     def _tidy_copies(self) -> None:
+        if self._clock.now_ns() - self._collected_ns >= _COLLECT_NS:
+            self._collected_ns = self._clock.now_ns()
+            self._copies.collect()
         living = {status.token for status in self._machine.statuses() if status.state != "gone"}
         for token in self._copies.tokens:
             if token not in living:
@@ -172,15 +198,39 @@ class Runs:
     def guards_changed(self, run_token: str) -> None:
         self.feed(GuardsLiving(run_token, self._guards.living_of(run_token)))
 
+    def on_stop(self, call: Callable[[str], None]) -> None:
+        """`call` is told the runs of which nothing may live any more."""
+        self._stop_execs = call
+
+    def execs_changed(self, run_token: str, count: int) -> None:
+        """So many exec sessions of the run have processes here."""
+        self.feed(ExecsLiving(run_token, count))
+
+    def exec_refusal(self, run_token: str) -> str:
+        """Why no exec session of the run may begin; empty: it may."""
+        return self._machine.exec_refusal(self._clock.now_ns(), run_token)
+
+    def lives(self) -> bool:
+        """Whether any run is here."""
+        return any(status.state != "gone" for status in self._machine.statuses())
+
+    async def kill_old_execs(self) -> None:
+        """Of an agent that was killed together with its guards."""
+        for status in self._machine.statuses():
+            if status.state != "gone":
+                await kill_marked(f"{status.token}.exec", self._uid_of(status.token))
+
     def refusal(self, run_token: str) -> Refusal | None:
         """Why no guard of the run may be started by ticket."""
         return self._machine.refusal(self._clock.now_ns(), run_token)
 
     def statuses(self) -> tuple[RunStatus, ...]:
         return tuple(
-            msgspec.structs.replace(status, step=self._progress[status.token].step)
-            if status.token in self._progress
-            else status
+            msgspec.structs.replace(
+                status,
+                step=self._progress[status.token].step if status.token in self._progress else status.step,
+                doing=self._copies.doing(status.token) if status.state == "starting" else "",
+            )
             for status in self._machine.statuses()
         )
 
@@ -230,6 +280,7 @@ class Runs:
             case SuspendLauncher() | TerminateLauncher() | KillLauncher():
                 self._press(effect)
             case StopGuards(token):
+                self._stop_execs(token)
                 for guard in self._guards.living():
                     if guard.order.run_token == token and guard.state is not GuardState.STOPPING:
                         self._guards.feed(StopRequested(guard.order.token))
@@ -287,10 +338,10 @@ class Runs:
             return
         snapshot = order.spec.program.snapshot
         if snapshot:
-            self._copies.begin(token, snapshot, account)
+            self._copies.begin(token, snapshot, account, order.spec.program.environment)
 
         def start() -> None:
-            workdir = self._wait_for_copy(token) if snapshot else ""
+            workdir = self._wait_for_copy(token, order.nodes[0].name) if snapshot else ""
             payload = msgspec.msgpack.encode(msgspec.structs.replace(orders, workdir=workdir))
             until = self._directory.lease_file
             starting = Starting(program="runner", payload=payload, account=account, until=until)
@@ -298,15 +349,16 @@ class Runs:
 
         self._processes.start(token, guard, start, uid=None if account is None else account.uid)
 
-    def _wait_for_copy(self, token: str) -> str:
-        """In a thread. A manifest that is refused is the user's error; what else fails may go well on other nodes."""
+    def _wait_for_copy(self, token: str, node: str) -> str:
+        """In a thread. A manifest or lock that is refused is the user's error; else other nodes may do better."""
         try:
             return self._copies.wait(token)
         except FireflyerError as error:
             cause = Cause.STOPPED if isinstance(error, Aborted) else Cause.INFRASTRUCTURE
-            cause = Cause.PROGRAM if isinstance(error, UsageError) else cause
-            reason = f"the task's directory was not copied: {' '.join(str(error).split())}"[:1000]
-            self._not_copied[token] = EndedRun(cause=cause, exit_code=1, reason=reason)
+            cause = Cause.PROGRAM if isinstance(error, UsageError | JobFailed) else cause
+            reason = f"node {node} could not prepare the run: {' '.join(str(error).split())}"[:1000]
+            bad = (node,) if cause is Cause.INFRASTRUCTURE else ()
+            self._not_copied[token] = EndedRun(cause=cause, exit_code=1, reason=reason, bad_nodes=bad)
             raise
 
     def _runner_orders(self, token: str, order: LaunchOrder, account: Account | None) -> RunnerOrders:
@@ -351,14 +403,14 @@ class Runs:
         return None if uid == os.geteuid() else uid
 
     def _look_at(self, token: str) -> None:
-        progress = _read_from(self._run_dir(token), PROGRESS_NAME, RunProgress)
+        progress = read_account_file(self._run_dir(token), PROGRESS_NAME, RunProgress)
         if progress is not None:
             if token not in self._progress:
                 self.feed(RanksStarted(token))
             self._progress[token] = progress
 
     def _on_gone(self, token: str, end: End) -> None:
-        ended = self._not_copied.pop(token, None) or _read_from(self._run_dir(token), RESULT_NAME, EndedRun)
+        ended = self._not_copied.pop(token, None) or read_account_file(self._run_dir(token), RESULT_NAME, EndedRun)
         if ended is None and end.reason == LEASE_ENDED:
             ended = EndedRun(cause=Cause.INTERRUPTED, exit_code=137, reason="the lease of its node ended")
         self._progress.pop(token, None)
@@ -372,23 +424,3 @@ def _mark(token: str) -> str:
     """Of the processes of a launcher: not one that continues the token after a dot, as those of its ranks' guards do,
     which a launcher kills when it ends."""
     return f"{token}-launcher"
-
-
-def _read_from(directory: str, name: str, kind: type[_T]) -> _T | None:
-    """A small file that another account may have put there; None where it is not there, or nothing that can be used."""
-    try:
-        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.fstat(parent).st_uid:
-                return None
-            data = file.read(_MAX_FILE_BYTES + 1)
-        return msgspec.json.decode(data, type=kind) if len(data) <= _MAX_FILE_BYTES else None
-    except (OSError, *DECODE_ERRORS):
-        return None
-    finally:
-        os.close(parent)

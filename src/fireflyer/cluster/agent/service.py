@@ -7,6 +7,7 @@ live on and are adopted. A machine that has not joined, or whose credential is r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ import msgspec
 from fireflyer.base.errors import Busy, FireflyerError, NotFound, PermissionDenied, UsageError
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.cluster.agent.accounts import Account, Accounts
+from fireflyer.cluster.agent.execs import Execs
 from fireflyer.cluster.agent.guards import TICK_S, Guards
 from fireflyer.cluster.agent.log_shipping import LogShipping
 from fireflyer.cluster.agent.records import ISSUER, AgentDirectory, Membership
@@ -54,14 +56,15 @@ from fireflyer.cluster.schema.runner import COPY_MARK
 from fireflyer.cluster.schema.tickets import Claims, read_claims
 from fireflyer.cluster.schema.wire import Done
 from fireflyer.cluster.supervisor.remote import probe
-from fireflyer.identity.derived import derive_key, unseal
+from fireflyer.identity.derived import apply_pad, derive_key, unseal
 from fireflyer.identity.handshake import Accepts, UserCredential, token_key
-from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
+from fireflyer.runtime.rpc import Caller, RpcClient, RpcServer, ServerLimits
 
 __all__ = ["serve_agent"]
 
 _log = logging.getLogger(__name__)
 _WAIT_S: Final = 10.0
+_LAST_LOGS_S: Final = 60.0
 _LIMITS: Final = ServerLimits(
     connections=256, handshakes=32, calls_per_connection=256, request_bytes_per_connection=4 * MIB, frame_bytes=MIB
 )
@@ -73,8 +76,9 @@ async def serve_agent(
     on_ready: Callable[[str], None],
     accounts: Accounts | None = None,
     accounts_dir: str = DEFAULT_ACCOUNTS_DIR,
-) -> None:
-    """Until it is cancelled. `on_ready` is called with `:port` when it serves. `accounts`: as which it starts ranks;
+) -> int | None:
+    """Until it is cancelled, or, in a job of a batch system, until the managers want it to go: then the exit code that
+    they say. `on_ready` is called with `:port` when it serves. `accounts`: as which it starts ranks;
     None: its own. `accounts_dir`: for the run directories of others. Raises `UsageError` where the machine has not
     joined or the port is taken, `Busy` where another agent runs."""
     accounts = accounts or Accounts(os.geteuid())
@@ -92,7 +96,7 @@ async def serve_agent(
             _notify(systemd, b"READY=1")
             on_ready(address)
 
-        await _Agent(directory, membership, accounts, accounts_dir).run(ready)
+        return await _Agent(directory, membership, accounts, accounts_dir).run(ready)
     finally:
         os.close(lock)
 
@@ -145,10 +149,11 @@ class _Agent:
         )
         self._logs = LogShipping(self._runs)
         incarnation = directory.next_incarnation(int(time.time()))
-        self._managers = Managers(directory, self._runs, lambda: self._membership, incarnation, self._logs.leader_is)
+        self._execs = Execs(self._runs, accounts, directory.lease_file, incarnation)
+        self._managers = Managers(directory, self._runs, lambda: self._membership, incarnation, self._leader_is)
         self._server = RpcServer(Accepts(None, directory.find), identity=f"agent {membership.machine}", limits=_LIMITS)
 
-    async def run(self, on_ready: Callable[[str], None]) -> None:
+    async def run(self, on_ready: Callable[[str], None]) -> int:
         server = self._server
         server.register(ASK_AGENT, self._ask)
         server.register(START_GUARD, self._start)
@@ -164,12 +169,36 @@ class _Agent:
             address = await server.start_everywhere(self._port)
             _log.info("agent serves port=%d adopted=%d uid=%d", address.port, adopted, os.geteuid())
             on_ready(str(address))
-            await asyncio.gather(self._tick(), self._managers.run())
+            return await self._until_left()
         finally:
             await server.close()
             await self._logs.close()
             self._guards.close()
             self._runs.close()
+
+    def _leader_is(self, client: RpcClient | None) -> None:
+        self._logs.leader_is(client)
+        membership = self._membership
+        self._execs.leader_is(client, None if membership is None else UserCredential(membership.credential))
+
+    async def _until_left(self) -> int:
+        """The exit code that managers want."""
+        leave = self._managers.leave
+        work = asyncio.gather(self._tick(), self._managers.run(), self._execs.run())
+        work.add_done_callback(lambda _: leave.cancel())
+        try:
+            await asyncio.wait([leave])
+            if work.done():
+                await work  # raises
+            code = leave.result()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_LOGS_S):
+                    await self._logs.sent()
+            _log.info("the managers want this agent to go code=%d", code)
+            return code
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
     def _leaders(self) -> tuple[UserCredential, list[str]]:
         """For threads, too: so nothing is concluded from what is found."""
@@ -185,6 +214,7 @@ class _Agent:
             self._guards.tick()
             self._runs.tick()
             self._logs.look()
+            self._execs.look()
             try:
                 self._note(self._directory.membership())
             except FireflyerError as error:
@@ -201,6 +231,7 @@ class _Agent:
     def _on_runs(self) -> None:
         self._managers.changed.set()
         self._logs.look()
+        self._execs.look()
 
     def _on_change(self, token: str) -> None:
         changed = self._changed.pop(token, None)
@@ -271,6 +302,9 @@ class _Agent:
         if request.sealed:
             secret = unseal(request.sealed, self._key_of(caller), request.nonce)
             orders = msgspec.structs.replace(orders, secret=secret.reveal())
+        if request.sealed_user_token:
+            token = apply_pad(request.sealed_user_token, self._key_of(caller), request.nonce)
+            orders = msgspec.structs.replace(orders, user_token=token.decode("ascii", "replace"))
         order = Order(
             token=request.token,
             job=request.job,

@@ -30,7 +30,7 @@ from fireflyer.runtime.processes import become_account
 from fireflyer.runtime.processes.guarded import MARKER, GuardCommand
 from fireflyer.runtime.processes.identity import identity_of
 
-__all__ = ["Starting", "main", "probe_as", "starting_bytes"]
+__all__ = ["Starting", "as_account", "main", "probe_as", "starting_bytes"]
 
 _MAX_PAYLOAD_BYTES: Final = 16 << 20
 _PROBE_S: Final = 30.0
@@ -97,7 +97,7 @@ def _program(starting: Starting, payload: bytes) -> tuple[tuple[str, ...], dict[
     else:
         command, lease_s, first_s = [sys.executable, "-P", "-m", "fireflyer.cluster.runner"], 0, 0
     given = str(_kept_in_memory(payload))
-    command = [*command, given] if account is None else _as_account(account, [*command, given], given)
+    command = [*command, given] if account is None else as_account(account, [*command, given], given)
     guard = GuardCommand.here(
         command,
         lease_s=lease_s,
@@ -110,7 +110,7 @@ def _program(starting: Starting, payload: bytes) -> tuple[tuple[str, ...], dict[
     return guard.argv, {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _as_account(account: Account, command: list[str], kept: str = "") -> list[str]:
+def as_account(account: Account, command: list[str], kept: str = "") -> list[str]:
     """The command, after this process of root has become the account. `kept`: descriptors, separated by commas."""
     become = [sys.executable, "-I", "-S", become_account.__file__]
     return [*become, msgspec.json.encode(account).decode(), kept or "-", *command]
@@ -118,7 +118,7 @@ def _as_account(account: Account, command: list[str], kept: str = "") -> list[st
 
 def probe_as(account: Account, question: HostQuestion) -> HostFacts:
     """What the account sees on this machine. Raises `FireflyerError`."""
-    command = _as_account(account, [sys.executable, "-P", "-m", "fireflyer.cluster.supervisor.remote", "probe"])
+    command = as_account(account, [sys.executable, "-P", "-m", "fireflyer.cluster.supervisor.remote", "probe"])
     asked = msgspec.json.encode(question) + b"\n"
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")

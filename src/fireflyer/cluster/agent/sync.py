@@ -55,6 +55,8 @@ class Managers:
         self._last_heard = ""
         """Manager that answered last."""
         self._inventory: Inventory | None = None
+        self.leave: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Done when the managers want this agent to go, with the exit code that it is to have."""
 
     async def run(self) -> None:
         pause_s = _PAUSE_S
@@ -123,6 +125,8 @@ class Managers:
             if not call.cancelled():
                 call.exception()  # seen
         self._runs.heard(orders, asked_ns)
+        if orders.leave is not None and not self.leave.done():
+            self.leave.set_result(orders.leave)
         return True
 
     def _message(self, inventory: Inventory) -> Sync:

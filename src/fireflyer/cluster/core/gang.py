@@ -15,29 +15,7 @@ Phases of the job
 An *attempt* spans STARTING to STOPPING; its number is TORCHELASTIC_RESTART_COUNT. A failure in any of these phases
 fails the attempt: there is one restart budget and no other loop.
 
-States of a node
-----------------
-
-    DOWN ──StartSupervisor──> COMING ──SupervisorUp──> IDLE ──StartRanks──> BUSY ──StopRanks──> STOPPING
-     ^                          │                      ^ │                  │ │                   │
-     │                          │                      └─┼────RanksGone─────┘ │                   │
-     │                          │                      └─┼────RanksGone───────┼───────────────────┘
-     │                          v                        v                    v
-     └──SupervisorGone, end of lease── KILLING <──KillNode── (lost, silent, too slow to stop)
-
-IDLE to LEAVING by `ShutDownSupervisor` at the end of the job; LEAVING to DOWN by `SupervisorGone`.
-
-Why no two attempts ever run beside each other on a node: ranks are started in IDLE only, and IDLE is entered only by
-`RanksGone` (the supervisor saw the last process of the attempt end) or by `SupervisorUp` of a supervisor that was
-started in DOWN, which is entered only by `SupervisorGone` (nothing that the previous supervisor started is left).
-Numbers older than the current incarnation or attempt are ignored, so a message from the past cannot stand in for
-either.
-
-On other machines the proof may not arrive: the link is cut, the machine is off. A node there has a *lease*, which its
-guard renews by asking; what the guard owns is killed when the lease ends, by its own clock. Renewals end with KILLING,
-so `lease_ns` after the last one was granted, and a little more for the kill and for clocks that differ, the node is as
-good as gone, and DOWN. The first lease is granted with SupervisorUp, before any command, and an older incarnation is
-given no command.
+The states of a node, and why no two attempts ever run beside each other on one: `node_table`.
 
 Each node is on a *host*; `hosts` decides which. The members of an attempt are at most `JobSpec.nodes` hosts and at
 least `least_nodes`, which are fewer only where the job is elastic. Their nodes have the numbers 0, 1, … without gaps: a
@@ -77,7 +55,7 @@ from fireflyer.base.events import (
 from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.cluster.core.blame import Failure, failure_of_end
-from fireflyer.cluster.core.hosts import Hosts, lease_end_ns
+from fireflyer.cluster.core.hosts import Hosts
 from fireflyer.cluster.core.judgement import Judgement
 from fireflyer.cluster.core.messages import (
     AttemptPrepared,
@@ -86,7 +64,6 @@ from fireflyer.cluster.core.messages import (
     Event,
     Finish,
     Inject,
-    KillNode,
     LeaseRenewed,
     Log,
     NodeAnswered,
@@ -97,10 +74,6 @@ from fireflyer.cluster.core.messages import (
     RankReported,
     RanksGone,
     RanksPrinted,
-    ShutDownSupervisor,
-    StartRanks,
-    StartSupervisor,
-    StopRanks,
     StopRequested,
     StorageFailed,
     SupervisorEvent,
@@ -112,6 +85,7 @@ from fireflyer.cluster.core.messages import (
     Tick,
     WatchdogSet,
 )
+from fireflyer.cluster.core.node_table import NodeTable
 from fireflyer.cluster.core.states import ENDED, IN_ATTEMPT, WATCHED, Node, NodeState, Phase
 from fireflyer.cluster.core.suspension import Suspension
 from fireflyer.cluster.schema.job import Culprit, Fault, JobSpec
@@ -122,9 +96,6 @@ __all__ = ["TICK_NS", "Gang", "NodeState", "Phase"]
 TICK_NS = 100 * MS
 SAME_SIGNAL_NS = 300 * MS
 """A second stop signal within this time is the first one, delivered twice."""
-STOP_SLACK_NS = 2 * SECOND
-"""A supervisor that has not stopped its ranks so long after their grace is killed."""
-LEAVE_NS = 3 * SECOND
 SIGTERM = 15
 
 
@@ -135,10 +106,10 @@ class Gang:
         self.spec = spec
         self.phase = Phase.STARTING
         self.attempt = 0
-        self.nodes = [Node(number, host=number) for number in range(spec.nodes)]
         self.size = spec.nodes
         """How many nodes the present attempt has."""
         self._hosts = Hosts(spec)
+        self._table = NodeTable(spec, self._hosts)
         self._effects: list[Effect] = []
         self._now_ns = 0
         self._tick_ns = 0
@@ -168,6 +139,10 @@ class Gang:
     def faults_left(self) -> tuple[Fault, ...]:
         """Faults that were asked for and not injected yet; only the first attempt is disturbed."""
         return tuple(self._faults)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self._table.nodes
 
     @property
     def members(self) -> list[Node]:
@@ -240,51 +215,25 @@ class Gang:
         if reason is not None:
             self._give_up(reason)
             return
-        members = self._hosts.members()
-        coming = any(node.state is NodeState.COMING for node in self.nodes)
-        for node in self.nodes:
-            surplus = node.number >= len(members) and not coming  # one that comes may be passed over, or be of use
-            if node.state is NodeState.IDLE and (surplus or node.host not in members):
-                self._leave(node)
-        taken = [node.host for node in self.nodes if node.state is not NodeState.DOWN]
-        for node in self.nodes[: len(members)]:
-            host = self._hosts.choose(node.host, taken) if node.state is NodeState.DOWN else None
-            if host is not None:
-                taken.append(host)
-                self._start_supervisor(node, host)
-
-    def _start_supervisor(self, node: Node, host: int) -> None:
-        node.host = host
-        node.incarnation += 1
-        node.state = NodeState.COMING
-        node.renewed_ns = None
-        node.deadline_ns = self._now_ns + self.spec.timeouts.supervisor_start_ns
-        self._effects.append(StartSupervisor(node.number, node.incarnation, host))
+        self._effects += self._table.gather(self._now_ns)
 
     def _assemble(self) -> None:
         """Prepares the attempt when all its members are up and nobody else is."""
         self._gather()
         size = len(self._hosts.members())
-        up = [node for node in self.nodes if node.state is NodeState.IDLE]
         if self.phase is not Phase.STARTING or size < self.spec.least_nodes:
             return
-        if up == self.nodes[:size] and all(node.state is NodeState.DOWN for node in self.nodes[size:]):
-            self.size = size
-            self.phase = Phase.PREPARING
-            if self.spec.elastic:
-                hosts = tuple(self.spec.hosts[node.host] for node in up)
-                self._log(AttemptSized(attempt=self.attempt, nodes=size, hosts=hosts))
-            self._effects.append(PrepareAttempt(self.attempt))
-        elif len(up) >= self.spec.least_nodes:
-            self._last_call()
-
-    def _last_call(self) -> None:
-        """The job has the nodes that it needs: it does not wait for the others for ever."""
-        timeouts = self.spec.timeouts
-        for node in self.nodes:
-            asked_ns = node.deadline_ns - timeouts.supervisor_start_ns
-            if node.state is NodeState.COMING and self._now_ns - asked_ns >= timeouts.last_call_ns:
-                self._lose(node, f"it was not there within {format_duration(timeouts.last_call_ns)} (--last-call)")
+        if not self._table.assembled(size):
+            for node in self._table.past_last_call(self._now_ns):
+                limit = format_duration(self.spec.timeouts.last_call_ns)
+                self._lose(node, f"it was not there within {limit} (--last-call)")
+            return
+        self.size = size
+        self.phase = Phase.PREPARING
+        if self.spec.elastic:
+            hosts = tuple(self.spec.hosts[node.host] for node in self.members)
+            self._log(AttemptSized(attempt=self.attempt, nodes=size, hosts=hosts))
+        self._effects.append(PrepareAttempt(self.attempt))
 
     def _on_prepared(self, event: AttemptPrepared | PrepareFailed) -> None:
         if self.phase is not Phase.PREPARING or event.attempt != self.attempt:
@@ -294,15 +243,12 @@ class Gang:
             return
         self.phase = Phase.RUNNING
         self._running_ns = self._active_ns = self._now_ns
-        for node in self.members:
-            node.state = NodeState.BUSY
-            node.ends = {}
-            self._effects.append(StartRanks(node.number, node.incarnation, self.attempt))
+        self._effects += self._table.start_ranks(self.size, self.attempt)
 
     # -- what supervisors say ------------------------------------------------------------------------------------------
 
     def _on_supervisor(self, event: SupervisorEvent) -> None:
-        node = self._node(event.node, event.incarnation)
+        node = self._table.find(event.node, event.incarnation)
         if node is None:
             return
         node.seen_ns = self._now_ns
@@ -323,16 +269,8 @@ class Gang:
 
     def _lose(self, node: Node, reason: str) -> None:
         """The node is no use any more, but something may still run there."""
-        self._kill(node)
+        self._effects.append(self._table.kill(node, self._now_ns))
         self._lost(node, reason)
-
-    def _kill(self, node: Node) -> None:
-        timeouts = self.spec.timeouts
-        node.state = NodeState.KILLING
-        node.deadline_ns = self._now_ns + timeouts.kill_ns
-        if self.spec.hosts:
-            node.deadline_ns = lease_end_ns(node, timeouts.lease_ns, self._now_ns)
-        self._effects.append(KillNode(node.number, node.incarnation))
 
     def _lost(self, node: Node, reason: str) -> None:
         self._log(NodeLost(node=node.number, attempt=self.attempt, reason=reason))
@@ -349,7 +287,7 @@ class Gang:
     # -- what ranks do ---------------------------------------------------------------------------------------------
 
     def _on_ranks(self, event: RankEnded | RanksGone) -> None:
-        node = self._node(event.node, event.incarnation)
+        node = self._table.find(event.node, event.incarnation)
         attempt = event.end.attempt if isinstance(event, RankEnded) else event.attempt
         if node is None or attempt != self.attempt or node.state not in (NodeState.BUSY, NodeState.STOPPING):
             return
@@ -424,7 +362,7 @@ class Gang:
     def _on_suspension(self, event: SuspendAsked | PointsCollected) -> None:
         if isinstance(event, SuspendAsked):
             self._suspend()
-        elif self._node(event.node, event.incarnation) is not None:
+        elif self._table.find(event.node, event.incarnation) is not None:
             self._suspension.take(event)
 
     def _suspend(self, rank: int | None = None) -> None:
@@ -451,18 +389,13 @@ class Gang:
 
     def _stop_gang(self, signal: int, settle_ns: int = 0, *, stacks: bool = False) -> None:
         self.phase = Phase.STOPPING
-        grace_ns = self.spec.timeouts.stop_grace_ns
-        for node in self.nodes:
-            if node.state is NodeState.BUSY:
-                node.state = NodeState.STOPPING
-                node.deadline_ns = self._now_ns + settle_ns + grace_ns + STOP_SLACK_NS
-                stop = Stop(self.attempt, signal, settle_ns, grace_ns, stacks)
-                self._effects.append(StopRanks(node.number, node.incarnation, stop))
+        stop = Stop(self.attempt, signal, settle_ns, self.spec.timeouts.stop_grace_ns, stacks)
+        self._effects += self._table.stop_ranks(self._now_ns, stop)
 
     def _on_stop(self, signal: int) -> None:
         if self._judgement.stop_signal is not None:
             if self._now_ns - self._stop_ns >= SAME_SIGNAL_NS:
-                self._kill_all()
+                self._effects += self._table.kill_all(self._now_ns)
             return
         if self.phase is Phase.ENDING:
             return
@@ -470,11 +403,6 @@ class Gang:
         if self.phase in IN_ATTEMPT:
             self._judgement.failed_ns = self._now_ns
             self._stop_gang(signal)
-
-    def _kill_all(self) -> None:
-        for node in self.nodes:
-            if node.state not in (NodeState.DOWN, NodeState.KILLING):
-                self._kill(node)
 
     def _give_up(self, reason: str) -> None:
         """No restart can help."""
@@ -485,36 +413,34 @@ class Gang:
                 self._stop_gang(SIGTERM)
 
     def _tick(self) -> None:
-        timeouts = self.spec.timeouts
         gap_ns = self._now_ns - self._tick_ns - TICK_NS
+        slept = gap_ns > self.spec.timeouts.node_lost_ns // 3
         self._tick_ns = self._now_ns
         self._inject()
-        self._active_ns += gap_ns if gap_ns > timeouts.node_lost_ns // 3 else 0
+        self._active_ns += gap_ns if slept else 0
         self._watch()
-        if gap_ns > timeouts.node_lost_ns // 3:
+        if slept:
             self._suspension.gap(gap_ns)
         if self.phase is Phase.RUNNING:
             self._watch_suspension()
+        if slept:
+            self._table.give_back(gap_ns)
         for node in self.nodes:
-            if gap_ns > timeouts.node_lost_ns // 3:
-                node.seen_ns += gap_ns
-                node.deadline_ns += gap_ns
-            late = self._now_ns >= node.deadline_ns
-            if node.state in WATCHED and self._now_ns - node.seen_ns >= timeouts.node_lost_ns:
-                self._lose(node, f"no heartbeat from its supervisor for {format_duration(timeouts.node_lost_ns)}")
-            elif node.state is NodeState.COMING and late:
-                self._lose(node, f"its supervisor did not start within {format_duration(timeouts.supervisor_start_ns)}")
-            elif node.state is NodeState.STOPPING and late:
-                self._lose(node, "its supervisor did not stop its ranks in time")
-            elif node.state is NodeState.LEAVING and late:
-                self._kill(node)
-            elif node.state is NodeState.KILLING and late:
-                node.state = NodeState.DOWN
-                if self.spec.hosts:
-                    continue  # its lease is over
+            self._watch_node(node)
+
+    def _watch_node(self, node: Node) -> None:
+        lost = self._table.loss(node, self._now_ns)
+        late = self._now_ns >= node.deadline_ns
+        if lost is not None:
+            self._lose(node, lost)
+        elif node.state is NodeState.LEAVING and late:
+            self._effects.append(self._table.kill(node, self._now_ns))
+        elif node.state is NodeState.KILLING and late:
+            node.state = NodeState.DOWN
+            if not self.spec.hosts:  # with hosts its lease is over
                 self._give_up(
-                    f"node {node.number} still has processes {format_duration(timeouts.kill_ns)} after SIGKILL; "
-                    "end them before starting the job again"
+                    f"node {node.number} still has processes {format_duration(self.spec.timeouts.kill_ns)} after "
+                    "SIGKILL; end them before starting the job again"
                 )
 
     def _watch(self) -> None:
@@ -600,19 +526,10 @@ class Gang:
             exit_code = 1  # of a rank that failed with this code; it has not left
         self._outcome = (exit_code, reason)
         self.phase = Phase.ENDING
-        for node in self.nodes:
-            if node.state is NodeState.IDLE:
-                self._leave(node)
-            elif node.state is NodeState.COMING:
-                self._kill(node)
-
-    def _leave(self, node: Node) -> None:
-        node.state = NodeState.LEAVING
-        node.deadline_ns = self._now_ns + LEAVE_NS
-        self._effects.append(ShutDownSupervisor(node.number, node.incarnation))
+        self._effects += self._table.dismiss(self._now_ns)
 
     def _wait_for_end(self) -> None:
-        if all(node.state is NodeState.DOWN for node in self.nodes):
+        if self._table.all_down():
             self.phase = Phase.FINISHED
             exit_code, reason = self._outcome
             if self._judgement.fatal is not None and self._judgement.fatal not in reason:
@@ -625,10 +542,6 @@ class Gang:
             self._effects.append(Finish(exit_code, reason, culprit, signal, suspended))
 
     # -- small helpers -----------------------------------------------------------------------------------------------
-
-    def _node(self, number: int, incarnation: int) -> Node | None:
-        known = 0 <= number < len(self.nodes) and self.nodes[number].incarnation == incarnation
-        return self.nodes[number] if known else None
 
     def _log(self, event: JobEvent) -> None:
         self._effects.append(Log(event))

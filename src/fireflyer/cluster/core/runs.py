@@ -1,7 +1,8 @@
 """The runs of the platform on one node, as its agent sees them: compares orders with what runs. Pure.
 
 A *run* is known from when the first order names it. On the node of its launcher (the *lead*) the agent starts that; on
-every node it lets the launcher start guards by ticket (`refusal`), whose number it is told (`GuardsLiving`).
+every node it lets the launcher start guards by ticket (`refusal`), whose number it is told (`GuardsLiving`), and users
+start exec sessions (`exec_refusal`, `ExecsLiving`), which are killed with the guards.
 
     (unknown) ──run + launch──> STARTING ──LauncherUp──> UP ──LauncherGone──> OVER
         │                                               │ suspend, stop, no manager: SIGUSR1, SIGTERM, kill
@@ -44,6 +45,7 @@ __all__ = [
     "Changed",
     "Effect",
     "Event",
+    "ExecsLiving",
     "FoundRun",
     "GuardsLiving",
     "KillLauncher",
@@ -168,7 +170,15 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Event = Begin | OrdersHeard | LauncherUp | RanksStarted | LauncherGone | GuardsLiving | Remembered | Left | Tick
+class ExecsLiving(msgspec.Struct, frozen=True):
+    """So many exec sessions of this run have processes here now."""
+
+    token: str
+    count: int
+
+
+Living = GuardsLiving | ExecsLiving
+Event = Begin | OrdersHeard | LauncherUp | RanksStarted | LauncherGone | Living | Remembered | Left | Tick
 
 
 class StartLauncher(msgspec.Struct, frozen=True):
@@ -257,6 +267,7 @@ class _Run:
     """The record as it is now."""
     ranks_started: bool = False
     guards: int = 0
+    execs: int = 0
     wanted: str = "run"
     """Of the launcher: run, suspend, terminate, kill; grows only."""
     orphaned: bool = False
@@ -269,7 +280,7 @@ class _Run:
 
     @property
     def lives(self) -> bool:
-        return self.launcher in (Launcher.STARTING, Launcher.UP) or self.guards > 0
+        return self.launcher in (Launcher.STARTING, Launcher.UP) or self.guards > 0 or self.execs > 0
 
     @property
     def gone(self) -> bool:
@@ -304,8 +315,8 @@ class RunsMachine:
                     self._runs[token].ranks_started = True
             case LauncherGone():
                 self._on_gone(event)
-            case GuardsLiving(token, count):
-                self._on_guards(token, count)
+            case GuardsLiving() | ExecsLiving():
+                self._on_living(event)
             case Remembered(record):
                 self._on_remembered(record)
             case Left():
@@ -332,6 +343,17 @@ class RunsMachine:
         if run.guards >= MAX_GUARDS_OF_RUN:
             return Refusal(f"{run.guards} guards of the run live there already; ask again", busy=True)
         return None
+
+    def exec_refusal(self, now_ns: int, token: str) -> str:
+        """Why no exec session of this run may begin; empty: it may."""
+        run = self._runs.get(token)
+        if run is None or not (run.guards or run.launcher is Launcher.UP):
+            return "no rank of the run is on this node now; name another node, or try again"
+        if run.record.stopped:
+            return "the run is being stopped"
+        if now_ns >= self.lease_ends_ns:
+            return "the node has heard of no manager for too long; try again"
+        return ""
 
     def statuses(self) -> tuple[RunStatus, ...]:
         """What a `Sync` says, those that live first."""
@@ -437,9 +459,15 @@ class RunsMachine:
         if run.orphaned and ended is not None and ended.cause is Cause.STOPPED:
             ended = msgspec.structs.replace(ended, cause=Cause.INTERRUPTED, reason=_ORPHANED)
         self._change(run, over=True, stopped=True, ended=ended)
-        if run.guards:
+        if run.guards or run.execs:
             self._effects.append(StopGuards(run.token))
         self._forget(run)
+
+    def _on_living(self, event: Living) -> None:
+        if isinstance(event, GuardsLiving):
+            self._on_guards(event.token, event.count)
+        else:
+            self._on_execs(event.token, event.count)
 
     def _on_guards(self, token: str, count: int) -> None:
         run = self._runs.get(token)
@@ -450,7 +478,15 @@ class RunsMachine:
             self._runs[token] = run
             self._effects.append(Remember(run.record))
         run.guards = count
+        if run.execs and not count and run.record.stopped and run.launcher is Launcher.NONE:
+            self._effects.append(StopGuards(token))
         self._forget(run)
+
+    def _on_execs(self, token: str, count: int) -> None:
+        run = self._runs.get(token)
+        if run is not None:
+            run.execs = count
+            self._forget(run)
 
     def _on_remembered(self, record: RunRecord) -> None:
         run = self._runs.get(record.token)
@@ -481,7 +517,8 @@ class RunsMachine:
             elif run.wanted != "suspend" and age_ns >= _PATIENCE_NS.get(run.wanted, age_ns + 1):
                 self._press(run, "kill")
         no_time = age_ns >= STOP_GRACE_NS or self._now_ns >= self.lease_ends_ns
-        if run.guards and run.record.stopped and (no_time or run.launcher is Launcher.OVER):
+        no_ranks = run.launcher is Launcher.OVER or (run.launcher is Launcher.NONE and not run.guards)
+        if (run.guards or run.execs) and run.record.stopped and (no_time or no_ranks):
             self._effects.append(StopGuards(run.token))
 
     def _stop(self, run: _Run) -> None:

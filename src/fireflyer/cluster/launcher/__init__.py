@@ -13,7 +13,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged
 from fireflyer.base.launch import LOGS_NAME, TOPOLOGY_NAME
 from fireflyer.cluster.core.messages import Finish
-from fireflyer.cluster.launcher.agents import AgentTarget
+from fireflyer.cluster.launcher.agents import AgentTarget, UserToken
 from fireflyer.cluster.launcher.checks import EVENTS_NAME, check_job
 from fireflyer.cluster.launcher.event_log import EventLog
 from fireflyer.cluster.launcher.job import SECRET_NAME, Job
@@ -31,7 +31,7 @@ from fireflyer.runtime.processes.guarded import child_environment, new_token
 from fireflyer.runtime.rpc import Accepts, RpcServer, ServerLimits
 from fireflyer.runtime.store import StoreService
 
-__all__ = ["AgentTarget", "Devices", "HostsRefused", "find_devices", "run_job"]
+__all__ = ["AgentTarget", "Devices", "HostsRefused", "UserToken", "find_devices", "run_job"]
 
 _CONNECTIONS_PER_RANK = 8
 
@@ -49,10 +49,12 @@ async def run_job(
     devices: Devices | None = None,
     job_token: str = "",
     agents: Mapping[str, AgentTarget] | None = None,
+    user_token: UserToken | None = None,
 ) -> JobResult:
     """Runs one job to its end; see the package docstring. `devices` None: those of this machine. `on_waiting` is called
     with the numbers of the machines that are to join and have not yet. `job_token` marks the processes of the job;
     empty: a new one does. `agents`: how those of the hosts are reached; None: by what machines left when they joined.
+    `user_token`: for a file on each node that agents start.
 
     Raises `UsageError`, `Exists`, `PermissionDenied` or `NoSpace` where it cannot start."""
     check_job(spec, devices or find_devices(child_environment({})))
@@ -78,6 +80,7 @@ async def run_job(
             server=server,
             on_waiting=on_waiting,
             agents=agents,
+            user_token=user_token,
         )
         job = Job(
             spec,

@@ -11,11 +11,11 @@ import contextlib
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, PermanentError, TransientError, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, PermanentError, TransientError, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.messages import Event, SupervisorGone, SupervisorLost
 from fireflyer.cluster.launcher.machines import Machine
@@ -32,14 +32,14 @@ from fireflyer.cluster.schema.agent import (
 )
 from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion, NodeOrders
 from fireflyer.cluster.schema.wire import SupervisorConfig
-from fireflyer.identity.derived import seal
+from fireflyer.identity.derived import apply_pad, seal
 from fireflyer.identity.handshake import NONCE_BYTES, Credential, UserCredential, token_key
 from fireflyer.identity.machines import JoinedMachine
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.rpc import Method, RpcClient
 
-__all__ = ["AgentNodes", "AgentTarget", "Agents"]
+__all__ = ["AgentNodes", "AgentTarget", "Agents", "UserToken"]
 
 _CONNECT_NS: Final = 5 * SECOND
 _CALL_NS: Final = 15 * SECOND
@@ -48,6 +48,8 @@ _START_S: Final = 10.0
 """An agent that cannot be reached for so long starts nothing."""
 _TOLD_S: Final = 60.0
 """An agent may hear of a run later than its launcher was started."""
+_PREPARE_S: Final = 2400.0
+"""As long as an agent answers that it is busy, it may be building the environment of the run."""
 _CLOSE_S: Final = 2.0
 _PAUSE_S: Final = 0.2
 _Req = TypeVar("_Req")
@@ -70,6 +72,17 @@ class AgentTarget:
     def of_machine(cls, machine: JoinedMachine) -> AgentTarget:
         credential = machine.credential
         return cls(machine.address, machine.port, UserCredential(credential), token_key(credential))
+
+
+class UserToken(NamedTuple):
+    """Of the user of a run of the platform: each node of the run has it in a file."""
+
+    path: str
+    """Of the file on the launcher's machine."""
+    text: str
+
+    def __repr__(self) -> str:
+        return f"UserToken({self.path!r})"
 
 
 class _Link:
@@ -99,8 +112,9 @@ class _Link:
         while True:
             try:
                 return await self.call(method, request)
-            except TransientError:
-                if until_s is not None and loop.time() >= until_s:
+            except TransientError as error:
+                more_s = _PREPARE_S if limit_s and isinstance(error, Busy) else 0
+                if until_s is not None and loop.time() >= until_s + more_s:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
@@ -154,6 +168,7 @@ class AgentNodes:
         secret: Secret,
         workdir: str,
         environment: dict[str, str],
+        user_token: UserToken | None,
         first_lease_ns: int,
         feed: Callable[[Event], None],
         was_up: Callable[[int, int], bool],
@@ -164,6 +179,7 @@ class AgentNodes:
         self._secret = secret
         self._workdir = workdir
         self._environment = environment
+        self._user_token = user_token
         self._first_lease_ns = first_lease_ns
         self._feed = feed
         self._was_up = was_up
@@ -227,17 +243,29 @@ class AgentNodes:
         until_s = loop.time() + _START_S
         while key not in self._killed:
             nonce = secrets.token_bytes(NONCE_BYTES)
+            environment, sealed_token = self._environment, b""
+            if self._user_token is not None and machine.shared:
+                environment = {**environment, "FF_TOKEN_FILE": self._user_token.path}
+            elif self._user_token is not None:
+                sealed_token = apply_pad(self._user_token.text.encode(), link.target.key, nonce)
             orders = NodeOrders(
                 config=config,
                 secret=b"",
                 directory=machine.directory,
                 workdir=self._workdir,
                 token=self._token(*key),
-                environment=self._environment,
+                environment=environment,
                 first_lease_ns=self._first_lease_ns,
             )
             sealed = b"" if machine.shared else seal(self._secret, link.target.key, nonce)
-            order = GuardOrder(job=self._job, token=orders.token, orders=orders, sealed=sealed, nonce=nonce)
+            order = GuardOrder(
+                job=self._job,
+                token=orders.token,
+                orders=orders,
+                sealed=sealed,
+                nonce=nonce,
+                sealed_user_token=sealed_token,
+            )
             try:
                 await link.call(START_GUARD, order)
             except TransientError:

@@ -13,7 +13,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.launch import LOGS_NAME
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.messages import Event
-from fireflyer.cluster.launcher.agents import AgentNodes, Agents, AgentTarget
+from fireflyer.cluster.launcher.agents import AgentNodes, Agents, AgentTarget, UserToken
 from fireflyer.cluster.launcher.joined import JoinedHosts, JoinedNodes
 from fireflyer.cluster.launcher.machines import HERE, Machine, Ssh, ThisMachine
 from fireflyer.cluster.launcher.nodes import Nodes
@@ -71,6 +71,7 @@ async def find_places(
     server: RpcServer,
     on_waiting: Callable[[list[int]], None],
     agents: Mapping[str, AgentTarget] | None = None,
+    user_token: UserToken | None = None,
 ) -> Places:
     """Raises `HostsRefused` where a machine cannot run the job. `on_waiting`: machines that have not joined yet.
     `agents`: how those of the hosts are reached; None: by what their machines have left when they joined."""
@@ -88,7 +89,7 @@ async def find_places(
     workdir = spec.remote.workdir or os.getcwd()
     if spec.remote.via == "agent":
         targets = await asyncio.to_thread(_joined_agents, spec) if agents is None else agents
-        return await _places_of_agents(spec, targets, run_dir, workdir, job_token, secret)
+        return await _places_of_agents(spec, targets, run_dir, workdir, job_token, secret, user_token)
     ssh = Ssh(
         spec.remote.shell,
         spec.remote.python,
@@ -111,7 +112,13 @@ def _joined_agents(spec: JobSpec) -> dict[str, AgentTarget]:
 
 
 async def _places_of_agents(
-    spec: JobSpec, targets: Mapping[str, AgentTarget], run_dir: str, workdir: str, job_token: str, secret: Secret
+    spec: JobSpec,
+    targets: Mapping[str, AgentTarget],
+    run_dir: str,
+    workdir: str,
+    job_token: str,
+    secret: Secret,
+    user_token: UserToken | None,
 ) -> Places:
     agents = Agents(targets)
     try:
@@ -128,6 +135,7 @@ async def _places_of_agents(
             secret=secret,
             workdir=workdir,
             environment=settings_for_hosts(os.environ),
+            user_token=user_token,
             first_lease_ns=spec.timeouts.supervisor_start_ns,
             feed=feed,
             was_up=was_up,

@@ -7,11 +7,22 @@ import time
 import msgspec
 
 from fireflyer.base.errors import Busy, PermissionDenied
+from fireflyer.cluster.manager.execs import Execs
 from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import JOIN_MARK, Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.schema.agent import JOIN_MACHINE, Admitted, JoinMachine
+from fireflyer.cluster.schema.execs import (
+    RECEIVE_FRAMES,
+    SEND_FRAMES,
+    WAIT_EXECS,
+    ExecOrders,
+    FramesHere,
+    FramesWanted,
+    Taken,
+    WaitExecs,
+)
 from fireflyer.cluster.schema.logs import APPEND_LOG, END_LOG, AppendLog, EndLog, LogAnswer
 from fireflyer.cluster.schema.sync import FETCH_BLOB, SYNC, BlobPiece, FetchBlob, Orders, Sync
 from fireflyer.runtime.rpc import Caller, RpcServer
@@ -28,6 +39,7 @@ class AgentService:
         self._platform: Platform | None = None
         self._logs: Logs | None = None
         self._snapshots: Snapshots | None = None
+        self._execs: Execs | None = None
         self._managers: tuple[str, ...] = ()
 
     @property
@@ -41,11 +53,17 @@ class AgentService:
         server.register(APPEND_LOG, self._append_log)
         server.register(END_LOG, self._end_log)
         server.register(FETCH_BLOB, self._fetch)
+        server.register(WAIT_EXECS, self._wait_execs)
+        server.register(RECEIVE_FRAMES, self._receive_frames)
+        server.register(SEND_FRAMES, self._send_frames)
         server.on_disconnect(self._disconnected)
 
-    def begin(self, platform: Platform, logs: Logs, snapshots: Snapshots, managers: tuple[str, ...]) -> None:
+    def begin(
+        self, platform: Platform, logs: Logs, snapshots: Snapshots, execs: Execs, managers: tuple[str, ...]
+    ) -> None:
         """`managers`: `host:port` of all of them, for agents that join."""
         self._platform, self._logs, self._snapshots, self._managers = platform, logs, snapshots, managers
+        self._execs = execs
 
     async def _sync(self, said: Sync, caller: Caller) -> Orders:
         name = self._machine(caller)
@@ -76,6 +94,25 @@ class AgentService:
     def _disconnected(self, caller: Caller) -> None:
         if self._snapshots is not None:
             self._snapshots.disconnected(caller.connection)
+        if self._execs is not None:
+            self._execs.disconnected(caller.connection)
+
+    async def _wait_execs(self, _: WaitExecs, caller: Caller) -> ExecOrders:
+        name = self._machine(caller)
+        return await self._execs_there().wait(name)
+
+    async def _receive_frames(self, asked: FramesWanted, caller: Caller) -> FramesHere:
+        name = self._machine(caller)
+        return await self._execs_there().wanted(name, caller.connection, asked)
+
+    async def _send_frames(self, frames: FramesHere, caller: Caller) -> Taken:
+        name = self._machine(caller)
+        return await self._execs_there().here(name, caller.connection, frames)
+
+    def _execs_there(self) -> Execs:
+        if self._execs is None:
+            raise Busy("the manager is starting; try again")
+        return self._execs
 
     def _machine(self, caller: Caller) -> str:
         """Its name. Raises `PermissionDenied`."""
@@ -87,7 +124,7 @@ class AgentService:
         if not caller.identity.startswith(JOIN_MARK):
             raise PermissionDenied("only who has a join token may join; make one: ff node token NAME")
         name = caller.identity.removeprefix(JOIN_MARK)
-        admission = await self._machines.admit(request.token_id, name, int(time.time()))
+        admission = await self._machines.admit(request.token_id, name, int(time.time()), request.node)
         return Admitted(
             machine=admission.machine, token_id=admission.token_id, nonce=admission.nonce, managers=self._managers
         )

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import ipaddress
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS
 from fireflyer.runtime.address import is_loopback, parse_listen
 
-__all__ = ["PlatformConfig"]
+__all__ = ["NO_HISTORY", "PlatformConfig", "SlurmConfig"]
+
+NO_HISTORY: Final = "none"
 
 _Ms = Annotated[int, msgspec.Meta(ge=20, le=86_400_000)]
+
+
+class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How Slurm is asked, where it is the engine."""
+
+    python: tuple[str, ...] = ()
+    """The Python with Fire-Flyer on the nodes, as a command; empty: the path of the manager's own."""
+    options: tuple[str, ...] = ()
+    """Of `sbatch`, for all jobs, such as `--partition=gpu` or `--signal=B:USR1@120`."""
+    output: str = "/dev/null"
+    """Where agents of jobs print: what `sbatch --output` takes. Tasks have logs of their own."""
+    own_user: bool = False
+    """Jobs run as the manager's account, for all users; else the manager is root, and a job is that of the account of
+    its user."""
+    accounts: dict[str, str] = {}
+    """Account of each user; empty: that of the user's own name."""
+    poll_ms: Annotated[int, msgspec.Meta(ge=100, le=600_000)] = 1000
+    most_jobs: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    """In Slurm at a time."""
+    command_timeout_ms: Annotated[int, msgspec.Meta(ge=1000, le=600_000)] = 30_000
+    path: str = ""
+    """Directory of Slurm's commands; empty: as PATH finds them."""
 
 
 class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,8 +60,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """`host:port` at which agents reach it; empty: as it listens."""
     managers: tuple[str, ...] = ()
     """`host:port` of all managers, for agents; empty: this one."""
+    manager_urls: tuple[str, ...] = ()
+    """`URL` or `URL#FINGERPRINT` of all managers, for programs of tasks; empty: this one."""
     secret_file: str
-    """Shared by the managers of the cluster (mode 0600): signs sessions."""
+    """Shared by the managers of the cluster (mode 0600): signs sessions and tokens of runs."""
     tokens_file: str = ""
     """Users and their tokens in a file, as those of a file system; empty: in the store, for all managers."""
     operators: tuple[str, ...] = ()
@@ -56,15 +84,34 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The logs of a run are cut there."""
     logs_keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 30
     """After the end of their task."""
+    webhook_networks: tuple[str, ...] = ()
+    """Private networks to which webhooks may be sent, over plain HTTP too, as `10.1.0.0/16`; without it only to public
+    addresses, over HTTPS."""
+    history: str = ""
+    """Database of the history: `sqlite:////absolute/path`, or the URL of a PostgreSQL database, also with
+    `?schema=NAME`; `none`: no history is kept. Empty: beside an embedded store `history.sqlite` in `directory`, else
+    the database of the store."""
     metrics_listen: str = ""
     user_requests_per_s: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 50
     """Of one user; eight times as many at once."""
     failed_logins_per_minute: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 60
     """From one address: requests that do not prove who asks."""
+    engine: Literal["agents", "slurm"] = "agents"
+    """Who places tasks: our scheduler on machines whose agents have joined, or Slurm."""
+    slurm: SlurmConfig = SlurmConfig()
 
     def __post_init__(self) -> None:
         for name in ("listen", "listen_agents"):
             parse_listen(getattr(self, name))
+        for network in self.webhook_networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise UsageError(f"webhook_networks: {error}; write a network as 10.1.0.0/16") from None
+        if len(self.manager_urls) > MAX_MANAGER_URLS:
+            raise UsageError(f"manager_urls has {len(self.manager_urls)} URLs; at most {MAX_MANAGER_URLS} are allowed")
+        if any("," in url or "://" not in url for url in self.manager_urls):
+            raise UsageError("each of manager_urls is URL or URL#FINGERPRINT, as https://10.0.0.1:9440")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise UsageError("tls_certificate and tls_key belong together; give both or none")
 

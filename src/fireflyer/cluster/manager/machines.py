@@ -14,11 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from collections.abc import Collection
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, NotFound, PermissionDenied, TransientError, UsageError
+from fireflyer.cluster.core.slurm.request import node_of, slot_name
 from fireflyer.identity.derived import derive_credential
 from fireflyer.identity.handshake import BEARER_MARK, NONCE_BYTES, UserKey, token_id_of, token_key
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
@@ -57,6 +60,9 @@ class JoinToken(msgspec.Struct, frozen=True, kw_only=True):
     token_id: Annotated[str, msgspec.Meta(max_length=64)]
     key: _Key
     expires_s: int
+    most: int = 0
+    """Of a job of a batch system, which `machine` names: so many nodes join with it, each once, as NODE.JOB. 0: the
+    machine of this name joins, and the token is used up."""
 
     def __repr__(self) -> str:
         return f"JoinToken({self.machine})"
@@ -138,8 +144,9 @@ class Machines:
 
     # --- changes ---
 
-    async def issue(self, name: str, now_s: int, lifetime_s: int) -> str:
-        """A join token; others of this machine are not valid any more. Raises `UsageError` over a limit."""
+    async def issue(self, name: str, now_s: int, lifetime_s: int, *, most: int = 0) -> str:
+        """A join token; others of this machine are not valid any more. `most`: it is for so many nodes of a job.
+        Raises `UsageError` over a limit."""
         token = f"{BEARER_MARK}.{secrets.token_hex(8)}.{secrets.token_urlsafe(32)}"
         row = msgspec.convert(
             {
@@ -147,6 +154,7 @@ class Machines:
                 "token_id": token_id_of(token),
                 "key": token_key(token),
                 "expires_s": now_s + lifetime_s,
+                "most": most,
             },
             JoinToken,
         )
@@ -165,9 +173,14 @@ class Machines:
         await self.refresh()
         return token
 
-    async def admit(self, token_id: str, machine: str, now_s: int) -> Admission:
-        """Uses the join token up, of which the caller has proven that it has it. Raises `PermissionDenied` where it is
-        used, withdrawn or expired."""
+    async def issue_for_job(self, job: str, nodes: int, lifetime_s: int) -> str:
+        """A token that lets so many nodes of a job join."""
+        return await self.issue(job, int(time.time()), lifetime_s, most=nodes)
+
+    async def admit(self, token_id: str, named: str, now_s: int, node: str = "") -> Admission:
+        """Uses the join token up, of which the caller has proven that it has it; `named` is whom it names. `node`: of
+        the job that the token is of. Raises `PermissionDenied` where it is used, withdrawn or expired."""
+        machine = slot_name(node, named) if node else named
         refused = PermissionDenied(f"the join token of {machine} is used, withdrawn or expired; make another one")
         admission = Admission(machine=machine, token_id=secrets.token_hex(8), nonce=secrets.token_bytes(NONCE_BYTES))
 
@@ -175,20 +188,45 @@ class Machines:
             key = _JOIN_TOKENS + token_id.encode()
             raw = await rows.get(key)
             token = None if raw is None else decode_row(key, raw, JoinToken)
-            if token is None or token.machine != machine or token.expires_s <= now_s:
+            if token is None or token.machine != named or token.expires_s <= now_s or bool(node) != bool(token.most):
                 raise refused
             there = await _all(rows, _MACHINES, MachineRow)
+            of_job = [one.name for one in there if one.name.endswith(f".{named}")] if node else []
+            if node and (machine in of_job or len(of_job) >= token.most):
+                raise refused
             if len(there) >= MAX_MACHINES and all(one.name != machine for one in there):
                 raise UsageError(f"{MAX_MACHINES} machines have joined, the maximum; revoke some")
             credential = derive_credential(token.key, token_id=admission.token_id, nonce=admission.nonce)
-            row = MachineRow(name=machine, token_id=admission.token_id, key=token_key(credential), joined_s=now_s)
-            rows.clear(key)
+            fields = {"name": machine, "token_id": admission.token_id, "key": token_key(credential)}
+            row = msgspec.convert({**fields, "joined_s": now_s}, MachineRow)
+            if not node:
+                rows.clear(key)
             rows.set(_MACHINES + machine.encode(), encode_row(row))
             await _raise_version(rows)
 
         await self._engine.transact(body)
         await self.refresh()
         return admission
+
+    async def retire_jobs(self, living: Collection[str]) -> None:
+        """Nodes of jobs that are not among `living`, and the tokens of these jobs, are let in no more."""
+        ended = {job for name in self._by_name if (job := node_of(name)[1])}
+        ended.update(token.machine for token in self._joining.values() if token.most)
+        ended.difference_update(living)
+        if not ended:
+            return
+
+        async def body(rows: Transaction) -> None:
+            for machine in await _all(rows, _MACHINES, MachineRow):
+                if node_of(machine.name)[1] in ended:
+                    rows.clear(_MACHINES + machine.name.encode())
+            for token in await _all(rows, _JOIN_TOKENS, JoinToken):
+                if token.most and token.machine in ended:
+                    rows.clear(_JOIN_TOKENS + token.token_id.encode())
+            await _raise_version(rows)
+
+        await self._engine.transact(body)
+        await self.refresh()
 
     async def revoke(self, name: str) -> None:
         """From now on the machine is let in no more, and its join token is not valid. Raises `NotFound`."""

@@ -13,21 +13,27 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from fireflyer.base.errors import Busy, InvariantViolation, UsageError, error_from_wire
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform import messages
-from fireflyer.cluster.core.platform.commands import Command
+from fireflyer.cluster.core.platform.access import check
+from fireflyer.cluster.core.platform.commands import Command, DrainNode, ResumeNode
 from fireflyer.cluster.core.platform.machine import PlatformMachine
 from fireflyer.cluster.core.platform.messages import LEASE_KEY, Effect, Event, Leave, Settings, Tick
+from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, WatchedJob, Work
+from fireflyer.cluster.core.platform.store.history import ClusterTotals
 from fireflyer.cluster.core.platform.views import (
     ClusterView,
+    LimitUse,
     NodeView,
+    QuotaView,
     RunView,
     TaskAnswer,
     TaskPage,
@@ -35,11 +41,20 @@ from fireflyer.cluster.core.platform.views import (
     UserView,
     Why,
 )
+from fireflyer.cluster.core.platform.webhooks import (
+    AddWebhook,
+    Deliver,
+    RemoveWebhook,
+    SendTest,
+    WebhookChange,
+)
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.tickets import Tickets
+from fireflyer.cluster.manager.webhooks import WebhookSender
 from fireflyer.cluster.schema.api import Change, Commanded, Submitted
 from fireflyer.cluster.schema.sync import HOLD_NS, Orders, Sync
 from fireflyer.cluster.schema.tasks import TaskSpec, TaskState
+from fireflyer.cluster.schema.webhooks import NewWebhook, ShownWebhook, WebhookView
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore.fenced_driver import FencedDriver
 from fireflyer.runtime.clock import BootClock
@@ -50,6 +65,7 @@ _log = logging.getLogger(__name__)
 MAX_WAITING: Final = 4096
 """Submissions and commands that wait for their transaction."""
 ANSWER_S: Final = 20.0
+_NONCE_BYTES: Final = 16
 
 
 class Elsewhere(Busy):
@@ -62,6 +78,14 @@ class Elsewhere(Busy):
         self.address = address
 
 
+class SlurmNodes(Protocol):
+    """Raise `PermanentError` where Slurm refuses, `TransientError` where it does not answer."""
+
+    async def drain(self, node: str, reason: str) -> None: ...
+
+    async def resume(self, node: str) -> None: ...
+
+
 class TaskProgress(NamedTuple):
     view: TaskView
     runs: tuple[RunView, ...]
@@ -72,7 +96,9 @@ class TaskProgress(NamedTuple):
 class Platform:
     """Lives in the loop in which it is made."""
 
-    def __init__(self, settings: Settings, engine: Engine, tickets: Tickets, changes: Changes) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, tickets: Tickets, changes: Changes, sender: WebhookSender
+    ) -> None:
         self._machine = PlatformMachine(settings)
         self._clock = BootClock()
         self._tickets = tickets
@@ -89,6 +115,9 @@ class Platform:
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[messages.Result]] = {}
         self._held: dict[str, asyncio.Event] = {}
+        self._sender = sender
+        self.slurm_nodes: SlurmNodes | None = None
+        """Where the nodes are Slurm's."""
 
     async def run(self) -> None:
         """Until it is cancelled: then the lease is given up. Raises what the machine or the store cannot live with."""
@@ -112,28 +141,86 @@ class Platform:
     # --- changes ---
 
     async def submit(
-        self, user: str, roles: tuple[str, ...], specs: tuple[TaskSpec, ...], key: str, group: str = ""
+        self,
+        user: str,
+        roles: tuple[str, ...],
+        specs: tuple[TaskSpec, ...],
+        key: str,
+        group: str = "",
+        *,
+        address: str = "",
     ) -> Submitted:
         """Raises `UsageError`, `PermissionDenied`, `Exists`, `NoSpace`, `Elsewhere`."""
 
         def event(call: int) -> Event:
-            return messages.Submitted(call=call, user=user, group=group, roles=roles, key=key, specs=specs)
+            return messages.Submitted(
+                call=call, user=user, group=group, roles=roles, address=address, key=key, specs=specs
+            )
 
         result = await self._ask(event)
         if not isinstance(result, messages.Submission):
             raise InvariantViolation(f"a submission was answered by {type(result).__name__}")
         return Submitted(result.tasks, result.repeated)
 
-    async def command(self, user: str, roles: tuple[str, ...], command: Command) -> Commanded:
+    async def command(self, user: str, roles: tuple[str, ...], command: Command, *, address: str = "") -> Commanded:
         """Raises `UsageError`, `PermissionDenied`, `NotFound`, `Elsewhere`."""
+        if self.slurm_nodes is not None and isinstance(command, DrainNode | ResumeNode):
+            return await self._command_slurm(self.slurm_nodes, user, roles, command)
 
         def event(call: int) -> Event:
-            return messages.Commanded(call=call, user=user, roles=roles, command=command)
+            return messages.Commanded(call=call, user=user, roles=roles, address=address, command=command)
 
         result = await self._ask(event)
         if not isinstance(result, messages.Done):
             raise InvariantViolation(f"a command was answered by {type(result).__name__}")
         return Commanded(result.text)
+
+    async def add_webhook(self, user: str, roles: tuple[str, ...], new: NewWebhook) -> ShownWebhook:
+        """Raises `UsageError`, `PermissionDenied`, `Exists`, `Elsewhere`."""
+        self._sender.check(new.url)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        done = await self._change_webhook(user, roles, AddWebhook(new, nonce))
+        return ShownWebhook(done.number, self._sender.secret_of(user, nonce))
+
+    async def remove_webhook(self, user: str, roles: tuple[str, ...], number: int) -> Commanded:
+        """Raises `NotFound`, `Elsewhere`."""
+        return Commanded((await self._change_webhook(user, roles, RemoveWebhook(number))).text)
+
+    async def test_webhook(self, user: str, roles: tuple[str, ...], number: int) -> Commanded:
+        """Raises `NotFound`, `Busy`, `Elsewhere`."""
+        return Commanded((await self._change_webhook(user, roles, SendTest(number))).text)
+
+    async def _change_webhook(self, user: str, roles: tuple[str, ...], change: WebhookChange) -> messages.Done:
+        def event(call: int) -> Event:
+            return messages.WebhookAsked(call=call, user=user, roles=roles, change=change)
+
+        result = await self._ask(event)
+        if not isinstance(result, messages.Done):
+            raise InvariantViolation(f"a change of a webhook was answered by {type(result).__name__}")
+        return result
+
+    async def audit(self, user: str, what: str, target: str, text: str) -> None:
+        """Returns when it is durable that `user` did this. Raises `Elsewhere`, `Busy`."""
+
+        def event(call: int) -> Event:
+            return messages.Audited(call=call, user=user, what=what, target=target, text=text)
+
+        await self._ask(event)
+
+    async def _command_slurm(
+        self, slurm: SlurmNodes, user: str, roles: tuple[str, ...], command: DrainNode | ResumeNode
+    ) -> Commanded:
+        """Slurm is the truth about its nodes: it is asked at once, and what it answers is the answer."""
+        check(command, user, roles, None)
+        self.node(command.node)
+        if isinstance(command, DrainNode):
+            await slurm.drain(command.node, f"{user}: {command.reason}")
+            text = f"Slurm drains node {command.node}: it gets no new job"
+        else:
+            await slurm.resume(command.node)
+            text = f"Slurm gives jobs to node {command.node} again"
+        _log.info("%s: %s", user, text)
+        return Commanded(text)
 
     async def _ask(self, event: Callable[[int], Event]) -> messages.Result:
         if self._driver.leaving:
@@ -169,16 +256,26 @@ class Platform:
                     news = self._held.setdefault(node, asyncio.Event())
                     orders = self._orders(node)
                     if orders is not None and (orders.term, orders.version) != (said.term, said.heard):
-                        return orders
+                        return await self._tickets.add(orders)
                     await news.wait()
         orders = self._orders(node)
         if orders is None:
             raise Elsewhere(self.leader_address)
-        return orders
+        return await self._tickets.add(orders)
 
     def _orders(self, node: str) -> Orders | None:
-        orders = self._machine.orders_for(node, self.require_lead())
-        return None if orders is None else self._tickets.add(orders)
+        return self._machine.orders_for(node, self.require_lead())
+
+    # --- Slurm: raise `Elsewhere` ---
+
+    def slurm_jobs(self) -> tuple[WatchedJob, ...]:
+        return self._machine.slurm_jobs(self.require_lead())
+
+    def slurm_work(self) -> tuple[Work, ...]:
+        return self._machine.slurm_work(self.require_lead())
+
+    def tell_slurm(self, event: SlurmEvent) -> None:
+        self._driver.post(event)
 
     # --- views: raise `Elsewhere`, and `NotFound` ---
 
@@ -236,8 +333,32 @@ class Platform:
     def users(self) -> tuple[UserView, ...]:
         return self._machine.users(self.require_lead())
 
+    def webhooks(self, user: str) -> tuple[WebhookView, ...]:
+        """Of one user, or of all where that is empty."""
+        return self._machine.webhooks(user, self.require_lead())
+
+    def quota(self, user: str, group: str) -> QuotaView:
+        return self._machine.quota(user, group, self.require_lead())
+
+    def limits(self) -> tuple[LimitUse, ...]:
+        return self._machine.limits(self.require_lead())
+
     def cluster(self) -> ClusterView:
         return self._machine.cluster(self.require_lead())
+
+    # --- the history ---
+
+    def totals(self) -> ClusterTotals:
+        """Node-time until now."""
+        return self._machine.totals(self.require_lead())
+
+    def outbox(self) -> tuple[str, int, int]:
+        """The word of the cluster, the first row that was not cleared, and the next that will come."""
+        return self._machine.outbox(self.require_lead())
+
+    def copied(self, until: int) -> None:
+        """Rows of the outbox below are in the history."""
+        self._driver.post(messages.Copied(until))
 
     def require_lead(self) -> int:
         """The time of the machine's clock. Raises `Elsewhere`."""
@@ -259,6 +380,8 @@ class Platform:
             case messages.Changed(number, what, name, state):
                 change = {"number": number, "what": what, "name": name, "state": state}
                 self._changes.add(msgspec.convert(change, Change))
+            case Deliver():
+                self._sender.deliver(effect, self._driver.post)
             case messages.LogDecision(text):
                 _log.info("%s", text)
             case messages.TookLead(term):
@@ -275,6 +398,7 @@ class Platform:
 
     def _dismiss(self) -> None:
         """Those who wait are told to ask elsewhere."""
+        self._sender.stop()
         self._changes.close()
         for node in list(self._held):
             self._wake(node)

@@ -16,14 +16,21 @@ from typing import Final
 import fireflyer
 from fireflyer.accounts import AccountStore
 from fireflyer.base.units import MIB, MS, SECOND
+from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.core.platform.access import ADMIN
 from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.core.platform.slurm.messages import SlurmSettings
+from fireflyer.cluster.history.audit import AuditLog
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
-from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
+from fireflyer.cluster.manager.execs import Execs
+from fireflyer.cluster.manager.history import History, history_url
 from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
+from fireflyer.cluster.manager.run_tokens import RunTokens
+from fireflyer.cluster.manager.slurm.loop import SlurmLoop
 from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.tickets import Tickets
 from fireflyer.cluster.manager.users import Users
@@ -31,6 +38,7 @@ from fireflyer.cluster.manager.web.app import RequestLimits, make_app
 from fireflyer.cluster.manager.web.server import bind, serving
 from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
+from fireflyer.cluster.manager.webhooks import WebhookSender
 from fireflyer.cluster.objects import open_objects
 from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, load_secret
 from fireflyer.kvstore import Engine
@@ -42,7 +50,7 @@ from fireflyer.runtime.rpc import RpcServer, ServerLimits
 __all__ = ["new_administrator", "run_platform_manager"]
 
 _LIMITS: Final = ServerLimits(
-    connections=20_000, handshakes=256, calls_per_connection=4, request_bytes_per_connection=2 * MIB, frame_bytes=MIB
+    connections=20_000, handshakes=256, calls_per_connection=8, request_bytes_per_connection=2 * MIB, frame_bytes=MIB
 )
 
 
@@ -67,13 +75,23 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
         try:
             at_agents = config.advertise_agents or str(await server.start(*parse_listen(config.listen_agents)))
             changes = Changes()
-            platform = Platform(_settings(config, url, at_agents), engine, Tickets(machines), changes)
+            store = _users_of(config, engine)
+            run_tokens = RunTokens(secret.reveal(), engine, store)
+            here = url if certificate is None else f"{url}#{certificate.fingerprint}"
+            tickets = Tickets(machines, run_tokens, config.manager_urls or (here,))
+            history_at = history_url(config)
+            audit = AuditLog(engine if history_at else None)
+            users = Users(store, config.operators, run_tokens, audit)
+            sender = WebhookSender(secret.reveal(), config.webhook_networks, users.roles_of)
+            platform = Platform(_settings(config, url, at_agents), engine, tickets, changes, sender)
             logs = _logs(config, platform)
             changes.listen(logs.on_change)
             snapshots = Snapshots(platform, await asyncio.to_thread(open_objects, _snapshots_at(config)))
-            agents.begin(platform, logs, snapshots, config.managers or (at_agents,))
-            users = Users(_users_of(config, engine), config.operators)
+            history = History(history_at, platform, engine)
             sessions = Sessions(secret.reveal(), FindUser(users.verify, users.still))
+            execs = Execs(platform, sessions)
+            changes.listen(execs.on_change)
+            agents.begin(platform, logs, snapshots, execs, config.managers or (at_agents,))
             app = make_app(
                 platform,
                 machines,
@@ -83,12 +101,20 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 users,
                 logs,
                 snapshots,
+                history,
+                audit,
+                execs,
                 limits=RequestLimits(config.user_requests_per_s, config.failed_logins_per_minute),
                 secure=config.secure,
                 version=fireflyer.__version__,
             )
             loop = asyncio.get_running_loop()
-            beside = [loop.create_task(work) for work in (machines.follow(), logs.run(), snapshots.collect_for_ever())]
+            services = [machines.follow(), logs.run(), snapshots.collect_for_ever(), history.run(), execs.run()]
+            if config.engine == "slurm":
+                slurm = _slurm(config.slurm, platform, machines, agents)
+                platform.slurm_nodes = slurm.commands
+                services.append(slurm.run())
+            beside = [loop.create_task(work) for work in services]
             try:
                 async with (
                     serving(app, listener, certificate),
@@ -125,6 +151,11 @@ def _snapshots_at(config: PlatformConfig) -> str:
     return f"{_objects_at(config)}/snapshots"
 
 
+def _slurm(config: SlurmConfig, platform: Platform, machines: Machines, agents: AgentService) -> SlurmLoop:
+    accounts = Accounts(os.geteuid(), config.accounts or None, own_user=config.own_user)
+    return SlurmLoop(config, platform, machines, lambda: agents.managers, accounts)
+
+
 def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
     return Settings(
         holder=f"{config.name}/{secrets.token_hex(8)}",
@@ -136,7 +167,18 @@ def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
         stop_after_ns=config.stop_after_ms * MS,
         stop_slack_ns=config.stop_slack_ms * MS,
         settle_ns=config.settle_ms * MS,
+        history=bool(history_url(config)),
+        slurm=SlurmSettings(most_jobs=config.slurm.most_jobs, submit_slack_ns=_slack_ns(config))
+        if config.engine == "slurm"
+        else None,
+        slurm_output=config.slurm.output,
+        slurm_options=config.slurm.options,
     )
+
+
+def _slack_ns(config: PlatformConfig) -> int:
+    """A manager that leads no longer has ended its last `sbatch` by then."""
+    return (2 * config.slurm.command_timeout_ms + config.lease_ms) * MS
 
 
 def _users_of(config: PlatformConfig, engine: Engine) -> IdentityStore:
@@ -148,10 +190,12 @@ async def new_administrator(config: PlatformConfig, name: str) -> str:
     may open the store. Raises `FireflyerError`."""
     async with await open_store(config.store) as engine:
         users, now_s = _users_of(config, engine), int(time.time())
-        if await users.user(name) is None:
-            await users.create_user(name, now_s)
-        await users.grant_role(name, ADMIN)
-        return await users.issue(name, now_s, label="administrator")
+        audit = AuditLog(engine if history_url(config) else None)
+        async with audit.entry(f"account {os.geteuid()} of the manager", "NewAdministrator", name):
+            if await users.user(name) is None:
+                await users.create_user(name, now_s)
+            await users.grant_role(name, ADMIN)
+            return await users.issue(name, now_s, label="administrator")
 
 
 async def _metrics(platform: Platform, changes: Changes) -> Sequence[Series]:

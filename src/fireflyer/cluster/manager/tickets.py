@@ -1,4 +1,5 @@
-"""What a run's launcher gets beside its orders: a ticket for each of its nodes, sealed for the node on which it is."""
+"""What a run's launcher gets beside its orders, sealed for the node on which it is: a ticket for each of its nodes, and
+the token of the run."""
 
 from __future__ import annotations
 
@@ -23,22 +24,30 @@ class MachineKeys(Protocol):
     def key_of(self, name: str) -> bytes | None: ...
 
 
-class Tickets:
-    def __init__(self, machines: MachineKeys) -> None:
-        self._machines = machines
+class IssueRunToken(Protocol):
+    async def issue(self, task: int, run: int, run_token: str, user: str) -> str:
+        """Empty where there is no such user."""
 
-    def add(self, orders: Orders) -> Orders:
-        """Orders with tickets in each launch order. A run that has a node whose machine was revoked is not launched:
-        the manager ends it when it does not start in time."""
+
+class Tickets:
+    def __init__(self, machines: MachineKeys, tokens: IssueRunToken, manager_urls: tuple[str, ...]) -> None:
+        """`manager_urls`: as `LaunchOrder` has them."""
+        self._machines = machines
+        self._tokens = tokens
+        self._manager_urls = manager_urls
+
+    async def add(self, orders: Orders) -> Orders:
+        """Orders with tickets and token in each launch order. A run that has a node whose machine was revoked is not
+        launched: the manager ends it when it does not start in time."""
         if all(run.launch is None for run in orders.runs):
             return orders
         runs = []
         for run in orders.runs:
-            launch = None if run.launch is None else self._sealed(run.run_token, run.launch)
+            launch = None if run.launch is None else await self._sealed(run.run_token, run.launch)
             runs.append(msgspec.structs.replace(run, launch=launch))
         return msgspec.structs.replace(orders, runs=tuple(runs))
 
-    def _sealed(self, token: str, launch: LaunchOrder) -> LaunchOrder | None:
+    async def _sealed(self, token: str, launch: LaunchOrder) -> LaunchOrder | None:
         keys = {node.name: self._machines.key_of(node.name) for node in launch.nodes}
         known = {name: key for name, key in keys.items() if key is not None}
         if len(known) < len(keys):
@@ -52,7 +61,9 @@ class Tickets:
             nodes=len(launch.nodes),
             expires_s=int(time.time()) + min(MAX_LIFE_S, life_s),
         )
+        token = await self._tokens.issue(launch.task, launch.run, token, launch.user)
+        launch = msgspec.structs.replace(launch, manager_urls=self._manager_urls)
         try:
-            return seal_launch(launch, claims, known, nonce=secrets.token_bytes(NONCE_BYTES))
+            return seal_launch(launch, claims, known, nonce=secrets.token_bytes(NONCE_BYTES), user_token=token)
         except UsageError:
             return None

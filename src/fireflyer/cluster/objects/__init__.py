@@ -13,7 +13,8 @@ from fireflyer.cluster.core.objects.manifest import (
     files_by_blob,
 )
 from fireflyer.cluster.objects.directory import DirectoryObjects
-from fireflyer.cluster.objects.environments import Environment, EnvironmentCache, LockFile, check_environment
+from fireflyer.cluster.objects.environments import Environment, EnvironmentCache, check_environment, hold_environment
+from fireflyer.cluster.objects.lock_files import MAX_LOCK_BYTES, LockFile
 from fireflyer.cluster.objects.log_store import LogStore, RunKey
 from fireflyer.cluster.objects.log_tail import ship_logs
 from fireflyer.cluster.objects.node_cache import NodeCache
@@ -25,6 +26,7 @@ from fireflyer.cluster.objects.url import UrlObjects, open_objects
 from fireflyer.cluster.schema.logs import LogAnswer, LogChunk, LogEnd
 
 __all__ = [
+    "MAX_LOCK_BYTES",
     "DirectoryObjects",
     "Environment",
     "EnvironmentCache",
@@ -47,6 +49,7 @@ __all__ = [
     "decode_manifest",
     "encode_manifest",
     "files_by_blob",
+    "hold_environment",
     "open_objects",
     "open_pieces",
     "ship_logs",

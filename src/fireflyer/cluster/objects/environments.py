@@ -6,8 +6,10 @@ moment at which the file `complete` is beside it. What is there without that fil
 removed. One process builds, under a lock; the others wait. Whoever waited for a build that failed gets its error, and
 does not repeat it; whoever asks later does.
 
-Building executes code of the user's packages: with `account` it runs as that account. Whoever uses an environment holds
-a shared lock on it, by a descriptor that the processes of the run may inherit: what is in use is not evicted.
+Building executes code of the user's packages: with `account` it runs as that account. So each account has a cache of
+its own: what one has built is never used by another, who would run what the first one may change. Whoever uses an
+environment holds a shared lock on it, by a descriptor that the processes of the run may inherit: what is in use is not
+evicted.
 """
 
 from __future__ import annotations
@@ -17,62 +19,42 @@ import fcntl
 import json
 import os
 import platform
-import re
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import IO, Final, Literal, NamedTuple, Self, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Self
 
-from fireflyer.base.errors import Busy, JobFailed, NoSpace, NotFound, Timeout, UsageError
+from fireflyer.base.errors import (
+    Aborted,
+    Busy,
+    FireflyerError,
+    JobFailed,
+    NoSpace,
+    NotFound,
+    PermanentError,
+    Timeout,
+    UsageError,
+)
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import GIB, SECOND, format_bytes, format_duration
 from fireflyer.cluster.core.objects.blobs import hash_of
+from fireflyer.cluster.core.objects.builds import build_failure
+from fireflyer.cluster.objects.build_commands import run_bounded
 from fireflyer.cluster.objects.directory import held_lock
+from fireflyer.cluster.objects.lock_files import LockFile
 
-__all__ = ["Environment", "EnvironmentCache", "LockFile", "LockKind", "check_environment", "environment_name"]
+__all__ = ["Environment", "EnvironmentCache", "check_environment", "environment_name", "hold_environment"]
 
-LockKind = Literal["requirements.txt", "pylock.toml"]
-MAX_LOCK_BYTES: Final = 4 << 20
 BUILD_NS: Final = 1800 * SECOND
 DEFAULT_ENVIRONMENT_BYTES: Final = 200 * GIB
+MAX_ENVIRONMENT_BYTES: Final = 40 * GIB
+"""Of one."""
 LAST_LINES: Final = 20
 _POLL_S: Final = 0.05
-MAX_LINE_BYTES: Final = 500
-_READ_S: Final = 5.0
-"""For what is still in the pipe when the group is dead."""
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
-_PREFIXES: Final = ("PIP_", "UV_", "http", "https", "HTTP", "HTTPS", "no_proxy", "NO_PROXY", "REQUESTS_CA")
-_UNSHOWN: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f]")
-
-
-class LockFile(NamedTuple):
-    kind: LockKind
-    data: bytes
-
-    @classmethod
-    def read(cls, path: str) -> Self:
-        """Raises `UsageError`, `NotFound`."""
-        name = os.path.basename(path)
-        if name.startswith("pylock.") and name.endswith(".toml"):
-            kind: LockKind = "pylock.toml"
-        elif name.endswith(".txt"):
-            kind = "requirements.txt"
-        else:
-            raise UsageError(f"{path} is no lock file; give a requirements file (.txt) or a pylock.toml")
-        try:
-            with open(path, "rb") as file:
-                data = file.read(MAX_LOCK_BYTES + 1)
-        except OSError as error:
-            raise translate_os_error(error, f"read {path}") from error
-        if len(data) > MAX_LOCK_BYTES:
-            raise UsageError(f"{path} is longer than {MAX_LOCK_BYTES} bytes, so it is no lock file")
-        return cls(kind, data)
+_MEASURE_NS: Final = 5 * SECOND
+_STOPPED: Final = "the run was stopped while its environment was built"
 
 
 class Environment:
@@ -88,6 +70,7 @@ class Environment:
 
     def close(self) -> None:
         if self.fd >= 0:
+            os.utime(self.fd)  # it is kept for its time from now
             os.close(self.fd)
             self.fd = -1
 
@@ -108,6 +91,18 @@ def check_environment(path: str) -> str:
     return python
 
 
+def hold_environment(path: str) -> Environment | None:
+    """The environment that an earlier process got from a cache, by its path; None: it is not there any more."""
+    directory = os.path.dirname(path)
+    place = _Place(os.path.dirname(directory), os.path.basename(directory))
+    if place.path != path or not _is_name(place.name):
+        return None
+    try:
+        return place.used()
+    except OSError:
+        return None
+
+
 def environment_name(lock: LockFile, python_version: str, machine: str) -> str:
     return hash_of("\0".join((lock.kind, python_version, machine, hash_of(lock.data))).encode())[:32]
 
@@ -123,27 +118,41 @@ class EnvironmentCache:
         uv: str | None = None,
         account: tuple[int, int] | None = None,
         max_bytes: int = DEFAULT_ENVIRONMENT_BYTES,
+        max_environment_bytes: int = MAX_ENVIRONMENT_BYTES,
         build_ns: int = BUILD_NS,
+        require_hashes: bool = False,
+        keep_mode: bool = False,
         pip_arguments: Sequence[str] = (),
     ) -> None:
         """`uv`: its program, where the node has one. `account`: uid and gid that build (needs root); they must be able
-        to enter `root`, and only have what is below it."""
+        to enter `root`, and only have what is below it. `keep_mode`: `root` is another account's, and nothing is
+        built."""
         self._root = os.path.abspath(root)
         self._python = python
         self._uv = uv
         self._account = account
         self._max_bytes = max_bytes
+        self._max_environment_bytes = max_environment_bytes
+        self._require_hashes = require_hashes
         self._build_ns = build_ns
         self._pip_arguments = tuple(pip_arguments)
         try:
             os.makedirs(self._root, mode=0o700, exist_ok=True)
-            os.chmod(self._root, 0o700 if account is None else 0o711)
+            if not keep_mode:
+                os.chmod(self._root, 0o700 if account is None else 0o711)
         except OSError as error:
             raise translate_os_error(error, f"make {root}") from error
 
-    def get(self, lock: LockFile) -> Environment:
-        """Builds it if it is not there. Blocks. Raises `JobFailed` with the last lines of a build that failed,
-        `Timeout`, `UsageError` where the node cannot build this kind."""
+    def get(
+        self, lock: LockFile, *, stopped: threading.Event | None = None, on_build: Callable[[], None] | None = None
+    ) -> Environment:
+        """Builds it if it is not there: `on_build` is called when that, or waiting for another builder, begins. Blocks,
+        until it is `stopped`.
+
+        Raises `JobFailed`, with what the tool said, where the lock file is at fault; `NoSpace`, `PermanentError` where
+        the node is; `Timeout`; `Aborted`; `UsageError` where the node cannot build this kind.
+        """
+        stopped = stopped or threading.Event()
         if lock.kind == "pylock.toml" and self._uv is None:
             raise UsageError("a pylock.toml needs uv, which this node does not have; give a requirements file instead")
         place = _Place(self._root, environment_name(lock, _version_of(self._python), platform.machine()))
@@ -151,15 +160,17 @@ class EnvironmentCache:
         environment = place.used()
         if environment is not None:
             return environment
-        fd, waited = self._wait_for_builder(place)
+        if on_build is not None:
+            on_build()
+        fd, waited = self._wait_for_builder(place, stopped)
         try:
             environment = place.used()
             if environment is not None:
                 return environment
             if waited and place.failures() > seen:
-                raise JobFailed(place.last_failure())
+                raise place.last_failure()
             self._evict(place.name)
-            self._build(place, lock, fd)
+            self._build(place, lock, fd, stopped)
             environment = place.used()
         finally:
             os.close(fd)
@@ -167,8 +178,14 @@ class EnvironmentCache:
             raise Busy(f"the environment {place.path} was removed as soon as it was built; ask again")
         return environment
 
-    def _wait_for_builder(self, place: _Place) -> tuple[int, bool]:
-        """The builder's lock, by its descriptor, and whether it was waited for."""
+    def collect(self, unused_ns: int) -> int:
+        """Removes environments that nobody has used for so long; how many."""
+        before_ns = time.time_ns() - unused_ns
+        return sum(place.used_ns() < before_ns and place.evicted() for place in self._places())
+
+    def _wait_for_builder(self, place: _Place, stopped: threading.Event) -> tuple[int, bool]:
+        """The builder's lock, by its descriptor, and whether it was waited for. It is asked for again and again: flock
+        waits without a limit, and cannot be told to give up."""
         fd = os.open(place.builder_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         deadline_ns = time.monotonic_ns() + self._build_ns
         waited = False
@@ -181,9 +198,11 @@ class EnvironmentCache:
             if time.monotonic_ns() > deadline_ns:
                 os.close(fd)
                 raise Timeout(f"{place.path} is being built for {format_duration(self._build_ns)}; ask again")
-            time.sleep(_POLL_S)
+            if stopped.wait(_POLL_S):
+                os.close(fd)
+                raise Aborted(_STOPPED)
 
-    def _build(self, place: _Place, lock: LockFile, fd: int) -> None:
+    def _build(self, place: _Place, lock: LockFile, fd: int, stopped: threading.Event) -> None:
         """As the account. The commands inherit the builder's lock: no other builder begins while one of them lives."""
         place.remove()
         try:
@@ -197,36 +216,55 @@ class EnvironmentCache:
         except OSError as error:
             raise translate_os_error(error, f"make {place.directory}") from error
         deadline_ns = time.monotonic_ns() + self._build_ns
+        refused = _Refused(place.directory, self._max_environment_bytes, stopped)
         for command in self._commands(place.path, locked):
             left_ns = max(1, deadline_ns - time.monotonic_ns())
-            end = _run_bounded(
-                command, place.directory, left_ns, account=self._account, inherited_fd=fd, last_lines=LAST_LINES
+            end = run_bounded(
+                command,
+                place.directory,
+                left_ns,
+                account=self._account,
+                inherited_fd=fd,
+                last_lines=LAST_LINES,
+                refused=refused,
             )
-            if end.code != 0:
-                how = (
-                    f"took longer than {format_duration(self._build_ns)}"
-                    if end.code is None
-                    else f"exit code {end.code}"
-                )
-                text = f"the environment of {lock.kind} could not be built ({how}): {' | '.join(end.lines)}"
-                place.note_failure(text)
+            if stopped.is_set():
                 place.remove()
-                raise JobFailed(text, exit_code=end.code or 1)
+                raise Aborted(_STOPPED)
+            if end.code is None:
+                why = end.why or f"it took longer than {format_duration(self._build_ns)}"
+                said = f": {' | '.join(end.lines)}" if end.lines else ""
+                raise self._failed(place, f"the environment of {lock.kind} could not be built ({why}){said}", 1)
+            if end.code != 0:
+                failure = build_failure(lock.kind, end.code, end.lines)
+                raise self._failed(place, failure.text, end.code, of_user=failure.of_user)
+        if why := refused.too_large():
+            raise self._failed(place, f"the environment of {lock.kind} cannot be used: {why}", 1)
         place.complete()
+
+    def _failed(self, place: _Place, text: str, code: int, *, of_user: bool = True) -> FireflyerError:
+        place.note_failure(text, code, of_user=of_user)
+        place.remove()
+        return place.last_failure()
 
     def _commands(self, path: str, locked: str) -> Iterator[list[str]]:
         if self._uv is not None:
             yield [self._uv, "venv", "--quiet", "--python", self._python, path]
-            yield [self._uv, "pip", "sync", "--quiet", "--python", os.path.join(path, "bin", "python"), locked]
+            hashed = ["--require-hashes"] if self._require_hashes and locked.endswith(".txt") else []
+            yield [self._uv, "pip", "sync", "--quiet", *hashed, "--python", os.path.join(path, "bin", "python"), locked]
             return
         yield [self._python, "-m", "venv", path]
         # With hashes in the file pip asks for all of them; without, it takes what the index has for the versions.
         pip = [os.path.join(path, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        yield [*pip, "--no-input", *self._pip_arguments, "-r", locked]
+        hashed = ["--require-hashes"] if self._require_hashes else []
+        yield [*pip, "--no-input", *hashed, *self._pip_arguments, "-r", locked]
+
+    def _places(self) -> list[_Place]:
+        return [_Place(self._root, name) for name in sorted(os.listdir(self._root)) if _is_name(name)]
 
     def _evict(self, kept: str) -> None:
         """The least recently used environments, until there is room; never one in use."""
-        places = [_Place(self._root, name) for name in sorted(os.listdir(self._root)) if _is_name(name)]
+        places = self._places()
         sizes = {place.name: _tree_bytes(place.directory) for place in places}
         used_bytes = sum(sizes.values())
         for place in sorted(places, key=lambda one: one.used_ns()):
@@ -291,22 +329,45 @@ class _Place:
     def failures(self) -> int:
         return self._failed()[0]
 
-    def last_failure(self) -> str:
-        return self._failed()[1]
+    def last_failure(self) -> FireflyerError:
+        _, text, code, of_user = self._failed()
+        return JobFailed(text, exit_code=code) if of_user else PermanentError(text)
 
-    def note_failure(self, text: str) -> None:
+    def note_failure(self, text: str, code: int, *, of_user: bool) -> None:
         count = self.failures() + 1
         with open(f"{self._failed_path}.part", "w", encoding="utf-8") as file:
-            json.dump([count, text[:4096]], file)
+            json.dump([count, text[:4096], code, of_user], file)
         os.replace(f"{self._failed_path}.part", self._failed_path)
 
-    def _failed(self) -> tuple[int, str]:
+    def _failed(self) -> tuple[int, str, int, bool]:
         try:
             with open(self._failed_path, encoding="utf-8") as file:
-                count, text = json.loads(file.read(64 << 10))
-            return int(count), str(text)
+                count, text, code, of_user = json.loads(file.read(64 << 10))
+            return int(count), str(text), int(code), bool(of_user)
         except (FileNotFoundError, ValueError, TypeError):
-            return 0, ""
+            return 0, "", 1, False
+
+
+class _Refused:
+    """Why a build that goes on is to be ended; empty: it is not."""
+
+    def __init__(self, directory: str, max_bytes: int, stopped: threading.Event) -> None:
+        self._directory, self._max_bytes, self._stopped = directory, max_bytes, stopped
+        self._measured_ns = time.monotonic_ns()
+
+    def __call__(self) -> str:
+        if self._stopped.is_set():
+            return _STOPPED
+        if time.monotonic_ns() - self._measured_ns < _MEASURE_NS:
+            return ""
+        why = self.too_large()
+        self._measured_ns = time.monotonic_ns()
+        return why
+
+    def too_large(self) -> str:
+        if _tree_bytes(self._directory) <= self._max_bytes:
+            return ""
+        return f"it has more than {format_bytes(self._max_bytes)}; lock fewer packages, or name one with --python"
 
 
 def _is_name(name: str) -> bool:
@@ -324,69 +385,10 @@ def _version_of(python: str) -> str:
 
 
 def _tree_bytes(path: str) -> int:
-    return sum(
-        os.lstat(os.path.join(directory, name)).st_size for directory, _, names in os.walk(path) for name in names
-    )
-
-
-class _CommandEnd(NamedTuple):
-    code: int | None
-    """None: it took too long and was killed."""
-    lines: tuple[str, ...]
-
-
-def _run_bounded(
-    command: Sequence[str],
-    directory: str,
-    limit_ns: int,
-    *,
-    account: tuple[int, int] | None,
-    inherited_fd: int,
-    last_lines: int,
-) -> _CommandEnd:
-    """Runs it in `directory`, its home, as `account` (uid, gid); kills it after `limit_ns`, and its process group at
-    its end. Its environment is this process's settings of networks and package indexes, and nothing else."""
-    given = {key: value for key, value in os.environ.items() if key in _ENVIRONMENT or key.startswith(_PREFIXES)}
-    try:
-        process = subprocess.Popen(
-            list(command),
-            cwd=directory,
-            env={**given, "HOME": directory},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            user=None if account is None else account[0],
-            group=None if account is None else account[1],
-            extra_groups=None if account is None else [],
-            pass_fds=(inherited_fd,),
-        )
-    except OSError as error:
-        return _CommandEnd(127, (f"{command[0]}: {error.strerror}",))
-    output = cast("IO[bytes]", process.stdout)
-    lines: deque[str] = deque(maxlen=last_lines)
-    reader = threading.Thread(target=_read_lines, args=(output, lines), daemon=True)
-    reader.start()
-    try:
-        ended = _ends_within(process.pid, limit_ns)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is still this group's
-        code = process.wait()
-    reader.join(_READ_S)
-    output.close()
-    return _CommandEnd(code if ended else None, tuple(lines))
-
-
-def _ends_within(pid: int, limit_ns: int) -> bool:
-    fd = os.pidfd_open(pid)
-    try:
-        return bool(select.select([fd], [], [], limit_ns / SECOND)[0])
-    finally:
-        os.close(fd)
-
-
-def _read_lines(stream: IO[bytes], lines: deque[str]) -> None:
-    while line := stream.readline(MAX_LINE_BYTES):
-        text = _UNSHOWN.sub("", line.decode(errors="replace")).strip()
-        if text:
-            lines.append(text)
+    """While others write there, too."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(directory, name)).st_size
+    return total

@@ -101,6 +101,10 @@ class NodeCache:
                 _remove_tree(part)
         return manifest
 
+    def manifest(self, snapshot: str, fetch: Fetch) -> Manifest:
+        """Raises as `materialise` does."""
+        return decode_manifest(self._manifest(check_hash(snapshot), fetch), self._limits)
+
     def used_bytes(self) -> int:
         return sum(one.size_bytes for one in self._blobs.list())
 

@@ -21,11 +21,11 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.events import AttemptStarted, Logged, StepReport, decode_log
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.cluster.launcher import HostsRefused, run_job
+from fireflyer.cluster.launcher import HostsRefused, UserToken, run_job
 from fireflyer.cluster.runner.ending import ending_of, shown
-from fireflyer.cluster.runner.job import agents_of, job_of, workdir_of
+from fireflyer.cluster.runner.job import agents_of, job_of, token_path, workdir_of
 from fireflyer.cluster.schema.job import JobResult
-from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, TOKEN_NAME, RunnerOrders, RunProgress
+from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, RunnerOrders, RunProgress
 from fireflyer.cluster.schema.sync import EndedRun
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.identity.private_files import write_private_file
@@ -103,6 +103,7 @@ async def _run(orders: RunnerOrders) -> EndedRun:
             on_entry=progress.take,
             job_token=orders.run_token,
             agents=agents_of(orders) if orders.tickets else None,
+            user_token=UserToken(token_path(orders), orders.token) if orders.token else None,
         )
     except asyncio.CancelledError:
         cause = Cause.SUSPENDED if signals.heard is signal.SIGUSR1 else Cause.STOPPED
@@ -133,7 +134,7 @@ def _run_there(orders: RunnerOrders) -> EndedRun:
         reason = shown(str(translate_os_error(error, f"working directory {workdir}")))
         return EndedRun(cause=Cause.PROGRAM, exit_code=1, reason=reason)
     if orders.token:
-        write_private_file(os.path.join(orders.directory, TOKEN_NAME), orders.token.encode())
+        write_private_file(token_path(orders), orders.token.encode())
     return run(_run(orders))
 
 
@@ -147,7 +148,7 @@ def main(arguments: list[str]) -> int:
         _log.error("the run ends on an error reason=%s", error)
         ended = EndedRun(cause=Cause.INFRASTRUCTURE, exit_code=1, reason=shown(str(error)))
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(orders.directory, TOKEN_NAME))
+        os.unlink(token_path(orders))
     write_private_file(os.path.join(orders.directory, RESULT_NAME), msgspec.json.encode(ended))
     return ended.exit_code
 

@@ -6,22 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from fireflyer.base.errors import UsageError
 from fireflyer.cluster.launcher import AgentTarget
 from fireflyer.cluster.schema.job import JobSpec, Remote
-from fireflyer.cluster.schema.runner import COPY_MARK, TOKEN_NAME, RunnerOrders
+from fireflyer.cluster.schema.runner import COPY_MARK, ENVIRONMENT_END, TOKEN_NAME, RunnerOrders
 from fireflyer.cluster.schema.sync import RunNode
 from fireflyer.identity.handshake import DerivedCredential
 
-__all__ = ["agents_of", "job_of"]
+__all__ = ["agents_of", "job_of", "token_path"]
 
 
 def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
-    """`environ`: of the launcher. Raises `UsageError` for what this release does not do."""
+    """`environ`: of the launcher."""
     order = orders.order
     spec, program = order.spec, order.spec.program
-    if program.environment:
-        raise UsageError("built environments are not provided on this node; name one that is there with --python")
     several = bool(orders.tickets)
     nodes = len(order.nodes)
     topology = _topology(order.nodes)
@@ -29,7 +26,7 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         script=program.script,
         args=program.args,
         kind=program.kind,
-        python=program.python,
+        python=_python_of(orders),
         wrap=program.wrap,
         run_dir=orders.directory,
         nodes=nodes,
@@ -50,6 +47,14 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         watchdog_ns=spec.watchdog_ns,
         whole_life_state=order.whole_life,
     )
+
+
+def _python_of(orders: RunnerOrders) -> str:
+    """From the working directory, which is the copy of the snapshot."""
+    program = orders.order.spec.program
+    if not program.environment:
+        return program.python
+    return f"../{orders.run_token}{ENVIRONMENT_END}/bin/python"
 
 
 def _topology(nodes: Sequence[RunNode]) -> bytes:
@@ -84,5 +89,12 @@ def _environment(orders: RunnerOrders) -> dict[str, str]:
         told["FF_ARRAY_INDEX"] = str(order.array_index)
         told["FF_ARRAY_SIZE"] = str(order.spec.array or 1)
     if orders.token:
-        told["FF_TOKEN_FILE"] = f"{orders.directory}/{TOKEN_NAME}"
+        told["FF_MANAGERS"] = ",".join(order.manager_urls)
+        if not orders.tickets:  # else each node has a file of its own
+            told["FF_TOKEN_FILE"] = token_path(orders)
     return told
+
+
+def token_path(orders: RunnerOrders) -> str:
+    """Of the file with the user's token, on the launcher's node."""
+    return f"{orders.directory}/{TOKEN_NAME}"

@@ -50,6 +50,8 @@ class JoinMachine(msgspec.Struct, frozen=True, kw_only=True):
     """Of its agent."""
     address: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._:-]{0,253}$")] = ""
     """At which its agent is reached; empty: that from which this connection comes."""
+    node: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")] = ""
+    """Of a job of a batch system, whose token lets each of its nodes join once; empty: the token names the machine."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,8 @@ class GuardOrder(msgspec.Struct, frozen=True, kw_only=True):
     sealed: bytes = b""
     """The job's secret; empty where the machine finds the file in the run directory."""
     nonce: bytes = b""
+    sealed_user_token: Annotated[bytes, msgspec.Meta(max_length=256)] = b""
+    """See `NodeOrders.user_token`."""
 
 
 class GuardName(msgspec.Struct, frozen=True):

@@ -30,6 +30,8 @@ __all__ = [
     "ShownToken",
     "Submission",
     "Submitted",
+    "UtilisationReport",
+    "UtilisationStep",
 ]
 
 API: Final = "/api/v1"
@@ -138,6 +140,9 @@ class Identity(msgspec.Struct, frozen=True):
     roles: tuple[str, ...]
     csrf: str = ""
     expires_s: int = 0
+    task: int | None = None
+    """With the token of a run: its task, and its number."""
+    run: int | None = None
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,3 +153,21 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """Of the node, or the task's number."""
     state: str = ""
+
+
+class UtilisationStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Node-seconds. `healthy`: nodes that were heard; `allocated`: of these, nodes that a run had; `productive`:
+    productive time of runs that have ended, spread evenly over each run."""
+
+    start_ns: int
+    allocated: float
+    healthy: float
+    productive: float
+
+
+class UtilisationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of equal length from `start_ns` until `end_ns`; times are cluster time, nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+    steps: tuple[UtilisationStep, ...]

@@ -101,6 +101,9 @@ class NodeOrders(msgspec.Struct, frozen=True, kw_only=True):
     token: _Text
     environment: dict[str, str] = {}
     first_lease_ns: int = 0
+    user_token: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    """Of the user of a run of the platform, for a file in `directory`; empty: none, or the path of the launcher's file
+    is in the environment."""
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:

@@ -14,7 +14,16 @@ import msgspec
 from fireflyer.cluster.schema.job import MAX_NODES
 from fireflyer.cluster.schema.sync import LaunchOrder
 
-__all__ = ["COPY_MARK", "PROGRESS_NAME", "RESULT_NAME", "TOKEN_NAME", "OpenedTicket", "RunProgress", "RunnerOrders"]
+__all__ = [
+    "COPY_MARK",
+    "ENVIRONMENT_END",
+    "PROGRESS_NAME",
+    "RESULT_NAME",
+    "TOKEN_NAME",
+    "OpenedTicket",
+    "RunProgress",
+    "RunnerOrders",
+]
 
 PROGRESS_NAME: Final = "progress.json"
 RESULT_NAME: Final = "result.json"
@@ -25,6 +34,9 @@ TOKEN_NAME: Final = "token"  # noqa: S105
 COPY_MARK: Final = "snapshot:"
 """Before the hash of a snapshot: stands for the copy that a node has for the run, which has another path on each node.
 The agents of nodes that are reached by ticket replace it."""
+ENVIRONMENT_END: Final = ".environment"
+"""After the name of a run's copy: a link beside it, to the environment that the node has built. From the working
+directory its path is the same on all nodes."""
 
 
 class OpenedTicket(msgspec.Struct, frozen=True):

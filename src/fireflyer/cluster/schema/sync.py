@@ -25,6 +25,7 @@ from fireflyer.runtime.rpc import Method
 __all__ = [
     "FETCH_BLOB",
     "HOLD_NS",
+    "MAX_MANAGER_URLS",
     "MAX_RUNS",
     "SYNC",
     "BlobPiece",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 HOLD_NS: Final = 5 * SECOND
+MAX_MANAGER_URLS: Final = 32
 MAX_RUNS: Final = 64
 """On one node, those included of which it has not heard that the manager knows their end."""
 
@@ -98,6 +100,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Last reported, for people; of the lead."""
     ended: EndedRun | None = None
     """Of the lead once it is gone; None there too where nobody saw how it ended."""
+    doing: _Text = ""
+    """What its start waits for on this node, for people; empty: nothing that takes long."""
 
 
 class Sync(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +147,8 @@ class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
     tickets_nonce: bytes = b""
     token: bytes = b""
     """Token of the submitting user for this run, sealed as tickets are."""
+    manager_urls: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_MANAGER_URLS)] = ()
+    """Where the token counts, for programs of the task: `URL` or `URL#FINGERPRINT` of each manager's HTTP API."""
 
 
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +162,9 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Of the directory that each node of the run gets a copy of; empty: none."""
     user: _Text = ""
     """Whose account owns the copy."""
+    environment: _Hash = ""
+    """Of the lock file, a file of the snapshot, from which each node of the run builds the Python environment of its
+    ranks; empty: none."""
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +178,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """A node that has heard of no manager for so long stops all runs."""
     managers: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=16)] = ()
     """`host:port` of all managers, to ask when this one does not answer."""
+    leave: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
+    """Of an agent in a job of a batch system: it is to end when all logs are sent, with this exit code."""
 
 
 SYNC = Method("platform.sync", Sync, Orders)

@@ -98,9 +98,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Of the directory that travels with the task; empty: `workdir` is there on every node."""
     workdir: _Path = ""
     python: _Path = ""
-    """Path of a Python environment that is there on every node; empty: the agent's own, or `environment`."""
+    """Path of a Python that is there on every node; empty: the agent's own, or that of `environment`."""
     environment: _Hash = ""
-    """Hash of the lock file from which each node builds the environment."""
+    """Of the lock file, a file of the snapshot, from which each node builds the environment of the ranks."""
     env: Annotated[dict[str, str], msgspec.Meta(max_length=256)] = {}
 
 

@@ -26,8 +26,9 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.hosts import FACTS_MARK, MAX_ORDERS_BYTES, HostFacts, HostQuestion, NodeOrders
+from fireflyer.cluster.schema.runner import TOKEN_NAME
 from fireflyer.cluster.schema.wire import SupervisorConfig, supervisor_command
-from fireflyer.identity.private_files import require_own_directory
+from fireflyer.identity.private_files import require_own_directory, write_private_file
 from fireflyer.identity.secrets import Secret, save_secret
 from fireflyer.runtime.devices import find_devices
 from fireflyer.runtime.interfaces import own_addresses
@@ -158,11 +159,15 @@ def _prepare(orders: NodeOrders) -> tuple[SupervisorConfig, dict[str, str]]:
     if orders.secret:
         make_private(orders.directory)
         save_secret(Secret(orders.secret), config.secret_file)
+    told = {}
+    if orders.secret and orders.user_token:
+        told["FF_TOKEN_FILE"] = os.path.join(orders.directory, TOKEN_NAME)
+        write_private_file(told["FF_TOKEN_FILE"], orders.user_token.encode())
     try:
         os.chdir(orders.workdir)
     except OSError as error:
         raise translate_os_error(error, f"working directory {orders.workdir}") from error
-    return config, {**os.environ, **orders.environment, MARKER: orders.token}
+    return config, {**os.environ, **orders.environment, **told, MARKER: orders.token}
 
 
 def make_private(directory: str) -> None:

@@ -23,6 +23,7 @@ from fireflyer.kvstore.core.rows import decode_row
 __all__ = [
     "Committed",
     "Failed",
+    "Item",
     "LeaseCondition",
     "LeaseRow",
     "Outcome",

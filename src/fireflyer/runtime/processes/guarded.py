@@ -165,9 +165,11 @@ class Guarded:
         environment: Mapping[str, str],
         log: IO[bytes],
         on_exit: Callable[[int], None],
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """`on_exit` is called with the exit code when the command itself has ended: what it started may still run.
-        Output of the command goes to `log`. Raises `FireflyerError`."""
+        Output of the command goes to `log`. `pass_fds`: descriptors that guard and command inherit. Raises
+        `FireflyerError`."""
         how = command if isinstance(command, GuardCommand) else GuardCommand.here(command)
         self.token = token
         self.pid: int | None = None
@@ -186,6 +188,7 @@ class Guarded:
                 stderr=log,
                 env={**environment, MARKER: token},
                 start_new_session=True,
+                pass_fds=tuple(pass_fds),
             )
         except OSError as error:
             raise translate_os_error(error, f"start {how.argv[0]}") from error

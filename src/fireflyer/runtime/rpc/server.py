@@ -1,11 +1,14 @@
 """The serving end: one task per connection reads, one task per call in flight runs its handler.
 
-Everything is bounded: connections, handshakes under way and their time, calls in flight per connection and the bytes of
-their requests, frames. A call over a bound is answered with `Busy`; a connection that does not keep the protocol is
-closed alone, with the reason in the log. Handshakes are `RawListener`'s; the server goes on with its sockets. A handler
-is cancelled at its call's deadline, when the client gives the call up, and when the connection ends. Handlers begin in
-the order in which their messages came; notifications that came before the end of a connection get a moment to be
-handled, so that a process may notify and exit.
+Everything is bounded: connections, of each peer and of all; handshakes under way and their time; calls in flight per
+connection and the bytes of their requests; frames and the time that they take; the bytes of requests and unread answers
+of each peer (`shares`). A call over a bound is answered with `Busy`. A connection that does not keep the protocol, does
+not read its answers, or makes more bytes wait than its peer may, is closed alone, with the reason in the log.
+
+Handshakes are `RawListener`'s; the server goes on with its sockets. A handler is cancelled at its call's deadline, when
+the client gives the call up, and when the connection ends. Handlers begin in the order in which their messages came;
+notifications that came before the end of a connection get a moment to be handled, so that a process may notify and
+exit.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fireflyer.base.errors import Busy, FireflyerError, Timeout, Unreachable, Us
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MIB, SECOND, format_duration
 from fireflyer.identity.acceptor import HandshakeLimits
-from fireflyer.identity.handshake import Accepts, Role
+from fireflyer.identity.handshake import Accepts, Role, UserKey
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
 from fireflyer.runtime.raw_connections import RawConnection, RawListener
@@ -42,12 +45,19 @@ from fireflyer.runtime.rpc.messages import (
     encode,
     from_client_decoder,
 )
+from fireflyer.runtime.rpc.shares import Shares
 from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream, open_stream
 
 __all__ = ["Caller", "RpcServer", "ServerLimits"]
 
 _log = logging.getLogger(__name__)
 _LAST_NOTIFICATIONS_S = 1.0
+_UNREAD_S = 60.0
+"""Who has not read its answers for so long is cut off. Longer than a client is stopped by a suspended laptop's lid."""
+
+
+RECHECK_S = 4.0
+"""So often tokens of open connections are looked up again, where the server does this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +73,25 @@ class Caller:
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     connections: int = 1024
+    """Of nodes, and as many of users."""
+    connections_per_peer: int | None = None
+    """None: one peer may have all."""
+    bytes_per_peer: int = 256 * MIB
+    """Of requests that are worked at and answers that are unread, on all connections of a peer."""
     handshakes: int = 128
     """Under way at once from one address; from all addresses twice as many."""
     handshake_ns: int = 10 * SECOND
     calls_per_connection: int = 1024
     request_bytes_per_connection: int = 64 * MIB
     frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
+
+    def shares(self) -> Shares:
+        """Of a new server: nothing is in use."""
+        return Shares(
+            connections=self.connections,
+            connections_per_peer=self.connections_per_peer,
+            bytes_per_peer=self.bytes_per_peer,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +113,17 @@ class RpcServer:
         identity: str = "server",
         limits: ServerLimits | None = None,
         on_disconnect: Callable[[Caller], None] | None = None,
+        recheck_tokens: bool = False,
     ) -> None:
+        """`recheck_tokens`: a connection whose token is revoked or expires is closed within `RECHECK_S` seconds."""
         self._limits = limits or ServerLimits()
         self._on_disconnect = on_disconnect
         self._entries: dict[str, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shares = self._limits.shares()
+        self._find_user = accepts.find_user if recheck_tokens else None
+        self._of_tokens: dict[str, set[MessageStream]] = {}
+        self._rechecking: asyncio.Task[None] | None = None
         self._numbers = itertools.count(1)
         self._listener = RawListener(
             accepts,
@@ -106,7 +135,7 @@ class RpcServer:
                 per_source=self._limits.handshakes,
                 handshake_ns=self._limits.handshake_ns,
             ),
-            full=self._full,
+            full=lambda session: self._shares.full((session.role, session.peer)),
         )
 
     def on_disconnect(self, call: Callable[[Caller], None]) -> None:
@@ -129,37 +158,57 @@ class RpcServer:
     async def start(self, host: str, port: int, ports: PortRange | None = None) -> Address:
         """Listens; port 0 takes a free one, of the range where there is one. Raises `UsageError` naming the port when
         it cannot."""
-        return await self._listener.start(host, port, ports)
+        return await self._started(host, port, ports)
 
     async def start_everywhere(self, port: int, ports: PortRange | None = None) -> Address:
         """Listens at all addresses of this machine, IPv4 and, where it has it, IPv6. Raises `UsageError`."""
-        return await self._listener.start("", port, ports)
+        return await self._started("", port, ports)
+
+    async def _started(self, host: str, port: int, ports: PortRange | None) -> Address:
+        address = await self._listener.start(host, port, ports)
+        if self._find_user is not None and self._rechecking is None:
+            self._rechecking = asyncio.get_running_loop().create_task(self._recheck(self._find_user))
+        return address
 
     async def close(self) -> None:
         """Stops listening, cancels the handlers, closes the connections."""
         await self._listener.close()
+        if self._rechecking is not None:
+            self._rechecking.cancel()
         for task in self._tasks:
             task.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    async def _recheck(self, find_user: Callable[[str], UserKey | None]) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_S)
+            for token_id in list(self._of_tokens):
+                try:
+                    known = find_user(token_id) is not None
+                except (FireflyerError, OSError) as error:
+                    _log.warning("tokens cannot be read; connections stay as they are reason=%s", error)
+                    break
+                if not known:
+                    streams = self._of_tokens.get(token_id, set())
+                    _log.info("token revoked or expired token=%s connections=%d", token_id, len(streams))
+                    for stream in streams:
+                        stream.cut()
 
     @property
     def connections(self) -> int:
         """Authenticated connections that are open."""
         return len(self._tasks)
 
-    def _full(self) -> Busy | None:
-        most = self._limits.connections
-        if len(self._tasks) < most:
-            return None
-        return Busy(f"the server has its {most} connections already; try again later")
-
     def _take(self, connection: RawConnection) -> None:
         unopened = ExitStack()
         unopened.callback(connection.socket.close)
+        peer = (connection.session.role, connection.session.peer)
+        self._shares.connected(peer)
         task = asyncio.get_running_loop().create_task(self._serve(connection, unopened))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._shares.disconnected(peer))
         task.add_done_callback(lambda _: unopened.close())  # where it was cancelled before it began
 
     async def _serve(self, connection: RawConnection, unopened: ExitStack) -> None:
@@ -168,9 +217,11 @@ class RpcServer:
         try:
             stream = await open_stream(connection, is_client=False, max_frame_bytes=self._limits.frame_bytes)
             session = connection.session
+            if session.token_id:
+                self._of_tokens.setdefault(session.token_id, set()).add(stream)
             caller = Caller(session.role, session.peer, str(connection.address), next(self._numbers))
             try:
-                await _Connection(stream, caller, self._entries, self._limits).run()
+                await _Connection(stream, caller, self._entries, self._limits, self._shares).run()
             finally:
                 if self._on_disconnect is not None:
                     self._on_disconnect(caller)
@@ -182,13 +233,27 @@ class RpcServer:
             _log.exception("connection closed on an unexpected error peer=%s", connection.address)
         finally:
             if stream is not None:
+                self._forget(connection.session.token_id, stream)
                 await stream.close()
+
+    def _forget(self, token_id: str, stream: MessageStream) -> None:
+        streams = self._of_tokens.get(token_id, set())
+        streams.discard(stream)
+        if not streams:
+            self._of_tokens.pop(token_id, None)
 
 
 class _Connection:
     """One authenticated connection."""
 
-    def __init__(self, stream: MessageStream, caller: Caller, entries: dict[str, _Entry], limits: ServerLimits) -> None:
+    def __init__(
+        self,
+        stream: MessageStream,
+        caller: Caller,
+        entries: dict[str, _Entry],
+        limits: ServerLimits,
+        shares: Shares,
+    ) -> None:
         self._stream = stream
         self._caller = caller
         self._entries = entries
@@ -196,12 +261,17 @@ class _Connection:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._notifications: set[asyncio.Task[None]] = set()
         self._request_bytes = 0
+        self._shares = shares
+        self._peer = (caller.role, caller.identity)
+        self._coming_bytes = 0
 
     async def run(self) -> None:
         try:
-            while (message := await self._stream.receive()) is not None:
+            while (message := await self._stream.receive(self._admit)) is not None:
                 await self._handle(message)
+                self._end_coming()
         finally:
+            self._end_coming()
             for task in self._calls.values():
                 task.cancel()
             try:
@@ -213,6 +283,19 @@ class _Connection:
                     task.cancel()
                 if tasks:
                     await asyncio.wait(tasks)
+
+    def _admit(self, size: int) -> None:
+        """A message has been announced. Raises `Busy`, which closes the connection."""
+        if not self._shares.take(self._peer, size):
+            waiting = self._shares.waiting_bytes(self._peer)
+            raise Busy(f"{self._peer[0]} {self._peer[1]} makes {waiting} bytes wait already and sends {size} more")
+        self._coming_bytes = size
+
+    def _end_coming(self) -> None:
+        """The message that was announced is of no use, or was answered, or a call has taken its bytes over."""
+        coming, self._coming_bytes = self._coming_bytes, 0
+        if coming:
+            self._shares.give_back(self._peer, coming)
 
     async def _handle(self, message: memoryview) -> None:
         try:
@@ -230,7 +313,7 @@ class _Connection:
         if busy is None:
             self._start(decoded, len(message))
         elif isinstance(decoded, Call):
-            await self._stream.send(_failure(decoded.id, busy))
+            await self._stream.send_within(_failure(decoded.id, busy), _UNREAD_S)
         else:
             _log.warning("notification dropped method=%s peer=%s reason=%s", decoded.method, self._caller, busy)
 
@@ -244,6 +327,7 @@ class _Connection:
 
     def _start(self, call: Call | Notification, message_bytes: int) -> None:
         self._request_bytes += message_bytes
+        held, self._coming_bytes = self._coming_bytes, 0  # given back when the call has ended
         task = asyncio.get_running_loop().create_task(self._run_call(call))
         if isinstance(call, Call):
             self._calls[call.id] = task
@@ -252,6 +336,8 @@ class _Connection:
 
         def done(_: asyncio.Task[None]) -> None:
             self._request_bytes -= message_bytes
+            if held:
+                self._shares.give_back(self._peer, held)
             if isinstance(call, Call):
                 del self._calls[call.id]
             else:
@@ -293,13 +379,23 @@ class _Connection:
             raise Timeout(f"{call.method} did not finish within {format_duration(call.timeout_ns)}") from None
 
     async def _answer(self, message: bytes, call: Call | None = None) -> None:
+        size = len(message)
+        if not self._shares.take(self._peer, size):
+            waiting = self._shares.waiting_bytes(self._peer)
+            _log.warning(
+                "connection closed peer=%s reason=%d bytes of requests and answers wait", self._caller, waiting
+            )
+            self._stream.cut()
+            return
         try:
-            await self._stream.send(message)
+            await self._stream.send_within(message, _UNREAD_S)
         except UsageError as error:
             if call is not None:
                 await self._answer(_failure(call.id, UsageError(f"response of {call.method}: {error}")))
-        except Unreachable:
-            pass  # the reading task sees it as well and ends the connection
+        except Unreachable as error:
+            _log.debug("answer not sent peer=%s reason=%s", self._caller, error)  # the reading task ends the connection
+        finally:
+            self._shares.give_back(self._peer, size)
 
 
 def _failure(call_id: int, error: Exception) -> bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 from fireflyer.base.errors import Unreachable
+from fireflyer.base.units import KIB
 from fireflyer.identity.handshake import Session
 from fireflyer.runtime.framing import HEADER_BYTES, FrameOpener, FrameSealer, frame_keys
 from fireflyer.runtime.raw_connections import RawConnection
@@ -13,6 +16,10 @@ __all__ = ["PURPOSE", "MessageStream", "open_stream"]
 
 PURPOSE = "rpc"
 _CLOSE_TIMEOUT_S = 1.0
+_FRAME_S = 60.0
+"""For the rest of a frame once its header is there: a peer that stops in the middle does not keep what it has sent."""
+_UNTIMED_BYTES = 64 * KIB
+"""A frame of so few bytes may stay incomplete: the connection itself costs more."""
 
 
 class MessageStream:
@@ -48,12 +55,38 @@ class MessageStream:
         except ConnectionError as error:
             raise Unreachable("the connection was lost") from error
 
-    async def receive(self) -> memoryview | None:
-        """The next message, None at the orderly end. Raises `Unreachable` when the connection breaks in the middle,
+    async def send_within(self, message: bytes, limit_s: float) -> None:
+        """As `send`; a peer that has not read enough by then is cut off, and the connection is lost."""
+        if not self._writer.transport.get_write_buffer_size():
+            await self.send(message)  # nothing was left unread: a timer for each message would cost as much again
+            return
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.send(message)
+        except TimeoutError:
+            self.cut()
+            raise Unreachable(f"the other end has not read what it was sent for {limit_s:.0f} s") from None
+
+    def cut(self) -> None:
+        """Ends the connection at once: what is queued is dropped, and `receive` raises `Unreachable` or ends."""
+        self._writer.transport.abort()
+
+    async def receive(self, admit: Callable[[int], None] | None = None) -> memoryview | None:
+        """The next message, None at the orderly end. `admit` is told how many bytes the peer has announced, before they
+        are read; what it raises goes out. Raises `Unreachable` when the connection breaks or stops in the middle,
         `DataCorruption` when the peer does not keep the protocol."""
+        size = 0
         try:
             header = await self._reader.readexactly(HEADER_BYTES)
-            body = await self._reader.readexactly(self._opener.body_bytes(header))
+            size = self._opener.body_bytes(header)
+            if admit is not None:
+                admit(size)
+            async with asyncio.timeout(_FRAME_S) if size > _UNTIMED_BYTES else contextlib.nullcontext():
+                body = await self._reader.readexactly(size)
+        except TimeoutError:
+            raise Unreachable(
+                f"{size} bytes of a message were announced and did not come within {_FRAME_S:.0f} s"
+            ) from None
         except asyncio.IncompleteReadError as error:
             if not error.partial and error.expected == HEADER_BYTES:
                 return None

@@ -96,9 +96,9 @@ def test_who_waited_for_a_build_that_failed_does_not_repeat_it_and_who_asks_late
     waiting = threading.Semaphore(0)
     wait_for_builder = cache._wait_for_builder
 
-    def waits(place: Any) -> Any:
+    def waits(place: Any, stopped: Any) -> Any:
         waiting.release()
-        return wait_for_builder(place)
+        return wait_for_builder(place, stopped)
 
     cache._wait_for_builder = waits  # type: ignore[method-assign]
 

@@ -17,6 +17,7 @@ from fireflyer.fs.core.manager import admin
 from fireflyer.fs.core.manager.admin import MAX_CHAINS, MAX_NODES, STATUS_TARGETS
 from fireflyer.fs.core.manager.state_machine import (
     MAX_PENDING,
+    MAX_PENDING_PER_USER,
     Effect,
     Event,
     LogDecision,
@@ -61,6 +62,7 @@ from fireflyer.fs.schema.manager import (
     TargetStatus,
 )
 from fireflyer.fs.schema.routing import Chain, Member, Routing, TargetState
+from fireflyer.fs.schema.sessions import OpenSession
 from fireflyer.kvstore import MemoryEngine, MemoryStore, SteppedTiming
 from fireflyer.kvstore.core.fenced import Failed, Outcome, OutcomeUnknown, Transact
 from fireflyer.kvstore.fenced_driver import transact_on
@@ -117,13 +119,13 @@ class Desk:
         assert self.manager.may_act(self.now_ns)
         return self
 
-    def put(self, request: Request) -> int:
+    def put(self, request: Request, user: str = "", *, trusted: bool = True) -> int:
         self.asked += 1
-        self.feed(RequestReceived(self.asked, request))
+        self.feed(RequestReceived(self.asked, request, user, trusted))
         return self.asked
 
-    def ask(self, request: Request) -> Answer:
-        number = self.put(request)
+    def ask(self, request: Request, user: str = "", *, trusted: bool = True) -> Answer:
+        number = self.put(request, user, trusted=trusted)
         self.settle()
         return self.answers[number]
 
@@ -416,6 +418,22 @@ def test_requests_beyond_the_bound_are_refused() -> None:
     desk.settle()
     assert desk.answers[first] == Done("node 100 is added; its storage process can register now")
     assert all(isinstance(desk.answers[number], Done) for number in numbers[:-1])
+
+
+def test_one_user_does_not_fill_the_queue_for_the_others() -> None:
+    desk = cluster()
+    desk.put(AddNode(100))  # under way: what follows waits
+    greedy = [
+        desk.put(OpenSession(f"mount {place}"), "greedy", trusted=False) for place in range(MAX_PENDING_PER_USER + 1)
+    ]
+    refused = desk.answers[greedy[-1]]
+    assert isinstance(refused, ManagerError)
+    assert f"{MAX_PENDING_PER_USER} requests of greedy are waiting" in refused.message
+    others = [desk.put(OpenSession("mount"), "other", trusted=False), desk.put(AddNode(101))]
+    desk.settle()
+    assert all(not isinstance(desk.answers[number], ManagerError) for number in (*greedy[:-1], *others))
+    again = desk.ask(OpenSession("again"), "greedy", trusted=False)
+    assert not isinstance(again, ManagerError), "what was answered does not count"
 
 
 # --- administrators ---

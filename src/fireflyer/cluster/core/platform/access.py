@@ -15,6 +15,7 @@ __all__ = [
     "RIGHTS",
     "Right",
     "check",
+    "check_exec",
     "check_roles_of",
     "check_tokens_of",
     "check_user",
@@ -45,7 +46,10 @@ RIGHTS: Final[dict[type[Command], Right]] = {
     commands.RemoveNode: Right.OPERATOR,
     commands.AddReservation: Right.OPERATOR,
     commands.RemoveReservation: Right.OPERATOR,
-    commands.SetLimits: Right.ADMIN,
+    commands.SetLimit: Right.OPERATOR,
+    commands.RemoveLimit: Right.OPERATOR,
+    commands.SetLimits: Right.OPERATOR,
+    commands.SetShare: Right.ADMIN,
     commands.SetShares: Right.ADMIN,
     commands.SetPolicy: Right.ADMIN,
     commands.SetPriorityBounds: Right.ADMIN,
@@ -76,6 +80,13 @@ def check_tokens_of(name: str, held: tuple[str, ...], user: str, roles: tuple[st
     """Everybody has their own tokens; for those of others, as `check_user`. Raises `PermissionDenied`."""
     if name != user:
         check_user(name, held, roles)
+
+
+def check_exec(task: int, owner: str, user: str, roles: tuple[str, ...]) -> None:
+    """Somebody runs a command with the rights of a task's user. Operators may not: they could read all that the user
+    can, and act for them. Raises `PermissionDenied`."""
+    if user != owner and ADMIN not in roles:
+        raise PermissionDenied(f"task {task} belongs to {owner}; only they and administrators may run commands in it")
 
 
 def check(command: Command, user: str, roles: tuple[str, ...], owner: str | None) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied, UsageError
+from fireflyer.base.units import counted
 from fireflyer.cluster.core.platform.access import check, is_operator
 from fireflyer.cluster.core.platform.commands import (
     AddReservation,
@@ -12,14 +15,17 @@ from fireflyer.cluster.core.platform.commands import (
     DrainNode,
     LabelNode,
     MoveNode,
+    RemoveLimit,
     RemoveNode,
     RemoveReservation,
     ResumeNode,
     ResumeTask,
+    SetLimit,
     SetLimits,
     SetPolicy,
     SetPriority,
     SetPriorityBounds,
+    SetShare,
     SetShares,
     StopTask,
     SuspendTask,
@@ -31,13 +37,15 @@ from fireflyer.cluster.core.platform.store.history import CommandDone, NodeChang
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import ConfigRow, NodeRow, RunState, TaskRow, Wish, encode_row
 from fireflyer.cluster.core.platform.submissions import highest_priority
-from fireflyer.cluster.core.scheduler.model import Reservation
+from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Reservation
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome, TaskState
 
 __all__ = ["Administration"]
 
 MAX_CONFIG_BYTES = 900_000
 MAX_RESERVATIONS = 1000
+MAX_LIMITS = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class Administration:
@@ -56,7 +64,7 @@ class Administration:
         check(command, asked.user, asked.roles, owner)
         text, target = self._do(command, asked, now_ns)
         name = type(command).__name__
-        self._ledger.record(CommandDone(self._tasks.now_ns, asked.user, name, target, text))
+        self._ledger.record(CommandDone(self._tasks.now_ns, asked.user, name, target, text, asked.address))
         self._tasks.notes.append(f"{asked.user}: {text}")
         return Done(text)
 
@@ -184,8 +192,14 @@ class Administration:
     def _configure(self, command: Command) -> str:
         config = self._ledger.settings
         match command:
-            case SetLimits(limits):
-                config, text = msgspec.structs.replace(config, limits=limits), f"{len(limits)} limits are set"
+            case SetLimit() | RemoveLimit() | SetLimits():
+                config, text = self._limited(config, command)
+            case SetShare(user, nodes):
+                shares = {name: share for name, share in config.shares.items() if name != user}
+                if nodes is not None:
+                    shares[user] = nodes
+                config = msgspec.structs.replace(config, shares=shares)
+                text = f"{user} has no share" if nodes is None else f"the share of {user} is {nodes:g} nodes"
             case SetShares(shares):
                 if not all(0.0 <= share < 1e9 for share in shares.values()):
                     raise UsageError("a share is a number of nodes, from 0 on")
@@ -196,8 +210,7 @@ class Administration:
             case SetPriorityBounds(bounds):
                 config, text = msgspec.structs.replace(config, bounds=bounds), f"{len(bounds)} bounds are set"
             case AddReservation(reservation):
-                if reservation.begin_ns >= reservation.until_ns:
-                    raise UsageError(f"reservation {reservation.name} ends before it begins")
+                self._check_reservation(reservation)
                 rest = self._without(config, reservation.name)
                 config = msgspec.structs.replace(config, reservations=(*rest, reservation))
                 text = f"reservation {reservation.name} is set"
@@ -210,6 +223,39 @@ class Administration:
                 raise UsageError(f"{type(command).__name__} is no setting")
         self._put_settings(config)
         return text
+
+    def _limited(self, config: ConfigRow, command: SetLimit | RemoveLimit | SetLimits) -> tuple[ConfigRow, str]:
+        limits = config.limits
+        if isinstance(command, SetLimits):
+            limits, text = command.limits, f"{len(command.limits)} limits are set"
+        elif isinstance(command, SetLimit):
+            limit = command.limit
+            if (limit.kind is LimitKind.EACH) != (not limit.name):
+                raise UsageError("a limit of a user or a group names it, and that of each user names nobody")
+            limits = (*(one for one in limits if one.subject != limit.subject), limit)
+            text = f"{limit.words} may use {counted(limit.nodes, 'node')} of {limit.node_group} at a time"
+        else:
+            asked = Limit(**{name: getattr(command, name) for name in command.__struct_fields__}, nodes=0)
+            limits = tuple(one for one in limits if one.subject != asked.subject)
+            if len(limits) == len(config.limits):
+                raise NotFound(f"there is no limit for {asked.words} on {asked.node_group}; `ff quota --all` lists all")
+            text = f"the limit for {asked.words} on {asked.node_group} is removed"
+        if len(limits) > MAX_LIMITS:
+            raise UsageError(f"there are {MAX_LIMITS} limits at most; remove one first")
+        return msgspec.structs.replace(config, limits=limits), text
+
+    def _check_reservation(self, reservation: Reservation) -> None:
+        name = reservation.name
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name of a reservation; take letters, digits, '.', '_' and '-'")
+        if reservation.begin_ns >= reservation.until_ns:
+            raise UsageError(f"reservation {name} ends before it begins")
+        if reservation.until_ns <= self._tasks.now_ns:
+            raise UsageError(f"reservation {name} is over already; give an end that is still to come")
+        if not reservation.nodes:
+            raise UsageError(f"reservation {name} has no nodes; name one at least")
+        for node in reservation.nodes:
+            self._node(node)
 
     def _without(self, config: ConfigRow, name: str) -> tuple[Reservation, ...]:
         return tuple(one for one in config.reservations if one.name != name and one.until_ns > self._tasks.now_ns)

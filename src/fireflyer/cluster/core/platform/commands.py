@@ -8,7 +8,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.core.scheduler.model import Limit, Policy, Reservation
+from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Reservation
 
 __all__ = [
     "AddReservation",
@@ -17,14 +17,17 @@ __all__ = [
     "LabelNode",
     "MoveNode",
     "PriorityBound",
+    "RemoveLimit",
     "RemoveNode",
     "RemoveReservation",
     "ResumeNode",
     "ResumeTask",
+    "SetLimit",
     "SetLimits",
     "SetPolicy",
     "SetPriority",
     "SetPriorityBounds",
+    "SetShare",
     "SetShares",
     "StopTask",
     "SuspendTask",
@@ -97,6 +100,26 @@ class SetLimits(msgspec.Struct, frozen=True, tag="SetLimits"):
     limits: Annotated[tuple[Limit, ...], msgspec.Meta(max_length=1000)]
 
 
+class SetLimit(msgspec.Struct, frozen=True, tag="SetLimit"):
+    """One limit, in the place of one for the same nodes, priority and users."""
+
+    limit: Limit
+
+
+class RemoveLimit(msgspec.Struct, frozen=True, tag="RemoveLimit"):
+    kind: LimitKind
+    name: _Place = ""
+    node_group: _Name = "default"
+    priority: Annotated[int, msgspec.Meta(ge=0, le=50)] | None = None
+
+
+class SetShare(msgspec.Struct, frozen=True, tag="SetShare"):
+    """How many nodes one user may expect; None: as who has no share."""
+
+    user: _Name
+    nodes: Annotated[float, msgspec.Meta(ge=0, lt=1e9)] | None
+
+
 class SetShares(msgspec.Struct, frozen=True, tag="SetShares"):
     """Nodes that users may expect, in the place of those before."""
 
@@ -145,7 +168,10 @@ Command: TypeAlias = (
     | LabelNode
     | MoveNode
     | RemoveNode
+    | SetLimit
+    | RemoveLimit
     | SetLimits
+    | SetShare
     | SetShares
     | SetPolicy
     | SetPriorityBounds

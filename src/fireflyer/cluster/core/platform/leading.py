@@ -13,14 +13,18 @@ from typing import Final
 import msgspec
 
 from fireflyer.cluster.core.platform.administration import Administration
+from fireflyer.cluster.core.platform.engine import Engine
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import Tasks
-from fireflyer.cluster.core.platform.messages import Commanded, Result, Settings, Submitted
+from fireflyer.cluster.core.platform.messages import Audited, Commanded, Done, Result, Settings, Submitted, WebhookAsked
 from fireflyer.cluster.core.platform.orders import OrderBook
 from fireflyer.cluster.core.platform.planner import Planner
 from fireflyer.cluster.core.platform.show import Show
-from fireflyer.cluster.core.platform.store.history import NodeChange
+from fireflyer.cluster.core.platform.slurm.engine import SlurmEngine
+from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, WatchedJob, Work
+from fireflyer.cluster.core.platform.slurm.work import watched, work
+from fireflyer.cluster.core.platform.store.history import ClusterTotals, CommandDone, NodeChange
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import NodeRow
 from fireflyer.cluster.core.platform.submissions import submit
@@ -39,18 +43,28 @@ class Leading:
         self.heard = Heard(now_ns)
         self.orders = OrderBook(ledger, self.heard, settings)
         self._tasks = Tasks(ledger, self.heard, settings)
+        self.webhooks = self._tasks.webhooks
         self._progress = Progress(ledger, self.heard, self.orders, self._tasks, settings)
         self._administration = Administration(ledger, self.heard, self._tasks, settings)
-        self._planner = Planner(ledger, self.heard, self._tasks, settings)
-        self._planner.rebuild(ledger.time_ns(now_ns), now_ns)
+        self.slurm: SlurmEngine | None = None
+        if settings.slurm is not None:
+            self.slurm = SlurmEngine(ledger, self.heard, self._tasks, self._progress, settings, settings.slurm)
+            self.orders.leave_of = self.slurm.leave_of
+        self._engine: Engine = self.slurm or Planner(ledger, self.heard, self._tasks, settings)
+        self._engine.rebuild(ledger.time_ns(now_ns), now_ns)
         self._totals = Totals(ledger.state)
-        self.show = Show(ledger, self.heard, self._planner, settings)
+        self.show = Show(ledger, self.heard, self._engine, settings, self.slurm)
         self.copied = 0
         self._since_ns = now_ns
         self._decided_ns: int | None = None
         self._dirty: dict[str, None] = {}
         self._in_draft: dict[str, None] = {}
         self._up: dict[str, None] = {}
+        self._unheard: dict[str, None] = dict.fromkeys(ledger.nodes.committed)
+        """Nodes that were known when this term began and were not heard in it."""
+        self._totals_ns = 0
+        """When they were put into the outbox last."""
+        self._recorded_counts: tuple[int, int, int] | None = None
         self._ticked = True
 
     # --- what comes in ---
@@ -75,6 +89,20 @@ class Leading:
             self._dirty[node] = None
         return True
 
+    def hear_slurm(self, event: SlurmEvent) -> None:
+        """Of no meaning to a manager whose engine is another."""
+        if self.slurm is not None:
+            self.slurm.hear(event)
+
+    def slurm_jobs(self) -> tuple[WatchedJob, ...]:
+        return watched(self.ledger) if self.slurm is not None else ()
+
+    def slurm_work(self, now_ns: int) -> tuple[Work, ...]:
+        settings = self._settings
+        if self.slurm is None or settings.slurm is None:
+            return ()
+        return work(self.ledger, self.slurm, settings, settings.slurm, self.ledger.time_ns(now_ns))
+
     def unsettled(self, now_ns: int) -> str:
         """Why nothing is started or interrupted yet; empty once nodes have had the time to be heard by a new leader,
         and runs that a restored store does not know the time to end."""
@@ -90,13 +118,25 @@ class Leading:
     def begin(self, now_ns: int) -> None:
         self._tasks.now_ns = self.ledger.time_ns(now_ns)
 
-    def carry_out(self, asked: Submitted | Commanded, now_ns: int) -> Result:
+    def carry_out(self, asked: Submitted | Commanded | WebhookAsked | Audited, now_ns: int) -> Result:
+        if isinstance(asked, WebhookAsked):
+            number, text = self.webhooks.change(asked.change, asked.user, asked.roles, self._tasks.now_ns)
+            name = type(asked.change).__name__
+            self.ledger.record(CommandDone(self._tasks.now_ns, asked.user, name, str(number), text))
+            return Done(text, number)
+        if isinstance(asked, Audited):
+            self.ledger.record(CommandDone(self._tasks.now_ns, asked.user, asked.what, asked.target, asked.text))
+            self._tasks.notes.append(f"{asked.user}: {asked.what} {asked.target}: {asked.text}")
+            return Done("")
         if isinstance(asked, Submitted):
+            for spec in asked.specs:
+                self.webhooks.check_notify(asked.user, spec.notify)
             return submit(self.ledger, self._tasks, self._settings, asked)
         return self._administration.apply(asked, now_ns)
 
     def decide(self, now_ns: int) -> None:
         time_ns = self._tasks.now_ns
+        self.webhooks.apply(time_ns)
         for node in list(self._dirty)[:MAX_NODES_PER_DRAFT]:
             del self._dirty[node]
             self._in_draft[node] = None
@@ -105,13 +145,16 @@ class Leading:
             self._ticked = False
             self._progress.sweep(now_ns)
             self._sweep_nodes(now_ns)
-            self._planner.sample_usage(time_ns)
+            self._engine.sample_usage(time_ns)
+            self._record_totals(time_ns)
         if self._administration.settings_changed:
             self._administration.settings_changed = False
-            self._planner.settings_changed(time_ns)
-        for node in (*self._in_draft, *self._tasks.nodes, *self._administration.nodes):
-            self._planner.node(node, time_ns, now_ns)
-        self._planner.told(time_ns)
+            self._engine.settings_changed(time_ns)
+        if self.slurm is not None:
+            self.slurm.follow(now_ns)
+        for node in (*self._in_draft, *self._tasks.nodes, *self._tasks.gone, *self._administration.nodes):
+            self._engine.node(node, time_ns, now_ns)
+        self._engine.told(time_ns)
         self._schedule(time_ns, now_ns)
         if self.copied > self.ledger.draft_state.outbox_first:
             self.ledger.clear_outbox(self.copied)
@@ -119,9 +162,9 @@ class Leading:
 
     def _schedule(self, time_ns: int, now_ns: int) -> None:
         waited = self._decided_ns is None or now_ns - self._decided_ns >= self._settings.schedule_every_ns
-        if waited and self._planner.is_due(time_ns) and not self.unsettled(now_ns):
+        if waited and self._engine.is_due(time_ns) and not self.unsettled(now_ns):
             self._decided_ns = now_ns
-            self._planner.decide(time_ns)
+            self._engine.decide(time_ns)
 
     def _observe(self, node: str, now_ns: int) -> None:
         sync = self.heard.sync(node)
@@ -136,7 +179,18 @@ class Leading:
             self._mark(node, up=True)
         self._progress.observe(node, now_ns)
 
+    def totals(self, time_ns: int) -> ClusterTotals:
+        return self._totals.now(time_ns, self.ledger.draft_state.productive_ns)
+
+    def _record_totals(self, time_ns: int) -> None:
+        """Sooner where the number of nodes of some kind has changed."""
+        counts, every_ns = self._totals.counts, self._settings.totals_every_ns
+        if time_ns - self._totals_ns >= (every_ns if counts == self._recorded_counts else every_ns // 6):
+            self._totals_ns, self._recorded_counts = time_ns, counts
+            self.ledger.record(self.totals(time_ns))
+
     def _mark(self, node: str, *, up: bool) -> None:
+        self._unheard.pop(node, None)
         if up:
             self._up[node] = None
         else:
@@ -144,6 +198,8 @@ class Leading:
         state = "up" if up else "lost"
         self.ledger.record(NodeChange(self._tasks.now_ns, node, state))
         self.ledger.changed("node", node, state)
+        if not up:
+            self.webhooks.node_lost(node, self._tasks.now_ns)
 
     def _sweep_nodes(self, now_ns: int) -> None:
         """Nodes that have become silent; how many there are of which kind."""
@@ -153,19 +209,30 @@ class Leading:
             elif not self.heard.is_up(node, now_ns, self._settings.lost_ns):
                 self._mark(node, up=False)
                 self._in_draft[node] = None
+        for node in list(self._unheard):
+            if self.ledger.nodes.get(node) is None:
+                del self._unheard[node]
+            elif self.heard.silent_ns(node, now_ns) >= self._settings.lost_ns:
+                self._mark(node, up=False)
         busy = sum(1 for node in self.ledger.places.committed if node in self._up)
-        self._totals.pass_time(self._tasks.now_ns, len(self.ledger.nodes), len(self._up), busy)
+        known, healthy = len(self.ledger.nodes), len(self._up)
+        if self.slurm is not None:
+            known, healthy = self.slurm.count_nodes()
+        self._totals.pass_time(self._tasks.now_ns, known, healthy, busy)
 
     def changed_orders(self) -> list[str]:
         """Nodes whose orders are other ones, now that the draft is committed."""
         nodes = {**self._tasks.nodes, **self._in_draft}
-        for node in self._administration.nodes:
+        for node in (*self._administration.nodes, *self._tasks.gone):
             if self.ledger.nodes.committed.get(node) is None:
                 self.heard.forget(node)
                 self.orders.forget(node)
         self._tasks.nodes.clear()
+        self._tasks.gone.clear()
         self._in_draft.clear()
         self._administration.nodes.clear()
+        if self.slurm is not None:
+            self.slurm.committed()
         return [node for node in nodes if self.heard.ever(node) and self.orders.refresh(node)]
 
     def taken_notes(self) -> list[str]:
@@ -175,13 +242,17 @@ class Leading:
     def rollback(self, now_ns: int) -> None:
         """The draft never was: what it was made of is looked at again."""
         self.ledger.rollback()
+        self.webhooks.rollback()
         self._dirty.update(self._in_draft)
         self._dirty.update(self._up)
         self._in_draft.clear()
         self._up.clear()
+        self._totals, self._totals_ns = Totals(self.ledger.state), 0
+        self._unheard = dict.fromkeys(self.ledger.nodes.committed)
         self._tasks.touched.clear()
         self._tasks.nodes.clear()
+        self._tasks.gone.clear()
         self._tasks.notes.clear()
         self._administration.nodes.clear()
         self._ticked = True
-        self._planner.rebuild(self.ledger.time_ns(now_ns), now_ns)
+        self._engine.rebuild(self.ledger.time_ns(now_ns), now_ns)

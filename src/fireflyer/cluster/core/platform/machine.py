@@ -1,18 +1,14 @@
 """The platform's manager: which task runs where, and what becomes of it. A pure machine; a shell performs its effects.
 
     Submitted, Commanded ──queue──┐
-    Synced ──> heard, dirty nodes ┼─> draft ──Transact──> Committed   it holds; answers, orders, changes go out
-    Tick ──> deadlines, scheduler ┘                    ├> Failed      dropped; who asked is told to ask again
-                                                       ├> Unknown     the same transaction again
-                                                       └> Refused     no longer the leader: all memory is dropped
+    Synced ──> heard, dirty nodes ┼─> draft ──Transact──> Written      it holds; answers, orders, changes go out
+    Tick ──> deadlines, scheduler ┘                    ├> NotWritten   dropped; who asked is told to ask again
+                                                       └> the lease, or the store, changed: all memory is dropped
 
-Several run over one key-value store, and one leads by the lease (`kvstore.core.lease`); the others name it. A leader
+Several run over one key-value store, and one leads (`kvstore.core.leadership`); the others name it. A leader
 has all rows in memory (`store.ledger`), one draft at a time, and one transaction for each. What comes while that is
 under way is the next draft. Nothing leaves before it is committed, so what was ordered is always in the rows: a leader
 that is killed in between is followed by one that orders the same.
-
-Every transaction is conditional on the lease, and on the row that the one before it wrote: so one of which nobody knows
-whether it was committed can come through late only if nothing came after it.
 
 What nodes say is kept as it is (`heard`), and looked at again by each draft: nothing is lost with a draft that fails.
 """
@@ -20,6 +16,7 @@ What nodes say is kept as it is (`heard`), and looked at again by each draft: no
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +37,7 @@ from fireflyer.cluster.core.platform.messages import (
     LEASE_KEY,
     MAX_PENDING,
     Answer,
+    Audited,
     Changed,
     Commanded,
     Copied,
@@ -57,20 +55,34 @@ from fireflyer.cluster.core.platform.messages import (
     Synced,
     Tick,
     TookLead,
+    WebhookAsked,
 )
+from fireflyer.cluster.core.platform.slurm.messages import (
+    JobNotSubmitted,
+    JobSubmitted,
+    SlurmSaid,
+    SlurmSilent,
+    WatchedJob,
+    Work,
+)
+from fireflyer.cluster.core.platform.store.history import ClusterTotals
 from fireflyer.cluster.core.platform.store.ledger import RANGES, Ledger
-from fireflyer.cluster.core.platform.views import ClusterView, NodeView, RunView, TaskView, UserView, Why
+from fireflyer.cluster.core.platform.views import (
+    ClusterView,
+    LimitUse,
+    NodeView,
+    QuotaView,
+    RunView,
+    TaskView,
+    UserView,
+    Why,
+)
+from fireflyer.cluster.core.platform.webhooks import Delivered
 from fireflyer.cluster.schema.sync import Orders
 from fireflyer.cluster.schema.tasks import TaskSpec, TaskState
-from fireflyer.kvstore.core.fenced import (
-    Committed,
-    Failed,
-    LeaseCondition,
-    Outcome,
-    OutcomeUnknown,
-    PreconditionFailed,
-    Transact,
-)
+from fireflyer.cluster.schema.webhooks import WebhookView
+from fireflyer.kvstore.core.fenced import Committed, Failed, Item, Outcome, OutcomeUnknown, PreconditionFailed
+from fireflyer.kvstore.core.leadership import Leadership, NotWritten, Read, StoreChanged, Written
 from fireflyer.kvstore.core.lease import LeaseMachine
 
 __all__ = ["PlatformMachine"]
@@ -86,64 +98,60 @@ class _Draft:
     """What one transaction changes, and who waits for it."""
 
     answers: list[Answer] = field(default_factory=list)
-    order: Transact | None = None
-    in_doubt: bool = False
-    """An attempt ended without an answer: it may still come through."""
-    resting: bool = False
-    """Waits for the next tick to be tried again."""
 
 
 class PlatformMachine:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lease = LeaseMachine(LEASE_KEY, settings.holder, settings.address, settings.lease_ns)
-        self._numbers = 0
+        lease = LeaseMachine(LEASE_KEY, settings.holder, settings.address, settings.lease_ns)
+        self._leadership = Leadership(lease, settings.lease_ns, lambda order: self._effects.append(order))
         self._effects: list[Effect] = []
-        self._queue: deque[Submitted | Commanded] = deque()
-        self._held: LeaseCondition | None = None
-        self._loading: int | None = None
+        self._queue: deque[Submitted | Commanded | WebhookAsked | Audited] = deque()
         self._loaded: list[tuple[bytes, bytes]] = []
         self._ranges_read = 0
-        self._resting = False
         self._leading: Leading | None = None
         self._draft: _Draft | None = None
-        self._ticked_ns: int | None = None
         self._wall_ns: int | None = None
-        self._leaving = False
 
     @property
     def term(self) -> int:
         """Of the lease that this manager holds; 0 for the others."""
-        return self._held.term if self._held is not None else 0
+        return self._leadership.term
 
     @property
     def leader_address(self) -> str:
         """Of the one that leads, as it was last seen; empty if nobody was."""
-        return self._lease.primary_address
+        return self._leadership.address
 
     @property
     def left(self) -> bool:
         """After `Leave`: nothing is under way."""
-        return self._leaving and self._draft is None and self._lease.left
+        return self._draft is None and self._leadership.left
 
     def may_act(self, now_ns: int) -> bool:
         """Whether its answers and orders count."""
-        return self._leading is not None and self._lease.may_act(now_ns)
+        return self._leading is not None and self._leadership.may_act(now_ns)
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """Raises `DataCorruption` and `InvariantViolation`, upon which the process must end."""
         match event:
             case Tick():
                 self._on_tick(now_ns, event)
-            case Submitted() | Commanded():
+            case Submitted() | Commanded() | WebhookAsked() | Audited():
                 self._on_request(now_ns, event)
             case Synced():
                 self._on_sync(now_ns, event)
+            case Delivered():
+                if self._leading is not None:
+                    self._leading.webhooks.hear(event)
             case Copied(until):
                 if self._leading is not None:
                     self._leading.copied = max(self._leading.copied, until)
+            case SlurmSaid() | SlurmSilent() | JobSubmitted() | JobNotSubmitted():
+                if self._leading is not None:
+                    self._leading.hear_slurm(event)
             case Leave():
-                self._leaving = True
+                self._leadership.leave()
             case Committed() | PreconditionFailed() | Failed() | OutcomeUnknown():
                 self._on_outcome(now_ns, event)
         self._advance(now_ns)
@@ -216,35 +224,54 @@ class PlatformMachine:
 
     def nodes(self, now_ns: int, *, after: str = "", limit: int = 1 << 20) -> tuple[NodeView, ...]:
         """By name, those behind `after`."""
-        return tuple(self._lead(now_ns).show.nodes(now_ns, after=after, limit=limit))
+        show, time_ns = self._lead(now_ns).show, self.time_ns(now_ns)
+        return tuple(show.nodes(time_ns, now_ns, after=after, limit=limit))
 
     def node(self, name: str, now_ns: int) -> NodeView:
-        leading = self._lead(now_ns)
-        row = leading.ledger.nodes.committed.get(name)
-        if row is None:
-            raise NotFound(f"there is no node {name}")
-        return leading.show.node(row, now_ns)
+        return self._lead(now_ns).show.one_node(name, self.time_ns(now_ns), now_ns)
 
     def users(self, now_ns: int) -> tuple[UserView, ...]:
         return tuple(self._lead(now_ns).show.users())
 
+    def webhooks(self, user: str, now_ns: int) -> tuple[WebhookView, ...]:
+        """Of one user, or of all where that is empty."""
+        return self._lead(now_ns).webhooks.views(user, self.time_ns(now_ns))
+
+    def totals(self, now_ns: int) -> ClusterTotals:
+        """Node-time until now."""
+        return self._lead(now_ns).totals(self.time_ns(now_ns))
+
+    def outbox(self, now_ns: int) -> tuple[str, int, int]:
+        """The word of the cluster, the first row of the outbox that was not cleared, and the next that will come."""
+        state = self._lead(now_ns).ledger.state
+        return state.cluster, state.outbox_first, state.outbox_next
+
+    def quota(self, user: str, group: str, now_ns: int) -> QuotaView:
+        return self._lead(now_ns).show.quota(user, group)
+
+    def limits(self, now_ns: int) -> tuple[LimitUse, ...]:
+        return tuple(self._lead(now_ns).show.limits())
+
     def cluster(self, now_ns: int) -> ClusterView:
         return self._lead(now_ns).show.cluster(self.time_ns(now_ns), now_ns)
+
+    def slurm_jobs(self, now_ns: int) -> tuple[WatchedJob, ...]:
+        """Of which Slurm is to be asked; empty for another engine."""
+        return self._lead(now_ns).slurm_jobs()
+
+    def slurm_work(self, now_ns: int) -> tuple[Work, ...]:
+        return self._lead(now_ns).slurm_work(now_ns)
 
     # --- what comes in ---
 
     def _on_tick(self, now_ns: int, tick: Tick) -> None:
-        self._resting, self._wall_ns = False, tick.wall_ns
-        slept_ns = now_ns - self._ticked_ns if self._ticked_ns is not None else 0
-        self._ticked_ns = now_ns
+        self._wall_ns = tick.wall_ns
+        slept_ns = self._leadership.tick(now_ns)
         if self._leading is not None:
-            self._leading.tick(now_ns, slept=slept_ns > self._settings.lease_ns // 2)
-        if self._draft is not None and self._draft.resting:
-            self._draft.resting = False
-            self._attempt(self._draft)
+            self._leading.tick(now_ns, slept=slept_ns > 0)
 
-    def _on_request(self, now_ns: int, asked: Submitted | Commanded) -> None:
-        if not self.may_act(now_ns) or self._leaving:
+    def _on_request(self, now_ns: int, asked: Submitted | Commanded | WebhookAsked | Audited) -> None:
+        if not self.may_act(now_ns) or self._leadership.leaving:
             self._answer(asked.call, NotLeader(self.leader_address))
         elif len(self._queue) >= MAX_PENDING:
             words = f"the manager is overloaded: {MAX_PENDING} requests are waiting; try again later"
@@ -260,23 +287,20 @@ class PlatformMachine:
             self._effects.append(OrdersChanged(event.node))
 
     def _on_outcome(self, now_ns: int, outcome: Outcome) -> None:
-        if self._lease.outcome(now_ns, outcome):
-            return
-        if outcome.number == self._loading:
-            self._loading = None
-            self._on_read(now_ns, outcome)
-        elif self._draft is not None and self._draft.order is not None and outcome.number == self._draft.order.number:
-            self._on_draft(now_ns, self._draft, outcome)
+        match self._leadership.outcome(now_ns, outcome):
+            case Read(rows):
+                self._on_read(now_ns, rows)
+            case Written():
+                self._commit(now_ns, *self._drafted())
+            case NotWritten(reason):
+                self._drop(now_ns, *self._drafted(), reason)
+            case StoreChanged():
+                self._forget("another process changed the rows of the platform; reading them again")
 
     # --- beginning and ceasing to lead ---
 
-    def _on_read(self, now_ns: int, outcome: Outcome) -> None:
-        if isinstance(outcome, PreconditionFailed):
-            self._lease.seen(now_ns, outcome.lease)
-        if not isinstance(outcome, Committed):
-            self._resting = True
-            return
-        self._loaded += outcome.rows
+    def _on_read(self, now_ns: int, rows: Sequence[Item]) -> None:
+        self._loaded += rows
         self._ranges_read += 1
         if self._ranges_read < len(RANGES) or self._wall_ns is None:
             return
@@ -290,14 +314,11 @@ class PlatformMachine:
         self._effects.append(TookLead(self.term))
         self._log_decision(f"leads in term {self.term} with {len(ledger.tasks)} tasks and {len(ledger.nodes)} nodes")
 
-    def _follow_lease(self) -> None:
+    def _cease(self, ended_term: int) -> None:
         """Whatever was known or under way belongs to the term in which it began."""
-        if self._lease.held == self._held:
-            return
-        if self._held is not None:
-            self._log_decision(f"leads no longer in term {self._held.term}")
-        self._held, self._resting = self._lease.held, False
-        self._forget("the lease is another one's")
+        if ended_term:
+            self._log_decision(f"leads no longer in term {ended_term}")
+        self._forget("it is to end" if self._leadership.leaving else "the lease is another one's")
 
     def _forget(self, reason: str) -> None:
         draft, self._draft = self._draft, None
@@ -305,27 +326,18 @@ class PlatformMachine:
         for call in (*waiting, *(asked.call for asked in self._queue)):
             self._answer(call, NotLeader(self.leader_address))
         self._queue.clear()
-        self._loading, self._loaded, self._ranges_read = None, [], 0
+        self._loaded, self._ranges_read = [], 0
         if self._leading is not None:
             self._leading = None
             self._effects.append(StepDown(reason))
 
     def _advance(self, now_ns: int) -> None:
-        self._follow_lease()
-        if self._leaving and (self._draft is None or self._draft.in_doubt):
-            self._forget("it is to end")
-            self._lease.leave()
-        order = self._lease.tick(now_ns, self._numbers + 1)
-        if order is not None:
-            self._numbers += 1
-            self._effects.append(order)
-        if self._held is None or self._resting or self._leaving:
+        if not self._leadership.advance(now_ns, self._cease) or self._leadership.busy:
             return
         if self._leading is None:
-            if self._loading is None and self._wall_ns is not None:
-                self._loading = self._number()
-                self._effects.append(Transact(self._loading, held=self._held, read=RANGES[self._ranges_read]))
-        elif self._draft is None and self.may_act(now_ns):
+            if self._wall_ns is not None:
+                self._leadership.read(RANGES[self._ranges_read])
+        elif self.may_act(now_ns):
             self._plan(now_ns, self._leading)
 
     # --- drafts ---
@@ -344,65 +356,41 @@ class PlatformMachine:
         leading.decide(now_ns)
         pending = ledger.pending(ledger.time_ns(now_ns))
         if pending is None:
-            self._conclude(leading, draft)
+            self._conclude(now_ns, leading, draft)
             return
-        writes, before = pending
-        draft.order = Transact(0, held=self._held, expect=(before,), write=writes)
         self._draft = draft
-        self._attempt(draft)
+        self._leadership.write(*pending)
 
-    def _attempt(self, draft: _Draft) -> None:
-        if draft.order is not None:
-            draft.order = msgspec.structs.replace(draft.order, number=self._number())
-            self._effects.append(draft.order)
+    def _drafted(self) -> tuple[Leading, _Draft]:
+        if self._leading is None or self._draft is None:
+            raise InvariantViolation("a transaction without a leader, or without a draft")
+        return self._leading, self._draft
 
-    def _on_draft(self, now_ns: int, draft: _Draft, outcome: Outcome) -> None:
-        leading = self._leading
-        if leading is None or draft.order is None:
-            raise InvariantViolation("a draft without a ledger")
-        match outcome:
-            case Committed():
-                self._commit(leading, draft)
-            case PreconditionFailed(_, _, found) if found == draft.order.write[-1:]:
-                self._commit(leading, draft)
-            case PreconditionFailed(_, lease, found):
-                self._lease.seen(now_ns, lease)
-                if found:
-                    # The store has another past than ours (restored, edited): begin again from what it has.
-                    self._forget("another process changed the rows of the platform; reading them again")
-            case OutcomeUnknown():
-                draft.in_doubt = draft.resting = True
-            case Failed() if draft.in_doubt:
-                draft.resting = True
-            case Failed(_, reason):
-                self._drop(now_ns, leading, draft, reason)
-
-    def _commit(self, leading: Leading, draft: _Draft) -> None:
+    def _commit(self, now_ns: int, leading: Leading, draft: _Draft) -> None:
         self._draft = None
         first, changes = leading.ledger.commit()
-        self._conclude(leading, draft)
+        self._conclude(now_ns, leading, draft)
         for place, change in enumerate(changes):
             self._effects.append(Changed(first + place, change.what, change.name, change.state))
 
-    def _conclude(self, leading: Leading, draft: _Draft) -> None:
+    def _conclude(self, now_ns: int, leading: Leading, draft: _Draft) -> None:
         self._effects += draft.answers
+        leading.webhooks.committed()
+        if self.may_act(now_ns):
+            self._effects += leading.webhooks.due(leading.ledger.time_ns(now_ns))
         for node in leading.changed_orders():
             self._effects.append(OrdersChanged(node))
         for text in leading.taken_notes():
             self._log_decision(text)
 
     def _drop(self, now_ns: int, leading: Leading, draft: _Draft, reason: str) -> None:
-        self._draft, self._resting = None, True
+        self._draft = None
         leading.rollback(now_ns)
         refused = Refused(*error_to_wire(Busy(f"the store did not commit the change ({reason}); try again")))
         for answer in draft.answers:
             self._answer(answer.call, refused)
 
     # --- small things ---
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def _answer(self, call: int, result: Result) -> None:
         self._effects.append(Answer(call, result))

@@ -9,6 +9,8 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.platform.commands import Command
+from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, SlurmSettings
+from fireflyer.cluster.core.platform.webhooks import Deliver, Delivered, WebhookChange
 from fireflyer.cluster.schema.sync import Sync
 from fireflyer.cluster.schema.tasks import MAX_ARRAY, TaskSpec
 from fireflyer.kvstore.core.fenced import Outcome, Transact
@@ -17,6 +19,7 @@ __all__ = [
     "LEASE_KEY",
     "MAX_PENDING",
     "Answer",
+    "Audited",
     "Changed",
     "Commanded",
     "Copied",
@@ -36,6 +39,7 @@ __all__ = [
     "Synced",
     "Tick",
     "TookLead",
+    "WebhookAsked",
 ]
 
 LEASE_KEY: Final = b"PMle"
@@ -81,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A new leader starts and interrupts nothing for so long, unless all nodes have been heard before."""
     history: bool = False
     """Changes are also put into the outbox; somebody must copy and clear it (`Copied`)."""
+    totals_every_ns: int = 30 * SECOND
+    """Node-time is put into the outbox so often."""
     max_outbox_rows: int = 1_000_000
     """Submissions are refused from then on."""
     max_unfinished_per_user: int = 10_000
@@ -89,6 +95,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_finished: int = 20_000
     """That are remembered; the oldest are forgotten first."""
     max_nodes: int = 16_384
+    slurm: SlurmSettings | None = None
+    """Slurm places tasks; None: our scheduler does, on nodes whose agents have joined."""
+    slurm_output: str = "/dev/null"
+    """Where jobs of Slurm print; their runs have logs of their own."""
+    slurm_options: tuple[str, ...] = ()
+    """Of `sbatch`, for all jobs."""
 
     def __post_init__(self) -> None:
         if len(self.cluster) < 32:
@@ -114,6 +126,8 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag="Submitted"):
     group: str = ""
     """Whose limits count beside the user's."""
     roles: tuple[str, ...] = ()
+    address: str = ""
+    """Of who asks, for the audit."""
     key: IdempotencyKey = ""
     specs: Annotated[tuple[TaskSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_ARRAY)]
 
@@ -122,7 +136,28 @@ class Commanded(msgspec.Struct, frozen=True, kw_only=True, tag="Commanded"):
     call: int
     user: str
     roles: tuple[str, ...] = ()
+    address: str = ""
+    """Of who asks, for the audit."""
     command: Command
+
+
+class WebhookAsked(msgspec.Struct, frozen=True, kw_only=True, tag="WebhookAsked"):
+    """A user adds, removes or tests a webhook. Not a `Command`: those come from outside as they are."""
+
+    call: int
+    user: str
+    roles: tuple[str, ...] = ()
+    change: WebhookChange
+
+
+class Audited(msgspec.Struct, frozen=True, kw_only=True, tag="Audited"):
+    """Something that the shell does for a user, and that is written down before: `Done` when it is durable."""
+
+    call: int
+    user: str
+    what: str
+    target: str
+    text: str
 
 
 class Synced(msgspec.Struct, frozen=True, tag="Synced"):
@@ -144,7 +179,9 @@ class Leave(msgspec.Struct, frozen=True, tag="Leave"):
     """The process is to end; it may when `PlatformMachine.left`. Ticks go on until then."""
 
 
-Event: TypeAlias = Tick | Submitted | Commanded | Synced | Copied | Leave | Outcome
+Event: TypeAlias = (
+    Tick | Submitted | Commanded | WebhookAsked | Audited | Delivered | Synced | Copied | Leave | SlurmEvent | Outcome
+)
 
 
 # --- effects ---
@@ -162,6 +199,8 @@ class Done(msgspec.Struct, frozen=True, tag="Done"):
     """One line that says what was changed."""
 
     text: str
+    number: int = 0
+    """Of what was made."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="Refused"):
@@ -221,4 +260,4 @@ class StepDown(msgspec.Struct, frozen=True, tag="StepDown"):
     reason: str
 
 
-Effect: TypeAlias = Transact | Answer | OrdersChanged | Changed | LogDecision | TookLead | StepDown
+Effect: TypeAlias = Transact | Answer | OrdersChanged | Changed | LogDecision | TookLead | StepDown | Deliver

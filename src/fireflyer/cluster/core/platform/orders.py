@@ -11,6 +11,8 @@ A node's version grows whenever its orders change; each leader begins with 1 in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.ledger import Ledger
@@ -26,6 +28,8 @@ class OrderBook:
     def __init__(self, ledger: Ledger, heard: Heard, settings: Settings) -> None:
         self._ledger, self._heard, self._settings = ledger, heard, settings
         self._orders: dict[str, Orders] = {}
+        self.leave_of: Callable[[str], int | None] = lambda _: None
+        """Of the engine: the exit code with which an agent is to go."""
         self._since: dict[tuple[str, str], int] = {}
         """(node, run token) -> the first version that names it, as long as they do."""
 
@@ -33,7 +37,8 @@ class OrderBook:
         """Whether its orders are other ones than before."""
         known = self._orders.get(node)
         runs = tuple(self._runs(node))
-        if known is not None and known.runs == runs:
+        leave = self.leave_of(node)
+        if known is not None and (known.runs, known.leave) == (runs, leave):
             return False
         version = known.version + 1 if known is not None else 1
         for run in known.runs if known is not None else ():
@@ -47,6 +52,7 @@ class OrderBook:
             runs=runs,
             stop_after_ns=self._settings.stop_after_ns,
             managers=self._settings.managers,
+            leave=leave,
         )
         return True
 
@@ -93,13 +99,14 @@ class OrderBook:
         run = self._ledger.runs.committed[place.task, place.run]
         lead = run.nodes[0] == node and run.state is RunState.SCHEDULED and run.wanted == "run"
         task = self._ledger.tasks.committed[run.task]
-        snapshot = self._ledger.submissions.committed[task.submission].spec.program.snapshot
+        program = self._ledger.submissions.committed[task.submission].spec.program
         return RunOrder(
             run_token=run.token,
             wanted=run.wanted,
             launch=self._launch(run) if lead else None,
-            snapshot=snapshot,
-            user=task.user if snapshot else "",
+            snapshot=program.snapshot,
+            user=task.user if program.snapshot else "",
+            environment=program.environment,
         )
 
     def _launch(self, run: RunRow) -> LaunchOrder:

@@ -26,14 +26,17 @@ from fireflyer.cluster.core.scheduler.events import (
     TasksSubmitted,
     UsageSet,
 )
+from fireflyer.cluster.core.scheduler.forecast import Forecast, forecast
 from fireflyer.cluster.core.scheduler.machine import SchedulerMachine
 from fireflyer.cluster.core.scheduler.model import Decision, Interrupt, Node, Request, Run, Start, Task, Wait
-from fireflyer.cluster.core.scheduler.schedule import schedule
-from fireflyer.cluster.schema.tasks import FINISHED, Outcome, TaskSpec
+from fireflyer.cluster.schema.tasks import FINISHED, TaskSpec
 
 __all__ = ["Planner"]
 
 NEVER_NS: Final = 1 << 61
+MOST_PASSES: Final = 100
+FORECAST_TASKS: Final = 4000
+"""Of all passes of a forecast together: a manager does nothing else meanwhile."""
 
 
 class Planner:
@@ -161,7 +164,7 @@ class Planner:
             queued_ns=row.queued_ns,
             run=run,
             claim=row.claim if run is None else (),
-            held=self._held(row, spec) if run is None else "",
+            held=self._tasks.held_words(row, spec) if run is None else "",
             not_before_ns=row.not_before_ns,
         )
 
@@ -177,18 +180,6 @@ class Planner:
             backfilled=run.backfilled and not interactive,
             leaving=run.wanted != "run" or run.state is RunState.ENDED,
         )
-
-    def _held(self, row: TaskRow, spec: TaskSpec) -> str:
-        """Why it may not run, whatever is free."""
-        if row.held:
-            return "its user suspended it: resume it to let it run"
-        for after in spec.after:
-            other = self._ledger.tasks.get(after.task)
-            if other is not None and other.state is not FINISHED:
-                return f"it runs after task {after.task}, which has not finished"
-            if other is not None and after.ok and other.outcome is not Outcome.SUCCEEDED:
-                return f"it runs after the success of task {after.task}, which has not succeeded"
-        return ""
 
     # --- deciding ---
 
@@ -219,12 +210,14 @@ class Planner:
             return None
         return self._machine.why(task, time_ns)
 
-    def would_start(self, row: TaskRow, spec: TaskSpec, time_ns: int) -> Decision | None:
+    def would_start(self, row: TaskRow, spec: TaskSpec, time_ns: int) -> Forecast:
         """What would become of a task that is not submitted, if it were now."""
         snapshot = self._machine.snapshot()
         task = self._task(row, spec, None)
-        snapshot = msgspec.structs.replace(snapshot, tasks=(*snapshot.tasks, task))
-        return next((one for one in schedule(snapshot, time_ns) if one.task == row.id), None)
+        group = [one for one in snapshot.tasks if one.request.node_group == spec.node_group]
+        snapshot = msgspec.structs.replace(snapshot, tasks=(*group, task))
+        passes = max(1, min(MOST_PASSES, FORECAST_TASKS // len(snapshot.tasks)))
+        return forecast(snapshot, row.id, time_ns, most_passes=passes)
 
     def usage(self) -> dict[str, float]:
         return dict(self._machine.snapshot().usage)

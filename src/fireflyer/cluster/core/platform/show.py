@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from fireflyer.base.errors import NotFound
 from fireflyer.base.units import format_duration
+from fireflyer.cluster.core.platform.engine import Engine
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.accounts import run_account, waiting_account
 from fireflyer.cluster.core.platform.messages import Settings
-from fireflyer.cluster.core.platform.planner import Planner
+from fireflyer.cluster.core.platform.quota import limits_in_use, quota_of
+from fireflyer.cluster.core.platform.slurm.engine import SlurmEngine
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import Account, NodeRow, RunRow, RunState, TaskRow
 from fireflyer.cluster.core.platform.submissions import highest_priority
-from fireflyer.cluster.core.platform.views import ClusterView, NodeView, RunView, TaskView, UserView, Why
+from fireflyer.cluster.core.platform.views import (
+    ClusterView,
+    LimitUse,
+    NodeView,
+    QuotaView,
+    Reserved,
+    RunView,
+    TaskView,
+    UserView,
+    Why,
+)
+from fireflyer.cluster.core.scheduler.forecast import Forecast
 from fireflyer.cluster.core.scheduler.model import Decision, Start, Wait
+from fireflyer.cluster.core.slurm.output import SlurmNode
+from fireflyer.cluster.core.slurm.request import node_of
 from fireflyer.cluster.schema.tasks import FINISHED, TaskSpec, TaskState
 
 __all__ = ["Show"]
 
+MAX_NAMED = 8
+"""Tasks that a forecast names."""
+
+
+_SLURM_STATES: Final = {"allocated": "busy", "mixed": "busy", "completing": "leaving", "down": "lost"}
+"""In our words, where we have one."""
+
 
 class Show:
-    def __init__(self, ledger: Ledger, heard: Heard, planner: Planner, settings: Settings) -> None:
-        self._ledger, self._heard, self._planner, self._settings = ledger, heard, planner, settings
+    def __init__(
+        self, ledger: Ledger, heard: Heard, engine: Engine, settings: Settings, slurm: SlurmEngine | None
+    ) -> None:
+        self._ledger, self._heard, self._engine, self._settings = ledger, heard, engine, settings
+        self._slurm = slurm
 
     # --- tasks ---
 
@@ -130,7 +156,7 @@ class Show:
             return Why(f"it has {outcome}" + (f": {row.reason}" if row.reason else ""))
         if run is not None:
             return Why(self._why_runs(row, run, time_ns))
-        return self.words(self._planner.why(row.id, time_ns))
+        return self.words(self._engine.why(row.id, time_ns))
 
     def words(self, decision: Decision | None) -> Why:
         match decision:
@@ -148,8 +174,15 @@ class Show:
             left = [name for name in run.nodes if self._has(run, name)]
             return f"run {run.number} is leaving ({run.wish_reason}) for {since}; processes may live on {left[:8]}"
         if run.state is RunState.SCHEDULED:
-            return f"run {run.number} has {where} for {since} and prepares to start: {run.reason}"
+            return f"run {run.number} has {where} for {since} and prepares to start: {run.reason}{self._doing(run)}"
         return f"run {run.number} runs on {where} for {since}: {run.reason}{self._crossing(run)}"
+
+    def _doing(self, run: RunRow) -> str:
+        """What its nodes say that the start waits for."""
+        said = [(name, self._heard.status(name, run.token)) for name in run.nodes]
+        busy = [f"{status.doing} on {name}" for name, status in said if status is not None and status.doing]
+        more = f" and {len(busy) - 4} more nodes" if len(busy) > 4 else ""
+        return f"; {', '.join(busy[:4])}{more}" if busy else ""
 
     def _crossing(self, run: RunRow) -> str:
         rows = map(self._ledger.nodes.committed.get, run.nodes)
@@ -179,11 +212,60 @@ class Show:
             since_ns=time_ns,
             counted_ns=time_ns,
         )
-        return self.words(self._planner.would_start(row, spec, time_ns))
+        found = self._engine.would_start(row, spec, time_ns)
+        if isinstance(found, Wait):
+            return self.words(found)
+        return self.words(found.first) if isinstance(found.first, Start) else _foretold(found, time_ns)
 
     # --- nodes, users, the cluster ---
 
-    def node(self, row: NodeRow, now_ns: int) -> NodeView:
+    def reservations(self, time_ns: int) -> dict[str, list[Reserved]]:
+        """Of each node that has some, those that are not over."""
+        found: dict[str, list[Reserved]] = {}
+        for one in sorted(self._ledger.config.reservations, key=lambda one: (one.begin_ns, one.name)):
+            if one.until_ns > time_ns:
+                view = Reserved(
+                    name=one.name, begin_ns=one.begin_ns, until_ns=one.until_ns, maintenance=one.maintenance
+                )
+                for name in one.nodes:
+                    found.setdefault(name, []).append(view)
+        return found
+
+    def slurm_node(self, node: SlurmNode) -> NodeView:
+        """What Slurm says, and the run that has it through a job."""
+        run = next((run for run in map(self._run_on, self._slots_on(node.name)) if run is not None), None)
+        return NodeView(
+            name=node.name,
+            zone="",
+            leaf="",
+            group="default",
+            labels=(),
+            state=_SLURM_STATES.get(node.state, node.state) if node.answers else "lost",
+            drain_reason=node.reason,
+            task=run.task if run is not None else None,
+            run=run.number if run is not None else None,
+            silent_ns=None,
+            inventory=None,
+        )
+
+    def _slots_on(self, node: str) -> Iterator[str]:
+        return (name for name in self._ledger.places.committed if node_of(name)[0] == node)
+
+    def _run_on(self, name: str) -> RunRow | None:
+        place = self._ledger.places.committed.get(name)
+        return self._ledger.runs.committed[place.task, place.run] if place is not None else None
+
+    def one_node(self, name: str, time_ns: int, now_ns: int) -> NodeView:
+        """Raises `NotFound`."""
+        slurm = self._slurm.nodes.get(name) if self._slurm is not None else None
+        if slurm is not None:
+            return self.slurm_node(slurm)
+        row = self._ledger.nodes.committed.get(name)
+        if row is None:
+            raise NotFound(f"there is no node {name}")
+        return self.node(row, now_ns, self.reservations(time_ns))
+
+    def node(self, row: NodeRow, now_ns: int, reserved: dict[str, list[Reserved]]) -> NodeView:
         place = self._ledger.places.committed.get(row.name)
         run = self._ledger.runs.committed[place.task, place.run] if place is not None else None
         return NodeView(
@@ -198,6 +280,7 @@ class Show:
             run=run.number if run is not None else None,
             silent_ns=self._heard.silent_ns(row.name, now_ns) if self._heard.ever(row.name) else None,
             inventory=row.inventory,
+            reserved=tuple(reserved.get(row.name, ())),
         )
 
     def _state(self, row: NodeRow, run: RunRow | None, now_ns: int) -> str:
@@ -209,12 +292,16 @@ class Show:
             return "idle"
         return "leaving" if run.wanted != "run" else "busy"
 
-    def nodes(self, now_ns: int, *, after: str, limit: int) -> Iterator[NodeView]:
+    def nodes(self, time_ns: int, now_ns: int, *, after: str, limit: int) -> Iterator[NodeView]:
+        if self._slurm is not None:
+            slurm = sorted(name for name in self._slurm.nodes if name > after)
+            return (self.slurm_node(self._slurm.nodes[name]) for name in slurm[:limit])
+        reserved = self.reservations(time_ns)
         names = sorted(name for name in self._ledger.nodes.committed if name > after)
-        return (self.node(self._ledger.nodes.committed[name], now_ns) for name in names[:limit])
+        return (self.node(self._ledger.nodes.committed[name], now_ns, reserved) for name in names[:limit])
 
     def users(self) -> Iterator[UserView]:
-        usage, shares = self._planner.usage(), self._ledger.config.shares
+        usage, shares = self._engine.usage(), self._ledger.config.shares
         nodes: dict[str, int] = {}
         for place in self._ledger.places.committed.values():
             user = self._ledger.tasks.committed[place.task].user
@@ -232,6 +319,12 @@ class Show:
                 share=shares.get(user, 0.0),
                 highest_priority=highest_priority(self._ledger.config, user),
             )
+
+    def quota(self, user: str, group: str) -> QuotaView:
+        return quota_of(self._ledger, self._engine.usage(), user, group)
+
+    def limits(self) -> Iterator[LimitUse]:
+        return limits_in_use(self._ledger)
 
     def cluster(self, time_ns: int, now_ns: int) -> ClusterView:
         state = self._ledger.state
@@ -256,3 +349,20 @@ class Show:
             outbox_next=state.outbox_next,
             config=self._ledger.config,
         )
+
+
+def _foretold(found: Forecast, time_ns: int) -> Why:
+    """Of a task that would not start at once."""
+    waits = found.first.reason
+    if found.start_ns is not None:
+        when = format_duration(found.start_ns - time_ns)
+        words = f"in {when} at the latest, if runs end when they declared and nothing is submitted that comes first"
+        return Why(f"{words}; now: {waits}", found.start_ns)
+    if found.undeclared:
+        more = f" and {len(found.undeclared) - MAX_NAMED} more" if len(found.undeclared) > MAX_NAMED else ""
+        tasks = f"{', '.join(map(str, found.undeclared[:MAX_NAMED]))}{more}"
+        return Why(f"when is not known: tasks that run declared no --time ({tasks}); now: {waits}")
+    if found.all_seen:
+        return Why(f"not with the nodes, limits and reservations as they are; now: {waits}")
+    when = format_duration(found.until_ns - time_ns)
+    return Why(f"not before {when} from now, if no run ends before it declared; now: {waits}")

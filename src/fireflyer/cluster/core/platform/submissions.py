@@ -14,7 +14,7 @@ from fireflyer.cluster.core.platform.messages import Settings, Submission, Submi
 from fireflyer.cluster.core.platform.store.history import CommandDone
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import ConfigRow, SubmissionRow, TaskRow
-from fireflyer.cluster.schema.tasks import FINISHED, MAX_ARRAY, Outcome, TaskSpec, TaskState
+from fireflyer.cluster.schema.tasks import FINISHED, MAX_ARRAY, Outcome, Program, TaskSpec, TaskState
 
 __all__ = ["highest_priority", "submit"]
 
@@ -94,12 +94,22 @@ def _check_spec(ledger: Ledger, asked: Submitted, spec: TaskSpec) -> None:
         raise PermissionDenied(f"{asked.user} may ask for priority {highest} at most, not {spec.priority}")
     if spec.kind == "interactive" and spec.time_ns is None:
         raise UsageError("an interactive task ends by its time: declare one with --time")
+    _check_environment(spec.program)
     for after in spec.after:
         other = ledger.tasks.get(after.task)
         if other is None:
             raise NotFound(f"there is no task {after.task}, after which {spec.name} is to run")
         if after.ok and other.state is FINISHED and other.outcome is not Outcome.SUCCEEDED:
             raise UsageError(f"task {after.task}, after whose success {spec.name} is to run, has not succeeded")
+
+
+def _check_environment(program: Program) -> None:
+    if not program.environment:
+        return
+    if not program.snapshot:
+        raise UsageError("the lock file of an environment travels with the task's directory; submit that, too")
+    if program.python:
+        raise UsageError("a task has a lock file or the path of a Python, not both; give one of them")
 
 
 def _put(ledger: Ledger, tasks: Tasks, asked: Submitted, digest: str, wanted: int) -> Submission:
@@ -129,5 +139,5 @@ def _put(ledger: Ledger, tasks: Tasks, asked: Submitted, digest: str, wanted: in
             tasks.put(row)
             tasks.tell(row)
             task += 1
-    ledger.record(CommandDone(now_ns, asked.user, "submit", str(first), f"{wanted} tasks"))
+    ledger.record(CommandDone(now_ns, asked.user, "submit", str(first), f"{wanted} tasks", asked.address))
     return Submission(tuple(range(first, first + wanted)))

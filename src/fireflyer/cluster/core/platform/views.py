@@ -6,10 +6,31 @@ from __future__ import annotations
 import msgspec
 
 from fireflyer.cluster.core.platform.store.rows import Account, ConfigRow
+from fireflyer.cluster.core.scheduler.model import Limit
 from fireflyer.cluster.schema.sync import Inventory
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
 
-__all__ = ["ClusterView", "NodeView", "RunView", "TaskAnswer", "TaskPage", "TaskView", "UserView", "Why"]
+__all__ = [
+    "AuditEntry",
+    "AuditPage",
+    "ClusterView",
+    "LimitUse",
+    "NodeView",
+    "PastRun",
+    "PastTask",
+    "PastTaskAnswer",
+    "PastTaskPage",
+    "QuotaView",
+    "Reserved",
+    "RunView",
+    "TaskAnswer",
+    "TaskPage",
+    "TaskView",
+    "UsageLine",
+    "UsageReport",
+    "UserView",
+    "Why",
+]
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +98,16 @@ class Why(msgspec.Struct, frozen=True):
     """Where it can start now."""
 
 
+class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+    """From when until when a node is kept for others, or for maintenance."""
+
+    name: str
+    begin_ns: int
+    until_ns: int
+    maintenance: bool
+    """It is given to nobody."""
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     zone: str
@@ -91,6 +122,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     silent_ns: int | None
     """Since it was last heard; None: not by this leader."""
     inventory: Inventory | None
+    reserved: tuple[Reserved, ...] = ()
+    """Now or later; what begins first comes first."""
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +134,29 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
     node_seconds: float
     share: float
     highest_priority: int
+
+
+class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
+    limit: Limit
+    user: str
+    """Of a limit of each user: whose nodes are counted."""
+    used: int
+    """Nodes that it counts now."""
+
+
+class QuotaView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one user has and may have."""
+
+    user: str
+    group: str
+    nodes: int
+    """That the user has now."""
+    unfinished: int
+    node_seconds: float
+    """Used in the decaying window of the policy: what the order of equal priorities goes by."""
+    share: float
+    highest_priority: int
+    limits: tuple[LimitUse, ...]
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,3 +192,103 @@ class TaskPage(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskView, ...]
     next: int | None
+
+
+class PastTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as the history has it; the newest changes may be missing for some seconds."""
+
+    id: int
+    name: str
+    user: str
+    group: str
+    node_group: str
+    nodes: int
+    """That it asked for, at least."""
+    priority: int
+    state: str
+    outcome: str | None
+    cause: str | None
+    exit_code: int | None
+    reason: str
+    submitted_ns: int
+    ended_ns: int | None
+    runs: int
+    requeues: int
+    account: Account
+    ettr: float | None
+    """Productive time over its life; None where no run told."""
+
+
+class PastRun(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    state: str
+    nodes: tuple[str, ...]
+    reason: str
+    leave_reason: str
+    scheduled_ns: int
+    started_ns: int | None
+    ended_ns: int | None
+    over_ns: int | None
+    cause: str | None
+    exit_code: int | None
+    end_reason: str
+
+
+class PastTaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    task: PastTask
+    runs: tuple[PastRun, ...]
+    parts: dict[str, Account]
+    """Number of a run -> where the time went, with that in which the task waited for it. Their sum is the task's
+    account; a run that never began has the number after the last one."""
+
+
+class PastTaskPage(msgspec.Struct, frozen=True):
+    """The one that ended last is first. `next`: `after` of the next page; empty on the last one."""
+
+    tasks: tuple[PastTask, ...]
+    next: str
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    entry: str
+    at_ns: int
+    user: str
+    command: str
+    target: str
+    text: str
+    address: str
+    outcome: str
+    """`done`, `refused`, or `begun`: the manager ended before it said."""
+
+
+class AuditPage(msgspec.Struct, frozen=True):
+    """The newest first. `next`: `after` of the next page; empty on the last one."""
+
+    entries: tuple[AuditEntry, ...]
+    next: str
+
+
+class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What one user, or one group, had of the cluster in a span."""
+
+    name: str
+    tasks: int
+    """That ended in the span."""
+    succeeded: int
+    failed: int
+    stopped: int
+    runs: int
+    """That had nodes in the span."""
+    node_seconds: float
+    """Of these, inside the span."""
+    productive: float
+    """Of these, node-seconds that were productive; of runs that have ended."""
+
+
+class UsageReport(msgspec.Struct, frozen=True):
+    """Who had the most is first."""
+
+    start_ns: int
+    end_ns: int
+    by: str
+    lines: tuple[UsageLine, ...]

@@ -34,19 +34,33 @@ class Limits:
         return found
 
     def _search(self, request: Request) -> list[LimitKey]:
+        return [
+            key
+            for key in self.of(request.user, request.user_group)
+            if self.limits[key[0]].node_group == request.node_group
+            and self.limits[key[0]].priority in (None, request.priority)
+        ]
+
+    def of(self, user: str, user_group: str) -> list[LimitKey]:
+        """All that limit the tasks of a user, of whatever priority and on whatever nodes."""
         found = []
         for number, limit in enumerate(self.limits):
-            if limit.node_group != request.node_group or limit.priority not in (None, request.priority):
-                continue
             if limit.kind == LimitKind.GROUP:
-                if limit.name == request.user_group:
+                if limit.name == user_group:
                     found.append((number, ""))
             elif limit.kind == LimitKind.USER:
-                if limit.name == request.user:
+                if limit.name == user:
                     found.append((number, ""))
-            elif (request.user, limit.node_group, limit.priority) not in self._own:
-                found.append((number, request.user))
+            elif (user, limit.node_group, limit.priority) not in self._own:
+                found.append((number, user))
         return found
+
+    def used(self, key: LimitKey) -> int:
+        return self._used.get(key, 0)
+
+    def users_of(self, number: int) -> list[LimitKey]:
+        """Whose nodes a limit counts now."""
+        return [key for key, used in self._used.items() if key[0] == number and used]
 
     def take(self, request: Request, nodes: int) -> None:
         """A run of it has so many nodes; fewer than 0 gives them back."""

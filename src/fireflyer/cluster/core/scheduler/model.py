@@ -119,6 +119,11 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     user_groups: _Names = ()
     tasks: Annotated[tuple[_Ns, ...], msgspec.Meta(max_length=16_384)] = ()
 
+    @property
+    def maintenance(self) -> bool:
+        """Its nodes are given to nobody."""
+        return not (self.users or self.user_groups or self.tasks)
+
     def admits(self, task: Task) -> bool:
         request = task.request
         return request.user in self.users or request.user_group in self.user_groups or task.id in self.tasks
@@ -143,6 +148,17 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     node_group: _Name = "default"
     priority: Annotated[int, msgspec.Meta(ge=0, le=50)] | None = None
     nodes: _Nodes
+
+    @property
+    def subject(self) -> tuple[LimitKind, str, str, int | None]:
+        """Of two limits with the same one, the later takes the place of the earlier."""
+        return self.kind, self.name, self.node_group, self.priority
+
+    @property
+    def words(self) -> str:
+        """Whom it limits."""
+        who = {LimitKind.USER: f"user {self.name}", LimitKind.EACH: "each user"}.get(self.kind, f"group {self.name}")
+        return who if self.priority is None else f"{who} at priority {self.priority}"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):

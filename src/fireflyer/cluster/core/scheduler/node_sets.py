@@ -196,6 +196,18 @@ class NodeSets:
                 found &= ~self._reserved[number]
         return found
 
+    def closing(self, nodes: int, time_ns: int | None, now_ns: int, admitted: Sequence[int]) -> list[Reservation]:
+        """The reservations for which `open_for` leaves out some of these nodes."""
+        end_ns = now_ns if time_ns is None else now_ns + time_ns
+        return [
+            one
+            for number, one in enumerate(self._reservations)
+            if number not in admitted
+            and one.begin_ns <= end_ns
+            and now_ns < one.until_ns
+            and self._reserved[number] & nodes
+        ]
+
     def reserved_for(self, waiting: Task, running: Task, now_ns: int) -> int:
         """Nodes that are reserved now for a task that waits, and not for one that runs."""
         return union(

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
+from fireflyer.base.units import format_duration
 from fireflyer.cluster.core.scheduler.limits import Limits
 from fireflyer.cluster.core.scheduler.model import Decision, Interrupt, Request, Start, Task, Wait
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets, union
@@ -23,6 +24,8 @@ from fireflyer.cluster.core.scheduler.victims import Victim, cheapest
 
 __all__ = ["Candidates", "Outcome", "RunCost", "Runs", "Turns", "Verdict"]
 
+MAX_NAMED = 4
+"""Reservations that a reason names."""
 _PLACE = operator.attrgetter("submitted_ns", "id")
 
 
@@ -153,7 +156,7 @@ class Turns:
             return _waits(Outcome.LIMIT, task, words)
         eligible = self.open_to(task)
         if eligible.bit_count() < request.least_nodes:
-            return _waits(Outcome.TOO_FEW, task, self._too_few(request, eligible))
+            return _waits(Outcome.TOO_FEW, task, self._too_few(task, eligible))
         if claim and self._holds(request, claim, eligible, room):
             kept = _Chosen(self._named(task.claim, claim), claim)
             if claim & ~self.free:
@@ -338,11 +341,33 @@ class Turns:
                     return max(end_ns, self._now_ns)
         return None
 
-    def _too_few(self, request: Request, eligible: int) -> str:
-        may = self._sets.eligible(request).bit_count()
-        now = eligible.bit_count()
-        closed = "" if may == now else f", of which {may - now} are down, drained, closed or reserved"
-        return f"needs {request.least_nodes} nodes of {request.node_group}; {may} have what it asks for{closed}"
+    def _too_few(self, task: Task, eligible: int) -> str:
+        request = task.request
+        may = self._sets.eligible(request)
+        missing = may & ~eligible
+        closed = f", of which {missing.bit_count()} are down, drained, closed or reserved" if missing else ""
+        needs = f"needs {request.least_nodes} nodes of {request.node_group}; {may.bit_count()} have what it asks for"
+        return f"{needs}{closed}{self._reserved(task, missing)}"
+
+    def _reserved(self, task: Task, missing: int) -> str:
+        """Names the reservations that keep these nodes from the task."""
+        if not missing or not self._sets.has_reservations():
+            return ""
+        admitted = self._sets.admitting(task)
+        found = self._sets.closing(missing, task.request.time_ns, self._now_ns, admitted)
+        words = [
+            f"{'maintenance' if one.maintenance else 'reservation'} {one.name} "
+            + (
+                f"begins in {format_duration(one.begin_ns - self._now_ns)}, before it would end, and lasts "
+                if one.begin_ns > self._now_ns
+                else "lasts "
+            )
+            + f"{format_duration(one.until_ns - max(self._now_ns, one.begin_ns))}"
+            + ("" if one.begin_ns > self._now_ns else " more")
+            for one in found[:MAX_NAMED]
+        ]
+        more = f" and {len(found) - MAX_NAMED} others" if len(found) > MAX_NAMED else ""
+        return f": {', '.join(words)}{more}" if words else ""
 
 
 def _joined(in_zone: Mapping[str, Sequence[Victim]], scope: Sequence[str]) -> list[Victim]:

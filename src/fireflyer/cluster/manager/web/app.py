@@ -14,14 +14,25 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.static_files import create_static_files_router
 from litestar.types import Message, Scope
 
+from fireflyer.cluster.history.audit import AuditLog
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.execs import Execs
+from fireflyer.cluster.manager.history import History
 from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.users import Users
-from fireflyer.cluster.manager.web import entry, identity, log_routes, routes
+from fireflyer.cluster.manager.web import (
+    entry,
+    exec_routes,
+    history_routes,
+    identity,
+    log_routes,
+    routes,
+    webhook_routes,
+)
 from fireflyer.cluster.manager.web import snapshots as snapshot_routes
 from fireflyer.cluster.manager.web.authentication import Authentication
 from fireflyer.cluster.manager.web.errors import HANDLERS
@@ -65,6 +76,9 @@ def make_app(
     users: Users,
     logs: Logs,
     snapshots: Snapshots,
+    history: History,
+    audit: AuditLog,
+    execs: Execs,
     *,
     limits: RequestLimits,
     secure: bool,
@@ -84,9 +98,12 @@ def make_app(
                 route_handlers=[
                     *routes.ROUTES,
                     *log_routes.ROUTES,
+                    *exec_routes.ROUTES,
                     *snapshot_routes.ROUTES,
+                    *history_routes.ROUTES,
                     *identity.ROUTES,
                     *entry.ROUTES,
+                    *webhook_routes.ROUTES,
                 ],
                 middleware=[authentication],
             ),
@@ -101,6 +118,9 @@ def make_app(
             "known_users": Provide(lambda: users, sync_to_thread=False),
             "logs": Provide(lambda: logs, sync_to_thread=False),
             "snapshots": Provide(lambda: snapshots, sync_to_thread=False),
+            "history": Provide(lambda: history, sync_to_thread=False),
+            "audit": Provide(lambda: audit, sync_to_thread=False),
+            "execs": Provide(lambda: execs, sync_to_thread=False),
             "secure": Provide(lambda: secure, sync_to_thread=False),
         },
         exception_handlers=HANDLERS,

@@ -17,10 +17,12 @@ from fireflyer.cluster.manager.web.rates import Rates
 from fireflyer.cluster.manager.web.sessions import COOKIE, Principal, Sessions
 from fireflyer.cluster.schema.api import CSRF_HEADER
 
-__all__ = ["OPEN", "Authentication"]
+__all__ = ["OPEN", "PEOPLE", "Authentication"]
 
 OPEN: Final = "exclude_from_auth"
 """Option of a handler that anybody may ask."""
+PEOPLE: Final = "people_only"
+"""Option of a handler that the processes of a run may not ask: what it does outlives the run, or gives more rights."""
 _SAFE: Final = ("GET", "HEAD")
 _BEARER: Final = "bearer "
 
@@ -39,6 +41,8 @@ class Authentication(AbstractAuthenticationMiddleware):
             client = connection.client
             _within(self._strangers, client.host if client is not None else "")
             raise Unauthenticated(error.message) from None
+        if principal.run is not None and connection.scope["route_handler"].opt.get(PEOPLE):
+            raise PermissionDenied("the token of a run may not do this; use a token of your own")
         if principal.csrf and connection.scope.get("method") not in _SAFE:
             _same_site(connection, principal)
         _within(self._users, principal.user)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 import msgspec
 from litestar import Response, delete, get, post
@@ -20,12 +20,11 @@ from fireflyer.cluster.manager.web.authentication import OPEN
 from fireflyer.cluster.manager.web.errors import Unauthenticated
 from fireflyer.cluster.manager.web.routes import Who
 from fireflyer.cluster.manager.web.sessions import COOKIE, SESSION_S, Principal, Sessions
-from fireflyer.cluster.schema.api import Identity, Login
+from fireflyer.cluster.manager.web.streams import while_valid
+from fireflyer.cluster.schema.api import Change, Identity, Login
 
 __all__ = ["ROUTES"]
 
-RECHECK_S: Final = 4.0
-"""So often it is looked whether a token of who follows changes is still valid."""
 _Heard = Annotated[int | None, HeaderParameter(name="last-event-id", ge=0, le=1 << 62)]
 
 
@@ -68,19 +67,12 @@ async def events(
     """Server-sent events: one for each change of a task or node, from now on, or after `last-event-id`. They end when
     the token that asked is revoked or expires."""
     platform.require_lead()
-    return ServerSentEvent(_messages(changes, heard, lambda: sessions.still_valid(request.user.token_id)))
+    return ServerSentEvent(_messages(while_valid(changes.follow(heard), sessions, request.user)))
 
 
-async def _messages(
-    changes: Changes, heard: int | None, still_valid: Callable[[], Awaitable[bool]]
-) -> AsyncIterator[ServerSentEventMessage]:
+async def _messages(events: AsyncIterator[Change | None]) -> AsyncIterator[ServerSentEventMessage]:
     yield ServerSentEventMessage(data=None, comment="fireflyer")
-    checked_s = time.monotonic()
-    async for change in changes.follow(heard):
-        if time.monotonic() - checked_s >= RECHECK_S:
-            if not await still_valid():
-                return
-            checked_s = time.monotonic()
+    async for change in events:
         if change is None:
             yield ServerSentEventMessage(data=None, comment="nothing changed")
         else:
@@ -88,7 +80,8 @@ async def _messages(
 
 
 def _view(principal: Principal) -> Identity:
-    return Identity(principal.user, principal.roles, principal.csrf, principal.expires_s)
+    task, run = principal.run if principal.run is not None else (None, None)
+    return Identity(principal.user, principal.roles, principal.csrf, principal.expires_s, task, run)
 
 
 ROUTES: list[Any] = [log_in, session, log_out, events]

@@ -15,6 +15,8 @@ from fireflyer.cluster.core.objects.log_follow import LogFollower, LogPosition, 
 from fireflyer.cluster.manager.log_search import search_logs
 from fireflyer.cluster.manager.logs import Logs, Reader
 from fireflyer.cluster.manager.web.routes import Who
+from fireflyer.cluster.manager.web.sessions import Sessions
+from fireflyer.cluster.manager.web.streams import while_valid
 from fireflyer.cluster.schema.logs import MAX_CHUNK_BYTES, FoundLines, LogEvent, LogPiece, TaskLogs
 
 __all__ = ["ROUTES"]
@@ -70,6 +72,7 @@ async def log_search(
 async def log_events(
     request: Who,
     logs: NamedDependency[Logs],
+    sessions: NamedDependency[Sessions],
     number: _Task,
     run: _Number = None,
     rank: _Number = None,
@@ -77,18 +80,20 @@ async def log_events(
     heard: _Heard = "",
 ) -> ServerSentEvent:
     """Server-sent events with what the ranks print, run after run, until the task has finished (`wait` false: what is
-    there now). `last-event-id`: the newest id of each rank, with commas between them, to go on there."""
+    there now). `last-event-id`: the newest id of each rank, with commas between them, to go on there.
+    They end when the token that asked is revoked or expires."""
     follower = LogFollower(run=run, rank=rank, follow=wait, after=parse_positions(heard))
-    return ServerSentEvent(_messages(logs.follow(_reader(request), number, follower, wait=wait)))
+    events = logs.follow(_reader(request), number, follower, wait=wait)
+    return ServerSentEvent(_messages(while_valid(events, sessions, request.user)))
 
 
 async def _messages(
     events: AsyncIterator[tuple[LogEvent, LogPosition | None] | None],
 ) -> AsyncIterator[ServerSentEventMessage]:
-    yield ServerSentEventMessage(comment="fireflyer")
+    yield ServerSentEventMessage(data=None, comment="fireflyer")
     async for found in events:
         if found is None:
-            yield ServerSentEventMessage(comment="nothing new")
+            yield ServerSentEventMessage(data=None, comment="nothing new")
             continue
         event, position = found
         data = msgspec.json.encode(event).decode()

@@ -12,18 +12,28 @@ from litestar.params import HeaderParameter, JSONBody, PathParameter, QueryParam
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.cluster.core.platform.commands import Command
-from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskAnswer, TaskPage, UserView, Why
+from fireflyer.cluster.core.platform.views import (
+    ClusterView,
+    LimitUse,
+    NodeView,
+    QuotaView,
+    TaskAnswer,
+    TaskPage,
+    UserView,
+    Why,
+)
+from fireflyer.cluster.history.audit import AuditLog
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.rights import OPERATORS, shown_to
 from fireflyer.cluster.manager.snapshots import Snapshots
-from fireflyer.cluster.manager.web.authentication import OPEN
+from fireflyer.cluster.manager.web.authentication import OPEN, PEOPLE
 from fireflyer.cluster.manager.web.sessions import Principal
 from fireflyer.cluster.schema.api import MAX_PAGE, Commanded, JoinTokenAnswer, JoinTokenRequest, Submission, Submitted
 from fireflyer.cluster.schema.tasks import TaskSpec
 
-__all__ = ["ROUTES", "Who"]
+__all__ = ["ROUTES", "Who", "address_of"]
 
 Who = Request[Principal, str, State]
 _Task = Annotated[int, PathParameter(ge=1, le=1 << 53)]
@@ -33,6 +43,11 @@ _Before = Annotated[int | None, QueryParameter(ge=1, le=1 << 53)]
 _Text = Annotated[str, QueryParameter(max_length=80)]
 _Node = Annotated[str, PathParameter(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 _After = Annotated[str, QueryParameter(max_length=80)]
+
+
+def address_of(request: Who) -> str:
+    """Of who asks, as the audit has it; that of a proxy where one stands before the manager."""
+    return request.client.host if request.client is not None else ""
 
 
 @post("/tasks", status_code=201)
@@ -45,7 +60,9 @@ async def submit(
 ) -> Submitted:
     """Submit tasks, or an array of them. The same key again answers with the same tasks."""
     async with snapshots.held(request.user.user, (spec.program.snapshot for spec in data.specs)):
-        return await platform.submit(request.user.user, request.user.roles, data.specs, key, request.user.group)
+        who = request.user
+        address = address_of(request)
+        return await platform.submit(who.user, who.roles, data.specs, key, who.group, address=address)
 
 
 @post("/tasks/test", status_code=200)
@@ -77,7 +94,7 @@ async def task(request: Who, platform: NamedDependency[Platform], number: _Task)
 async def command(request: Who, data: JSONBody[Command], platform: NamedDependency[Platform]) -> Commanded:
     """Stop, suspend, resume or reprioritise a task; drain, resume, label, move or remove a node; set limits, shares,
     reservations and policy. `type` says which."""
-    return await platform.command(request.user.user, request.user.roles, data)
+    return await platform.command(request.user.user, request.user.roles, data, address=address_of(request))
 
 
 @get("/nodes")
@@ -98,32 +115,49 @@ async def users(platform: NamedDependency[Platform]) -> list[UserView]:
     return list(platform.users())
 
 
+@get("/quota")
+async def quota(request: Who, platform: NamedDependency[Platform]) -> QuotaView:
+    """What limits the tasks of the user who asks, and what of it they use."""
+    return platform.quota(request.user.user, request.user.group)
+
+
+@get("/limits")
+async def limits(platform: NamedDependency[Platform]) -> list[LimitUse]:
+    """All limits, and what is used of each."""
+    return list(platform.limits())
+
+
 @get("/cluster")
 async def cluster(platform: NamedDependency[Platform]) -> ClusterView:
     """Counts of nodes and tasks, utilisation, goodput, and what the site has set."""
     return platform.cluster()
 
 
-@post("/machines/{name:str}/token", status_code=201)
+@post("/machines/{name:str}/token", status_code=201, opt={PEOPLE: True})
 async def join_token(
     request: Who,
     name: _Node,
     data: JSONBody[JoinTokenRequest],
     machines: NamedDependency[Machines],
     agents: NamedDependency[AgentService],
+    audit: NamedDependency[AuditLog],
 ) -> JoinTokenAnswer:
     """A token with which the machine `name` joins, once; others of it are not valid any more. For operators."""
     _require_operator(request.user)
     now_s = int(time.time())
-    token = await machines.issue(name, now_s, data.lifetime_s)
+    async with audit.entry(request.user.user, "IssueJoinToken", name, address=address_of(request)):
+        token = await machines.issue(name, now_s, data.lifetime_s)
     return JoinTokenAnswer(token, now_s + data.lifetime_s, agents.managers)
 
 
-@delete("/machines/{name:str}", status_code=200)
-async def revoke(request: Who, name: _Node, machines: NamedDependency[Machines]) -> Commanded:
+@delete("/machines/{name:str}", status_code=200, opt={PEOPLE: True})
+async def revoke(
+    request: Who, name: _Node, machines: NamedDependency[Machines], audit: NamedDependency[AuditLog]
+) -> Commanded:
     """Take the credential of a machine back: its agent is let in no more. For operators."""
     _require_operator(request.user)
-    await machines.revoke(name)
+    async with audit.entry(request.user.user, "RevokeMachine", name, address=address_of(request)):
+        await machines.revoke(name)
     return Commanded(f"the credential of {name} is revoked; remove the node when its runs have ended")
 
 
@@ -139,4 +173,19 @@ async def health(platform: NamedDependency[Platform]) -> Response[dict[str, str]
     return Response({"state": state}, status_code=200 if platform.leads else 503)
 
 
-ROUTES: list[Any] = [submit, test_start, tasks, task, command, nodes, node, users, cluster, join_token, revoke, health]
+ROUTES: list[Any] = [
+    submit,
+    test_start,
+    tasks,
+    task,
+    command,
+    nodes,
+    node,
+    users,
+    quota,
+    limits,
+    cluster,
+    join_token,
+    revoke,
+    health,
+]

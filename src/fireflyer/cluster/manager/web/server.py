@@ -13,6 +13,7 @@ import uvicorn
 from litestar import Litestar
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cluster.manager.web.exec_routes import SOCKET_MESSAGE_BYTES
 from fireflyer.cluster.manager.web.tls import Certificate
 from fireflyer.runtime.address import Address
 
@@ -58,7 +59,9 @@ async def serving(app: Litestar, listener: socket.socket, certificate: Certifica
         lifespan="off",
         loop="none",
         http="h11",
-        ws="none",
+        ws="wsproto",
+        ws_max_size=SOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
         server_header=False,
         date_header=False,
         limit_concurrency=MAX_CONNECTIONS,

@@ -13,19 +13,26 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, NamedTuple, Self
 
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import PermissionDenied
 
-__all__ = ["COOKIE", "SESSION_S", "FindUser", "FoundToken", "Principal", "Sessions"]
+__all__ = ["COOKIE", "SESSION_S", "FindUser", "FoundToken", "Principal", "RunName", "Sessions"]
 
 COOKIE: Final = "ff_session"
 SESSION_S: Final = 12 * 3600
 MAX_COOKIE_CHARS: Final = 1024
 _MAC_BYTES: Final = 32
+
+
+class RunName(NamedTuple):
+    """The run whose processes ask, with its token."""
+
+    task: int
+    number: int
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +45,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""
     csrf: str = ""
     expires_s: int = 0
+    run: RunName | None = None
 
 
 class _Claims(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +61,7 @@ class FoundToken(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str
     group: str = ""
     roles: tuple[str, ...] = ()
+    run: RunName | None = None
 
 
 class FindUser:
@@ -81,15 +90,24 @@ class Sessions:
     async def of_token(self, token: str) -> Principal:
         """Raises `PermissionDenied`."""
         found = await self._find.verify(token)
-        return Principal(user=found.user, group=found.group, roles=found.roles, token_id=found.token_id)
+        return Principal(user=found.user, group=found.group, roles=found.roles, token_id=found.token_id, run=found.run)
 
-    async def still_valid(self, token_id: str) -> bool:
-        """Whether this token of somebody who has asked is neither revoked nor expired."""
-        return await self._find.still(token_id) is not None
+    async def still_valid(self, who: Principal, now_s: int) -> bool:
+        """Whether the token of somebody who has asked is neither revoked nor expired, and their session goes on."""
+        if who.csrf and now_s >= who.expires_s:
+            return False
+        found = await self._find.still(who.token_id)
+        return found is not None and found.user == who.user
+
+    async def still(self, token_id: str) -> FoundToken | None:
+        """Whose it is, and what they may; None where it is revoked or has expired."""
+        return await self._find.still(token_id)
 
     async def begin(self, token: str, now_s: int) -> tuple[Principal, str]:
         """A session, and its cookie. Raises `PermissionDenied`."""
         found = await self._find.verify(token)
+        if found.run is not None:
+            raise PermissionDenied("the token of a run begins no session; log in with a token of your own")
         claims = _Claims(found.user, found.token_id, now_s + SESSION_S)
         data = msgspec.msgpack.encode(claims)
         cookie = base64.urlsafe_b64encode(self._mac(data) + data).decode().rstrip("=")

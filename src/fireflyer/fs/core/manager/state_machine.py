@@ -1,7 +1,7 @@
 """The cluster manager: who may serve which chain. A pure machine; a shell performs its effects.
 
     RequestReceived(request)  ──> Reply
-    Tick  ──> Transact  ──> Committed | PreconditionFailed | Failed | OutcomeUnknown  ──> Reply, LogDecision
+    Tick  ──> Transact  ──> an outcome  ──> Reply, LogDecision
 
 Several run over one key-value store. `kvstore.core.lease` says which is primary; only that one answers, the others
 name it.
@@ -11,16 +11,11 @@ name it.
 The primary has the whole state in memory (`ledger`), and beside it what it hears (`health`). Heartbeats and questions
 are answered at once, from what is committed. Whatever changes something waits in a queue; when no transaction is under
 way, all that waits and all chains about which something new is known are worked into one draft, which is one
-transaction:
+transaction (`kvstore.core.leadership`):
 
-    queue, dirty chains ──> draft ──Transact──> Committed            it holds; answers go out
-                                             ├> Failed               dropped; who asked is told to ask again
-                                             ├> Unknown              the same transaction again, until one of the others
-                                             └> Refused, mine before the Unknown one had come through: as Committed
-                                                Refused, lease       no longer primary: everything in memory is dropped
-
-Every transaction is conditional on the lease, and on the row that the one before it wrote: so one of which nobody
-knows whether it was committed can come through late only if nothing came after it.
+    queue, dirty chains ──> draft ──Transact──> Written       it holds; answers go out
+                                             ├> NotWritten    dropped; who asked is told to ask again
+                                             └> the lease, or the store, changed: everything in memory is dropped
 
 Why nobody loses a role that it still uses:
 
@@ -42,7 +37,8 @@ fences which end before the next primary, who waits T, takes anything away."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -98,15 +94,8 @@ from fireflyer.fs.schema.sessions import (
     SessionList,
     SessionOver,
 )
-from fireflyer.kvstore.core.fenced import (
-    Committed,
-    Failed,
-    LeaseCondition,
-    Outcome,
-    OutcomeUnknown,
-    PreconditionFailed,
-    Transact,
-)
+from fireflyer.kvstore.core.fenced import Committed, Failed, Item, Outcome, OutcomeUnknown, PreconditionFailed, Transact
+from fireflyer.kvstore.core.leadership import Leadership, NotWritten, Read, StoreChanged, Written
 from fireflyer.kvstore.core.lease import LeaseMachine
 
 __all__ = [
@@ -124,6 +113,8 @@ __all__ = [
 
 MAX_PENDING: Final = 1024
 """Requests that wait for a transaction."""
+MAX_PENDING_PER_USER: Final = MAX_PENDING // 8
+"""Of one user who is neither a service nor an administrator: what others ask has room beside it."""
 MAX_BATCH: Final = 64
 """Of them, in one transaction."""
 MAX_CHAINS_PER_DRAFT: Final = 1024
@@ -204,24 +195,18 @@ class _Draft:
     pending_dead: dict[NodeId, None] = field(default_factory=dict)
     chains: dict[ChainId, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    order: Transact | None = None
-    in_doubt: bool = False
-    """An attempt ended without an answer: it may still come through."""
-    resting: bool = False
-    """Waits for the next tick to be tried again."""
 
 
 class Manager:
     def __init__(self, settings: Settings) -> None:
         fence_ns(settings.failure_timeout_ns)  # refuses what cannot be kept
         self._settings = settings
-        self._lease = LeaseMachine(LEASE_KEY, settings.holder, settings.address, settings.lease_ns)
-        self._numbers = 0
+        lease = LeaseMachine(LEASE_KEY, settings.holder, settings.address, settings.lease_ns)
+        self._leadership = Leadership(lease, settings.lease_ns, lambda order: self._effects.append(order))
         self._effects: list[Effect] = []
         self._queue: deque[RequestReceived] = deque()
-        self._held: LeaseCondition | None = None
-        self._loading: int | None = None
-        self._resting = False
+        self._waiting: Counter[str] = Counter()
+        """How many of them are of which user."""
         self._ledger: Ledger | None = None
         self._health = Health(Ledger(0, settings.failure_timeout_ns), 0)
         self._learned = AcknowledgedVersions()
@@ -231,13 +216,11 @@ class Manager:
         self._moving = False
         self._dirty: dict[ChainId, None] = {}
         self._draft: _Draft | None = None
-        self._ticked_ns: int | None = None
-        self._leaving = False
 
     @property
     def term(self) -> int:
         """Of the lease that this manager holds; 0 for a candidate."""
-        return self._held.term if self._held is not None else 0
+        return self._leadership.term
 
     @property
     def routing_version(self) -> RoutingVersion:
@@ -251,16 +234,16 @@ class Manager:
 
     @property
     def leaving(self) -> bool:
-        return self._leaving
+        return self._leadership.leaving
 
     @property
     def left(self) -> bool:
         """After `Leave`: nothing is under way."""
-        return self._leaving and self._draft is None and self._lease.left
+        return self._draft is None and self._leadership.left
 
     def may_act(self, now_ns: int) -> bool:
         """Whether it answers as primary."""
-        return self._ledger is not None and self._lease.may_act(now_ns)
+        return self._ledger is not None and self._leadership.may_act(now_ns)
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """Raises `DataCorruption` and `InvariantViolation`, upon which the process must end."""
@@ -270,7 +253,7 @@ class Manager:
             case RequestReceived():
                 self._on_request(now_ns, event)
             case Leave():
-                self._leaving = True
+                self._leadership.leave()
             case Committed() | PreconditionFailed() | Failed() | OutcomeUnknown():
                 self._on_outcome(now_ns, event)
         self._advance(now_ns)
@@ -280,17 +263,12 @@ class Manager:
     # --- what comes in ---
 
     def _on_tick(self, now_ns: int) -> None:
-        self._resting = False
-        slept_ns = now_ns - self._ticked_ns if self._ticked_ns is not None else 0
-        self._ticked_ns = now_ns
-        if slept_ns > self._settings.lease_ns // 2:
+        slept_ns = self._leadership.tick(now_ns)
+        if slept_ns:
             self._health.restart_clocks(slept_ns)
             self._book.restart_clocks(slept_ns)
             if self._keys is not None:
                 self._keys.restart_clocks(slept_ns)
-        if self._draft is not None and self._draft.resting:
-            self._draft.resting = False
-            self._attempt(self._draft)
         if self._ledger is not None:
             self._mark_dirty(self._health.sweep(now_ns))
             self._silent = bool(self._book.silent(now_ns))
@@ -301,7 +279,7 @@ class Manager:
         if isinstance(request, Heartbeat) and ledger is not None:
             self._reply(request_id, self._on_heartbeat(now_ns, ledger, request))
         elif ledger is None or not self.may_act(now_ns):
-            self._reply(request_id, NotPrimary(self._lease.primary_address))
+            self._reply(request_id, NotPrimary(self._leadership.address))
         elif isinstance(request, GetRouting):
             self._reply(request_id, RoutingAnswer(ledger.delta(request.known)))
         elif isinstance(request, GetStatus):
@@ -317,8 +295,12 @@ class Manager:
                 request_id,
                 _manager_error(Busy(f"the manager is overloaded: {MAX_PENDING} requests are waiting; try again later")),
             )
+        elif not asked.trusted and self._waiting[asked.user] >= MAX_PENDING_PER_USER:
+            words = f"{MAX_PENDING_PER_USER} requests of {asked.user} are waiting; wait for some of them"
+            self._reply(request_id, _manager_error(Busy(words)))
         else:
             self._queue.append(asked)
+            self._waiting[asked.user] += 1
 
     def _keep(self, now_ns: int, ledger: Ledger, asked: RequestReceived, request: KeepSession) -> Answer:
         if not self._book.living(request.client, asked.user, trusted=asked.trusted):
@@ -343,7 +325,7 @@ class Manager:
             )
         self._mark_dirty(self._health.hear(heartbeat, now_ns))
         if not self.may_act(now_ns):
-            return NotPrimary(self._lease.primary_address)
+            return NotPrimary(self._leadership.address)
         if self._draft is not None and heartbeat.node in self._draft.pending_dead:
             return _manager_error(Busy(f"node {heartbeat.node} is being changed; send the next heartbeat"))
         self._learned.answered(heartbeat.node, ledger.chains_of_node(heartbeat.node))
@@ -354,25 +336,23 @@ class Manager:
         )
 
     def _on_outcome(self, now_ns: int, outcome: Outcome) -> None:
-        if self._lease.outcome(now_ns, outcome):
-            return
-        if outcome.number == self._loading:
-            self._loading = None
-            self._on_loaded(now_ns, outcome)
-        elif self._draft is not None and self._draft.order is not None and outcome.number == self._draft.order.number:
-            self._on_draft(now_ns, self._draft, outcome)
+        match self._leadership.outcome(now_ns, outcome):
+            case Read(rows):
+                self._on_loaded(now_ns, rows)
+            case Written():
+                self._commit(now_ns, *self._drafted())
+            case NotWritten(reason):
+                self._drop(*self._drafted(), reason)
+            case StoreChanged():
+                self._log_decision("another process changed the rows of the manager; reading them again")
+                self._forget()
 
     # --- becoming and ceasing to be primary ---
 
-    def _on_loaded(self, now_ns: int, outcome: Outcome) -> None:
-        if isinstance(outcome, PreconditionFailed):
-            self._lease.seen(now_ns, outcome.lease)
-        if not isinstance(outcome, Committed):
-            self._resting = True
-            return
+    def _on_loaded(self, now_ns: int, rows: Sequence[Item]) -> None:
         settings = self._settings
         ledger = Ledger(self.term, settings.failure_timeout_ns, settings.cluster)
-        ledger.load(outcome.rows)
+        ledger.load(rows)
         if settings.cluster and ledger.state.cluster not in ("", settings.cluster):
             raise UsageError(
                 f"the store holds cluster {ledger.state.cluster!r}, and the configuration of this manager names "
@@ -386,40 +366,28 @@ class Manager:
         self._mark_dirty(sorted(ledger.chains.committed))
         self._log_decision(f"primary in term {self.term} with routing {ledger.state.version}")
 
-    def _follow_lease(self) -> None:
+    def _cease(self, ended_term: int) -> None:
         """Whatever was known or under way belongs to the term in which it began."""
-        if self._lease.held == self._held:
-            return
-        if self._held is not None:
-            self._log_decision(f"no longer primary in term {self._held.term}")
-        self._held, self._loading, self._resting = self._lease.held, None, False
+        if ended_term:
+            self._log_decision(f"no longer primary in term {ended_term}")
         self._forget()
 
     def _forget(self) -> None:
         draft, self._draft = self._draft, None
         waiting = [request_id for request_id, _ in (draft.replies if draft is not None else ())]
         for request_id in (*waiting, *(asked.request_id for asked in self._queue)):
-            self._reply(request_id, NotPrimary(self._lease.primary_address))
+            self._reply(request_id, NotPrimary(self._leadership.address))
         self._queue.clear()
+        self._waiting.clear()
         self._dirty.clear()
         self._ledger = self._keys = None
 
     def _advance(self, now_ns: int) -> None:
-        self._follow_lease()
-        if self._leaving and (self._draft is None or self._draft.in_doubt):
-            self._forget()
-            self._lease.leave()
-        order = self._lease.tick(now_ns, self._numbers + 1)
-        if order is not None:
-            self._numbers += 1
-            self._effects.append(order)
-        if self._held is None or self._resting or self._leaving:
+        if not self._leadership.advance(now_ns, self._cease) or self._leadership.busy:
             return
         if self._ledger is None:
-            if self._loading is None:
-                self._loading = self._number()
-                self._effects.append(Transact(self._loading, held=self._held, read=_RANGES))
-        elif self._draft is None and self.may_act(now_ns):
+            self._leadership.read(_RANGES)
+        elif self.may_act(now_ns):
             self._plan(now_ns, self._ledger)
 
     # --- drafts ---
@@ -429,6 +397,9 @@ class Manager:
         draft = _Draft()
         while self._queue and len(draft.replies) < MAX_BATCH and ledger.draft_rows() < MAX_ROWS_PER_DRAFT:
             asked = self._queue.popleft()
+            self._waiting[asked.user] -= 1
+            if not self._waiting[asked.user]:
+                del self._waiting[asked.user]
             try:
                 answer = self._decide(now_ns, ledger, draft, asked)
             except (UsageError, TransientError, PermanentError) as error:
@@ -448,10 +419,8 @@ class Manager:
             return
         draft.pending_dead.update(dict.fromkeys(self._health.dead()))
         draft.pending_dead.update(draft.replaced)
-        writes, before = pending
-        draft.order = Transact(0, held=self._held, expect=(before,), write=writes)
         self._draft = draft
-        self._attempt(draft)
+        self._leadership.write(*pending)
 
     def _decide(self, now_ns: int, ledger: Ledger, draft: _Draft, asked: RequestReceived) -> Answer:
         match asked.request:
@@ -520,32 +489,10 @@ class Manager:
                 draft.notes.append(f"chain {chain_id} version {following.version}: {reason}")
         draft.chains = {chain_id: None for chain_id, _ in ledger.chains.changes()}
 
-    def _attempt(self, draft: _Draft) -> None:
-        if draft.order is not None:
-            draft.order = msgspec.structs.replace(draft.order, number=self._number())
-            self._effects.append(draft.order)
-
-    def _on_draft(self, now_ns: int, draft: _Draft, outcome: Outcome) -> None:
-        ledger = self._ledger
-        if ledger is None or draft.order is None:
-            raise InvariantViolation("a draft without a ledger")
-        match outcome:
-            case Committed():
-                self._commit(now_ns, ledger, draft)
-            case PreconditionFailed(_, _, found) if found == draft.order.write[-1:]:
-                self._commit(now_ns, ledger, draft)
-            case PreconditionFailed(_, lease, found):
-                self._lease.seen(now_ns, lease)
-                if found:
-                    # The store has another past than ours (restored, edited): begin again from what it has.
-                    self._log_decision("another process changed the rows of the manager; reading them again")
-                    self._forget()
-            case OutcomeUnknown():
-                draft.in_doubt = draft.resting = True
-            case Failed() if draft.in_doubt:
-                draft.resting = True
-            case Failed(_, reason):
-                self._drop(ledger, draft, reason)
+    def _drafted(self) -> tuple[Ledger, _Draft]:
+        if self._ledger is None or self._draft is None:
+            raise InvariantViolation("a transaction without a ledger, or without a draft")
+        return self._ledger, self._draft
 
     def _commit(self, now_ns: int, ledger: Ledger, draft: _Draft) -> None:
         for node_id, node in list(ledger.nodes.changes()):
@@ -575,17 +522,13 @@ class Manager:
 
     def _drop(self, ledger: Ledger, draft: _Draft, reason: str) -> None:
         ledger.rollback()
-        self._draft, self._resting = None, True
+        self._draft = None
         self._mark_dirty(list(draft.chains))
         refusal = _manager_error(Busy(f"the store of the manager did not commit the change ({reason}); try again"))
         for request_id, _ in draft.replies:
             self._reply(request_id, refusal)
 
     # --- small things ---
-
-    def _number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def _mark_dirty(self, chains: list[ChainId]) -> None:
         self._dirty.update(dict.fromkeys(chains))

@@ -125,8 +125,9 @@ async def run_manager(
     find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
     host, port = parse_listen(config.listen)
     async with await open_store(config.store) as engine:
-        limits = ServerLimits(connections=MAX_CONNECTIONS)
-        server = RpcServer(Accepts(secret, find_user), identity=f"manager {config.name}", limits=limits)
+        limits = ServerLimits(connections=MAX_CONNECTIONS, connections_per_peer=MAX_CONNECTIONS // 4)
+        accepts = Accepts(secret, find_user)
+        server = RpcServer(accepts, identity=f"manager {config.name}", limits=limits, recheck_tokens=True)
         started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
 
         async def ask(request: Request, caller: Caller) -> Answer:

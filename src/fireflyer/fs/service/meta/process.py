@@ -49,8 +49,9 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
             shared_store=True,
         )
-        limits = ServerLimits(connections=MAX_CONNECTIONS)
-        server = RpcServer(Accepts(secret, find_user), identity=f"meta {config.name}", limits=limits)
+        limits = ServerLimits(connections=MAX_CONNECTIONS, connections_per_peer=MAX_CONNECTIONS // 4)
+        accepts = Accepts(secret, find_user)
+        server = RpcServer(accepts, identity=f"meta {config.name}", limits=limits, recheck_tokens=True)
         server.register(META, service.serve)
 
         async def metrics() -> Sequence[Series]:

@@ -11,6 +11,8 @@ E is `stop_after_ns` + `stop_slack_ns`. Why this is safe, and what agents must k
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Settings
@@ -62,6 +64,15 @@ class Progress:
         if run.state in (RunState.SCHEDULED, RunState.RUNNING):
             self._heard.lead_ended((run.task, run.number), now_ns)
             self._tasks.ended(run, ended)
+
+    def job_ended(self, key: RunKey, free: Collection[str], ended: EndedRun, now_ns: int) -> None:
+        """The batch system's job of a run has ended: nothing of it is left on the nodes `free`."""
+        run = self._ledger.runs.known(key)
+        if run.nodes[0] in free:
+            self._lead_ended(run, ended, now_ns)
+        for node in free:
+            self._tasks.freed(self._ledger.runs.known(key), node)
+        self._over_if_free(key)
 
     def _missing(self, node: str, run: RunRow) -> None:
         """The first node was told of the run, had it, and does not list it: nobody knows of the launcher. It is told

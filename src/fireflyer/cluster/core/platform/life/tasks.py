@@ -17,6 +17,7 @@ from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.history import RunChange, TaskChange
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import PlaceRow, RunRow, RunState, TaskRow, Wish
+from fireflyer.cluster.core.platform.webhooks import Webhooks
 from fireflyer.cluster.core.scheduler.order import waits_since_ns
 from fireflyer.cluster.schema.sync import EndedRun
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome, TaskSpec, TaskState
@@ -34,11 +35,14 @@ class Tasks:
 
     def __init__(self, ledger: Ledger, heard: Heard, settings: Settings) -> None:
         self._ledger, self._heard, self._settings = ledger, heard, settings
+        self.webhooks = Webhooks(ledger)
         self.now_ns = 0
         self.touched: dict[int, None] = {}
         self.notes: list[str] = []
         self.nodes: dict[str, None] = {}
         """Whose orders may have changed."""
+        self.gone: dict[str, None] = {}
+        """That this draft removes."""
 
     def spec(self, task: TaskRow) -> TaskSpec:
         return self._ledger.submissions.known(task.submission).spec
@@ -54,6 +58,7 @@ class Tasks:
         row = msgspec.structs.replace(row, state=following(row.state, step), since_ns=self.now_ns)
         self.put(row)
         self.tell(row)
+        self.webhooks.task(row, self.spec(row), self.now_ns)
         return row
 
     def put_claim(self, row: TaskRow, claim: tuple[str, ...]) -> None:
@@ -79,6 +84,18 @@ class Tasks:
     def hold(self, row: TaskRow) -> None:
         """Its user suspended it before it ran."""
         self._enter(self._until_now(row), Step.SUSPEND)
+
+    def held_words(self, row: TaskRow, spec: TaskSpec) -> str:
+        """Why it may not run, whatever is free; empty: it may."""
+        if row.held:
+            return "its user suspended it: resume it to let it run"
+        for after in spec.after:
+            other = self._ledger.tasks.get(after.task)
+            if other is not None and other.state is not FINISHED:
+                return f"it runs after task {after.task}, which has not finished"
+            if other is not None and after.ok and other.outcome is not Outcome.SUCCEEDED:
+                return f"it runs after the success of task {after.task}, which has not succeeded"
+        return ""
 
     # --- a run's way ---
 
@@ -238,6 +255,8 @@ class Tasks:
         """Nodes on which it shall not run again, the newest ones; none where it could then run nowhere."""
         spec = self.spec(row)
         excluded = tuple(dict.fromkeys((*row.excluded, *bad)))[-MAX_EXCLUDED:]
+        if self._settings.slurm is not None:
+            return excluded  # Slurm has the nodes: the engine looks which of them it can do without
         left = sum(
             1
             for name, node in self._ledger.nodes.rows()

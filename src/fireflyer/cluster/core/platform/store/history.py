@@ -8,7 +8,16 @@ import msgspec
 
 from fireflyer.cluster.core.platform.store.rows import RunRow, TaskRow, decode_row, encode_row
 
-__all__ = ["CommandDone", "HistoryRow", "NodeChange", "RunChange", "TaskChange", "decode_history", "encode_history"]
+__all__ = [
+    "ClusterTotals",
+    "CommandDone",
+    "HistoryRow",
+    "NodeChange",
+    "RunChange",
+    "TaskChange",
+    "decode_history",
+    "encode_history",
+]
 
 
 class TaskChange(msgspec.Struct, frozen=True, tag="TaskChange"):
@@ -40,9 +49,23 @@ class CommandDone(msgspec.Struct, frozen=True, tag="CommandDone"):
     command: str
     target: str
     text: str
+    address: str = ""
+    """Where the request came from; empty where that is not known."""
+    outcome: str = "done"
+    """`begun`: whether it was done is not known; else `done`, or `refused`."""
 
 
-HistoryRow: TypeAlias = TaskChange | RunChange | NodeChange | CommandDone
+class ClusterTotals(msgspec.Struct, frozen=True, tag="ClusterTotals"):
+    """Node-time since the cluster began, as in `rows.ClusterRow`; recorded every `Settings.totals_every_ns`."""
+
+    at_ns: int
+    node_ns: int
+    healthy_ns: int
+    allocated_ns: int
+    productive_ns: int
+
+
+HistoryRow: TypeAlias = TaskChange | RunChange | NodeChange | CommandDone | ClusterTotals
 
 
 class _Envelope(msgspec.Struct, frozen=True):

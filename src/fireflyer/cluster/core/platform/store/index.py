@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fireflyer.cluster.core.platform.store.rows import PlaceRow, RunRow, RunState, SubmissionRow, TaskRow
+from fireflyer.cluster.core.platform.store.rows import (
+    NotificationRow,
+    PlaceRow,
+    RunRow,
+    RunState,
+    SubmissionRow,
+    TaskRow,
+    WebhookRow,
+)
 from fireflyer.cluster.schema.tasks import FINISHED, TaskSpec
 
 __all__ = ["Index", "RunKey"]
@@ -35,6 +43,14 @@ class Index:
         self.keys: dict[tuple[str, str], dict[int, None]] = {}
         """(user, idempotency key) of submissions."""
         self._tasks_of: dict[int, int] = {}
+        self.webhooks_of: dict[str, dict[int, None]] = {}
+        """By user."""
+        self.node_webhooks: dict[int, None] = {}
+        """That are told of nodes."""
+        self.pending: dict[int, dict[int, None]] = {}
+        """Webhook -> notifications that were not delivered yet, the oldest first."""
+        self.pending_of: dict[str, int] = {}
+        """User -> how many these are."""
 
     @staticmethod
     def of(
@@ -42,6 +58,8 @@ class Index:
         runs: Iterable[RunRow],
         places: Iterable[PlaceRow],
         submissions: Iterable[SubmissionRow],
+        webhooks: Iterable[WebhookRow] = (),
+        notifications: Iterable[NotificationRow] = (),
     ) -> Index:
         index = Index()
         by_id = {row.id: row for row in submissions}
@@ -55,7 +73,37 @@ class Index:
             index.run(None, run)
         for place in places:
             index.place(None, place)
+        for webhook in sorted(webhooks, key=lambda row: row.id):
+            index.webhook(webhook, keep=True)
+        for notification in sorted(notifications, key=lambda row: row.number):
+            index.notification(notification, keep=True)
         return index
+
+    def webhook(self, row: WebhookRow, *, keep: bool) -> None:
+        mine = self.webhooks_of.setdefault(row.user, {})
+        if keep:
+            mine[row.id] = None
+            if "node.lost" in row.events:
+                self.node_webhooks[row.id] = None
+            return
+        mine.pop(row.id, None)
+        self.node_webhooks.pop(row.id, None)
+        if not mine:
+            del self.webhooks_of[row.user]
+
+    def notification(self, row: NotificationRow, *, keep: bool) -> None:
+        """One that is new, or goes."""
+        mine = self.pending.setdefault(row.webhook, {})
+        if keep:
+            mine[row.number] = None
+        else:
+            mine.pop(row.number, None)
+        if not mine:
+            del self.pending[row.webhook]
+        left = self.pending_of.get(row.user, 0) + (1 if keep else -1)
+        self.pending_of[row.user] = left
+        if not left:
+            del self.pending_of[row.user]
 
     def task(self, old: TaskRow | None, new: TaskRow | None, spec: TaskSpec) -> None:
         if old is not None and (new is None or new.state is not old.state):

@@ -26,22 +26,28 @@ from fireflyer.cluster.core.platform.store.history import HistoryRow, encode_his
 from fireflyer.cluster.core.platform.store.index import Index
 from fireflyer.cluster.core.platform.store.rows import (
     CONFIG_KEY,
+    JOBS,
     NODES,
+    NOTIFICATIONS,
     PLACES,
     RUNS,
     STATE_KEY,
     SUBMISSIONS,
     TASKS,
     USAGE,
+    WEBHOOKS,
     ClusterRow,
     ConfigRow,
+    JobRow,
     NodeRow,
+    NotificationRow,
     PlaceRow,
     RowKind,
     RunRow,
     SubmissionRow,
     TaskRow,
     UsageRow,
+    WebhookRow,
     decode_row,
     encode_row,
     outbox_key,
@@ -53,8 +59,12 @@ K = TypeVar("K")
 R = TypeVar("R", bound=msgspec.Struct)
 
 RANGES = (
-    ((STATE_KEY, STATE_KEY + b"\0"), (CONFIG_KEY, CONFIG_KEY + b"\0")),
-    *(((kind.prefix, kind.end),) for kind in (NODES, PLACES, USAGE, SUBMISSIONS, TASKS, RUNS)),
+    (
+        (STATE_KEY, STATE_KEY + b"\0"),
+        (CONFIG_KEY, CONFIG_KEY + b"\0"),
+        *((kind.prefix, kind.end) for kind in (WEBHOOKS, NOTIFICATIONS)),
+    ),
+    *(((kind.prefix, kind.end),) for kind in (NODES, PLACES, USAGE, SUBMISSIONS, TASKS, RUNS, JOBS)),
 )
 """What a new leader reads, one transaction after the other: nobody else writes meanwhile, so together they are one
 state. The outbox is not read."""
@@ -141,6 +151,9 @@ class Ledger:
         self.nodes: Table[str, NodeRow] = Table(NODES)
         self.places: Table[str, PlaceRow] = Table(PLACES)
         self.usage: Table[str, UsageRow] = Table(USAGE)
+        self.webhooks: Table[int, WebhookRow] = Table(WEBHOOKS)
+        self.notifications: Table[int, NotificationRow] = Table(NOTIFICATIONS)
+        self.jobs: Table[tuple[int, int], JobRow] = Table(JOBS)
         self.index = Index()
         self.config, self._next_config = ConfigRow(), None
         self.state = ClusterRow(cluster=cluster, time_ns=wall_ns, totals_at_ns=wall_ns)
@@ -158,7 +171,10 @@ class Ledger:
     _next_config: ConfigRow | None
 
     def tables(self) -> tuple[Table[Any, Any], ...]:
-        return self.nodes, self.places, self.usage, self.submissions, self.tasks, self.runs
+        return (
+            self.nodes, self.places, self.usage, self.submissions, self.tasks, self.runs, self.webhooks,
+            self.notifications, self.jobs,
+        )  # fmt: skip
 
     # --- loading ---
 
@@ -177,9 +193,11 @@ class Ledger:
             if key.startswith(table.kind.prefix):
                 row = table.kind.decode(key, value)
                 match row:
-                    case TaskRow() | SubmissionRow():
+                    case NotificationRow():
+                        table.load(row.number, row)
+                    case TaskRow() | SubmissionRow() | WebhookRow():
                         table.load(row.id, row)
-                    case RunRow():
+                    case RunRow() | JobRow():
                         table.load((row.task, row.number), row)
                     case _:
                         table.load(row.name, row)
@@ -197,7 +215,8 @@ class Ledger:
         self._changes, self._outbox = [], []
         self.index = Index.of(
             self.tasks.committed.values(), self.runs.committed.values(), self.places.committed.values(),
-            self.submissions.committed.values(),
+            self.submissions.committed.values(), self.webhooks.committed.values(),
+            self.notifications.committed.values(),
         )  # fmt: skip
 
     def time_ns(self, now_ns: int) -> int:
@@ -218,6 +237,9 @@ class Ledger:
         for number in range(row.runs):
             if self.runs.get((row.id, number)) is not None:
                 self.runs.put((row.id, number), None)
+        for number in range(row.jobs):
+            if self.jobs.get((row.id, number)) is not None:
+                self.jobs.put((row.id, number), None)
         if not self.index.tasks_of_submission(submission.id):
             self.index.submission(submission, None, row.user)
             self.submissions.put(submission.id, None)
@@ -235,6 +257,15 @@ class Ledger:
         self.index.submission(None, row, user)
         self.submissions.put(row.id, row)
 
+    def put_webhook(self, row: WebhookRow, *, keep: bool = True) -> None:
+        self.index.webhook(row, keep=keep)
+        self.webhooks.put(row.id, row if keep else None)
+
+    def put_notification(self, row: NotificationRow, *, keep: bool = True) -> None:
+        """One that is new, or (not `keep`) goes."""
+        self.index.notification(row, keep=keep)
+        self.notifications.put(row.number, row if keep else None)
+
     @property
     def settings(self) -> ConfigRow:
         """What the site sets, with the draft."""
@@ -248,6 +279,14 @@ class Ledger:
         first = self._draft.next_task
         self._draft = msgspec.structs.replace(self._draft, next_task=first + count)
         return first
+
+    def new_webhook(self) -> int:
+        self._draft = msgspec.structs.replace(self._draft, next_webhook=self._draft.next_webhook + 1)
+        return self._draft.next_webhook - 1
+
+    def new_notification(self) -> int:
+        self._draft = msgspec.structs.replace(self._draft, next_notification=self._draft.next_notification + 1)
+        return self._draft.next_notification - 1
 
     def add_productive(self, node_ns: int) -> None:
         self._draft = msgspec.structs.replace(self._draft, productive_ns=self._draft.productive_ns + node_ns)

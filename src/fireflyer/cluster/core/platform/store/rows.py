@@ -5,6 +5,8 @@
     PMta + task (8)      a task                         PMru + task (8) + run (4)    a run
     PMno + name          a node                         PMpl + name          the run that has the node
     PMus + name          a user's usage                 PMob + number (8)    a change that the history has not yet
+    PMwh + id (8)        a webhook                      PMnt + number (8)    a notification that was not delivered yet
+    PMsj + task (8) + number (4)    a job of Slurm that was asked for a task
 
 Numbers are big-endian, so a range is in their order. A value is one byte, the version of its format, and MessagePack.
 What does not decode is `DataCorruption` naming the key: the manager then does not lead, rather than guess.
@@ -24,11 +26,14 @@ from fireflyer.cluster.core.platform.commands import PriorityBound
 from fireflyer.cluster.core.scheduler.model import Limit, Policy, Reservation
 from fireflyer.cluster.schema.sync import EndedRun, Inventory
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
+from fireflyer.cluster.schema.webhooks import EventKind, NotificationData
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 
 __all__ = [
     "CONFIG_KEY",
+    "JOBS",
     "NODES",
+    "NOTIFICATIONS",
     "OUTBOX_PREFIX",
     "PLACES",
     "PREFIX",
@@ -37,19 +42,23 @@ __all__ = [
     "SUBMISSIONS",
     "TASKS",
     "USAGE",
+    "WEBHOOKS",
 ]
 __all__ += [
     "Account",
     "ClusterRow",
     "ConfigRow",
+    "JobRow",
+    "JobState",
     "NodeRow",
+    "NotificationRow",
     "PlaceRow",
     "RowKind",
     "RunRow",
     "RunState",
     "SubmissionRow",
 ]
-__all__ += ["TaskRow", "UsageRow", "Wish", "decode_row", "encode_row", "outbox_key"]
+__all__ += ["TaskRow", "UsageRow", "WebhookRow", "Wish", "decode_row", "encode_row", "outbox_key"]
 
 PREFIX: Final = b"PM"
 STATE_KEY: Final = PREFIX + b"st"
@@ -85,6 +94,8 @@ class ClusterRow(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes times productive time, of runs that have ended."""
     starts_after_ns: int = 0
     """Nothing is started or interrupted before: the store was restored, and runs that it does not know may live."""
+    next_webhook: int = 1
+    next_notification: int = 1
 
 
 class ConfigRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +188,8 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Of its end."""
     ended_ns: int | None = None
+    jobs: int = 0
+    """Of Slurm that were asked for it; the last one is number `jobs - 1`."""
 
 
 class RunState(enum.Enum):
@@ -252,12 +265,89 @@ class PlaceRow(msgspec.Struct, frozen=True, kw_only=True):
     run: int
 
 
+class JobState(enum.Enum):
+    ASKED = "asked"
+    """Slurm is being asked, or was: whether it has the job is known when the job is found by its name."""
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of Slurm in which agents come up for a run of a task."""
+
+    task: int
+    number: int
+    name: str
+    """Made from durable numbers, so given once: Slurm is asked for no second job of this name."""
+    state: JobState = JobState.ASKED
+    asked_ns: int
+    """When the manager that leads in `term` was to ask Slurm for it."""
+    term: int
+    retry_ns: int | None = None
+    """It is asked again then, unless the job was found; None: the asking is under way, or succeeded."""
+    refusal: str = ""
+    """What Slurm said when it was asked last."""
+    slurm_id: int = 0
+    """0: not known yet."""
+    slurm_state: str = ""
+    slurm_reason: str = ""
+    nodes: tuple[str, ...] = ()
+    """As Slurm calls them, once it runs."""
+    running_ns: int | None = None
+    run: int | None = None
+    """Number of the run that it has, or had."""
+    leave: int | None = None
+    """Its agents are to go, and its exit code is to be this one."""
+    leave_ns: int | None = None
+    ended_ns: int | None = None
+    start_s: int | None = None
+    """Unix time by Slurm's clock; likewise `end_s`."""
+    end_s: int | None = None
+    account: str = ""
+    """Where these are from: `squeue`, `sacct` or `jobcomp`; empty: not known."""
+
+
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Node-seconds of a decaying window, as they were at `at_ns`."""
 
     name: str
     node_seconds: float
     at_ns: int
+
+
+class WebhookRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a user is told what happens."""
+
+    id: int
+    user: str
+    url: str
+    events: tuple[str, ...]
+    named: bool
+    """Only of tasks that name it."""
+    nonce: bytes
+    """The secret is computed from it."""
+    created_ns: int
+    delivered: int = 0
+    given_up: int = 0
+    dropped: int = 0
+    failures: int = 0
+    """In a row."""
+    retry_ns: int = 0
+    """Nothing is sent before."""
+    last: str = ""
+    """How the newest attempt went."""
+
+
+class NotificationRow(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    webhook: int
+    user: str
+    """Of the webhook."""
+    event_id: str
+    kind: EventKind
+    at_ns: int
+    data: NotificationData
 
 
 class RowKind(Generic[R]):
@@ -270,9 +360,13 @@ class RowKind(Generic[R]):
         self._fields = fields
 
     def key(self, row: R) -> bytes:
-        parts: list[Any] = [(getattr(row, name), size) for name, size in self._fields]
+        return self.key_of(*(getattr(row, name) for name, _ in self._fields))
+
+    def key_of(self, *parts: Any) -> bytes:
+        """Of the row whose key is made of these."""
+        sizes = [size for _, size in self._fields]
         return self.prefix + b"".join(
-            part.to_bytes(size, "big") if size else str(part).encode() for part, size in parts
+            part.to_bytes(size, "big") if size else str(part).encode() for part, size in zip(parts, sizes, strict=True)
         )
 
     def decode(self, key: bytes, value: bytes) -> R:
@@ -288,7 +382,11 @@ SUBMISSIONS: Final = RowKind(b"sp", SubmissionRow, (("id", 8),))
 RUNS: Final = RowKind(b"ru", RunRow, (("task", 8), ("number", 4)))
 NODES: Final = RowKind(b"no", NodeRow, (("name", 0),))
 PLACES: Final = RowKind(b"pl", PlaceRow, (("name", 0),))
+JOBS: Final = RowKind(b"sj", JobRow, (("task", 8), ("number", 4)))
 USAGE: Final = RowKind(b"us", UsageRow, (("name", 0),))
+
+WEBHOOKS: Final = RowKind(b"wh", WebhookRow, (("id", 8),))
+NOTIFICATIONS: Final = RowKind(b"nt", NotificationRow, (("number", 8),))
 
 
 def outbox_key(number: int) -> bytes:

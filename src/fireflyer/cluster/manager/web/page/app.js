@@ -5,51 +5,68 @@ import { el } from "./dom.js";
 import { clusterPage } from "./cluster.js";
 import { restoreFocus, watchFocus } from "./focus.js";
 import { helpDialog } from "./help.js";
+import { logInForm } from "./login.js";
+import { logsPage } from "./logs.js";
 import { nodesPage } from "./nodes.js";
 import { submitPage } from "./submit.js";
-import { taskPage, tasksPage } from "./tasks.js";
+import { taskPage } from "./task.js";
+import { tasksPage } from "./tasks.js";
 import { themeSwitch } from "./theme.js";
 import { usersPage } from "./users.js";
 
 const PAGES = [["tasks", "Tasks", "t"], ["nodes", "Nodes", "n"], ["cluster", "Cluster", "c"], ["users", "Users", "u"],
   ["submit", "Submit", "s"]];
 const AGAIN_MS = 400;
+const ENDED = "Your session has ended. Log in again: you come back to this page, and what you typed is kept.";
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const notice = document.getElementById("notice");
 let me = null;
 let page = null;
+let place = ""; // of `page`
 let pending = null;
 let following = null;
+let ending = null;
 const help = helpDialog([...PAGES.map(([, title, key]) => [key, title]), ["/", "Search"], ["Enter", "Open the row that has the focus"],
-  ["?", "These keys"]]);
+  ["l", "Logs of the task"], ["f", "Follow the logs, or stop"], ["?", "These keys"]]);
+
+function made() {
+  const [, name = "tasks", argument = "", part = "", run = ""] = location.hash.replace(/^#?/, "").split("/");
+  const number = Number(argument);
+  const task = part === "logs" ? () => logsPage(number, run === "" ? null : Number(run)) : () => taskPage(number, me);
+  const found = { tasks: argument ? task : () => tasksPage(me), nodes: () => nodesPage(me), cluster: clusterPage, users: usersPage, submit: submitPage }[name];
+  return (found ?? (() => tasksPage(me)))();
+}
 
 function route() {
-  const [, name = "tasks", argument = ""] = location.hash.replace(/^#?/, "").split("/");
-  const made = { tasks: argument ? () => taskPage(Number(argument), me) : () => tasksPage(me), nodes: () => nodesPage(me),
-    cluster: clusterPage, users: usersPage, submit: () => submitPage() }[name];
-  for (const link of nav.children) {
-    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  page = (made || (() => tasksPage(me)))();
+  highlight();
+  page?.leave?.();
+  place = location.hash;
+  page = made();
   main.replaceChildren(page.element);
   main.focus({ preventScroll: true });
   window.scrollTo(0, 0);
   refresh();
 }
 
+function highlight() {
+  const [, name = "tasks"] = location.hash.replace(/^#?/, "").split("/");
+  for (const link of nav.children) {
+    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
 async function refresh() {
   pending = null;
   const shown = page;
-  if (!shown?.refresh) return;
+  if (!me || !shown?.refresh) return;
   try {
     await shown.refresh();
-    restoreFocus(main);
-    say("");
+    if (me) restoreFocus(main);
+    if (me) say("");
   } catch (error) {
-    if (error.status === 401) return logInPage();
-    say(error.message);
+    if (me && shown === page) say(error.message);
   }
 }
 
@@ -63,42 +80,58 @@ function say(text) {
   notice.hidden = !text;
 }
 
-function logInPage(message = "") {
+function outside() {
   following?.close();
+  clearTimeout(ending);
   following = me = null;
   nav.hidden = true;
+  help.close();
   document.getElementById("who").replaceChildren();
-  const token = el("input", { type: "password", name: "token", autocomplete: "current-password", required: true });
-  const problem = el("p.error", { role: "alert" }, message);
-  const form = el("form.login", { onsubmit: async (event) => {
-    event.preventDefault();
-    try {
-      await begin(await api.logIn(token.value.trim()));
-    } catch (error) {
-      problem.textContent = error.message;
-    }
-  } }, el("h2", {}, "Log in"), el("label", {}, "Your token", token), problem, el("button.main", {}, "Log in"),
-  el("p.dim", {}, "An operator gives you a token. It is kept in this browser as a session of 12 hours."));
-  page = null;
-  main.replaceChildren(form);
-  token.focus();
 }
 
-async function begin(found) {
+function logInPage(message = "") {
+  outside();
+  page?.leave?.();
+  page = null;
+  const form = logInForm(message, begin);
+  main.replaceChildren(form.element);
+  form.focus();
+}
+
+// The page is taken out of the document, not thrown away: the same user finds it as it was.
+function askAgain() {
+  if (!me) return;
+  const before = me.user;
+  outside();
+  say(ENDED);
+  const form = logInForm("", (found) => begin(found, found.user === before && location.hash === place ? page : null));
+  main.replaceChildren(form.element);
+  form.focus();
+}
+
+function begin(found, kept = null) {
   me = found;
   nav.hidden = false;
   nav.replaceChildren(...PAGES.map(([name, title]) => el("a", { href: `#/${name}`, "data-page": name }, title)));
-  const out = el("button", { onclick: async () => { await api.logOut(); logInPage(); } }, "Log out");
+  const out = el("button", { onclick: async () => { await api.logOut().catch(() => null); logInPage(); } }, "Log out");
   const keys = el("button", { "aria-label": "Keys", title: "Keys (?)", onclick: () => help.showModal() }, "?");
   document.getElementById("who").replaceChildren(`${me.user} `, out, keys);
   following = api.follow(soon, (connected) => say(connected ? "" : "The platform does not answer; trying again."));
-  route();
+  if (me.expires_s) ending = setTimeout(() => api.session().catch((error) => error.status === 401 && askAgain()), 1000 * (me.expires_s + 1) - Date.now());
+  say("");
+  if (!kept) return route();
+  highlight();
+  main.replaceChildren(kept.element);
+  main.focus({ preventScroll: true });
+  kept.resume?.();
+  refresh();
 }
 
 document.addEventListener("keydown", (event) => {
   if (!me || help.open || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
   const found = PAGES.find(([, , key]) => key === event.key);
   if (found) location.hash = `/${found[0]}`;
+  else page?.key?.(event.key);
   if (event.key === "?") help.showModal();
   if (event.key === "/") {
     const search = main.querySelector("input[type=search]");
@@ -107,6 +140,7 @@ document.addEventListener("keydown", (event) => {
 });
 document.querySelector("header").append(themeSwitch());
 watchFocus(main);
+api.whenExpired(askAgain);
 window.addEventListener("hashchange", () => me && route());
 setInterval(() => { if (me && !document.hidden && page?.live) soon(); }, 5000);
-api.session().then(begin, (error) => logInPage(error.status === 401 ? "" : error.message));
+api.session().then((found) => begin(found), (error) => logInPage(error.status === 401 ? "" : error.message));

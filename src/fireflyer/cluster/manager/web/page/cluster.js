@@ -1,11 +1,13 @@
 // The cluster as a whole: how busy, how good, what was set.
 
 import * as api from "./api.js";
+import { utilisationPanel } from "./charts.js";
 import { duration, el, percent, table } from "./dom.js";
 
 export function clusterPage() {
   const cards = el("div.cards");
   const rest = el("div");
+  const charts = utilisationPanel();
   async function refresh() {
     const found = await api.cluster();
     const card = (number, text) => el("div.card", {}, el("b", {}, number), el("span", {}, text));
@@ -17,6 +19,7 @@ export function clusterPage() {
       el("h3", {}, "Limits"), limits.length ? table(["For", "Name", "Group", "Priority", "Nodes"], limits.map((one) =>
         el("tr", {}, [one.kind, one.name || "each", one.node_group, one.priority ?? "any", one.nodes].map((text) => el("td", {}, text))))) : el("p.dim", {}, "None."),
       el("h3", {}, "Reservations and maintenance"), reservations.length ? table(["Name"], reservations.map((one) => el("tr", {}, el("td", {}, one.name)))) : el("p.dim", {}, "None."));
+    await charts.refresh();
   }
-  return { element: el("section", {}, el("h2", {}, "Cluster"), cards, rest), refresh, live: true };
+  return { element: el("section", {}, el("h2", {}, "Cluster"), cards, charts.element, rest), refresh, live: true };
 }

@@ -13,6 +13,14 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
+// The same for drawings.
+export function svg(name, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children.flat(Infinity).map(asNode));
+  return made;
+}
+
 function asNode(child) {
   return child instanceof Node ? child : document.createTextNode(String(child));
 }
@@ -33,6 +41,10 @@ export function clock(ns) {
 
 export function state(name) {
   return el(`span.state.${name}`, {}, name);
+}
+
+export function many(count, word) {
+  return `${count.toLocaleString()} ${word}${count === 1 ? "" : "s"}`;
 }
 
 export function percent(share) {

@@ -1,0 +1,1 @@
+"""The SQL history of the platform: tables, their migrations, the copier, and queries."""

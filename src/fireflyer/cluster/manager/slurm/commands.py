@@ -1,0 +1,145 @@
+"""Runs the commands of Slurm: each with a time limit and a bound on what is read, in an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from typing import Final
+
+from fireflyer.base.errors import InvariantViolation, PermanentError, Timeout, TransientError, Unreachable, UsageError
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.accounts import Account
+from fireflyer.cluster.core.slurm.output import (
+    JOB_FORMAT,
+    MAX_OUTPUT_BYTES,
+    NODE_FORMAT,
+    SlurmJob,
+    SlurmNode,
+    SlurmOutputError,
+    parse_job_id,
+    parse_jobs,
+    parse_nodes,
+    plain,
+)
+
+__all__ = ["SlurmCommands"]
+
+_NAMES_PER_CALL: Final = 1000
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_AWAY: Final = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|Zero Bytes|Slurm controller.*not respond"
+    r"|slurm_receive_msg|Resource temporarily unavailable|Unexpected message received|backup controller",
+    re.IGNORECASE,
+)
+"""What its commands print when slurmctld may or may not have heard of them."""
+_KEPT: Final = ("PATH", "SLURM_CONF", "LANG", "LD_LIBRARY_PATH")
+
+
+class SlurmCommands:
+    """Methods raise `TransientError` where Slurm does not answer in time or in the form that is expected, and
+    `PermanentError` with Slurm's words where it refuses."""
+
+    def __init__(self, path: str, timeout_ns: int) -> None:
+        self._path = path
+        self._timeout_ns = timeout_ns
+        self._environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        self._environment["SLURM_TIME_FORMAT"] = "%s"
+
+    async def jobs(self, names: Sequence[str]) -> tuple[SlurmJob, ...]:
+        """All that have one of the names, those that ended lately too."""
+        jobs: list[SlurmJob] = []
+        for first in range(0, len(names), _NAMES_PER_CALL):
+            some = names[first : first + _NAMES_PER_CALL]
+            command = ["squeue", "--noheader", "--all", "--states=all", f"--name={','.join(some)}"]
+            jobs += parse_jobs(await self._run([*command, f"--format={JOB_FORMAT}"]), some)
+        return tuple(jobs)
+
+    async def nodes(self) -> tuple[SlurmNode, ...]:
+        return parse_nodes(await self._run(["sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FORMAT}"]))
+
+    async def submit(self, arguments: Sequence[str], script: str, account: Account | None) -> int:
+        """The number of the job. A `TransientError` leaves open whether Slurm has it."""
+        user = () if account is None else (f"--uid={account.uid}", f"--gid={account.gid}")
+        return parse_job_id(await self._run(["sbatch", *arguments, *user], script))
+
+    async def cancel(self, slurm_id: int) -> None:
+        """Also of one that has ended."""
+        await self._run(["scancel", str(slurm_id)])
+
+    async def drain(self, node: str, reason: str) -> None:
+        words = plain(reason) or "drained by the platform"
+        await self._run(["scontrol", "update", f"NodeName={_checked(node)}", "State=DRAIN", f"Reason={words}"])
+
+    async def resume(self, node: str) -> None:
+        await self._run(["scontrol", "update", f"NodeName={_checked(node)}", "State=RESUME"])
+
+    async def _run(self, command: Sequence[str], given: str = "") -> str:
+        program = shutil.which(command[0], path=self._path or None)
+        if program is None:
+            raise Unreachable(f"there is no {command[0]} here; install Slurm's commands, or set slurm.path")
+        stdin = _file_of(given)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *command[1:],
+                stdin=stdin,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd="/",
+            )
+        except OSError as error:
+            raise translate_os_error(error, f"start {program}") from error
+        finally:
+            os.close(stdin)
+        try:
+            async with asyncio.timeout(self._timeout_ns / SECOND):
+                out, errors = await _communicate(process)
+        except TimeoutError:
+            raise Timeout(f"{command[0]} did not end within {self._timeout_ns / SECOND:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            words = plain(errors[-4096:].decode(errors="replace")) or f"it ended with {process.returncode}"
+            kind: type[TransientError | PermanentError] = Unreachable if _AWAY.search(words) else PermanentError
+            raise kind(f"{command[0]}: {words}")
+        return out.decode(errors="replace")
+
+
+def _file_of(text: str) -> int:
+    """In memory, to be read from its beginning: a program that ends without reading it does no harm."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+async def _communicate(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """Both outputs, as far as they may go; a program that prints more is killed by who called."""
+    if process.stdout is None or process.stderr is None:
+        raise InvariantViolation("a command without pipes")
+    out, errors = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+    await process.wait()
+    return out, errors
+
+
+async def _bounded(stream: asyncio.StreamReader) -> bytes:
+    data = bytearray()
+    while piece := await stream.read(1 << 16):
+        data += piece
+        if len(data) > MAX_OUTPUT_BYTES:
+            raise SlurmOutputError(f"a command of Slurm printed more than {MAX_OUTPUT_BYTES} bytes")
+    return bytes(data)
+
+
+def _checked(node: str) -> str:
+    if _NODE.fullmatch(node) is None:
+        raise UsageError(f"{node[:80]!r} is no name of a node; `ff nodes` shows them")
+    return node

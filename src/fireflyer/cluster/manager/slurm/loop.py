@@ -1,0 +1,164 @@
+"""Asks Slurm again and again, tells the machine, and does what it wants done, while this manager leads.
+
+    squeue, sinfo ──> SlurmSaid ──> machine ──> committed rows ──> work ──> sbatch, scancel ──> JobSubmitted
+
+One step after the other, so what Slurm says is never older than what was told before. `sbatch` is started only while
+this manager leads, and ends within its time limit: a successor waits for longer than that before it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from fireflyer.base.errors import FireflyerError, PermanentError, PermissionDenied, TransientError
+from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.agent.accounts import Account, Accounts
+from fireflyer.cluster.core.platform.slurm.messages import (
+    Cancel,
+    JobNotSubmitted,
+    JobSubmitted,
+    SlurmEvent,
+    SlurmSaid,
+    SlurmSilent,
+    Submit,
+    WatchedJob,
+    Work,
+)
+from fireflyer.cluster.core.slurm.output import SlurmJob
+from fireflyer.cluster.core.slurm.request import JobOrders, arguments, script
+from fireflyer.cluster.manager.config import SlurmConfig
+from fireflyer.cluster.manager.machines import Machines
+from fireflyer.cluster.manager.slurm.commands import SlurmCommands
+
+__all__ = ["SlurmLoop"]
+
+_log = logging.getLogger(__name__)
+_TOKEN_LIFETIME_S: Final = 90 * 24 * 3600
+_SUBMITTED_PER_ROUND: Final = 20
+"""Then Slurm is asked again what became of them."""
+
+
+class Leader(Protocol):
+    """Of the platform, as this loop uses it. Methods raise `TransientError` where this manager does not lead."""
+
+    def slurm_jobs(self) -> tuple[WatchedJob, ...]: ...
+
+    def slurm_work(self) -> tuple[Work, ...]: ...
+
+    def tell_slurm(self, event: SlurmEvent) -> None: ...
+
+    def require_lead(self) -> int: ...
+
+
+class SlurmLoop:
+    def __init__(
+        self,
+        config: SlurmConfig,
+        leader: Leader,
+        machines: Machines,
+        managers: Callable[[], tuple[str, ...]],
+        accounts: Accounts,
+    ) -> None:
+        self._config = config
+        self._leader = leader
+        self._machines = machines
+        self._managers = managers
+        self._accounts = accounts
+        self.commands = SlurmCommands(config.path, config.command_timeout_ms * MS)
+        self._attempts: dict[tuple[int, int], int] = {}
+        """(task, number) -> the attempt that was made."""
+        self._was_silent = ""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                await self._round()
+            except TransientError:
+                self._attempts.clear()  # another manager leads, or none
+            except Exception:  # without this loop tasks would wait for ever, and nobody would know why
+                _log.exception("the loop of Slurm goes on after an error")
+            await asyncio.sleep(self._config.poll_ms * MS / SECOND)
+
+    async def _round(self) -> None:
+        watched = self._leader.slurm_jobs()
+        self._leader.tell_slurm(await self._ask(watched))
+        await asyncio.sleep(0.05)  # a draft
+        await self._retire(watched)
+        submitted = 0
+        for one in self._leader.slurm_work():
+            match one:
+                case Submit():
+                    submitted += await self._submit(one)
+                    if submitted >= _SUBMITTED_PER_ROUND:
+                        return
+                case Cancel(slurm_id, reason):
+                    await self._cancel(slurm_id, reason)
+
+    async def _ask(self, watched: tuple[WatchedJob, ...]) -> SlurmSaid | SlurmSilent:
+        try:
+            nodes = await self.commands.nodes()
+            jobs = await self.commands.jobs([job.name for job in watched])
+        except FireflyerError as error:
+            if str(error) != self._was_silent:
+                self._was_silent = str(error)
+                _log.warning("Slurm does not answer reason=%s", error)
+            return SlurmSilent(f"Slurm does not answer: {error}")
+        self._was_silent = ""
+        users = {job.name: job.user for job in watched}
+        return SlurmSaid(tuple(job for job in jobs if self._is_ours(job, users)), nodes)
+
+    def _is_ours(self, job: SlurmJob, users: Mapping[str, str]) -> bool:
+        """Anyone may give a job this name."""
+        try:
+            account = self._account(users[job.name])
+        except PermissionDenied:
+            return False
+        return job.uid == (self._accounts.uid if account is None else account.uid)
+
+    def _account(self, user: str) -> Account | None:
+        """Raises `PermissionDenied`."""
+        return self._accounts.of_user(user, "")
+
+    async def _retire(self, watched: tuple[WatchedJob, ...]) -> None:
+        self._leader.require_lead()
+        try:
+            await self._machines.retire_jobs([job.job for job in watched])
+        except FireflyerError as error:
+            _log.warning("nodes of jobs that ended are still let in reason=%s", error)
+
+    async def _submit(self, one: Submit) -> bool:
+        key = one.task, one.number
+        if self._attempts.get(key) == one.attempt:
+            return False
+        self._leader.require_lead()
+        self._attempts[key] = one.attempt
+        try:
+            account = self._account(one.user)
+            token = await self._machines.issue_for_job(one.job, one.most_nodes, _TOKEN_LIFETIME_S)
+            orders = JobOrders(token=token, managers=self._managers(), job=one.job)
+            python = self._config.python or (sys.executable,)
+            self._leader.require_lead()
+            slurm_id = await self.commands.submit(arguments(one.request), script(python, orders), account)
+        except (PermanentError, TransientError) as error:
+            _log.warning("sbatch did not succeed task=%d reason=%s", one.task, error)
+            certain = isinstance(error, PermanentError)
+            event: SlurmEvent = JobNotSubmitted(one.task, one.number, str(error), certain)
+        else:
+            _log.info("submitted to Slurm task=%d job=%d", one.task, slurm_id)
+            event = JobSubmitted(one.task, one.number, slurm_id)
+        self._leader.tell_slurm(event)
+        return True
+
+    async def _cancel(self, slurm_id: int, reason: str) -> None:
+        self._leader.require_lead()
+        try:
+            await self.commands.cancel(slurm_id)
+        except FireflyerError as error:
+            _log.warning("scancel did not succeed job=%d reason=%s", slurm_id, error)
+        else:
+            _log.info("cancelled in Slurm job=%d reason=%s", slurm_id, reason)

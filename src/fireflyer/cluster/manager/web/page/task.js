@@ -1,0 +1,80 @@
+// One task: why it is in its state, its runs over time, and where its time went.
+
+import * as api from "./api.js";
+import { clock, duration, el, many, percent, state, table } from "./dom.js";
+import { timeline } from "./timeline.js";
+
+const PARTS = ["queue", "suspended", "platform", "start", "productive", "checkpoint", "lost", "restart", "release", "other", "unknown"];
+
+export function taskPage(number, me) {
+  const body = el("div");
+  const said = el("p", { role: "status" });
+  async function act(type, fields, question) {
+    if (question && !window.confirm(question)) return;
+    try {
+      said.className = "dim";
+      said.textContent = (await api.command(type, { task: number, ...fields })).text;
+    } catch (error) {
+      said.className = "error";
+      said.textContent = error.message;
+    }
+    await refresh();
+  }
+  async function refresh() {
+    const answer = await api.task(number);
+    const { task, runs } = answer;
+    const mayAct = task.state !== "finished" && (task.user === me.user || me.roles.length > 0);
+    const priority = el("input", { type: "number", min: 0, max: 50, value: task.priority, "aria-label": "Priority" });
+    const buttons = !mayAct ? [] : [
+      task.held ? el("button.main", { onclick: () => act("ResumeTask", {}) }, "Resume")
+        : el("button", { onclick: () => act("SuspendTask", {}) }, "Suspend"),
+      el("button.danger", { onclick: () => act("StopTask", {}, `Stop task ${number} for good?`) }, "Stop"),
+      priority, el("button", { onclick: () => act("SetPriority", { priority: Number(priority.value) }) }, "Set priority")];
+    const logs = mayRead(task, me) ? el("a.button", { href: `#/tasks/${number}/logs` }, "Logs") : null;
+    const parts = [el("h2", {}, `Task ${task.id} `, task.name), el("div.row", {}, logs, buttons), said, facts(answer), timeline(task, runs), account(task), runTable(runs, mayRead(task, me))];
+    body.replaceChildren(...parts.filter((part) => part !== null));
+  }
+  return { element: body, refresh, live: true, key: (key) => {
+    if (key === "l") location.hash = `/tasks/${number}/logs`;
+  } };
+}
+
+// The manager decides; this only leaves out what it would refuse.
+function mayRead(task, me) {
+  return task.user === me.user || me.roles.length > 0;
+}
+
+function facts({ task, why: { text: why, earliest_ns: earliest } }) {
+  const nodes = task.least_nodes === task.most_nodes ? many(task.least_nodes, "node") : `${task.least_nodes} to ${task.most_nodes} nodes`;
+  const program = task.spec?.program;
+  const lines = [["State", el("span", {}, state(task.outcome || task.state), ` for ${duration(Date.now() * 1e6 - task.since_ns)}`)],
+    ["Why", why], ["Starts", earliest ? `${clock(earliest)} at the latest` : null], ["User", task.user],
+    ["Asks for", `${nodes} of ${task.node_group}, priority ${task.priority}`], ["Nodes", task.nodes.join(" ") || null],
+    ["Program", program ? [program.script, ...program.args].join(" ") : null], ["Submitted", clock(task.submitted_ns)],
+    ["Exit", task.exit_code === null ? null : `${task.exit_code}: ${task.reason}`], ["Requeues", task.requeues || null],
+    ["Whole-life state", task.whole_life || null], ["ETTR", task.ettr === null ? null : percent(task.ettr)]];
+  return el("dl.facts", {}, lines.filter(([, text]) => text !== null && text !== "").map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+}
+
+function account(task) {
+  const parts = PARTS.map((name) => [name, task.account[`${name}_ns`] || 0]).filter(([, ns]) => ns > 0);
+  const whole = parts.reduce((sum, [, ns]) => sum + ns, 0);
+  if (!whole) return null;
+  const bar = el("div.bar", { role: "img", "aria-label": "Where the time went" }, parts.map(([name, ns]) => {
+    const part = el(`i.${name}`, { title: `${name} ${duration(ns)}` });
+    part.style.width = `${(100 * ns) / whole}%`;
+    return part;
+  }));
+  return el("section", {}, el("h3", {}, "Where the time went"), bar,
+    el("p.dim", {}, `${duration(whole)}: ${parts.map(([name, ns]) => `${name} ${duration(ns)}`).join(", ")}`));
+}
+
+function runTable(runs, readable) {
+  if (!runs.length) return null;
+  const logs = (run) => (readable ? el("a", { href: `#/tasks/${run.task}/logs/${run.number}`, "aria-label": `Logs of run ${run.number}` }, "logs") : "");
+  return el("section", {}, el("h3", {}, "Runs"), table(["#Run", "", "State", "Nodes", "Began", "For", "Ended by"], [...runs].reverse().map((run) =>
+    el("tr", {}, el("td.number", {}, run.number), el("td", {}, logs(run)), el("td", {}, run.state, run.step === null ? "" : ` (step ${run.step})`),
+      el("td", {}, run.nodes.join(" ")), el("td.together", {}, clock(run.started_ns || run.scheduled_ns)),
+      el("td.together", {}, duration((run.over_ns || run.ended_ns || Date.now() * 1e6) - run.scheduled_ns)),
+      el("td.why", {}, run.cause ? `${run.cause}: ${run.end_reason}` : run.leave_reason || run.reason)))));
+}

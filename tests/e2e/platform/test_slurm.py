@@ -1,0 +1,218 @@
+"""Tasks as jobs of a real Slurm (munge, slurmctld, a slurmd on each of three machines), agents in its allocations."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.support.machines import slurm
+from tests.support.machines.machines import Machines, needs_machines
+from tests.support.machines.slurm import SlurmCluster, needs_slurm, slurm_cluster
+from tests.support.platform.running import task_of, wait_for
+from tests.support.platform.slurm_desk import SlurmPlatform
+
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.platform.commands import DrainNode, ResumeNode, ResumeTask, StopTask, SuspendTask
+from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskState
+
+pytestmark = [needs_machines, needs_slurm, pytest.mark.slow, pytest.mark.processes]
+
+SAYS: Final = """\
+import os, sys, time
+rank = int(os.environ["RANK"])
+with open(f"{sys.argv[1]}.{rank}", "a") as file:
+    print(os.uname().nodename, os.environ["SLURM_JOB_ID"], file=file, flush=True)
+while not os.path.exists(sys.argv[1] + ".go"):
+    time.sleep(0.05)
+sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def machines(module_path: Path) -> Iterator[Machines]:
+    with Machines(["a", "b", "c"], shared=[module_path], private=slurm.PRIVATE) as machines:
+        yield machines
+
+
+@pytest.fixture(scope="module")
+def cluster(machines: Machines) -> Iterator[SlurmCluster]:
+    with slurm_cluster(machines, slurmd_timeout_s=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def platform(cluster: SlurmCluster, machines: Machines, module_path: Path) -> Iterator[SlurmPlatform]:
+    with SlurmPlatform(machines, module_path / "platform") as platform:
+        yield platform
+
+
+@pytest.fixture
+def script(module_path: Path, request: pytest.FixtureRequest) -> Path:
+    path = module_path / f"{request.node.name}.py"
+    path.write_text(SAYS)
+    return path
+
+
+def jobs_in_slurm(machines: Machines) -> list[list[str]]:
+    shown = machines["a"].run(["squeue", "--noheader", "--states=all", "--format=%i %T %N"], check=True)
+    return [line.split(" ") for line in shown.stdout.splitlines()]
+
+
+def living_jobs(machines: Machines) -> list[list[str]]:
+    return [job for job in jobs_in_slurm(machines) if job[1] in ("RUNNING", "PENDING", "COMPLETING")]
+
+
+def none_left(machines: Machines) -> bool:
+    return not living_jobs(machines) and not [
+        argv for one in machines.values() for _, argv in one.processes() if "fireflyer.cluster.agent.job" in argv
+    ]
+
+
+def test_a_task_runs_on_the_nodes_of_its_job_which_ends_as_the_task_does(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    out = module_path / "two"
+    task = platform.submit(task_of(script, "two", str(out), nodes=2))
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    wait_for(lambda: all(Path(f"{out}.{rank}").exists() for rank in (0, 1)), "both ranks run")
+    said = [Path(f"{out}.{rank}").read_text().split() for rank in (0, 1)]
+    (job,) = [job for job in living_jobs(machines) if job[0] == said[0][1]]
+    assert {name for name, _ in said} == set(job[2].split(","))
+    assert [node.task for node in platform.nodes().values()].count(task) == 2
+    Path(f"{out}.go").touch()
+    answer = platform.finished(task)
+    assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
+    wait_for(lambda: none_left(machines), "nothing is left")
+    assert [one[1] for one in jobs_in_slurm(machines) if one[0] == job[0]] == ["COMPLETED"]
+
+
+def test_a_task_that_fails_ends_with_its_exit_code_and_so_does_its_job(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    out = module_path / "fails"
+    Path(f"{out}.go").touch()
+    task = platform.submit(task_of(script, "fails", str(out), "7", max_restarts=0))
+    answer = platform.finished(task)
+    assert (answer.task.outcome, answer.task.exit_code) == (Outcome.FAILED, 7), (answer, platform.log())
+    wait_for(lambda: none_left(machines), "nothing is left")
+    newest = max(jobs_in_slurm(machines), key=lambda job: int(job[0]))
+    assert newest[1] == "FAILED", jobs_in_slurm(machines)
+
+
+def test_a_manager_that_is_killed_after_sbatch_finds_the_job_and_asks_for_no_second_one(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    out = module_path / "killed"
+    before = {job[0] for job in jobs_in_slurm(machines)}
+    platform.kill_after_sbatch.touch()
+    task = platform.submit(task_of(script, "killed", str(out)))
+    platform.wait_killed()
+    platform.end(signal.SIGKILL)
+    platform.start()
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    Path(f"{out}.go").touch()
+    assert platform.finished(task).task.outcome is Outcome.SUCCEEDED
+    wait_for(lambda: none_left(machines), "nothing is left")
+    assert len({job[0] for job in jobs_in_slurm(machines)} - before) == 1
+
+
+def test_a_task_that_is_stopped_frees_its_nodes_and_one_that_waits_leaves_the_queue(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    out = module_path / "stopped"
+    runs = platform.submit(task_of(script, "stopped", str(out), nodes=3))
+    waits = platform.submit(task_of(script, "waits", str(out), nodes=3))
+    platform.until(runs, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    platform.until(waits, lambda answer: "waits: no nodes are free for it yet" in answer.why.text, "Slurm says why")
+    platform.command(StopTask(waits))
+    platform.command(StopTask(runs))
+    assert platform.finished(waits).task.outcome is Outcome.STOPPED
+    assert platform.finished(runs).task.outcome is Outcome.STOPPED
+    wait_for(lambda: none_left(machines), "nothing is left")
+
+
+def test_a_job_that_is_cancelled_in_slurm_stops_its_task_and_leaves_no_process(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    task = platform.submit(task_of(script, "cancelled", str(module_path / "cancelled"), nodes=2))
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    (job,) = living_jobs(machines)
+    machines["a"].run(["scancel", job[0]], check=True)
+    answer = platform.finished(task)
+    assert answer.task.outcome is Outcome.STOPPED, (answer, platform.log())
+    wait_for(lambda: none_left(machines), "nothing is left")
+    assert not [argv for one in machines.values() for _, argv in one.processes() if str(script) in argv]
+
+
+def test_a_job_that_slurm_preempts_is_followed_by_another_and_the_task_goes_on(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    out = module_path / "preempted"
+    task = platform.submit(task_of(script, "preempted", str(out), nodes=3))
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    (first,) = living_jobs(machines)
+    machines["a"].run(["srun", "--partition=urgent", "-N1", "true"], check=True)
+    platform.until(task, lambda answer: answer.task.runs == 2 and answer.task.state is TaskState.RUNNING, "run 1")
+    (second,) = living_jobs(machines)
+    assert first[0] != second[0]
+    Path(f"{out}.go").touch()
+    answer = platform.finished(task)
+    assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
+    assert (answer.runs[0].cause, answer.task.requeues) == (Cause.INTERRUPTED, 0)
+    wait_for(lambda: none_left(machines), "nothing is left")
+
+
+def test_a_task_that_its_user_suspends_gives_its_job_up_and_gets_another_when_it_is_resumed(
+    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+) -> None:
+    out = module_path / "suspended"
+    task = platform.submit(task_of(script, "suspended", str(out), nodes=2, grace_ns=SECOND))
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    wait_for(lambda: Path(f"{out}.0").exists(), "its ranks run")
+    platform.command(SuspendTask(task))
+    platform.until(task, lambda answer: answer.task.state is TaskState.SUSPENDED, "it is suspended")
+    wait_for(lambda: none_left(machines), "its nodes are free")
+    assert "resume it" in platform.task(task).why.text
+    Path(f"{out}.go").touch()
+    platform.command(ResumeTask(task))
+    assert platform.finished(task).task.outcome is Outcome.SUCCEEDED
+    wait_for(lambda: none_left(machines), "nothing is left")
+
+
+def test_nodes_are_drained_from_both_sides(
+    platform: SlurmPlatform, machines: Machines, cluster: SlurmCluster, module_path: Path, script: Path
+) -> None:
+    wait_for(lambda: {"b", "c"} <= set(platform.nodes()), "the manager has read Slurm's nodes")
+    platform.command(DrainNode("b", "bad | fan"))
+    cluster.wait_for_states({"b": "drained"})
+    machines["a"].run(["scontrol", "update", "NodeName=c", "State=DRAIN", "Reason=disk"], check=True)
+    wait_for(lambda: platform.nodes()["c"].state == "drained", "c is shown drained")
+    shown = platform.nodes()
+    assert [shown[name].state for name in "ab"] == ["idle", "drained"]
+    assert (shown["b"].drain_reason, shown["c"].drain_reason) == ("admin: bad | fan", "disk")
+    task = platform.submit(task_of(script, "waits", str(module_path / "drained"), nodes=2))
+    platform.until(task, lambda answer: "Slurm job" in answer.why.text and " waits: " in answer.why.text, "why")
+    platform.command(ResumeNode("b"))
+    platform.command(ResumeNode("c"))
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    Path(module_path / "drained.go").touch()
+    assert platform.finished(task).task.outcome is Outcome.SUCCEEDED
+
+
+def test_tasks_run_on_and_nothing_is_lost_while_slurm_is_away(
+    platform: SlurmPlatform, machines: Machines, cluster: SlurmCluster, module_path: Path, script: Path
+) -> None:
+    out = module_path / "away"
+    task = platform.submit(task_of(script, "away", str(out)))
+    platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    cluster.stop_controller()
+    waits = platform.submit(task_of(script, "later", str(out)))
+    platform.until(waits, lambda answer: "Slurm does not answer" in answer.why.text, "why")
+    Path(f"{out}.go").touch()
+    assert platform.finished(task).task.outcome is Outcome.SUCCEEDED
+    cluster.start_controller()
+    assert platform.finished(waits).task.outcome is Outcome.SUCCEEDED
+    wait_for(lambda: none_left(machines), "nothing is left")

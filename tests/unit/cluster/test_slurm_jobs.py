@@ -1,0 +1,136 @@
+"""What follows for the row of a job from what Slurm says, and how Slurm is asked for one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.cluster.core.platform.slurm.reasons import why_waits
+from fireflyer.cluster.core.platform.slurm.reconcile import FORGOTTEN, AskAgain, Found, Nothing, reconcile
+from fireflyer.cluster.core.platform.slurm.work import excluded
+from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, TaskRow
+from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
+from fireflyer.cluster.core.slurm.request import JobOrders, JobRequest, arguments, node_of, script, slot_name
+from fireflyer.cluster.schema.tasks import Program, TaskSpec, TaskState
+
+ROW = JobRow(task=1, number=0, name="ff-1", asked_ns=5, term=1)
+STATES = ("PENDING", "RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED")
+
+
+def job(number: int, state: str = "RUNNING") -> SlurmJob:
+    return SlurmJob(id=number, name="ff-1", uid=0, state=state)
+
+
+def spec(**fields: Any) -> TaskSpec:
+    return TaskSpec(name="train", program=Program(script="train.py"), **fields)
+
+
+def task(**fields: Any) -> TaskRow:
+    return TaskRow(
+        id=1, submission=1, name="train", user="ada", state=TaskState.QUEUED, priority=10, submitted_ns=0, queued_ns=0,
+        since_ns=0, counted_ns=0, **fields,
+    )  # fmt: skip
+
+
+def test_a_job_is_adopted_by_its_name_and_asked_for_again_only_after_its_pause() -> None:
+    assert reconcile(ROW, [], 10**12) == Nothing()
+    waits = msgspec.structs.replace(ROW, retry_ns=100)
+    assert reconcile(waits, [], 99) == Nothing()
+    assert reconcile(waits, [], 100) == AskAgain()
+    assert reconcile(waits, [job(7, "PENDING")], 100) == Found(job(7, "PENDING"))
+
+
+def test_of_two_jobs_of_one_name_the_one_that_runs_is_kept() -> None:
+    assert reconcile(ROW, [job(7, "PENDING"), job(9)], 0) == Found(job(9), (7,))
+    assert reconcile(ROW, [job(9, "PENDING"), job(7, "PENDING")], 0) == Found(job(7, "PENDING"), (9,))
+
+
+def test_a_job_that_slurm_shows_no_more_has_ended() -> None:
+    found = reconcile(msgspec.structs.replace(ROW, slurm_id=7, state=JobState.RUNNING), [], 0)
+    assert isinstance(found, Found)
+    assert (found.job.state, found.job.phase) == (FORGOTTEN, Phase.ENDED)
+
+
+@given(
+    said=st.lists(st.builds(job, st.integers(1, 9), st.sampled_from(STATES)), max_size=6, unique_by=lambda one: one.id),
+    slurm_id=st.integers(0, 9),
+    retry_ns=st.none() | st.integers(0, 100),
+    now_ns=st.integers(0, 100),
+)
+def test_one_job_at_most_is_kept_and_none_is_asked_for_while_one_lives(
+    said: list[SlurmJob], slurm_id: int, retry_ns: int | None, now_ns: int
+) -> None:
+    row = msgspec.structs.replace(ROW, slurm_id=slurm_id, retry_ns=retry_ns)
+    living = {one.id for one in said if one.phase is not Phase.ENDED}
+    found = reconcile(row, said, now_ns)
+    if isinstance(found, AskAgain):
+        assert not said
+        assert not slurm_id
+    elif isinstance(found, Found):
+        kept = {found.job.id} & living
+        assert kept | set(found.surplus) == living
+        assert found.job.id not in found.surplus
+        assert not slurm_id or found.job.id == slurm_id
+    else:
+        assert not said
+    assert reconcile(row, tuple(reversed(said)), now_ns) == found
+
+
+def test_sbatch_is_asked_for_whole_nodes_once_and_under_its_name() -> None:
+    given = arguments(
+        JobRequest(
+            name="ff-1", task=7, exclude=("n1", "n2"), options=("--qos=low",),
+            spec=spec(least_nodes=2, most_nodes=4, labels=("gpu", "ib"), node_group="fast", time_ns=3600 * 10**9),
+        )
+    )  # fmt: skip
+    assert {"--job-name=ff-1", "--nodes=2-4", "--exclusive", "--dependency=singleton", "--no-requeue"} < set(given)
+    assert {"--partition=fast", "--constraint=gpu&ib", "--exclude=n1,n2", "--time=75"} < set(given)
+    assert given[-1] == "--qos=low"
+
+
+def test_the_script_gives_its_orders_to_the_agents_and_shows_them_to_nobody(tmp_path: Path) -> None:
+    orders = JobOrders(token="it's $HOME `id`", managers=("a:1",), job="t1-0")
+    text = script(("/opt/a python",), orders)
+    (tmp_path / "srun").write_text("#!/bin/sh\nexec cat\n")
+    (tmp_path / "srun").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    shown = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True, env=path)
+    assert msgspec.json.decode(shown.stdout, type=JobOrders) == orders
+    assert "'/opt/a python' -P -m fireflyer.cluster.agent.job" in text
+    assert "id" not in repr(orders)
+
+
+def test_nodes_on_which_a_task_failed_are_left_out_while_enough_remain() -> None:
+    known = ("n1", "n2", "n3")
+    failed = task(excluded=("n1.t1-0", "gone.t1-0"))
+    assert excluded(spec(), failed, known) == ("n1",)
+    assert excluded(spec(least_nodes=3, most_nodes=3), failed, known) == ()
+    assert excluded(spec(only=("n1", "n2"), never=("n2", "unknown")), task(), known) == ("n2", "n3")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("n1.t12-3", ("n1", "t12-3")), ("n1.site.t1-0", ("n1.site", "t1-0")), ("n1", ("n1", "")),
+     ("n1.t1", ("n1.t1", "")), ("n1.tx-0", ("n1.tx-0", "")), ("t1-0", ("t1-0", ""))],
+)  # fmt: skip
+def test_nodes_of_jobs_are_known_by_their_names(name: str, found: tuple[str, str]) -> None:
+    assert node_of(name) == found
+    if found[1]:
+        assert slot_name(*found) == name
+
+
+def test_why_a_task_waits() -> None:
+    def why(row: JobRow | None, silent: str = "") -> str:
+        return why_waits(task(not_before_ns=0), row, held="", silent=silent, time_ns=0)
+
+    waits = msgspec.structs.replace(ROW, slurm_id=7, state=JobState.WAITING, slurm_reason="Resources")
+    assert why(waits) == "Slurm job 7 waits: no nodes are free for it yet (Resources)"
+    assert why(waits, "Slurm does not answer: x").endswith("; Slurm does not answer: x")
+    assert "asked again: no such partition" in why(msgspec.structs.replace(ROW, refusal="no such partition"))
+    assert why(None) == "it waits to be submitted to Slurm"
