@@ -23,13 +23,14 @@ class Shell:
     directory: Path
 
     def run(self, *command: str) -> str:
-        """What it prints; `ff` is this one."""
+        """What it prints; `ff` is this one, and `python` the one that has it, as in an environment that is active."""
         programs = self.directory / "bin"
         if not programs.exists():
             programs.mkdir()
-            ff = programs / "ff"
-            ff.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m fireflyer "$@"\n')
-            ff.chmod(0o755)
+            for name, arguments in (("ff", " -P -m fireflyer"), ("python", "")):
+                program = programs / name
+                program.write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n')
+                program.chmod(0o755)
         env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
         env.pop("FIREFLYER_FS", None)
         done = subprocess.run(
