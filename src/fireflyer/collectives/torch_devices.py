@@ -9,13 +9,18 @@ beside sums (`devices.engine`). all_to_all, gather, scatter, send and recv are c
 As with other collectives on CUDA, an operation starts after what the current stream was given before the call, and
 `wait` makes the current stream wait; it blocks the host only until the last sum is done. All ranks must give a
 communicator the same operations in the same order, whether their tensors are on a device or not.
+
+`at_once` says that the caller waits as soon as the operation has started. Then, as without `async_op`, a short one goes
+from the calling thread, which waits for the copy to the host: no other thread is to be woken.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -23,14 +28,16 @@ import torch
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, DTypeLike, check_rank, dtype_named, storage_dtype_of
 from fireflyer.collectives.communicator import Communicator
+from fireflyer.collectives.devices import pieces as device_pieces
 from fireflyer.collectives.devices.copies import CopyEngine
-from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, DeviceWork, InFlightOperation, Job
-from fireflyer.collectives.devices.pieces import Piece, cut
+from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, InFlightOperation, Job
+from fireflyer.collectives.devices.pieces import Move, Piece, cut, span_bytes
 from fireflyer.collectives.kernels import BITWISE, INTEGERS, OPS
 from fireflyer.collectives.torch.cuda import DEVICES, on_device
 from fireflyer.collectives.torch.pairs import PairedSums
-from fireflyer.collectives.torch.pinned_blocks import Blocks, WholeWork, all_of, bytes_in, bytes_of
+from fireflyer.collectives.torch.pinned_blocks import Block, Blocks, WholeWork, all_of, bytes_in, bytes_of, end_of
 from fireflyer.collectives.torch.tensors import dtype_name
+from fireflyer.collectives.work import when_there_is_room
 
 __all__ = ["DeviceCommunicator", "reaching"]
 
@@ -73,7 +80,14 @@ class DeviceCommunicator:
     # --- operations ---
 
     def allreduce(
-        self, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, out: Any = None, async_op: bool = False
+        self,
+        array: Any,
+        *,
+        op: str = "sum",
+        dtype: DTypeLike | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        at_once: bool = False,
     ) -> InFlightOperation:
         if not on_device(array):
             return self._host().allreduce(array, op=op, dtype=dtype, out=out, async_op=async_op)
@@ -90,7 +104,7 @@ class DeviceCommunicator:
             part = _part(slot, piece.source, name)
             return self.communicator.allreduce(part, op=op, dtype=name, async_op=True)
 
-        return self._pieces("allreduce", array, target, array.numel(), run, async_op)
+        return self._pieces("allreduce", array, target, array.numel(), run, async_op, at_once)
 
     def reduce(
         self,
@@ -101,6 +115,7 @@ class DeviceCommunicator:
         dtype: DTypeLike | None = None,
         out: Any = None,
         async_op: bool = False,
+        at_once: bool = False,
     ) -> InFlightOperation:
         if not on_device(array):
             return self._host().reduce(array, root=root, op=op, dtype=dtype, out=out, async_op=async_op)
@@ -113,9 +128,11 @@ class DeviceCommunicator:
             part = _part(slot, piece.source, name)
             return self.communicator.reduce(part, root=root, op=op, dtype=name, async_op=True)
 
-        return self._pieces("reduce", array, target, array.numel(), run, async_op, writes=root == self.rank)
+        return self._pieces("reduce", array, target, array.numel(), run, async_op, at_once, writes=root == self.rank)
 
-    def broadcast(self, array: Any, *, root: int = 0, async_op: bool = False) -> InFlightOperation:
+    def broadcast(
+        self, array: Any, *, root: int = 0, async_op: bool = False, at_once: bool = False
+    ) -> InFlightOperation:
         if not on_device(array):
             return self._host().broadcast(array, root=root, async_op=async_op)
         root = check_rank("root", root, self.world_size)
@@ -124,10 +141,17 @@ class DeviceCommunicator:
             return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=True)
 
         own = root == self.rank
-        return self._pieces("broadcast", array, array, array.numel(), run, async_op, reads=own, writes=not own)
+        return self._pieces("broadcast", array, array, array.numel(), run, async_op, at_once, reads=own, writes=not own)
 
     def reduce_scatter(
-        self, out: Any, array: Any, *, op: str = "sum", dtype: DTypeLike | None = None, async_op: bool = False
+        self,
+        out: Any,
+        array: Any,
+        *,
+        op: str = "sum",
+        dtype: DTypeLike | None = None,
+        async_op: bool = False,
+        at_once: bool = False,
     ) -> InFlightOperation:
         if not on_device(array):
             return self._host().reduce_scatter(out, array, op=op, dtype=dtype, async_op=async_op)
@@ -138,9 +162,9 @@ class DeviceCommunicator:
             source, target = _part(slot, piece.source, name), _part(slot, piece.target, name)
             return self.communicator.reduce_scatter(target, source, op=op, dtype=name, async_op=True)
 
-        return self._pieces("reduce_scatter", array, out, out.numel(), run, async_op)
+        return self._pieces("reduce_scatter", array, out, out.numel(), run, async_op, at_once)
 
-    def allgather(self, out: Any, array: Any, *, async_op: bool = False) -> InFlightOperation:
+    def allgather(self, out: Any, array: Any, *, async_op: bool = False, at_once: bool = False) -> InFlightOperation:
         if not on_device(array):
             return self._host().allgather(out, array, async_op=async_op)
         self._check_parts("out", out, "array", array)
@@ -148,7 +172,7 @@ class DeviceCommunicator:
         def run(slot: Any, piece: Piece) -> InFlightOperation:
             return self.communicator.allgather(_part(slot, piece.target), _part(slot, piece.source), async_op=True)
 
-        return self._pieces("allgather", array, out, array.numel(), run, async_op)
+        return self._pieces("allgather", array, out, array.numel(), run, async_op, at_once)
 
     def all_to_all(
         self,
@@ -285,10 +309,11 @@ class DeviceCommunicator:
         elements: int,
         run: Callable[[Any, Piece], InFlightOperation],
         async_op: bool,
+        at_once: bool,
         *,
         reads: bool = True,
         writes: bool = True,
-    ) -> DeviceWork:
+    ) -> InFlightOperation:
         if source.device != target.device:
             raise UsageError(
                 f"{kind} reads from {source.device} and writes to {target.device}; pass tensors of one device"
@@ -297,12 +322,58 @@ class DeviceCommunicator:
             kind, elements, source.element_size(), self.world_size, self._slot_bytes, reads=reads, writes=writes
         )
         place = self.place(source.device)
+        spans = [span_bytes(piece) for piece in pieces]
+        if (at_once or not async_op) and sum(spans) <= device_pieces.AT_ONCE_BYTES:
+            short = self._at_once(place, pieces, spans, run, bytes_of(source), bytes_of(target))
+            if not async_op:
+                short.wait()
+            return short
         place.guard([source, target])
         job = Job(kind, place, pieces, run, source=bytes_of(source), target=bytes_of(target))
         work = self._engine_on(place).start(job)
         if not async_op:
             work.wait()
         return work
+
+    def _at_once(
+        self,
+        place: CopyEngine,
+        pieces: Sequence[Piece],
+        spans: Sequence[int],
+        run: Callable[[Any, Piece], InFlightOperation],
+        source: Any,
+        target: Any,
+    ) -> WholeWork:
+        """In the calling thread, which waits for the copies to the host. The same operations as by the engine, since
+        other ranks may not wait at once: all pieces side by side in one block."""
+        begins = [0, *accumulate(spans)]
+        block = self._blocks.take(begins[-1], place)
+        called = place.here()
+        parts = list(zip(pieces, begins, spans, strict=False))
+        self._fetch(place, source, block, _moved_by((piece.device_to_host, begin) for piece, begin, _ in parts))
+        running: list[InFlightOperation] = []
+        self._host()
+        try:
+            for piece, begin, size in parts:
+                start = partial(run, block.array[begin : begin + size], piece)
+                # who has started one piece leaves none out, though there be no room
+                running.append(when_there_is_room(start) if running else start())
+        except FireflyerError:
+            end_of(running)
+            self._blocks.give(block, None)
+            raise
+        moves = _moved_by((piece.host_to_device, begin) for piece, begin, _ in parts)
+        return WholeWork(running, place, self._blocks, None, block, target, moves, called)
+
+    def _fetch(self, place: CopyEngine, source: Any, block: Block, moves: Sequence[Move]) -> None:
+        """Into `block`. A device that fails ends the communicator: without this rank the others cannot go on."""
+        try:
+            if moves:
+                place.fetch(source, block.tensor, moves)
+        except Exception as error:
+            self._blocks.give(block, None)
+            self.communicator.abort(f"a copy failed on the device of rank {self.rank}: {error}")
+            raise
 
     def _whole(
         self,
@@ -320,8 +391,7 @@ class DeviceCommunicator:
         target_block = None if target is None else self._blocks.take(bytes_in(target), place)
         called = place.here()
         if source is not None and source_block is not None:
-            place.guard([source])
-            place.device_to_host(bytes_of(source), source_block.tensor, all_of(source), [called]).wait()
+            self._fetch(place, bytes_of(source), source_block, all_of(source))
         try:
             running = run(
                 None if source_block is None else source_block.array,
@@ -331,7 +401,8 @@ class DeviceCommunicator:
             for block in filter(None, (source_block, target_block)):
                 self._blocks.give(block, None)
             raise
-        work = WholeWork(running, place, self._blocks, source_block, target_block, target, called)
+        moves = () if target is None else all_of(target)
+        work = WholeWork([running], place, self._blocks, source_block, target_block, target, moves, called)
         if not async_op:
             work.wait()
         return work
@@ -365,6 +436,11 @@ def _drop(engine: DeviceEngine, reference: weakref.ref[Communicator]) -> None:
     if communicator is not None and not engine.idle:
         communicator.abort("the process ends with operations on a device pending")
     engine.drop()
+
+
+def _moved_by(parts: Iterable[tuple[Sequence[Move], int]]) -> list[Move]:
+    """With what the slots begin at."""
+    return [move._replace(slot=begin + move.slot) for moves, begin in parts for move in moves]
 
 
 def _part(slot: Any, span: tuple[int, int], dtype: str | None = None) -> Any:

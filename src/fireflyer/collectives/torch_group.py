@@ -139,7 +139,7 @@ class HfreduceGroup(dist.ProcessGroup):
         calls = Calls(opts)
         for tensor in tensors:
             array, op = calls.both([tensor]), op_name(opts.reduceOp, tensor.dtype)
-            calls.add(self._comm.allreduce, summed(array, op), op=op)
+            calls.add(self._comm.allreduce, summed(array, op), op=op, at_once=calls.waits)
         work = calls.start(self._completer, tensors)
         if len(tensors) == 1 and tensors[0].numel() == 1:
             self._kept.append(work)
@@ -152,7 +152,7 @@ class HfreduceGroup(dist.ProcessGroup):
         calls = Calls(opts)
         for tensor in tensors:
             array, op = calls.both([tensor]), op_name(opts.reduceOp, tensor.dtype)
-            calls.add(self._comm.reduce, summed(array, op), root=opts.rootRank, op=op)
+            calls.add(self._comm.reduce, summed(array, op), root=opts.rootRank, op=op, at_once=calls.waits)
         return calls.start(self._completer, tensors)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> GroupWork:
@@ -171,7 +171,7 @@ class HfreduceGroup(dist.ProcessGroup):
         calls = Calls(opts)
         for output, parts in zip(outputs, inputs, strict=True):
             out, array, op = calls.result([output]), calls.argument(parts), op_name(opts.reduceOp, output.dtype)
-            calls.add(self._comm.reduce_scatter, summed(out, op), summed(array, op), op=op)
+            calls.add(self._comm.reduce_scatter, summed(out, op), summed(array, op), op=op, at_once=calls.waits)
         return calls.start(self._completer, outputs)
 
     # --- copies ---
@@ -180,7 +180,7 @@ class HfreduceGroup(dist.ProcessGroup):
         opts = opts or dist.BroadcastOptions()
         calls = Calls(opts)
         for tensor in tensors:
-            calls.add(self._comm.broadcast, moved(calls.both([tensor])), root=opts.rootRank)
+            calls.add(self._comm.broadcast, moved(calls.both([tensor])), root=opts.rootRank, at_once=calls.waits)
         return calls.start(self._completer, tensors)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
@@ -202,7 +202,8 @@ class HfreduceGroup(dist.ProcessGroup):
     def _allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any, value: Any) -> GroupWork:
         calls = Calls(opts)
         for parts, array in zip(outputs, inputs, strict=True):
-            calls.add(self._comm.allgather, moved(calls.result(parts)), moved(calls.argument([array])))
+            out, own = moved(calls.result(parts)), moved(calls.argument([array]))
+            calls.add(self._comm.allgather, out, own, at_once=calls.waits)
         return calls.start(self._completer, value)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:

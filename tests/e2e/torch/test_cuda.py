@@ -48,6 +48,11 @@ def test_other_operations(world: int) -> None:
     ranks("others", world)
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_may_wait_at_once_or_not(world: int) -> None:
+    ranks("at_once", world)
+
+
 @pytest.mark.parametrize("paired", [False, True], ids=["each", "pairs"])
 def test_streams_order_operations(paired: bool) -> None:
     ranks("streams", 2, paired=paired)

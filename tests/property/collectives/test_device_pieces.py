@@ -61,7 +61,7 @@ def test_pieces_are_all_of_the_arrays_and_fit_into_slots(
 
 
 def test_pieces_are_in_order_and_several() -> None:
-    pieces = cut("allreduce", 1 << 20, 4, 8, 8 << 20)
+    pieces = cut("allreduce", 1 << 22, 4, 8, 8 << 20)
     starts = [piece.device_to_host[0].device for piece in pieces]
     assert starts == sorted(starts)
     assert len(pieces) == 8

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.collectives.devices.pieces import Move
 from fireflyer.collectives.torch.cuda import CudaCopyEngine
 from fireflyer.collectives.torch_devices import DeviceCommunicator
 from fireflyer.collectives.torch_group import HfreduceGroup, HfreduceOptions
@@ -40,6 +41,9 @@ OPS = {
     "product": dist.ReduceOp.PRODUCT,
     "mean": dist.ReduceOp.AVG,
 }
+# torch 2.11 has the older names alone
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 BUSY_CYCLES = 500_000_000
 """Some tenths of a second of a GPU."""
 
@@ -84,10 +88,10 @@ def others(params: dict[str, Any]) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     gpu = device()
     whole = torch.zeros(size * 100_000, device=gpu)
-    dist.all_gather_single(whole, torch.full((100_000,), float(rank), device=gpu))
+    all_gather_single(whole, torch.full((100_000,), float(rank), device=gpu))
     assert whole.view(size, -1)[:, 0].tolist() == whole.view(size, -1)[:, -1].tolist() == list(range(size))
     part = torch.zeros(100_000, device=gpu)
-    dist.reduce_scatter_single(part, torch.arange(size, device=gpu).float().repeat_interleave(100_000))
+    reduce_scatter_single(part, torch.arange(size, device=gpu).float().repeat_interleave(100_000))
     assert set(part.tolist()) == {float(rank * size)}
     tensor = torch.full((50_000,), float(rank), device=gpu)
     dist.broadcast(tensor, size - 1)
@@ -121,6 +125,30 @@ def others(params: dict[str, Any]) -> None:
     assert found == list(range(size))
 
 
+def at_once(params: dict[str, Any]) -> None:
+    """Short operations for which the caller waits, beside the same ones for which it does not: what is computed late on
+    the current stream is summed, and what follows on it sees the sum."""
+    size = dist.get_world_size()
+    for count in (1, 1000, 900_000, 3_000_000):
+        for number in range(3):
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(side):
+                tensor = torch.zeros(count, device=device())
+                torch.cuda._sleep(BUSY_CYCLES // 10)  # type: ignore[no-untyped-call]
+                tensor.fill_(dist.get_rank() + 1)
+                if (dist.get_rank() + number) % 2:
+                    dist.all_reduce(tensor)
+                else:
+                    work = dist.all_reduce(tensor, async_op=True)
+                    assert work is not None
+                    work.wait()
+                result = tensor * 2
+                del tensor  # its memory must not be given away while it is copied
+                torch.full((count,), -1.0, device=device())
+            side.synchronize()
+            assert set(result.cpu().tolist()) == {float(size * (size + 1))}, (count, number)
+
+
 def streams(params: dict[str, Any]) -> None:
     """The input is computed late on the current stream, the result is used on it; a call does not wait for the GPU."""
     size = dist.get_world_size()
@@ -148,8 +176,11 @@ def streams(params: dict[str, Any]) -> None:
 
 
 def profile(params: dict[str, Any]) -> dict[str, Any]:
-    """What ran on the GPU during an allreduce, and microseconds in which both directions were copied at once."""
+    """What ran on the GPU during an allreduce and copies in both directions, and for how many microseconds both
+    directions were copied at once."""
     tensor = torch.ones(16_000_000, device=device())
+    copies = CudaCopyEngine(device())
+    halves = [copies.pin(world().communicator.empty(tensor.nbytes // 2, "u8")) for _ in range(2)]
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
     with warnings.catch_warnings():
@@ -159,6 +190,13 @@ def profile(params: dict[str, Any]) -> dict[str, Any]:
             assert work is not None
             work.wait()
             torch.cuda.synchronize()
+            # sums take longer than copies where the bus is fast, so an allreduce alone may never copy both ways at once
+            flat, half = tensor.view(torch.uint8), tensor.nbytes // 2
+            copies.device_to_host(flat, halves[0].tensor, [Move(0, 0, half)], [])
+            copies.host_to_device(halves[1].tensor, flat, [Move(half, 0, half)], [])
+            torch.cuda.synchronize()
+    for memory in halves:
+        memory.release()
     path = f"{params['directory']}/trace-{dist.get_rank()}.json"
     found.export_chrome_trace(path)
     with open(path, encoding="utf-8") as file:
@@ -265,7 +303,7 @@ def lose_a_rank(params: dict[str, Any]) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     function.__name__: function
-    for function in (reductions, float8, others, streams, profile, pinned, training, lose_a_rank)
+    for function in (reductions, float8, others, at_once, streams, profile, pinned, training, lose_a_rank)
 }
 
 

@@ -54,6 +54,13 @@ class CopyEngine(Protocol):
     def host_to_device(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         """Starts copying from the host to the device."""
 
+    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> None:
+        """Copies from `array` on the device to `slot` on the host, in the order of what the calling thread gives to the
+        device. Returns when the copies have ended."""
+
+    def put(self, slot: Any, array: Any, moves: Sequence[Move]) -> CopyEvent:
+        """Starts copying from the host to the device, in the order of what the calling thread gives to the device."""
+
     def aside(self) -> AbstractContextManager[object]:
         """Inside, what the calling thread gives to the device runs beside what it gave before and gives later."""
 

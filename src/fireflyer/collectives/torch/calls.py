@@ -30,6 +30,11 @@ class Calls:
         timeout: timedelta = getattr(opts, "timeout", timedelta(0))
         self._limit_ns = int(timeout / timedelta(microseconds=1)) * _MICROSECOND_NS
 
+    @property
+    def waits(self) -> bool:
+        """The caller waits for the work as soon as it has it."""
+        return not self._asynchronous
+
     def argument(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensors as one flat tensor that operations read."""
         return as_flat(tensors, reads=True, writes=False).tensor

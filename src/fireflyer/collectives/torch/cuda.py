@@ -9,6 +9,7 @@ Nothing here touches CUDA before the first tensor on a device is passed.
 
 from __future__ import annotations
 
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,12 +18,15 @@ from typing import Any, Final
 
 import torch
 
+from fireflyer.base.units import US
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.collectives.devices.pieces import Move
 
 __all__ = ["DEVICES", "CudaCopyEngine", "CudaCopyEvent", "PinnedMemory", "TimedCopy", "on_device"]
 
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every device of the process
+_SPIN_NS: Final = 50 * US
+"""A thread that waits for a short copy looks for so long before it sleeps: to be woken takes as long again."""
 
 
 class CudaCopyEvent:
@@ -35,6 +39,14 @@ class CudaCopyEvent:
 
     def wait(self) -> None:
         self.event.synchronize()
+
+    def spin(self, limit_ns: int) -> None:
+        """As `wait`, after it has polled for `limit_ns`."""
+        end_ns = time.monotonic_ns() + limit_ns
+        while not self.event.query():  # type: ignore[no-untyped-call]  # torch lacks annotations
+            if time.monotonic_ns() >= end_ns:
+                self.wait()
+                return
 
 
 class TimedCopy:
@@ -115,6 +127,19 @@ class CudaCopyEngine:
                 array[to : to + size].copy_(slot[at : at + size], non_blocking=True)
             return self._ended("up", self._to_device, moves, begun)
 
+    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> None:
+        for at, to, size in moves:
+            slot[to : to + size].copy_(array[at : at + size], non_blocking=True)
+        self._point(torch.cuda.current_stream(self.device)).spin(_SPIN_NS)
+
+    def put(self, slot: Any, array: Any, moves: Sequence[Move]) -> CopyEvent:
+        stream = torch.cuda.current_stream(self.device)
+        array.record_stream(stream)
+        with torch.inference_mode(array.is_inference()):
+            for to, at, size in moves:
+                array[to : to + size].copy_(slot[at : at + size], non_blocking=True)
+        return self._point(stream)
+
     def aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._aside)
 
@@ -128,9 +153,7 @@ class CudaCopyEngine:
             return PinnedMemory(array)
 
     def _point(self, stream: torch.cuda.Stream) -> CudaCopyEvent:
-        # the event belongs to the device that is current when it is recorded
-        with torch.cuda.device(self.device):
-            return CudaCopyEvent(stream, timed=self._timed)
+        return CudaCopyEvent(stream, timed=self._timed)  # on the device of the stream, whichever is current
 
     def _ended(
         self, direction: str, stream: torch.cuda.Stream, moves: Sequence[Move], begun: CudaCopyEvent | None

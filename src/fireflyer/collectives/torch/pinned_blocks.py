@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import FireflyerError, Timeout, UsageError
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.collectives.devices.engine import Host, InFlightOperation
 from fireflyer.collectives.devices.pieces import Move
 
-__all__ = ["MAX_KEPT_BYTES", "Block", "Blocks", "WholeWork", "all_of", "bytes_in", "bytes_of"]
+__all__ = ["MAX_KEPT_BYTES", "Block", "Blocks", "WholeWork", "all_of", "bytes_in", "bytes_of", "end_of"]
 
 MAX_KEPT_BYTES: Final = 256 * MIB
 """Pinned memory that is kept for whole copies; what goes beyond is pinned for one operation."""
@@ -83,19 +86,22 @@ class Blocks:
 
 
 class WholeWork:
-    """An operation on blocks; who waits first starts the copy to the device."""
+    """Operations on blocks; who waits first starts the copies to the device."""
 
     def __init__(
         self,
-        running: InFlightOperation,
+        running: Sequence[InFlightOperation],
         place: CopyEngine,
         blocks: Blocks,
         source_block: Block | None,
         target_block: Block | None,
         target: torch.Tensor | None,
+        moves: Sequence[Move],
         called: CopyEvent,
     ) -> None:
+        """`moves`: from `target_block` to `target`, when all of `running` are done."""
         self.place = place
+        self._moves = moves
         self._running = running
         self._blocks = blocks
         self._source_block = source_block
@@ -107,7 +113,17 @@ class WholeWork:
 
     def wait(self, timeout_ns: int | None = None) -> None:
         """As `DeviceWork.wait`."""
-        self._running.wait(timeout_ns)
+        deadline_ns = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+        try:
+            for running in self._running:
+                running.wait(None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns()))
+        except Timeout:
+            raise  # it goes on
+        except FireflyerError:
+            end_of(self._running)
+            with self._lock:
+                self._give_back(None)
+            raise
         with self._lock:
             if not self._finished:
                 self._finish()
@@ -116,23 +132,31 @@ class WholeWork:
     @property
     def source(self) -> int:
         """As `Work.source`."""
-        return int(getattr(self._running, "source", -1))
+        return int(getattr(self._running[0], "source", -1))
 
     def _finish(self) -> None:
-        if self._source_block is not None:
-            self._blocks.give(self._source_block, None)
         if self._target_block is not None and self._target is not None:
-            self.place.guard([self._target])
-            moves = all_of(self._target)
-            self._point = self.place.host_to_device(
-                self._target_block.tensor, bytes_of(self._target), moves, [self._point]
-            )
-            self._blocks.give(self._target_block, self._point)
-        self._source_block = self._target_block = self._target = None
+            self.place.follow([self._point])
+            self._point = self.place.put(self._target_block.tensor, bytes_of(self._target), self._moves)
+        self._give_back(self._point)
         self._finished = True
 
+    def _give_back(self, busy: CopyEvent | None) -> None:
+        if self._source_block is not None:
+            self._blocks.give(self._source_block, None)
+        if self._target_block is not None:
+            self._blocks.give(self._target_block, busy)
+        self._source_block = self._target_block = self._target = None
+
     def done(self) -> bool:
-        return self._running.done()
+        return all(running.done() for running in self._running)
+
+
+def end_of(running: Sequence[InFlightOperation]) -> None:
+    """Returns when all have ended, well or not: then their memory is free."""
+    for one in running:
+        with suppress(FireflyerError):
+            one.wait()
 
 
 def bytes_of(tensor: Any) -> Any:

@@ -35,9 +35,19 @@ ARENA_BYTES = 64 * MIB
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors on the CPU are those of the device here, and pieces are small, so that there are many."""
+    """Tensors on the CPU are those of the device here, and pieces are small, so that there are many. All of them take
+    the long way, but in tests that ask for `at_once`."""
     monkeypatch.setitem(cuda.DEVICES, "cpu", ThreadCopies)
     monkeypatch.setattr(pieces, "SMALLEST_PIECE_BYTES", 256)
+    monkeypatch.setattr(pieces, "AT_ONCE_BYTES", -1)
+
+
+AT_ONCE = pytest.mark.parametrize("at_once_bytes", [-1, MIB], ids=["engine", "at once"], indirect=True)
+
+
+@pytest.fixture
+def at_once_bytes(request: pytest.FixtureRequest, small_pieces: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_ONCE_BYTES", request.param)
 
 
 def ranks(
@@ -73,8 +83,9 @@ def total(count: int, dtype: torch.dtype, world: int) -> torch.Tensor:
     return sum(values(count, dtype, rank).to(torch.float32) for rank in range(world)).to(dtype)  # type: ignore[union-attr]
 
 
+@AT_ONCE
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 0, 1]], ids=str)
-def test_every_operation_gives_what_it_gives_in_host_memory(nodes: list[int]) -> None:
+def test_every_operation_gives_what_it_gives_in_host_memory(nodes: list[int], at_once_bytes: None) -> None:
     world = len(nodes)
 
     def body(comm: DeviceCommunicator) -> None:
@@ -113,7 +124,8 @@ def together_ok(results: list[Any]) -> bool:
     return True
 
 
-def test_ops_are_those_of_the_communicator() -> None:
+@AT_ONCE
+def test_ops_are_those_of_the_communicator(at_once_bytes: None) -> None:
     expected = {"sum": 7.0, "mean": 3.5, "min": 2.0, "max": 5.0, "product": 10.0}
 
     def body(comm: DeviceCommunicator) -> None:
@@ -218,7 +230,8 @@ def test_a_slot_is_used_again_only_after_its_copy_up() -> None:
         assert False in ranks([0, 0], long_sum, before=slow_ups)
 
 
-def test_who_receives_only_waits_for_the_slot_too() -> None:
+@AT_ONCE
+def test_who_receives_only_waits_for_the_slot_too(at_once_bytes: None) -> None:
     def body(comm: DeviceCommunicator) -> bool:
         mine = values(20_000, torch.float32, comm.rank)
         comm.broadcast(mine, root=0)
@@ -368,7 +381,8 @@ def test_what_cannot_be_started_gives_its_memory_back() -> None:
     assert ranks([0, 0], body) == [1, 1]
 
 
-def test_calls_that_differ_raise_on_all_ranks() -> None:
+@AT_ONCE
+def test_calls_that_differ_raise_on_all_ranks(at_once_bytes: None) -> None:
     def body(comm: DeviceCommunicator) -> BaseException:
         with pytest.raises(FireflyerError) as caught:
             comm.allreduce(torch.ones(5000 + comm.rank * 3000))
@@ -377,7 +391,8 @@ def test_calls_that_differ_raise_on_all_ranks() -> None:
     assert all(isinstance(error, UsageError | PeerFailed) for error in ranks([0, 0], body))
 
 
-def test_tensors_of_inference_mode_are_taken() -> None:
+@AT_ONCE
+def test_tensors_of_inference_mode_are_taken(at_once_bytes: None) -> None:
     def body(comm: DeviceCommunicator) -> bool:
         with torch.inference_mode():
             return long_sum(comm)
@@ -450,6 +465,101 @@ def test_the_child_of_a_fork_ends_though_its_parent_had_copies_under_way() -> No
 
     assert ranks([0, 0], body, before=wait_for_fork) == [True, True]
     assert statuses == [0]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_ranks_may_wait_at_once_or_not(data: st.DataObject) -> None:
+    """Each rank decides for each operation; all cut alike, and keep one order."""
+    sizes = data.draw(st.lists(st.integers(0, 9000), min_size=1, max_size=6))
+    waits = [data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes))) for _ in range(2)]
+
+    def body(comm: DeviceCommunicator) -> None:
+        works, checks = [], []
+        for number, (size, at_once) in enumerate(zip(sizes, waits[comm.rank], strict=True)):
+            mine, expected = values(size, torch.float32, comm.rank), total(size, torch.float32, 2)
+            if number % 3 == 2:
+                whole = torch.zeros(2 * size)
+                work = comm.allgather(whole, mine, async_op=True, at_once=at_once)
+                checks.append((whole, torch.cat([values(size, torch.float32, rank) for rank in range(2)])))
+            else:
+                work = comm.allreduce(mine, async_op=True, at_once=at_once)
+                checks.append((mine, expected))
+            if at_once:
+                work.wait()
+                assert torch.equal(*checks[-1])
+            works.append(work)
+        for work in works:
+            work.wait()
+        for found, right in checks:
+            assert torch.equal(found, right)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "AT_ONCE_BYTES", 30_000)
+        assert together_ok(ranks([0, 0], body))
+
+
+def has_threads(comm: DeviceCommunicator) -> bool:
+    return comm._engine is not None
+
+
+@pytest.mark.parametrize("at_once_bytes", [MIB], indirect=True)
+def test_what_is_short_takes_no_thread_where_the_caller_waits(at_once_bytes: None) -> None:
+    def body(comm: DeviceCommunicator) -> None:
+        for _ in range(3):
+            assert long_sum(comm)
+        assert not has_threads(comm)
+        copies: Any = comm.place(torch.device("cpu"))
+        assert len(copies.pinned) == 1, "the memory is used again"
+        work = comm.allreduce(torch.ones(20_000), async_op=True)
+        assert has_threads(comm), "who does not wait is not held up by the copy to the host"
+        work.wait()
+
+    assert together_ok(ranks([0, 0], body, before=slow_ups))
+
+
+@pytest.mark.parametrize("at_once_bytes", [MIB], indirect=True)
+def test_a_device_that_fails_at_once_fails_the_operation_everywhere(at_once_bytes: None) -> None:
+    def body(comm: DeviceCommunicator) -> BaseException:
+        copies: Any = comm.place(torch.device("cpu"))
+
+        def fail(direction: str, _number: int) -> None:
+            if comm.rank == 1 and direction == "down":
+                raise RuntimeError("uncorrectable error")
+
+        copies._before = fail
+        with pytest.raises((FireflyerError, RuntimeError)) as caught:
+            comm.allreduce(torch.ones(20_000))
+        return caught.value
+
+    first, second = ranks([0, 0], body)
+    assert "a copy failed on the device of rank 1: uncorrectable error" in str(first)
+    assert "uncorrectable error" in str(second)
+
+
+@pytest.mark.parametrize("at_once_bytes", [MIB], indirect=True)
+def test_at_once_too_no_piece_is_left_out_where_there_is_no_room(at_once_bytes: None) -> None:
+    """The communicator has room for the first piece only: the others wait, and are not started twice."""
+    started: list[int] = []
+
+    def body(comm: DeviceCommunicator) -> bool:
+        real, refused = comm.communicator.allreduce, [0]
+
+        def allreduce(part: Any, **options: Any) -> Any:
+            if comm.rank == 0 and started and refused[0] < 3:
+                refused[0] += 1
+                raise Busy("no room")
+            if comm.rank == 0:
+                started.append(len(part))
+            return real(part, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(comm.communicator, "allreduce", allreduce)
+            return long_sum(comm)
+
+    assert ranks([0, 0], body) == [True, True]
+    assert sum(started) == 20_000
+    assert len(started) > 2
 
 
 def test_only_known_devices_are_reached() -> None:
