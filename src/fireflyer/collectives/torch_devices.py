@@ -29,7 +29,7 @@ from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.collectives.arrays import DTYPES, DTypeLike, check_rank, dtype_named, storage_dtype_of
 from fireflyer.collectives.communicator import Communicator
 from fireflyer.collectives.devices import pieces as device_pieces
-from fireflyer.collectives.devices.copies import CopyEngine
+from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent
 from fireflyer.collectives.devices.engine import SLOT_BYTES, SLOTS, DeviceEngine, InFlightOperation, Job
 from fireflyer.collectives.devices.pieces import Move, Piece, cut, span_bytes
 from fireflyer.collectives.kernels import BITWISE, INTEGERS, OPS
@@ -100,9 +100,9 @@ class DeviceCommunicator:
                 target.copy_(array)
             return self.pairs.allreduce(target, op=op, async_op=async_op)
 
-        def run(slot: Any, piece: Piece) -> InFlightOperation:
+        def run(slot: Any, piece: Piece, async_op: bool = True) -> InFlightOperation:
             part = _part(slot, piece.source, name)
-            return self.communicator.allreduce(part, op=op, dtype=name, async_op=True)
+            return self.communicator.allreduce(part, op=op, dtype=name, async_op=async_op)
 
         return self._pieces("allreduce", array, target, array.numel(), run, async_op, at_once)
 
@@ -124,9 +124,9 @@ class DeviceCommunicator:
         name = _check_op(array, dtype, op)
         root = check_rank("root", root, self.world_size)
 
-        def run(slot: Any, piece: Piece) -> InFlightOperation:
+        def run(slot: Any, piece: Piece, async_op: bool = True) -> InFlightOperation:
             part = _part(slot, piece.source, name)
-            return self.communicator.reduce(part, root=root, op=op, dtype=name, async_op=True)
+            return self.communicator.reduce(part, root=root, op=op, dtype=name, async_op=async_op)
 
         return self._pieces("reduce", array, target, array.numel(), run, async_op, at_once, writes=root == self.rank)
 
@@ -137,8 +137,8 @@ class DeviceCommunicator:
             return self._host().broadcast(array, root=root, async_op=async_op)
         root = check_rank("root", root, self.world_size)
 
-        def run(slot: Any, piece: Piece) -> InFlightOperation:
-            return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=True)
+        def run(slot: Any, piece: Piece, async_op: bool = True) -> InFlightOperation:
+            return self.communicator.broadcast(_part(slot, piece.source), root=root, async_op=async_op)
 
         own = root == self.rank
         return self._pieces("broadcast", array, array, array.numel(), run, async_op, at_once, reads=own, writes=not own)
@@ -158,9 +158,9 @@ class DeviceCommunicator:
         self._check_parts("array", array, "out", out)
         name = _check_op(array, dtype, op)
 
-        def run(slot: Any, piece: Piece) -> InFlightOperation:
+        def run(slot: Any, piece: Piece, async_op: bool = True) -> InFlightOperation:
             source, target = _part(slot, piece.source, name), _part(slot, piece.target, name)
-            return self.communicator.reduce_scatter(target, source, op=op, dtype=name, async_op=True)
+            return self.communicator.reduce_scatter(target, source, op=op, dtype=name, async_op=async_op)
 
         return self._pieces("reduce_scatter", array, out, out.numel(), run, async_op, at_once)
 
@@ -169,8 +169,8 @@ class DeviceCommunicator:
             return self._host().allgather(out, array, async_op=async_op)
         self._check_parts("out", out, "array", array)
 
-        def run(slot: Any, piece: Piece) -> InFlightOperation:
-            return self.communicator.allgather(_part(slot, piece.target), _part(slot, piece.source), async_op=True)
+        def run(slot: Any, piece: Piece, async_op: bool = True) -> InFlightOperation:
+            return self.communicator.allgather(_part(slot, piece.target), _part(slot, piece.source), async_op=async_op)
 
         return self._pieces("allgather", array, out, array.numel(), run, async_op, at_once)
 
@@ -307,7 +307,7 @@ class DeviceCommunicator:
         source: torch.Tensor,
         target: torch.Tensor,
         elements: int,
-        run: Callable[[Any, Piece], InFlightOperation],
+        run: Callable[..., InFlightOperation],
         async_op: bool,
         at_once: bool,
         *,
@@ -324,6 +324,7 @@ class DeviceCommunicator:
         place = self.place(source.device)
         spans = [span_bytes(piece) for piece in pieces]
         if (at_once or not async_op) and sum(spans) <= device_pieces.AT_ONCE_BYTES:
+            run = partial(run, async_op=async_op or len(pieces) > 1)
             short = self._at_once(place, pieces, spans, run, bytes_of(source), bytes_of(target))
             if not async_op:
                 short.wait()
@@ -348,9 +349,9 @@ class DeviceCommunicator:
         other ranks may not wait at once: all pieces side by side in one block."""
         begins = [0, *accumulate(spans)]
         block = self._blocks.take(begins[-1], place)
-        called = place.here()
         parts = list(zip(pieces, begins, spans, strict=False))
-        self._fetch(place, source, block, _moved_by((piece.device_to_host, begin) for piece, begin, _ in parts))
+        fetched = _moved_by((piece.device_to_host, begin) for piece, begin, _ in parts)
+        called = self._fetch(place, source, block, fetched)
         running: list[InFlightOperation] = []
         self._host()
         try:
@@ -365,11 +366,10 @@ class DeviceCommunicator:
         moves = _moved_by((piece.host_to_device, begin) for piece, begin, _ in parts)
         return WholeWork(running, place, self._blocks, None, block, target, moves, called)
 
-    def _fetch(self, place: CopyEngine, source: Any, block: Block, moves: Sequence[Move]) -> None:
+    def _fetch(self, place: CopyEngine, source: Any, block: Block, moves: Sequence[Move]) -> CopyEvent:
         """Into `block`. A device that fails ends the communicator: without this rank the others cannot go on."""
         try:
-            if moves:
-                place.fetch(source, block.tensor, moves)
+            return place.fetch(source, block.tensor, moves) if moves else place.here()
         except Exception as error:
             self._blocks.give(block, None)
             self.communicator.abort(f"a copy failed on the device of rank {self.rank}: {error}")
@@ -389,9 +389,10 @@ class DeviceCommunicator:
         place = self.place(given[0].device)
         source_block = None if source is None else self._blocks.take(bytes_in(source), place)
         target_block = None if target is None else self._blocks.take(bytes_in(target), place)
-        called = place.here()
         if source is not None and source_block is not None:
-            self._fetch(place, bytes_of(source), source_block, all_of(source))
+            called = self._fetch(place, bytes_of(source), source_block, all_of(source))
+        else:
+            called = place.here()
         try:
             running = run(
                 None if source_block is None else source_block.array,

@@ -112,8 +112,10 @@ class ThreadCopies:
     def host_to_device(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         return self._copy("up", [(array[to : to + size], slot[at : at + size]) for to, at, size in moves], after)
 
-    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> None:
-        self.device_to_host(array, slot, moves, [self.here()]).wait()
+    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> CopyEvent:
+        copied = self.device_to_host(array, slot, moves, [self.here()])
+        copied.wait()
+        return copied
 
     def put(self, slot: Any, array: Any, moves: Sequence[Move]) -> CopyEvent:
         copied = self.host_to_device(slot, array, moves, [self.here()])

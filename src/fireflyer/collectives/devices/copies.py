@@ -54,9 +54,9 @@ class CopyEngine(Protocol):
     def host_to_device(self, slot: Any, array: Any, moves: Sequence[Move], after: Sequence[CopyEvent]) -> CopyEvent:
         """Starts copying from the host to the device."""
 
-    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> None:
+    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> CopyEvent:
         """Copies from `array` on the device to `slot` on the host, in the order of what the calling thread gives to the
-        device. Returns when the copies have ended."""
+        device. Returns when the copies have ended: the event is reached."""
 
     def put(self, slot: Any, array: Any, moves: Sequence[Move]) -> CopyEvent:
         """Starts copying from the host to the device, in the order of what the calling thread gives to the device."""

@@ -127,10 +127,12 @@ class CudaCopyEngine:
                 array[to : to + size].copy_(slot[at : at + size], non_blocking=True)
             return self._ended("up", self._to_device, moves, begun)
 
-    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> None:
+    def fetch(self, array: Any, slot: Any, moves: Sequence[Move]) -> CopyEvent:
         for at, to, size in moves:
             slot[to : to + size].copy_(array[at : at + size], non_blocking=True)
-        self._point(torch.cuda.current_stream(self.device)).spin(_SPIN_NS)
+        copied = self._point(torch.cuda.current_stream(self.device))
+        copied.spin(_SPIN_NS)
+        return copied
 
     def put(self, slot: Any, array: Any, moves: Sequence[Move]) -> CopyEvent:
         stream = torch.cuda.current_stream(self.device)

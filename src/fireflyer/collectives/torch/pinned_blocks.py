@@ -127,7 +127,8 @@ class WholeWork:
         with self._lock:
             if not self._finished:
                 self._finish()
-        self.place.follow([self._point])
+                return
+        self.place.follow([self._point])  # another thread has started the copies
 
     @property
     def source(self) -> int:
@@ -137,6 +138,7 @@ class WholeWork:
     def _finish(self) -> None:
         if self._target_block is not None and self._target is not None:
             self.place.follow([self._point])
+            # in the order of what the calling thread gives to the device, which thus sees the result
             self._point = self.place.put(self._target_block.tensor, bytes_of(self._target), self._moves)
         self._give_back(self._point)
         self._finished = True
