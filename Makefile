@@ -23,7 +23,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -85,6 +85,9 @@ test-campaigns: setup  ## What takes many minutes more: wide simulations, every 
 	FIREFLYER_TEST_EXAMPLES=new $(PYTEST) -m "not slow and not processes and not gpu" tests/property
 	$(PYTEST) --dist worksteal -m "campaign and not processes and not gpu"
 	$(BIN)/pytest -q -m "campaign and processes and not gpu"
+
+test-gpu: setup  ## Tensors on a CUDA device; needs one, and a torch that was built for it
+	$(BIN)/pytest -q -m gpu tests
 
 SEEDS ?= 2000
 sim: setup  ## Seeded worlds of the chunk store (SEEDS=20000; says which seed fails, and how to run it again)
