@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NamedTuple
 
 from fireflyer.accounts import rows as account_rows
-from fireflyer.base import events
+from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
@@ -95,6 +95,7 @@ FORMATS: Final = (
     Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=2),
+    Format("job.node-counters", "json", node_counters.NodeCounters),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),

@@ -117,6 +117,17 @@ def test_an_infrastructure_failure_is_run_again_after_a_pause_on_another_node() 
     assert desk.nodes_of(task) != (bad,)
 
 
+def test_who_asks_why_a_task_waits_does_not_make_it_wait_longer() -> None:
+    desk = Desk("n1", "n2", requeue_pause_ns=10 * SECOND)
+    task = running(desk)
+    desk.gone(task, Cause.INFRASTRUCTURE)
+    desk.pass_time(10 * SECOND - 1)
+    desk.now_ns += 2
+    assert "it can start now" in desk.machine.why(task, desk.now_ns).text
+    desk.pass_time(SECOND)
+    assert desk.state(task) is TaskState.SCHEDULED
+
+
 def test_infrastructure_failures_end_the_task_after_max_requeues() -> None:
     desk = Desk("n1", requeue_pause_ns=SECOND)
     task = desk.task(spec(max_requeues=1))

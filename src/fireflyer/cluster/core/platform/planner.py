@@ -46,6 +46,8 @@ class Planner:
         self._told: dict[int, Task] = {}
         self._nodes: dict[str, Node] = {}
         self._due = True
+        self._wake_ns: int | None = None
+        """When it is due next without an event, as the last decision left it: who is asked why passes time as well."""
         self._usage_step = 0
 
     # --- what the scheduler knows ---
@@ -184,8 +186,7 @@ class Planner:
     # --- deciding ---
 
     def is_due(self, time_ns: int) -> bool:
-        wake_ns = self._machine.wake_ns()
-        return self._due or (wake_ns is not None and time_ns >= wake_ns)
+        return self._due or (self._wake_ns is not None and time_ns >= self._wake_ns)
 
     def decide(self, time_ns: int) -> None:
         """Into the draft."""
@@ -202,6 +203,7 @@ class Planner:
                     row = self._ledger.tasks.known(task)
                     if row.claim != claim:
                         self._tasks.put_claim(row, claim)
+        self._wake_ns = self._machine.wake_ns()
 
     def why(self, task: int, time_ns: int) -> Decision | None:
         """Of one that waits; None for one that the scheduler has just started or does not know yet."""
