@@ -73,7 +73,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
         agents = AgentService(machines)
         agents.register(server)
         try:
-            at_agents = config.advertise_agents or str(await server.start(*parse_listen(config.listen_agents)))
+            listening = str(await server.start(*parse_listen(config.listen_agents)))
+            at_agents = config.advertise_agents or listening
             changes = Changes()
             store = _users_of(config, engine)
             run_tokens = RunTokens(secret.reveal(), engine, store)
