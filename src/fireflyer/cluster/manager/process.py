@@ -7,11 +7,14 @@ who ask to it, until its lease ends.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 import fireflyer
 from fireflyer.accounts import AccountStore
@@ -62,9 +65,10 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     host, port = parse_listen(config.listen)
     certificate = None
     if config.secure:
-        certificate = certificate_of(config.directory, host, config.tls_certificate, config.tls_key)
+        names = (_reached_at(host), urlsplit(config.advertise).hostname or "")
+        certificate = certificate_of(config.directory, names, config.tls_certificate, config.tls_key)
     listener = bind(host, port)
-    url = config.advertise or f"http{'s' * config.secure}://{Address(host, listener.getsockname()[1])}"
+    url = config.advertise or f"http{'s' * config.secure}://{Address(_reached_at(host), listener.getsockname()[1])}"
     async with await open_store(config.store) as engine:
         machines = Machines(engine)
         await machines.refresh()
@@ -73,8 +77,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
         agents = AgentService(machines)
         agents.register(server)
         try:
-            listening = str(await server.start(*parse_listen(config.listen_agents)))
-            at_agents = config.advertise_agents or listening
+            listening = await server.start(*parse_listen(config.listen_agents))
+            at_agents = config.advertise_agents or str(Address(_reached_at(listening.host), listening.port))
             changes = Changes()
             store = _users_of(config, engine)
             run_tokens = RunTokens(secret.reveal(), engine, store)
@@ -131,6 +135,14 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 snapshots.close()
         finally:
             await server.close()
+
+
+def _reached_at(host: str) -> str:
+    """By others; one that listens at all addresses is reached by its name."""
+    try:
+        return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
+    except ValueError:
+        return host
 
 
 def _objects_at(config: PlatformConfig) -> str:
