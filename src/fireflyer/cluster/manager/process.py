@@ -29,6 +29,7 @@ from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
 from fireflyer.cluster.manager.execs import Execs
 from fireflyer.cluster.manager.history import History, history_url
+from fireflyer.cluster.manager.known import KnownManagers
 from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
@@ -83,7 +84,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             store = _users_of(config, engine)
             run_tokens = RunTokens(secret.reveal(), engine, store)
             here = url if certificate is None else f"{url}#{certificate.fingerprint}"
-            tickets = Tickets(machines, run_tokens, config.manager_urls or (here,))
+            known = KnownManagers(engine, config.name, here, config.manager_urls)
+            tickets = Tickets(machines, run_tokens, known)
             history_at = history_url(config)
             audit = AuditLog(engine if history_at else None)
             users = Users(store, config.operators, run_tokens, audit)
@@ -114,7 +116,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 version=fireflyer.__version__,
             )
             loop = asyncio.get_running_loop()
-            services = [machines.follow(), logs.run(), snapshots.collect_for_ever(), history.run(), execs.run()]
+            services = [machines.follow(), known.follow(), logs.run(), snapshots.collect_for_ever(), history.run(), execs.run()]
             if config.engine == "slurm":
                 slurm = _slurm(config.slurm, platform, machines, agents)
                 platform.slurm_nodes = slurm.commands
