@@ -116,7 +116,14 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 version=fireflyer.__version__,
             )
             loop = asyncio.get_running_loop()
-            services = [machines.follow(), known.follow(), logs.run(), snapshots.collect_for_ever(), history.run(), execs.run()]
+            services = [
+                machines.follow(),
+                known.follow(),
+                logs.run(),
+                snapshots.collect_for_ever(),
+                history.run(),
+                execs.run(),
+            ]
             if config.engine == "slurm":
                 slurm = _slurm(config.slurm, platform, machines, agents)
                 platform.slurm_nodes = slurm.commands

@@ -35,18 +35,16 @@ class Certificate(NamedTuple):
     """SHA-256 of the certificate's DER encoding, hexadecimal."""
 
 
-def certificate_of(
-    directory: str, hosts: Sequence[str], certificate_file: str = "", key_file: str = ""
-) -> Certificate:
+def certificate_of(directory: str, hosts: Sequence[str], certificate_file: str = "", key_file: str = "") -> Certificate:
     """The site's where it is given, else that in `directory`, which is made once, for the names and addresses `hosts`,
     and made again when it has expired or the files are damaged. Raises `UsageError` for files of the site that are no
     certificate and key."""
     if bool(certificate_file) != bool(key_file):
         raise UsageError("a certificate needs its key: give both tls_certificate and tls_key")
     if certificate_file:
-        found = _checked(certificate_file, key_file)
-        _log_end(found, certificate_file)
-        return Certificate(certificate_file, key_file, _fingerprint(found))
+        given = _checked(certificate_file, key_file)
+        _log_end(given, certificate_file)
+        return Certificate(certificate_file, key_file, _fingerprint(given))
     certificate_file, key_file = os.path.join(directory, "tls.crt"), os.path.join(directory, "tls.key")
     with lock_file(f"{key_file}.lock"):
         found = _kept(certificate_file, key_file)
