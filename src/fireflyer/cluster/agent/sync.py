@@ -26,7 +26,8 @@ __all__ = ["Managers"]
 
 _log = logging.getLogger(__name__)
 _CONNECT_NS: Final = 3 * SECOND
-_CALL_NS: Final = 2 * HOLD_NS
+_CALL_NS: Final = HOLD_NS + 3 * SECOND
+"""A manager whose machine is silent is left before the lease of the node is in danger."""
 _ANSWER_S: Final = 0.05
 _PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
