@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -40,10 +41,10 @@ class Authority:
         path.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, directory: Path, host: str, *, days: int = 10) -> tuple[Path, Path]:
-        """Files with a certificate for the name `host`, and its key."""
+        """Files with a certificate for the name or address `host`, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+        names = x509.SubjectAlternativeName([_general_name(host)])
         signed = self._builder(name, key, days=days).add_extension(names, critical=False)
         certificate = signed.sign(self._key, hashes.SHA256())
         private = key.private_bytes(
@@ -54,3 +55,10 @@ class Authority:
         files[1].write_bytes(private)
         files[1].chmod(0o600)
         return files
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import ipaddress
 import logging
 import os
+import socket
+import ssl
 import stat
+import threading
 from pathlib import Path
+from typing import Self
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from tests.support.platform.certificates import Authority
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import FireflyerError, PermissionDenied, Unreachable, UsageError
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.manager.web import tls
 from fireflyer.cluster.manager.web.tls import Certificate, certificate_of
@@ -105,3 +110,80 @@ def test_files_of_the_site_that_do_not_belong_together_are_refused(tmp_path: Pat
 def test_what_is_no_fingerprint_is_refused_before_anything_is_sent(fingerprint: str) -> None:
     with pytest.raises(UsageError, match="64 hexadecimal digits"):
         Client(Connection(url="https://10.0.0.1:9440", token="t", fingerprint=fingerprint))
+
+
+class Listener:
+    """Takes connections over TLS, and keeps what clients send."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, key)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"https://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.heard = b""
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        connection, _ = self._socket.accept()
+        with (
+            connection,
+            contextlib.suppress(OSError),
+            self._context.wrap_socket(connection, server_side=True) as secure,
+        ):
+            self.heard = secure.recv(65536)
+
+
+def asks(made: tuple[Path, Path], fingerprint: str) -> tuple[FireflyerError, bytes]:
+    """How a client ends, and what was sent."""
+    with Listener(*made) as listener:
+        connection = Connection(url=listener.url, token="secret", fingerprint=fingerprint)
+        with Client(connection) as client, pytest.raises(FireflyerError) as raised:
+            client.whoami()
+    return raised.value, listener.heard
+
+
+def fingerprint_of(certificate: Path) -> str:
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).fingerprint(hashes.SHA256()).hex()
+
+
+def test_a_token_is_sent_to_the_manager_with_the_pinned_certificate_alone(tmp_path: Path) -> None:
+    authority = Authority()
+    made, other = authority.issue(tmp_path, "head-1"), authority.issue(tmp_path, "head-2")
+    pinned = fingerprint_of(made[0])
+    error, heard = asks(made, pinned.upper())
+    assert isinstance(error, Unreachable), error
+    assert b"Bearer secret" in heard
+    error, heard = asks(other, pinned)
+    assert isinstance(error, PermissionDenied)
+    assert "another certificate" in str(error)
+    assert heard == b""
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "why"),
+    [
+        ("127.0.0.1", True, ""),
+        ("127.0.0.1", False, "unable to get local issuer certificate; log in with the fingerprint"),
+        ("head-1", True, "is not valid for '127.0.0.1'; use a name that the certificate has"),
+    ],
+)
+def test_without_a_fingerprint_the_signature_and_the_name_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, trusted: bool, why: str
+) -> None:
+    authority, trusts = Authority(), tmp_path / "trusted.pem"
+    made = authority.issue(tmp_path, host)
+    (authority if trusted else Authority()).save(trusts)
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusts))
+    error, heard = asks(made, "")
+    assert (b"Bearer secret" in heard) == (not why)
+    if why:
+        assert isinstance(error, PermissionDenied)
+        assert why in str(error)
