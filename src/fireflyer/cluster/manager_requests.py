@@ -7,6 +7,8 @@ import hmac
 import http.client
 import itertools
 import json
+import re
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,10 +39,17 @@ __all__ = ["MAX_MANAGERS", "Connection", "ManagerAddress", "RequestBody", "Reque
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 30.0
+CONNECT_S: Final = 3.0
+"""Then the next of several managers is asked: a machine that is down or cut off says nothing."""
+SILENT_S: Final = 5
+"""Without a sign of life from the kernel at the other end; a manager that is slow acknowledges."""
 FAILOVER_S: Final = 20.0
 """How long managers are asked in turn until one leads; with the default lease the next one leads within 10 s."""
 FAILOVER_PAUSE_S: Final = 0.25
 MAX_MANAGERS: Final = 32
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
+_NAME_MISMATCHES: Final = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH."""
 _T = TypeVar("_T")
 _KINDS: Final[Mapping[str, type[FireflyerError]]] = {
     kind.code: kind for kind in (UsageError, NotFound, Exists, PermissionDenied, NoSpace, Busy, TransientError)
@@ -87,7 +96,7 @@ class _PinnedConnection(http.client.HTTPSConnection):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
         super().__init__(host, port, timeout=timeout, context=context)
-        self._fingerprint = fingerprint.lower().replace(":", "")
+        self._fingerprint = fingerprint
 
     def connect(self) -> None:
         super().connect()
@@ -136,10 +145,26 @@ class Requests:
                 parts.hostname, parts.port, timeout=TIMEOUT_S
             )
         elif manager.fingerprint:
-            self._http = _PinnedConnection(parts.hostname, parts.port, manager.fingerprint, TIMEOUT_S)
+            pinned = manager.fingerprint.lower().replace(":", "")
+            if _FINGERPRINT.fullmatch(pinned) is None:
+                raise UsageError(
+                    f"{manager.fingerprint[:80]!r} is no fingerprint: the SHA-256 of a certificate has 64 hexadecimal "
+                    f"digits; the manager prints that of {url} when it starts"
+                )
+            self._http = _PinnedConnection(parts.hostname, parts.port, pinned, TIMEOUT_S)
         else:
             self._http = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
         self._manager, self._url = manager, url
+
+    def _connect(self) -> None:
+        """Raises `PermissionDenied`, `HTTPException`, `OSError`."""
+        self._http.timeout = TIMEOUT_S if len(self._managers) == 1 else CONNECT_S
+        try:
+            self._http.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise PermissionDenied(f"{self._url} is not trusted: {_advice(error)}") from None
+        self._http.sock.settimeout(TIMEOUT_S)
+        _watch(self._http.sock)
 
     def _open_next(self) -> None:
         self._http.close()
@@ -201,7 +226,7 @@ class Requests:
             fresh = self._http.sock is None
             try:
                 if fresh:
-                    self._http.connect()
+                    self._connect()
             except PermissionDenied:
                 self._http.close()
                 raise
@@ -236,6 +261,31 @@ class Requests:
             yield from _events(response, kind)
         finally:
             self._http.close()
+
+
+def _watch(connection: socket.socket) -> None:
+    """Ends it when the machine at the other end is silent, also while an answer or an event is awaited."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", SILENT_S),
+        ("TCP_KEEPALIVE", SILENT_S),  # what macOS calls it
+        ("TCP_KEEPINTVL", 1),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 1000 * SILENT_S),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _advice(error: ssl.SSLCertVerificationError) -> str:
+    said = error.verify_message.rstrip(".")
+    said = said[:1].lower() + said[1:]
+    if error.verify_code in _NAME_MISMATCHES:
+        return f"{said}; use a name that the certificate has, or pin it: ff login URL --fingerprint SHA256"
+    return (
+        f"{said}; log in with the fingerprint that the manager prints when it starts: ff login URL --fingerprint "
+        "SHA256, or name the file with the certificate of who signed it in SSL_CERT_FILE"
+    )
 
 
 class _OutcomeUnknown(Unreachable):

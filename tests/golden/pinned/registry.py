@@ -31,6 +31,7 @@ from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
 from fireflyer.cluster.core.slurm import request as slurm_request
 from fireflyer.cluster.local import layout as platform_layout
+from fireflyer.cluster.manager import known as platform_known
 from fireflyer.cluster.manager import machines as platform_machines
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.web import sessions
@@ -179,6 +180,7 @@ FORMATS: Final = (
     Format("platform.job-orders", "json", slurm_request.JobOrders),
     Format("platform.row.machine", "msgpack", platform_machines.MachineRow),
     Format("platform.machine-fields", "object", platform_machines.MachineRow),
+    Format("platform.row.manager", "msgpack", platform_known.ManagerRow),
     Format("platform.row.join-token", "msgpack", platform_machines.JoinToken, revision=2),
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),

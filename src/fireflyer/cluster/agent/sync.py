@@ -26,7 +26,8 @@ __all__ = ["Managers"]
 
 _log = logging.getLogger(__name__)
 _CONNECT_NS: Final = 3 * SECOND
-_CALL_NS: Final = 2 * HOLD_NS
+_CALL_NS: Final = HOLD_NS + 3 * SECOND
+"""A manager whose machine is silent is left before the lease of the node is in danger."""
 _ANSWER_S: Final = 0.05
 _PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 5.0
@@ -52,8 +53,10 @@ class Managers:
         self._incarnation = incarnation
         self._on_leader = on_leader
         self._sequence = 0
-        self._last_heard = ""
-        """Manager that answered last."""
+        self._leader = ""
+        """Manager that answers."""
+        self._lost = ""
+        """Manager that answered last, and then did not."""
         self._inventory: Inventory | None = None
         self.leave: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Done when the managers want this agent to go, with the exit code that it is to have."""
@@ -65,13 +68,14 @@ class Managers:
             for address in self.addresses():
                 if await self._follow(address):
                     heard = True
-                    self._last_heard = address
+                    self._leader, self._lost = "", address
                     break
             pause_s = _PAUSE_S if heard else min(2 * pause_s, _MAX_PAUSE_S)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
 
     def addresses(self) -> list[str]:
-        """The one that answered last first; then those that the managers named, and those of the time of joining."""
+        """The one that answers first, those that the managers named, and those of the time of joining. The one that was
+        lost comes last: its machine may be silent, and another one leads soon."""
         membership = self._membership()
         if membership is None or not membership.managers:
             return []
@@ -80,9 +84,9 @@ class Managers:
         except FireflyerError as error:
             _log.error("addresses of managers cannot be read reason=%s", error)
             named = ()
-        known = dict.fromkeys((self._last_heard, *named, *membership.managers))
-        known.pop("", None)
-        return list(known)[:_MAX_MANAGERS]
+        known = dict.fromkeys((self._leader, *named, *membership.managers))
+        first = [one for one in known if one not in ("", self._lost)]
+        return [*first[: _MAX_MANAGERS - 1], *([self._lost] if self._lost else [])]
 
     async def _follow(self, address: str) -> bool:
         """As long as this manager answers. Whether it ever did."""
@@ -97,6 +101,7 @@ class Managers:
             while self._membership() is not None:
                 if await self._ask(client, self._inventory):
                     answered = True
+                    self._leader, self._lost = address, ""
                     self._on_leader(client)
         except FireflyerError as error:
             _log.info("manager does not answer address=%s reason=%s", address, error)

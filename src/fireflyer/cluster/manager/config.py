@@ -55,13 +55,13 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """HTTP."""
     listen_agents: str = "127.0.0.1:9441"
     advertise: str = ""
-    """URL at which users reach this manager; empty: as it listens."""
+    """URL at which users reach this manager; empty: as it listens, by the machine's name where that is everywhere."""
     advertise_agents: str = ""
-    """`host:port` at which agents reach it; empty: as it listens."""
+    """`host:port` at which agents reach it; empty likewise."""
     managers: tuple[str, ...] = ()
     """`host:port` of all managers, for agents; empty: this one."""
     manager_urls: tuple[str, ...] = ()
-    """`URL` or `URL#FINGERPRINT` of all managers, for programs of tasks; empty: this one."""
+    """`URL` or `URL#FINGERPRINT` of all managers, for programs of tasks; empty: as each manager says it."""
     secret_file: str
     """Shared by the managers of the cluster (mode 0600): signs sessions and tokens of runs."""
     tokens_file: str = ""

@@ -7,11 +7,14 @@ who ask to it, until its lease ends.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
+from urllib.parse import urlsplit
 
 import fireflyer
 from fireflyer.accounts import AccountStore
@@ -26,6 +29,7 @@ from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
 from fireflyer.cluster.manager.execs import Execs
 from fireflyer.cluster.manager.history import History, history_url
+from fireflyer.cluster.manager.known import KnownManagers
 from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.platform import Platform
@@ -62,9 +66,10 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     host, port = parse_listen(config.listen)
     certificate = None
     if config.secure:
-        certificate = certificate_of(config.directory, host, config.tls_certificate, config.tls_key)
+        names = (_reached_at(host), urlsplit(config.advertise).hostname or "")
+        certificate = certificate_of(config.directory, names, config.tls_certificate, config.tls_key)
     listener = bind(host, port)
-    url = config.advertise or f"http{'s' * config.secure}://{Address(host, listener.getsockname()[1])}"
+    url = config.advertise or f"http{'s' * config.secure}://{Address(_reached_at(host), listener.getsockname()[1])}"
     async with await open_store(config.store) as engine:
         machines = Machines(engine)
         await machines.refresh()
@@ -73,12 +78,14 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
         agents = AgentService(machines)
         agents.register(server)
         try:
-            at_agents = config.advertise_agents or str(await server.start(*parse_listen(config.listen_agents)))
+            listening = await server.start(*parse_listen(config.listen_agents))
+            at_agents = config.advertise_agents or str(Address(_reached_at(listening.host), listening.port))
             changes = Changes()
             store = _users_of(config, engine)
             run_tokens = RunTokens(secret.reveal(), engine, store)
             here = url if certificate is None else f"{url}#{certificate.fingerprint}"
-            tickets = Tickets(machines, run_tokens, config.manager_urls or (here,))
+            known = KnownManagers(engine, config.name, here, config.manager_urls)
+            tickets = Tickets(machines, run_tokens, known)
             history_at = history_url(config)
             audit = AuditLog(engine if history_at else None)
             users = Users(store, config.operators, run_tokens, audit)
@@ -109,7 +116,14 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 version=fireflyer.__version__,
             )
             loop = asyncio.get_running_loop()
-            services = [machines.follow(), logs.run(), snapshots.collect_for_ever(), history.run(), execs.run()]
+            services = [
+                machines.follow(),
+                known.follow(),
+                logs.run(),
+                snapshots.collect_for_ever(),
+                history.run(),
+                execs.run(),
+            ]
             if config.engine == "slurm":
                 slurm = _slurm(config.slurm, platform, machines, agents)
                 platform.slurm_nodes = slurm.commands
@@ -130,6 +144,14 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 snapshots.close()
         finally:
             await server.close()
+
+
+def _reached_at(host: str) -> str:
+    """By others; one that listens at all addresses is reached by its name."""
+    try:
+        return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
+    except ValueError:
+        return host
 
 
 def _objects_at(config: PlatformConfig) -> str:

@@ -29,12 +29,17 @@ class IssueRunToken(Protocol):
         """Empty where there is no such user."""
 
 
+class ManagerUrls(Protocol):
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """As `LaunchOrder` has them."""
+
+
 class Tickets:
-    def __init__(self, machines: MachineKeys, tokens: IssueRunToken, manager_urls: tuple[str, ...]) -> None:
-        """`manager_urls`: as `LaunchOrder` has them."""
+    def __init__(self, machines: MachineKeys, tokens: IssueRunToken, managers: ManagerUrls) -> None:
         self._machines = machines
         self._tokens = tokens
-        self._manager_urls = manager_urls
+        self._managers = managers
 
     async def add(self, orders: Orders) -> Orders:
         """Orders with tickets and token in each launch order. A run that has a node whose machine was revoked is not
@@ -62,7 +67,7 @@ class Tickets:
             expires_s=int(time.time()) + min(MAX_LIFE_S, life_s),
         )
         token = await self._tokens.issue(launch.task, launch.run, token, launch.user)
-        launch = msgspec.structs.replace(launch, manager_urls=self._manager_urls)
+        launch = msgspec.structs.replace(launch, manager_urls=self._managers.urls)
         try:
             return seal_launch(launch, claims, known, nonce=secrets.token_bytes(NONCE_BYTES), user_token=token)
         except UsageError:
