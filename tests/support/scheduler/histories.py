@@ -11,6 +11,7 @@ from tests.support.scheduler.snapshots import NOW_NS, USERS, nodes_of
 
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     Event,
     LimitsChanged,
     NodeChanged,
@@ -68,6 +69,8 @@ class History:
             return TasksSubmitted(self._array())
         if running and rng.random() < 0.6:
             number = rng.choice(running)
+            if rng.random() < 0.3:
+                return self._cost(number)
             leaving = [number for number in running if (run := tasks[number].run) is not None and run.leaving]
             if leaving and rng.random() < 0.7:
                 return self._left(rng.choice(leaving))
@@ -76,6 +79,11 @@ class History:
             number = rng.choice(waiting)
             return TaskEnded(number) if rng.random() < 0.5 else TaskChanged(self._other(tasks[number]))
         return self._of_site()
+
+    def _cost(self, number: int) -> Event:
+        rng = self.rng
+        since_ns = rng.choice([None, self.now_ns - rng.randint(-5, 300) * SECOND])
+        return CostChanged(number, interrupt_cost_ns=rng.randint(1, 90) * SECOND, unsaved_since_ns=since_ns)
 
     def _left(self, number: int) -> Event:
         rng = self.rng

@@ -48,8 +48,14 @@ def running(
 ) -> Task:
     """On nodes written "a0 a1"."""
     names = tuple(nodes.split())
-    leaving = bool(more.pop("leaving", False))
-    run = Run(nodes=names, started_ns=NOW_NS - since_s * SECOND, backfilled=backfilled, leaving=leaving)
+    leaving, unsaved_s = bool(more.pop("leaving", False)), more.pop("unsaved_s", None)
+    run = Run(
+        nodes=names,
+        started_ns=NOW_NS - since_s * SECOND,
+        backfilled=backfilled,
+        leaving=leaving,
+        unsaved_since_ns=NOW_NS - unsaved_s * SECOND if isinstance(unsaved_s, int) else None,
+    )
     return msgspec.structs.replace(waiting(task, len(names), user, age_s=since_s, **more), run=run)
 
 
@@ -110,6 +116,7 @@ def random_snapshot(seed: int) -> Snapshot:
                 started_ns=task.queued_ns,
                 backfilled=rng.random() < 0.25,
                 leaving=rng.random() < 0.1,
+                unsaved_since_ns=rng.choice([None, task.queued_ns, NOW_NS - 20 * SECOND]),
             )
             task = msgspec.structs.replace(task, run=run)
         tasks.append(task)

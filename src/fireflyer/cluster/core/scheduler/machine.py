@@ -22,6 +22,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     Event,
     LimitsChanged,
     NodeChanged,
@@ -116,6 +117,8 @@ class SchedulerMachine:
                 self._leave(self.task(number))
             case RunEnded(number, not_before_ns, never):
                 self._requeue(self.task(number), not_before_ns, never)
+            case CostChanged():
+                self._change_cost(self.task(event.task), event)
             case _:
                 self._change_site(event)
 
@@ -195,6 +198,15 @@ class SchedulerMachine:
         self._put(
             msgspec.structs.replace(task, request=request, run=None, queued_ns=since_ns, not_before_ns=not_before_ns)
         )
+
+    def _change_cost(self, task: Task, event: CostChanged) -> None:
+        """Nothing else of the run is looked at again: there may be many of these."""
+        if task.run is None:
+            raise UsageError(f"task {task.id} does not run: only a run has costs")
+        request = msgspec.structs.replace(task.request, interrupt_cost_ns=event.interrupt_cost_ns)
+        run = msgspec.structs.replace(task.run, unsaved_since_ns=event.unsaved_since_ns)
+        task = self._tasks[task.id] = msgspec.structs.replace(task, request=request, run=run)
+        self._groups[request.node_group].runs.change_cost(task)
 
     def _change_node(self, name: str, node: Node | None) -> None:
         """A run on it is put anew: how many nodes it has, and in how many zones, may be others."""

@@ -65,7 +65,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed_ns: int = 2 * HOUR
     """A run of it is not interrupted before."""
     interrupt_cost_ns: int = 60 * SECOND
-    """What an interruption costs each of its nodes: to save, to start again, and what is not saved."""
+    """What every interruption costs each of its nodes: to save, and to start again. What is not saved is lost beside
+    it, see `Run.unsaved_since_ns`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
@@ -83,6 +84,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """It was started before tasks that come before it, and yields to them without guarantee."""
     leaving: bool = False
     """It was told to suspend, or to stop; its nodes are free soon."""
+    unsaved_since_ns: int | None = None
+    """What it did since then is lost if it is interrupted. None: it saves when it is asked, and loses nothing."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.base.units import format_duration
+from fireflyer.base.units import MS, format_duration
 from fireflyer.cluster.core.scheduler.limits import Limits
 from fireflyer.cluster.core.scheduler.model import Decision, Interrupt, Request, Start, Task, Wait
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets, union
@@ -60,14 +60,27 @@ class Candidates(NamedTuple):
 
 
 class RunCost(NamedTuple):
-    """Where a run lies, and what its interruption loses, in nanoseconds of nodes."""
+    """Where a run lies, and what its interruption loses."""
 
-    loss: int
+    count: int
+    each_ns: int
+    """Of each of its nodes, whenever it is interrupted."""
+    unsaved_since_ns: int | None
     zones: tuple[tuple[str, int], ...]
 
     @staticmethod
     def of(task: Task, nodes: int, sets: NodeSets) -> RunCost:
-        return RunCost(nodes.bit_count() * task.request.interrupt_cost_ns, sets.by_zone(nodes))
+        return RunCost(nodes.bit_count(), 0, None, sets.by_zone(nodes)).as_of(task)
+
+    def as_of(self, task: Task) -> RunCost:
+        """The same nodes."""
+        since_ns = task.run.unsaved_since_ns if task.run is not None else None
+        return self._replace(each_ns=task.request.interrupt_cost_ns, unsaved_since_ns=since_ns)
+
+    def loss(self, now_ns: int) -> int:
+        """In milliseconds of nodes: those of a thousand nodes in a month, added up, still fit 64 bits."""
+        unsaved_ns = max(0, now_ns - self.unsaved_since_ns) if self.unsaved_since_ns is not None else 0
+        return self.count * ((self.each_ns + unsaved_ns) // MS)
 
 
 class Runs(Protocol):
@@ -311,8 +324,9 @@ class Turns:
         spreads = self._runs.spreads()
         for other in sorted(candidates.tasks.values(), key=_PLACE, reverse=True):
             if other.id not in self._interrupted:
-                loss, zones = spreads[other.id]
-                for zone, nodes in zones:
+                cost = spreads[other.id]
+                loss = cost.loss(self._now_ns)
+                for zone, nodes in cost.zones:
                     found[zone].append(Victim(other.id, loss, (nodes & eligible).bit_count()))
         return found
 

@@ -93,6 +93,12 @@ class GroupRuns:
         if remembered is not None and remembered.tasks.pop(task.id, None) is not None:
             remembered.nodes &= ~nodes
 
+    def change_cost(self, task: Task) -> None:
+        """The same run, whose interruption costs something else. Who may interrupt it does not depend on that, so it is
+        in question as before."""
+        self._tasks[task.id] = task
+        self._spread[task.id] = self._spread[task.id].as_of(task)
+
     def forget(self) -> None:
         """Usage, shares, the policy or reservations are others now."""
         self._ratios.clear()
