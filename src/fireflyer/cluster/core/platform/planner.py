@@ -10,11 +10,13 @@ from typing import Final
 import msgspec
 
 from fireflyer.cluster.core.platform.heard import Heard
+from fireflyer.cluster.core.platform.life.costs import UNKNOWN_NS, Cost
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import NodeRow, RunState, TaskRow, UsageRow, Wish
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     LimitsChanged,
     NodeChanged,
     NodeRemoved,
@@ -128,9 +130,10 @@ class Planner:
             task = self._model(row)
             if known is None:
                 new.append(task)
-            elif self._machine.task(task_id) != task:
-                self._machine.apply(TaskChanged(task), time_ns)
-                self._due = True
+            elif (before := self._machine.task(task_id)) != task:
+                change = _change(before, task)
+                self._machine.apply(change, time_ns)
+                self._due = self._due or isinstance(change, TaskChanged)
             self._told[task_id] = task
         if new:
             self._machine.apply(TasksSubmitted(tuple(new)), time_ns)
@@ -156,6 +159,7 @@ class Planner:
             only=spec.only,
             never=(*spec.never, *row.excluded),
             guaranteed_ns=NEVER_NS if interactive else self._ledger.settings.guaranteed_ns,
+            interrupt_cost_ns=self._cost(row).interrupt_cost_ns if run is not None else UNKNOWN_NS,
         )
         return Task(
             id=row.id,
@@ -179,7 +183,12 @@ class Planner:
             started_ns=run.scheduled_ns,
             backfilled=run.backfilled and not interactive,
             leaving=run.wanted != "run" or run.state is RunState.ENDED,
+            unsaved_since_ns=self._heard.costs.of(run).unsaved_since_ns,
         )
+
+    def _cost(self, row: TaskRow) -> Cost:
+        """Of its last run, which is open."""
+        return self._heard.costs.of(self._ledger.runs.known((row.id, row.runs - 1)))
 
     # --- deciding ---
 
@@ -236,3 +245,13 @@ class Planner:
             known = self._ledger.usage.get(name)
             if known is None or known.node_seconds != used:
                 self._ledger.usage.put(name, UsageRow(name=name, node_seconds=used, at_ns=time_ns))
+
+
+def _change(before: Task, task: Task) -> TaskChanged | CostChanged:
+    if before.run is None or task.run is None:
+        return TaskChanged(task)
+    cost_ns, since_ns = task.request.interrupt_cost_ns, task.run.unsaved_since_ns
+    request = msgspec.structs.replace(before.request, interrupt_cost_ns=cost_ns)
+    run = msgspec.structs.replace(before.run, unsaved_since_ns=since_ns)
+    same = msgspec.structs.replace(before, request=request, run=run) == task
+    return CostChanged(task.id, cost_ns, since_ns) if same else TaskChanged(task)

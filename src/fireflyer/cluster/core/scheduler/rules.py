@@ -62,7 +62,7 @@ class Candidates(NamedTuple):
 class RunCost(NamedTuple):
     """Where a run lies, and what its interruption loses."""
 
-    count: int
+    nodes: int
     each_ns: int
     """Of each of its nodes, whenever it is interrupted."""
     unsaved_since_ns: int | None
@@ -80,7 +80,7 @@ class RunCost(NamedTuple):
     def loss(self, now_ns: int) -> int:
         """In milliseconds of nodes: those of a thousand nodes in a month, added up, still fit 64 bits."""
         unsaved_ns = max(0, now_ns - self.unsaved_since_ns) if self.unsaved_since_ns is not None else 0
-        return self.count * ((self.each_ns + unsaved_ns) // MS)
+        return self.nodes * ((self.each_ns + unsaved_ns) // MS)
 
 
 class Runs(Protocol):
