@@ -207,7 +207,8 @@ class History:
         for _ in range(rng.choice([1, 1, 2, 6])):
             submitted_ns = self.now_ns - rng.choice([0, 0, 0, 90]) * SECOND
             queued_ns = min(self.now_ns, submitted_ns + rng.choice([0, 0, 40]) * SECOND)
-            asked = msgspec.structs.replace(request, time_ns=rng.choice(_TIMES_NS))
+            leave_ns = rng.choice([0, 0, 15, 70]) * SECOND
+            asked = msgspec.structs.replace(request, time_ns=rng.choice(_TIMES_NS), leave_ns=leave_ns)
             tasks.append(Task(id=self._next_task, request=asked, submitted_ns=submitted_ns, queued_ns=queued_ns))
             self._next_task += 1
         return tuple(tasks)

@@ -79,10 +79,10 @@ def after(snapshot: Snapshot, decisions: Decisions, now_ns: int = NOW_NS) -> Sna
 
 
 def of_kind(decisions: Decisions) -> tuple[dict[int, Start], dict[int, list[int]], dict[int, Wait]]:
-    """Starts, the interrupted of each task that gets their nodes, waits."""
+    """Starts, the interrupted of each task that gets their nodes, waits. Not those who leave because nodes close."""
     interrupts: dict[int, list[int]] = {}
     for one in decisions:
-        if isinstance(one, Interrupt):
+        if isinstance(one, Interrupt) and one.for_task is not None:
             interrupts.setdefault(one.for_task, []).append(one.task)
     return (
         {one.task: one for one in decisions if isinstance(one, Start)},
@@ -150,4 +150,5 @@ def _random_task(number: int, rng: random.Random, nodes: tuple[Node, ...]) -> Ta
         time_ns=rng.choice([None, 30 * SECOND, 300 * SECOND]),
         guaranteed_ns=rng.choice([0, 60, 200]) * SECOND,
         interrupt_cost_ns=rng.randint(1, 5) * SECOND,
+        leave_ns=rng.choice([0, 0, 0, 60]) * SECOND,
     )

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.costs import UNKNOWN_NS, Cost
 from fireflyer.cluster.core.platform.life.tasks import Tasks
@@ -37,6 +38,8 @@ __all__ = ["Planner"]
 
 NEVER_NS: Final = 1 << 61
 MOST_PASSES: Final = 100
+LEAVE_SLACK_NS: Final = 15 * SECOND
+"""Until a run that does not leave by itself is killed after its grace period, and the manager knows."""
 FORECAST_TASKS: Final = 4000
 """Of all passes of a forecast together: a manager does nothing else meanwhile."""
 
@@ -160,6 +163,7 @@ class Planner:
             never=(*spec.never, *row.excluded),
             guaranteed_ns=NEVER_NS if interactive else self._ledger.settings.guaranteed_ns,
             interrupt_cost_ns=self._cost(row).interrupt_cost_ns if run is not None else UNKNOWN_NS,
+            leave_ns=LEAVE_SLACK_NS + (0 if interactive else spec.grace_ns),
         )
         return Task(
             id=row.id,
@@ -204,9 +208,13 @@ class Planner:
                 case Start(task, nodes, backfilled, reason):
                     self._tasks.begin(task, nodes, reason, backfilled=backfilled)
                 case Interrupt(task, _, reason):
-                    key = self._ledger.index.open_run(self._ledger.tasks.known(task))
+                    row = self._ledger.tasks.known(task)
+                    key = self._ledger.index.open_run(row)
                     if key is not None:
-                        self._tasks.leave(self._ledger.runs.known(key), "suspend", Wish.INTERRUPT, reason)
+                        # An interactive task is interrupted for maintenance alone, and ends with its run.
+                        ends = self._tasks.spec(row).kind == "interactive"
+                        run = self._ledger.runs.known(key)
+                        self._tasks.leave(run, "stop" if ends else "suspend", Wish.INTERRUPT, reason)
                 case Wait(task=task, claim=claim):
                     row = self._ledger.tasks.known(task)
                     if row.claim != claim:

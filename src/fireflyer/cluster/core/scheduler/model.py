@@ -41,7 +41,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     usable: bool = True
     """Up, and not drained. A run on a node that is drained goes on."""
     closed: tuple[tuple[int, int], ...] = ()
-    """From when until when it is given to nobody (maintenance)."""
+    """From when until when it is given to nobody (maintenance). See `maintenance`."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +67,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     interrupt_cost_ns: int = 60 * SECOND
     """What every interruption costs each of its nodes: to save, and to start again. What is not saved is lost beside
     it, see `Run.unsaved_since_ns`."""
+
+    leave_ns: int = 0
+    """A run of it that is asked to leave has left after so long, at the latest."""
+
+    @property
+    def span_ns(self) -> int:
+        """So long it may need its nodes, as far as that is known."""
+        return self.leave_ns if self.time_ns is None else self.time_ns
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
@@ -212,8 +220,10 @@ class Start(msgspec.Struct, frozen=True, tag="Start"):
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt"):
+    """`for_task`: which gets its nodes; None: nobody does, they close."""
+
     task: int
-    for_task: int
+    for_task: int | None
     reason: str
 
 

@@ -197,12 +197,12 @@ class Turns:
     def open_to(self, task: Task) -> int:
         """The nodes that it may use and that are open for as long as it takes."""
         admitted = self._sets.admitting(task)
-        return self._sets.eligible(task.request) & self._sets.open_for(task.request.time_ns, self._now_ns, admitted)
+        return self._sets.eligible(task.request) & self._sets.open_for(task.request.span_ns, self._now_ns, admitted)
 
     def open_at_all(self, task: Task) -> int:
         """The nodes that it may use and that are open, however long it takes."""
         admitted = self._sets.admitting(task)
-        return self._sets.eligible(task.request) & self._sets.open_for(None, self._now_ns, admitted)
+        return self._sets.eligible(task.request) & self._sets.open_for(0, self._now_ns, admitted)
 
     def unclaimed(self) -> int:
         """What is free, without what is claimed by those whose turn comes later."""
@@ -368,11 +368,12 @@ class Turns:
         if not missing or not self._sets.has_reservations():
             return ""
         admitted = self._sets.admitting(task)
-        found = self._sets.closing(missing, task.request.time_ns, self._now_ns, admitted)
+        found = self._sets.closing(missing, task.request.span_ns, self._now_ns, admitted)
+        meets = "before it would end" if task.request.time_ns is not None else "before it could leave"
         words = [
             f"{'maintenance' if one.maintenance else 'reservation'} {one.name} "
             + (
-                f"begins in {format_duration(one.begin_ns - self._now_ns)}, before it would end, and lasts "
+                f"begins in {format_duration(one.begin_ns - self._now_ns)}, {meets}, and lasts "
                 if one.begin_ns > self._now_ns
                 else "lasts "
             )
