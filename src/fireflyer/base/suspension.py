@@ -111,6 +111,10 @@ class NodeCells:
         found = [cells[_POINT] for cells in self._ranks]
         return tuple(min(point + slack, MAX_POINT) if point >= 0 else NEVER for point in found)
 
+    def asks(self) -> bool:
+        """Whether any rank has come to a point."""
+        return any(cells[_POINT] >= 0 for cells in self._ranks)
+
     def set_horizon(self, horizon: int) -> None:
         self._set(horizon, over=_WAITING)
 

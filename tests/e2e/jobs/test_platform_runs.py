@@ -29,7 +29,17 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
 from fireflyer.cluster.schema.agent import ASK_AGENT, LIST_GUARDS, STOP_GUARD, GuardName
 from fireflyer.cluster.schema.hosts import HostQuestion
-from fireflyer.cluster.schema.sync import SYNC, EndedRun, LaunchOrder, Orders, RunNode, RunOrder, RunStatus, Sync
+from fireflyer.cluster.schema.sync import (
+    SYNC,
+    EndedRun,
+    LaunchOrder,
+    Orders,
+    RunNode,
+    RunOrder,
+    RunStatus,
+    Saving,
+    Sync,
+)
 from fireflyer.cluster.schema.tasks import Cause, Program, TaskSpec
 from fireflyer.cluster.schema.tickets import Claims, open_launch, seal_launch
 from fireflyer.cluster.schema.wire import Done
@@ -46,6 +56,19 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "task", os.env
 while os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 """
+REPORTING: Final = """\
+from fireflyer.base.events import CheckpointReport, ResumeReport
+from fireflyer.cluster.sdk import should_suspend
+from fireflyer.runtime.environment import read_environment
+from fireflyer.runtime.reporter import Reporter
+
+reporter = Reporter.from_environment(read_environment())
+reporter.resume(ResumeReport(rank=0, attempt=0, step=0, checkpoint=None))
+reporter.checkpoint(CheckpointReport(rank=0, attempt=0, step=1, bytes=1, stall_ns=2 * 10**9, write_ns=10**9))
+reporter.checkpoint(CheckpointReport(rank=0, attempt=0, step=2, bytes=1, stall_ns=5, write_ns=5, error="disk full"))
+should_suspend()
+"""
+"""Before `SCRIPT`."""
 
 
 class FakeManager:
@@ -204,11 +227,11 @@ def in_cluster(
     run(main())
 
 
-def task(tmp_path: Path, *, nodes: int = 1, **more: Any) -> TaskSpec:
+def task(tmp_path: Path, *, nodes: int = 1, before: str = "", **more: Any) -> TaskSpec:
     """Its ranks run as long as the file `held` is there."""
     (tmp_path / "held").touch()
     script = tmp_path / "job.py"
-    script.write_text(SCRIPT)
+    script.write_text(before + SCRIPT)
     program = Program(script=str(script), args=(str(tmp_path / "held"),), workdir=str(tmp_path))
     return TaskSpec(name="job", program=program, least_nodes=nodes, most_nodes=nodes, **more)
 
@@ -224,6 +247,11 @@ async def printed(manager: FakeManager, name: str) -> None:
     await asyncio.to_thread(wait_until, lambda: bool(log_of(manager, name, 0)), allowed_s(30))
 
 
+def saving_on(manager: FakeManager, name: str) -> Saving:
+    status = manager.run_on(name)
+    return (status.saving if status is not None else None) or Saving()
+
+
 def ended(status: RunStatus) -> EndedRun:
     assert status.ended is not None
     return status.ended
@@ -231,9 +259,14 @@ def ended(status: RunStatus) -> EndedRun:
 
 def test_a_run_on_one_node_is_started_reported_and_forgotten(tmp_path: Path) -> None:
     async def test(manager: FakeManager) -> None:
-        launch = manager.launch(task(tmp_path), "a")
+        launch = manager.launch(task(tmp_path, before=REPORTING), "a")
         await manager.order("a", RunOrder(run_token=RUN, wanted="run", launch=launch))
         assert (await manager.state("a", "running")).lead
+        await manager.wait_for(lambda: (saving := saving_on(manager, "a")).asks and saving.age_ns is not None)
+        saving = saving_on(manager, "a")
+        assert saving.save_ns == 3 * SECOND, "of the last one that was committed"
+        assert (saving.age_ns or 0) >= 3 * SECOND, "the state is older than its checkpoint"
+        assert 0 < (saving.start_ns or 0) < 60 * SECOND
         (tmp_path / "held").unlink()
         end = ended(await manager.state("a", "gone"))
         assert (end.cause, end.exit_code) == (Cause.SUCCEEDED, 0), end

@@ -103,6 +103,7 @@ FORMATS: Final = (
     Format("rpc.cluster.agent_next.request", "msgpack", cluster_wire.Next),
     Format("rpc.cluster.agent_next.answer", "msgpack", cluster_wire.NumberedCommand, revision=3),
     Format("rpc.cluster.empty", "msgpack", cluster_wire.Done),
+    Format("rpc.cluster.agent_beat.request", "msgpack", cluster_wire.Heartbeat),
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
     Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.RankEnd, revision=3),
     Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone, revision=3),
@@ -145,7 +146,7 @@ FORMATS: Final = (
     Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=2),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=3),
     Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=3),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
@@ -161,7 +162,7 @@ FORMATS: Final = (
     Format("platform.ticket", "msgpack", tickets.Claims),
     Format("platform.ticket-fields", "object", tickets.Claims),
     Format("platform.runner-orders", "msgpack", runner.RunnerOrders, revision=3),
-    Format("platform.run-progress", "json", runner.RunProgress),
+    Format("platform.run-progress", "json", runner.RunProgress, revision=2),
     Format("platform.run-end", "json", sync.EndedRun),
     # Rows of the platform's managers, and what they keep beside these.
     Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow, revision=3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -70,8 +71,10 @@ def test_small_gangs_stay_in_a_zone_and_at_most_one_task_crosses(snapshot: Snaps
     zone = {node.name: node.zone for node in snapshot.nodes}
     starts, _, _ = of_kind(schedule(snapshot, NOW_NS))
     crossing = [start for start in starts.values() if crosses(start.nodes, snapshot)]
-    already = sum(1 for task in snapshot.tasks if task.run and crosses(task.run.nodes, snapshot))
-    assert len(crossing) <= max(0, snapshot.policy.cross_zone_tasks - already)
+    group = {task.id: task.request.node_group for task in snapshot.tasks}
+    already = [group[task.id] for task in snapshot.tasks if task.run and crosses(task.run.nodes, snapshot)]
+    for name, count in Counter(group[start.task] for start in crossing).items():
+        assert count <= max(0, snapshot.policy.cross_zone_tasks - already.count(name))
     for start in crossing:
         assert len(start.nodes) >= snapshot.policy.cross_zone_nodes
         changes = sum(zone[one] != zone[next_one] for one, next_one in zip(start.nodes, start.nodes[1:], strict=False))

@@ -182,7 +182,8 @@ async def _launcher(server: RpcServer) -> AsyncIterator[None]:
     with tempfile.TemporaryDirectory() as directory:
         logs = CollectedLogs(lambda name: os.path.join(directory, "logs", name), on_error=lambda _: None)
         control = ControlService(
-            feed=driver.feed, on_line=shown.append, on_port=lambda _: None, logs=logs,
+            feed=driver.feed, on_line=shown.append, on_port=lambda _: None, on_asks=lambda: None,
+            logs=logs,
             files=CollectedFiles(directory),
         )  # fmt: skip
         hosts = JoinedHosts(spec, question=_QUESTION)

@@ -11,6 +11,7 @@ from tests.support.scheduler.snapshots import NOW_NS, USERS, nodes_of
 
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     Event,
     LimitsChanged,
     NodeChanged,
@@ -68,6 +69,8 @@ class History:
             return TasksSubmitted(self._array())
         if running and rng.random() < 0.6:
             number = rng.choice(running)
+            if rng.random() < 0.3:
+                return self._cost(number)
             leaving = [number for number in running if (run := tasks[number].run) is not None and run.leaving]
             if leaving and rng.random() < 0.7:
                 return self._left(rng.choice(leaving))
@@ -76,6 +79,11 @@ class History:
             number = rng.choice(waiting)
             return TaskEnded(number) if rng.random() < 0.5 else TaskChanged(self._other(tasks[number]))
         return self._of_site()
+
+    def _cost(self, number: int) -> Event:
+        rng = self.rng
+        since_ns = rng.choice([None, self.now_ns - rng.randint(-5, 300) * SECOND])
+        return CostChanged(number, interrupt_cost_ns=rng.randint(1, 90) * SECOND, unsaved_since_ns=since_ns)
 
     def _left(self, number: int) -> Event:
         rng = self.rng
@@ -199,7 +207,8 @@ class History:
         for _ in range(rng.choice([1, 1, 2, 6])):
             submitted_ns = self.now_ns - rng.choice([0, 0, 0, 90]) * SECOND
             queued_ns = min(self.now_ns, submitted_ns + rng.choice([0, 0, 40]) * SECOND)
-            asked = msgspec.structs.replace(request, time_ns=rng.choice(_TIMES_NS))
+            leave_ns = rng.choice([0, 0, 15, 70]) * SECOND
+            asked = msgspec.structs.replace(request, time_ns=rng.choice(_TIMES_NS), leave_ns=leave_ns)
             tasks.append(Task(id=self._next_task, request=asked, submitted_ns=submitted_ns, queued_ns=queued_ns))
             self._next_task += 1
         return tuple(tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     Event,
     LimitsChanged,
     NodeChanged,
@@ -74,6 +75,12 @@ class ReferenceMachine:
                 queued_ns = now_ns - (task.run.started_ns - task.queued_ns if task.run is not None else 0)
                 task = msgspec.structs.replace(task, request=request, run=None, queued_ns=queued_ns)
                 self._put(msgspec.structs.replace(task, not_before_ns=not_before_ns))
+            case CostChanged(number, cost_ns, since_ns):
+                task = self.tasks[number]
+                assert task.run is not None
+                request = msgspec.structs.replace(task.request, interrupt_cost_ns=cost_ns)
+                run = msgspec.structs.replace(task.run, unsaved_since_ns=since_ns)
+                self.tasks[number] = msgspec.structs.replace(task, request=request, run=run)
             case _:
                 self._change_site(event, now_ns)
 

@@ -48,8 +48,14 @@ def running(
 ) -> Task:
     """On nodes written "a0 a1"."""
     names = tuple(nodes.split())
-    leaving = bool(more.pop("leaving", False))
-    run = Run(nodes=names, started_ns=NOW_NS - since_s * SECOND, backfilled=backfilled, leaving=leaving)
+    leaving, unsaved_s = bool(more.pop("leaving", False)), more.pop("unsaved_s", None)
+    run = Run(
+        nodes=names,
+        started_ns=NOW_NS - since_s * SECOND,
+        backfilled=backfilled,
+        leaving=leaving,
+        unsaved_since_ns=NOW_NS - unsaved_s * SECOND if isinstance(unsaved_s, int) else None,
+    )
     return msgspec.structs.replace(waiting(task, len(names), user, age_s=since_s, **more), run=run)
 
 
@@ -73,10 +79,10 @@ def after(snapshot: Snapshot, decisions: Decisions, now_ns: int = NOW_NS) -> Sna
 
 
 def of_kind(decisions: Decisions) -> tuple[dict[int, Start], dict[int, list[int]], dict[int, Wait]]:
-    """Starts, the interrupted of each task that gets their nodes, waits."""
+    """Starts, the interrupted of each task that gets their nodes, waits. Not those who leave because nodes close."""
     interrupts: dict[int, list[int]] = {}
     for one in decisions:
-        if isinstance(one, Interrupt):
+        if isinstance(one, Interrupt) and one.for_task is not None:
             interrupts.setdefault(one.for_task, []).append(one.task)
     return (
         {one.task: one for one in decisions if isinstance(one, Start)},
@@ -110,6 +116,7 @@ def random_snapshot(seed: int) -> Snapshot:
                 started_ns=task.queued_ns,
                 backfilled=rng.random() < 0.25,
                 leaving=rng.random() < 0.1,
+                unsaved_since_ns=rng.choice([None, task.queued_ns, NOW_NS - 20 * SECOND]),
             )
             task = msgspec.structs.replace(task, run=run)
         tasks.append(task)
@@ -143,4 +150,5 @@ def _random_task(number: int, rng: random.Random, nodes: tuple[Node, ...]) -> Ta
         time_ns=rng.choice([None, 30 * SECOND, 300 * SECOND]),
         guaranteed_ns=rng.choice([0, 60, 200]) * SECOND,
         interrupt_cost_ns=rng.randint(1, 5) * SECOND,
+        leave_ns=rng.choice([0, 0, 0, 60]) * SECOND,
     )

@@ -54,6 +54,7 @@ class Launcher:
             feed=self._feed,
             on_line=lambda line: None,
             on_port=lambda port: None,
+            on_asks=lambda: None,
             logs=CollectedLogs(lambda name: f"{tmp_path}/{name}", on_error=lambda reason: None),
             files=CollectedFiles(str(tmp_path)),
         )

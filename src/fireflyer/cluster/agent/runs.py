@@ -59,7 +59,7 @@ from fireflyer.cluster.core.runs import (
     WatchLauncher,
 )
 from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, OpenedTicket, RunnerOrders, RunProgress
-from fireflyer.cluster.schema.sync import EndedRun, LaunchOrder, Orders, RunOrder, RunStatus
+from fireflyer.cluster.schema.sync import EndedRun, LaunchOrder, Orders, RunOrder, RunStatus, Saving
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.cluster.schema.tickets import open_launch
 from fireflyer.runtime.clock import BootClock
@@ -225,14 +225,16 @@ class Runs:
         return self._machine.refusal(self._clock.now_ns(), run_token)
 
     def statuses(self) -> tuple[RunStatus, ...]:
-        return tuple(
-            msgspec.structs.replace(
-                status,
-                step=self._progress[status.token].step if status.token in self._progress else status.step,
-                doing=self._copies.doing(status.token) if status.state == "starting" else "",
-            )
-            for status in self._machine.statuses()
-        )
+        return tuple(self._told(status) for status in self._machine.statuses())
+
+    def _told(self, status: RunStatus) -> RunStatus:
+        progress = self._progress.get(status.token)
+        if progress is not None:
+            saving = _saving(progress, self._clock.now_ns()) if status.state == "running" else None
+            status = msgspec.structs.replace(status, step=progress.step, saving=saving)
+        elif status.state == "starting":
+            status = msgspec.structs.replace(status, doing=self._copies.doing(status.token))
+        return status
 
     @property
     def heard_version(self) -> tuple[int, int]:
@@ -418,6 +420,11 @@ class Runs:
         if ended is None and not began:
             _log.error("the launcher of a run was not started token=%s reason=%s", token, end.reason)
         self.feed(LauncherGone(token, end.clean, ended, began))
+
+
+def _saving(progress: RunProgress, now_ns: int) -> Saving:
+    age_ns = max(0, now_ns - progress.saved_at_ns) if progress.saved_at_ns is not None else None
+    return Saving(asks=progress.asks, age_ns=age_ns, save_ns=progress.save_ns, start_ns=progress.start_ns)
 
 
 def _mark(token: str) -> str:

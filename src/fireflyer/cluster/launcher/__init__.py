@@ -46,13 +46,15 @@ async def run_job(
     on_entry: Callable[[Logged], None] = _ignore,
     on_line: Callable[[RankLine], None] = _ignore,
     on_waiting: Callable[[list[int]], None] = _ignore,
+    on_asks: Callable[[], None] = lambda: None,
     devices: Devices | None = None,
     job_token: str = "",
     agents: Mapping[str, AgentTarget] | None = None,
     user_token: UserToken | None = None,
 ) -> JobResult:
     """Runs one job to its end; see the package docstring. `devices` None: those of this machine. `on_waiting` is called
-    with the numbers of the machines that are to join and have not yet. `job_token` marks the processes of the job;
+    with the numbers of the machines that are to join and have not yet, `on_asks` again and again once ranks have asked
+    whether they are to suspend. `job_token` marks the processes of the job;
     empty: a new one does. `agents`: how those of the hosts are reached; None: by what machines left when they joined.
     `user_token`: for a file on each node that agents start.
 
@@ -90,6 +92,7 @@ async def run_job(
             places=places,
             on_entry=on_entry,
             on_line=on_line,
+            on_asks=on_asks,
         )
         finish = await _serve(job, server, address.port)
         await places.end(finish.exit_code, finish.reason)

@@ -44,6 +44,7 @@ from fireflyer.cluster.schema.wire import (
     Command,
     Done,
     Gone,
+    Heartbeat,
     LogBytes,
     LogError,
     Next,
@@ -94,12 +95,14 @@ class ControlService:
         feed: Callable[[Event], None],
         on_line: Callable[[RankLine], None],
         on_port: Callable[[PortFound], None],
+        on_asks: Callable[[], None],
         logs: CollectedLogs,
         files: CollectedFiles,
     ) -> None:
         self._feed = feed
         self._on_line = on_line
         self._on_port = on_port
+        self._on_asks = on_asks
         self._logs = logs
         self._files = files
         self._members: dict[int, SupervisorConnection] = {}
@@ -199,9 +202,11 @@ class ControlService:
                 raise PermissionDenied("this node counts as lost")
         return NumberedCommand(request.after + 1, member.commands[request.after])
 
-    async def _heartbeat(self, _: Done, caller: Caller) -> Done:
+    async def _heartbeat(self, request: Heartbeat, caller: Caller) -> Done:
         member = self._who(caller)
         self._feed(SupervisorHeartbeat(member.node, member.incarnation))
+        if request.asks:
+            self._on_asks()
         return Done()
 
     async def _renew(self, _: Done, caller: Caller) -> Done:

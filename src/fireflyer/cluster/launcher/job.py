@@ -93,6 +93,7 @@ class Job:
         places: Places,
         on_entry: Callable[[Logged], None],
         on_line: Callable[[RankLine], None],
+        on_asks: Callable[[], None],
     ) -> None:
         self.spec = spec
         self.gang = Gang(spec)
@@ -101,6 +102,7 @@ class Job:
             feed=self.feed,
             on_line=_harmless(on_line),
             on_port=self._on_port,
+            on_asks=on_asks,
             logs=self.logs,
             files=CollectedFiles(log.directory),
         )

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
-from fireflyer.base.events import AttemptStarted, Logged, StepReport, decode_log
+from fireflyer.base.events import AttemptStarted, CheckpointReport, Logged, ResumeReport, StepReport, decode_log
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.launcher import HostsRefused, UserToken, run_job
 from fireflyer.cluster.runner.ending import ending_of, shown
@@ -30,6 +30,7 @@ from fireflyer.cluster.schema.sync import EndedRun
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.identity.private_files import write_private_file
 from fireflyer.runtime import run
+from fireflyer.runtime.clock import BootClock
 
 _log = logging.getLogger("runner")
 _MAX_ORDERS_BYTES: Final = 16 << 20
@@ -42,22 +43,46 @@ class _Progress:
 
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(directory, PROGRESS_NAME)
+        self._clock = BootClock()
         self._now: RunProgress | None = None
+        self._started_ns = 0
         self._written_s = 0.0
+        self._later: asyncio.TimerHandle | None = None
 
     def take(self, entry: Logged) -> None:
-        event = entry.event
-        before = self._now
+        event, now = entry.event, self._now
         if isinstance(event, AttemptStarted):
-            self._now = RunProgress(attempt=event.attempt, step=None if before is None else before.step)
+            self._started_ns = entry.at_ns
+            self._now = msgspec.structs.replace(now or RunProgress(attempt=0), attempt=event.attempt)
             self._write()
-        elif isinstance(event, StepReport) and before is not None and event.step > (before.step or 0):
-            self._now = RunProgress(attempt=before.attempt, step=event.step)
-            if time.monotonic() - self._written_s >= _PROGRESS_S:
-                self._write()
+        elif now is not None:
+            self._now = self._after(now, entry)
+            if self._now != now and self._later is None:
+                delay_s = max(0.0, self._written_s + _PROGRESS_S - time.monotonic())
+                self._later = asyncio.get_running_loop().call_later(delay_s, self._write)
+
+    def _after(self, now: RunProgress, entry: Logged) -> RunProgress:
+        match entry.event:
+            case StepReport(step=step) if step > (now.step or 0):
+                return msgspec.structs.replace(now, step=step)
+            case ResumeReport(attempt=now.attempt):
+                return msgspec.structs.replace(now, start_ns=max(0, entry.at_ns - self._started_ns))
+            case CheckpointReport(stall_ns=stall_ns, write_ns=write_ns, error=None):
+                save_ns = max(0, stall_ns) + max(0, write_ns)
+                at_ns = max(0, self._clock.now_ns() - save_ns)
+                return msgspec.structs.replace(now, saved_at_ns=at_ns, save_ns=save_ns)
+            case _:
+                return now
+
+    def asks(self) -> None:
+        if self._now is not None and not self._now.asks:
+            self._now = msgspec.structs.replace(self._now, asks=True)
+            self._write()
 
     def _write(self) -> None:
-        self._written_s = time.monotonic()
+        if self._later is not None:
+            self._later.cancel()
+        self._written_s, self._later = time.monotonic(), None
         temporary = f"{self._path}.new"
         with contextlib.suppress(OSError):
             with open(temporary, "wb") as file:
@@ -101,6 +126,7 @@ async def _run(orders: RunnerOrders) -> EndedRun:
         result = await run_job(
             spec,
             on_entry=progress.take,
+            on_asks=progress.asks,
             job_token=orders.run_token,
             agents=agents_of(orders) if orders.tickets else None,
             user_token=UserToken(token_path(orders), orders.token) if orders.token else None,

@@ -31,6 +31,7 @@ TOKEN_NAME: Final = "token"  # noqa: S105
 """File with the user's token for this run, mode 0600."""
 
 
+_Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 COPY_MARK: Final = "snapshot:"
 """Before the hash of a snapshot: stands for the copy that a node has for the run, which has another path on each node.
 The agents of nodes that are reached by ticket replace it."""
@@ -68,3 +69,11 @@ class RunProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Whose ranks were started last."""
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
     """Last reported."""
+    asks: bool = False
+    """Ranks have asked whether they are to leave."""
+    saved_at_ns: _Ns | None = None
+    """When the state was taken that the last committed checkpoint holds, on the node's clock since its boot."""
+    save_ns: _Ns | None = None
+    """What that took until it was committed."""
+    start_ns: _Ns | None = None
+    """From the start of the ranks until the last one had restored its state."""

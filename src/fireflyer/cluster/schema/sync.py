@@ -38,6 +38,7 @@ __all__ = [
     "RunNode",
     "RunOrder",
     "RunStatus",
+    "Saving",
     "Sync",
 ]
 
@@ -89,6 +90,19 @@ class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that the launcher holds responsible for an infrastructure cause."""
 
 
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run says of its checkpoints, as far as it is known: what its interruption would lose."""
+
+    asks: bool = False
+    """Ranks of it have asked whether they are to leave (`should_suspend`): it saves when it is told to."""
+    age_ns: _Ns | None = None
+    """Since the state was taken that the last committed checkpoint holds."""
+    save_ns: _Ns | None = None
+    """What that took until it was committed."""
+    start_ns: _Ns | None = None
+    """From the start of the ranks until the last one had restored its state."""
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run on this node. `state` `gone`: no process of the run is left here and none will be started."""
 
@@ -102,6 +116,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of the lead once it is gone; None there too where nobody saw how it ended."""
     doing: _Text = ""
     """What its start waits for on this node, for people; empty: nothing that takes long."""
+    saving: Saving | None = None
+    """Of the lead, once its ranks run."""
 
 
 class Sync(msgspec.Struct, frozen=True, kw_only=True):

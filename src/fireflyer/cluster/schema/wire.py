@@ -47,6 +47,7 @@ __all__ = [
     "Done",
     "FindPort",
     "Gone",
+    "Heartbeat",
     "LogBytes",
     "LogError",
     "Next",
@@ -115,6 +116,13 @@ class SupervisorHello(msgspec.Struct, frozen=True):
 
 class Done(msgspec.Struct, frozen=True):
     """Nothing to say."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """The supervisor lives."""
+
+    asks: bool = False
+    """A rank of the attempt has come to a suspend point, see `base.suspension`."""
 
 
 class RankToStart(msgspec.Struct, frozen=True):
@@ -318,7 +326,7 @@ class Output(msgspec.Struct, frozen=True):
 
 HELLO = Method("cluster.agent_hello", SupervisorHello, Done)
 NEXT = Method("cluster.agent_next", Next, NumberedCommand)
-HEARTBEAT = Method("cluster.agent_beat", Done, Done)
+HEARTBEAT = Method("cluster.agent_beat", Heartbeat, Done)
 STARTED = Method("cluster.rank_started", Started, Done)
 EXITED = Method("cluster.rank_exited", RankEnd, Done)
 GONE = Method("cluster.ranks_gone", Gone, Done)

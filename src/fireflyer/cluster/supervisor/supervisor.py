@@ -44,6 +44,7 @@ from fireflyer.cluster.schema.wire import (
     Done,
     FindPort,
     Gone,
+    Heartbeat,
     LogError,
     Next,
     Points,
@@ -174,7 +175,7 @@ class Supervisor:
 
     async def _heartbeat(self) -> None:
         while True:
-            await self._client.notify(HEARTBEAT, Done())
+            await self._client.notify(HEARTBEAT, Heartbeat(self._cells.asks()))
             reap_orphans(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
             await asyncio.sleep(self._config.heartbeat_ns / SECOND)
 

@@ -94,6 +94,17 @@ def test_those_are_interrupted_who_lose_the_fewest_node_seconds() -> None:
     assert set(of_kind(decide(two, pair, single, other))[1][1]) == {3, 4}
 
 
+def test_what_is_not_saved_counts_as_lost_unless_a_task_saves_when_it_is_asked() -> None:
+    more = waiting(1, 2, priority=20)
+    long_ago = running(2, "a0 a1", since_s=2 * LONG_S, unsaved_s=30)
+    started, saves = running(3, "a2", since_s=LONG_S, unsaved_s=LONG_S), running(4, "a3", since_s=3 * LONG_S)
+    assert of_kind(decide(more, long_ago, started, saves))[1] == {1: [2]}, "its checkpoint is 30 s old"
+    just = running(3, "a2", since_s=LONG_S, unsaved_s=20)
+    assert set(of_kind(decide(more, long_ago, just, saves))[1][1]) == {3, 4}
+    month = running(2, "a0 a1", since_s=LONG_S, unsaved_s=10**10)
+    assert set(of_kind(decide(more, month, started, saves))[1][1]) == {3, 4}, "sums of any size"
+
+
 def test_what_is_backfilled_yields_at_once_unless_it_is_gone_in_time() -> None:
     head, small = waiting(1, 4, age_s=9), waiting(2, 1)
     busy = running(3, "a0 a1", since_s=60, time_ns=100 * SECOND)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fireflyer.cluster.core.platform.life.costs import RunCosts
 from fireflyer.cluster.schema.sync import RunStatus, Sync
 
 __all__ = ["Heard", "HeardNode"]
@@ -24,6 +25,7 @@ class Heard:
         self._since_ns = now_ns
         """Nothing that was silent before counts as silent for longer."""
         self._nodes: dict[str, HeardNode] = {}
+        self.costs = RunCosts()
         self._lead_ends: dict[tuple[int, int], int] = {}
         """When the launchers of runs had ended for certain."""
 
@@ -73,3 +75,4 @@ class Heard:
 
     def run_over(self, run: tuple[int, int]) -> None:
         self._lead_ends.pop(run, None)
+        self.costs.forget(run)

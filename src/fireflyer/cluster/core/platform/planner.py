@@ -9,12 +9,15 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.heard import Heard
+from fireflyer.cluster.core.platform.life.costs import UNKNOWN_NS, Cost
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import NodeRow, RunState, TaskRow, UsageRow, Wish
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     LimitsChanged,
     NodeChanged,
     NodeRemoved,
@@ -35,6 +38,8 @@ __all__ = ["Planner"]
 
 NEVER_NS: Final = 1 << 61
 MOST_PASSES: Final = 100
+LEAVE_SLACK_NS: Final = 15 * SECOND
+"""Until a run that does not leave by itself is killed after its grace period, and the manager knows."""
 FORECAST_TASKS: Final = 4000
 """Of all passes of a forecast together: a manager does nothing else meanwhile."""
 
@@ -130,9 +135,10 @@ class Planner:
             task = self._model(row)
             if known is None:
                 new.append(task)
-            elif self._machine.task(task_id) != task:
-                self._machine.apply(TaskChanged(task), time_ns)
-                self._due = True
+            elif (before := self._machine.task(task_id)) != task:
+                change = _change(before, task)
+                self._machine.apply(change, time_ns)
+                self._due = self._due or isinstance(change, TaskChanged)
             self._told[task_id] = task
         if new:
             self._machine.apply(TasksSubmitted(tuple(new)), time_ns)
@@ -158,6 +164,8 @@ class Planner:
             only=spec.only,
             never=(*spec.never, *row.excluded),
             guaranteed_ns=NEVER_NS if interactive else self._ledger.settings.guaranteed_ns,
+            interrupt_cost_ns=self._cost(row).interrupt_cost_ns if run is not None else UNKNOWN_NS,
+            leave_ns=LEAVE_SLACK_NS + (0 if interactive else spec.grace_ns),
         )
         return Task(
             id=row.id,
@@ -181,7 +189,12 @@ class Planner:
             started_ns=run.scheduled_ns,
             backfilled=run.backfilled and not interactive,
             leaving=run.wanted != "run" or run.state is RunState.ENDED,
+            unsaved_since_ns=self._heard.costs.of(run).unsaved_since_ns,
         )
+
+    def _cost(self, row: TaskRow) -> Cost:
+        """Of its last run, which is open."""
+        return self._heard.costs.of(self._ledger.runs.known((row.id, row.runs - 1)))
 
     # --- deciding ---
 
@@ -196,9 +209,13 @@ class Planner:
                 case Start(task, nodes, backfilled, reason):
                     self._tasks.begin(task, nodes, reason, backfilled=backfilled)
                 case Interrupt(task, _, reason):
-                    key = self._ledger.index.open_run(self._ledger.tasks.known(task))
+                    row = self._ledger.tasks.known(task)
+                    key = self._ledger.index.open_run(row)
                     if key is not None:
-                        self._tasks.leave(self._ledger.runs.known(key), "suspend", Wish.INTERRUPT, reason)
+                        # An interactive task is interrupted for maintenance alone, and ends with its run.
+                        ends = self._tasks.spec(row).kind == "interactive"
+                        run = self._ledger.runs.known(key)
+                        self._tasks.leave(run, "stop" if ends else "suspend", Wish.INTERRUPT, reason)
                 case Wait(task=task, claim=claim):
                     row = self._ledger.tasks.known(task)
                     if row.claim != claim:
@@ -238,3 +255,13 @@ class Planner:
             known = self._ledger.usage.get(name)
             if known is None or known.node_seconds != used:
                 self._ledger.usage.put(name, UsageRow(name=name, node_seconds=used, at_ns=time_ns))
+
+
+def _change(before: Task, task: Task) -> TaskChanged | CostChanged:
+    if before.run is None or task.run is None:
+        return TaskChanged(task)
+    cost_ns, since_ns = task.request.interrupt_cost_ns, task.run.unsaved_since_ns
+    request = msgspec.structs.replace(before.request, interrupt_cost_ns=cost_ns)
+    run = msgspec.structs.replace(before.run, unsaved_since_ns=since_ns)
+    same = msgspec.structs.replace(before, request=request, run=run) == task
+    return CostChanged(task.id, cost_ns, since_ns) if same else TaskChanged(task)

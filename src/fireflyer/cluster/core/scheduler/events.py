@@ -9,6 +9,7 @@ import msgspec
 from fireflyer.cluster.core.scheduler.model import Limit, Node, Policy, Reservation, Task
 
 __all__ = [
+    "CostChanged",
     "Event",
     "LimitsChanged",
     "NodeChanged",
@@ -70,6 +71,15 @@ class RunEnded(msgspec.Struct, frozen=True, tag="RunEnded"):
     """Nodes that it must not use from now on, beside those of its request."""
 
 
+class CostChanged(msgspec.Struct, frozen=True, tag="CostChanged"):
+    """What an interruption of its run costs from now on, such as after a checkpoint. Only whom a task interrupts
+    depends on it, never whether one is, so nothing needs to be decided because of it."""
+
+    task: int
+    interrupt_cost_ns: int
+    unsaved_since_ns: int | None
+
+
 class UsageSet(msgspec.Struct, frozen=True, tag="UsageSet"):
     """Node-seconds of the window at this moment, such as a new manager loads them. The machine goes on from there."""
 
@@ -100,6 +110,7 @@ Event: TypeAlias = (
     | TaskEnded
     | RunLeaving
     | RunEnded
+    | CostChanged
     | UsageSet
     | SharesChanged
     | LimitsChanged

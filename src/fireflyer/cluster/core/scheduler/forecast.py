@@ -96,13 +96,13 @@ def _edges(snapshot: Snapshot, tasks: dict[int, Task], leaves: dict[int, int]) -
         yield one.run.started_ns + one.request.guaranteed_ns
         if one.request.time_ns is not None:
             yield one.run.started_ns + one.request.time_ns
-    for node in snapshot.nodes:
-        for begin_ns, until_ns in node.closed:
-            yield begin_ns
-            yield until_ns
-    for reservation in snapshot.reservations:
-        yield reservation.begin_ns
-        yield reservation.until_ns
+    windows = {window for node in snapshot.nodes for window in node.closed}
+    windows.update((reservation.begin_ns, reservation.until_ns) for reservation in snapshot.reservations)
+    leave_ns = {one.request.leave_ns for one in tasks.values() if one.run is not None}
+    for begin_ns, until_ns in windows:
+        yield from (begin_ns - its_ns for its_ns in leave_ns)
+        yield begin_ns
+        yield until_ns
 
 
 def _end_runs(tasks: dict[int, Task], leaves: dict[int, int], at_ns: int) -> None:

@@ -22,6 +22,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cluster.core.scheduler.events import (
+    CostChanged,
     Event,
     LimitsChanged,
     NodeChanged,
@@ -56,6 +57,7 @@ from fireflyer.cluster.core.scheduler.model import (
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets
 from fireflyer.cluster.core.scheduler.order import queue_key, waits_since_ns
 from fireflyer.cluster.core.scheduler.rules import Outcome, Turns
+from fireflyer.cluster.core.scheduler.schedule import schedule
 from fireflyer.cluster.core.scheduler.usage import UsageWindow
 
 __all__ = ["SchedulerMachine"]
@@ -116,6 +118,8 @@ class SchedulerMachine:
                 self._leave(self.task(number))
             case RunEnded(number, not_before_ns, never):
                 self._requeue(self.task(number), not_before_ns, never)
+            case CostChanged():
+                self._change_cost(self.task(event.task), event)
             case _:
                 self._change_site(event)
 
@@ -196,6 +200,15 @@ class SchedulerMachine:
             msgspec.structs.replace(task, request=request, run=None, queued_ns=since_ns, not_before_ns=not_before_ns)
         )
 
+    def _change_cost(self, task: Task, event: CostChanged) -> None:
+        """Nothing else of the run is looked at again: there may be many of these."""
+        if task.run is None:
+            raise UsageError(f"task {task.id} does not run: only a run has costs")
+        request = msgspec.structs.replace(task.request, interrupt_cost_ns=event.interrupt_cost_ns)
+        run = msgspec.structs.replace(task.run, unsaved_since_ns=event.unsaved_since_ns)
+        task = self._tasks[task.id] = msgspec.structs.replace(task, request=request, run=run)
+        self._groups[request.node_group].runs.change_cost(task)
+
     def _change_node(self, name: str, node: Node | None) -> None:
         """A run on it is put anew: how many nodes it has, and in how many zones, may be others."""
         layout = self._sets.layout
@@ -226,6 +239,8 @@ class SchedulerMachine:
         self._reservations = reservations
         self._sets.reserve(reservations)
         self._queue_anew()
+        for group in self._groups.values():
+            group.runs.windows_changed(self._now_ns)
 
     def _change_policy(self, policy: Policy) -> None:
         self._standing.policy = policy
@@ -271,6 +286,7 @@ class SchedulerMachine:
         told: list[Decision] = []
         for name in sorted(self._groups):
             group = self._groups[name]
+            told += [one for one in group.runs.for_maintenance(self._now_ns) if self._carry_out(one)]
             if len(group.queue):
                 told += self._decide_group(group)
             elif not len(group.runs):
@@ -318,7 +334,10 @@ class SchedulerMachine:
         asked = self.task(task)
         if asked.run is not None:
             raise UsageError(f"task {task} runs; only a task that waits can be asked why")
-        search, turns = self._search(self._groups[asked.request.node_group])
+        group = self._groups[asked.request.node_group]
+        if group.runs.for_maintenance(self._now_ns):  # rare, and over with the next `decide`
+            return next(one for one in schedule(self.snapshot(), self._now_ns) if _is_about(one, task))
+        search, turns = self._search(group)
         search.run(self._tasks, until=queue_key(asked, self._now_ns, self._standing))
         verdict = turns.one(asked)
         turns.undo_limits()
@@ -327,14 +346,15 @@ class SchedulerMachine:
         return verdict.decisions[-1]
 
     def wake_ns(self) -> int | None:
-        """When time alone may change what is decided; None while nothing waits."""
+        """When time alone may change what is decided; None: never, since nothing waits, and no nodes that runs have
+        are about to close."""
+        times = [group.runs.next_maintenance_ns() for group in self._groups.values()]
         waiting = [group for group in self._groups.values() if len(group.queue)]
-        if not waiting:
-            return None
-        step_ns = self._standing.policy.usage_step_ns
-        pauses = [group.queue.next_pause_ns() for group in waiting]
-        times = [(self._now_ns // step_ns + 1) * step_ns, self._edge_ns, *pauses]
-        return min(at_ns for at_ns in times if at_ns is not None and at_ns > self._now_ns)
+        if waiting:
+            step_ns = self._standing.policy.usage_step_ns
+            times += [(self._now_ns // step_ns + 1) * step_ns, self._edge_ns]
+            times += [group.queue.next_pause_ns() for group in waiting]
+        return min((at_ns for at_ns in times if at_ns is not None and at_ns > self._now_ns), default=None)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -353,3 +373,8 @@ class SchedulerMachine:
         if known is None:
             raise UsageError(f"no task {task}: submit it first")
         return known
+
+
+def _is_about(decision: Decision, task: int) -> bool:
+    """Tells a task that waits."""
+    return decision.task == task and not isinstance(decision, Interrupt)

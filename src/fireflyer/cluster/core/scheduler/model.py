@@ -41,7 +41,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     usable: bool = True
     """Up, and not drained. A run on a node that is drained goes on."""
     closed: tuple[tuple[int, int], ...] = ()
-    """From when until when it is given to nobody (maintenance)."""
+    """From when until when it is given to nobody (maintenance). See `maintenance`."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     guaranteed_ns: int = 2 * HOUR
     """A run of it is not interrupted before."""
     interrupt_cost_ns: int = 60 * SECOND
-    """What an interruption costs each of its nodes: to save, to start again, and what is not saved."""
+    """What every interruption costs each of its nodes: to save, and to start again. What is not saved is lost beside
+    it, see `Run.unsaved_since_ns`."""
+
+    leave_ns: int = 0
+    """A run of it that is asked to leave has left after so long, at the latest."""
+
+    @property
+    def span_ns(self) -> int:
+        """So long it may need its nodes, as far as that is known."""
+        return self.leave_ns if self.time_ns is None else self.time_ns
 
     def __post_init__(self) -> None:
         if not 1 <= self.least_nodes <= self.most_nodes:
@@ -83,6 +92,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """It was started before tasks that come before it, and yields to them without guarantee."""
     leaving: bool = False
     """It was told to suspend, or to stop; its nodes are free soon."""
+    unsaved_since_ns: int | None = None
+    """What it did since then is lost if it is interrupted. None: it saves when it is asked, and loses nothing."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,8 +220,10 @@ class Start(msgspec.Struct, frozen=True, tag="Start"):
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt"):
+    """`for_task`: which gets its nodes; None: nobody does, they close."""
+
     task: int
-    for_task: int
+    for_task: int | None
     reason: str
 
 

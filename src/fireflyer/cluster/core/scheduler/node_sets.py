@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.cluster.core.scheduler.model import Node, Request, Reservation, Task
 
-__all__ = ["NodeSets", "each_bit", "union"]
+__all__ = ["Closing", "NodeSets", "each_bit", "union"]
 
 _Window: TypeAlias = tuple[int, int]
 _Key = TypeVar("_Key")
@@ -28,6 +28,15 @@ def union(sets: Iterable[int]) -> int:
     for one in sets:
         found |= one
     return found
+
+
+class Closing(NamedTuple):
+    """A time in which these nodes are given to nobody."""
+
+    begin_ns: int
+    until_ns: int
+    name: str
+    nodes: int
 
 
 class NodeSets:
@@ -181,10 +190,17 @@ class NodeSets:
         for one in self._reservations:
             yield one.begin_ns, one.until_ns
 
-    def open_for(self, time_ns: int | None, now_ns: int, admitted: Sequence[int] = ()) -> int:
-        """Nodes that are usable now and, as long as a run may take, not closed. A run of unknown length may meet every
-        time that they are closed, and is then ended in its turn as any other: only those closed now are left out."""
-        end_ns = now_ns if time_ns is None else now_ns + time_ns
+    def maintenance(self) -> Iterator[Closing]:
+        for (begin_ns, until_ns), nodes in self._closed.items():
+            yield Closing(begin_ns, until_ns, "maintenance", nodes)
+        for one, nodes in zip(self._reservations, self._reserved, strict=True):
+            if one.maintenance:
+                yield Closing(one.begin_ns, one.until_ns, f"maintenance {one.name}", nodes)
+
+    def open_for(self, span_ns: int, now_ns: int, admitted: Sequence[int] = ()) -> int:
+        """Nodes that are usable now and not closed for so long. A run of unknown length needs them for as long as it
+        takes to leave: it goes on until they are about to close."""
+        end_ns = now_ns + span_ns
         found = self._usable
         for (begin_ns, until_ns), nodes in self._closed.items():
             if begin_ns <= end_ns and now_ns < until_ns:
@@ -196,9 +212,9 @@ class NodeSets:
                 found &= ~self._reserved[number]
         return found
 
-    def closing(self, nodes: int, time_ns: int | None, now_ns: int, admitted: Sequence[int]) -> list[Reservation]:
+    def closing(self, nodes: int, span_ns: int, now_ns: int, admitted: Sequence[int]) -> list[Reservation]:
         """The reservations for which `open_for` leaves out some of these nodes."""
-        end_ns = now_ns if time_ns is None else now_ns + time_ns
+        end_ns = now_ns + span_ns
         return [
             one
             for number, one in enumerate(self._reservations)

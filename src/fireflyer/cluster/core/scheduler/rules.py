@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.base.units import format_duration
+from fireflyer.base.units import MS, format_duration
 from fireflyer.cluster.core.scheduler.limits import Limits
 from fireflyer.cluster.core.scheduler.model import Decision, Interrupt, Request, Start, Task, Wait
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets, union
@@ -60,14 +60,27 @@ class Candidates(NamedTuple):
 
 
 class RunCost(NamedTuple):
-    """Where a run lies, and what its interruption loses, in nanoseconds of nodes."""
+    """Where a run lies, and what its interruption loses."""
 
-    loss: int
+    nodes: int
+    each_ns: int
+    """Of each of its nodes, whenever it is interrupted."""
+    unsaved_since_ns: int | None
     zones: tuple[tuple[str, int], ...]
 
     @staticmethod
     def of(task: Task, nodes: int, sets: NodeSets) -> RunCost:
-        return RunCost(nodes.bit_count() * task.request.interrupt_cost_ns, sets.by_zone(nodes))
+        return RunCost(nodes.bit_count(), 0, None, sets.by_zone(nodes)).as_of(task)
+
+    def as_of(self, task: Task) -> RunCost:
+        """The same nodes."""
+        since_ns = task.run.unsaved_since_ns if task.run is not None else None
+        return self._replace(each_ns=task.request.interrupt_cost_ns, unsaved_since_ns=since_ns)
+
+    def loss(self, now_ns: int) -> int:
+        """In milliseconds of nodes: those of a thousand nodes in a month, added up, still fit 64 bits."""
+        unsaved_ns = max(0, now_ns - self.unsaved_since_ns) if self.unsaved_since_ns is not None else 0
+        return self.nodes * ((self.each_ns + unsaved_ns) // MS)
 
 
 class Runs(Protocol):
@@ -184,12 +197,12 @@ class Turns:
     def open_to(self, task: Task) -> int:
         """The nodes that it may use and that are open for as long as it takes."""
         admitted = self._sets.admitting(task)
-        return self._sets.eligible(task.request) & self._sets.open_for(task.request.time_ns, self._now_ns, admitted)
+        return self._sets.eligible(task.request) & self._sets.open_for(task.request.span_ns, self._now_ns, admitted)
 
     def open_at_all(self, task: Task) -> int:
         """The nodes that it may use and that are open, however long it takes."""
         admitted = self._sets.admitting(task)
-        return self._sets.eligible(task.request) & self._sets.open_for(None, self._now_ns, admitted)
+        return self._sets.eligible(task.request) & self._sets.open_for(0, self._now_ns, admitted)
 
     def unclaimed(self) -> int:
         """What is free, without what is claimed by those whose turn comes later."""
@@ -311,8 +324,9 @@ class Turns:
         spreads = self._runs.spreads()
         for other in sorted(candidates.tasks.values(), key=_PLACE, reverse=True):
             if other.id not in self._interrupted:
-                loss, zones = spreads[other.id]
-                for zone, nodes in zones:
+                cost = spreads[other.id]
+                loss = cost.loss(self._now_ns)
+                for zone, nodes in cost.zones:
                     found[zone].append(Victim(other.id, loss, (nodes & eligible).bit_count()))
         return found
 
@@ -354,11 +368,12 @@ class Turns:
         if not missing or not self._sets.has_reservations():
             return ""
         admitted = self._sets.admitting(task)
-        found = self._sets.closing(missing, task.request.time_ns, self._now_ns, admitted)
+        found = self._sets.closing(missing, task.request.span_ns, self._now_ns, admitted)
+        meets = "before it would end" if task.request.time_ns is not None else "before it could leave"
         words = [
             f"{'maintenance' if one.maintenance else 'reservation'} {one.name} "
             + (
-                f"begins in {format_duration(one.begin_ns - self._now_ns)}, before it would end, and lasts "
+                f"begins in {format_duration(one.begin_ns - self._now_ns)}, {meets}, and lasts "
                 if one.begin_ns > self._now_ns
                 else "lasts "
             )

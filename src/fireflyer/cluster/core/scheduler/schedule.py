@@ -1,16 +1,20 @@
 """What runs where, of everything that is known at an instant: the definition. The incremental machine must agree.
 
-Groups of nodes are decided one after the other, each like this. Tasks that wait are looked at in the order of the queue
-(`order`). One that fits on free nodes starts. For one that does not: if it fits with the nodes that runs are leaving,
-these are kept for it, its *claim*; if it fits when others are interrupted, they are. A claim holds until its task
-starts, unless a node of it is lost or a task that comes before finds no others. The first one that nothing helps is the
-*head*. Whoever comes behind it is *backfilled*: starts on what is free, but yields to those before it at any time,
-unless it is certain by declared times that it is gone before the head can start, or the head may not use those nodes.
+Groups of nodes are decided one after the other, each like this. Runs on nodes that are about to close leave
+(`maintenance`). Then tasks that wait are looked at in the order of the queue (`order`). One that fits on free nodes
+starts. For one that does not: if it fits with the nodes that runs are leaving, these are kept for it, its *claim*; if
+it fits when others are interrupted, they are. A claim holds until its task starts, unless a node of it is lost or a
+task that comes before finds no others. The first one that nothing helps is the *head*. Whoever comes behind it is
+*backfilled*: starts on what is free, but yields to those before it at any time, unless it is certain by declared times
+that it is gone before the head can start, or the head may not use those nodes.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from fireflyer.cluster.core.scheduler.limits import Limits
+from fireflyer.cluster.core.scheduler.maintenance import asked_to_leave
 from fireflyer.cluster.core.scheduler.model import Decision, Decisions, Snapshot, Task
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets, union
 from fireflyer.cluster.core.scheduler.order import may_interrupt, queue_key
@@ -32,18 +36,32 @@ def _of_group(group: str, snapshot: Snapshot, sets: NodeSets, now_ns: int) -> li
     tasks = [task for task in snapshot.tasks if task.request.node_group == group]
     waiting = [task for task in tasks if task.run is None]
     waiting.sort(key=lambda task: queue_key(task, now_ns, snapshot))
-    runs = _RunsOfSnapshot([task for task in tasks if task.run is not None], snapshot, sets)
+    running, made = _for_maintenance([task for task in tasks if task.run is not None], sets, now_ns)
+    runs = _RunsOfSnapshot(running, snapshot, sets)
     limits = Limits(snapshot.limits)
     for task in runs.tasks:
         limits.take(task.request, runs.nodes_of(task.id).bit_count())
     free = ~union(sets.named(task.run.nodes) for task in snapshot.tasks if task.run is not None)
     claims = {task.id: sets.named(task.claim) for task in waiting}
     turns = Turns(runs, free, sets, snapshot, limits, claims, now_ns)
-    made: list[Decision] = []
     for task in waiting:
         verdict = turns.one(task)
         made += (turns.head_waits(),) if verdict.outcome is Outcome.HEAD else verdict.decisions
     return made
+
+
+def _for_maintenance(running: list[Task], sets: NodeSets, now_ns: int) -> tuple[list[Task], list[Decision]]:
+    """Those that run, where those leave whose nodes close; and that they are asked to."""
+    found: list[Task] = []
+    made: list[Decision] = []
+    for task in sorted(running, key=lambda task: task.id):
+        if task.run is not None and not task.run.leaving:
+            asked = asked_to_leave(task, sets.named(task.run.nodes), sets, now_ns)
+            if asked is not None and asked.at_ns <= now_ns:
+                made.append(asked.interrupt(task.id, now_ns))
+                task = msgspec.structs.replace(task, run=msgspec.structs.replace(task.run, leaving=True))
+        found.append(task)
+    return found, made
 
 
 class _RunsOfSnapshot:

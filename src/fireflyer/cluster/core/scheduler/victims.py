@@ -3,13 +3,15 @@ node-seconds.
 
 Exact, by dynamic programming over the number of nodes that are gained: `least[j]` is the least loss of a set that gains
 at least j nodes, where everything above what is needed counts as what is needed. Only tasks that can be of use are
-looked at. Time and memory are those tasks times nodes needed. Once for each zone, and once over all zones for a gang
+looked at: of those that gain g nodes each, the cheapest ones, as many as are needed, whatever the others cost. Time and
+memory are those tasks times nodes needed. Once for each zone, and once over all zones for a gang
 that may run in several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,18 +62,16 @@ def cheapest(victims: Sequence[Victim], needed: int) -> tuple[int, tuple[int, ..
 
 
 def _useful(victims: Sequence[Victim], needed: int) -> list[Victim]:
-    """Of those who gain enough alone the cheapest, and of those with equal loss and gain as many as are needed."""
-    alike: dict[tuple[int, int], int] = {}
+    """Of those who gain enough alone the cheapest, and of those with equal gain the cheapest, as many as are needed:
+    a set with another of them would lose no less with one of these in its place."""
+    alike: dict[int, list[tuple[int, int]]] = {}
     alone: Victim | None = None
-    found = []
-    for victim in victims:
-        _, loss, gains = victim
+    for place, (_, loss, gains) in enumerate(victims):
         if gains >= needed:
             if alone is None or loss < alone.loss:
-                alone = victim
+                alone = victims[place]
         elif gains > 0:
-            count = alike.get((loss, gains), 0)
-            if count * gains < needed:
-                alike[loss, gains] = count + 1
-                found.append(victim)
+            alike.setdefault(gains, []).append((loss, place))
+    places = [place for gains, those in alike.items() for _, place in nsmallest(-(-needed // gains), those)]
+    found = [victims[place] for place in sorted(places)]
     return found if alone is None else [alone, *found]

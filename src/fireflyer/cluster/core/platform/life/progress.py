@@ -54,6 +54,8 @@ class Progress:
                 self._lead_ended(run, status.ended, now_ns)
             elif status.state == "running":
                 self._tasks.started(run)
+                if self._heard.costs.hear(run, status.saving, self._tasks.now_ns):
+                    self._tasks.touched[run.task] = None
             else:
                 self._tasks.prepared(run)
         if status.state == "gone":

@@ -113,11 +113,18 @@ class EqualTasks:
         """The position of the first task behind that place in the queue."""
         return bisect_right(self._places, key, key=lambda place: queue_key(self._tasks[place[1]], now_ns, standing))
 
-    def shorter(self, position: int, limit_ns: int, exact: bool = False) -> int:
-        """The first position from there on of a task that takes at most so long; of one that says so, if `exact`."""
+    def shorter(self, position: int, limit_ns: int) -> int:
+        """The first position from there on of a task that needs its nodes for at most so long."""
+        for at in range(position, len(self._places)):
+            if self._tasks[self._places[at][1]].request.span_ns <= limit_ns:
+                return at
+        return len(self._places)
+
+    def declared_shorter(self, position: int, limit_ns: int) -> int:
+        """The same, of one that says so."""
         for at in range(position, len(self._places)):
             time_ns = self._tasks[self._places[at][1]].request.time_ns
-            if (time_ns is None and not exact) or (time_ns is not None and time_ns <= limit_ns):
+            if time_ns is not None and time_ns <= limit_ns:
                 return at
         return len(self._places)
 

@@ -11,7 +11,8 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.cluster.core.scheduler.model import Task
+from fireflyer.cluster.core.scheduler.maintenance import asked_to_leave
+from fireflyer.cluster.core.scheduler.model import Interrupt, Task
 from fireflyer.cluster.core.scheduler.node_sets import NodeSets
 from fireflyer.cluster.core.scheduler.order import (
     Standing,
@@ -49,10 +50,13 @@ class GroupRuns:
         self._tasks: dict[int, Task] = {}
         self._nodes: dict[int, int] = {}
         self._spread: dict[int, RunCost] = {}
+        self._now_ns = 0
         self.leaving = 0
         self.crossing = 0
         self._ends: list[tuple[int, int]] = []
         self._guarantees: list[tuple[int, int]] = []
+        self._leave_times: list[tuple[int, int]] = []
+        """When runs are asked to leave because nodes of theirs close; also of runs that are no more."""
         self._in_question: dict[int, Task] = {}
         """Past their guaranteed time, or backfilled."""
         self._remembered: _Remembered | None = None
@@ -71,6 +75,8 @@ class GroupRuns:
         self.crossing += len(self._spread[task.id].zones) > 1
         if task.request.time_ns is not None:
             insort(self._ends, (run.started_ns + task.request.time_ns, task.id))
+        if not run.leaving:
+            self._time_to_leave(task)
         if run.leaving:
             self.leaving |= nodes
         elif run.backfilled:
@@ -92,6 +98,45 @@ class GroupRuns:
         remembered = self._remembered
         if remembered is not None and remembered.tasks.pop(task.id, None) is not None:
             remembered.nodes &= ~nodes
+
+    def change_cost(self, task: Task) -> None:
+        """The same run, whose interruption costs something else. Who may interrupt it does not depend on that, so it is
+        in question as before."""
+        self._tasks[task.id] = task
+        self._spread[task.id] = self._spread[task.id].as_of(task)
+
+    def _time_to_leave(self, task: Task) -> None:
+        asked = asked_to_leave(task, self._nodes[task.id], self._sets, self._now_ns)
+        if asked is not None:
+            heapq.heappush(self._leave_times, (asked.at_ns, task.id))
+
+    def windows_changed(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._leave_times.clear()
+        for task in self._tasks.values():
+            if task.run is not None and not task.run.leaving:
+                self._time_to_leave(task)
+
+    def for_maintenance(self, now_ns: int) -> list[Interrupt]:
+        """Runs that are to be asked now; the same again, until they leave."""
+        self._now_ns = now_ns
+        found: dict[int, Interrupt] = {}
+        while self._leave_times and self._leave_times[0][0] <= now_ns:
+            _, number = heapq.heappop(self._leave_times)
+            task = self._tasks.get(number)
+            if task is None or task.run is None or task.run.leaving or number in found:
+                continue
+            asked = asked_to_leave(task, self._nodes[number], self._sets, now_ns)
+            if asked is not None and asked.at_ns <= now_ns:
+                found[number] = asked.interrupt(number, now_ns)
+            elif asked is not None:
+                heapq.heappush(self._leave_times, (asked.at_ns, number))
+        for number in found:
+            heapq.heappush(self._leave_times, (now_ns, number))
+        return [found[number] for number in sorted(found)]
+
+    def next_maintenance_ns(self) -> int | None:
+        return self._leave_times[0][0] if self._leave_times else None
 
     def forget(self) -> None:
         """Usage, shares, the policy or reservations are others now."""

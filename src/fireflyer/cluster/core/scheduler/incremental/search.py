@@ -105,8 +105,8 @@ class Search:
         elif outcome is not Outcome.LIMIT:
             if outcome is Outcome.HEAD:
                 self._drop_large()
-            if self._windows and (task.request.time_ns or 0) > 0:
-                self._go_on(its, its.shorter(next_one, (task.request.time_ns or 0) - 1))
+            if self._windows and task.request.span_ns > 0:
+                self._go_on(its, its.shorter(next_one, task.request.span_ns - 1))
         if outcome in (Outcome.LIMIT, Outcome.TOO_FEW):
             self.stuck.append(its)
 
@@ -133,7 +133,7 @@ class Search:
         else:
             starts_ns = self._turns.head_starts_ns()
             if starts_ns is not None:
-                self._go_on(its, its.shorter(position, starts_ns - self._now_ns, exact=True))
+                self._go_on(its, its.declared_shorter(position, starts_ns - self._now_ns))
 
     def _ask_yielding_again(self, key: QueueKey) -> None:
         """They may be given other nodes than before."""
@@ -177,7 +177,7 @@ class Search:
         if found is None:
             free = self._turns.unclaimed()
             if free:
-                free &= self.eligible(family) & self._sets.open_for(None, self._now_ns, family.admitted)
+                free &= self.eligible(family) & self._sets.open_for(0, self._now_ns, family.admitted)
             total = free.bit_count()
             room = max((free & zone).bit_count() for zone in self._sets.of_zone.values()) if total else 0
             found = self._fits[nodes] = room, total
