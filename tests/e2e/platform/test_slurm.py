@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,15 @@ def cluster(machines: Machines) -> Iterator[SlurmCluster]:
 def platform(cluster: SlurmCluster, machines: Machines, module_path: Path) -> Iterator[SlurmPlatform]:
     with SlurmPlatform(machines, module_path / "platform") as platform:
         yield platform
+
+
+@pytest.fixture(autouse=True)
+def what_slurm_did(cluster: SlurmCluster, machines: Machines, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Printed when a test fails."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        print(machines["a"].run(["scontrol", "show", "job"]).stdout, cluster.logs(10_000), sep="\n")
 
 
 @pytest.fixture
@@ -205,14 +215,29 @@ def test_nodes_are_drained_from_both_sides(
 def test_tasks_run_on_and_nothing_is_lost_while_slurm_is_away(
     platform: SlurmPlatform, machines: Machines, cluster: SlurmCluster, module_path: Path, script: Path
 ) -> None:
-    out = module_path / "away"
+    """slurmctld is killed before it has saved the newest job. It gives that one's number to the next job, whose nodes
+    then refuse to start it and cancel it: nobody wanted that."""
+    known, out = module_path / "known", module_path / "away"
+    first = platform.submit(task_of(script, "known", str(known)))
+    platform.until(first, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    cluster.wait_for_saved(living_jobs(machines)[0][0])
+    shutil.copytree(cluster.state, module_path / "state")
     task = platform.submit(task_of(script, "away", str(out)))
     platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
     cluster.stop_controller()
-    waits = platform.submit(task_of(script, "later", str(out)))
+    shutil.rmtree(cluster.state)
+    shutil.copytree(module_path / "state", cluster.state)
+    waits = platform.submit(task_of(script, "later", str(out), nodes=2))
     platform.until(waits, lambda answer: "Slurm does not answer" in answer.why.text, "why")
     Path(f"{out}.go").touch()
     assert platform.finished(task).task.outcome is Outcome.SUCCEEDED
     cluster.start_controller()
-    assert platform.finished(waits).task.outcome is Outcome.SUCCEEDED
+    platform.until(waits, lambda answer: answer.task.requeues == 1, "its job was cancelled")
+    cluster.wait_for_states({"b": "drained"})  # Slurm's own answer to the number that was given twice
+    machines["a"].run(["scontrol", "update", "NodeName=b", "State=RESUME"], check=True)
+    later = platform.finished(waits).task
+    assert (later.outcome, later.requeues) == (Outcome.SUCCEEDED, 1), (later, platform.log())
+    Path(f"{known}.go").touch()
+    through = platform.finished(first).task
+    assert (through.outcome, through.runs) == (Outcome.SUCCEEDED, 1), (through, platform.log())
     wait_for(lambda: none_left(machines), "nothing is left")

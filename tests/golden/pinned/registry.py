@@ -177,7 +177,7 @@ FORMATS: Final = (
     Format("platform.row.notification", "msgpack", platform_rows.NotificationRow),
     Format("platform.row.outbox", "msgpack", history._Envelope, revision=2),
     Format("platform.row.audit", "msgpack", history.CommandDone),
-    Format("platform.row.job", "msgpack", platform_rows.JobRow),
+    Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
     Format("platform.job-orders", "json", slurm_request.JobOrders),
     Format("platform.row.machine", "msgpack", platform_machines.MachineRow),
     Format("platform.machine-fields", "object", platform_machines.MachineRow),

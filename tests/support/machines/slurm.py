@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -78,6 +79,22 @@ class SlurmCluster:
         for pid, argv in self.controller.processes():
             if argv[:1] == ["slurmctld"]:
                 self.controller.kill(pid)
+
+    @property
+    def state(self) -> Path:
+        """Directory where `slurmctld` keeps what it knows of jobs. It writes every 5 seconds: when it is killed it has
+        lost the last ones, and gives their numbers again."""
+        return self.controller.path(f"{_STATE}/controller")
+
+    def wait_for_saved(self, job: str) -> None:
+        """Until what it knows of the job now is in `state`. Raises `TimeoutError`."""
+        began_ns, deadline_s = time.time_ns(), time.monotonic() + allowed_s(START_S)
+        self.controller.run(["scontrol", "update", f"JobId={job}", "Comment=saved"], check=True)
+        file = self.state / "job_state"
+        while not file.exists() or file.stat().st_mtime_ns < began_ns:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"job {job} was not saved\n{self.logs()}")
+            time.sleep(_POLL_S)
 
     def start_daemon(self, machine: Machine) -> None:
         """Its `slurmd`, at first or after it was killed."""

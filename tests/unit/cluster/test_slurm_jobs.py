@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.cluster.core.platform.slurm.reasons import why_waits
-from fireflyer.cluster.core.platform.slurm.reconcile import FORGOTTEN, AskAgain, Found, Nothing, reconcile
+from fireflyer.cluster.core.platform.slurm.reconcile import (
+    FORGOTTEN,
+    AskAgain,
+    Found,
+    Nothing,
+    is_wanted,
+    reconcile,
+)
 from fireflyer.cluster.core.platform.slurm.work import excluded
 from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, TaskRow
 from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
@@ -20,11 +27,12 @@ from fireflyer.cluster.core.slurm.request import JobOrders, JobRequest, argument
 from fireflyer.cluster.schema.tasks import Program, TaskSpec, TaskState
 
 ROW = JobRow(task=1, number=0, name="ff-1", asked_ns=5, term=1)
-STATES = ("PENDING", "RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED")
+STATES = ("PENDING", "RUNNING", "COMPLETING", "COMPLETED", "PREEMPTED", "CANCELLED")
+SUBMITTED_S = 1000
 
 
-def job(number: int, state: str = "RUNNING") -> SlurmJob:
-    return SlurmJob(id=number, name="ff-1", uid=0, state=state)
+def job(number: int, state: str = "RUNNING", submit_s: int | None = None) -> SlurmJob:
+    return SlurmJob(id=number, name="ff-1", uid=0, state=state, submit_s=submit_s)
 
 
 def spec(**fields: Any) -> TaskSpec:
@@ -57,26 +65,64 @@ def test_a_job_that_slurm_shows_no_more_has_ended() -> None:
     assert (found.job.state, found.job.phase) == (FORGOTTEN, Phase.ENDED)
 
 
+def test_a_job_with_the_number_of_one_that_slurmctld_lost_is_another_job() -> None:
+    row = msgspec.structs.replace(ROW, slurm_id=7, submit_s=SUBMITTED_S, state=JobState.RUNNING)
+    found = reconcile(row, [job(7, submit_s=SUBMITTED_S + 9)], 0)
+    assert isinstance(found, Found)
+    assert (found.job.state, found.surplus) == (FORGOTTEN, (7,))
+    for same in (job(7, submit_s=SUBMITTED_S), job(7)):
+        assert reconcile(row, [same], 0) == Found(same)
+
+
+def test_of_two_jobs_that_have_ended_the_one_that_was_cancelled_counts_least() -> None:
+    assert reconcile(ROW, [job(7, "CANCELLED"), job(9, "PREEMPTED")], 0) == Found(job(9, "PREEMPTED"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "run", "leave", "wanted"),
+    [
+        ((), None, None, True),  # it waited
+        (("n1",), 0, None, True),  # all its agents had come up
+        (("n1",), None, None, False),  # slurmd could not start it
+        (("n1",), 0, 0, False),  # by the manager
+        ((), None, 0, False),
+    ],
+)
+def test_who_cancelled_a_job(nodes: tuple[str, ...], run: int | None, leave: int | None, wanted: bool) -> None:
+    row = msgspec.structs.replace(ROW, slurm_id=7, run=run, leave=leave)
+    cancelled = msgspec.structs.replace(job(7, "CANCELLED"), nodes=nodes)
+    assert is_wanted(row, cancelled) is wanted
+    assert is_wanted(msgspec.structs.replace(row, nodes=nodes), job(7, "CANCELLED")) is wanted
+    for state in ("FAILED", "NODE_FAIL", "PREEMPTED", FORGOTTEN):
+        assert not is_wanted(row, msgspec.structs.replace(cancelled, state=state))
+
+
 @given(
-    said=st.lists(st.builds(job, st.integers(1, 9), st.sampled_from(STATES)), max_size=6, unique_by=lambda one: one.id),
+    said=st.lists(
+        st.builds(job, st.integers(1, 9), st.sampled_from(STATES), st.none() | st.integers(1000, 1002)),
+        max_size=6,
+        unique_by=lambda one: one.id,
+    ),
     slurm_id=st.integers(0, 9),
     retry_ns=st.none() | st.integers(0, 100),
     now_ns=st.integers(0, 100),
+    submit_s=st.none() | st.integers(1000, 1002),
 )
 def test_one_job_at_most_is_kept_and_none_is_asked_for_while_one_lives(
-    said: list[SlurmJob], slurm_id: int, retry_ns: int | None, now_ns: int
+    said: list[SlurmJob], slurm_id: int, retry_ns: int | None, now_ns: int, submit_s: int | None
 ) -> None:
-    row = msgspec.structs.replace(ROW, slurm_id=slurm_id, retry_ns=retry_ns)
+    row = msgspec.structs.replace(ROW, slurm_id=slurm_id, retry_ns=retry_ns, submit_s=submit_s)
     living = {one.id for one in said if one.phase is not Phase.ENDED}
     found = reconcile(row, said, now_ns)
     if isinstance(found, AskAgain):
         assert not said
         assert not slurm_id
     elif isinstance(found, Found):
-        kept = {found.job.id} & living
+        kept = {found.job.id} & living if found.job in said else set()
         assert kept | set(found.surplus) == living
-        assert found.job.id not in found.surplus
+        assert not kept & set(found.surplus)
         assert not slurm_id or found.job.id == slurm_id
+        assert not slurm_id or submit_s is None or found.job.submit_s in (None, submit_s)
     else:
         assert not said
     assert reconcile(row, tuple(reversed(said)), now_ns) == found

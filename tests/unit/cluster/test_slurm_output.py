@@ -17,9 +17,9 @@ from fireflyer.cluster.core.slurm.output import (
 from fireflyer.cluster.core.slurm.reasons import reason_words
 
 NAME = "ff-2a2ca1c8e0f1b2a3c4d5e6f7"
-WAITS = f"2|PENDING|0|1|N/A|N/A||{NAME}|Dependency\n"
-RUNS = f"1|RUNNING|1004|2|1795480531|NONE|n[01-02],b|{NAME}|None\n"
-ENDED = f"1|CANCELLED|0|2|1795480531|1795480533|a,b|{NAME}|None\n"
+WAITS = f"2|PENDING|0|1|N/A|N/A|1795480530||{NAME}|Dependency\n"
+RUNS = f"1|RUNNING|1004|2|1795480531|NONE|1795480530|n[01-02],b|{NAME}|None\n"
+ENDED = f"1|CANCELLED|0|2|1795480531|1795480533|1795480530|a,b|{NAME}|None\n"
 
 
 def test_jobs_that_wait_run_and_have_ended() -> None:
@@ -27,6 +27,7 @@ def test_jobs_that_wait_run_and_have_ended() -> None:
     assert (waits.phase, waits.reason, waits.nodes, waits.start_s) == (Phase.WAITING, "Dependency", (), None)
     assert (runs.phase, runs.uid, runs.nodes, runs.end_s) == (Phase.RUNNING, 1004, ("n01", "n02", "b"), None)
     assert (ended.phase, ended.start_s, ended.end_s) == (Phase.ENDED, 1795480531, 1795480533)
+    assert {job.submit_s for job in (waits, runs, ended)} == {1795480530}
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "CONFIGURING", "SUSPENDED", "A_STATE_OF_LATER_RELEASES"])
@@ -38,7 +39,7 @@ def test_nothing_follows_from_a_state_that_is_none_of_these(state: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "3|PENDING|0|3|N/A|N/A||ev|il\nx|Resources\n",  # a job's name with a bar and a line break, as it was printed
+        "3|PENDING|0|3|N/A|N/A|1795480530||ev|il\nx|Resources\n",  # a name with a bar and a line break, as was printed
         RUNS.replace(NAME, "other"),
         RUNS.replace("1004", "root"),
         RUNS.replace("n[01-02],b", "n[1-99999999]"),

@@ -35,7 +35,7 @@ MAX_OUTPUT_BYTES: Final = 16 << 20
 MAX_JOBS: Final = 100_000
 MAX_NODES: Final = 20_000
 MAX_TEXT: Final = 200
-JOB_FORMAT: Final = "%i|%T|%U|%D|%S|%e|%N|%j|%r"
+JOB_FORMAT: Final = "%i|%T|%U|%D|%S|%e|%V|%N|%j|%r"
 """Of `squeue --format`, with SLURM_TIME_FORMAT=%s."""
 NODE_FORMAT: Final = "%N|%T|%E"
 """Of `sinfo --Node --format`."""
@@ -44,8 +44,8 @@ _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _TIME: Final = r"[0-9]{1,12}|N/A|NONE|Unknown|None"
 _JOB: Final = re.compile(
     rf"(?P<id>[0-9]{{1,10}})\|(?P<state>[A-Z_]{{2,30}})\|(?P<uid>[0-9]{{1,10}})\|(?P<count>[0-9]{{1,7}}(?:-[0-9]{{1,7}})?)"
-    rf"\|(?P<start>{_TIME})\|(?P<end>{_TIME})\|(?P<nodes>[A-Za-z0-9._,\[\]-]{{0,65536}})"
-    rf"\|(?P<name>{_NAME})\|(?P<reason>[^\n]{{0,4096}})"
+    rf"\|(?P<start>{_TIME})\|(?P<end>{_TIME})\|(?P<submit>{_TIME})"
+    rf"\|(?P<nodes>[A-Za-z0-9._,\[\]-]{{0,65536}})\|(?P<name>{_NAME})\|(?P<reason>[^\n]{{0,4096}})"
 )
 _NODE: Final = re.compile(
     rf"(?P<name>{_NAME})\|(?P<state>[a-z_]{{2,30}})(?P<flags>[*~#!%$@^+-]{{0,4}})\|(?P<reason>.*)"
@@ -88,6 +88,8 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     start_s: int | None = None
     """Unix time; of one that waits, when Slurm expects to start it."""
     end_s: int | None = None
+    submit_s: int | None = None
+    """Tells it from a job that had the same number before slurmctld lost it."""
 
     @property
     def phase(self) -> Phase:
@@ -143,6 +145,7 @@ def parse_jobs(text: str, names: Collection[str]) -> tuple[SlurmJob, ...]:
                 nodes=_nodes(found["nodes"]),
                 start_s=_time(found["start"]),
                 end_s=_time(found["end"]),
+                submit_s=_time(found["submit"]),
             )
         )
     return tuple(jobs)

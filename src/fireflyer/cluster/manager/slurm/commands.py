@@ -66,9 +66,9 @@ class SlurmCommands:
         user = () if account is None else (f"--uid={account.uid}", f"--gid={account.gid}")
         return parse_job_id(await self._run(["sbatch", *arguments, *user], script))
 
-    async def cancel(self, slurm_id: int) -> None:
-        """Also of one that has ended."""
-        await self._run(["scancel", str(slurm_id)])
+    async def cancel(self, slurm_id: int, name: str) -> None:
+        """Also of one that has ended. slurmctld may have lost it and given its number to another job."""
+        await self._run(["scancel", f"--name={name}", str(slurm_id)])
 
     async def drain(self, node: str, reason: str) -> None:
         words = plain(reason) or "drained by the platform"

@@ -96,8 +96,8 @@ class SlurmLoop:
                     submitted += await self._submit(one)
                     if submitted >= _SUBMITTED_PER_ROUND:
                         return
-                case Cancel(slurm_id, reason):
-                    await self._cancel(slurm_id, reason)
+                case Cancel():
+                    await self._cancel(one)
 
     async def _ask(self, watched: tuple[WatchedJob, ...]) -> SlurmSaid | SlurmSilent:
         try:
@@ -154,11 +154,11 @@ class SlurmLoop:
         self._leader.tell_slurm(event)
         return True
 
-    async def _cancel(self, slurm_id: int, reason: str) -> None:
+    async def _cancel(self, one: Cancel) -> None:
         self._leader.require_lead()
         try:
-            await self.commands.cancel(slurm_id)
+            await self.commands.cancel(one.slurm_id, one.name)
         except FireflyerError as error:
-            _log.warning("scancel did not succeed job=%d reason=%s", slurm_id, error)
+            _log.warning("scancel did not succeed job=%d reason=%s", one.slurm_id, error)
         else:
-            _log.info("cancelled in Slurm job=%d reason=%s", slurm_id, reason)
+            _log.info("cancelled in Slurm job=%d reason=%s", one.slurm_id, one.reason)

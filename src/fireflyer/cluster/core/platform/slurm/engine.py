@@ -36,7 +36,7 @@ from fireflyer.cluster.core.platform.slurm.messages import (
     SlurmSilent,
 )
 from fireflyer.cluster.core.platform.slurm.reasons import why_waits
-from fireflyer.cluster.core.platform.slurm.reconcile import AskAgain, Found, Nothing, reconcile
+from fireflyer.cluster.core.platform.slurm.reconcile import AskAgain, Found, Nothing, is_wanted, reconcile
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, RunState, TaskRow
 from fireflyer.cluster.core.scheduler.model import Decision, Wait
@@ -72,8 +72,8 @@ class SlurmEngine:
         self._jobs: dict[str, list[SlurmJob]] = {}
         self._said = False
         """Jobs were asked for since this manager leads."""
-        self.surplus: dict[int, None] = {}
-        """Jobs that are to be cancelled, beside those of rows."""
+        self.surplus: dict[int, str] = {}
+        """Jobs that are to be cancelled, beside those of rows -> their names."""
         self._events: list[SlurmEvent] = []
         self._in_draft: list[SlurmEvent] = []
         self._open: dict[JobKey, None] = {}
@@ -178,7 +178,7 @@ class SlurmEngine:
         key = row.task, row.number
         match reconcile(row, self._jobs.get(row.name, ()), self._tasks.now_ns):
             case Found(job, surplus):
-                self.surplus.update(dict.fromkeys(surplus))
+                self.surplus.update(dict.fromkeys(surplus, row.name))
                 if job.phase is Phase.ENDED:
                     self._ended(row, job, now_ns)
                 else:
@@ -206,6 +206,7 @@ class SlurmEngine:
             nodes=job.nodes if begins else row.nodes,
             running_ns=self._tasks.now_ns if begins else row.running_ns,
             start_s=job.start_s if runs else row.start_s,
+            submit_s=row.submit_s or job.submit_s,
         )
 
     # --- the end of a job ---
@@ -231,7 +232,7 @@ class SlurmEngine:
             return
         words = f"Slurm ended its job {job.id}: {job.state}"
         wanted = row.leave is not None
-        if job.state == "CANCELLED" and not wanted and task.state is not FINISHED and not task.stopping:
+        if is_wanted(row, job) and task.state is not FINISHED and not task.stopping:
             task = msgspec.structs.replace(task, stopping=f"its Slurm job {job.id} was cancelled in Slurm")
             self._tasks.put(task)
         if row.run is not None:
@@ -393,5 +394,5 @@ class SlurmEngine:
         return len(self.nodes), sum(1 for node in self.nodes.values() if node.is_certain)
 
     def cancelled(self) -> Iterator[Cancel]:
-        for slurm_id in self.surplus:
-            yield Cancel(slurm_id, "a second job of the same name")
+        for slurm_id, name in self.surplus.items():
+            yield Cancel(slurm_id, name, "a second job of the same name")

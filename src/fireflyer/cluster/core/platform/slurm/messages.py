@@ -98,6 +98,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cancel(msgspec.Struct, frozen=True):
     slurm_id: int
+    name: str
+    """A job of another name that has this number meanwhile is left alone."""
     reason: str
 
 

@@ -6,6 +6,7 @@ any            its job                          the row takes that over
 without id     jobs of its name                 one is adopted: one that runs, else the first
 without id     none, and the pause is over      it is asked for again
 with id        not its job                      Slurm has forgotten it: it ended
+with id        one of another submit time       the same: slurmctld has lost its job, and gave the number again
 any            further jobs of its name         they are cancelled
 """
 
@@ -19,8 +20,9 @@ import msgspec
 from fireflyer.cluster.core.platform.store.rows import JobRow
 from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
 
-__all__ = ["FORGOTTEN", "AskAgain", "Finding", "Found", "Nothing", "reconcile"]
+__all__ = ["FORGOTTEN", "AskAgain", "Finding", "Found", "Nothing", "is_wanted", "reconcile"]
 
+CANCELLED: Final = "CANCELLED"
 FORGOTTEN: Final = "FORGOTTEN"
 """The state of a job that Slurm shows no more: `output` takes it for ended."""
 
@@ -45,16 +47,33 @@ Finding: TypeAlias = Nothing | AskAgain | Found
 def reconcile(row: JobRow, said: Sequence[SlurmJob], now_ns: int) -> Finding:
     """`said`: the jobs that have its name, and belong to the right user."""
     if row.slurm_id:
-        known = next((job for job in said if job.id == row.slurm_id), None)
+        known = next((job for job in said if _is_of(row, job)), None)
         mine = known or SlurmJob(id=row.slurm_id, name=row.name, uid=0, state=FORGOTTEN)
     elif said:
         mine = min(said, key=_preference)
     else:
         return AskAgain() if row.retry_ns is not None and now_ns >= row.retry_ns else Nothing()
-    surplus = tuple(sorted(job.id for job in said if job.id != mine.id and job.phase is not Phase.ENDED))
+    surplus = tuple(sorted(job.id for job in said if job is not mine and job.phase is not Phase.ENDED))
     return Found(mine, surplus)
 
 
-def _preference(job: SlurmJob) -> tuple[int, int]:
+def _is_of(row: JobRow, job: SlurmJob) -> bool:
+    times = {row.submit_s, job.submit_s} - {None}
+    return job.id == row.slurm_id and len(times) <= 1
+
+
+def _preference(job: SlurmJob) -> tuple[int, bool, int]:
+    """One that was cancelled is most likely the second job of its name, which the last leader cancelled."""
     order = {Phase.RUNNING: 0, Phase.UNCLEAR: 1, Phase.WAITING: 2, Phase.ENDED: 3}
-    return order[job.phase], job.id
+    return order[job.phase], job.state == CANCELLED, job.id
+
+
+def is_wanted(row: JobRow, job: SlurmJob) -> bool:
+    """A user or an administrator cancelled it.
+
+    `slurmd` cancels a job too, which it cannot start (a prolog that fails, a number that another job had) and which
+    must not be queued again: that one has nodes, and its agents have not all come up. Slurm shows no difference, so a
+    cancellation counts as wanted where no `slurmd` had to do with it, or all had started it."""
+    if job.state != CANCELLED or row.leave is not None:
+        return False
+    return row.run is not None or not (job.nodes or row.nodes)

@@ -43,7 +43,7 @@ def _of(
     if row.leave is not None:
         late = row.leave_ns is not None and time_ns - row.leave_ns >= slurm.leave_timeout_ns
         if row.slurm_id and (row.state is JobState.WAITING or late):
-            yield Cancel(row.slurm_id, "its task needs it no more")
+            yield Cancel(row.slurm_id, row.name, "its task needs it no more")
     elif row.state is JobState.ASKED and row.retry_ns is None and row.term == ledger.term:
         yield _submit(row, ledger, engine, settings)
 

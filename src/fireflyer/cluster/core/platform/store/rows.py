@@ -306,6 +306,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     end_s: int | None = None
     account: str = ""
     """Where these are from: `squeue`, `sacct` or `jobcomp`; empty: not known."""
+    submit_s: int | None = None
+    """By Slurm's clock. slurmctld that lost a job gives its number again."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
