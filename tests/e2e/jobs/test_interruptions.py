@@ -80,13 +80,13 @@ def test_a_machine_that_is_lost_is_named_with_why(machines: Machines) -> None:
     machines.cut("b")
     out, err = process.communicate(timeout=allowed_s(60))
     told = Transcript(process.returncode, shown + out, err, Path(WORK))
-    why = "node 1 was lost: no heartbeat from its supervisor for TIME"
+    why = "node 1 (host b) was lost: no heartbeat from its supervisor for TIME"
     assert told.code == 1
     assert told.err == [f"error: {why}; not restarted (--max-restarts is 0); logs are in out/logs"]
     assert [line for line in shown_before_the_report(told) if not line.startswith("rank ")] == [
         "ff     | job job: nodes 2, ranks per node 1",
         "ff     | starting",
-        "ff     | node 1 lost: no heartbeat from its supervisor for TIME",
+        "ff     | node 1 (host b) lost: no heartbeat from its supervisor for TIME",
         f"ff     | attempt 0 failed: {why}",
         "ff     | stopping",
         f"ff     | job ended after TIME: {why}; not restarted (--max-restarts is 0)",
