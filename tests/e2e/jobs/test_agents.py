@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.e2e.jobs.test_several_machines import LEASE_S, SCRIPT, Job, ranks_on, state_of
+from tests.e2e.jobs.test_several_machines import DUMPS_NOTE, LEASE_S, SCRIPT, Job, notices_in, ranks_on, state_of
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import USER, WORK, Machine, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
@@ -143,6 +143,15 @@ def test_agents_that_are_killed_and_started_again_adopt_what_runs_and_the_job_go
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     assert not [event for event in job.events() if isinstance(event, AttemptFailed | NodeLost)]
+    assert error in ("", DUMPS_NOTE.format(f"{HOME}/run/flight"))
+    ended = "the process that guards its ranks ended"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (host b) lost: {ended}",
+        f"attempt 0 failed: node 1 (host b) was lost: {ended}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
     nothing_left(machines)
     assert os.listdir(machines["b"].path(f"{STATE}/agent/guards")) == []
 
@@ -182,6 +191,15 @@ def test_a_guard_that_is_killed_costs_one_restart(machines: Machines, undisturbe
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     assert len([event for event in job.events() if isinstance(event, AttemptFailed)]) == 1
+    assert error in ("", DUMPS_NOTE.format(f"{HOME}/run/flight"))
+    ended = "the process that guards its ranks ended"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (host b) lost: {ended}",
+        f"attempt 0 failed: node 1 (host b) was lost: {ended}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
     nothing_left(machines)
 
 

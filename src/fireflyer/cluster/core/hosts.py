@@ -89,7 +89,7 @@ class Hosts:
             return (
                 f"{left} of {len(self._order)} hosts {'is' if left == 1 else 'are'} left, and the job needs "
                 f"{spec.least_nodes} (--nodes {spec.least_nodes}:{spec.nodes}): {names} failed {MAX_HOST_FAILURES} "
-                "times; repair what failed, or give more hosts"
+                f"times{' each' if len(out) > 1 else ''}; repair what failed, or give more hosts"
             )
         node = next((node for node in nodes if self._left_out(node.host)), nodes[0])
         return (
