@@ -80,13 +80,13 @@ def test_a_machine_that_is_lost_is_named_with_why(machines: Machines) -> None:
     machines.cut("b")
     out, err = process.communicate(timeout=allowed_s(60))
     told = Transcript(process.returncode, shown + out, err, Path(WORK))
-    why = "node 1 (host b) was lost: no heartbeat from its supervisor for TIME"
+    why = "node 1 (b) was lost: no heartbeat from its supervisor for TIME"
     assert told.code == 1
     assert told.err == [f"error: {why}; not restarted (--max-restarts is 0); logs are in out/logs"]
     assert [line for line in shown_before_the_report(told) if not line.startswith("rank ")] == [
         "ff     | job job: nodes 2, ranks per node 1",
         "ff     | starting",
-        "ff     | node 1 (host b) lost: no heartbeat from its supervisor for TIME",
+        "ff     | node 1 (b) lost: no heartbeat from its supervisor for TIME",
         f"ff     | attempt 0 failed: {why}",
         "ff     | stopping",
         f"ff     | job ended after TIME: {why}; not restarted (--max-restarts is 0)",
@@ -111,7 +111,7 @@ def test_a_machine_that_failed_twice_is_left_out_and_a_job_with_too_few_machines
     command = ["ff", "run", "--run-dir=out", "--hosts=a,b", "--nodes=1:2", "--max-restarts=9", "--lease=2", "job.py"]
     done = machines["a"].run(command, timeout_s=90)
     told = Transcript(done.returncode, done.stdout, done.stderr, Path(WORK))
-    b, a = (f"{node} was lost: its supervisor was killed by SIGKILL" for node in ("node 1 (host b)", "node 0 (host a)"))
+    b, a = (f"{node} was lost: its supervisor was killed by SIGKILL" for node in ("node 1 (b)", "node 0 (a)"))
     why = (
         "0 of 2 hosts are left, and the job needs 1 (--nodes 1:2): a, b failed 2 times each; repair what failed, or "
         "give more hosts"
@@ -124,7 +124,7 @@ def test_a_machine_that_failed_twice_is_left_out_and_a_job_with_too_few_machines
         b.replace(" was lost", " lost"),
         f"attempt 1 failed: {b}; restarting",
         "attempt 2 starts",
-        "host b failed twice; this job does not use it any more",
+        "b failed twice; this job does not use it any more",
         "attempt 2 has 1 node, not 2: a",
         a.replace(" was lost", " lost"),
         f"attempt 2 failed: {a}; restarting",

@@ -185,12 +185,46 @@ def test_a_spare_takes_the_place_of_a_machine_that_is_cut_off(
     silent = "no heartbeat from its supervisor for TIME"
     assert notices_in(out) == [
         "job job: nodes 2, ranks per node 1",
-        f"node 1 (host b) lost: {silent}",
-        f"attempt 0 failed: node 1 (host b) was lost: {silent}; restarting",
+        f"node 1 (b) lost: {silent}",
+        f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
         "attempt 1 starts",
-        "node 1 is on host c now, not on b",
+        "node 1 is on c now, not on b",
         "job ended after TIME: all ranks exited with code 0",
     ]
+    nothing_left(machines)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_reached_again_goes_on_in_its_place_and_one_that_shares_the_run_directory_needs_no_other(
+    machines: Machines, shared: Path, undisturbed: str
+) -> None:
+    """Without a spare. Cuts that are over before the machine counts as lost cost nothing."""
+    run_dir = shared / "run-of-all"
+    job = Job(machines, shared / "healed", "--hosts", "a,b", "--max-restarts", "1", run_dir=str(run_dir))
+    for step in range(2, 8):
+        job.wait_for_step(step)
+        machines.cut("b")
+        machines.heal("b")
+    assert not [event for event in job.events() if isinstance(event, NodeLost | AttemptFailed)]
+    assert not machines["b"].path("/tmp/fireflyer-0").exists(), "a private directory beside the shared one"
+    assert len((run_dir / "logs/attempt-0/rank-1.log").read_text()) == 0
+    machines.cut("b")
+    wait_until(lambda: any(isinstance(event, NodeLost) for event in job.events()), allowed_s(20))
+    wait_until(lambda: not machines["b"].processes(), allowed_s(LEASE_S + 10))
+    machines.heal("b")
+    code, out, error = job.end()
+    assert code == 0, out + error
+    assert state_of(out) == undisturbed
+    silent = "no heartbeat from its supervisor for TIME"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (b) lost: {silent}",
+        f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
+    logs = {path.name: path.read_text().split()[-1] for path in (run_dir / "logs/attempt-1").iterdir()}
+    assert logs == {"rank-0.log": "a", "rank-1.log": "b"}
     nothing_left(machines)
 
 
@@ -238,7 +272,7 @@ def test_a_process_that_is_killed_on_another_machine_costs_one_restart(
     assert state_of(out) == undisturbed
     assert len([event for event in job.events() if isinstance(event, AttemptFailed)]) == 1
     assert error in ("", DUMPS_NOTE.format("run/flight"))
-    seen = f"node 1 (host b) lost: {lost}" if lost else "rank 1 (node 1) was killed by SIGKILL"
+    seen = f"node 1 (b) lost: {lost}" if lost else "rank 1 (node 1) was killed by SIGKILL"
     assert notices_in(out) == [
         "job job: nodes 2, ranks per node 1",
         seen,

@@ -335,13 +335,13 @@ def test_hosts_are_named_when_a_node_is_lost_when_another_one_takes_its_place_an
     _, notices = told([Logged(number, event) for number, event in enumerate(log)])
     assert notices == [
         "job j: nodes 2, ranks per node 8",
-        f"node 1 (host b) lost: {lost}",
+        f"node 1 (b) lost: {lost}",
         "attempt 1 starts",
-        "node 1 is on host c now, not on b",
+        "node 1 is on c now, not on b",
         "attempt 2 starts",
         "attempt 3 starts",
-        "host c failed twice; this job does not use it any more",
-        "node 1 is on host b now, not on c",
+        "c failed twice; this job does not use it any more",
+        "node 1 is on b now, not on c",
     ]
 
 

@@ -146,7 +146,7 @@ class JobProgress:
                 return [f"injecting a fault: {one_line(event.what)}{at}"]
             case NodeLost():
                 self._blamed, self.phase = True, "failing"
-                where = f" (host {one_line(event.host)})" if event.host else ""
+                where = f" ({one_line(event.host)})" if event.host else ""
                 return [f"node {event.node}{where} lost: {one_line(event.reason)}"]
             case SuspendRequested() | Suspended():
                 return self._suspend(event)
@@ -166,9 +166,7 @@ class JobProgress:
 
     def _sized(self, event: AttemptSized) -> list[str]:
         left_out = [host for host in event.left_out if host not in self._left_out]
-        said = [
-            f"host {one_line(host)} failed twice; this job does not use it any more" for host in left_out[:MOST_HOSTS]
-        ]
+        said = [f"{one_line(host)} failed twice; this job does not use it any more" for host in left_out[:MOST_HOSTS]]
         if event.nodes != self._nodes:
             more = ", ..." if len(event.hosts) > MOST_HOSTS else ""
             hosts = ", ".join(map(one_line, event.hosts[:MOST_HOSTS])) + more
@@ -179,7 +177,7 @@ class JobProgress:
                 change for change in enumerate(zip(event.hosts, self._hosts, strict=False)) if len({*change[1]}) > 1
             ]
             said += [
-                f"node {number} is on host {one_line(now)} now, not on {one_line(before)}"
+                f"node {number} is on {one_line(now)} now, not on {one_line(before)}"
                 for number, (now, before) in moved[:MOST_HOSTS]
             ]
         self._nodes, self._hosts, self._left_out = event.nodes, event.hosts, event.left_out

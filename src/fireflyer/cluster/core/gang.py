@@ -275,7 +275,7 @@ class Gang:
     def _lost(self, node: Node, reason: str) -> None:
         host = self.spec.hosts[node.host] if self.spec.hosts else ""
         self._log(NodeLost(node=node.number, attempt=self.attempt, reason=reason, host=host))
-        failure = f"node {node.number}{f' (host {host})' if host else ''} was lost: {reason}"
+        failure = f"node {node.number}{f' ({host})' if host else ''} was lost: {reason}"
         if self.phase is Phase.STARTING and self.spec.hosts and node.renewed_ns is None:
             self._hosts.absent(node.host)
             count = len(self._hosts.members())
