@@ -138,18 +138,21 @@ class AttemptStarted(msgspec.Struct, frozen=True, tag="attempt_started"):
 
 
 class AttemptSized(msgspec.Struct, frozen=True, tag="attempt_sized"):
-    """Of a job whose attempts may differ in size: this one has so many nodes, on these hosts, in the order of their
-    numbers."""
+    """Of a job on several hosts: this attempt has so many nodes, on these hosts, in the order of their numbers."""
 
     attempt: int
     nodes: int
     hosts: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """Hosts that have failed too often to be used in this job again."""
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):
     node: int
     attempt: int
     reason: str
+    host: str = ""
+    """Of a job on several hosts: which one it was on."""
 
 
 FailureKind = Literal["user", "infrastructure", "unknown"]

@@ -80,7 +80,7 @@ def require_own_directory(path: str) -> None:
         raise PermissionDenied(f"{path} belongs to uid {status.st_uid}; it must belong to you (uid {os.geteuid()})")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o002 or (mode & 0o020 and status.st_gid != status.st_uid):
-        raise PermissionDenied(f"other users may write in {path} (mode {mode:04o}); run: chmod go-w {path}")
+        raise PermissionDenied(f"{path} can be written by other users (mode {mode:04o}); run: chmod go-w {path}")
 
 
 def write_private_file(path: str, data: bytes) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.e2e.jobs.test_several_machines import LEASE_S, SCRIPT, Job, ranks_on, state_of
+from tests.e2e.jobs.test_several_machines import DUMPS_NOTE, LEASE_S, SCRIPT, Job, notices_in, ranks_on, state_of
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import USER, WORK, Machine, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
@@ -51,12 +51,13 @@ def machines(running: Machines) -> Machines:
 class AgentJob(Job):
     """`ff run --via agent` on machine a, by a user without rights. Rank 0, which keeps the state, is on a."""
 
-    def __init__(self, machines: Machines, *options: str, steps: int = STEPS) -> None:
+    def __init__(self, machines: Machines, *options: str, steps: int = STEPS, run_dir: str = "run") -> None:
         self.machines = machines
-        self._run_dir = machines["a"].path(f"{HOME}/run")
+        self._run_dir = machines["a"].path(f"{HOME}/{run_dir}")
         state = f"{HOME}/sums"
         machines["a"].run(["mkdir", "-p", state], user=USER, check=True)
-        command = ["ff", "run", "--run-dir", f"{HOME}/run", f"--lease={LEASE_S}", *options, "job.py", state, str(steps)]
+        directory = ["--run-dir", f"{HOME}/{run_dir}"]
+        command = ["ff", "run", *directory, f"--lease={LEASE_S}", *options, "job.py", state, str(steps)]
         self.process = machines["a"].start(command, user=USER, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -143,6 +144,11 @@ def test_agents_that_are_killed_and_started_again_adopt_what_runs_and_the_job_go
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     assert not [event for event in job.events() if isinstance(event, AttemptFailed | NodeLost)]
+    assert error == ""
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
     nothing_left(machines)
     assert os.listdir(machines["b"].path(f"{STATE}/agent/guards")) == []
 
@@ -182,6 +188,15 @@ def test_a_guard_that_is_killed_costs_one_restart(machines: Machines, undisturbe
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     assert len([event for event in job.events() if isinstance(event, AttemptFailed)]) == 1
+    assert error in ("", DUMPS_NOTE.format(f"{HOME}/run/flight"))
+    ended = "the process that guards its ranks ended"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (b) lost: {ended}",
+        f"attempt 0 failed: node 1 (b) was lost: {ended}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
     nothing_left(machines)
 
 
@@ -199,6 +214,38 @@ def test_a_spare_takes_the_place_of_a_machine_that_is_cut_off_and_a_guard_withou
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     assert "on c" in out
+    nothing_left(machines)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_with_the_machines_that_are_left(machines: Machines) -> None:
+    """To the same bits as a job of three nodes up to the step at which a machine was lost, and one of two from there."""
+    for nodes, steps in ((3, 19), (2, STEPS)):
+        code, out, error = AgentJob(machines, f"--nodes={nodes}", steps=steps, run_dir=f"alone-{nodes}").end()
+        assert code == 0, out + error
+    expected = state_of(out)
+    machines["a"].path(f"{HOME}/sums/state.npy").unlink()
+    join_all(machines, "a", "b", "c")
+    for machine in machines.values():
+        machine.path(HELD).touch()
+    options = ["--hosts=a,b,c", "--via=agent", "--nodes=2:3", "--last-call=2s", "--max-restarts=1"]
+    job = AgentJob(machines, *options)
+    job.wait_for_step(19)
+    machines.cut("b")
+    wait_until(lambda: not [one for one in others(machines["b"])], allowed_s(LEASE_S + 15))
+    for machine in machines.values():
+        machine.path(HELD).unlink()
+    code, out, error = job.end()
+    assert code == 0, out + error
+    assert state_of(out) == expected
+    silent = "no heartbeat from its supervisor for TIME"
+    assert notices_in(out)[2:] == [
+        f"node 1 (b) lost: {silent}",
+        f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
+        "attempt 1 starts",
+        "attempt 1 has 2 nodes, not 3: a, c",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
     nothing_left(machines)
 
 

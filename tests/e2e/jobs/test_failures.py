@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.support.jobs.launching import run, write_script
-from tests.support.jobs.transcripts import ff_run
+from tests.support.jobs.transcripts import ff_run, notices
 
 from fireflyer.base.events import AttemptFailed
 from fireflyer.cluster.schema.job import JobSpec
@@ -63,6 +64,79 @@ def test_a_traceback_that_all_ranks_print_is_shown_once(tmp_path: Path) -> None:
     logs = sorted((tmp_path / "out" / "logs" / "attempt-0").glob("rank-*.log"))
     assert all("ValueError: bad shape of rank" in log.read_text() for log in logs)
     assert len(logs) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["link", "file", "mode", "used"])
+def test_a_run_directory_that_is_not_the_users_own_and_new_is_refused_before_anything_is_started(
+    tmp_path: Path, case: str
+) -> None:
+    out = tmp_path / "out"
+    match case:
+        case "link":
+            (tmp_path / "elsewhere").mkdir()
+            out.symlink_to("elsewhere")
+            reason = (
+                "is a symbolic link; give the directory that it leads to (elsewhere); choose another one with --run-dir"
+            )
+        case "file":
+            out.touch()
+            reason = "is not a directory; choose another one with --run-dir"
+        case "mode":
+            out.mkdir()
+            out.chmod(0o777)
+            reason = (
+                "can be written by other users (mode 0777); run: chmod go-w out, or choose another one with --run-dir"
+            )
+        case _:
+            out.mkdir(mode=0o700)
+            (out / "events.jsonl").touch()
+            reason = "holds another run; choose another one with --run-dir"
+    shown = ff_run(tmp_path, "job.py", script="open('started', 'w')")
+    assert (shown.code, shown.out) == (1 if case in ("mode", "used") else 2, [])
+    assert shown.err == [f"error: run directory out {reason}"]
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_run_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o700)
+    os.chown(tmp_path / "out", 4321, 4321)
+    shown = ff_run(tmp_path, "job.py", script="print('up')")
+    assert (shown.code, shown.out) == (1, [])
+    assert shown.err == [
+        "error: run directory out belongs to uid 4321; it must belong to you (uid 0), or choose another one with "
+        "--run-dir"
+    ]
+
+
+OVERFLOWS = """
+import numpy as np
+from fireflyer.collectives import Communicator
+from fireflyer.runtime import read_environment
+
+with Communicator.from_environment(read_environment()) as comm:
+    values = np.full(1000, 0x7E, np.uint8)  # 448, the largest number of f8e4m3
+    comm.allreduce(values, dtype="f8e4m3")
+"""
+
+
+@pytest.mark.slow
+def test_sums_of_fp8_numbers_that_are_too_large_are_told_while_the_job_runs(tmp_path: Path) -> None:
+    shown = ff_run(tmp_path, "--ranks-per-node=2", "job.py", script=OVERFLOWS)
+    assert (shown.code, shown.err) == (0, [])
+    advice = "scale the numbers down before the sum, or sum them in bf16"
+    assert [line for line in shown.out if line.startswith("rank ")] == [
+        "rank 0 | fp8_saturation=1000 values=1000 rank=0: so many results of fp8 sums did not fit and were clipped "
+        f"or made infinite; {advice}"
+    ]
+    assert notices(shown) == [
+        "job job: nodes 1, ranks per node 2",
+        "fp8 overflow: 1,000 of 1,000 results of fp8 sums so far were too large and were clipped or made infinite "
+        f"(rank 0 noticed first); {advice}",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
 
 
 @pytest.mark.slow

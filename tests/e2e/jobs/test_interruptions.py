@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.jobs.launching import wait_until
-from tests.support.jobs.transcripts import FF, Transcript, ff_environment
+from tests.support.jobs.transcripts import FF, Transcript, ff_environment, notices
 from tests.support.machines.machines import WORK, Machines, needs_machines
 from tests.support.patience import allowed_s
 
@@ -80,15 +80,56 @@ def test_a_machine_that_is_lost_is_named_with_why(machines: Machines) -> None:
     machines.cut("b")
     out, err = process.communicate(timeout=allowed_s(60))
     told = Transcript(process.returncode, shown + out, err, Path(WORK))
-    why = "node 1 was lost: no heartbeat from its supervisor for TIME"
+    why = "node 1 (b) was lost: no heartbeat from its supervisor for TIME"
     assert told.code == 1
     assert told.err == [f"error: {why}; not restarted (--max-restarts is 0); logs are in out/logs"]
     assert [line for line in shown_before_the_report(told) if not line.startswith("rank ")] == [
         "ff     | job job: nodes 2, ranks per node 1",
         "ff     | starting",
-        "ff     | node 1 lost: no heartbeat from its supervisor for TIME",
+        "ff     | node 1 (b) lost: no heartbeat from its supervisor for TIME",
         f"ff     | attempt 0 failed: {why}",
         "ff     | stopping",
         f"ff     | job ended after TIME: {why}; not restarted (--max-restarts is 0)",
     ]
     wait_until(lambda: not machines["b"].processes(), allowed_s(20))
+
+
+LOSES_ITS_NODE = """
+import os, signal, time
+if os.uname().nodename == "b" or int(os.environ["TORCHELASTIC_RESTART_COUNT"]) >= 2:
+    os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+@needs_machines
+def test_a_machine_that_failed_twice_is_left_out_and_a_job_with_too_few_machines_ends(machines: Machines) -> None:
+    """Rank 1 kills the supervisor of machine b, twice; then rank 0 that of machine a, twice."""
+    for machine in machines.values():
+        machine.path(f"{WORK}/job.py").write_text(LOSES_ITS_NODE)
+    command = ["ff", "run", "--run-dir=out", "--hosts=a,b", "--nodes=1:2", "--max-restarts=9", "--lease=2", "job.py"]
+    done = machines["a"].run(command, timeout_s=90)
+    told = Transcript(done.returncode, done.stdout, done.stderr, Path(WORK))
+    b, a = (f"{node} was lost: its supervisor was killed by SIGKILL" for node in ("node 1 (b)", "node 0 (a)"))
+    why = (
+        "0 of 2 hosts are left, and the job needs 1 (--nodes 1:2): a, b failed 2 times each; repair what failed, or "
+        "give more hosts"
+    )
+    assert (told.code, told.err) == (1, [f"error: {why}; logs are in out/logs"])
+    assert notices(told)[2:] == [
+        b.replace(" was lost", " lost"),
+        f"attempt 0 failed: {b}; restarting",
+        "attempt 1 starts",
+        b.replace(" was lost", " lost"),
+        f"attempt 1 failed: {b}; restarting",
+        "attempt 2 starts",
+        "b failed twice; this job does not use it any more",
+        "attempt 2 has 1 node, not 2: a",
+        a.replace(" was lost", " lost"),
+        f"attempt 2 failed: {a}; restarting",
+        "attempt 3 starts",
+        a.replace(" was lost", " lost"),
+        f"attempt 3 failed: {a}; restarting",
+        f"job ended after TIME: {why}",
+    ]

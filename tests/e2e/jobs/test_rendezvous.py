@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.e2e.jobs.test_several_machines import SCRIPT, Job, nothing_left, ranks_on, state_of
+from tests.e2e.jobs.test_several_machines import LEASE_S, SCRIPT, Job, nothing_left, notices_in, ranks_on, state_of
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import WORK, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
@@ -18,6 +18,10 @@ from fireflyer.base.events import NodeLost
 pytestmark = [needs_machines, pytest.mark.processes]
 ENDPOINT: Final = "a:29400"
 STEPS: Final = 60
+LAUNCHER_LOST: Final = (
+    f"error: the launcher at {ENDPOINT} was lost, so the ranks of this machine were ended; to run the job again give "
+    "the same command on each machine\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +167,79 @@ def test_another_script_is_told_to_all(machines: Machines, module_path: Path) ->
     code, _, error = end_of(joined)
     assert code == 2
     assert "machine 1 has another job.py" in error
+
+
+def restarted(why: str) -> list[str]:
+    """What the launcher says, after that it waits for machine 1, of a job that loses this machine once."""
+    return [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (machine 1) lost: {why}",
+        f"attempt 0 failed: node 1 (machine 1) was lost: {why}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_launcher_is_killed(machines: Machines, module_path: Path) -> None:
+    directory = module_path / "launcher"
+    job = Job(machines, directory, *options(), steps=100_000)
+    joined = join(machines, "b", directory, steps=100_000)
+    job.wait_for_step(3)
+    job.process.kill()
+    code, _, error = end_of(joined)
+    assert (code, error) == (1, LAUNCHER_LOST)
+    nothing_left(machines)
+
+
+@pytest.mark.slow
+def test_a_guard_that_is_killed_costs_one_restart(machines: Machines, module_path: Path, undisturbed: str) -> None:
+    directory = module_path / "guard"
+    job = Job(machines, directory, *options("--max-restarts=1"))
+    joined = join(machines, "b", directory)
+    job.wait_for_step(5)
+    pid = next(pid for pid, argv in machines["b"].processes() if any(word.endswith("guard.py") for word in argv))
+    machines["b"].kill(pid)
+    code, out, error = job.end()
+    assert code == 0, out + error
+    assert state_of(out) == undisturbed
+    assert notices_in(out)[1:] == restarted("the process that guards its ranks ended")
+    assert end_of(joined)[0] == 0
+    nothing_left(machines)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_cut_off_without_a_spare_ends_the_job(machines: Machines, module_path: Path) -> None:
+    directory = module_path / "ended"
+    job = Job(machines, directory, *options(), steps=100_000)
+    joined = join(machines, "b", directory, steps=100_000)
+    job.wait_for_step(3)
+    machines.cut("b")
+    code, _, error = job.end()
+    why = "node 1 (machine 1) was lost: no heartbeat from its supervisor for 1.5 s"
+    assert (code, error) == (1, f"error: {why}; not restarted (--max-restarts is 0); logs are in {WORK}/run/logs\n")
+    wait_until(lambda: [pid for pid, _ in machines["b"].processes()] == [joined.pid_inside], allowed_s(LEASE_S + 10))
+    machines.heal("b")
+    code, _, error = end_of(joined)
+    assert (code, error) == (1, LAUNCHER_LOST)
+    nothing_left(machines)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_reached_again_goes_on_in_its_place(
+    machines: Machines, module_path: Path, undisturbed: str
+) -> None:
+    directory = module_path / "healed"
+    job = Job(machines, directory, *options("--max-restarts=1"))
+    joined = join(machines, "b", directory)
+    job.wait_for_step(5)
+    machines.cut("b")
+    wait_until(lambda: any(isinstance(event, NodeLost) for event in job.events()), allowed_s(20))
+    wait_until(lambda: not ranks_on(machines["b"]), allowed_s(LEASE_S + 10))
+    machines.heal("b")
+    code, out, error = job.end()
+    assert code == 0, out + error
+    assert state_of(out) == undisturbed
+    assert notices_in(out)[1:] == restarted("no heartbeat from its supervisor for TIME")
+    assert end_of(joined)[0] == 0
+    nothing_left(machines)

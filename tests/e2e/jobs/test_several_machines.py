@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 from tests.support.jobs.launching import wait_until
+from tests.support.jobs.transcripts import Transcript, notices
 from tests.support.machines.machines import USER, WORK, Machine, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
 
@@ -25,6 +26,10 @@ pytestmark = [needs_machines, pytest.mark.processes]
 
 LEASE_S: Final = 3
 STEPS: Final = 60
+DUMPS_NOTE: Final = (
+    "note: ranks wrote flight recorder dumps; to see which rank held up the others: ff collectives explain {}\n"
+)
+"""On stderr, where a collective of a rank that lives noticed that another one was gone."""
 SCRIPT: Final = """
 import hashlib, os, sys, time
 import numpy as np
@@ -116,6 +121,11 @@ class Job:
         return self.process.returncode, out, error
 
 
+def notices_in(out: str) -> list[str]:
+    """What the launcher says, line by line, before its report."""
+    return notices(Transcript(0, out, "", Path(WORK)))
+
+
 def state_of(out: str) -> str:
     states: set[str] = set(re.findall(r"state ([0-9a-f]{64})", out))
     assert len(states) == 1, out
@@ -171,6 +181,50 @@ def test_a_spare_takes_the_place_of_a_machine_that_is_cut_off(
     assert state_of(out) == undisturbed
     assert "on c" in out
     assert [event.node for event in job.events() if isinstance(event, NodeLost)] == [1]
+    assert error == ""
+    silent = "no heartbeat from its supervisor for TIME"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (b) lost: {silent}",
+        f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
+        "attempt 1 starts",
+        "node 1 is on c now, not on b",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
+    nothing_left(machines)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_reached_again_goes_on_in_its_place_and_one_that_shares_the_run_directory_needs_no_other(
+    machines: Machines, shared: Path, undisturbed: str
+) -> None:
+    """Without a spare. Cuts that are over before the machine counts as lost cost nothing."""
+    run_dir = shared / "run-of-all"
+    job = Job(machines, shared / "healed", "--hosts", "a,b", "--max-restarts", "1", run_dir=str(run_dir))
+    for step in range(2, 8):
+        job.wait_for_step(step)
+        machines.cut("b")
+        machines.heal("b")
+    assert not [event for event in job.events() if isinstance(event, NodeLost | AttemptFailed)]
+    assert not machines["b"].path("/tmp/fireflyer-0").exists(), "a private directory beside the shared one"
+    assert len((run_dir / "logs/attempt-0/rank-1.log").read_text()) == 0
+    machines.cut("b")
+    wait_until(lambda: any(isinstance(event, NodeLost) for event in job.events()), allowed_s(20))
+    wait_until(lambda: not machines["b"].processes(), allowed_s(LEASE_S + 10))
+    machines.heal("b")
+    code, out, error = job.end()
+    assert code == 0, out + error
+    assert state_of(out) == undisturbed
+    silent = "no heartbeat from its supervisor for TIME"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        f"node 1 (b) lost: {silent}",
+        f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
+    logs = {path.name: path.read_text().split()[-1] for path in (run_dir / "logs/attempt-1").iterdir()}
+    assert logs == {"rank-0.log": "a", "rank-1.log": "b"}
     nothing_left(machines)
 
 
@@ -193,19 +247,39 @@ def test_nothing_is_left_on_a_machine_that_is_cut_off_when_the_launcher_is_kille
     nothing_left(machines)
 
 
+VICTIMS: Final = {
+    "guard": (
+        "guard.py",
+        "the connection to it ended without a message: the process that guards its ranks was killed, or its sshd",
+    ),
+    "supervisor": ("fireflyer.cluster.supervisor", "its supervisor was killed by SIGKILL"),
+    "rank": ("job.py", ""),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["guard.py", "fireflyer.cluster.supervisor", "job.py"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_is_killed_on_another_machine_costs_one_restart(
     machines: Machines, shared: Path, undisturbed: str, victim: str
 ) -> None:
     job = Job(machines, shared / f"killed-{victim}", "--hosts", "a,b", "--max-restarts", "1")
     job.wait_for_step(5)
-    pid = next(pid for pid, argv in machines["b"].processes() if any(word.endswith(victim) for word in argv))
-    machines["b"].kill(pid, signal.SIGKILL)
+    program, lost = VICTIMS[victim]
+    processes = [argv for argv in machines["b"].processes() if any(word.endswith(program) for word in argv[1])]
+    machines["b"].kill(min(processes, key=lambda one: len(one[1]))[0], signal.SIGKILL)
     code, out, error = job.end()
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     assert len([event for event in job.events() if isinstance(event, AttemptFailed)]) == 1
+    assert error in ("", DUMPS_NOTE.format("run/flight"))
+    seen = f"node 1 (b) lost: {lost}" if lost else "rank 1 (node 1) was killed by SIGKILL"
+    assert notices_in(out) == [
+        "job job: nodes 2, ranks per node 1",
+        seen,
+        f"attempt 0 failed: {seen.replace(') lost', ') was lost')}; restarting",
+        "attempt 1 starts",
+        "job ended after TIME: all ranks exited with code 0",
+    ]
     nothing_left(machines)
 
 

@@ -91,7 +91,7 @@ class Format(NamedTuple):
 
 FORMATS: Final = (
     # Reports of ranks, the log of a job, launcher and supervisors.
-    Format("job.event-log", "json", events.Logged, revision=3),
+    Format("job.event-log", "json", events.Logged, revision=4),
     Format("job.report", "msgpack", events.Report, revision=2),
     Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from tests.support.patience import allowed_s
 
-__all__ = ["FF", "Transcript", "ff_environment", "ff_run"]
+__all__ = ["FF", "Transcript", "ff_environment", "ff_run", "notices"]
 
 FF = (sys.executable, "-m", "fireflyer")
 _REPLACED = (
     (re.compile(r"\b(?:\d+ h )?(?:\d+ min )?\d+(?:\.\d+)? (?:ms|s)\b"), "TIME"),
     (re.compile(r"\bstep \d+ \(saved"), "step N (saved"),
+)
+_MARK = "ff     | "
+_STATUS = re.compile(
+    r"(?:starting|running|training|failing|restarting|stopping|suspending|finished|step [\d,]+)(?: · .*)?"
 )
 
 
@@ -31,6 +35,12 @@ def _normal(line: str, directory: Path) -> str:
     for pattern, word in _REPLACED:
         line = pattern.sub(word, line)
     return line
+
+
+def notices(shown: Transcript) -> list[str]:
+    """What `ff run` says itself before its report, without the status lines, which depend on time."""
+    ours = [line.removeprefix(_MARK) for line in shown.out[: shown.out.index("")] if line.startswith(_MARK)]
+    return [line for line in ours if not _STATUS.fullmatch(line)]
 
 
 def ff_environment(**extra: str) -> dict[str, str]:

@@ -319,8 +319,30 @@ def test_in_a_file_the_line_changes_seldom_while_nothing_happens() -> None:
 def test_sums_that_do_not_fit_are_told_once() -> None:
     progress = JobProgress()
     lines = [progress.feed(Logged(0, SaturationReport(rank, 0, "world", 1200, 50_000))) for rank in (3, 1)]
-    noticed = "fp8 sums do not fit: 1,200 of 50,000 values so far, noticed by rank 3; the report counts all"
+    noticed = (
+        "fp8 overflow: 1,200 of 50,000 results of fp8 sums so far were too large and were clipped or made infinite "
+        "(rank 3 noticed first); scale the numbers down before the sum, or sum them in bf16"
+    )
     assert lines == [[noticed], []]
+
+
+def test_hosts_are_named_when_a_node_is_lost_when_another_one_takes_its_place_and_when_one_is_left_out() -> None:
+    hosts = ("a", "b"), ("a", "c"), ("a", "c"), ("a", "b")
+    lost = "no heartbeat from its supervisor for 1.5 s"
+    log: list[JobEvent] = [JobStarted("j", (), 2, 8, 3, 0.0), AttemptStarted(0), AttemptSized(0, 2, hosts[0])]
+    log += [NodeLost(1, 0, lost, "b"), AttemptStarted(1), AttemptSized(1, 2, hosts[1])]
+    log += [AttemptStarted(2), AttemptSized(2, 2, hosts[2]), AttemptStarted(3), AttemptSized(3, 2, hosts[3], ("c",))]
+    _, notices = told([Logged(number, event) for number, event in enumerate(log)])
+    assert notices == [
+        "job j: nodes 2, ranks per node 8",
+        f"node 1 (b) lost: {lost}",
+        "attempt 1 starts",
+        "node 1 is on c now, not on b",
+        "attempt 2 starts",
+        "attempt 3 starts",
+        "c failed twice; this job does not use it any more",
+        "node 1 is on b now, not on c",
+    ]
 
 
 def test_a_job_whose_size_may_change_says_so_at_the_start_and_when_it_does() -> None:

@@ -35,6 +35,8 @@ from fireflyer.base.units import SECOND, format_duration, format_rate
 __all__ = ["WINDOW_STEPS", "JobProgress"]
 
 WINDOW_STEPS = 32
+MOST_HOSTS = 8
+"""That are named one by one."""
 IDLE_NS = 10 * SECOND
 """A step that takes longer than this and than three of the last ones is worth a word."""
 _IDLE_SHOWN_S = (10, 20, 30, 60, 120, 300, 600, 1200, 1800)
@@ -76,6 +78,9 @@ class JobProgress:
     """A rank has left because of a suspension: how others end does not count."""
     _nodes: int = 0
     """Of the attempt before; at first as many as the job may have."""
+    _hosts: tuple[str, ...] = ()
+    """Of the attempt before, in the order of their nodes."""
+    _left_out: tuple[str, ...] = ()
     _recent: OrderedDict[int, _Recent] = field(default_factory=OrderedDict)
 
     def feed(self, entry: Logged) -> list[str]:
@@ -96,8 +101,9 @@ class JobProgress:
                     return []
                 self._saturated = True
                 return [
-                    f"fp8 sums do not fit: {report.saturated:,} of {report.values:,} values so far, noticed by rank "
-                    f"{report.rank}; the report counts all"
+                    f"fp8 overflow: {report.saturated:,} of {report.values:,} results of fp8 sums so far were too "
+                    f"large and were clipped or made infinite (rank {report.rank} noticed first); scale the numbers "
+                    "down before the sum, or sum them in bf16"
                 ]
             case PeerFailureReport() as report:
                 if self._blamed:
@@ -131,11 +137,7 @@ class JobProgress:
                 said = [f"job {one_line(event.job)}: nodes {nodes}, ranks per node {event.ranks_per_node}"]
                 return [*said, _SIZE_CHANGES] if event.min_nodes else said
             case AttemptSized():
-                if event.nodes == self._nodes:
-                    return []
-                hosts = ", ".join(map(one_line, event.hosts[:8])) + (", ..." if len(event.hosts) > 8 else "")
-                before, self._nodes = self._nodes, event.nodes
-                return [f"attempt {event.attempt} has {event.nodes} nodes, not {before}: {hosts}"]
+                return self._sized(event)
             case AttemptStarted():
                 self._new_attempt(event.attempt)
                 return [f"attempt {event.attempt} starts"] if event.attempt else []
@@ -144,7 +146,8 @@ class JobProgress:
                 return [f"injecting a fault: {one_line(event.what)}{at}"]
             case NodeLost():
                 self._blamed, self.phase = True, "failing"
-                return [f"node {event.node} lost: {one_line(event.reason)}"]
+                where = f" ({one_line(event.host)})" if event.host else ""
+                return [f"node {event.node}{where} lost: {one_line(event.reason)}"]
             case SuspendRequested() | Suspended():
                 return self._suspend(event)
             case RankExited():
@@ -160,6 +163,25 @@ class JobProgress:
             case JobFinished():
                 self.phase = "finished"
                 return [f"job ended after {format_duration(at_ns)}: {one_line(event.reason)}"]
+
+    def _sized(self, event: AttemptSized) -> list[str]:
+        left_out = [host for host in event.left_out if host not in self._left_out]
+        said = [f"{one_line(host)} failed twice; this job does not use it any more" for host in left_out[:MOST_HOSTS]]
+        if event.nodes != self._nodes:
+            more = ", ..." if len(event.hosts) > MOST_HOSTS else ""
+            hosts = ", ".join(map(one_line, event.hosts[:MOST_HOSTS])) + more
+            nodes = "1 node" if event.nodes == 1 else f"{event.nodes} nodes"
+            said.append(f"attempt {event.attempt} has {nodes}, not {self._nodes}: {hosts}")
+        else:
+            moved = [
+                change for change in enumerate(zip(event.hosts, self._hosts, strict=False)) if len({*change[1]}) > 1
+            ]
+            said += [
+                f"node {number} is on {one_line(now)} now, not on {one_line(before)}"
+                for number, (now, before) in moved[:MOST_HOSTS]
+            ]
+        self._nodes, self._hosts, self._left_out = event.nodes, event.hosts, event.left_out
+        return said
 
     def _suspend(self, event: SuspendRequested | Suspended) -> list[str]:
         if isinstance(event, Suspended):

@@ -123,7 +123,7 @@ class DetachedProcesses:
         exit_code, expired, clean = await asyncio.to_thread(record.words)
         if not clean:
             clean = await self._sweep(token, uid)
-        reason = LEASE_ENDED if expired else record.last_log_line() or "its guard ended"
+        reason = LEASE_ENDED if expired else record.last_log_line() or "the process that guards its ranks ended"
         self._conclude(token, End(clean=clean, reason=reason, exit_code=exit_code))
 
     def _conclude(self, token: str, end: End) -> None:

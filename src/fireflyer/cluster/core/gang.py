@@ -230,9 +230,9 @@ class Gang:
             return
         self.size = size
         self.phase = Phase.PREPARING
-        if self.spec.elastic:
+        if self.spec.hosts:
             hosts = tuple(self.spec.hosts[node.host] for node in self.members)
-            self._log(AttemptSized(attempt=self.attempt, nodes=size, hosts=hosts))
+            self._log(AttemptSized(self.attempt, size, hosts, left_out=self._hosts.left_out()))
         self._effects.append(PrepareAttempt(self.attempt))
 
     def _on_prepared(self, event: AttemptPrepared | PrepareFailed) -> None:
@@ -273,8 +273,9 @@ class Gang:
         self._lost(node, reason)
 
     def _lost(self, node: Node, reason: str) -> None:
-        self._log(NodeLost(node=node.number, attempt=self.attempt, reason=reason))
-        failure = f"node {node.number} was lost: {reason}"
+        host = self.spec.hosts[node.host] if self.spec.hosts else ""
+        self._log(NodeLost(node=node.number, attempt=self.attempt, reason=reason, host=host))
+        failure = f"node {node.number}{f' ({host})' if host else ''} was lost: {reason}"
         if self.phase is Phase.STARTING and self.spec.hosts and node.renewed_ns is None:
             self._hosts.absent(node.host)
             count = len(self._hosts.members())

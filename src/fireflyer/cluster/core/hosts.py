@@ -80,22 +80,26 @@ class Hosts:
 
     def none_left(self, nodes: Sequence[Node]) -> str | None:
         """Why the job cannot go on, whatever comes back; None: it can."""
-        spec, out = self._spec, [host for host in range(len(self._order)) if self._left_out(host)]
+        spec, out = self._spec, self.left_out()
         left = len(self._order) - len(out)
         if left >= spec.least_nodes:
             return None
-        names = ", ".join(spec.hosts[host] for host in out[:8]) + (", ..." if len(out) > 8 else "")
+        names = ", ".join(out[:8]) + (", ..." if len(out) > 8 else "")
         if spec.elastic:
             return (
                 f"{left} of {len(self._order)} hosts {'is' if left == 1 else 'are'} left, and the job needs "
                 f"{spec.least_nodes} (--nodes {spec.least_nodes}:{spec.nodes}): {names} failed {MAX_HOST_FAILURES} "
-                "times; repair what failed, or give more hosts"
+                f"times{' each' if len(out) > 1 else ''}; repair what failed, or give more hosts"
             )
         node = next((node for node in nodes if self._left_out(node.host)), nodes[0])
         return (
             f"no host is left for node {node.number}: {spec.hosts[node.host]} failed {MAX_HOST_FAILURES} times and "
             "there is no spare; repair it, or give more hosts (--hosts, --spares)"
         )
+
+    def left_out(self) -> tuple[str, ...]:
+        """The hosts that failed too often."""
+        return tuple(name for host, name in enumerate(self._spec.hosts) if self._left_out(host))
 
     def _left_out(self, host: int) -> bool:
         return self._failures[host] >= MAX_HOST_FAILURES

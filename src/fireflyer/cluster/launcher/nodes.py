@@ -17,6 +17,9 @@ from fireflyer.runtime.processes.guarded import Guarded, child_environment, kill
 __all__ = ["Nodes", "describe_exit"]
 
 _GUARD_ANSWER_S = 2.0
+_ENDED_WITHOUT_A_WORD = (
+    "the connection to it ended without a message: the process that guards its ranks was killed, or its sshd"
+)
 _LAST_LINE_BYTES = 4096
 
 
@@ -94,7 +97,8 @@ class Nodes:
         if clean:
             self._feed(SupervisorGone(node, incarnation, f"its supervisor exited; its log is {path}"))
         elif self._starter.remote:
-            reason = f"the connection to it ended: {_last_line(path) or 'it said nothing'}"
+            said = _last_line(path)
+            reason = f"the connection to it ended: {said}" if said else _ENDED_WITHOUT_A_WORD
             kind = SupervisorLost if self._was_up(node, incarnation) else SupervisorGone
             self._feed(kind(node, incarnation, reason))
 

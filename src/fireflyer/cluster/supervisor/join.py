@@ -149,7 +149,13 @@ class _JoinedHost:
     async def _obey(self) -> JobEnded:
         after = 0
         while True:
-            answer = await self._client.call(HOST_NEXT, Next(after), _SILENCE_NS)
+            try:
+                answer = await self._client.call(HOST_NEXT, Next(after), _SILENCE_NS)
+            except TransientError as error:
+                raise Unreachable(
+                    f"the launcher at {self._endpoint} was lost, so the ranks of this machine were ended; to run the "
+                    "job again give the same command on each machine"
+                ) from error
             after = answer.number
             match answer.command:
                 case StartGuard():
@@ -191,7 +197,8 @@ class _JoinedHost:
     async def _watch(self, guarded: Guarded, node: int, incarnation: int) -> None:
         clean = await guarded.wait_gone()
         del self._guards[node, incarnation]
-        self._tell(node, incarnation, clean, "its supervisor exited")
+        # Where the guard had told the end of its supervisor before, that is the reason.
+        self._tell(node, incarnation, clean, "the process that guards its ranks ended")
 
     def _tell(self, node: int, incarnation: int, clean: bool, reason: str) -> None:
         self._spawn(self._send(GuardEnded(node, incarnation, clean, reason[:1000])))
@@ -199,6 +206,8 @@ class _JoinedHost:
     async def _send(self, news: GuardEnded) -> None:
         try:
             await self._client.call(HOST_NEWS, news, _CALL_NS)
+        except TransientError:
+            pass  # the launcher is lost, which `_obey` tells
         except FireflyerError as error:
             _log.warning("the launcher was not told that a guard ended node=%d reason=%s", news.node, error)
 
