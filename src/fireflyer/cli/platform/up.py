@@ -55,6 +55,7 @@ def up_command(
     cluster has `ff manager` on one or several machines and `ff agent run` on each node."""
     import sys
 
+    from fireflyer.cluster.local import run as _whole  # noqa: F401, before anything is made: it needs packages
     from fireflyer.cluster.local.layout import PlatformLayout, new_platform
     from fireflyer.runtime.processes.run_lock import RunLock
 
