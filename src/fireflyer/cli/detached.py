@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import click
 
 from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
 
-__all__ = ["report", "report_failure", "run_detached"]
+__all__ = ["own_say", "report", "report_failure", "run_detached"]
 
 MAX_REPORT_BYTES: Final = 1 << 16
 _FAILED: Final = "\0"
@@ -22,8 +23,11 @@ _FAILED: Final = "\0"
 def run_detached(arguments: Sequence[str], log_path: str) -> int:
     """Runs `ff` with these arguments but `-d`/`--detach`, and waits until it has called `report` or has failed: then
     the error is the one that its log ends with."""
+    from fireflyer.runtime.service_log import LOG_FILE_VARIABLE, make_room
+
     options = [one for one in arguments if one not in ("-d", "--detach")]
     read_fd, write_fd = os.pipe()
+    make_room(log_path)
     with open(log_path, "ab") as log, open(read_fd, "rb") as reported:
         began = log.tell()
         process = subprocess.Popen(
@@ -32,6 +36,7 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
             stdout=log,
             stderr=log,
             pass_fds=(write_fd,),
+            env={**os.environ, LOG_FILE_VARIABLE: log_path},
             start_new_session=True,
         )
         os.close(write_fd)
@@ -44,6 +49,14 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
     reason = failure or _last_error(log_path, began)
     error: FireflyerError = PermanentError(reason or f"the process exited with code {code}; its log is {log_path}")
     raise UsageError(error.message) if code == 2 else error
+
+
+def own_say() -> Callable[[str], None]:
+    """Says a line in the log of this process where it runs detached, else on standard error."""
+    from fireflyer.runtime.service_log import begin_log
+
+    log = begin_log()
+    return functools.partial(click.echo, err=True) if log is None else log.say
 
 
 def report(report_fd: int | None, text: str) -> None:

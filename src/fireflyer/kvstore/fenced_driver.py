@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -86,8 +87,10 @@ class FencedDriver(Generic[_E, _F]):
         lease_ns: int,
         tick: Callable[[], _E],
         leave: _E,
+        on_transaction: Callable[[Outcome, int], None] = lambda _outcome, _took_ns: None,
     ) -> None:
-        """`perform`: of the effects that are not transactions. `tick` makes what the machine is told an eighth
+        """`perform`: of the effects that are not transactions. `on_transaction`: with the nanoseconds that it took.
+        `tick` makes what the machine is told an eighth
         of the lease after the last time; `leave`: what it is told when the process is to end."""
         self._machine = machine
         self._perform = perform
@@ -96,6 +99,7 @@ class FencedDriver(Generic[_E, _F]):
         self._lease_ns = lease_ns
         self._tick, self._leave = tick, leave
         self._driver: Driver[_E | Outcome, _F | Transact] = Driver(self, self._on_effect, clock=BootClock())
+        self._on_transaction = on_transaction
         self._left = asyncio.Event()
         self._leaving = False
 
@@ -158,5 +162,7 @@ class FencedDriver(Generic[_E, _F]):
 
     async def _transact(self, order: Transact) -> None:
         timeout_ns = TRANSACTION_LEASES * self._lease_ns
+        began_ns = time.monotonic_ns()
         outcome = await transact_on(self._engine, order, lease_key=self._lease_key, timeout_ns=timeout_ns)
+        self._on_transaction(outcome, time.monotonic_ns() - began_ns)
         self._driver.post(outcome)

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from fireflyer.base.units import format_bytes
 from fireflyer.runtime.disk import translate_os_error
 
-__all__ = ["HIGH_BYTES", "LOW_BYTES", "LogFile", "LogWriter", "RankLogs"]
+__all__ = ["HIGH_BYTES", "LOW_BYTES", "LogFile", "LogLimit", "LogWriter", "RankLogs"]
 
 HIGH_BYTES = 4 << 20
 LOW_BYTES = 1 << 20
@@ -44,6 +45,34 @@ class LogFile:
         self.path = path
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.cut = False
+        """Nothing more is written: its directory has reached its limit."""
+
+
+class LogLimit:
+    """At most `most_bytes` of logs below `directory`, those of earlier attempts and other processes counted, and in
+    each that is cut a line that says so. Stacks of hung ranks are written all the same: there is little of them. Used
+    by one thread."""
+
+    def __init__(self, directory: str, most_bytes: int) -> None:
+        self._left_bytes = most_bytes - sum(
+            _size(os.path.join(folder, name)) for folder, _, names in os.walk(directory) for name in names
+        )
+        self._notice = (
+            f"[fireflyer] logs of this run have reached {format_bytes(most_bytes)}: no more is kept\n".encode()
+        )
+
+    def allowed(self, file: LogFile, data: bytes) -> bytes:
+        """What of it is written."""
+        if file.cut:
+            return b""
+        room = max(0, self._left_bytes)
+        self._left_bytes -= min(room, len(data))
+        if len(data) <= room or not file.path.endswith(".log"):
+            return data
+        file.cut = True
+        kept = data[:room]
+        return kept + (b"" if kept.endswith(b"\n") or _ends_with_a_line(file, kept) else b"\n") + self._notice
 
 
 class LogWriter:
@@ -52,8 +81,14 @@ class LogWriter:
     """
 
     def __init__(
-        self, *, full: Callable[[], None], free: Callable[[], None], on_log_error: Callable[[str], None]
+        self,
+        *,
+        full: Callable[[], None],
+        free: Callable[[], None],
+        on_log_error: Callable[[str], None],
+        limit: LogLimit | None = None,
     ) -> None:
+        self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._full, self._free, self._on_log_error = full, free, on_log_error
         self._waiting_bytes = 0
@@ -107,6 +142,8 @@ class LogWriter:
 
     def _write(self, file: LogFile, data: bytes) -> None:
         count = len(data)
+        if self._limit is not None:
+            data = self._limit.allowed(file, data)
         try:
             while data and file.fd >= 0:
                 data = data[os.write(file.fd, data) :]
@@ -121,6 +158,25 @@ class LogWriter:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
             pass  # the loop is closed: the supervisor ends
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0
+
+
+def _ends_with_a_line(file: LogFile, kept: bytes) -> bool:
+    """What is in the file already, where nothing is added."""
+    if kept:
+        return False
+    try:
+        with open(file.path, "rb") as read:
+            read.seek(-1, os.SEEK_END)
+            return read.read(1) == b"\n"
+    except OSError:  # empty
+        return True
 
 
 def _close(file: LogFile) -> None:

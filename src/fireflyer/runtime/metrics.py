@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, cast
 
 from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.base.histogram import Histogram
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.runtime.address import Address, parse_listen
 
-__all__ = ["Series", "exposition", "serving_metrics"]
+__all__ = ["HistogramSeries", "Series", "exposition", "serving_metrics"]
 
 _log = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 8192
@@ -40,14 +42,20 @@ class Series(NamedTuple):
         return cls(name, kind, text, [({}, value)])
 
 
-Collect = Callable[[], Awaitable[Sequence[Series]]]
+class HistogramSeries(NamedTuple):
+    name: str
+    text: str
+    values: Sequence[tuple[Mapping[str, str], Histogram]]
 
 
-def exposition(series: Sequence[Series]) -> bytes:
+Collect = Callable[[], Awaitable[Sequence[Series | HistogramSeries]]]
+
+
+def exposition(series: Sequence[Series | HistogramSeries]) -> bytes:
     """In the text format of Prometheus. Raises `UsageError` where its library is not installed."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
         from prometheus_client.registry import Collector
     except ImportError:
         raise UsageError(
@@ -59,7 +67,15 @@ def exposition(series: Sequence[Series]) -> bytes:
             for one in series:
                 labels = sorted({label for values, _ in one.values for label in values})
                 family: Metric
-                if one.kind == "counter":
+                if isinstance(one, HistogramSeries):
+                    family = histogram = HistogramMetricFamily(one.name, one.text, labels=labels)
+                    for values, found in one.values:
+                        buckets = [
+                            ("+Inf" if math.isinf(bound) else str(float(bound)), count)
+                            for bound, count in found.cumulative()
+                        ]
+                        histogram.add_metric([values.get(label, "") for label in labels], buckets, found.sum)
+                elif one.kind == "counter":
                     family = counter = CounterMetricFamily(one.name.removesuffix("_total"), one.text, labels=labels)
                     for values, value in one.values:
                         counter.add_metric([values.get(label, "") for label in labels], value)

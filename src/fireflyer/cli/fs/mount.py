@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sys
 from shlex import quote
@@ -103,8 +102,9 @@ def _run(where: ClusterTarget, place: str, options: MountOptions, trusted: bool,
     from fireflyer.fs.mount.daemon import serve_mount
     from fireflyer.fs.mount.files import MountedFiles
     from fireflyer.runtime import run
+    from fireflyer.runtime.service_log import start_logging
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    start_logging()
     credential = None if where.directory else where.credential  # a directory has one
     # Who may set the kernel's readahead needs none of ours.
     files_options = FileOptions(ahead_bytes=0) if os.geteuid() == 0 else FileOptions()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import signal
 from collections.abc import Callable, Coroutine
@@ -70,9 +69,10 @@ def storage_command(*, config_file: str, make_targets: bool) -> int:
 def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]) -> int:
     """Runs until SIGTERM or SIGINT, upon which it is cancelled: then 0."""
     from fireflyer.runtime import run
+    from fireflyer.runtime.service_log import start_logging
 
     _allow_descriptors()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    start_logging()
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.cli.detached import report, run_detached
+from fireflyer.cli.detached import own_say, report, run_detached
 from fireflyer.cli.fs.connect import DEFAULT_DIRECTORY
 from fireflyer.cli.numbers import WholeNumber
 
@@ -179,9 +179,7 @@ def _run(layout: Layout, cluster: LocalCluster, lock: RunLock, report_fd: int | 
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        working = loop.create_task(
-            run_local(layout, cluster, lock=lock, say=lambda text: click.echo(text, err=True), on_up=on_up)
-        )
+        working = loop.create_task(run_local(layout, cluster, lock=lock, say=own_say(), on_up=on_up))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, working.cancel)
         try:

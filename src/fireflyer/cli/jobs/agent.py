@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import SECOND, format_duration
+from fireflyer.base.units import MIB, SECOND, format_duration
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration, WholeNumber
 
@@ -203,7 +203,15 @@ def _read_token(path: str) -> str:
     help="Where an agent of root makes run directories of accounts.  [default: /var/lib/fireflyer/runs]",
 )
 @click.option("--own-user", is_flag=True, help="Start ranks as root, where the agent is root and so are its users.")
-def run_command(*, path: str, accounts: str, accounts_dir: str, own_user: bool) -> int:
+@click.option(
+    "--run-logs-mib",
+    metavar="N",
+    type=WholeNumber(1, 1 << 20),
+    default=1024,
+    show_default=True,
+    help="So many MiB of what the ranks of a run print are kept on the node of its launcher; the rest is dropped.",
+)
+def run_command(*, path: str, accounts: str, accounts_dir: str, own_user: bool, run_logs_mib: int) -> int:
     """Run the agent of this machine in the foreground, until SIGTERM or Ctrl-C. Jobs go on without it, and the next
     agent adopts what runs. It prints `ready :PORT` when it serves; its log is standard error.
 
@@ -225,7 +233,9 @@ def run_command(*, path: str, accounts: str, accounts_dir: str, own_user: bool) 
     runs_in = accounts_dir or DEFAULT_ACCOUNTS_DIR
 
     async def serve(on_ready: Callable[[str], None]) -> None:
-        await serve_agent(directory, on_ready=on_ready, accounts=known, accounts_dir=runs_in)
+        await serve_agent(
+            directory, on_ready=on_ready, accounts=known, accounts_dir=runs_in, logs_bytes=run_logs_mib * MIB
+        )
 
     return run_process(serve)
 

@@ -53,13 +53,8 @@ def run_command(*, config_file: str, new_admin: str | None) -> int:
     The first administrator of a cluster is made with --new-admin, by who may read CONFIG and open its store; an
     embedded store has one process at a time, so its manager must not run."""
     from fireflyer.cli.fs.processes import run_process
+    from fireflyer.cluster.manager.process import new_administrator, run_platform_manager
 
-    try:
-        from fireflyer.cluster.manager.process import new_administrator, run_platform_manager
-    except ImportError as error:
-        raise UsageError(
-            f"a manager needs packages that are not installed ({error.name}): pip install 'fireflyer[platform]'"
-        ) from None
     config = _config(config_file)
     if new_admin is not None:
         click.echo(asyncio.run(new_administrator(config, new_admin)))

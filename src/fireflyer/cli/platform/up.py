@@ -12,7 +12,7 @@ import click
 
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.cli.completion import complete_directory, complete_file
-from fireflyer.cli.detached import report, run_detached
+from fireflyer.cli.detached import own_say, report, run_detached
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, connection_path
 
@@ -55,6 +55,7 @@ def up_command(
     cluster has `ff manager` on one or several machines and `ff agent run` on each node."""
     import sys
 
+    from fireflyer.cluster.local import run as _whole  # noqa: F401, before anything is made: it needs packages
     from fireflyer.cluster.local.layout import PlatformLayout, new_platform
     from fireflyer.runtime.processes.run_lock import RunLock
 
@@ -93,9 +94,7 @@ def _run(layout: PlatformLayout, platform: LocalPlatform, lock: RunLock, report_
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        working = loop.create_task(
-            run_local_platform(layout, platform, lock=lock, say=lambda text: click.echo(text, err=True), on_up=on_up)
-        )
+        working = loop.create_task(run_local_platform(layout, platform, lock=lock, say=own_say(), on_up=on_up))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, working.cancel)
         try:

@@ -20,7 +20,7 @@ import msgspec
 
 from fireflyer.base.errors import Aborted, FireflyerError, JobFailed, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import GIB, SECOND
 from fireflyer.cluster.agent.account_files import read_account_file
 from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.guards import Guards
@@ -66,10 +66,11 @@ from fireflyer.runtime.clock import BootClock
 from fireflyer.runtime.driver import InlineDriver
 from fireflyer.runtime.processes.guarded import kill_marked
 
-__all__ = ["DEFAULT_ACCOUNTS_DIR", "LedRun", "Runs"]
+__all__ = ["DEFAULT_ACCOUNTS_DIR", "DEFAULT_LOGS_BYTES", "LedRun", "Runs"]
 
 _log = logging.getLogger(__name__)
 DEFAULT_ACCOUNTS_DIR: Final = "/var/lib/fireflyer/runs"
+DEFAULT_LOGS_BYTES: Final = GIB
 _COLLECT_NS: Final = 3600 * SECOND
 
 
@@ -101,7 +102,10 @@ class Runs:
         on_change: Callable[[], None],
         leaders: Leaders,
         accounts_dir: str = DEFAULT_ACCOUNTS_DIR,
+        logs_bytes: int = DEFAULT_LOGS_BYTES,
     ) -> None:
+        """`logs_bytes`: at most so much of what its ranks print is kept of a run on the node of its launcher."""
+        self._logs_bytes = logs_bytes
         self._directory = directory
         self._guards = guards
         self._accounts = accounts
@@ -374,6 +378,7 @@ class Runs:
             directory=self._make_directory(token, account),
             tickets=tuple(OpenedTicket(ticket.identity, ticket.key) for ticket in tickets),
             token="" if opened is None else opened.token,
+            logs_bytes=self._logs_bytes,
         )
 
     # -- the run directory ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from fireflyer.cluster.agent.execs import Execs
 from fireflyer.cluster.agent.guards import TICK_S, Guards
 from fireflyer.cluster.agent.log_shipping import LogShipping
 from fireflyer.cluster.agent.records import ISSUER, AgentDirectory, Membership
-from fireflyer.cluster.agent.runs import DEFAULT_ACCOUNTS_DIR, Runs
+from fireflyer.cluster.agent.runs import DEFAULT_ACCOUNTS_DIR, DEFAULT_LOGS_BYTES, Runs
 from fireflyer.cluster.agent.start import probe_as
 from fireflyer.cluster.agent.sync import Managers
 from fireflyer.cluster.core.agent import (
@@ -76,11 +76,12 @@ async def serve_agent(
     on_ready: Callable[[str], None],
     accounts: Accounts | None = None,
     accounts_dir: str = DEFAULT_ACCOUNTS_DIR,
+    logs_bytes: int = DEFAULT_LOGS_BYTES,
 ) -> int | None:
     """Until it is cancelled, or, in a job of a batch system, until the managers want it to go: then the exit code that
-    they say. `on_ready` is called with `:port` when it serves. `accounts`: as which it starts ranks;
-    None: its own. `accounts_dir`: for the run directories of others. Raises `UsageError` where the machine has not
-    joined or the port is taken, `Busy` where another agent runs."""
+    they say. `on_ready` is called with `:port` when it serves. `accounts`: as which it starts ranks; None: its own.
+    `accounts_dir`: for the run directories of others. `logs_bytes`: as `Runs` takes it. Raises `UsageError` where the
+    machine has not joined or the port is taken, `Busy` where another agent runs."""
     accounts = accounts or Accounts(os.geteuid())
     lock = directory.take()
     try:
@@ -96,7 +97,7 @@ async def serve_agent(
             _notify(systemd, b"READY=1")
             on_ready(address)
 
-        return await _Agent(directory, membership, accounts, accounts_dir).run(ready)
+        return await _Agent(directory, membership, accounts, accounts_dir, logs_bytes).run(ready)
     finally:
         os.close(lock)
 
@@ -130,7 +131,12 @@ def _no_leaders() -> NoReturn:
 
 class _Agent:
     def __init__(
-        self, directory: AgentDirectory, membership: Membership, accounts: Accounts, accounts_dir: str
+        self,
+        directory: AgentDirectory,
+        membership: Membership,
+        accounts: Accounts,
+        accounts_dir: str,
+        logs_bytes: int,
     ) -> None:
         self._directory = directory
         self._membership: Membership | None = membership
@@ -146,6 +152,7 @@ class _Agent:
             on_change=self._on_runs,
             leaders=self._leaders,
             accounts_dir=accounts_dir,
+            logs_bytes=logs_bytes,
         )
         self._logs = LogShipping(self._runs)
         incarnation = directory.next_incarnation(int(time.time()))

@@ -11,7 +11,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.launch import PLANS_NAME, TOPOLOGY_NAME
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.schema.wire import MAX_RUN_FILE_BYTES, RunFile, RunFiles
-from fireflyer.runtime.log_writer import LogFile, LogWriter
+from fireflyer.runtime.log_writer import LogFile, LogLimit, LogWriter
 
 __all__ = ["CollectedFiles", "CollectedLogs"]
 
@@ -21,9 +21,18 @@ _MAX_FILES = 100_000
 class CollectedLogs:
     """`write` waits while much is waiting for the disk, which holds up the senders."""
 
-    def __init__(self, path_of: Callable[[str], str], *, on_error: Callable[[str], None]) -> None:
-        """`path_of` a name, as in `LogBytes`; raises `UsageError` where no such file was asked for."""
+    def __init__(
+        self,
+        path_of: Callable[[str], str],
+        *,
+        on_error: Callable[[str], None],
+        logs_dir: str = "",
+        most_bytes: int = 0,
+    ) -> None:
+        """`path_of` a name, as in `LogBytes`; raises `UsageError` where no such file was asked for. `most_bytes` are
+        kept below `logs_dir`; 0: all."""
         self._path_of = path_of
+        self._logs_dir, self._most_bytes = logs_dir, most_bytes
         self._on_error = on_error
         self._files: dict[str, LogFile] = {}
         self._attempt = ""
@@ -39,7 +48,10 @@ class CollectedLogs:
             self._end_attempt()
             self._attempt = attempt
         if self._writer is None:
-            self._writer = LogWriter(full=self._room.clear, free=self._room.set, on_log_error=self._on_error)
+            limit = LogLimit(self._logs_dir, self._most_bytes) if self._most_bytes else None
+            self._writer = LogWriter(
+                full=self._room.clear, free=self._room.set, on_log_error=self._on_error, limit=limit
+            )
         file = self._files.get(name)
         if file is None:
             path = self._path_of(name)

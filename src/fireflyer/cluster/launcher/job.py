@@ -97,7 +97,12 @@ class Job:
     ) -> None:
         self.spec = spec
         self.gang = Gang(spec)
-        self.logs = CollectedLogs(self._log_path, on_error=lambda reason: self.feed(StorageFailed(reason)))
+        self.logs = CollectedLogs(
+            self._log_path,
+            on_error=lambda reason: self.feed(StorageFailed(reason)),
+            logs_dir=logs_dir,
+            most_bytes=spec.logs_bytes,
+        )
         self.control = ControlService(
             feed=self.feed,
             on_line=_harmless(on_line),
@@ -264,6 +269,7 @@ class Job:
             logs_dir=self._logs_dir if machine.shared else "",
             run_dir=machine.directory,
             lease_ns=timeouts.lease_ns if self.spec.hosts else 0,
+            logs_bytes=self.spec.logs_bytes if machine.shared else 0,
         )
 
     def _control_address(self, machine: Machine) -> str:

@@ -15,12 +15,14 @@ import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from fireflyer.base.errors import Busy, InvariantViolation, UsageError, error_from_wire
+from fireflyer.base.histogram import Histogram
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform import messages
 from fireflyer.cluster.core.platform.access import check
@@ -29,6 +31,7 @@ from fireflyer.cluster.core.platform.machine import PlatformMachine
 from fireflyer.cluster.core.platform.messages import LEASE_KEY, Effect, Event, Leave, Settings, Tick
 from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, WatchedJob, Work
 from fireflyer.cluster.core.platform.store.history import ClusterTotals
+from fireflyer.cluster.core.platform.tally import Tally
 from fireflyer.cluster.core.platform.views import (
     ClusterView,
     LimitUse,
@@ -56,6 +59,7 @@ from fireflyer.cluster.schema.sync import HOLD_NS, Orders, Sync
 from fireflyer.cluster.schema.tasks import TaskSpec, TaskState
 from fireflyer.cluster.schema.webhooks import NewWebhook, ShownWebhook, WebhookView
 from fireflyer.kvstore import Engine
+from fireflyer.kvstore.core.fenced import Committed, Failed, Outcome, OutcomeUnknown, PreconditionFailed
 from fireflyer.kvstore.fenced_driver import FencedDriver
 from fireflyer.runtime.clock import BootClock
 
@@ -66,6 +70,13 @@ MAX_WAITING: Final = 4096
 """Submissions and commands that wait for their transaction."""
 ANSWER_S: Final = 20.0
 _NONCE_BYTES: Final = 16
+_TRANSACTION_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+_OUTCOMES: Final[dict[type, str]] = {
+    Committed: "committed",
+    PreconditionFailed: "fenced",
+    Failed: "failed",
+    OutcomeUnknown: "unknown",
+}
 
 
 class Elsewhere(Busy):
@@ -86,6 +97,19 @@ class SlurmNodes(Protocol):
     async def resume(self, node: str) -> None: ...
 
 
+class LeadFigures:
+    """What this manager counts of its lead and its transactions."""
+
+    def __init__(self) -> None:
+        self.leads_begun = 0
+        self.transactions: Counter[str] = Counter()
+        self.transaction_s = Histogram(_TRANSACTION_BOUNDS_S)
+
+    def transacted(self, outcome: Outcome, took_ns: int) -> None:
+        self.transactions[_OUTCOMES[type(outcome)]] += 1
+        self.transaction_s.observe(took_ns / SECOND)
+
+
 class TaskProgress(NamedTuple):
     view: TaskView
     runs: tuple[RunView, ...]
@@ -99,6 +123,7 @@ class Platform:
     def __init__(
         self, settings: Settings, engine: Engine, tickets: Tickets, changes: Changes, sender: WebhookSender
     ) -> None:
+        self.figures = LeadFigures()
         self._machine = PlatformMachine(settings)
         self._clock = BootClock()
         self._tickets = tickets
@@ -111,6 +136,7 @@ class Platform:
             lease_ns=settings.lease_ns,
             tick=lambda: Tick(time.time_ns()),
             leave=Leave(),
+            on_transaction=self.figures.transacted,
         )
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[messages.Result]] = {}
@@ -346,6 +372,19 @@ class Platform:
     def cluster(self) -> ClusterView:
         return self._machine.cluster(self.require_lead())
 
+    # --- metrics: raise `Elsewhere` ---
+
+    def node_states(self) -> dict[str, int]:
+        return self._machine.node_states(self.require_lead())
+
+    @property
+    def agents_heard(self) -> int:
+        return self._machine.agents_heard(self.require_lead())
+
+    def tally(self) -> Tally:
+        """Since this manager began to lead."""
+        return self._machine.tally(self.require_lead())
+
     # --- the history ---
 
     def totals(self) -> ClusterTotals:
@@ -385,6 +424,7 @@ class Platform:
             case messages.LogDecision(text):
                 _log.info("%s", text)
             case messages.TookLead(term):
+                self.figures.leads_begun += 1
                 _log.info("this manager leads term=%d", term)
                 self._changes.open(self._machine.cluster(self._clock.now_ns()).changes)
             case messages.StepDown(reason):

@@ -32,6 +32,7 @@ from fireflyer.cluster.manager.history import History, history_url
 from fireflyer.cluster.manager.known import KnownManagers
 from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
+from fireflyer.cluster.manager.metrics import manager_series
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.run_tokens import RunTokens
 from fireflyer.cluster.manager.slurm.loop import SlurmLoop
@@ -39,6 +40,7 @@ from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.tickets import Tickets
 from fireflyer.cluster.manager.users import Users
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
+from fireflyer.cluster.manager.web.measured import MeasuredApp, RequestFigures
 from fireflyer.cluster.manager.web.server import bind, serving
 from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
@@ -48,7 +50,7 @@ from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, lo
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
-from fireflyer.runtime.metrics import Series, serving_metrics
+from fireflyer.runtime.metrics import HistogramSeries, Series, serving_metrics
 from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
 __all__ = ["new_administrator", "run_platform_manager"]
@@ -115,6 +117,11 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 secure=config.secure,
                 version=fireflyer.__version__,
             )
+            requests = RequestFigures()
+
+            async def collect() -> Sequence[Series | HistogramSeries]:
+                return manager_series(platform, changes, requests)
+
             loop = asyncio.get_running_loop()
             services = [
                 machines.follow(),
@@ -131,8 +138,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             beside = [loop.create_task(work) for work in services]
             try:
                 async with (
-                    serving(app, listener, certificate),
-                    serving_metrics(config.metrics_listen, lambda: _metrics(platform, changes)),
+                    serving(MeasuredApp(app, requests), listener, certificate),
+                    serving_metrics(config.metrics_listen, collect),
                 ):
                     on_ready(" ".join([url, at_agents, "" if certificate is None else certificate.fingerprint]).strip())
                     await platform.run()
@@ -218,25 +225,3 @@ async def new_administrator(config: PlatformConfig, name: str) -> str:
                 await users.create_user(name, now_s)
             await users.grant_role(name, ADMIN)
             return await users.issue(name, now_s, label="administrator")
-
-
-async def _metrics(platform: Platform, changes: Changes) -> Sequence[Series]:
-    """Of the cluster only as leader: else each manager would tell it."""
-    own = [
-        Series.one("fireflyer_platform_leader", "gauge", "1 if this manager leads, else 0", platform.leads),
-        Series.one("fireflyer_platform_waiting", "gauge", "Requests that wait for a transaction", platform.waiting),
-        Series.one("fireflyer_platform_followers", "gauge", "Clients that follow changes", changes.followers),
-    ]
-    if not platform.leads:
-        return own
-    cluster = platform.cluster()
-    states = [({"state": state}, float(count)) for state, count in sorted(cluster.tasks.items())]
-    nodes = [({"state": "known"}, cluster.nodes), ({"state": "healthy"}, cluster.healthy)]
-    return [
-        *own,
-        Series("fireflyer_platform_tasks", "gauge", "Tasks in each state", states),
-        Series("fireflyer_platform_nodes", "gauge", "Nodes", [*nodes, ({"state": "busy"}, cluster.busy)]),
-        Series.one("fireflyer_platform_changes_total", "counter", "Changes that were committed", cluster.changes),
-        Series.one("fireflyer_platform_outbox", "gauge", "Changes that the history has not yet",
-                   cluster.outbox_next - cluster.outbox_first),
-    ]  # fmt: skip

@@ -46,6 +46,7 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         suspend_grace_ns=spec.grace_ns,
         watchdog_ns=spec.watchdog_ns,
         whole_life_state=order.whole_life,
+        logs_bytes=orders.logs_bytes,
     )
 
 

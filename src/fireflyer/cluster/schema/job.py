@@ -199,6 +199,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """An integer of the user that survives restarts and suspensions: what the job begins with."""
     watchdog_ns: int = 0
     """When no rank has printed or reported anything for so long, the job counts as hung. 0: never."""
+    logs_bytes: int = 0
+    """At most so much of what ranks print is kept in the run directory. 0: all."""
     timeouts: Timeouts = Timeouts()
 
     @property

@@ -62,6 +62,8 @@ class RunnerOrders(msgspec.Struct, frozen=True, kw_only=True):
     """Of the user, for this run."""
     workdir: str = ""
     """The copy of the run's snapshot on this node; empty: the task has none."""
+    logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """At most so much of what ranks print is kept in `directory`. 0: all."""
 
 
 class RunProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,6 +101,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where it keeps files of the run that it does not share with the launcher."""
     lease_ns: int = 0
     """For how long the supervisor may run after it asked the launcher, which answered. 0: as long as its guard."""
+    logs_bytes: int = 0
+    """At most so much is kept in `logs_dir`. 0: all."""
 
 
 def supervisor_command(config: SupervisorConfig) -> list[str]:

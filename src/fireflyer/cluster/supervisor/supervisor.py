@@ -66,7 +66,7 @@ from fireflyer.cluster.supervisor.output import Outbox
 from fireflyer.cluster.supervisor.rank import RankProcess
 from fireflyer.cluster.supervisor.run_files import RunFileCopies
 from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.log_writer import LogWriter, RankLogs
+from fireflyer.runtime.log_writer import LogLimit, LogWriter, RankLogs
 from fireflyer.runtime.master_port import choose_port, port_is_free, reserve_free_port, wait_for_port
 from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
@@ -119,7 +119,10 @@ class Supervisor:
         self._outbox = Outbox(full=lambda: self._pause("launcher"), free=lambda: self._resume("launcher"))
         self._writer: RankLogs = (
             LogWriter(
-                full=lambda: self._pause("disk"), free=lambda: self._resume("disk"), on_log_error=self._on_log_error
+                full=lambda: self._pause("disk"),
+                free=lambda: self._resume("disk"),
+                on_log_error=self._on_log_error,
+                limit=LogLimit(config.logs_dir, config.logs_bytes) if config.logs_bytes else None,
             )
             if config.logs_dir
             else LogSender(client, full=lambda: self._pause("log"), free=lambda: self._resume("log"))

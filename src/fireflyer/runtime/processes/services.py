@@ -25,6 +25,7 @@ from fireflyer.runtime.processes.guarded import (
     start_with_parent_death_signal,
     watch_exit,
 )
+from fireflyer.runtime.service_log import LOG_FILE_VARIABLE, make_room
 
 __all__ = ["AT_ONCE_S", "MAX_DEATHS", "READY", "CrashHistory", "LocalProcess"]
 
@@ -104,10 +105,11 @@ class LocalProcess:
         """Raises `FireflyerError` when it cannot be started."""
         read_fd, write_fd = os.pipe()
         try:
+            make_room(self._log_file)
             with open(self._log_file, "ab") as log:
                 self._process = start_with_parent_death_signal(
                     self._command,
-                    environment=child_environment(self._environment),
+                    environment=child_environment({**self._environment, LOG_FILE_VARIABLE: self._log_file}),
                     stdout=write_fd,
                     stderr=log.fileno(),
                 )

@@ -28,6 +28,7 @@ from fireflyer.cluster.core.platform.store.history import ClusterTotals, Command
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import NodeRow
 from fireflyer.cluster.core.platform.submissions import submit
+from fireflyer.cluster.core.platform.tally import Tally
 from fireflyer.cluster.core.platform.totals import Totals
 from fireflyer.cluster.schema.sync import Sync
 
@@ -54,6 +55,7 @@ class Leading:
         self._engine.rebuild(ledger.time_ns(now_ns), now_ns)
         self._totals = Totals(ledger.state)
         self.show = Show(ledger, self.heard, self._engine, settings, self.slurm)
+        self.tally = Tally()
         self.copied = 0
         self._since_ns = now_ns
         self._decided_ns: int | None = None

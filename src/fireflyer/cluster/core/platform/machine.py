@@ -67,6 +67,7 @@ from fireflyer.cluster.core.platform.slurm.messages import (
 )
 from fireflyer.cluster.core.platform.store.history import ClusterTotals
 from fireflyer.cluster.core.platform.store.ledger import RANGES, Ledger
+from fireflyer.cluster.core.platform.tally import Tally
 from fireflyer.cluster.core.platform.views import (
     ClusterView,
     LimitUse,
@@ -255,6 +256,16 @@ class PlatformMachine:
     def cluster(self, now_ns: int) -> ClusterView:
         return self._lead(now_ns).show.cluster(self.time_ns(now_ns), now_ns)
 
+    def node_states(self, now_ns: int) -> dict[str, int]:
+        return self._lead(now_ns).show.node_states(now_ns)
+
+    def agents_heard(self, now_ns: int) -> int:
+        return self._lead(now_ns).show.agents_heard(now_ns)
+
+    def tally(self, now_ns: int) -> Tally:
+        """Since this manager began to lead."""
+        return self._lead(now_ns).tally
+
     def slurm_jobs(self, now_ns: int) -> tuple[WatchedJob, ...]:
         """Of which Slurm is to be asked; empty for another engine."""
         return self._lead(now_ns).slurm_jobs()
@@ -368,6 +379,7 @@ class PlatformMachine:
 
     def _commit(self, now_ns: int, leading: Leading, draft: _Draft) -> None:
         self._draft = None
+        leading.tally.take(leading.ledger)
         first, changes = leading.ledger.commit()
         self._conclude(now_ns, leading, draft)
         for place, change in enumerate(changes):

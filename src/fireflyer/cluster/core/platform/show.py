@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -292,6 +293,18 @@ class Show:
             return "idle"
         return "leaving" if run.wanted != "run" else "busy"
 
+    def node_states(self, now_ns: int) -> dict[str, int]:
+        """How many nodes are in each state; Slurm may have more states."""
+        found = dict.fromkeys(("idle", "busy", "leaving", "draining", "drained", "lost"), 0)
+        if self._slurm is not None:
+            return found | Counter(self.slurm_node(node).state for node in self._slurm.nodes.values())
+        rows = self._ledger.nodes.committed.items()
+        return found | Counter(self._state(row, self._run_on(name), now_ns) for name, row in rows)
+
+    def agents_heard(self, now_ns: int) -> int:
+        lost_ns = self._settings.lost_ns
+        return sum(1 for name in self._ledger.nodes.committed if self._heard.is_up(name, now_ns, lost_ns))
+
     def nodes(self, time_ns: int, now_ns: int, *, after: str, limit: int) -> Iterator[NodeView]:
         if self._slurm is not None:
             slurm = sorted(name for name in self._slurm.nodes if name > after)
@@ -331,15 +344,12 @@ class Show:
         tasks: dict[str, int] = {one.value: 0 for one in TaskState}
         for row in self._ledger.tasks.committed.values():
             tasks[row.state.value] += 1
-        healthy = sum(
-            1 for name in self._ledger.nodes.committed if self._heard.is_up(name, now_ns, self._settings.lost_ns)
-        )
         return ClusterView(
             cluster=state.cluster,
             term=self._ledger.term,
             time_ns=time_ns,
             nodes=len(self._ledger.nodes),
-            healthy=healthy,
+            healthy=self.agents_heard(now_ns),
             busy=len(self._ledger.places),
             tasks=tasks,
             utilisation=state.allocated_ns / state.healthy_ns if state.healthy_ns else None,

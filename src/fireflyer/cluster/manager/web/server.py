@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 import uvicorn
-from litestar import Litestar
+from litestar.types import ASGIApp
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cluster.manager.web.exec_routes import SOCKET_MESSAGE_BYTES
@@ -50,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Litestar, listener: socket.socket, certificate: Certificate | None) -> AsyncIterator[None]:
+async def serving(app: ASGIApp, listener: socket.socket, certificate: Certificate | None) -> AsyncIterator[None]:
     """While the block runs. The socket is closed at its end."""
     config = uvicorn.Config(
         app,
