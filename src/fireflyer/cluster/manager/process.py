@@ -44,6 +44,7 @@ from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, lo
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
+from fireflyer.runtime.garbage import collect_at_times
 from fireflyer.runtime.metrics import Series, serving_metrics
 from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
@@ -110,6 +111,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             )
             loop = asyncio.get_running_loop()
             services = [machines.follow(), logs.run(), snapshots.collect_for_ever(), history.run(), execs.run()]
+            services.append(collect_at_times())
             if config.engine == "slurm":
                 slurm = _slurm(config.slurm, platform, machines, agents)
                 platform.slurm_nodes = slurm.commands
