@@ -22,6 +22,7 @@ import msgspec
 from bench.cluster.agents import SimulatedAgents, join_all
 from bench.report import Figure, Options, Result, figure
 from fireflyer.base.errors import TransientError
+from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import MIB
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, read_connection
@@ -58,6 +59,8 @@ def manager(options: Options) -> list[Result]:
         layout.make_directory()
         layout.make_secret()
         config, path = layout.write_manager(new_platform(1, 1, 0), "127.0.0.1:0", "127.0.0.1:0")
+        config = msgspec.structs.replace(config, user_requests_per_s=10_000)  # one administrator joins all agents
+        Path(path).write_text(to_toml(msgspec.to_builtins(config)))
         token = asyncio.run(new_administrator(config, ADMIN))
         with _manager_process(layout, path, token) as (pid, at_agents):
             return asyncio.run(_under_load(layout, pid, at_agents, Path(directory), load, case))

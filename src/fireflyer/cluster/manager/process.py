@@ -50,6 +50,7 @@ from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, lo
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
+from fireflyer.runtime.garbage import collect_at_times
 from fireflyer.runtime.metrics import HistogramSeries, Series, serving_metrics
 from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
@@ -130,6 +131,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 snapshots.collect_for_ever(),
                 history.run(),
                 execs.run(),
+                collect_at_times(),
             ]
             if config.engine == "slurm":
                 slurm = _slurm(config.slurm, platform, machines, agents)
