@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.support.torch_ranks.ddp_programs import COMPILED, PROGRAMS, SHARED
+from tests.support.torch_ranks.ddp_programs import BEYOND_TORCH, COMPILED, PROGRAMS, SHARED
 from tests.support.torch_ranks.processes import run_torch_ranks
 
 pytestmark = pytest.mark.processes
@@ -39,9 +39,9 @@ IN_SHARED_MEMORY = [
         "uneven_inputs",
     )
 ]
-ON_HFREDUCE = tuple(name for name in PROGRAMS if name != "power_sgd_hook")
-"""PowerSGD waits for a future of the group in a callback of another one, which the hfreduce group cannot serve."""
-TWO_RANKS = (*PROGRAMS, *IN_SHARED_MEMORY)
+ALL = tuple(PROGRAMS)
+ON_HFREDUCE = (*ALL, *BEYOND_TORCH)
+TWO_RANKS = (*ALL, *IN_SHARED_MEMORY)
 
 
 def test_two_ranks_get_the_same_bits_as_with_torch() -> None:
@@ -72,6 +72,6 @@ TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "mixed_dtypes": 2e-2, "fp16_hoo
 
 @pytest.mark.slow
 def test_four_ranks_on_two_nodes_get_what_they_get_with_torch() -> None:
-    for rank in results((0, 0, 1, 1), tuple(PROGRAMS)):
+    for rank in results((0, 0, 1, 1), ALL):
         close = {name for name in PROGRAMS if rank[name].get("difference", 1) <= TOLERANCES.get(name, 1e-4)}
-        assert failures(rank, close, tuple(PROGRAMS)) == {}
+        assert failures(rank, close, ALL) == {}

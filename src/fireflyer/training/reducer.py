@@ -20,8 +20,9 @@ With compression a mean may take two steps. The second one is started when `LAG`
 that all ranks do it at the same place among their operations, and normally without waiting for the first.
 
 Ranks must agree on gradients that are missing, too, or the others would wait for the one that raised: the last bucket
-carries one element more, which is not zero if some rank missed one. Where that may be, one more allreduce of a number
-for each parameter then tells which parameters no rank has used: their `grad` stays as it was.
+carries one element more, which is not zero if some rank missed one; a communication hook does not see it, so it is
+summed by itself when the futures of the hook are complete. Where gradients may be missing, one more allreduce of a
+number for each parameter then tells which parameters no rank has used: their `grad` stays as it was.
 
 A *static graph* is learnt in the first pass, which starts all sums at its end: how often the hook of each parameter
 fires, and which parameters no rank uses. Later passes wait for no others, and one that differs is an error.
@@ -238,10 +239,9 @@ class GradientReducer:
                 means.add(mean)
                 started.append(mean)
             means.end()
-            if self._hook is not None:
-                self._comm.allreduce(flag[-1:], async_op=True).wait()
             for mean in started:
                 mean.wait()
+            self._sum_flag(flag[-1:])
             if flag[-1] == 0:
                 return
             if not self._find_unused and not self._learning:
@@ -336,6 +336,7 @@ class GradientReducer:
             with torch.no_grad():
                 self._complete(bool(missing))
                 blocked_ns = self._wait()
+                self._sum_flag(self._buckets[-1].summed[-1:])
                 some_missing = bool(self._buckets[-1].summed[-1] != 0)
                 self._deliver(some_missing and tolerant)
         finally:
@@ -355,6 +356,10 @@ class GradientReducer:
         while len(self._means) < len(self._buckets):
             self._start_next()
         self._means.end()
+
+    def _sum_flag(self, flag: torch.Tensor) -> None:
+        """Beside the means of a hook, which do not carry it. After them: callbacks of a hook start collectives, too;
+        over an hfreduce group these are operations of this communicator, which have one order on all ranks."""
         if self._hook is not None:
             self._comm.allreduce(flag, async_op=True).wait()
 

@@ -50,7 +50,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_heed_the_first(tmp_path: Path) -
     assert told.code == 130
     assert told.err == ["stopped by Ctrl-C; logs are in out/logs"]
     assert shown_before_the_report(told) == [
-        "ff     | job job: nodes 1, ranks per node 1",
+        "ff     | job job: 1 node x 1 rank",
         "ff     | starting",
         "rank 0 | up",
         "rank 0 | deaf",
@@ -84,7 +84,7 @@ def test_a_machine_that_is_lost_is_named_with_why(machines: Machines) -> None:
     assert told.code == 1
     assert told.err == [f"error: {why}; not restarted (--max-restarts is 0); logs are in out/logs"]
     assert [line for line in shown_before_the_report(told) if not line.startswith("rank ")] == [
-        "ff     | job job: nodes 2, ranks per node 1",
+        "ff     | job job: 2 nodes x 1 rank",
         "ff     | starting",
         "ff     | node 1 (b) lost: no heartbeat from its supervisor for TIME",
         f"ff     | attempt 0 failed: {why}",

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.support.torch_ranks.ddp_programs import COMPILED, PROGRAMS, SHARED, Program
+from tests.support.torch_ranks.ddp_programs import BEYOND_TORCH, COMPILED, PROGRAMS, SHARED, Program
 from torch.nn.parallel import DistributedDataParallel as TorchDdp
 
 import fireflyer.collectives.torch_group  # noqa: F401 - registers the backend hfreduce
@@ -74,7 +74,7 @@ def main() -> None:
     arguments: dict[str, Any] = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group(arguments["backend"], timeout=timedelta(seconds=60))
-    programs = PROGRAMS | COMPILED
+    programs = PROGRAMS | COMPILED | BEYOND_TORCH
     results: dict[str, Any] = {}
     for name in arguments["programs"]:
         if not arguments["compare"]:

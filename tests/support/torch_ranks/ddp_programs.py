@@ -21,10 +21,22 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["COMPILED", "PROGRAMS", "SHARED", "Program", "compiled_inside", "compiled_wrapper", "loss_of", "wide"]
+__all__ = [
+    "BEYOND_TORCH",
+    "COMPILED",
+    "PROGRAMS",
+    "SHARED",
+    "Program",
+    "compiled_inside",
+    "compiled_wrapper",
+    "loss_of",
+    "wide",
+]
 
 Program = Callable[[Any], list[torch.Tensor]]
 PROGRAMS: Final[dict[str, Program]] = {}
+BEYOND_TORCH: Final[dict[str, Program]] = {}
+"""What torch's class refuses on the CPU."""
 SHARED: Final = " with parameters in shared memory"
 """After the name of a program: ours moves them there."""
 SMALL_BUCKET_MIB: Final = 0.0005
@@ -32,6 +44,11 @@ SMALL_BUCKET_MIB: Final = 0.0005
 
 def program(function: Program) -> Program:
     PROGRAMS[function.__name__] = function
+    return function
+
+
+def beyond_torch(function: Program) -> Program:
+    BEYOND_TORCH[function.__name__] = function
     return function
 
 
@@ -488,9 +505,19 @@ def fp16_hook(ddp: Any) -> list[torch.Tensor]:
     return hooked(ddp, default_hooks.fp16_compress_hook)
 
 
+@beyond_torch
+def bf16_hook(ddp: Any) -> list[torch.Tensor]:
+    return hooked(ddp, default_hooks.bf16_compress_hook)
+
+
 @program
 def wrapped_hook(ddp: Any) -> list[torch.Tensor]:
     return hooked(ddp, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
+
+
+@beyond_torch
+def wrapped_bf16_hook(ddp: Any) -> list[torch.Tensor]:
+    return hooked(ddp, default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook))
 
 
 @program

@@ -62,7 +62,7 @@ def test_before_the_job_has_started_there_is_nothing_to_say() -> None:
 def test_notices_tell_the_failure_once() -> None:
     _, notices = told(example_log())
     assert notices == [
-        "job demo: nodes 2, ranks per node 2",
+        "job demo: 2 nodes x 2 ranks",
         "training from the start",
         "injecting a fault: kill-node=1, at step 71",
         "node 1 lost: its supervisor was killed by signal 9",
@@ -350,7 +350,7 @@ def test_a_job_whose_size_may_change_says_so_at_the_start_and_when_it_does() -> 
     log += [AttemptStarted(1), AttemptSized(1, 2, ("a", "c")), AttemptStarted(2), AttemptSized(2, 2, ("a", "c"))]
     _, notices = told([Logged(number, event) for number, event in enumerate(log)])
     assert notices == [
-        "job j: nodes 2 to 3, ranks per node 8",
+        "job j: 2 to 3 nodes x 8 ranks",
         "the number of ranks may change at a restart: with fireflyer.data.ResumableSampler each step keeps its global "
         "batch; torch's DistributedSampler divides anew, as under torchrun",
         "attempt 1 starts",

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.jobs.torchrun import NodeCount
-from fireflyer.cluster.schema.hosts import Host, expand_nodelist, parse_hosts
+from fireflyer.cli.jobs.slurm import HOSTS_FROM_SLURM, allocation_of
+from fireflyer.cli.jobs.torchrun import ONE_NODE, NodeCount
+from fireflyer.cluster.schema.hosts import Host, parse_hosts
 from fireflyer.cluster.schema.job import Remote
 
 __all__ = ["JobHosts", "columns", "host_table", "hosts_of", "remote_of"]
-
-_FROM_SLURM = "slurm"
-_NODELIST = "SLURM_JOB_NODELIST"
 
 
 class JobHosts(NamedTuple):
@@ -26,47 +24,52 @@ class JobHosts(NamedTuple):
     ranks_per_node: int
 
 
-def hosts_of(text: str | None, *, spares: int, nodes: NodeCount, ranks_per_node: int, joining: bool) -> JobHosts:
-    """What `--hosts` and the options beside it mean together. `joining`: the other machines join. Raises
-    `UsageError`."""
-    if text is None and joining:
-        return JobHosts(tuple(f"machine {number}" for number in range(nodes.most + spares)), nodes, ranks_per_node)
+def hosts_of(
+    text: str | None,
+    *,
+    spares: int,
+    nodes: NodeCount | None,
+    ranks_per_node: int | None,
+    joining: bool,
+    environ: Mapping[str, str] = os.environ,
+) -> JobHosts:
+    """What `--hosts` and the options beside it mean together. `nodes`, `ranks_per_node`: None where not given.
+    `joining`: the other machines join. Raises `UsageError`."""
+    hosts: tuple[Host, ...] = ()
+    if text == HOSTS_FROM_SLURM:
+        allocation = allocation_of(environ, ranks_wanted=ranks_per_node is None)
+        hosts = tuple(map(Host, allocation.hosts))
+        ranks_per_node = ranks_per_node or allocation.ranks
+    elif text is not None:
+        hosts = parse_hosts(text)
+    ranks = ranks_per_node or 1
     if text is None:
-        if spares:
+        count = nodes or ONE_NODE
+        if spares and not joining:
             raise UsageError("--spares needs --hosts or --rdzv-endpoint: spares are other machines")
-        return JobHosts((), nodes, ranks_per_node)
-    hosts = _allocated() if text == _FROM_SLURM else parse_hosts(text)
+        joined = range(count.most + spares if joining else 0)
+        return JobHosts(tuple(f"machine {number}" for number in joined), count, ranks)
     if spares >= len(hosts):
         raise UsageError(f"--spares {spares} of {len(hosts)} hosts leave none for the job; give more --hosts")
     there = len(hosts) - spares
-    if nodes.least > there or (not nodes.least and nodes.most not in (1, there)):
-        what = "give more hosts, or a smaller range" if nodes.least else "leave --nodes out"
+    count = nodes or NodeCount(there, 0)
+    if count.least > there or (not count.least and count.most != there):
+        what = "give more hosts, or a smaller range" if count.least else "leave --nodes out"
         raise UsageError(f"--nodes {nodes} and {len(hosts)} --hosts with {spares} --spares do not fit together; {what}")
     slots = {host.slots for host in hosts if host.slots is not None}
-    if len(slots) > 1 or (slots and any(host.slots is None for host in hosts)):
+    if len(slots) > 1:
         raise UsageError(
             "--hosts gives hosts different numbers of ranks, and every node of a job has the same; leave the numbers "
             f"out and give --ranks-per-node {min(slots)}"
         )
-    if slots and ranks_per_node not in (1, *slots):
+    if slots and ranks_per_node not in (None, *slots):
         raise UsageError(
             f"--ranks-per-node {ranks_per_node} contradicts the {slots.pop()} ranks of --hosts; leave one of them out"
         )
     names = tuple(host.name for host in hosts)
-    most = min(nodes.most, there) if nodes.least else there
-    return JobHosts(
-        names, NodeCount(most, nodes.least if nodes.least < most else 0), slots.pop() if slots else ranks_per_node
-    )
-
-
-def _allocated() -> tuple[Host, ...]:
-    text = os.environ.get(_NODELIST)
-    if not text:
-        raise UsageError(
-            f"--hosts slurm: {_NODELIST} is not set; start ff run inside of an allocation (salloc, sbatch), "
-            "or name the hosts"
-        )
-    return tuple(Host(name) for name in expand_nodelist(text))
+    most = min(count.most, there) if count.least else there
+    least = count.least if count.least < most else 0
+    return JobHosts(names, NodeCount(most, least), slots.pop() if slots else ranks)
 
 
 def remote_of(

@@ -134,7 +134,8 @@ class JobProgress:
                 self.step, self.loss, self.saved_step = 0, None, None
                 self._nodes = event.nodes
                 nodes = f"{event.min_nodes} to {event.nodes}" if event.min_nodes else str(event.nodes)
-                said = [f"job {one_line(event.job)}: nodes {nodes}, ranks per node {event.ranks_per_node}"]
+                size = f"{_counted(nodes, 'node')} x {_counted(str(event.ranks_per_node), 'rank')}"
+                said = [f"job {one_line(event.job)}: {size}"]
                 return [*said, _SIZE_CHANGES] if event.min_nodes else said
             case AttemptSized():
                 return self._sized(event)
@@ -308,3 +309,7 @@ def _coarse_s(idle_s: int) -> int:
     if idle_s >= 3600:
         return idle_s // 3600 * 3600
     return max((shown for shown in _IDLE_SHOWN_S if shown <= idle_s), default=0)
+
+
+def _counted(count: str, what: str) -> str:
+    return f"{count} {what}" if count == "1" else f"{count} {what}s"

@@ -20,7 +20,15 @@ from fireflyer.base.launch import DUMPS_NAME, TRANSPORTS, misspelt_settings
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.jobs.network import network_options, read_addresses, read_ports, refuse_link_local
-from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange, RanksPerNode, hidden_lines, read_options, torchrun_options
+from fireflyer.cli.jobs.torchrun import (
+    ONE_NODE,
+    NodeCount,
+    NodeRange,
+    RanksPerNode,
+    hidden_lines,
+    read_options,
+    torchrun_options,
+)
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.topology_file import topology_json
 
@@ -105,16 +113,15 @@ Examples:
     "--nnodes",
     metavar="N|MIN:MAX",
     type=NodeRange(),
-    default="1",
-    show_default=True,
     help="Nodes of the job, on this machine; with --hosts as many as hosts, less the spares. 2:4: after a failure the "
-    "job goes on with the machines that are left, if there are two.",
+    "job goes on with the machines that are left, if there are two.  [default: 1, or as many as hosts]",
 )
 @click.option(
     "--hosts",
     metavar="HOSTS",
     help="Machines of the job, reached by ssh: a,b:8,[fd00::1]; after a colon the number of ranks, the same on all. "
-    "slurm: those of the allocation.  [default: this machine alone]",
+    "slurm: those of the allocation.  [default: slurm in an allocation of several nodes without --nodes, else this "
+    "machine alone]",
 )
 @click.option(
     "--via",
@@ -190,10 +197,8 @@ Examples:
     "--nproc-per-node",
     metavar="N",
     type=RanksPerNode(),
-    default=1,
-    show_default=True,
     help="Ranks (processes of the script) on each node; gpu: one for each GPU, cpu: one for each processor, auto: gpu "
-    "where the machine has GPUs, else cpu.",
+    "where the machine has GPUs, else cpu.  [default: what --hosts says, else 1]",
 )
 @click.option(
     "--max-restarts",
@@ -310,7 +315,7 @@ Examples:
 @click.argument("args", metavar="[--] [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file)
 def command(
     *,
-    nodes: NodeCount,
+    nodes: NodeCount | None,
     hosts: str | None,
     via: Literal["ssh", "agent"],
     spares: int,
@@ -324,7 +329,7 @@ def command(
     lease_s: int,
     control_port: int,
     control_address: str | None,
-    ranks_per_node: int | str,
+    ranks_per_node: int | str | None,
     max_restarts: int,
     name: str | None,
     run_dir: str | None,
@@ -372,15 +377,20 @@ def command(
 
     from fireflyer.cli.jobs.hosts import hosts_of, remote_of
     from fireflyer.cli.jobs.rendezvous import join, rendezvous_of
+    from fireflyer.cli.jobs.slurm import HOSTS_FROM_SLURM, notice_of_allocation
     from fireflyer.cluster.schema.job import JobSpec, Timeouts, parse_fault
     from fireflyer.runtime.suspension import whole_life_state_of
 
-    meeting = rendezvous_of(rdzv_endpoint, node_rank=node_rank, nodes=nodes, secret_file=secret_file, hosts=hosts)
+    count, notice = nodes or ONE_NODE, ""
+    if hosts is None and nodes is None and rdzv_endpoint is None and not torchrun["standalone"]:
+        notice = notice_of_allocation(os.environ)
+        hosts = HOSTS_FROM_SLURM if notice else None
+    meeting = rendezvous_of(rdzv_endpoint, node_rank=node_rank, nodes=count, secret_file=secret_file, hosts=hosts)
     refuse_link_local("--control-address", control_address)
     ranks, devices = _ranks_per_node(ranks_per_node, devices)
     addresses = read_addresses(interface, subnet, several=hosts is not None or meeting is not None)
     if meeting is not None and meeting.node_rank != 0:
-        return join(meeting, nodes=nodes, ranks_per_node=ranks, addresses=addresses)
+        return join(meeting, nodes=count, ranks_per_node=ranks or 1, addresses=addresses)
     where = hosts_of(hosts, spares=spares, nodes=nodes, ranks_per_node=ranks, joining=meeting is not None)
     options = read_options(torchrun, ranks_per_node=where.ranks_per_node)
     grace_ns = Timeouts().stop_grace_ns if options.shutdown_s is None else options.shutdown_s * SECOND
@@ -430,7 +440,8 @@ def command(
     )
     for given, meant in misspelt_settings([*os.environ, *spec.env]):
         click.echo(f"warning: {given} is not a setting of Fire-Flyer and is ignored; did you mean {meant}?", err=True)
-    return _run(spec, quiet=quiet, own_run_dir=run_dir is not None, hidden=hidden_lines(options, where.ranks_per_node))
+    hidden = hidden_lines(options, where.ranks_per_node)
+    return _run(spec, quiet=quiet, own_run_dir=run_dir is not None, hidden=hidden, notice=notice)
 
 
 def split_command(text: str, option: str) -> tuple[str, ...]:
@@ -444,9 +455,9 @@ def split_command(text: str, option: str) -> tuple[str, ...]:
 Devices = Literal["auto", "cpu", "gpu"]
 
 
-def _ranks_per_node(ranks: int | str, devices: Devices) -> tuple[int, Devices]:
+def _ranks_per_node(ranks: int | str | None, devices: Devices) -> tuple[int | None, Devices]:
     """How many `auto`, `gpu` or `cpu` are here, and what the ranks then occupy. Raises `UsageError`."""
-    if isinstance(ranks, int):
+    if not isinstance(ranks, str):
         return ranks, devices
     from fireflyer.cluster.launcher import find_devices
     from fireflyer.runtime.processes.guarded import child_environment
@@ -459,7 +470,7 @@ def _ranks_per_node(ranks: int | str, devices: Devices) -> tuple[int, Devices]:
     return found.gpus, "gpu"
 
 
-def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[RankLine], bool]) -> int:
+def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[RankLine], bool], notice: str) -> int:
     from fireflyer.cli.jobs.hosts import host_table
     from fireflyer.cli.jobs.rendezvous import say_waiting
     from fireflyer.cli.jobs.view import JobView, printer_for
@@ -470,6 +481,8 @@ def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[Ran
     console = stdout_console()
     try:
         with JobView(printer_for(console, plain_out=sys.stdout), ranks_only=quiet, hidden=hidden) as view:
+            if notice:
+                view.say(notice)
             result = run(run_job(spec, on_entry=view.on_entry, on_line=view.on_line, on_waiting=say_waiting))
     except HostsRefused as refused:
         click.echo(host_table(refused.rows), err=True)

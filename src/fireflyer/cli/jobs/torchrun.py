@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fireflyer.cluster.schema.job import RankLine
 
 __all__ = [
+    "ONE_NODE",
     "NodeCount",
     "NodeRange",
     "RanksPerNode",
@@ -71,6 +72,9 @@ class NodeCount(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.least}:{self.most}" if self.least else str(self.most)
+
+
+ONE_NODE = NodeCount(1, 0)
 
 
 class NodeRange(click.ParamType[Any]):
@@ -127,7 +131,7 @@ def torchrun_options(command: _F) -> _F:
 
 _SHOWN = (
     click.option(
-        "--standalone", is_flag=True, help="Accepted for torchrun's sake: a job on one machine needs nothing else."
+        "--standalone", is_flag=True, help="Stay on this machine, in a Slurm allocation of several nodes too."
     ),
     click.option("--role", metavar="ROLE", default="default", show_default=True, help="ROLE_NAME of the ranks."),
     click.option(

@@ -20,6 +20,7 @@ __all__ = [
     "HostFacts",
     "HostQuestion",
     "NodeOrders",
+    "expand_counts",
     "expand_nodelist",
     "parse_hosts",
 ]
@@ -27,6 +28,7 @@ __all__ = [
 FACTS_MARK: Final = "FIREFLYER-HOST "
 """Begins the line of the answer: a shell may print other lines before it."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,252}|\[[0-9a-fA-F:.]{2,45}\]")
+_COUNT = re.compile(r"([1-9][0-9]{0,3})(?:\(x([1-9][0-9]{0,5})\))?")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -146,6 +148,21 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
         if len(names) > MAX_NODES:
             raise UsageError(f"the node list {text[:80]!r} has more than {MAX_NODES} nodes; use a part of it: --hosts")
     return tuple(names)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """The different numbers in a list as Slurm writes it (SLURM_TASKS_PER_NODE), in order. Raises `UsageError`.
+
+    >>> expand_counts("8(x3),4")
+    (8, 4)
+    """
+    counts: dict[int, None] = {}
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise UsageError(f"the counts {text[:80]!r} of Slurm are not understood; give --ranks-per-node N")
+        counts[int(match[1])] = None
+    return tuple(counts)
 
 
 def _parts(text: str) -> list[str]:
