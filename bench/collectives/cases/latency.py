@@ -20,14 +20,14 @@ from fireflyer.base.units import KIB, MIB
 
 __all__ = ["run"]
 
-_LAYOUTS: Final = {"tiny": ("1x2",), "brief": ("1x2",), "full": ("1x2", "1x4", "2x1", "4x1")}
+_LAYOUTS: Final = {"tiny": ("1x2",), "brief": ("1x2",), "full": ("1x2", "1x4", "1x8", "2x1", "4x1", "2x2")}
 _SIZES: Final = {
     "tiny": (8,),
     "brief": (8, 4 * KIB, 64 * KIB),
     "full": (8, 256, 4 * KIB, 16 * KIB, 64 * KIB),
 }
 _MIDDLE: Final = {"tiny": (), "brief": (), "full": (256 * KIB, MIB, 4 * MIB)}
-"""From C++ only: that Python calls takes no part of these worth measuring."""
+"""From Python beside Open MPI, too."""
 _LOOPS: Final = {"tiny": 10, "brief": 100, "full": 100}
 _LOOPED_BYTES: Final = 64 * KIB
 """Larger ones are repeated so many times less."""
@@ -36,7 +36,7 @@ _WARM_UPS: Final = 2
 
 
 class _Side(NamedTuple):
-    """Ours and the peers that are called from the same language."""
+    """Ours, called from a language, and its peers. gloo is called from Python, Open MPI from C."""
 
     language: str
     peers: tuple[str, ...]
@@ -44,9 +44,7 @@ class _Side(NamedTuple):
 
 
 _PYTHON: Final = _Side("python", ("gloo",), Target.times_faster("gloo", 1))
-_NATIVE: Final = _Side("native", tuple(OPEN_MPI)[:3], Target.times_faster("best openmpi", 1))
-_NATIVE_NODES: Final = _Side("native", tuple(OPEN_MPI)[3:], Target.times_faster("best openmpi", 1))
-"""Of nodes with one rank each, which talk over TCP on loopback."""
+_THAN_OPEN_MPI: Final = Target.times_faster("best openmpi", 1)
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -58,8 +56,11 @@ def run(options: Options) -> Iterator[Result]:
 
 def _sides(layout: str, size: int, options: Options) -> list[_Side]:
     """Those that are measured with arrays of this size."""
-    both = [_PYTHON] if size in _SIZES[options.scale] else []
-    both += [_NATIVE if layout.startswith("1x") else _NATIVE_NODES]
+    # nodes talk over TCP on loopback
+    names = tuple(OPEN_MPI)[:3] if layout.startswith("1x") else tuple(OPEN_MPI)[3:]
+    small = size in _SIZES[options.scale]
+    both = [_PYTHON if small else _Side("python", ("gloo", *names), _THAN_OPEN_MPI)]
+    both += [_Side("native", names, _THAN_OPEN_MPI)]
     return [side for side in both if options.selects(_name(layout, side.language, size))]
 
 
@@ -70,7 +71,8 @@ def _layout(layout: str, sides: dict[int, list[_Side]], options: Options) -> Ite
         missing = {"gloo": str(python.tell("join", "gloo")[0].get("missing", ""))}
         contenders = [Contender("ours python", python, "ours")]
         contenders += [] if missing["gloo"] else [Contender("gloo", python, "gloo")]
-        if native := {peer for some in sides.values() for side in some if side is not _PYTHON for peer in side.peers}:
+        every = [side for some in sides.values() for side in some]
+        if native := {peer for side in every for peer in side.peers if peer in OPEN_MPI}:
             ranks = len(node_list(layout))
             crews = {"ours native": our_native_ranks(layout, stack)}
             crews |= {name: open_mpi(name, ranks, stack) for name in OPEN_MPI if name in native}
@@ -81,9 +83,8 @@ def _layout(layout: str, sides: dict[int, list[_Side]], options: Options) -> Ite
                 if isinstance(crew, Crew)
             ]
         for size, some in sides.items():
-            takes_part = [
-                one for one in contenders if any((one.what == "native") != (side is _PYTHON) for side in some)
-            ]
+            wanted = {f"ours {side.language}" for side in some} | {peer for side in some for peer in side.peers}
+            takes_part = [one for one in contenders if one.name in wanted]
             prepare_all(takes_part, "fp32", size)
             loops = max(1, _LOOPS[options.scale] * _LOOPED_BYTES // max(size, _LOOPED_BYTES))
             taken = take_turns(takes_part, rounds=options.rounds, warm_ups=_WARM_UPS, loops=loops)
