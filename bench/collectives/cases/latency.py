@@ -32,6 +32,7 @@ _LOOPS: Final = {"tiny": 10, "brief": 100, "full": 100}
 _LOOPED_BYTES: Final = 64 * KIB
 """Larger ones are repeated so many times less."""
 _NATIVE_REPEATS: Final = 20
+"""Of all contenders for the sizes of `_MIDDLE`: a loop of one operation measures how late ranks begin as well."""
 _WARM_UPS: Final = 2
 
 
@@ -84,7 +85,8 @@ def _layout(layout: str, sides: dict[int, list[_Side]], options: Options) -> Ite
             ]
         for size, some in sides.items():
             wanted = {f"ours {side.language}" for side in some} | {peer for side in some for peer in side.peers}
-            takes_part = [one for one in contenders if one.name in wanted]
+            repeats = _NATIVE_REPEATS if size in _MIDDLE[options.scale] else 1
+            takes_part = [one._replace(repeats=max(one.repeats, repeats)) for one in contenders if one.name in wanted]
             prepare_all(takes_part, "fp32", size)
             loops = max(1, _LOOPS[options.scale] * _LOOPED_BYTES // max(size, _LOOPED_BYTES))
             taken = take_turns(takes_part, rounds=options.rounds, warm_ups=_WARM_UPS, loops=loops)
