@@ -72,7 +72,7 @@ function account(task) {
 function runTable(runs, readable) {
   if (!runs.length) return null;
   const logs = (run) => (readable ? el("a", { href: `#/tasks/${run.task}/logs/${run.number}`, "aria-label": `Logs of run ${run.number}` }, "logs") : "");
-  return el("section", {}, el("h3", {}, "Runs"), table(["#Run", "", "State", "Nodes", "Began", "For", "Ended by"], [...runs].reverse().map((run) =>
+  return el("section", {}, el("h3", {}, "Runs"), table(["#Run", "", "State", "Nodes", "Began", "For", "Reason"], [...runs].reverse().map((run) =>
     el("tr", {}, el("td.number", {}, run.number), el("td", {}, logs(run)), el("td", {}, run.state, run.step === null ? "" : ` (step ${run.step})`),
       el("td", {}, run.nodes.join(" ")), el("td.together", {}, clock(run.started_ns || run.scheduled_ns)),
       el("td.together", {}, duration((run.over_ns || run.ended_ns || Date.now() * 1e6) - run.scheduled_ns)),
