@@ -107,7 +107,7 @@ FORMATS: Final = (
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
     Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.RankEnd, revision=3),
     Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone, revision=3),
-    Format("rpc.cluster.node_checked.request", "msgpack", cluster_wire.Checked),
+    Format("rpc.cluster.node_checked.request", "msgpack", cluster_wire.Checked, revision=2),
     Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.LogError),
     Format("rpc.cluster.output.request", "msgpack", cluster_wire.Output),
     Format("rpc.cluster.suspend_points.request", "msgpack", cluster_wire.Points),
