@@ -128,6 +128,14 @@ def test_who_asks_why_a_task_waits_does_not_make_it_wait_longer() -> None:
     assert desk.state(task) is TaskState.SCHEDULED
 
 
+def test_the_check_of_the_site_is_in_the_orders_of_a_run() -> None:
+    desk = Desk("n1", node_check=("/site/check", "-q"), node_check_limit_ns=7 * SECOND)
+    desk.task(spec())
+    launch = desk.orders("n1").runs[0].launch
+    assert launch is not None
+    assert (launch.node_check, launch.node_check_limit_ns) == (("/site/check", "-q"), 7 * SECOND)
+
+
 def test_infrastructure_failures_end_the_task_after_max_requeues() -> None:
     desk = Desk("n1", requeue_pause_ns=SECOND)
     task = desk.task(spec(max_requeues=1))
