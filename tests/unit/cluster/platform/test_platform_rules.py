@@ -108,8 +108,11 @@ def test_an_infrastructure_failure_is_run_again_after_a_pause_on_another_node() 
     desk = Desk("n1", "n2", requeue_pause_ns=10 * SECOND)
     task = running(desk)
     (bad,) = desk.nodes_of(task)
-    desk.gone(task, Cause.INFRASTRUCTURE, bad_nodes=(bad,))
+    desk.gone(task, Cause.INFRASTRUCTURE, bad_nodes=(bad,), reason=f"{bad}: its disk is full")
     assert desk.state(task) is TaskState.QUEUED
+    why = desk.machine.why(task, desk.now_ns)
+    assert why.text == f"it failed and is started again after a pause; {bad}: its disk is full"
+    assert why.earliest_ns == 10 * SECOND + desk.machine.task(task, desk.now_ns).since_ns
     desk.pass_time(9 * SECOND)
     assert desk.state(task) is TaskState.QUEUED
     desk.pass_time(2 * SECOND)
