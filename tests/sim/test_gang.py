@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -374,6 +375,8 @@ def check_restarts(cluster: Cluster, failures: list[AttemptFailed]) -> None:
     for event in cluster.log:
         if isinstance(event, NodeChecked):
             node, rank, code = cluster.checks[event.attempt]
+            if cluster.spec.on_failure_accuses:
+                assert cluster.causes.get((node, rank, event.attempt)), "it is clear whose fault that is"
             assert (event.node, event.rank) == (node, rank)
             assert event.verdict in ({0: "sound", 2: "suspect"}.get(code, "unknown"), "unknown")
     budget, seen = cluster.spec.max_restarts, dict[str, int]()
@@ -392,7 +395,10 @@ def check_restarts(cluster: Cluster, failures: list[AttemptFailed]) -> None:
             continue
         repeats = cause != "" and seen.get(cause) == best
         fatal = cluster.gang._judgement.fatal is not None
-        expected = budget > 0 and not repeats and verdict != "sound"
+        if verdict == "sound" and cluster.spec.on_failure_accuses:
+            verdict = "unknown"
+        moves = verdict == "suspect" and cluster.spec.on_failure_accuses and not cluster.spec.elastic
+        expected = budget > 0 and not repeats and verdict != "sound" and not moves
         assert failed.restarting == expected or fatal, (failed, seen, best, budget)
         kind = "infrastructure" if not cause else "user" if "line" in cause else "unknown"
         assert failed.kind == ("user" if verdict == "sound" else kind)
@@ -413,6 +419,7 @@ def spec_of(seed: int, **changes: object) -> JobSpec:
         ranks_per_node=1 + seed % 3,
         max_restarts=seed % 5,
         on_failure=("check",) if seed % 7 < 3 else (),
+        on_failure_accuses=seed % 7 == 2,
     )
     return msgspec.structs.replace(base, **changes)
 
@@ -489,14 +496,24 @@ def _takes_sound_for_suspect(answer: Checked | None) -> tuple[str, str]:
 
 
 def _hears_no_verdict(
-    restarts: Restarts, failure: Failure | None, _verdict: str | None, *, attempt: int, port_taken: bool
+    restarts: Restarts, failure: Failure | None, _verdict: str | None, *, attempt: int, port_taken: bool, **_: bool
 ) -> tuple[Failure | None, Decision]:
     return node_check.decide(restarts, failure, None, attempt=attempt, port_taken=port_taken)
+
+
+def _stays(*args: Any, **kwargs: Any) -> tuple[Failure | None, Decision]:
+    return node_check.decide(*args, **kwargs | {"bound": False})
+
+
+def _believes_all(*args: Any, **kwargs: Any) -> tuple[Failure | None, Decision]:
+    return node_check.decide(*args, **kwargs | {"accuses": False})
 
 
 PATCHES: dict[str, tuple[object, str, object]] = {
     "a sound node is suspect": (judgement, "verdict_of", _takes_sound_for_suspect),
     "the verdict on a node decides nothing": (judgement, "decide", _hears_no_verdict),
+    "a job of the platform stays on a node that is at fault": (judgement, "decide", _stays),
+    "a sound node ends a job of the platform": (judgement, "decide", _believes_all),
     "a check that is not answered is waited for": (node_check, "ANSWER_SLACK_NS", HORIZON_NS),
     "a node is checked while its ranks run": (judgement, "quiet", lambda _nodes: True),
 }

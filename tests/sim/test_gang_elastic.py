@@ -60,6 +60,7 @@ def spec_of(seed: int, **changes: object) -> JobSpec:
         ranks_per_node=1 + seed % 2,
         max_restarts=1 + seed % 6,
         on_failure=("check",) if seed % 7 < 3 else (),
+        on_failure_accuses=seed % 7 == 2,
         timeouts=Timeouts(last_call_ns=(0, 5, 30)[seed % 3] * SECOND),
     )
     return msgspec.structs.replace(base, **changes)

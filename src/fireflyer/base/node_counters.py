@@ -6,13 +6,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-__all__ = ["COUNTERS_NAME", "MAX_NAMED", "PEERS_NAME", "LinkCounters", "NodeCounters"]
+__all__ = ["COUNTERS_NAME", "MAX_NAMED", "MAX_PEERS", "PEERS_NAME", "LinkCounters", "NodeCounters"]
 
 COUNTERS_NAME: Final = "FF_NODE_COUNTERS"
 """Variable in which the check of a node finds the counters as they were when the ranks were started, as JSON."""
 PEERS_NAME: Final = "FF_NODE_PEERS"
 """And this one has addresses, HOST:PORT, at which other nodes of the job listen; separated by commas."""
-
+MAX_PEERS: Final = 16
 MAX_NAMED: Final = 64
 """Of the links, memory controllers and file systems of a node so many are read, the first by name."""
 

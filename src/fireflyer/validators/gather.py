@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.node_counters import COUNTERS_NAME, PEERS_NAME, NodeCounters
+from fireflyer.base.node_counters import COUNTERS_NAME, MAX_PEERS, PEERS_NAME, NodeCounters
 from fireflyer.base.units import GIB
 from fireflyer.runtime.node_counters import read_counters, read_meminfo, read_mounts
 from fireflyer.validators.core.evidence import DirectoryTest, Evidence, PeerTest
@@ -22,7 +22,6 @@ from fireflyer.validators.memory import write_and_read_memory
 
 __all__ = ["Plan", "gather", "plan_of"]
 
-_MAX_PEERS: Final = 16
 _Test = TypeVar("_Test")
 
 
@@ -47,7 +46,7 @@ def plan_of(environ: Mapping[str, str], directory: str) -> Plan:
     return Plan(
         before=_before(environ.get(COUNTERS_NAME, "")),
         directories=tuple(path for path in paths if path),
-        peers=tuple(peers[:_MAX_PEERS]),
+        peers=tuple(peers[:MAX_PEERS]),
     )
 
 

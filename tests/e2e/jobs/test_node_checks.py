@@ -8,15 +8,18 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.jobs.launching import JobRun, leftovers, run, write_script
 from tests.support.jobs.transcripts import ff_run
 from tests.support.patience import allowed_s
 
 from fireflyer.base.events import AttemptFailed, NodeChecked
+from fireflyer.base.node_counters import NodeCounters
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.schema.job import JobSpec
+from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK, JobSpec
 from fireflyer.cluster.supervisor.node_check import MAX_LOG_BYTES
+from fireflyer.runtime.node_counters import read_counters
 
 pytestmark = pytest.mark.processes
 
@@ -34,10 +37,25 @@ def checked(tmp_path: Path, check: str, *, script: str = FAILS, **changes: objec
 
 
 def test_a_suspect_node_is_marked_and_the_job_restarted(tmp_path: Path) -> None:
-    job = checked(tmp_path, "sys.exit(2)", script=FAILS_ONCE)
+    said = (
+        "print(os.environ['FF_NODE_COUNTERS'])\nprint('suspect: disk: /a\\x1b[2J is full\\n \\n', end='')\nsys.exit(2)"
+    )
+    job = checked(tmp_path, said, script=FAILS_ONCE)
     assert (job.result.exit_code, job.result.attempts) == (0, 2)
-    assert job.of(NodeChecked) == [NodeChecked(1, 1, 0, "suspect", "the check found the node at fault")]
+    assert job.of(NodeChecked) == [
+        NodeChecked(1, 1, 0, "suspect", "the check found the node at fault: disk: /a[2J is full")
+    ]
     assert [(event.kind, event.restarting) for event in job.of(AttemptFailed)] == [("infrastructure", True)]
+    counters = Path(job.result.logs_dir, "attempt-0", "rank-1.check.log").read_text().splitlines()[0]
+    assert msgspec.json.decode(counters, type=NodeCounters).boot == read_counters().boot != ""
+
+
+@pytest.mark.slow
+def test_the_program_that_comes_with_fireflyer_is_named_in_place_of_a_command(tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit(2)\n")
+    env = {"PYTHONPATH": str(tmp_path)}
+    job = checked(tmp_path, "", on_failure=(SHIPPED_NODE_CHECK, "--memory", "32MiB"), env=env, script="sys.exit(7)")
+    assert [event.verdict for event in job.of(NodeChecked)] == ["sound"], "modules of the user's are not for it"
 
 
 @pytest.mark.slow

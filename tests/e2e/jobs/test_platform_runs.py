@@ -29,6 +29,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
 from fireflyer.cluster.schema.agent import ASK_AGENT, LIST_GUARDS, STOP_GUARD, GuardName
 from fireflyer.cluster.schema.hosts import HostQuestion
+from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import (
     SYNC,
     EndedRun,
@@ -478,3 +479,56 @@ def test_accounts_of_a_machine_where_others_can_run_python() -> None:
         done = machines["a"].run(tests)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "2 passed" in done.stdout
+
+
+def failing(tmp_path: Path, node_check: tuple[str, ...], manager: FakeManager, *names: str, **more: Any) -> LaunchOrder:
+    """A run whose rank 0 exits with 7, which says nothing about whose fault that is."""
+    (tmp_path / "job.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(7)\ntime.sleep(600)\n"
+    )
+    program = Program(
+        script=str(tmp_path / "job.py"), workdir=str(tmp_path), env={"PYTHONPATH": str(tmp_path / "none")}
+    )
+    spec = TaskSpec(name="job", program=program, least_nodes=len(names), most_nodes=len(names), **more)
+    return msgspec.structs.replace(manager.launch(spec, *names), node_check=node_check)
+
+
+def test_a_run_leaves_a_node_that_the_check_finds_at_fault(tmp_path: Path) -> None:
+    check = tmp_path / "check.py"
+    check.write_text(
+        "import os\nprint(os.environ['FF_NODE_PEERS'])\nprint('suspect: link: eth1 has gone')\nos._exit(2)"
+    )
+
+    async def test(manager: FakeManager) -> None:
+        launch = failing(tmp_path, (sys.executable, "-u", str(check)), manager, "a", "b")
+        await manager.order("a", RunOrder(run_token=RUN, wanted="run", launch=launch))
+        await manager.order("b", RunOrder(run_token=RUN, wanted="run"))
+        end = ended(await manager.state("a", "gone"))
+        assert (end.cause, end.exit_code, end.bad_nodes) == (Cause.INFRASTRUCTURE, 7, ("a",)), end
+        assert end.reason == (
+            "a: the check found the node at fault: link: eth1 has gone; rank 0 (node 0) exited with code 7; "
+            "not restarted on a node that the check found at fault"
+        )
+        assert check_logs(manager, RUN)[0].startswith(f"127.0.0.1:{manager.ports['b']}\n")
+        await manager.order("b", RunOrder(run_token=RUN, wanted="stop"))
+
+    in_cluster(tmp_path, test, "a", "b")
+
+
+def check_logs(manager: FakeManager, token: str) -> list[str]:
+    logs = Path(manager.directories["a"].path, "runs", token, "job").glob("logs/attempt-?/rank-0.check.log")
+    return [log.read_text() for log in sorted(logs)]
+
+
+def test_on_a_sound_node_and_without_a_program_it_is_the_users_error_as_before(tmp_path: Path) -> None:
+    async def test(manager: FakeManager) -> None:
+        logs = []
+        for token, check in ((RUN, (SHIPPED_NODE_CHECK, "--memory", "32MiB")), ("1" * 12, ("/no/such/check",))):
+            launch = failing(tmp_path, check, manager, "a", max_restarts=1)
+            await manager.order("a", RunOrder(run_token=token, wanted="run", launch=launch))
+            end = ended(await manager.state("a", "gone", token))
+            assert (end.cause, end.bad_nodes) == (Cause.PROGRAM, ()), end
+            logs.append(check_logs(manager, token))
+        assert [text.splitlines()[-1][:6] for text in logs[0]] == ["sound:"] * 2, "the restart of before is left"
+
+    in_cluster(tmp_path, test, "a")

@@ -60,7 +60,7 @@ def _manager_configs() -> list[PlatformConfig]:
     whole |= {"listen": "127.0.0.1:1", "listen_agents": "127.0.0.1:2", "managers": ("s1",), "operators": ("s2",)}
     whole |= {"manager_urls": ("https://s3#4",), "webhook_networks": ("10.0.0.0/16",)}
     site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
-    whole |= {"engine": "slurm", "slurm": site}
+    whole |= {"engine": "slurm", "slurm": site, "node_check": ("/s1", "s2")}
     return [least, PlatformConfig(**whole)]
 
 

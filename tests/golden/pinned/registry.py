@@ -107,7 +107,7 @@ FORMATS: Final = (
     Format("rpc.cluster.rank_started.request", "msgpack", cluster_wire.Started),
     Format("rpc.cluster.rank_exited.request", "msgpack", cluster_wire.RankEnd, revision=3),
     Format("rpc.cluster.ranks_gone.request", "msgpack", cluster_wire.Gone, revision=3),
-    Format("rpc.cluster.node_checked.request", "msgpack", cluster_wire.Checked),
+    Format("rpc.cluster.node_checked.request", "msgpack", cluster_wire.Checked, revision=2),
     Format("rpc.cluster.trouble.request", "msgpack", cluster_wire.LogError),
     Format("rpc.cluster.output.request", "msgpack", cluster_wire.Output),
     Format("rpc.cluster.suspend_points.request", "msgpack", cluster_wire.Points),
@@ -147,7 +147,7 @@ FORMATS: Final = (
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
     Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=3),
-    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=3),
+    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=4),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
     Format("rpc.platform.wait_execs.request", "msgpack", execs.WaitExecs),
@@ -161,7 +161,7 @@ FORMATS: Final = (
     Format("rpc.platform.log.answer", "msgpack", logs.LogAnswer),
     Format("platform.ticket", "msgpack", tickets.Claims),
     Format("platform.ticket-fields", "object", tickets.Claims),
-    Format("platform.runner-orders", "msgpack", runner.RunnerOrders, revision=4),
+    Format("platform.runner-orders", "msgpack", runner.RunnerOrders, revision=5),
     Format("platform.run-progress", "json", runner.RunProgress, revision=2),
     Format("platform.run-end", "json", sync.EndedRun),
     # Rows of the platform's managers, and what they keep beside these.
@@ -186,7 +186,7 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=2),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=3),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.

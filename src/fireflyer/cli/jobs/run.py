@@ -276,7 +276,7 @@ Examples:
     metavar="COMMAND",
     default="",
     help="Run this on the node of a rank that failed; its exit code says whose fault it was: 0 the script's, the job "
-    "ends; 2 the node's, restart; docs/how-to/check-nodes.md.  [default: none]",
+    "ends; 2 the node's, restart; fireflyer:node-check is ours; docs/how-to/check-nodes.md.  [default: none]",
 )
 @click.option(
     "--on-failure-timeout",

@@ -139,7 +139,13 @@ class Judgement:
         if not self.ends_job:
             self.verdict = self._checked(events)
             self._failure, self._decision = decide(
-                self.restarts, self._failure, self.verdict, attempt=self._attempt, port_taken=self._port_taken
+                self.restarts,
+                self._failure,
+                self.verdict,
+                attempt=self._attempt,
+                port_taken=self._port_taken,
+                accuses=self._spec.on_failure_accuses,
+                bound=not self._spec.elastic,
             )
         culprit = self.culprit if self.culprit is not None and self.culprit.attempt == self._attempt else None
         if self.suspended and self._failure is None:
@@ -190,6 +196,8 @@ class Judgement:
         failure = self._failure
         over = self.ends_job or self._port_taken
         if not self._spec.on_failure or over or failure is None or failure.rank is None or failure.node < 0:
+            return None
+        if self._spec.on_failure_accuses and failure.kind == "infrastructure":
             return None
         return nodes[failure.node]
 

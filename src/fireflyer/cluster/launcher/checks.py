@@ -9,7 +9,7 @@ import sys
 
 from fireflyer.base.errors import Exists, PermissionDenied, UsageError
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, JobSpec
+from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, SHIPPED_NODE_CHECK, JobSpec
 from fireflyer.identity.private_files import require_own_directory
 from fireflyer.runtime.devices import Devices
 from fireflyer.runtime.master_port import check_port
@@ -155,6 +155,8 @@ def _check_script(path: str) -> None:
 
 
 def _check_on_failure(spec: JobSpec) -> None:
+    if spec.on_failure_accuses or spec.on_failure[:1] == (SHIPPED_NODE_CHECK,):
+        return  # of the site, so no fault of the job where it is missing; or ours, which each supervisor has
     if spec.on_failure and shutil.which(spec.on_failure[0]) is None:
         raise UsageError(f"--on-failure {spec.on_failure[0]!r} is not found or not executable; check its name and PATH")
 

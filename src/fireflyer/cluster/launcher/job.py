@@ -17,6 +17,7 @@ from typing import TypeVar
 from fireflyer.base.errors import FireflyerError, InvariantViolation, UsageError
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged, Suspended
 from fireflyer.base.launch import STDERR, STDOUT, RankEnvironment
+from fireflyer.base.node_counters import MAX_PEERS, PEERS_NAME
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.blame import Failure
 from fireflyer.cluster.core.gang import TICK_NS, Gang
@@ -305,6 +306,11 @@ class Job:
             "FF_FAILURE_REASON": failure.reason,
             "FF_FAILURE_LOG": f"{directory}/rank-{failure.rank}.log",
         }
+        own = self.gang.nodes[failure.node].host
+        others = [node.host for node in self.gang.members if node.host != own]
+        peers = [self.spec.listeners.get(self.spec.hosts[host], "") for host in others[:MAX_PEERS] if self.spec.hosts]
+        if any(peers):
+            environment[PEERS_NAME] = ",".join(filter(None, peers))
         log = f"{directory}/rank-{failure.rank}.check.log"
         return Check(attempt, self.spec.on_failure, environment, log, self.spec.on_failure_limit_ns)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS
 from fireflyer.runtime.address import is_loopback, parse_listen
 
@@ -99,6 +101,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     engine: Literal["agents", "slurm"] = "agents"
     """Who places tasks: our scheduler on machines whose agents have joined, or Slurm."""
     slurm: SlurmConfig = SlurmConfig()
+    node_check: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = (SHIPPED_NODE_CHECK,)
+    """Program and arguments that look at the node of a rank that failed, where it is not clear whose fault that was;
+    empty: none. The same for all managers."""
+    node_check_timeout_ms: _Ms = 60_000
 
     def __post_init__(self) -> None:
         for name in ("listen", "listen_agents"):
@@ -114,6 +120,12 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise UsageError("each of manager_urls is URL or URL#FINGERPRINT, as https://10.0.0.1:9440")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise UsageError("tls_certificate and tls_key belong together; give both or none")
+
+        if self.node_check and not os.path.isabs(self.node_check[0]) and self.node_check[0] != SHIPPED_NODE_CHECK:
+            raise UsageError(
+                f"node_check: {self.node_check[0]!r} is no absolute path; give the one that the program has on the "
+                f"nodes, or {SHIPPED_NODE_CHECK!r} for the one that comes with Fire-Flyer"
+            )
 
     @property
     def secure(self) -> bool:

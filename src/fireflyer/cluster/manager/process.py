@@ -204,6 +204,8 @@ def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
         else None,
         slurm_output=config.slurm.output,
         slurm_options=config.slurm.options,
+        node_check=config.node_check,
+        node_check_limit_ns=config.node_check_timeout_ms * MS,
     )
 
 

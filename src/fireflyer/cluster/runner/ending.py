@@ -32,15 +32,17 @@ def ending_of(result: JobResult, log: Sequence[Logged], nodes: Sequence[str]) ->
     suspended = next((entry.event for entry in reversed(log) if isinstance(entry.event, Suspended)), None)
     asked_to_suspend = any(isinstance(entry.event, SuspendRequested) for entry in log)
     cause = _cause(result, last, asked_to_suspend=asked_to_suspend)
+    accused = _accusations(log, nodes, result) if cause is Cause.INFRASTRUCTURE else {}
+    said = [f"{name}: {words}" for name, words in accused.items() if words]
     if cause is Cause.SUSPENDED and suspended is not None and suspended.ended_ranks:
         cause = Cause.INTERRUPTED  # some were killed: what they did since their last checkpoint is lost
     return EndedRun(
         cause=cause,
         exit_code=min(max(result.exit_code, 0), 255),
-        reason=shown(result.reason),
+        reason=shown("; ".join((*said, result.reason))),
         parts=_parts(account(log).parts),
         whole_life=result.whole_life_state,
-        bad_nodes=_bad_nodes(log, nodes, result) if cause is Cause.INFRASTRUCTURE else (),
+        bad_nodes=tuple(sorted(accused)),
     )
 
 
@@ -71,20 +73,21 @@ def _parts(parts: Parts) -> RunParts:
     )
 
 
-def _bad_nodes(log: Sequence[Logged], nodes: Sequence[str], result: JobResult) -> tuple[str, ...]:
-    """Of the last attempt: nodes that were lost, or that the check found at fault, and the culprit's."""
+def _accusations(log: Sequence[Logged], nodes: Sequence[str], result: JobResult) -> dict[str, str]:
+    """Of the last attempt: nodes that were lost, or that the check found at fault, and the culprit's; with what the
+    check said, if it was that."""
     attempt = max((entry.event.attempt for entry in log if isinstance(entry.event, AttemptFailed)), default=0)
     hosts: Sequence[int] = range(len(nodes))
-    numbers = set()
+    found: dict[int, str] = {}
+    if result.culprit is not None and result.culprit.attempt == attempt:
+        found[result.culprit.node] = ""
     for entry in log:
         event = entry.event
         if isinstance(event, AttemptSized) and event.attempt <= attempt:
             hosts = [nodes.index(host) for host in event.hosts if host in nodes]
         elif _accuses(event) and event.attempt == attempt:
-            numbers.add(event.node)
-    if result.culprit is not None and result.culprit.attempt == attempt:
-        numbers.add(result.culprit.node)
-    return tuple(sorted(nodes[hosts[number]] for number in numbers if 0 <= number < len(hosts)))
+            found[event.node] = event.reason if isinstance(event, NodeChecked) else ""
+    return {nodes[hosts[number]]: said for number, said in found.items() if 0 <= number < len(hosts)}
 
 
 def _accuses(event: JobEvent) -> TypeGuard[NodeLost | NodeChecked]:

@@ -11,6 +11,7 @@ from fireflyer.cluster.schema.job import JobSpec, Remote
 from fireflyer.cluster.schema.runner import COPY_MARK, ENVIRONMENT_END, TOKEN_NAME, RunnerOrders
 from fireflyer.cluster.schema.sync import RunNode
 from fireflyer.identity.handshake import DerivedCredential
+from fireflyer.runtime.address import Address
 
 __all__ = ["agents_of", "job_of", "token_path"]
 
@@ -43,6 +44,10 @@ def job_of(orders: RunnerOrders, environ: Mapping[str, str]) -> JobSpec:
         max_restarts=spec.max_restarts,
         name=spec.name,
         env={**program.env, **_environment(orders)},
+        on_failure=order.node_check,
+        on_failure_limit_ns=order.node_check_limit_ns,
+        on_failure_accuses=True,
+        listeners={node.name: str(Address(node.address, node.port)) for node in order.nodes},
         suspend_grace_ns=spec.grace_ns,
         watchdog_ns=spec.watchdog_ns,
         whole_life_state=order.whole_life,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from fireflyer.cluster.schema.addresses import AddressChoice
 __all__ = [
     "MAX_NODES",
     "MAX_RANKS",
+    "SHIPPED_NODE_CHECK",
     "Culprit",
     "Fault",
     "JobResult",
@@ -31,6 +32,9 @@ __all__ = [
 
 MAX_NODES = 1024
 MAX_RANKS = 16384
+SHIPPED_NODE_CHECK: Final = "fireflyer:node-check"
+"""In place of a program for `JobSpec.on_failure`: the one that comes with the supervisor's release. No program has such
+a name, so that a supervisor that knows nothing of it cannot start it, and nobody is blamed."""
 
 _FAULT = re.compile(r"(kill-node|kill-rank)=([0-9]{1,6})@([0-9]{1,12})(s?)")
 
@@ -191,6 +195,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     `cluster.core.node_check`. Empty: none."""
     on_failure_limit_ns: int = 60 * SECOND
     """Time that it is given."""
+    on_failure_accuses: bool = False
+    """It is asked only where the cause of a failure is not clear, and its word counts against the node alone. Where the
+    job needs the node that is at fault it ends, and who started it starts it elsewhere."""
+    listeners: dict[str, str] = {}
+    """HOST:PORT of something that listens on each of the `hosts`, for that command."""
     suspend_grace_ns: int = 60 * SECOND
     """Ranks that are asked to save and to leave (SIGUSR1 to the launcher) have so long; then they are stopped."""
     suspend_after_ns: int = 0

@@ -165,6 +165,9 @@ class LaunchOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Token of the submitting user for this run, sealed as tickets are."""
     manager_urls: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_MANAGER_URLS)] = ()
     """Where the token counts, for programs of the task: `URL` or `URL#FINGERPRINT` of each manager's HTTP API."""
+    node_check: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
+    """Of the site: `JobSpec.on_failure`; empty: none."""
+    node_check_limit_ns: _Ns = 60 * SECOND
 
 
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -306,6 +306,8 @@ class Checked(msgspec.Struct, frozen=True):
     """Why it could not be started, when it could not."""
     limit_ns: _Number = 0
     """What it was given; as in `Check`."""
+    words: _Text = ""
+    """The last line that it printed."""
 
 
 class LogError(msgspec.Struct, frozen=True):

@@ -6,9 +6,15 @@ import asyncio
 import os
 import resource
 import signal
+import sys
+from typing import Final
+
+import msgspec
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.base.node_counters import COUNTERS_NAME, NodeCounters
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.wire import Check, Checked
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.log_writer import LogFile
@@ -25,8 +31,15 @@ MAX_LOG_BYTES = 64 << 20
 """It cannot print more: EFBIG, or SIGXFSZ where it does not ignore that."""
 
 
-async def run_check(check: Check) -> Checked:
-    """Never raises: the answer says what went wrong. At the time limit the program and its process group are killed."""
+_SHIPPED: Final = (sys.executable, "-P", "-m", "fireflyer.validators")
+_LAST_BYTES: Final = 4096
+_MAX_WORDS: Final = 1000
+
+
+async def run_check(check: Check, counters: NodeCounters | None = None) -> Checked:
+    """Never raises: the answer says what went wrong. At the time limit the program and its process group are killed.
+    `counters`: of the node, when the ranks were started."""
+    check = _as_here(check, counters)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     try:
@@ -54,4 +67,26 @@ async def run_check(check: Check) -> Checked:
         except OSError:
             pass
     await ended.wait()
-    return Checked(check.attempt, exit_code_of(process.wait()), timed_out, limit_ns=check.limit_ns)
+    words = await asyncio.to_thread(_last_line, check.log)
+    return Checked(check.attempt, exit_code_of(process.wait()), timed_out, limit_ns=check.limit_ns, words=words)
+
+
+def _as_here(check: Check, counters: NodeCounters | None) -> Check:
+    command, environment = check.command, dict(check.environment)
+    if command[:1] == (SHIPPED_NODE_CHECK,):
+        command = (*_SHIPPED, *command[1:])
+        # Modules of the user's that have the names of ours or of Python's are not for this program.
+        environment = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
+    if counters is not None:
+        environment[COUNTERS_NAME] = msgspec.json.encode(counters).decode()
+    return msgspec.structs.replace(check, command=command, environment=environment)
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _LAST_BYTES, 0))
+            lines = file.read(_LAST_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[:_MAX_WORDS]

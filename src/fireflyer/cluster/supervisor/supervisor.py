@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, Unreachable
+from fireflyer.base.node_counters import NodeCounters
 from fireflyer.base.suspension import NodeCells
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.wire import (
@@ -68,6 +69,7 @@ from fireflyer.cluster.supervisor.run_files import RunFileCopies
 from fireflyer.identity.secrets import load_secret
 from fireflyer.runtime.log_writer import LogLimit, LogWriter, RankLogs
 from fireflyer.runtime.master_port import choose_port, port_is_free, reserve_free_port, wait_for_port
+from fireflyer.runtime.node_counters import read_counters
 from fireflyer.runtime.port_search import reserve_port
 from fireflyer.runtime.processes.guarded import become_subreaper, descendants, reap_orphans
 from fireflyer.runtime.rpc import Method, NodeCredential, RpcClient
@@ -128,6 +130,8 @@ class Supervisor:
             else LogSender(client, full=lambda: self._pause("log"), free=lambda: self._resume("log"))
         )
         self._news: asyncio.Queue[tuple[Method[Any, Any], Any]] = asyncio.Queue()
+        self._counters: asyncio.Task[NodeCounters] | None = None
+        """Of the node, as they were when the ranks of the attempt were started."""
         self._checking: asyncio.Task[None] | None = None
         self._cleaning: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -309,12 +313,13 @@ class Supervisor:
             self._reservation = None
 
     async def _check(self, command: Check) -> None:
+        counters = await self._counters if self._counters is not None else None
         if self._files is None:
-            answer = await run_check(command)
+            answer = await run_check(command, counters)
         else:
             log = os.path.join(self._config.run_dir, os.path.basename(command.log))
             environment = {**command.environment, "FF_RUN_DIR": self._config.run_dir}
-            answer = await run_check(msgspec.structs.replace(command, log=log, environment=environment))
+            answer = await run_check(msgspec.structs.replace(command, log=log, environment=environment), counters)
             name = f"attempt-{command.attempt}/{os.path.basename(command.log)}"
             self._writer.write(name, await asyncio.to_thread(_beginning, log))
             await self._writer.drained()
@@ -326,6 +331,7 @@ class Supervisor:
         if self._running():
             raise Unreachable(f"told to start attempt {command.attempt} while attempt {self._attempt} is running")
         self._attempt = command.attempt
+        self._counters = asyncio.create_task(asyncio.to_thread(read_counters))
         self._share_memory(len(command.ranks))
         self._ranks = {plan.rank: self._new_rank(command.attempt, plan.rank, n) for n, plan in enumerate(command.ranks)}
         for plan, memory in zip(command.ranks, self._memory, strict=True):

@@ -108,8 +108,11 @@ def test_an_infrastructure_failure_is_run_again_after_a_pause_on_another_node() 
     desk = Desk("n1", "n2", requeue_pause_ns=10 * SECOND)
     task = running(desk)
     (bad,) = desk.nodes_of(task)
-    desk.gone(task, Cause.INFRASTRUCTURE, bad_nodes=(bad,))
+    desk.gone(task, Cause.INFRASTRUCTURE, bad_nodes=(bad,), reason=f"{bad}: its disk is full")
     assert desk.state(task) is TaskState.QUEUED
+    why = desk.machine.why(task, desk.now_ns)
+    assert why.text == f"it failed and is started again after a pause; {bad}: its disk is full"
+    assert why.earliest_ns == 10 * SECOND + desk.machine.task(task, desk.now_ns).since_ns
     desk.pass_time(9 * SECOND)
     assert desk.state(task) is TaskState.QUEUED
     desk.pass_time(2 * SECOND)
@@ -126,6 +129,14 @@ def test_who_asks_why_a_task_waits_does_not_make_it_wait_longer() -> None:
     assert "it can start now" in desk.machine.why(task, desk.now_ns).text
     desk.pass_time(SECOND)
     assert desk.state(task) is TaskState.SCHEDULED
+
+
+def test_the_check_of_the_site_is_in_the_orders_of_a_run() -> None:
+    desk = Desk("n1", node_check=("/site/check", "-q"), node_check_limit_ns=7 * SECOND)
+    desk.task(spec())
+    launch = desk.orders("n1").runs[0].launch
+    assert launch is not None
+    assert (launch.node_check, launch.node_check_limit_ns) == (("/site/check", "-q"), 7 * SECOND)
 
 
 def test_infrastructure_failures_end_the_task_after_max_requeues() -> None:

@@ -101,6 +101,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where jobs of Slurm print; their runs have logs of their own."""
     slurm_options: tuple[str, ...] = ()
     """Of `sbatch`, for all jobs."""
+    node_check: tuple[str, ...] = ()
+    """Asked whether a node is at fault, when a rank on it failed; empty: none is asked."""
+    node_check_limit_ns: int = 60 * SECOND
 
     def __post_init__(self) -> None:
         if len(self.cluster) < 32:

@@ -119,6 +119,8 @@ class OrderBook:
             nodes=tuple(self._node(name) for name in run.nodes),
             whole_life=task.whole_life,
             array_index=task.array_index,
+            node_check=self._settings.node_check,
+            node_check_limit_ns=self._settings.node_check_limit_ns,
         )
 
     def _node(self, name: str) -> RunNode:

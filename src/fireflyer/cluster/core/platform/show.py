@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+
 from fireflyer.base.errors import NotFound
 from fireflyer.base.units import format_duration
 from fireflyer.cluster.core.platform.engine import Engine
@@ -157,7 +159,11 @@ class Show:
             return Why(f"it has {outcome}" + (f": {row.reason}" if row.reason else ""))
         if run is not None:
             return Why(self._why_runs(row, run, time_ns))
-        return self.words(self._engine.why(row.id, time_ns))
+        why = self.words(self._engine.why(row.id, time_ns))
+        last = self._ledger.runs.committed.get((row.id, row.runs - 1))
+        if time_ns < row.not_before_ns and last is not None and last.ended is not None and last.ended.reason:
+            return msgspec.structs.replace(why, text=f"{why.text}; {last.ended.reason}")
+        return why
 
     def words(self, decision: Decision | None) -> Why:
         match decision:
