@@ -6,6 +6,7 @@ with the same bits."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -50,6 +51,8 @@ with Communicator.from_environment(env) as comm, Reporter.from_environment(env) 
     comm.broadcast(state, root=0)
     for number in range(int(step[0]) + 1, steps + 1):
         begun = time.monotonic_ns()
+        while number == 20 and os.path.exists(os.path.join(directory, "held")):
+            time.sleep(0.01)
         time.sleep(0.05)
         gradient = np.random.default_rng([comm.rank, number]).random(1000).astype(np.float32)
         comm.allreduce(gradient)
@@ -82,12 +85,12 @@ def machines(running: Machines) -> Machines:
 
 
 class Job:
-    """`ff run` on machine a, whose run directory is its own."""
+    """`ff run` on machine a, whose run directory is its own, unless that is given with an absolute path."""
 
     def __init__(self, machines: Machines, directory: Path, *options: str, steps: int = STEPS, run_dir: str = "run"):
         directory.mkdir(exist_ok=True)
         self.machines = machines
-        self._run_dir = machines["a"].path(f"{WORK}/{run_dir}")
+        self._run_dir = machines["a"].path(os.path.join(WORK, run_dir))
         command = [
             "ff",
             "run",
@@ -199,8 +202,10 @@ def test_a_machine_that_is_reached_again_goes_on_in_its_place_and_one_that_share
     machines: Machines, shared: Path, undisturbed: str
 ) -> None:
     """Without a spare. Cuts that are over before the machine counts as lost cost nothing."""
-    run_dir = shared / "run-of-all"
-    job = Job(machines, shared / "healed", "--hosts", "a,b", "--max-restarts", "1", run_dir=str(run_dir))
+    run_dir, held = shared / "run-of-all", shared / "healed" / "held"
+    held.parent.mkdir()
+    held.touch()
+    job = Job(machines, held.parent, "--hosts", "a,b", "--max-restarts", "1", run_dir=str(run_dir))
     for step in range(2, 8):
         job.wait_for_step(step)
         machines.cut("b")
@@ -212,6 +217,7 @@ def test_a_machine_that_is_reached_again_goes_on_in_its_place_and_one_that_share
     wait_until(lambda: any(isinstance(event, NodeLost) for event in job.events()), allowed_s(20))
     wait_until(lambda: not machines["b"].processes(), allowed_s(LEASE_S + 10))
     machines.heal("b")
+    held.unlink()
     code, out, error = job.end()
     assert code == 0, out + error
     assert state_of(out) == undisturbed
