@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
-import ssl
 from collections.abc import AsyncIterator
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,8 +23,8 @@ from wsproto.utilities import ProtocolError
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import PermissionDenied, Unreachable
-from fireflyer.cluster.client import ManagerAddress
 from fireflyer.cluster.core.exec_session import ExecEnd, ExecSide
+from fireflyer.cluster.manager_requests import ManagerAddress, check_certificate, tls_of
 from fireflyer.cluster.schema.api import API
 from fireflyer.cluster.schema.execs import (
     MAX_DATA_BYTES,
@@ -63,14 +60,16 @@ class ExecStream:
         """Raises `Unreachable`, `PermissionDenied`."""
         parts = urlsplit(manager.url)
         host = parts.hostname or ""
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
         try:
             async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(host, port, ssl=_tls(manager))
+                reader, writer = await asyncio.open_connection(host, port, ssl=tls_of(manager) if secure else None)
         except (OSError, TimeoutError) as error:
             raise Unreachable(f"{manager.url} cannot be reached: {error}") from None
         try:
-            _check_certificate(writer, manager)
+            if secure:
+                check_certificate(manager, writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
             stream = cls(reader, writer)
             async with asyncio.timeout(CONNECT_S):
                 await stream._shake_hands(parts.netloc, f"{API}/execs/{accepted.id}", token)
@@ -175,23 +174,3 @@ class ExecStream:
         with contextlib.suppress(ProtocolError, OSError):
             for frame in frames:
                 self._writer.write(self._socket.send(events.BytesMessage(data=encode_frame(frame))))
-
-
-def _tls(manager: ManagerAddress) -> ssl.SSLContext | None:
-    if not manager.url.startswith("https"):
-        return None
-    if not manager.fingerprint:
-        return ssl.create_default_context()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
-    return context
-
-
-def _check_certificate(writer: asyncio.StreamWriter, manager: ManagerAddress) -> None:
-    tls = writer.get_extra_info("ssl_object")
-    if tls is None or not manager.fingerprint:
-        return
-    found = hashlib.sha256(tls.getpeercert(True) or b"").hexdigest()
-    if not hmac.compare_digest(found, manager.fingerprint.lower().replace(":", "")):
-        raise PermissionDenied(f"{manager.url} has another certificate than the one that was pinned; log in again")

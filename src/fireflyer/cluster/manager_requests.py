@@ -34,7 +34,7 @@ from fireflyer.base.errors import (
 from fireflyer.cluster.schema.api import API, KEY_HEADER, LEADER_HEADER, ErrorView
 from fireflyer.runtime.address import is_loopback
 
-__all__ = ["MAX_MANAGERS", "Connection", "ManagerAddress", "RequestBody", "Requests"]
+__all__ = ["MAX_MANAGERS", "Connection", "ManagerAddress", "RequestBody", "Requests", "check_certificate", "tls_of"]
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_EVENT_BYTES: Final = 1 << 20
@@ -88,26 +88,51 @@ class RequestBody(NamedTuple):
     pieces: Callable[[], Iterable[bytes]]
 
 
-class _PinnedConnection(http.client.HTTPSConnection):
+def tls_of(manager: ManagerAddress) -> ssl.SSLContext:
+    """For a connection to it, over which nothing is sent before `check_certificate`."""
+    if not manager.fingerprint:
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
+    return context
+
+
+def check_certificate(manager: ManagerAddress, der: bytes | None) -> None:
+    """Raises `PermissionDenied` where it is not the pinned one."""
+    found = hashlib.sha256(der or b"").hexdigest()
+    if manager.fingerprint and not hmac.compare_digest(found, _pinned(manager)):
+        raise PermissionDenied(
+            f"{manager.url} has another certificate ({found[:16]}…) than the one that was pinned; if the platform was "
+            "made again, log in again with the new fingerprint"
+        )
+
+
+def _pinned(manager: ManagerAddress) -> str:
+    """Raises `UsageError`."""
+    pinned = manager.fingerprint.lower().replace(":", "")
+    if _FINGERPRINT.fullmatch(pinned) is None:
+        raise UsageError(
+            f"{manager.fingerprint[:80]!r} is no fingerprint: the SHA-256 of a certificate has 64 hexadecimal digits; "
+            f"the manager prints that of {manager.url} when it starts"
+        )
+    return pinned
+
+
+class _SecureConnection(http.client.HTTPSConnection):
     """Sends nothing before the certificate is the right one."""
 
-    def __init__(self, host: str, port: int | None, fingerprint: str, timeout: float) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # the fingerprint is compared instead
-        super().__init__(host, port, timeout=timeout, context=context)
-        self._fingerprint = fingerprint
+    def __init__(self, host: str, port: int | None, manager: ManagerAddress) -> None:
+        super().__init__(host, port, timeout=TIMEOUT_S, context=tls_of(manager))
+        self._manager = manager
 
     def connect(self) -> None:
         super().connect()
-        der = self.sock.getpeercert(binary_form=True) or b"" if isinstance(self.sock, ssl.SSLSocket) else b""
-        found = hashlib.sha256(der).hexdigest()
-        if not hmac.compare_digest(found, self._fingerprint):
+        try:
+            check_certificate(self._manager, self.sock.getpeercert(binary_form=True))
+        except PermissionDenied:
             self.close()
-            raise PermissionDenied(
-                f"{self.host} has another certificate ({found[:16]}…) than the one that was pinned; if the platform "
-                "was made again, log in again with the new fingerprint"
-            )
+            raise
 
 
 class Requests:
@@ -144,16 +169,10 @@ class Requests:
             self._http: http.client.HTTPConnection = http.client.HTTPConnection(
                 parts.hostname, parts.port, timeout=TIMEOUT_S
             )
-        elif manager.fingerprint:
-            pinned = manager.fingerprint.lower().replace(":", "")
-            if _FINGERPRINT.fullmatch(pinned) is None:
-                raise UsageError(
-                    f"{manager.fingerprint[:80]!r} is no fingerprint: the SHA-256 of a certificate has 64 hexadecimal "
-                    f"digits; the manager prints that of {url} when it starts"
-                )
-            self._http = _PinnedConnection(parts.hostname, parts.port, pinned, TIMEOUT_S)
         else:
-            self._http = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+            if manager.fingerprint:
+                _pinned(manager)
+            self._http = _SecureConnection(parts.hostname, parts.port, manager)
         self._manager, self._url = manager, url
 
     def _connect(self) -> None:

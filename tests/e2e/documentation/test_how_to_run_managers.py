@@ -26,7 +26,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "run-managers.md"
 
 def config_of(text: str, directory: Path, store: str) -> PlatformConfig:
     """Of the page, but on loopback."""
-    said: dict[str, Any] = tomllib.loads(text.replace("/etc/fireflyer", str(directory)))
+    here = text.replace("/etc/fireflyer", str(directory)).replace("/shared/fireflyer", str(directory))
+    said: dict[str, Any] = tomllib.loads(here)
     config = msgspec.convert(said, PlatformConfig)
     return msgspec.structs.replace(
         config, store=store, directory=str(directory / "manager"), listen="127.0.0.1:0", listen_agents="127.0.0.1:0",

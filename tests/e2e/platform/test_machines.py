@@ -8,6 +8,7 @@ import http.client
 import json
 import secrets
 import ssl
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -271,6 +272,8 @@ def test_a_certificate_of_the_site_needs_no_fingerprint_but_who_signed_it_and_th
 
 def test_a_task_of_two_machines_runs_and_asks_the_managers_and_its_logs_arrive(platform: Platform) -> None:
     task = platform.run_with_ranks("two", 2, "--nodes", "2")
+    nodes = platform.task(task).task.nodes
+    assert platform.user.ff("exec", str(task), "--rank", "1", "--", "hostname") == f"{nodes[1]}\n"
     platform.let_go("two")
     answer = platform.finished(task)
     assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
@@ -298,6 +301,12 @@ def test_another_manager_leads_when_the_machine_of_the_leader_is_cut_off_and_its
     assert set(platform.started("moves")) == {first, "d"}
     assert {pid for pid, _ in cut.processes()} - before
 
+    follows = platform.machines["c"].start(
+        ["ff", "logs", "-f", str(stays)], user=USER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert follows.stdout is not None
+    assert "2 ranks" in follows.stdout.readline()
+
     platform.machines.cut(first)
     cut_s = time.monotonic()
     wait_for(lambda: platform.leads(second), "the other leads")
@@ -314,7 +323,12 @@ def test_another_manager_leads_when_the_machine_of_the_leader_is_cut_off_and_its
         "rank 0 run 0",
         "rank 1 run 0",
     ]
-    (asked,) = (line for line in platform.user.ff("logs", str(stays)).splitlines() if "ff ps" in line)
+    rest, _ = follows.communicate(timeout=allowed_s(30))
+    assert follows.returncode == 0
+    assert sorted(line for line in rest.splitlines() if "done" in line) == [
+        f"[{rank}] done on {node}" for rank, node in enumerate(sorted(others))
+    ]
+    (asked,) = (line for line in rest.splitlines() if "ff ps" in line)
     assert asked.startswith("[0] ff ps 0 TASK"), asked
 
     def left() -> list[list[str]]:

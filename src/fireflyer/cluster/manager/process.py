@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -56,6 +57,7 @@ from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
 __all__ = ["new_administrator", "run_platform_manager"]
 
+_log = logging.getLogger(__name__)
 _LIMITS: Final = ServerLimits(
     connections=20_000, handshakes=256, calls_per_connection=8, request_bytes_per_connection=2 * MIB, frame_bytes=MIB
 )
@@ -66,6 +68,9 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     where it serves TLS, the fingerprint of its certificate, with spaces between them. Raises `FireflyerError` when it
     cannot begin or go on."""
     secret = load_secret(config.secret_file)
+    if len(config.managers) > 1 and not (config.objects and config.logs_directory):
+        _log.warning("snapshots and logs are in this manager's own directory, where the other managers do not find them; "
+                     "set objects and logs_directory to what all of them reach")  # fmt: skip
     host, port = parse_listen(config.listen)
     certificate = None
     if config.secure:
