@@ -17,6 +17,7 @@ none to a source with many. A source is what an attacker cannot have many of: an
 of the machine for a Unix socket; the owner names it.
 
 Log lines are bounded too: `Report` comes at most `REPORTS` times in `REPORT_INTERVAL_NS`, with how many were left out.
+None for a client that leaves without a byte: it has looked whether the port is reached, as hosts do before a job.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class _HalfOpen:
     conversation: ServerConversation | None
     """None once it was refused."""
     unread_bytes: int
+    has_spoken: bool = False
 
 
 class HandshakeAcceptor:
@@ -184,6 +186,9 @@ class HandshakeAcceptor:
         if one.conversation is None:
             one.unread_bytes -= len(data)
             return [] if data and one.unread_bytes > 0 else [self._forget(connection)]
+        if not data and not one.has_spoken:
+            return [self._forget(connection)]
+        one.has_spoken = True
         try:
             reply = one.conversation.receive(data)
         except PermissionDenied as error:

@@ -14,13 +14,13 @@ import errno
 import random
 import socket
 
-from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import SECOND
 from fireflyer.runtime.disk import translate_os_error
-from fireflyer.runtime.port_search import no_port_left, reserve_port
+from fireflyer.runtime.port_search import no_port_left, reserve_port, reserved_ports
 
-__all__ = ["check_port", "choose_port", "port_is_free", "reserve_free_port", "wait_for_port"]
+__all__ = ["check_port", "choose_port", "count_free_ports", "port_is_free", "reserve_free_port", "wait_for_port"]
 
 _LOWEST = 20000
 _HIGHEST = 65535
@@ -47,11 +47,24 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def check_port(port: int) -> None:
-    """Raises `UsageError` when the port that the user gave cannot be used."""
+def count_free_ports(ports: PortRange, enough: int) -> int:
+    """How many ports of the range a listener could have now; stops counting at `enough`."""
+    found, reserved = 0, reserved_ports()
+    for port in ports.ports:
+        if found == enough:
+            break
+        try:
+            found += port not in reserved and port_is_free(port)
+        except FireflyerError:  # only a privileged program may use it
+            continue
+    return found
+
+
+def check_port(port: int, *, here: bool = True) -> None:
+    """Raises `UsageError` when the port that the user gave cannot be used; `here`: on this machine."""
     if not 0 <= port <= _HIGHEST:
         raise UsageError(f"--master-port {port} is out of range; choose one from 1 to 65535, or 0 for any free one")
-    if port and not port_is_free(port):
+    if here and port and not port_is_free(port):
         raise UsageError(
             f"--master-port {port} is taken by another process; choose another one, or leave it out for a free one"
         )

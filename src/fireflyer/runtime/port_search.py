@@ -16,22 +16,35 @@ from typing import TypeVar
 from fireflyer.base.errors import UsageError
 from fireflyer.base.port_range import PortRange
 
-__all__ = ["listen_in_range", "no_port_left", "reserve_port"]
+__all__ = ["listen_in_range", "no_port_left", "reserve_port", "reserved_ports"]
 
 _T = TypeVar("_T")
+_NAME = "fireflyer-port-"
+_SOCKETS_FILE = "/proc/net/unix"
 
 
 def reserve_port(port: int) -> socket.socket | None:
     """The reservation, until it is closed; None where another process has it."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
-        reservation.bind(f"\0fireflyer-port-{port}")
+        reservation.bind(f"\0{_NAME}{port}")
     except OSError as error:
         reservation.close()
         if error.errno == errno.EADDRINUSE:
             return None
         raise
     return reservation
+
+
+def reserved_ports() -> set[int]:
+    """Those that processes on this machine have reserved now, without reserving one for a moment."""
+    try:
+        with open(_SOCKETS_FILE, encoding="utf-8", errors="replace") as file:
+            names = [line.rsplit(None, 1)[-1] for line in file]
+    except OSError:
+        return set()
+    shown = f"@{_NAME}"
+    return {int(text) for name in names if name.startswith(shown) and (text := name[len(shown) :]).isdecimal()}
 
 
 def listen_in_range(ports: PortRange | None, listen: Callable[[int], _T]) -> _T:

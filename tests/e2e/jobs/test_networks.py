@@ -181,10 +181,30 @@ def test_two_jobs_on_the_same_machines_share_a_range(machines: Machines) -> None
 
 
 @pytest.mark.slow
-def test_a_range_without_a_free_port_ends_the_job_with_one_line(machines: Machines) -> None:
-    one = run(machines, "--hosts=a,b", "--port-range=29500-29501")
-    assert one.code == 1
-    assert "UsageError: no port of 29500-29501 (--port-range, FF_PORT_RANGE) is free: each rank needs" in one.err
+def test_ports_that_are_not_free_or_not_reached_are_in_the_table_of_faults(machines: Machines) -> None:
+    listen = (
+        "import socket, time; kept = socket.create_server(('', 29500)); print('listens', flush=True); time.sleep(99)"
+    )
+    taking = machines["b"].start(["python", "-c", listen], stdout=subprocess.PIPE)
+    assert taking.stdout is not None
+    assert taking.stdout.readline() == "listens\n"
+    ports = ["--port-range=29500-29501", "--control-port=29501", "--control-address=127.0.0.1"]
+    one = run(machines, "--hosts=a,b", *ports)
+    assert one.code == 2
+    free = "has 1 free ports of 29500-29501 (--port-range), and needs"
+    mend = "end what listens there, or give a larger range"
+    assert one.err.splitlines()[:4] == [
+        "HOST  FAULT",
+        f"a     {free} 3; {mend}",
+        f"b     {free} 2; {mend}",
+        "b     does not reach the launcher at 127.0.0.1:29501 (Connection refused); open that port (--control-port "
+        "names one), or name this machine's address with --control-address",
+    ]
+    other = run(machines, "--hosts=b,a", "--master-port=29500")
+    assert other.err.splitlines()[:2] == [
+        "HOST  FAULT",
+        "b     has another process at MASTER_PORT 29500; choose another --master-port, or leave it out",
+    ]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.jobs.network import read_addresses, refuse_link_local
+from fireflyer.cluster.core.facts import Answer
 from fireflyer.cluster.launcher.preflight import HostsRefused, check_joined, settings_for_hosts
 from fireflyer.cluster.schema.addresses import AddressChoice, is_link_local
 from fireflyer.cluster.schema.hosts import HostQuestion, parse_hosts
@@ -106,14 +107,18 @@ def test_machines_that_join_and_the_launchers_have_addresses_of_one_family(tmp_p
         probe(HostQuestion(workdir="/", script="sh", kind="program", run_dir="/", mark="m")), boot_id="another"
     )
     same = msgspec.structs.replace(facts, address="10.0.0.2", interface="eth1")
-    machines = check_joined(spec, {1: same}, {1: "10.9.0.2"}, here="a", run_dir=str(tmp_path))
+    machines = check_joined(
+        spec, {1: Answer(same, same.time_ns, same.time_ns)}, {1: "10.9.0.2"}, here="a", run_dir=str(tmp_path)
+    )
     assert [(one.address, one.launcher, one.interface) for one in machines.values()] == [
         ("127.0.0.1", "a", "lo"),
         ("10.0.0.2", "a", "eth1"),
     ]
     other = msgspec.structs.replace(facts, address="fd00::2", interface="eth1")
     with pytest.raises(HostsRefused) as refused:
-        check_joined(spec, {1: other}, {1: "10.9.0.2"}, here="a", run_dir=str(tmp_path))
+        check_joined(
+            spec, {1: Answer(other, other.time_ns, other.time_ns)}, {1: "10.9.0.2"}, here="a", run_dir=str(tmp_path)
+        )
     assert refused.value.rows == [
         ("machine 1", "has fd00::2, and machine 0 has 127.0.0.1: all need IPv4, or all IPv6; choose with --subnet")
     ]

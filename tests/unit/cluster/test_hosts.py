@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.jobs.hosts import hosts_of
 from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
-from fireflyer.cluster.core.facts import MAX_SKEW_NS, HostRequirements, faults_of, mixed_addresses, same_machine
+from fireflyer.cluster.core.facts import MAX_SKEW_NS, Answer, HostRequirements, faults_of, mixed_addresses, same_machine
 from fireflyer.cluster.core.hosts import Hosts
 from fireflyer.cluster.core.states import Node
 from fireflyer.cluster.schema.hosts import Host, HostFacts, expand_nodelist, parse_hosts
@@ -19,10 +19,11 @@ from fireflyer.cluster.schema.job import JobSpec
 FACTS = HostFacts(
     version="1.0", python="3.11.2", hostname="a", boot_id="x", namespace="net:[1]", uid=0, cores=2, gpus=0,
     has_workdir=True, script_sha256="ab", has_script=True, shares_run_dir=False, client="", server="", time_ns=1000,
+    free_ports=4,
 )  # fmt: skip
 REQUIRED = HostRequirements(
     version="1.0", python="3.11.9", workdir="/work", script="train.py", kind="script", script_sha256="ab", ranks=2,
-    ranks_per_core=16, devices="auto",
+    ranks_per_core=16, devices="auto", ports="29500-29507", ports_needed=4, master_port=29500,
 )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def test_any_text_is_expanded_or_refused(text: str) -> None:
 
 def faults(**changes: object) -> list[str]:
     facts = msgspec.structs.replace(FACTS, **changes)
-    return faults_of(facts, REQUIRED, asked_ns=900, answered_ns=1100)
+    return faults_of(Answer(facts, 900, 1100), REQUIRED)
 
 
 def test_a_host_that_has_everything_is_fit() -> None:
@@ -108,6 +109,12 @@ def test_a_host_that_has_everything_is_fit() -> None:
         ({"gpus": 1}, "has 1 GPUs for 2 ranks"),
         ({"time_ns": 900 - MAX_SKEW_NS - 1}, "has a clock that differs by 5 s"),
         ({"time_ns": 1100 + 2 * MAX_SKEW_NS}, "has a clock that differs by 10 s"),
+        ({"free_ports": 3}, "has 3 free ports of 29500-29507 (--port-range), and needs 4"),
+        ({"master_port_taken": True}, "has another process at MASTER_PORT 29500"),
+        (
+            {"launcher_not_reached": "10.0.0.1:4000 (No route to host)\n"},
+            "does not reach the launcher at 10.0.0.1:4000 ",
+        ),
         ({"no_address": "has no address of --interface eth1; it has none"}, "has no address of --interface eth1"),
         ({"server": "fe80::2%eth0"}, "was reached at a link-local address (fe80::2%eth0)"),
         ({"server": "fd00::2", "client": "fe80::1%eth0"}, "was reached at a link-local address"),
@@ -126,7 +133,7 @@ def test_all_faults_of_a_host_are_told() -> None:
 def test_a_link_local_address_over_which_nothing_goes_is_no_fault() -> None:
     facts = msgspec.structs.replace(FACTS, server="fe80::2%eth0", client="fe80::1%eth0", address="10.0.0.2")
     required = msgspec.structs.replace(REQUIRED, knows_control_address=True)
-    assert faults_of(facts, required, asked_ns=900, answered_ns=1100) == []
+    assert faults_of(Answer(facts, 900, 1100), required) == []
 
 
 def test_what_another_machine_says_of_its_addresses_cannot_control_the_terminal() -> None:

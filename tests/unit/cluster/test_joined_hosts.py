@@ -11,6 +11,7 @@ import pytest
 from tests.support.loops import on_loop
 
 from fireflyer.base.errors import PermissionDenied, UsageError
+from fireflyer.cluster.core.facts import Answer
 from fireflyer.cluster.core.messages import Event, SupervisorGone, SupervisorLost
 from fireflyer.cluster.launcher import joined
 from fireflyer.cluster.launcher.joined import JoinedHosts, JoinedNodes
@@ -18,7 +19,7 @@ from fireflyer.cluster.launcher.machines import Machine
 from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion
 from fireflyer.cluster.schema.job import JobSpec
 from fireflyer.cluster.schema.join import GuardEnded, JobEnded, JoinRequest, KillGuard, StartGuard
-from fireflyer.cluster.schema.wire import Next, SupervisorConfig
+from fireflyer.cluster.schema.wire import Done, Next, SupervisorConfig
 from fireflyer.runtime.rpc import Caller
 
 FACTS = HostFacts(
@@ -34,7 +35,8 @@ class World:
     def __init__(self, count: int = 3) -> None:
         names = tuple(f"machine {number}" for number in range(count))
         spec = JobSpec(script="train.py", run_dir="/run", nodes=count, ranks_per_node=2, hosts=names)
-        self.hosts = JoinedHosts(spec, question=QUESTION)
+        self.now_ns = 5000
+        self.hosts = JoinedHosts(spec, question=QUESTION, now_ns=lambda: self.now_ns)
         self.events: list[Event] = []
         self.up: set[tuple[int, int]] = set()
         nowhere: Any = None  # no node of these tests is on the launcher's machine
@@ -179,9 +181,9 @@ async def test_a_machine_that_joins_again_must_still_fit() -> None:
     world = World()
     caller = await world.join(1, 11)
 
-    def admit(number: int, facts: HostFacts, address: str) -> None:
+    def admit(number: int, answer: Answer, address: str) -> None:
         assert (number, address) == (1, "10.0.0.1")
-        if facts.script_sha256 != "ab":
+        if answer.facts.script_sha256 != "ab":
             raise UsageError("machine 1 has another train.py")
 
     world.hosts.admit = admit
@@ -190,3 +192,16 @@ async def test_a_machine_that_joins_again_must_still_fit() -> None:
         await world.join(1, 12, msgspec.structs.replace(FACTS, script_sha256="cd"))
     assert world.hosts.missing() == [1, 2]
     await world.join(1, 13)
+
+
+@on_loop
+async def test_when_a_machine_looked_at_its_clock_is_known_from_both_sides() -> None:
+    """Between its question and its answer, however long the launcher then waits for others."""
+    world = World()
+    caller = Caller("node", "host 1", "10.0.0.1:4000", 11)
+    await world.hosts._ask(Done(), caller)
+    world.now_ns = 7000
+    await world.join(1, 11)
+    await world.join(2, 12)  # without a question: how old its answer is is not known
+    world.now_ns = 10**15
+    assert await world.hosts.wait_for_all(lambda _: None) == {1: Answer(FACTS, 5000, 7000), 2: Answer(FACTS, 0, 7000)}

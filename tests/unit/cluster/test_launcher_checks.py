@@ -120,6 +120,18 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     check_job(spec_of(tmp_path, master_port=port), TWO_CORES)
 
 
+def test_this_machine_need_not_hold_what_runs_on_others(tmp_path: Path) -> None:
+    """A login node starts jobs on machines that have more; they are asked themselves."""
+    many = {"nodes": 64, "hosts": tuple(f"n{number}" for number in range(64)), "ranks_per_node": 8}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check_job(spec_of(tmp_path, **many, devices="gpu", master_port=port), TWO_CORES)
+    joined = spec_of(tmp_path, **many, rendezvous=Rendezvous(host="n0", port=29400, secret_file="secret"))
+    check_job(joined, TWO_CORES)
+    with pytest.raises(UsageError, match="33 ranks are more than this machine can hold"):
+        check_job(msgspec.structs.replace(joined, ranks_per_node=33), TWO_CORES)
+
+
 def test_a_run_directory_that_holds_a_run_is_refused_and_kept(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     os.mkdir(spec.run_dir)

@@ -182,6 +182,7 @@ def test_who_leaves_or_breaks_is_forgotten_and_named_once() -> None:
     server = acceptor()
     for connection in (1, 2):
         server.opened(0, connection, "a")
+    server.received(0, 1, b"\0")
     closed, report = server.received(0, 1, b"")
     assert closed == Close(1)
     assert isinstance(report, Report)
@@ -191,11 +192,19 @@ def test_who_leaves_or_breaks_is_forgotten_and_named_once() -> None:
     assert len(server) == 0
 
 
+def test_who_only_looks_whether_the_port_is_reached_is_not_reported() -> None:
+    server = acceptor()
+    server.opened(0, 1, "a")
+    assert server.received(0, 1, b"") == [Close(1)]
+    assert len(server) == 0
+
+
 def test_reports_are_bounded_and_say_how_many_were_left_out() -> None:
     server = acceptor()
 
     def report_of_one(now_ns: int) -> Report | None:
         server.opened(now_ns, 1, "a")
+        server.received(now_ns, 1, b"\0")
         return next((effect for effect in server.received(now_ns, 1, b"") if isinstance(effect, Report)), None)
 
     reports = [report_of_one(0) for _ in range(REPORTS + 30)]

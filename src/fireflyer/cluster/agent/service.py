@@ -286,12 +286,16 @@ class _Agent:
     async def _ask(self, question: HostQuestion, caller: Caller) -> HostFacts:
         claims = self._allowed(caller)
         account = self._admitted(claims)
-        question = msgspec.structs.replace(question, workdir=self._workdir(claims, question.workdir))
+        client = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        question = msgspec.structs.replace(
+            question,
+            workdir=self._workdir(claims, question.workdir),
+            control_address=question.control_address or client,
+        )
         if account is None:
             facts = await asyncio.to_thread(probe, question)
         else:
             facts = await asyncio.to_thread(probe_as, account, question)
-        client = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
         return msgspec.structs.replace(facts, client=client, server="")
 
     async def _start(self, request: GuardOrder, caller: Caller) -> GuardStatus:

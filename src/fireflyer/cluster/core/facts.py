@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,7 +11,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.schema.addresses import is_link_local
 from fireflyer.cluster.schema.hosts import HostFacts
 
-__all__ = ["MAX_SKEW_NS", "HostRequirements", "faults_of", "mixed_addresses", "same_machine"]
+__all__ = ["MAX_SKEW_NS", "Answer", "HostRequirements", "faults_of", "mixed_addresses", "port_fault", "same_machine"]
 
 MAX_SKEW_NS = 5 * SECOND
 """Clocks that differ by more make logs and checkpoints of several machines unreadable. Leases do not depend on it."""
@@ -30,11 +31,25 @@ class HostRequirements(msgspec.Struct, frozen=True, kw_only=True):
     devices: str
     knows_control_address: bool = False
     """--control-address says where hosts reach the launcher."""
+    ports: str = ""
+    """The range of --port-range; empty: none."""
+    ports_needed: int = 0
+    master_port: int = 0
 
 
-def faults_of(facts: HostFacts, required: HostRequirements, *, asked_ns: int, answered_ns: int) -> list[str]:
-    """One line each; empty: the host can run the job. Times are the launcher's wall clock around the question."""
-    faults = []
+class Answer(NamedTuple):
+    """What a host says of itself, and when, on the wall clock of the launcher."""
+
+    facts: HostFacts
+    asked_ns: int
+    """Before the host looked."""
+    answered_ns: int
+    """After it."""
+
+
+def faults_of(answer: Answer, required: HostRequirements) -> list[str]:
+    """One line each; empty: the host can run the job."""
+    facts, faults = answer.facts, []
     if facts.version != required.version:
         faults.append(f"has Fire-Flyer {facts.version}, and this machine {required.version}; install the same release")
     if facts.python.rpartition(".")[0] != required.python.rpartition(".")[0]:
@@ -47,7 +62,8 @@ def faults_of(facts: HostFacts, required: HostRequirements, *, asked_ns: int, an
         faults.append(f"has another {required.script} (its SHA-256 differs); copy this machine's there")
     faults += _device_faults(facts, required)
     faults += _address_faults(facts, required)
-    skew_ns = max(asked_ns - facts.time_ns, facts.time_ns - answered_ns, 0)
+    faults += _port_faults(facts, required)
+    skew_ns = max(answer.asked_ns - facts.time_ns, facts.time_ns - answer.answered_ns, 0)
     if skew_ns > MAX_SKEW_NS:
         faults.append(f"has a clock that differs by {skew_ns / SECOND:.0f} s; synchronise the clocks (chrony, ntp)")
     return faults
@@ -55,7 +71,7 @@ def faults_of(facts: HostFacts, required: HostRequirements, *, asked_ns: int, an
 
 def _address_faults(facts: HostFacts, required: HostRequirements) -> list[str]:
     if facts.no_address:
-        return ["".join(char for char in facts.no_address if char.isprintable())]
+        return [_printable(facts.no_address)]
     server = "" if facts.address else facts.server
     client = "" if required.knows_control_address else facts.client
     if is_link_local(server) or is_link_local(client):
@@ -64,6 +80,35 @@ def _address_faults(facts: HostFacts, required: HostRequirements) -> list[str]:
             "global or unique local address (fd00::/8)"
         ]
     return []
+
+
+def _port_faults(facts: HostFacts, required: HostRequirements) -> list[str]:
+    faults = port_fault(facts.free_ports, required)
+    if required.master_port and facts.master_port_taken:
+        faults.append(
+            f"has another process at MASTER_PORT {required.master_port}; choose another --master-port, or leave it out"
+        )
+    if facts.launcher_not_reached:
+        faults.append(
+            f"does not reach the launcher at {_printable(facts.launcher_not_reached)}; open that port (--control-port "
+            "names one), or name this machine's address with --control-address"
+        )
+    return faults
+
+
+def port_fault(free: int, required: HostRequirements) -> list[str]:
+    """Of a machine with so many free ports of the range: none, or one."""
+    if free >= required.ports_needed:
+        return []
+    return [
+        f"has {free} free ports of {required.ports} (--port-range), and needs {required.ports_needed}; end what "
+        "listens there, or give a larger range"
+    ]
+
+
+def _printable(text: str) -> str:
+    """Of what another machine says, what may get to a terminal."""
+    return "".join(char for char in text if char.isprintable())
 
 
 def mixed_addresses(addresses: Mapping[str, str]) -> list[tuple[str, str]]:

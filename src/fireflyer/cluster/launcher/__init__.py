@@ -80,6 +80,7 @@ async def run_job(
             job_token=job_token or new_token(),
             secret=secret,
             server=server,
+            control_port=address.port,
             on_waiting=on_waiting,
             agents=agents,
             user_token=user_token,

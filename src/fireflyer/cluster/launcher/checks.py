@@ -38,8 +38,10 @@ def check_job(spec: JobSpec, devices: Devices) -> None:
     _check_command(spec)
     _check_on_failure(spec)
     _check_environment(spec)
-    check_devices(spec, devices)
-    check_port(spec.master_port)
+    nodes_here = spec.nodes if not spec.hosts else 0 if spec.rendezvous is None else 1
+    if nodes_here:  # hosts are asked, each for itself
+        check_devices(spec, devices, nodes_here)
+    check_port(spec.master_port, here=nodes_here > 0)
     _check_ports(spec)
     if os.path.lexists(spec.run_dir):
         _check_run_dir(spec.run_dir)
@@ -173,8 +175,9 @@ def _check_environment(spec: JobSpec) -> None:
     RankEnvironment.from_mapping({name: value for name, value in every_rank.items() if name.startswith("FF_")})
 
 
-def check_devices(spec: JobSpec, devices: Devices) -> None:
-    """Raises `UsageError` where a node would get more ranks than it can hold. Nodes share this machine's devices."""
+def check_devices(spec: JobSpec, devices: Devices, nodes: int) -> None:
+    """Raises `UsageError` where a node would get more ranks than it can hold. So many nodes share this machine's
+    devices."""
     kind = spec.devices if spec.devices != "auto" else ("gpu" if devices.gpus else "cpu")
     if kind == "gpu":
         if spec.ranks_per_node > devices.gpus:
@@ -186,8 +189,9 @@ def check_devices(spec: JobSpec, devices: Devices) -> None:
             )
         return
     limit = devices.cores * RANKS_PER_CORE
-    if spec.world_size > limit:
+    ranks = nodes * spec.ranks_per_node
+    if ranks > limit:
         raise UsageError(
-            f"{spec.world_size} ranks are more than this machine can hold: {devices.cores} cores x {RANKS_PER_CORE} "
+            f"{ranks} ranks are more than this machine can hold: {devices.cores} cores x {RANKS_PER_CORE} "
             f"ranks per core = {limit}; use fewer --nodes or --ranks-per-node"
         )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.facts import Answer
 from fireflyer.cluster.core.messages import Event, SupervisorGone, SupervisorLost
 from fireflyer.cluster.launcher.machines import Machine
 from fireflyer.cluster.launcher.nodes import Nodes
-from fireflyer.cluster.schema.hosts import HostFacts, HostQuestion
+from fireflyer.cluster.schema.hosts import HostQuestion
 from fireflyer.cluster.schema.job import JobSpec, node_range
 from fireflyer.cluster.schema.join import (
     ASK,
@@ -42,7 +44,7 @@ _HAS_LEFT: Final = "its machine has left the job"
 
 @dataclass(slots=True)
 class _Host:
-    facts: HostFacts
+    answer: Answer
     address: str
     connection: int
     commands: list[HostCommand] = field(default_factory=list)
@@ -62,18 +64,21 @@ class JoinedHosts:
     place; one that was not there when the job began may join later.
 
     `on_ended(host, news)`, `on_joined(host)`; `on_left(host, commands)` with those that it may not have heard.
-    `admit(host, facts, address)` raises `UsageError` where the machine cannot be that host."""
+    `admit(host, answer, address)` raises `UsageError` where the machine cannot be that host."""
 
-    def __init__(self, spec: JobSpec, *, question: HostQuestion) -> None:
+    def __init__(self, spec: JobSpec, *, question: HostQuestion, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._spec = spec
         self._count = len(spec.hosts)
         self._question = question
+        self._now_ns = now_ns
+        self._asked_ns: dict[int, int] = {}
+        """By connection: when it fetched the question."""
         self._hosts: dict[int, _Host] = {}
         self._changed = asyncio.Event()
         self.on_ended: Callable[[int, GuardEnded], None] = lambda *_: None
         self.on_joined: Callable[[int], None] = lambda _: None
         self.on_left: Callable[[int, list[HostCommand]], None] = lambda *_: None
-        self.admit: Callable[[int, HostFacts, str], None] = lambda *_: None
+        self.admit: Callable[[int, Answer, str], None] = lambda *_: None
 
     def serve(self, server: RpcServer) -> None:
         server.register(ASK, self._ask)
@@ -84,7 +89,7 @@ class JoinedHosts:
     def missing(self) -> list[int]:
         return [number for number in range(1, self._count) if number not in self._hosts]
 
-    async def wait_for_all(self, tell: Callable[[list[int]], None]) -> dict[int, HostFacts]:
+    async def wait_for_all(self, tell: Callable[[list[int]], None]) -> dict[int, Answer]:
         """Waits without limit for as many as the job needs, and so long as the last call says for the others. `tell` is
         called with the numbers that are missing, at first and after each change."""
         loop = asyncio.get_running_loop()
@@ -101,7 +106,7 @@ class JoinedHosts:
                     await self._changed.wait()
             except TimeoutError:
                 break
-        return {number: host.facts for number, host in self._hosts.items()}
+        return {number: host.answer for number, host in self._hosts.items()}
 
     def address(self, number: int) -> str:
         """From which the host has connected."""
@@ -127,6 +132,7 @@ class JoinedHosts:
             pass
 
     def disconnected(self, caller: Caller) -> None:
+        self._asked_ns.pop(caller.connection, None)
         for number, host in list(self._hosts.items()):
             if host.connection == caller.connection:
                 self._forget(number)
@@ -139,7 +145,8 @@ class JoinedHosts:
 
     # -- methods -------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, _: Done, _caller: Caller) -> HostQuestion:
+    async def _ask(self, _: Done, caller: Caller) -> HostQuestion:
+        self._asked_ns[caller.connection] = self._now_ns()
         return self._question
 
     async def _join(self, request: JoinRequest, caller: Caller) -> Joined:
@@ -161,22 +168,23 @@ class JoinedHosts:
         if number >= 0 and not 1 <= number < self._count:
             raise UsageError(f"--node-rank {number} must be from 1 to {self._count - 1}; 0 is the launcher's machine")
         address = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
-        number = await self._place(number, request.facts, address)
-        self._hosts[number] = _Host(request.facts, address, caller.connection)
+        answer = Answer(request.facts, self._asked_ns.get(caller.connection, 0), self._now_ns())
+        number = await self._place(number, answer, address)
+        self._hosts[number] = _Host(answer, address, caller.connection)
         self._changed.set()
         self.on_joined(number)
         return Joined(number, spec.name)
 
-    async def _place(self, number: int, facts: HostFacts, address: str) -> int:
+    async def _place(self, number: int, answer: Answer, address: str) -> int:
         """The number that the machine gets, which is free now. Raises `UsageError`."""
         if number >= 0:
-            self.admit(number, facts, address)
+            self.admit(number, answer, address)
             await self._make_free(number)
             return number
         refused = UsageError(f"the job has all of its {self._count} machines already")
         for any_number in [*self.missing(), *self._hosts]:
             try:
-                return await self._place(any_number, facts, address)
+                return await self._place(any_number, answer, address)
             except UsageError as error:
                 refused = error if any_number not in self._hosts else refused
         raise refused

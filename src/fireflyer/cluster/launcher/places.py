@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.launch import LOGS_NAME
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.facts import Answer
 from fireflyer.cluster.core.messages import Event
 from fireflyer.cluster.launcher.agents import AgentNodes, Agents, AgentTarget, UserToken
 from fireflyer.cluster.launcher.joined import JoinedHosts, JoinedNodes
@@ -26,7 +27,6 @@ from fireflyer.cluster.launcher.preflight import (
     marked_directory,
     settings_for_hosts,
 )
-from fireflyer.cluster.schema.hosts import HostFacts
 from fireflyer.cluster.schema.job import JobSpec, Rendezvous
 from fireflyer.cluster.schema.wire import SupervisorConfig
 from fireflyer.identity.machines import MachineStore
@@ -69,12 +69,14 @@ async def find_places(
     job_token: str,
     secret: Secret,
     server: RpcServer,
+    control_port: int,
     on_waiting: Callable[[list[int]], None],
     agents: Mapping[str, AgentTarget] | None = None,
     user_token: UserToken | None = None,
 ) -> Places:
     """Raises `HostsRefused` where a machine cannot run the job. `on_waiting`: machines that have not joined yet.
-    `agents`: how those of the hosts are reached; None: by what their machines have left when they joined."""
+    `agents`: how those of the hosts are reached; None: by what their machines have left when they joined.
+    `control_port`: at which the server listens."""
     logs_dir = os.path.join(run_dir, LOGS_NAME)
     if spec.rendezvous is not None:
         return await _joined_places(spec, spec.rendezvous, run_dir, job_token, server, on_waiting)
@@ -89,7 +91,7 @@ async def find_places(
     workdir = spec.remote.workdir or os.getcwd()
     if spec.remote.via == "agent":
         targets = await asyncio.to_thread(_joined_agents, spec) if agents is None else agents
-        return await _places_of_agents(spec, targets, run_dir, workdir, job_token, secret, user_token)
+        return await _places_of_agents(spec, targets, run_dir, workdir, control_port, job_token, secret, user_token)
     ssh = Ssh(
         spec.remote.shell,
         spec.remote.python,
@@ -98,7 +100,8 @@ async def find_places(
         environment=settings_for_hosts(os.environ),
         first_lease_ns=spec.timeouts.supervisor_start_ns,
     )
-    machines = await check_hosts(spec, partial(ask_by_ssh, spec.remote), run_dir=run_dir, workdir=workdir)
+    ask = partial(ask_by_ssh, spec.remote)
+    machines = await check_hosts(spec, ask, run_dir=run_dir, workdir=workdir, control_port=control_port)
     return Places(
         job_token,
         dict(enumerate(machines)),
@@ -116,13 +119,14 @@ async def _places_of_agents(
     targets: Mapping[str, AgentTarget],
     run_dir: str,
     workdir: str,
+    control_port: int,
     job_token: str,
     secret: Secret,
     user_token: UserToken | None,
 ) -> Places:
     agents = Agents(targets)
     try:
-        machines = await check_hosts(spec, agents.ask, run_dir=run_dir, workdir=workdir)
+        machines = await check_hosts(spec, agents.ask, run_dir=run_dir, workdir=workdir, control_port=control_port)
     except FireflyerError:
         await agents.close()
         raise
@@ -159,19 +163,19 @@ async def _joined_places(
         hosts.serve(server)
         server.on_disconnect(hosts.disconnected)
         try:
-            facts = await hosts.wait_for_all(on_waiting)
-            addresses = {number: hosts.address(number) for number in facts}
-            machines = check_joined(spec, facts, addresses, here=rendezvous.host, run_dir=run_dir)
+            answers = await hosts.wait_for_all(on_waiting)
+            addresses = {number: hosts.address(number) for number in answers}
+            machines = check_joined(spec, answers, addresses, here=rendezvous.host, run_dir=run_dir)
         except FireflyerError as error:
             await hosts.end(2, str(error))
             raise
     admit_again = admission(spec, machines)
 
-    def admit(number: int, facts: HostFacts, address: str) -> None:
+    def admit(number: int, answer: Answer, address: str) -> None:
         if number in machines:
-            admit_again(number, facts, address)
+            admit_again(number, answer, address)
         else:
-            machines[number] = check_late(spec, number, facts, address, here=rendezvous.host, run_dir=run_dir)
+            machines[number] = check_late(spec, number, answer, address, here=rendezvous.host, run_dir=run_dir)
 
     hosts.admit = admit
     here = ThisMachine(lease_s=timeouts.lease_ns / SECOND, first_lease_s=timeouts.supervisor_start_ns / SECOND)

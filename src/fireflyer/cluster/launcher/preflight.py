@@ -18,13 +18,21 @@ import msgspec
 import fireflyer
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import InvariantViolation, UsageError
-from fireflyer.cluster.core.facts import HostRequirements, faults_of, mixed_addresses, same_machine
+from fireflyer.cluster.core.facts import (
+    Answer,
+    HostRequirements,
+    faults_of,
+    mixed_addresses,
+    port_fault,
+    same_machine,
+)
 from fireflyer.cluster.launcher.checks import RANKS_PER_CORE
 from fireflyer.cluster.launcher.machines import HERE, Machine, remote_command
 from fireflyer.cluster.schema.hosts import FACTS_MARK, MAX_ORDERS_BYTES, HostFacts, HostQuestion
 from fireflyer.cluster.schema.job import JobSpec, Remote
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.interfaces import own_addresses
+from fireflyer.runtime.master_port import count_free_ports
 
 __all__ = [
     "AskHost",
@@ -42,6 +50,7 @@ _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 256 << 10
 _MAX_SETTINGS_BYTES = MAX_ORDERS_BYTES // 2
 """The other half of what a host reads at its start is for the rest."""
+_JOINED_WORKDIR = "its working directory"
 _FORWARDED = ("PYTHONPATH", "LD_LIBRARY_PATH")
 _OF_THIS_MACHINE = ("FF_SECRET_FILE", "FF_ADDRESS", "FF_HOST")
 
@@ -71,7 +80,9 @@ def settings_for_hosts(environ: Mapping[str, str]) -> dict[str, str]:
     return given
 
 
-def _required(spec: JobSpec, workdir: str) -> HostRequirements:
+def _required(spec: JobSpec, workdir: str, number: int) -> HostRequirements:
+    """Of the host of this number."""
+    first = number == 0
     return HostRequirements(
         version=fireflyer.__version__,
         python=platform.python_version(),
@@ -83,7 +94,15 @@ def _required(spec: JobSpec, workdir: str) -> HostRequirements:
         ranks_per_core=RANKS_PER_CORE,
         devices=spec.devices,
         knows_control_address=bool(spec.remote.address),
+        ports=str(spec.ports or ""),
+        ports_needed=_ports_needed(spec, first=first),
+        master_port=spec.master_port if first else 0,
     )
+
+
+def _ports_needed(spec: JobSpec, *, first: bool) -> int:
+    """With one group of all ranks: a port for each rank, one while they meet, and on the first host MASTER_PORT."""
+    return 0 if spec.ports is None else spec.ranks_per_node + 1 + first
 
 
 class AskHost(Protocol):
@@ -92,15 +111,16 @@ class AskHost(Protocol):
     async def __call__(self, name: str, question: HostQuestion) -> HostFacts | str: ...
 
 
-async def check_hosts(spec: JobSpec, ask_host: AskHost, *, run_dir: str, workdir: str) -> list[Machine]:
-    """The machines of `spec.hosts`, in order. Raises `HostsRefused`."""
-    required = _required(spec, workdir)
+async def check_hosts(
+    spec: JobSpec, ask_host: AskHost, *, run_dir: str, workdir: str, control_port: int
+) -> list[Machine]:
+    """The machines of `spec.hosts`, in order. `control_port`: at which this launcher listens. Raises `HostsRefused`."""
     faults: dict[str, list[str]] = {name: [] for name in spec.hosts}
     facts: dict[str, HostFacts] = {}
     some = asyncio.Semaphore(_AT_ONCE)
-    with _question(spec, run_dir, workdir) as question:
+    with _question(spec, run_dir, workdir, control_port) as question:
 
-        async def ask(name: str) -> None:
+        async def ask(number: int, name: str) -> None:
             async with some:
                 asked_ns = time.time_ns()
                 answer = await ask_host(name, question)
@@ -108,9 +128,10 @@ async def check_hosts(spec: JobSpec, ask_host: AskHost, *, run_dir: str, workdir
                     faults[name].append(answer)
                 else:
                     facts[name] = answer
-                    faults[name] += faults_of(answer, required, asked_ns=asked_ns, answered_ns=time.time_ns())
+                    required = _required(spec, workdir, number)
+                    faults[name] += faults_of(Answer(answer, asked_ns, time.time_ns()), required)
 
-        await asyncio.gather(*(ask(name) for name in spec.hosts))
+        await asyncio.gather(*(ask(number, name) for number, name in enumerate(spec.hosts)))
         _refuse(spec, facts, faults, {name: one.address for name, one in facts.items()})
     return _machines(spec, [facts[name] for name in spec.hosts], run_dir)
 
@@ -131,13 +152,13 @@ def _refuse(
 
 @contextlib.contextmanager
 def marked_directory(spec: JobSpec, run_dir: str) -> Iterator[HostQuestion]:
-    """The question for machines that join while this lasts."""
-    with _question(spec, run_dir, os.getcwd()) as question:
+    """The question for machines that join while this lasts; they have reached the launcher."""
+    with _question(spec, run_dir, os.getcwd(), 0) as question:
         yield question
 
 
 @contextlib.contextmanager
-def _question(spec: JobSpec, run_dir: str, workdir: str) -> Iterator[HostQuestion]:
+def _question(spec: JobSpec, run_dir: str, workdir: str, control_port: int) -> Iterator[HostQuestion]:
     """Raises `FireflyerError`."""
     stream_dir = os.path.abspath(spec.stream_dir) if spec.stream_dir else ""
     with contextlib.ExitStack() as stack:
@@ -153,19 +174,26 @@ def _question(spec: JobSpec, run_dir: str, workdir: str) -> Iterator[HostQuestio
             mark=mark,
             stream_dir=stream_dir,
             addresses=spec.addresses,
+            ports=spec.ports,
+            ports_needed=_ports_needed(spec, first=True),
+            master_port=spec.master_port,
+            control_port=control_port,
+            control_address=spec.remote.address,
         )
 
 
 def check_joined(
-    spec: JobSpec, facts: Mapping[int, HostFacts], addresses: Mapping[int, str], *, here: str, run_dir: str
+    spec: JobSpec, answers: Mapping[int, Answer], addresses: Mapping[int, str], *, here: str, run_dir: str
 ) -> dict[int, Machine]:
     """The launcher's machine, of address `here` unless another one is chosen, and those that joined it, by number.
     Raises `HostsRefused`."""
-    now_ns = time.time_ns()
-    required = _required(spec, "its working directory")
+    facts = {number: one.facts for number, one in answers.items()}
     named = {spec.hosts[number]: one for number, one in facts.items()}
-    faults = {name: _joined_faults(facts[number], required, now_ns) if number in facts else []
+    faults = {name: _joined_faults(spec, number, answers[number]) if number in answers else []
               for number, name in enumerate(spec.hosts)}  # fmt: skip
+    own_ports = _ports_needed(spec, first=True)
+    free = 0 if spec.ports is None else count_free_ports(spec.ports, own_ports)
+    faults[spec.hosts[0]] += port_fault(free, _required(spec, _JOINED_WORKDIR, 0))
     found = own_addresses() if spec.addresses else []
     interface, chosen = spec.addresses.choose(found) or ("", "")
     if spec.addresses and not chosen:
@@ -188,12 +216,12 @@ def check_joined(
     return {0: own, **joined}
 
 
-def check_late(spec: JobSpec, number: int, facts: HostFacts, address: str, *, here: str, run_dir: str) -> Machine:
+def check_late(spec: JobSpec, number: int, answer: Answer, address: str, *, here: str, run_dir: str) -> Machine:
     """A machine that joins for the first time after the job has begun. Raises `UsageError`, which is told there."""
-    faults = _joined_faults(facts, _required(spec, "its working directory"), time.time_ns())
+    faults = _joined_faults(spec, number, answer)
     if faults:
         raise UsageError(f"{spec.hosts[number]} cannot run this job: it {faults[0]}")
-    return _joined_machine(spec, number, facts, address, here=here, run_dir=run_dir)
+    return _joined_machine(spec, number, answer.facts, address, here=here, run_dir=run_dir)
 
 
 def _joined_machine(spec: JobSpec, number: int, facts: HostFacts, address: str, *, here: str, run_dir: str) -> Machine:
@@ -209,14 +237,15 @@ def _joined_machine(spec: JobSpec, number: int, facts: HostFacts, address: str, 
     )
 
 
-def admission(spec: JobSpec, machines: Mapping[int, Machine]) -> Callable[[int, HostFacts, str], None]:
-    """Checks a machine that joins again, during the job, as it was checked before: number, facts, address. Raises
-    `UsageError`: with another script it would train another model, and the others would not find another address."""
-    required = _required(spec, "its working directory")
+def admission(spec: JobSpec, machines: Mapping[int, Machine]) -> Callable[[int, Answer, str], None]:
+    """Checks a machine that joins again, during the job, as it was checked before: number, answer, address. Raises
+    `UsageError`: with another script it would train another model, and the others would not find another address. What
+    it ran before may still have its ports."""
 
-    def admit(number: int, facts: HostFacts, address: str) -> None:
-        faults = _joined_faults(facts, required, time.time_ns())
-        was, now = machines[number].address, facts.address or address
+    def admit(number: int, answer: Answer, address: str) -> None:
+        required = _required(spec, _JOINED_WORKDIR, number)
+        faults = faults_of(answer, msgspec.structs.replace(required, ports_needed=0, master_port=0))
+        was, now = machines[number].address, answer.facts.address or address
         if now != was:
             faults.append(f"was at {was}, and this one is at {now}; start it there")
         if faults:
@@ -225,9 +254,8 @@ def admission(spec: JobSpec, machines: Mapping[int, Machine]) -> Callable[[int, 
     return admit
 
 
-def _joined_faults(facts: HostFacts, required: HostRequirements, now_ns: int) -> list[str]:
-    """When it joined is not known exactly: only its age is; clocks are compared by the launcher over ssh."""
-    return faults_of(facts, required, asked_ns=0, answered_ns=now_ns)
+def _joined_faults(spec: JobSpec, number: int, answer: Answer) -> list[str]:
+    return faults_of(answer, _required(spec, _JOINED_WORKDIR, number))
 
 
 def _machines(spec: JobSpec, facts: list[HostFacts], run_dir: str) -> list[Machine]:

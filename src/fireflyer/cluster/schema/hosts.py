@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.port_range import PortRange
 from fireflyer.cluster.schema.addresses import AddressChoice, is_link_local
 from fireflyer.cluster.schema.job import MAX_NODES
 from fireflyer.cluster.schema.wire import SupervisorConfig
@@ -35,6 +36,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Address = Annotated[str, msgspec.Meta(max_length=45, pattern=r"^[0-9a-fA-F:.]*$")]
 _Interface = Annotated[str, msgspec.Meta(max_length=15, pattern=r"^[^\s/]*$")]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 _Uid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
@@ -57,6 +59,15 @@ class HostQuestion(msgspec.Struct, frozen=True, kw_only=True):
     stream_dir: _Text = ""
     """Another directory in which it made that file, of --log-dir; empty: none."""
     addresses: AddressChoice = AddressChoice()
+    ports: PortRange | None = None
+    ports_needed: _Count = 0
+    """It counts free ports of the range up to this number."""
+    master_port: _Port = 0
+    """0: any."""
+    control_port: _Port = 0
+    """Of the launcher; 0: whether it is reached is not asked."""
+    control_address: _Text = ""
+    """Empty: that from which the question came."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +100,11 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which has that address."""
     no_address: _Text = ""
     """Why it has none."""
+    free_ports: _Count = 0
+    """Of the range, at most as many as are needed."""
+    master_port_taken: bool = False
+    launcher_not_reached: _Text = ""
+    """The address that was tried, and why; empty: it was reached, or that was not asked."""
 
 
 class NodeOrders(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,14 +30,18 @@ from fireflyer.cluster.schema.runner import TOKEN_NAME
 from fireflyer.cluster.schema.wire import SupervisorConfig, supervisor_command
 from fireflyer.identity.private_files import require_own_directory, write_private_file
 from fireflyer.identity.secrets import Secret, save_secret
+from fireflyer.runtime.address import Address
 from fireflyer.runtime.devices import find_devices
 from fireflyer.runtime.interfaces import own_addresses
+from fireflyer.runtime.master_port import count_free_ports, port_is_free
 from fireflyer.runtime.processes.guarded import MARKER, GuardCommand
 
 __all__ = ["guard_program", "main", "make_private", "probe", "read_orders"]
 
 _MAX_SCRIPT_BYTES = 64 << 20
 _LOCK = "lock"
+_REACH_S = 5.0
+_HERE = "127.0.0.1"
 
 
 def main(arguments: list[str]) -> int:
@@ -76,6 +80,7 @@ def probe(question: HostQuestion) -> HostFacts:
     found = own_addresses() if choice else []
     interface, address = choice.choose(found) or ("", "")
     connection = os.environ.get("SSH_CONNECTION", "").split()
+    client = connection[0] if len(connection) == 4 else ""
     path = _script_path(question)
     return HostFacts(
         version=fireflyer.__version__,
@@ -93,13 +98,30 @@ def probe(question: HostQuestion) -> HostFacts:
             os.path.isfile(os.path.join(directory, question.mark))
             for directory in (question.run_dir, question.stream_dir or question.run_dir)
         ),
-        client=connection[0] if len(connection) == 4 else "",
+        client=client,
         server=connection[2] if len(connection) == 4 else "",
         time_ns=time.time_ns(),
         address=address,
         interface=interface,
         no_address=choice.fault(found) if choice and not address else "",
+        free_ports=0 if question.ports is None else count_free_ports(question.ports, question.ports_needed),
+        master_port_taken=bool(question.master_port) and not port_is_free(question.master_port),
+        launcher_not_reached=_not_reached(question, client),
     )
+
+
+def _not_reached(question: HostQuestion, client: str) -> str:
+    """What ranks on this machine will do is tried: to connect to the launcher."""
+    if not question.control_port:
+        return ""
+    address = Address(question.control_address or client or _HERE, question.control_port)
+    try:
+        with socket.create_connection((address.host, address.port), _REACH_S):
+            return ""
+    except TimeoutError:
+        return f"{address} (no answer within {_REACH_S:g} s)"
+    except OSError as error:
+        return f"{address} ({error.strerror or error})"
 
 
 def _script_path(question: HostQuestion) -> str | None:
