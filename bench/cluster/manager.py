@@ -24,6 +24,7 @@ from bench.report import Figure, Options, Result, figure
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import MIB
 from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, read_connection
 from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
@@ -57,7 +58,7 @@ def manager(options: Options) -> list[Result]:
         layout = PlatformLayout(f"{directory}/platform")
         layout.make_directory()
         layout.make_secret()
-        config, path = layout.write_manager(new_platform(1, 1, 0), "127.0.0.1:0", "127.0.0.1:0")
+        config, path = layout.write_manager(new_platform(1, 1, 0), UpConfig(), "127.0.0.1:0", "127.0.0.1:0")
         token = asyncio.run(new_administrator(config, ADMIN))
         with _manager_process(layout, path, token) as (pid, at_agents):
             return asyncio.run(_under_load(layout, pid, at_agents, Path(directory), load, case))
