@@ -25,6 +25,7 @@ from fireflyer.base.errors import TransientError
 from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import MIB
 from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, read_connection
 from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
@@ -58,7 +59,7 @@ def manager(options: Options) -> list[Result]:
         layout = PlatformLayout(f"{directory}/platform")
         layout.make_directory()
         layout.make_secret()
-        config, path = layout.write_manager(new_platform(1, 1, 0), "127.0.0.1:0", "127.0.0.1:0")
+        config, path = layout.write_manager(new_platform(1, 1, 0), UpConfig(), "127.0.0.1:0", "127.0.0.1:0")
         config = msgspec.structs.replace(config, user_requests_per_s=10_000)  # one administrator joins all agents
         Path(path).write_text(to_toml(msgspec.to_builtins(config)))
         token = asyncio.run(new_administrator(config, ADMIN))

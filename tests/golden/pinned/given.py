@@ -9,6 +9,7 @@ from tests.golden.pinned.samples import Given, samples
 from fireflyer.base.port_range import PortRange
 from fireflyer.cluster.core.platform.commands import SetPolicy
 from fireflyer.cluster.core.scheduler.model import Policy
+from fireflyer.cluster.local.config import NodesConfig, TimeSharing, UpConfig
 from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
 from fireflyer.cluster.schema.addresses import AddressChoice
 from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest, Port
@@ -64,6 +65,31 @@ def _manager_configs() -> list[PlatformConfig]:
     return [least, PlatformConfig(**whole)]
 
 
+def _up_files() -> list[UpConfig]:
+    """They check names, durations and addresses."""
+    nodes = NodesConfig(names=("agent-1", "agent-2"), group="s1", zone="s2", leaf="s3", labels=("s4",))
+    sharing = TimeSharing(
+        guarantee="1m", age_step="2m", usage_margin=2.5, usage_half_life="3m", cross_zone_nodes=4, cross_zone_tasks=5
+    )
+    whole = UpConfig(
+        directory="s5",
+        agents=6,
+        zones=7,
+        listen="127.0.0.1:8",
+        listen_agents="127.0.0.1:9",
+        metrics_listen="127.0.0.1:10",
+        objects="s11",
+        history="s12",
+        logs_of_run_mib=13,
+        logs_keep_days=14,
+        run_logs_mib=15,
+        stop_after="16s",
+        nodes=(nodes,),
+        time_sharing=sharing,
+    )
+    return [UpConfig(agents=1), whole]
+
+
 def _policies() -> list[SetPolicy]:
     """Their steps are a second at least."""
     return [SetPolicy(Policy()), SetPolicy(Policy(usage_margin=2.5), 7)]
@@ -116,4 +142,5 @@ GIVEN: Final[Given] = {
     PortRange: _port_ranges,
     PlatformConfig: _manager_configs,
     SetPolicy: _policies,
+    UpConfig: _up_files,
 }

@@ -30,6 +30,7 @@ from fireflyer.cluster.core.platform import commands, views
 from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
 from fireflyer.cluster.core.slurm import request as slurm_request
+from fireflyer.cluster.local import config as platform_up
 from fireflyer.cluster.local import layout as platform_layout
 from fireflyer.cluster.manager import known as platform_known
 from fireflyer.cluster.manager import machines as platform_machines
@@ -188,6 +189,7 @@ FORMATS: Final = (
     Format("platform.session", "msgpack", sessions._Claims),
     Format("platform.manager-config", "toml", PlatformConfig, revision=3),
     Format("platform.local", "json", platform_layout.LocalPlatform),
+    Format("platform.up-file", "toml", platform_up.UpConfig),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),

@@ -40,11 +40,20 @@ def task_of(script: Path, name: str, *args: str, nodes: int = 1, priority: int =
 class RunningPlatform:
     """`ff up` in the foreground, ended with the block."""
 
-    def __init__(self, directory: Path, *, nodes: int = 2, zones: int = 1, users: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 2,
+        zones: int = 1,
+        users: tuple[str, ...] = (),
+        file: Path | None = None,
+    ) -> None:
+        """`file`: that says all but the directory."""
         self.directory = directory
         self.layout = PlatformLayout(str(directory))
-        self._command = [sys.executable, "-P", "-m", "fireflyer", "up", "--dir", str(directory), f"--nodes={nodes}"]
-        self._command += [f"--zones={zones}"]
+        self._command = [sys.executable, "-P", "-m", "fireflyer", "up", "--dir", str(directory)]
+        self._command += [f"--nodes={nodes}", f"--zones={zones}"] if file is None else [str(file)]
         self._users = users
         self._clients: list[Client] = []
         self._process: subprocess.Popen[str] | None = None

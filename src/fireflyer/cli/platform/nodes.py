@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
+from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, SECOND, format_duration
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration
 from fireflyer.cli.platform.connect import clock, plain, platform_option
+from fireflyer.cli.platform.names import checked_name
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from fireflyer.cluster.core.platform.views import NodeView
 
 __all__ = ["node_command", "nodes_command"]
+
+MAX_REASON: Final = 400
 
 
 @click.command("nodes", short_help="List nodes.", epilog="""\b
@@ -105,6 +109,8 @@ def drain_command(*, client: Client, name: str, reason: str) -> int:
     """Start nothing new on NODE. A run that has it goes on."""
     from fireflyer.cluster.core.platform.commands import DrainNode
 
+    if len(reason) > MAX_REASON:
+        raise UsageError(f"REASON has {len(reason)} characters; {MAX_REASON} are allowed")
     return _say(client, msgspec.convert({"type": "DrainNode", "node": name, "reason": reason}, DrainNode))
 
 
@@ -125,10 +131,10 @@ def resume_node_command(*, client: Client, name: str) -> int:
 @click.argument("labels", metavar="LABEL...", nargs=-1)
 @platform_option
 def label_command(*, client: Client, name: str, labels: tuple[str, ...]) -> int:
-    """Set the labels of NODE, in the place of those that it has."""
+    """Set the labels of NODE, in the place of those that it has; without a LABEL it has none."""
     from fireflyer.cluster.core.platform.commands import LabelNode
 
-    return _say(client, LabelNode(name, labels))
+    return _say(client, LabelNode(name, tuple(checked_name(label, "LABEL") for label in labels)))
 
 
 @node_command.command("move", short_help="Say where a node stands.",
@@ -142,6 +148,13 @@ def move_command(*, client: Client, name: str, zone: str | None, leaf: str | Non
     """Say in which zone, at which leaf switch and in which group NODE is."""
     from fireflyer.cluster.core.platform.commands import MoveNode
 
+    if zone is None and leaf is None and group is None:
+        raise UsageError(f"say where node {plain(name, 40)} stands: give --zone, --leaf or --group")
+    for option, value in (("--zone", zone), ("--leaf", leaf)):
+        if value:  # an empty one: in none
+            checked_name(value, option)
+    if group is not None:
+        checked_name(group, "--group")
     node = client.node(name)
     return _say(
         client,

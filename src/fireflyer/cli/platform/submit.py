@@ -18,6 +18,7 @@ from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import connected, plain
 from fireflyer.cli.platform.logs import print_logs
+from fireflyer.cli.platform.names import checked_name
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "sent_snapshot"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-_AFTER = re.compile(r"([0-9]{1,15})(:ok)?")
+_AFTER = re.compile(r"([1-9][0-9]{0,14})(:ok)?")
 
 
 @click.command(
@@ -231,11 +231,11 @@ def _spec(
         "env": parse_environment(environment),
     }
     wanted = {
-        "name": _name_of(script) if name is None else _checked(name, "--name"),
+        "name": _name_of(script) if name is None else checked_name(name, "--name"),
         "program": msgspec.convert(program, Program),
         "least_nodes": nodes.least or nodes.most,
         "most_nodes": nodes.most,
-        "node_group": _checked(group, "--group"),
+        "node_group": checked_name(group, "--group"),
         "priority": priority,
         "time_ns": time_ns,
         "labels": _names(constraint, "--constraint"),
@@ -263,15 +263,7 @@ def _name_of(script: str) -> str:
 
 def _names(text: str | None, option: str) -> tuple[str, ...]:
     """Raises `UsageError`."""
-    return () if text is None else tuple(_checked(one, option) for one in text.split(","))
-
-
-def _checked(name: str, option: str) -> str:
-    """Raises `UsageError` where it is no name of a task, a node, a label or a group."""
-    if _NAME.fullmatch(name) is None:
-        rule = "a name begins with a letter or digit, and has letters, digits, '.', '_' and '-', 80 at most"
-        raise UsageError(f"{option}: {plain(name, 40)!r} is no name; {rule}")
-    return name
+    return () if text is None else tuple(checked_name(one, option) for one in text.split(","))
 
 
 def _after(text: str) -> After:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY, connection_path
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import ManagerAddress
+    from fireflyer.cluster.local.config import UpConfig
     from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
     from fireflyer.runtime.processes.run_lock import RunLock
 
@@ -31,35 +33,49 @@ _MAX_TOKEN_BYTES: Final = 256
 Examples:
   ff up --nodes 4 -d                 a manager and 4 agents, in the background
   ff submit --nodes 2 train.py       then hand it tasks
+  ff up --print-config > up.toml     all settings; then: ff up up.toml -d
   ff down                            stop it""")  # fmt: skip
-@click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True,
-              shell_complete=complete_directory, help="Where it keeps everything; made if absent.")  # fmt: skip
+@click.option("--dir", "directory", metavar="DIR", shell_complete=complete_directory,
+              help="Where it keeps everything; made if absent.  [default: as FILE says, or platform]")  # fmt: skip
 @click.option("--nodes", metavar="N", type=WholeNumber(1, 256), help="Agents, each of which counts as a node.  "
-              "[default: 4, or as many as DIR has]")  # fmt: skip
+              "[default: as FILE says, or as many as DIR has, or 4]")  # fmt: skip
 @click.option("--zones", metavar="N", type=WholeNumber(1, 256), help="Zones of the network among which they are "
-              "shared out, to try placement.  [default: 1]")  # fmt: skip
-@click.option("--guarantee", metavar="TIME", type=Duration(), help="How long a run is not interrupted.  [default: not "
-              "at all; `ff manager` has 2h]")  # fmt: skip
+              "shared out, to try placement.  [default: as FILE says, or 1]")  # fmt: skip
+@click.option("--guarantee", metavar="TIME", type=Duration(), help="How long a run is not interrupted.  [default: as "
+              "FILE says, or not at all; `ff manager` has 2h]")  # fmt: skip
 @click.option("-d", "--detach", is_flag=True, help="Return when it is up; it goes on in the background.")
+@click.option("--print-config", is_flag=True, help="Print a FILE with all settings and their defaults, and end.")
 @click.option("--report-fd", type=int, hidden=True)
+@click.argument("file", metavar="[FILE]", required=False, shell_complete=complete_file)
 def up_command(
     *,
-    directory: str,
+    file: str | None,
+    directory: str | None,
     nodes: int | None,
     zones: int | None,
     guarantee: int | None,
     detach: bool,
+    print_config: bool,
     report_fd: int | None,
 ) -> int:
     """Start a manager and agents on this machine, for one user: to try the platform, or for a machine of one's own. A
-    cluster has `ff manager` on one or several machines and `ff agent run` on each node."""
+    cluster has `ff manager` on one or several machines and `ff agent run` on each node.
+
+    FILE is a TOML file with settings; options come before what it says."""
     import sys
 
     from fireflyer.cluster.local import run as _whole  # noqa: F401, before anything is made: it needs packages
+    from fireflyer.cluster.local.config import DEFAULTS
     from fireflyer.cluster.local.layout import PlatformLayout, new_platform
     from fireflyer.runtime.processes.run_lock import RunLock
 
-    layout = PlatformLayout(directory)
+    if print_config:
+        click.echo(DEFAULTS, nl=False)
+        return 0
+    wanted = _read(file)
+    if guarantee is not None:
+        wanted = wanted.guaranteeing(guarantee)
+    layout = PlatformLayout(directory or wanted.directory)
     layout.make_directory()
     if detach:
         return run_detached(sys.argv[1:], os.path.join(layout.directory, "up.log"))
@@ -67,11 +83,42 @@ def up_command(
         if layout.exists():
             platform = layout.load()
             _check_same(layout, platform, nodes, zones)
+            platform = _changed(layout, platform, wanted, nodes)
         else:
-            platform = new_platform(nodes or 4, zones or 1, guarantee or 0)
-            layout.save(platform)
+            platform = new_platform(nodes or wanted.agents or 4, zones or wanted.zones or 1, guarantee or 0)
+        layout.save(platform)
         layout.make_secret()
-        return _run(layout, platform, lock, report_fd)
+        return _run(layout, platform, wanted, lock, report_fd)
+
+
+def _read(file: str | None) -> UpConfig:
+    """Raises `UsageError`."""
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.cluster.local.config import UpConfig, keys_at
+
+    if file is None:
+        return UpConfig()
+    try:
+        return read_toml(file, UpConfig, name="FILE", advice="write one: ff up --print-config > FILE").beside(file)
+    except UsageError as error:
+        message = error.message.replace(" | null", "")  # which TOML does not have
+        if "unknown field" in message:
+            place = re.search(r"at `([^`]*)`", message)
+            message += f"; keys there are {keys_at(place[1] if place is not None else '$')}"
+        raise UsageError(message) from None
+
+
+def _changed(layout: PlatformLayout, there: LocalPlatform, wanted: UpConfig, nodes: int | None) -> LocalPlatform:
+    """With what a file changes of a platform that is there. Raises `UsageError`."""
+    import msgspec
+
+    agents = wanted.agents if nodes is None and wanted.agents is not None else there.nodes
+    if agents < there.nodes:
+        raise UsageError(
+            f"agents = {agents}: {layout.directory} holds a platform with {there.nodes}, which cannot become fewer; "
+            f"write agents = {there.nodes} or more"
+        )
+    return msgspec.structs.replace(there, nodes=agents, zones=wanted.zones or there.zones)
 
 
 def _check_same(layout: PlatformLayout, platform: LocalPlatform, nodes: int | None, zones: int | None) -> None:
@@ -83,7 +130,9 @@ def _check_same(layout: PlatformLayout, platform: LocalPlatform, nodes: int | No
             )
 
 
-def _run(layout: PlatformLayout, platform: LocalPlatform, lock: RunLock, report_fd: int | None) -> int:
+def _run(
+    layout: PlatformLayout, platform: LocalPlatform, wanted: UpConfig, lock: RunLock, report_fd: int | None
+) -> int:
     from fireflyer.cluster.local.run import run_local_platform
     from fireflyer.runtime import run
 
@@ -94,7 +143,9 @@ def _run(layout: PlatformLayout, platform: LocalPlatform, lock: RunLock, report_
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        working = loop.create_task(run_local_platform(layout, platform, lock=lock, say=own_say(), on_up=on_up))
+        working = loop.create_task(
+            run_local_platform(layout, platform, wanted=wanted, lock=lock, say=own_say(), on_up=on_up)
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, working.cancel)
         try:
@@ -121,16 +172,17 @@ def _described(layout: PlatformLayout, platform: LocalPlatform) -> str:
 
 
 @click.command("down", short_help="Stop what `ff up` started.", epilog="Example: ff down")
-@click.option("--dir", "directory", metavar="DIR", default=DEFAULT_DIRECTORY, show_default=True,
-              shell_complete=complete_directory, help="Directory that was given to `ff up`.")  # fmt: skip
+@click.option("--dir", "directory", metavar="DIR", shell_complete=complete_directory,
+              help="Directory that was given to `ff up`.  [default: as FILE says, or platform]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Kill the processes at once instead of waiting for them.")
-def down_command(*, directory: str, force: bool) -> int:
-    """Stop the manager and the agents of DIR. Tasks stay, and go on when `ff up` is given again: runs that last longer
-    than the agents wait for a manager are stopped and queued again."""
+@click.argument("file", metavar="[FILE]", required=False, shell_complete=complete_file)
+def down_command(*, file: str | None, directory: str | None, force: bool) -> int:
+    """Stop the manager and the agents of DIR, or of the FILE that was given to `ff up`. Tasks stay, and go on when `ff
+    up` is given again: runs that last longer than the agents wait for a manager are stopped and queued again."""
     from fireflyer.cluster.local.layout import PlatformLayout
     from fireflyer.runtime.processes.run_lock import end_holder
 
-    layout = PlatformLayout(directory)
+    layout = PlatformLayout(directory or _read(file).directory)
     try:
         layout.load()
     except NotFound:

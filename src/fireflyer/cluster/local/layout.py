@@ -25,7 +25,9 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
+from fireflyer.base.units import MS
 from fireflyer.cluster.client import Connection
+from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.objects.ignore import IGNORE_FILE
 from fireflyer.identity import new_secret, save_secret
@@ -143,7 +145,9 @@ class PlatformLayout:
     def agent_directory(self, name: str) -> str:
         return self._path(name, "state")
 
-    def write_manager(self, platform: LocalPlatform, listen: str, listen_agents: str) -> tuple[PlatformConfig, str]:
+    def write_manager(
+        self, platform: LocalPlatform, wanted: UpConfig, listen: str, listen_agents: str
+    ) -> tuple[PlatformConfig, str]:
         """Its configuration, and the file that has it."""
         os.makedirs(self._path("manager"), mode=0o700, exist_ok=True)
         config = PlatformConfig(
@@ -157,6 +161,12 @@ class PlatformLayout:
             tokens_file=self._tokens_file if os.path.exists(self._tokens_file) else "",
             operators=(ADMIN,),
             settle_ms=1000,
+            metrics_listen=wanted.metrics_listen,
+            objects=wanted.objects,
+            history=wanted.history,
+            logs_of_run_mib=wanted.logs_of_run_mib,
+            logs_keep_days=wanted.logs_keep_days,
+            stop_after_ms=wanted.stop_after_ns // MS,
         )
         path = self._path("manager", "manager.toml")
         write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())

@@ -19,13 +19,16 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, Timeout, TransientError
+from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, Timeout, TransientError, UsageError
 from fireflyer.cluster.agent.join import join
 from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.client import Client
-from fireflyer.cluster.core.platform.commands import MoveNode, SetPolicy
+from fireflyer.cluster.core.platform.commands import LabelNode, MoveNode, SetPolicy
+from fireflyer.cluster.core.platform.views import NodeView
+from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.local.layout import ADMIN, LocalPlatform, PlatformLayout, read_connection
 from fireflyer.cluster.manager.process import new_administrator
+from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess
 
@@ -42,13 +45,14 @@ async def run_local_platform(
     layout: PlatformLayout,
     platform: LocalPlatform,
     *,
+    wanted: UpConfig,
     lock: RunLock,
     say: Callable[[str], None],
     on_up: Callable[[LocalPlatform], None],
 ) -> None:
     """Until it is cancelled; then everything is ended, agents first. Raises `FireflyerError` when it cannot be started
     or cannot go on. `lock`: of the directory, held."""
-    runner = _Runner(layout, platform, lock, say)
+    runner = _Runner(layout, platform, wanted, lock, say)
     try:
         await runner.start_manager()
         await runner.start_agents()
@@ -60,9 +64,15 @@ async def run_local_platform(
 
 class _Runner:
     def __init__(
-        self, layout: PlatformLayout, platform: LocalPlatform, lock: RunLock, say: Callable[[str], None]
+        self,
+        layout: PlatformLayout,
+        platform: LocalPlatform,
+        wanted: UpConfig,
+        lock: RunLock,
+        say: Callable[[str], None],
     ) -> None:
         self.platform = platform
+        self._wanted = wanted
         self._layout = layout
         self._lock = lock
         self._say = say
@@ -71,28 +81,37 @@ class _Runner:
 
     async def start_manager(self) -> None:
         new = not self._layout.has_connection
-        config, path = self._layout.write_manager(self.platform, self.platform.listen, self.platform.listen_agents)
+        there = self.platform
+        at = _address(self._wanted.listen, there.listen), _address(self._wanted.listen_agents, there.listen_agents)
+        if at[1] != there.listen_agents and not there.listen_agents.endswith(":0"):
+            raise UsageError(
+                f"listen_agents = {at[1]!r}: agents of {self._layout.directory} reach the manager at "
+                f"{there.listen_agents}, which cannot be changed; leave the key out"
+            )
+        config, path = self._layout.write_manager(there, self._wanted, *at)
         token = await new_administrator(config, ADMIN) if new else read_connection(self._layout.connection_file).token
         self._manager = self._process("manager", ["manager", path])
         url, at_agents, *fingerprint = (await self._manager.wait_ready(START_S)).split()
         self._layout.write_connection(url, fingerprint[0] if fingerprint else "", token)
         listen = url.partition("://")[2]
         # When it is started again it listens at the same addresses.
-        self._layout.write_manager(self.platform, listen, at_agents)
+        self._layout.write_manager(self.platform, self._wanted, listen, at_agents)
         self.platform = msgspec.structs.replace(self.platform, listen=listen, listen_agents=at_agents)
         self._layout.save(self.platform)
-        if new:
-            await self._until(self._set_policy, "the manager does not lead")
+        await self._until(lambda: self._set_policy(new=new), "the manager does not lead")
 
     def _process(self, name: str, arguments: list[str]) -> LocalProcess:
         process = LocalProcess(name, arguments, self._layout.log_file(name), self._say)
         process.start()
         return process
 
-    def _set_policy(self) -> bool:
+    def _set_policy(self, *, new: bool) -> bool:
         with self._client() as client:
             config = client.cluster().config
-            client.command(SetPolicy(policy=config.policy, guaranteed_ns=self.platform.guaranteed_ns))
+            now = config.policy, self.platform.guaranteed_ns if new else config.guaranteed_ns
+            policy, guaranteed_ns = self._wanted.time_sharing.changed(*now)
+            if (policy, guaranteed_ns) != (config.policy, config.guaranteed_ns):
+                client.command(SetPolicy(policy=policy, guaranteed_ns=guaranteed_ns))
         return True
 
     async def start_agents(self) -> None:
@@ -101,7 +120,10 @@ class _Runner:
             directory = AgentDirectory(self._layout.agent_directory(name))
             if directory.membership() is None:
                 await self._join(name, directory)
-            self._agents[name] = self._process(name, ["agent", "run", "--dir", directory.path, "--own-user"])
+            self._agents[name] = self._process(
+                name,
+                ["agent", "run", "--dir", directory.path, "--own-user", f"--run-logs-mib={self._wanted.run_logs_mib}"],
+            )
         for process in self._agents.values():
             await process.wait_ready(START_S)
         await self._until(lambda: self._all_heard(names), "not all agents have registered")
@@ -125,10 +147,23 @@ class _Runner:
             if any(name not in nodes or nodes[name].silent_ns is None for name in names):
                 return False
             for number, name in enumerate(names):
-                zone = f"zone-{number * self.platform.zones // len(names) + 1}" if self.platform.zones > 1 else ""
-                if nodes[name].zone != zone:
-                    client.command(MoveNode(node=name, zone=zone, leaf=nodes[name].leaf, group=nodes[name].group))
+                self._place(client, nodes[name], number)
         return True
+
+    def _place(self, client: Client, node: NodeView, number: int) -> None:
+        """Where the file says; a node that it does not name stays where operators have put it, unless zones are tried.
+        `number`: of the node, from 0."""
+        zones, place = self.platform.zones, self._wanted.place_of(node.name)
+        if place is not None:
+            at = place.zone, place.leaf, place.group
+        elif zones > 1:
+            at = f"zone-{number * zones // self.platform.nodes + 1}", node.leaf, node.group
+        else:
+            return
+        if at != (node.zone, node.leaf, node.group):
+            client.command(MoveNode(node=node.name, zone=at[0], leaf=at[1], group=at[2]))
+        if place is not None and set(place.labels) != set(node.labels):
+            client.command(LabelNode(node.name, place.labels))
 
     def _client(self) -> Client:
         return Client(read_connection(self._layout.connection_file))
@@ -165,6 +200,12 @@ class _Runner:
         if self._manager is not None:
             with contextlib.suppress(FireflyerError):
                 await self._manager.stop()
+
+
+def _address(wanted: str, there: str) -> str:
+    """Where to listen: any free port is the one that was found at an earlier start."""
+    (host, port), (host_there, _) = parse_listen(wanted), parse_listen(there)
+    return there if port == 0 and host == host_there else wanted
 
 
 def _free_port() -> int:

@@ -178,8 +178,9 @@ class Show:
         where = ", ".join(run.nodes[:8]) + (f" and {len(run.nodes) - 8} more" if len(run.nodes) > 8 else "")
         since = format_duration(max(0, time_ns - row.since_ns))
         if run.state is RunState.ENDED or run.wanted != "run":
-            left = [name for name in run.nodes if self._has(run, name)]
-            return f"run {run.number} is leaving ({run.wish_reason}) for {since}; processes may live on {left[:8]}"
+            left = ", ".join([name for name in run.nodes if self._has(run, name)][:8])
+            lives = f"; processes may live on {left}" if left else ""
+            return f"run {run.number} is leaving ({run.wish_reason}) for {since}{lives}"
         if run.state is RunState.SCHEDULED:
             return f"run {run.number} has {where} for {since} and prepares to start: {run.reason}{self._doing(run)}"
         return f"run {run.number} runs on {where} for {since}: {run.reason}{self._crossing(run)}"

@@ -168,6 +168,12 @@ class NodeSets:
             found &= self.named(request.only)
         return found & ~self.named(request.never) if request.never else found
 
+    def unknown(self, request: Request) -> tuple[str, ...]:
+        """What it asks for by name, and no node is or has."""
+        group = () if request.node_group in self._groups else (f"node in group {request.node_group}",)
+        labels = (f"node with the label {label}" for label in request.labels if label not in self._labels)
+        return (*group, *labels, *(f"node {name}" for name in request.only if name not in self.number))
+
     def admitting(self, task: Task) -> tuple[int, ...]:
         """Numbers of the reservations that the task may use."""
         if not self._reservations:

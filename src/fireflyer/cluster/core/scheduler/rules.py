@@ -361,7 +361,9 @@ class Turns:
         missing = may & ~eligible
         closed = f", of which {missing.bit_count()} are down, drained, closed or reserved" if missing else ""
         needs = f"needs {request.least_nodes} nodes of {request.node_group}; {may.bit_count()} have what it asks for"
-        return f"{needs}{closed}{self._reserved(task, missing)}"
+        unknown = self._sets.unknown(request)
+        nowhere = f"; there is no {', no '.join(unknown[:3])}" if unknown else ""
+        return f"{needs}{closed}{nowhere}{self._reserved(task, missing)}"
 
     def _reserved(self, task: Task, missing: int) -> str:
         """Names the reservations that keep these nodes from the task."""
