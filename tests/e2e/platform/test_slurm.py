@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -157,21 +158,31 @@ def test_a_job_that_is_cancelled_in_slurm_stops_its_task_and_leaves_no_process(
     assert not [argv for one in machines.values() for _, argv in one.processes() if str(script) in argv]
 
 
-def test_a_job_that_slurm_preempts_is_followed_by_another_and_the_task_goes_on(
-    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+def test_a_job_that_slurm_preempts_is_followed_by_another_though_the_manager_was_away_and_slurm_has_forgotten_it(
+    platform: SlurmPlatform, machines: Machines, cluster: SlurmCluster, module_path: Path, script: Path
 ) -> None:
+    """How and when it ended is read from the file of jobcomp."""
     out = module_path / "preempted"
     task = platform.submit(task_of(script, "preempted", str(out), nodes=3))
     platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
-    (first,) = living_jobs(machines)
+    platform.end(signal.SIGKILL)
     machines["a"].run(["srun", "--partition=urgent", "-N1", "true"], check=True)
+    wait_for(lambda: none_left(machines), "it has ended")
+    ended_ns = time.time_ns()
+    cluster.stop_controller()
+    shutil.rmtree(cluster.state)
+    cluster.state.mkdir()
+    cluster.start_controller()
+    cluster.wait_for_states(dict.fromkeys(machines, "idle"))
+    platform.start()
     platform.until(task, lambda answer: answer.task.runs == 2 and answer.task.state is TaskState.RUNNING, "run 1")
-    (second,) = living_jobs(machines)
-    assert first[0] != second[0]
     Path(f"{out}.go").touch()
     answer = platform.finished(task)
     assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
     assert (answer.runs[0].cause, answer.task.requeues) == (Cause.INTERRUPTED, 0)
+    assert answer.runs[0].over_ns is not None
+    assert answer.runs[0].over_ns < ended_ns
+    assert 0 < answer.task.account.unknown_ns < ended_ns - answer.task.submitted_ns
     wait_for(lambda: none_left(machines), "nothing is left")
 
 

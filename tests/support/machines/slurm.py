@@ -35,6 +35,8 @@ _CONFIGURATION: Final = "/etc/slurm/slurm.conf"
 _STATE: Final = "/run/slurm"
 _MUNGE: Final = "/run/munge"
 _POLL_S: Final = 0.2
+JOBCOMP: Final = f"{_STATE}/jobcomp.log"
+"""On the first machine."""
 
 
 @functools.cache
@@ -164,6 +166,8 @@ def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int) -> str:
             f"SlurmdTimeout={slurmd_timeout_s}",
             "KillWait=5",
             "UnkillableStepTimeout=60",
+            "JobCompType=jobcomp/filetxt",
+            f"JobCompLoc={JOBCOMP}",
             f"StateSaveLocation={_STATE}/controller",
             f"SlurmdSpoolDir={_STATE}/node",
             f"SlurmctldPidFile={_STATE}/slurmctld.pid",

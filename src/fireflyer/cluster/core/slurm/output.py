@@ -90,6 +90,15 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     end_s: int | None = None
     submit_s: int | None = None
     """Tells it from a job that had the same number before slurmctld lost it."""
+    exit_code: int | None = None
+    """Of its batch script; `signal`: that ended it, or 0. None: the source does not say."""
+    signal: int | None = None
+    cancelled_by: int | None = None
+    """Account of who cancelled it, where accounting storage says that."""
+    preempt_s: int | None = None
+    """Since when Slurm waits for it to leave, of one that runs."""
+    source: str = "squeue"
+    """Of what is said of it: `squeue`, `scontrol`, `sacct` or `jobcomp`."""
 
     @property
     def phase(self) -> Phase:

@@ -25,7 +25,7 @@ from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import KEPT_RUNS, Tasks
 from fireflyer.cluster.core.platform.messages import Settings
-from fireflyer.cluster.core.platform.slurm.job_endings import JobEndings
+from fireflyer.cluster.core.platform.slurm.job_endings import JobEndings, code_words
 from fireflyer.cluster.core.platform.slurm.messages import (
     Cancel,
     JobNotSubmitted,
@@ -223,14 +223,16 @@ class SlurmEngine:
             ended_ns=self._tasks.now_ns,
             start_s=job.start_s or row.start_s,
             end_s=job.end_s,
-            account="squeue" if job.end_s is not None else "",
+            account=job.source if job.end_s is not None else "",
+            exit_code=job.exit_code,
+            signal=job.signal,
         )
         del self._open[row.task, row.number]
         self._tasks.notes.append(f"Slurm job {job.id} of task {row.task} has ended: {job.state}")
         self._candidates[row.task] = None
         if ended is None:
             return
-        words = f"Slurm ended its job {job.id}: {job.state}"
+        words = f"Slurm ended its job {job.id}: {job.state}{code_words(job)}"
         wanted = row.leave is not None
         if is_wanted(row, job) and task.state is not FINISHED and not task.stopping:
             task = msgspec.structs.replace(task, stopping=f"its Slurm job {job.id} was cancelled in Slurm")
