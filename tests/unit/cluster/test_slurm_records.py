@@ -62,9 +62,10 @@ def test_a_job_that_was_cancelled_while_it_waited() -> None:
     assert parse_shown(WAITED, JOB).nodes == ()
 
 
-def test_a_job_that_slurm_preempts_says_so() -> None:
-    text = SHOWN.replace("PreemptTime=None", "PreemptTime=1795700672")
-    assert parse_shown(text, JOB).preempt_s == 1795700672
+def test_a_job_that_slurm_had_waited_for_says_so_whatever_else_is_known() -> None:
+    job = parse_shown(SHOWN.replace("PreemptTime=None", "PreemptTime=1795700672"), JOB)
+    assert job.preempt_s == 1795700672
+    assert best(JOB, [job, *parse_sacct(SACCT, [NAME])]).preempt_s == 1795700672
     assert parse_shown(SHOWN, JOB).preempt_s is None
 
 

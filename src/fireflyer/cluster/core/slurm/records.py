@@ -4,7 +4,7 @@
 source      knows                                               for how long
 ──────────────────────────────────────────────────────────────────────────────────────────
 sacct       all, also who cancelled it                          as the site likes; needs accounting storage
-scontrol    exit code, times, nodes; whether it is preempted    MinJobAge after its end
+scontrol    exit code, times, nodes; whether it was preempted    MinJobAge after its end
 jobcomp     exit code, times, nodes                             as long as the file is kept
 squeue      times, nodes                                        MinJobAge
 
@@ -96,17 +96,17 @@ def parse_shown(text: str, job: SlurmJob) -> SlurmJob:
 
 
 def _fields(text: str, position: int) -> str:
-    """Their values, with blanks between them; `None` for a time of preemption that is not there."""
+    """Their values, with blanks between them; empty: one is missing. A job that never ran has no `PreemptTime`."""
     values = []
     for name in _FIELDS:
         at = text.find(f" {name}=", position)
-        if at < 0 and name != "PreemptTime":
-            return ""
         if at >= 0:
             position = at + len(name) + 2
             values.append(text[position : text.find(" ", position)])
-        else:
+        elif name == "PreemptTime":
             values.append("None")
+        else:
+            return ""
     return " ".join(values)
 
 
@@ -173,6 +173,7 @@ def best(job: SlurmJob, records: Iterable[SlurmJob]) -> SlurmJob:
         one,
         state=job.state or one.state,
         reason=job.reason,
+        preempt_s=next((other.preempt_s for other in same if other.preempt_s is not None), None),
         nodes=one.nodes or job.nodes,
         start_s=one.start_s if one.start_s is not None else job.start_s,
         end_s=one.end_s if one.end_s is not None else job.end_s,

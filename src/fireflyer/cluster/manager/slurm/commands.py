@@ -17,12 +17,14 @@ from fireflyer.cluster.core.slurm.output import (
     JOB_FORMAT,
     MAX_OUTPUT_BYTES,
     NODE_FORMAT,
+    PREEMPT_FORMAT,
     SlurmJob,
     SlurmNode,
     SlurmOutputError,
     parse_job_id,
     parse_jobs,
     parse_nodes,
+    parse_preempted,
     plain,
 )
 from fireflyer.cluster.core.slurm.records import SACCT_FORMAT, parse_sacct, parse_shown
@@ -58,6 +60,15 @@ class SlurmCommands:
             command = ["squeue", "--noheader", "--all", "--states=all", f"--name={','.join(some)}"]
             jobs += parse_jobs(await self._run([*command, f"--format={JOB_FORMAT}"]), some)
         return tuple(jobs)
+
+    async def preempted(self, names: Sequence[str]) -> dict[int, int]:
+        """Of jobs that run: since when Slurm waits for them to leave."""
+        found: dict[int, int] = {}
+        for first in range(0, len(names), _NAMES_PER_CALL):
+            some = names[first : first + _NAMES_PER_CALL]
+            command = ["squeue", "--noheader", "--all", "--states=RUNNING", f"--name={','.join(some)}"]
+            found |= parse_preempted(await self._run([*command, f"--Format={PREEMPT_FORMAT}"]))
+        return found
 
     async def show(self, job: SlurmJob) -> SlurmJob:
         """More of one that `jobs` gave."""

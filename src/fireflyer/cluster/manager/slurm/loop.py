@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+import msgspec
+
 from fireflyer.base.errors import FireflyerError, PermanentError, PermissionDenied, TransientError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.agent.accounts import Account, Accounts
@@ -28,7 +30,7 @@ from fireflyer.cluster.core.platform.slurm.messages import (
     WatchedJob,
     Work,
 )
-from fireflyer.cluster.core.slurm.output import SlurmJob
+from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
 from fireflyer.cluster.core.slurm.request import JobOrders, arguments, script
 from fireflyer.cluster.manager.config import SlurmConfig
 from fireflyer.cluster.manager.machines import Machines
@@ -105,6 +107,8 @@ class SlurmLoop:
         try:
             nodes = await self.commands.nodes()
             jobs = await self.commands.jobs([job.name for job in watched])
+            runs = [job.name for job in jobs if job.phase is Phase.RUNNING]
+            preempted = await self.commands.preempted(runs)
         except FireflyerError as error:
             if str(error) != self._was_silent:
                 self._was_silent = str(error)
@@ -112,8 +116,13 @@ class SlurmLoop:
             return SlurmSilent(f"Slurm does not answer: {error}")
         self._was_silent = ""
         uids = {job.name: self._uid(job.user) for job in watched}
-        ours = [job for job in jobs if job.uid == uids[job.name]]  # anyone may give a job this name
-        return SlurmSaid(await self._records.completed(ours, _not_shown(watched, ours, uids)), nodes)
+        ours = [
+            msgspec.structs.replace(job, preempt_s=preempted.get(job.id))
+            for job in jobs
+            if job.uid == uids[job.name]  # anyone may give a job this name
+        ]
+        lost = _not_shown(watched, ours, uids)
+        return SlurmSaid(await self._records.completed(ours, lost), nodes)
 
     def _uid(self, user: str) -> int | None:
         try:

@@ -43,7 +43,7 @@ class SlurmRecords:
         if not ended and not lost:
             return tuple(shown)
         records = await self._sacct([*ended, *lost])
-        for job in [job for job in ended if best(job, records) is job][:_SHOWN_PER_ROUND]:
+        for job in ended[:_SHOWN_PER_ROUND]:
             records += await self._scontrol(job)
         if not all(best(job, records).state for job in lost):
             records += await self._file([job.name for job in lost])
@@ -73,7 +73,7 @@ class SlurmRecords:
         try:
             return [await self._commands.show(job)]
         except FireflyerError as error:
-            _log.info("scontrol does not say how a job ended job=%d reason=%s", job.id, error)
+            _log.info("scontrol does not say more of a job job=%d reason=%s", job.id, error)
             return []
 
     async def _file(self, names: Sequence[str]) -> list[SlurmJob]:

@@ -38,7 +38,7 @@ from fireflyer.cluster.core.platform.slurm.messages import (
 from fireflyer.cluster.core.platform.slurm.reasons import why_waits
 from fireflyer.cluster.core.platform.slurm.reconcile import AskAgain, Found, Nothing, is_wanted, reconcile
 from fireflyer.cluster.core.platform.store.ledger import Ledger
-from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, RunState, TaskRow
+from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, RunState, TaskRow, Wish
 from fireflyer.cluster.core.scheduler.model import Decision, Wait
 from fireflyer.cluster.core.slurm.output import Phase, SlurmJob, SlurmNode
 from fireflyer.cluster.core.slurm.request import job_token_name, node_of, slot_name
@@ -208,6 +208,19 @@ class SlurmEngine:
             start_s=job.start_s if runs else row.start_s,
             submit_s=row.submit_s or job.submit_s,
         )
+        if job.preempt_s is not None and runs:
+            self._preempted(self._ledger.jobs.known((row.task, row.number)), job.preempt_s)
+
+    def _preempted(self, row: JobRow, preempt_s: int) -> None:
+        """Slurm waits for the job to leave, for as long as its partition grants: the run saves what it has done."""
+        if row.leave is not None:
+            return
+        run = self._ledger.runs.get((row.task, row.run)) if row.run is not None else None
+        if run is not None:
+            reason = f"Slurm preempts its job {row.slurm_id} (since {preempt_s}, by its clock)"
+            self._tasks.leave(run, "suspend", Wish.INTERRUPT, reason)
+        elif row.run is None:
+            self._leave(row, 0)
 
     # --- the end of a job ---
 

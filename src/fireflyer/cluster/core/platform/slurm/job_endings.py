@@ -33,7 +33,7 @@ class JobEndings:
         run = self._ledger.runs.get((row.task, row.run)) if row.run is not None else None
         if run is None or run.state is RunState.OVER:
             return
-        cause = Cause.INTERRUPTED if job.state in _INTERRUPTED else Cause.INFRASTRUCTURE
+        cause = Cause.INTERRUPTED if _is_interrupted(job) else Cause.INFRASTRUCTURE
         bad = tuple(name for name in run.nodes if not _is_certain(name, nodes))
         at_ns = min(self._tasks.now_ns, job.end_s * SECOND) if job.end_s is not None else self._tasks.now_ns
         ran_ns = max(0, at_ns - run.started_ns) if run.started_ns is not None else 0
@@ -47,7 +47,7 @@ class JobEndings:
         if task.stopping:
             self._tasks.finish(task, Outcome.STOPPED, task.stopping, cause=Cause.STOPPED)
             return
-        if job.state in _INTERRUPTED:
+        if _is_interrupted(job):
             return
         requeues, settings = task.requeues + 1, self._settings
         if requeues > self._tasks.spec(task).max_requeues:
@@ -57,6 +57,11 @@ class JobEndings:
             return
         pause = pause_ns(requeues, settings.requeue_pause_ns, settings.requeue_pause_max_ns)
         self._tasks.put(msgspec.structs.replace(task, requeues=requeues, not_before_ns=self._tasks.now_ns + pause))
+
+
+def _is_interrupted(job: SlurmJob) -> bool:
+    """Also by the SIGTERM that Slurm sends when a grace time begins and it sends no other signal: the job FAILED."""
+    return job.state in _INTERRUPTED or job.preempt_s is not None
 
 
 def code_words(job: SlurmJob) -> str:
