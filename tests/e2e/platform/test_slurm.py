@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,20 @@ with open(f"{sys.argv[1]}.{rank}", "a") as file:
 while not os.path.exists(sys.argv[1] + ".go"):
     time.sleep(0.05)
 sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+SAVES: Final = """\
+import os, sys, time
+from fireflyer.cluster.sdk import get_whole_life_state, go_suspend, set_whole_life_state, should_suspend
+rank = int(os.environ["RANK"])
+step = get_whole_life_state() or 0
+with open(f"{sys.argv[1]}.{rank}", "a") as file:
+    print("begins at", step, file=file, flush=True)
+while not os.path.exists(sys.argv[1] + ".go"):
+    if should_suspend():
+        if rank == 0:
+            set_whole_life_state(step + 7)
+        go_suspend()
+    time.sleep(0.02)
 """
 
 
@@ -157,21 +172,54 @@ def test_a_job_that_is_cancelled_in_slurm_stops_its_task_and_leaves_no_process(
     assert not [argv for one in machines.values() for _, argv in one.processes() if str(script) in argv]
 
 
-def test_a_job_that_slurm_preempts_is_followed_by_another_and_the_task_goes_on(
-    platform: SlurmPlatform, machines: Machines, module_path: Path, script: Path
+def test_a_job_that_slurm_preempts_is_followed_by_another_though_the_manager_was_away_and_slurm_has_forgotten_it(
+    platform: SlurmPlatform, machines: Machines, cluster: SlurmCluster, module_path: Path, script: Path
 ) -> None:
+    """How and when it ended is read from the file of jobcomp."""
     out = module_path / "preempted"
-    task = platform.submit(task_of(script, "preempted", str(out), nodes=3))
+    task = platform.submit(task_of(script, "preempted", str(out)))
     platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
-    (first,) = living_jobs(machines)
-    machines["a"].run(["srun", "--partition=urgent", "-N1", "true"], check=True)
+    node = living_jobs(machines)[0][2]
+    platform.end(signal.SIGKILL)
+    machines["a"].run(["srun", "--partition=urgent", f"--nodelist={node}", "true"], check=True)
+    wait_for(lambda: none_left(machines), "it has ended")
+    ended_ns = time.time_ns()
+    cluster.stop_controller()
+    shutil.rmtree(cluster.state)
+    cluster.state.mkdir()
+    cluster.start_controller()
+    cluster.wait_for_states(dict.fromkeys(machines, "idle"))
+    platform.start()
     platform.until(task, lambda answer: answer.task.runs == 2 and answer.task.state is TaskState.RUNNING, "run 1")
-    (second,) = living_jobs(machines)
-    assert first[0] != second[0]
     Path(f"{out}.go").touch()
     answer = platform.finished(task)
     assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
     assert (answer.runs[0].cause, answer.task.requeues) == (Cause.INTERRUPTED, 0)
+    assert answer.runs[0].over_ns is not None
+    assert answer.runs[0].over_ns < ended_ns
+    assert 0 < answer.task.account.unknown_ns < ended_ns - answer.task.submitted_ns
+    wait_for(lambda: none_left(machines), "nothing is left")
+
+
+def test_a_task_saves_what_it_did_when_slurm_preempts_its_job_and_grants_a_grace_time(
+    platform: SlurmPlatform, machines: Machines, module_path: Path
+) -> None:
+    out, script = module_path / "polite", module_path / "saves.py"
+    script.write_text(SAVES)
+    task = platform.submit(task_of(script, "polite", str(out), node_group="polite"))
+    wait_for(lambda: Path(f"{out}.0").exists(), "its rank runs", limit_s=60)
+    (first,) = living_jobs(machines)
+    began_s = time.monotonic()
+    machines["a"].run(["srun", "--partition=urgent", f"--nodelist={first[2]}", "true"], check=True)
+    assert time.monotonic() - began_s < slurm.GRACE_S, "it left before Slurm's patience was over"
+    platform.until(task, lambda answer: answer.task.runs == 2 and answer.task.state is TaskState.RUNNING, "run 1")
+    Path(f"{out}.go").touch()
+    answer = platform.finished(task)
+    assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
+    assert (answer.runs[0].cause, answer.task.requeues) == (Cause.SUSPENDED, 0)
+    assert "Slurm preempts its job" in answer.runs[0].leave_reason
+    assert Path(f"{out}.0").read_text() == "begins at 0\nbegins at 7\n"
+    assert [job[1] for job in jobs_in_slurm(machines) if job[0] == first[0]] == ["COMPLETED"], platform.log()
     wait_for(lambda: none_left(machines), "nothing is left")
 
 
@@ -220,21 +268,23 @@ def test_tasks_run_on_and_nothing_is_lost_while_slurm_is_away(
     known, out = module_path / "known", module_path / "away"
     first = platform.submit(task_of(script, "known", str(known)))
     platform.until(first, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
-    cluster.wait_for_saved(living_jobs(machines)[0][0])
+    ((number, _, on),) = living_jobs(machines)
+    cluster.wait_for_saved(number)
     shutil.copytree(cluster.state, module_path / "state")
     task = platform.submit(task_of(script, "away", str(out)))
     platform.until(task, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    (node,) = {job[2] for job in living_jobs(machines)} - {on}
     cluster.stop_controller()
     shutil.rmtree(cluster.state)
     shutil.copytree(module_path / "state", cluster.state)
-    waits = platform.submit(task_of(script, "later", str(out), nodes=2))
+    waits = platform.submit(task_of(script, "later", str(out), only=(node,)))
     platform.until(waits, lambda answer: "Slurm does not answer" in answer.why.text, "why")
     Path(f"{out}.go").touch()
     assert platform.finished(task).task.outcome is Outcome.SUCCEEDED
     cluster.start_controller()
     platform.until(waits, lambda answer: answer.task.requeues == 1, "its job was cancelled")
-    cluster.wait_for_states({"b": "drained"})  # Slurm's own answer to the number that was given twice
-    machines["a"].run(["scontrol", "update", "NodeName=b", "State=RESUME"], check=True)
+    cluster.wait_for_states({node: "drained"})  # Slurm's own answer to the number that was given twice
+    machines["a"].run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=True)
     later = platform.finished(waits).task
     assert (later.outcome, later.requeues) == (Outcome.SUCCEEDED, 1), (later, platform.log())
     Path(f"{known}.go").touch()

@@ -35,6 +35,10 @@ _CONFIGURATION: Final = "/etc/slurm/slurm.conf"
 _STATE: Final = "/run/slurm"
 _MUNGE: Final = "/run/munge"
 _POLL_S: Final = 0.2
+GRACE_S: Final = 60
+"""Jobs of the partition "polite" have this long after Slurm's signal when it preempts them."""
+JOBCOMP: Final = f"{_STATE}/jobcomp.log"
+"""On the first machine."""
 
 
 @functools.cache
@@ -146,6 +150,7 @@ def _start_munged(machine: Machine, key: bytes) -> None:
 
 
 def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int) -> str:
+    every = f"Nodes={','.join(names)} MaxTime=INFINITE State=UP"
     return "\n".join(
         [
             "ClusterName=test",
@@ -164,6 +169,8 @@ def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int) -> str:
             f"SlurmdTimeout={slurmd_timeout_s}",
             "KillWait=5",
             "UnkillableStepTimeout=60",
+            "JobCompType=jobcomp/filetxt",
+            f"JobCompLoc={JOBCOMP}",
             f"StateSaveLocation={_STATE}/controller",
             f"SlurmdSpoolDir={_STATE}/node",
             f"SlurmctldPidFile={_STATE}/slurmctld.pid",
@@ -173,8 +180,10 @@ def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int) -> str:
             f"NodeName={','.join(names)} CPUs={cpus} State=UNKNOWN",
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
-            f"PartitionName=test Nodes={','.join(names)} Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
-            f"PartitionName=urgent Nodes={','.join(names)} MaxTime=INFINITE State=UP PriorityTier=2",
+            f"PartitionName=test {every} Default=YES PriorityTier=1",
+            f"PartitionName=polite {every} PriorityTier=1 GraceTime={GRACE_S}",
+            "SlurmctldParameters=preempt_send_user_signal",
+            f"PartitionName=urgent {every} PriorityTier=2",
             "",
         ]
     )

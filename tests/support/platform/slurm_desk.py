@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 from tests.support.machines.machines import Machine, MachineProcess, Machines
+from tests.support.machines.slurm import JOBCOMP
 from tests.support.patience import allowed_s
 
 from fireflyer.base.toml_text import to_toml
@@ -90,6 +91,7 @@ class SlurmPlatform:
                     "output": f"{directory}/job-%j.log",
                     "path": str(directory / "bin"),
                     "command_timeout_ms": 4000,
+                    "jobcomp": JOBCOMP,
                     **slurm,
                 }
             ),

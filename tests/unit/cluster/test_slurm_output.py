@@ -12,6 +12,7 @@ from fireflyer.cluster.core.slurm.output import (
     parse_job_id,
     parse_jobs,
     parse_nodes,
+    parse_preempted,
     plain,
 )
 from fireflyer.cluster.core.slurm.reasons import reason_words
@@ -69,6 +70,15 @@ def test_what_is_shown_is_one_line_without_control_characters() -> None:
     assert "\x1b" not in node.reason
     assert len(node.reason) <= 200
     assert plain("a\nb\tc") == "a b c"
+
+
+def test_jobs_that_slurm_preempts() -> None:
+    """The blanks are Slurm's."""
+    said = "1           1795701301              \n12          N/A                     \n"
+    assert parse_preempted(said) == {1: 1795701301}
+    for text in ("1 x\n", "x 1795701301\n", "1\n", "squeue: error: Invalid job format specification\n"):
+        with pytest.raises(SlurmOutputError):
+            parse_preempted(text)
 
 
 def test_the_number_of_a_job() -> None:

@@ -40,6 +40,9 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     command_timeout_ms: Annotated[int, msgspec.Meta(ge=1000, le=600_000)] = 30_000
     path: str = ""
     """Directory of Slurm's commands; empty: as PATH finds them."""
+    jobcomp: str = ""
+    """File of `JobCompLoc` where Slurm has `JobCompType=jobcomp/filetxt`: it is read for jobs that Slurm shows no
+    more. Times in it are those of this machine's time zone."""
 
 
 class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ __all__ = [
     "JOB_FORMAT",
     "MAX_OUTPUT_BYTES",
     "NODE_FORMAT",
+    "PREEMPT_FORMAT",
     "Phase",
     "SlurmJob",
     "SlurmNode",
@@ -28,6 +29,7 @@ __all__ = [
     "parse_job_id",
     "parse_jobs",
     "parse_nodes",
+    "parse_preempted",
     "plain",
 ]
 
@@ -37,6 +39,8 @@ MAX_NODES: Final = 20_000
 MAX_TEXT: Final = 200
 JOB_FORMAT: Final = "%i|%T|%U|%D|%S|%e|%V|%N|%j|%r"
 """Of `squeue --format`, with SLURM_TIME_FORMAT=%s."""
+PREEMPT_FORMAT: Final = "JobID:12,PreemptTime:24"
+"""Of `squeue --Format`, with SLURM_TIME_FORMAT=%s: the other way of asking does not know it."""
 NODE_FORMAT: Final = "%N|%T|%E"
 """Of `sinfo --Node --format`."""
 
@@ -50,6 +54,7 @@ _JOB: Final = re.compile(
 _NODE: Final = re.compile(
     rf"(?P<name>{_NAME})\|(?P<state>[a-z_]{{2,30}})(?P<flags>[*~#!%$@^+-]{{0,4}})\|(?P<reason>.*)"
 )
+_PREEMPTED: Final = re.compile(rf" *(?P<id>[0-9]{{1,10}}) +(?P<time>{_TIME}) *")
 _JOB_ID: Final = re.compile(r"([0-9]{1,10})(?:;[A-Za-z0-9._-]{1,64})?\n?")
 
 
@@ -90,6 +95,15 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     end_s: int | None = None
     submit_s: int | None = None
     """Tells it from a job that had the same number before slurmctld lost it."""
+    exit_code: int | None = None
+    """Of its batch script; `signal`: that ended it, or 0. None: the source does not say."""
+    signal: int | None = None
+    cancelled_by: int | None = None
+    """Account of who cancelled it, where accounting storage says that."""
+    preempt_s: int | None = None
+    """Since when Slurm waits for it to leave, or had waited when it ended."""
+    source: str = "squeue"
+    """Of what is said of it: `squeue`, `scontrol`, `sacct` or `jobcomp`."""
 
     @property
     def phase(self) -> Phase:
@@ -149,6 +163,20 @@ def parse_jobs(text: str, names: Collection[str]) -> tuple[SlurmJob, ...]:
             )
         )
     return tuple(jobs)
+
+
+def parse_preempted(text: str) -> dict[int, int]:
+    """Of `squeue --noheader --states=RUNNING --Format=PREEMPT_FORMAT`: number of a job -> since when Slurm waits for it
+    to leave. Raises `SlurmOutputError`."""
+    found: dict[int, int] = {}
+    for line in _lines(text, MAX_JOBS, "squeue"):
+        match = _PREEMPTED.fullmatch(line)
+        if match is None:
+            raise SlurmOutputError(f"squeue printed {plain(line)!r} where times of preemption were asked for")
+        time_s = _time(match["time"])
+        if time_s is not None:
+            found[int(match["id"])] = time_s
+    return found
 
 
 def _nodes(text: str) -> tuple[str, ...]:

@@ -15,6 +15,9 @@ __all__ = ["JobOrders", "JobRequest", "arguments", "job_token_name", "node_of", 
 
 START_SLACK_NS: Final = 600 * SECOND
 """Agents come up and go within it: more than the task declares."""
+_SIGNAL_S: Final = 1
+"""Slurm sends the signal before the time limit of the job, too, and sends it once: a preemption after that is one by
+SIGTERM. So this is as late as can be."""
 
 
 class JobOrders(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,9 @@ def arguments(request: JobRequest) -> tuple[str, ...]:
 
     `singleton`: Slurm starts no second job of this name and user while one lives, so one that was submitted twice, by
     a manager that was killed in between, never has two allocations. `no-requeue`: a job that Slurm preempts ends, and
-    the manager submits another, since a join token serves once."""
+    the manager submits another, since a join token serves once. `signal`: where Slurm is set to send this signal to a
+    job that it preempts (`preempt_send_user_signal`), it sends no SIGTERM to the job's processes, which have the
+    partition's GraceTime then. The script ignores it: the manager sees the preemption, and suspends the run."""
     spec = request.spec
     nodes = f"{spec.least_nodes}-{spec.most_nodes}" if spec.most_nodes > spec.least_nodes else str(spec.least_nodes)
     given = [
@@ -78,6 +83,7 @@ def arguments(request: JobRequest) -> tuple[str, ...]:
         "--exclusive",
         "--no-requeue",
         "--dependency=singleton",
+        f"--signal=B:USR1@{_SIGNAL_S}",
         "--export=ALL",
         "--chdir=/",
         f"--output={request.output}",
@@ -101,7 +107,8 @@ def script(python: Sequence[str], orders: JobOrders) -> str:
     return (
         "#!/bin/sh\n"
         "export PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}\n"
-        f"exec srun --kill-on-bad-exit=0 --ntasks-per-node=1 --export=ALL --input=all --wait=0 {program} <<'ORDERS'\n"
+        "trap '' USR1\n"
+        f"srun --kill-on-bad-exit=0 --ntasks-per-node=1 --export=ALL --input=all --wait=0 {program} <<'ORDERS'\n"
         f"{said}\n"
         "ORDERS\n"
     )

@@ -17,14 +17,17 @@ from fireflyer.cluster.core.slurm.output import (
     JOB_FORMAT,
     MAX_OUTPUT_BYTES,
     NODE_FORMAT,
+    PREEMPT_FORMAT,
     SlurmJob,
     SlurmNode,
     SlurmOutputError,
     parse_job_id,
     parse_jobs,
     parse_nodes,
+    parse_preempted,
     plain,
 )
+from fireflyer.cluster.core.slurm.records import SACCT_FORMAT, parse_sacct, parse_shown
 
 __all__ = ["SlurmCommands"]
 
@@ -58,6 +61,29 @@ class SlurmCommands:
             jobs += parse_jobs(await self._run([*command, f"--format={JOB_FORMAT}"]), some)
         return tuple(jobs)
 
+    async def preempted(self, names: Sequence[str]) -> dict[int, int]:
+        """Of jobs that run: since when Slurm waits for them to leave."""
+        found: dict[int, int] = {}
+        for first in range(0, len(names), _NAMES_PER_CALL):
+            some = names[first : first + _NAMES_PER_CALL]
+            command = ["squeue", "--noheader", "--all", "--states=RUNNING", f"--name={','.join(some)}"]
+            found |= parse_preempted(await self._run([*command, f"--Format={PREEMPT_FORMAT}"]))
+        return found
+
+    async def show(self, job: SlurmJob) -> SlurmJob:
+        """More of one that `jobs` gave."""
+        return parse_shown(await self._run(["scontrol", "--oneliner", "show", "job", str(job.id)]), job)
+
+    async def accounted(self, names: Sequence[str], since_s: int) -> tuple[SlurmJob, ...]:
+        """What accounting storage has of jobs of these names that were submitted since then."""
+        command = ["sacct", "--noheader", "--allusers", "--allocations", "--duplicates", "--parsable2"]
+        jobs: list[SlurmJob] = []
+        for first in range(0, len(names), _NAMES_PER_CALL):
+            some = names[first : first + _NAMES_PER_CALL]
+            asked = [f"--starttime=uts{since_s}", f"--name={','.join(some)}", f"--format={SACCT_FORMAT}"]
+            jobs += parse_sacct(await self._run([*command, *asked]), some)
+        return tuple(jobs)
+
     async def nodes(self) -> tuple[SlurmNode, ...]:
         return parse_nodes(await self._run(["sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FORMAT}"]))
 
@@ -68,7 +94,11 @@ class SlurmCommands:
 
     async def cancel(self, slurm_id: int, name: str) -> None:
         """Also of one that has ended. slurmctld may have lost it and given its number to another job."""
-        await self._run(["scancel", f"--name={name}", str(slurm_id)])
+        try:
+            await self._run(["scancel", f"--name={name}", str(slurm_id)])
+        except PermanentError as error:
+            if "Invalid job id" not in str(error):
+                raise
 
     async def drain(self, node: str, reason: str) -> None:
         words = plain(reason) or "drained by the platform"

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
+import msgspec
+
 from fireflyer.base.errors import FireflyerError, PermanentError, PermissionDenied, TransientError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.agent.accounts import Account, Accounts
@@ -28,11 +30,12 @@ from fireflyer.cluster.core.platform.slurm.messages import (
     WatchedJob,
     Work,
 )
-from fireflyer.cluster.core.slurm.output import SlurmJob
+from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
 from fireflyer.cluster.core.slurm.request import JobOrders, arguments, script
 from fireflyer.cluster.manager.config import SlurmConfig
 from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.slurm.commands import SlurmCommands
+from fireflyer.cluster.manager.slurm.records import SlurmRecords
 
 __all__ = ["SlurmLoop"]
 
@@ -69,6 +72,7 @@ class SlurmLoop:
         self._managers = managers
         self._accounts = accounts
         self.commands = SlurmCommands(config.path, config.command_timeout_ms * MS)
+        self._records = SlurmRecords(self.commands, config.jobcomp)
         self._attempts: dict[tuple[int, int], int] = {}
         """(task, number) -> the attempt that was made."""
         self._was_silent = ""
@@ -103,22 +107,29 @@ class SlurmLoop:
         try:
             nodes = await self.commands.nodes()
             jobs = await self.commands.jobs([job.name for job in watched])
+            runs = [job.name for job in jobs if job.phase is Phase.RUNNING]
+            preempted = await self.commands.preempted(runs)
         except FireflyerError as error:
             if str(error) != self._was_silent:
                 self._was_silent = str(error)
                 _log.warning("Slurm does not answer reason=%s", error)
             return SlurmSilent(f"Slurm does not answer: {error}")
         self._was_silent = ""
-        users = {job.name: job.user for job in watched}
-        return SlurmSaid(tuple(job for job in jobs if self._is_ours(job, users)), nodes)
+        uids = {job.name: self._uid(job.user) for job in watched}
+        ours = [
+            msgspec.structs.replace(job, preempt_s=preempted.get(job.id))
+            for job in jobs
+            if job.uid == uids[job.name]  # anyone may give a job this name
+        ]
+        lost = _not_shown(watched, ours, uids)
+        return SlurmSaid(await self._records.completed(ours, lost), nodes)
 
-    def _is_ours(self, job: SlurmJob, users: Mapping[str, str]) -> bool:
-        """Anyone may give a job this name."""
+    def _uid(self, user: str) -> int | None:
         try:
-            account = self._account(users[job.name])
+            account = self._account(user)
         except PermissionDenied:
-            return False
-        return job.uid == (self._accounts.uid if account is None else account.uid)
+            return None
+        return self._accounts.uid if account is None else account.uid
 
     def _account(self, user: str) -> Account | None:
         """Raises `PermissionDenied`."""
@@ -162,3 +173,15 @@ class SlurmLoop:
             _log.warning("scancel did not succeed job=%d reason=%s", one.slurm_id, error)
         else:
             _log.info("cancelled in Slurm job=%d reason=%s", one.slurm_id, one.reason)
+
+
+def _not_shown(
+    watched: tuple[WatchedJob, ...], shown: list[SlurmJob], uids: Mapping[str, int | None]
+) -> list[SlurmJob]:
+    """Jobs that Slurm had, as the manager knows them."""
+    ids = {(job.name, job.id) for job in shown}
+    return [
+        SlurmJob(id=job.slurm_id, name=job.name, uid=uid, state="", submit_s=job.submit_s)
+        for job in watched
+        if (uid := uids[job.name]) is not None and job.slurm_id and (job.name, job.slurm_id) not in ids
+    ]

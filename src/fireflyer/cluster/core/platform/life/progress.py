@@ -62,19 +62,20 @@ class Progress:
             self._tasks.freed(self._ledger.runs.known(key), node)
             self._over_if_free(key)
 
-    def _lead_ended(self, run: RunRow, ended: EndedRun | None, now_ns: int) -> None:
+    def _lead_ended(self, run: RunRow, ended: EndedRun | None, now_ns: int, at_ns: int | None = None) -> None:
         if run.state in (RunState.SCHEDULED, RunState.RUNNING):
             self._heard.lead_ended((run.task, run.number), now_ns)
-            self._tasks.ended(run, ended)
+            self._tasks.ended(run, ended, at_ns)
 
-    def job_ended(self, key: RunKey, free: Collection[str], ended: EndedRun, now_ns: int) -> None:
-        """The batch system's job of a run has ended: nothing of it is left on the nodes `free`."""
+    def job_ended(self, key: RunKey, free: Collection[str], ended: EndedRun, at_ns: int, now_ns: int) -> None:
+        """The batch system's job of a run has ended, at `at_ns` by its clock: nothing of it is left on the nodes
+        `free`."""
         run = self._ledger.runs.known(key)
         if run.nodes[0] in free:
-            self._lead_ended(run, ended, now_ns)
+            self._lead_ended(run, ended, now_ns, at_ns)
         for node in free:
             self._tasks.freed(self._ledger.runs.known(key), node)
-        self._over_if_free(key)
+        self._over_if_free(key, at_ns)
 
     def _missing(self, node: str, run: RunRow) -> None:
         """The first node was told of the run, had it, and does not list it: nobody knows of the launcher. It is told
@@ -84,10 +85,10 @@ class Progress:
         if self._heard.status(node, run.token) is None and self._orders.has_followed(node, run.token):
             self._tasks.leave(run, "stop", Wish.LOST, f"{node} has lost the run")
 
-    def _over_if_free(self, key: RunKey) -> None:
+    def _over_if_free(self, key: RunKey, at_ns: int | None = None) -> None:
         run = self._ledger.runs.known(key)
         if run.state is RunState.ENDED and not self._ledger.index.places.get(key):
-            self._tasks.over(run)
+            self._tasks.over(run, at_ns)
 
     # --- time ---
 

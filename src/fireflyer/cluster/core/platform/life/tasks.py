@@ -165,15 +165,16 @@ class Tasks:
         if row.state is TaskState.SCHEDULED:
             self._enter(row, Step.START)
 
-    def ended(self, run: RunRow, ended: EndedRun | None) -> RunRow:
-        """Its launcher has ended, certainly."""
+    def ended(self, run: RunRow, ended: EndedRun | None, at_ns: int | None = None) -> RunRow:
+        """Its launcher has ended, certainly. `at_ns`: when, where somebody has noted that; else now."""
         if run.state in (RunState.ENDED, RunState.OVER):
             return run
+        begun_ns = run.started_ns if run.started_ns is not None else run.scheduled_ns
         run = msgspec.structs.replace(
             run,
             state=RunState.ENDED,
             wanted="stop",
-            ended_ns=self.now_ns,
+            ended_ns=self._noted(at_ns, begun_ns),
             ended=ended,
             wanted_ns=run.wanted_ns if run.wanted_ns is not None else self.now_ns,
             wish=run.wish if run.wish is not Wish.NONE else Wish.ENDED,
@@ -184,6 +185,10 @@ class Tasks:
         if row.state is not FINISHED:
             self._run_ended(row, run)
         return run
+
+    def _noted(self, at_ns: int | None, since_ns: int) -> int:
+        """By another clock than the manager's, so kept between what the manager saw before and now."""
+        return self.now_ns if at_ns is None else min(self.now_ns, max(at_ns, since_ns))
 
     def _run_ended(self, row: TaskRow, run: RunRow) -> None:
         account = run_account(row, run, self.now_ns)
@@ -214,9 +219,10 @@ class Tasks:
             self.nodes[node] = None
             self.touched[run.task] = None
 
-    def over(self, run: RunRow) -> None:
-        """Nothing of it is left anywhere: its task may run again."""
-        run = msgspec.structs.replace(run, state=RunState.OVER, over_ns=self.now_ns)
+    def over(self, run: RunRow, at_ns: int | None = None) -> None:
+        """Nothing of it is left anywhere: its task may run again. `at_ns`: since when, where somebody noted it."""
+        ended_ns = run.ended_ns if run.ended_ns is not None else run.scheduled_ns
+        run = msgspec.structs.replace(run, state=RunState.OVER, over_ns=self._noted(at_ns, ended_ns))
         self._put_run(run)
         self.nodes.update(dict.fromkeys(run.nodes))
         self._heard.run_over((run.task, run.number))

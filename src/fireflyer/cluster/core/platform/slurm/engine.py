@@ -25,7 +25,7 @@ from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import KEPT_RUNS, Tasks
 from fireflyer.cluster.core.platform.messages import Settings
-from fireflyer.cluster.core.platform.slurm.job_endings import JobEndings
+from fireflyer.cluster.core.platform.slurm.job_endings import JobEndings, code_words
 from fireflyer.cluster.core.platform.slurm.messages import (
     Cancel,
     JobNotSubmitted,
@@ -38,7 +38,7 @@ from fireflyer.cluster.core.platform.slurm.messages import (
 from fireflyer.cluster.core.platform.slurm.reasons import why_waits
 from fireflyer.cluster.core.platform.slurm.reconcile import AskAgain, Found, Nothing, is_wanted, reconcile
 from fireflyer.cluster.core.platform.store.ledger import Ledger
-from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, RunState, TaskRow
+from fireflyer.cluster.core.platform.store.rows import JobRow, JobState, RunState, TaskRow, Wish
 from fireflyer.cluster.core.scheduler.model import Decision, Wait
 from fireflyer.cluster.core.slurm.output import Phase, SlurmJob, SlurmNode
 from fireflyer.cluster.core.slurm.request import job_token_name, node_of, slot_name
@@ -208,6 +208,19 @@ class SlurmEngine:
             start_s=job.start_s if runs else row.start_s,
             submit_s=row.submit_s or job.submit_s,
         )
+        if job.preempt_s is not None and runs:
+            self._preempted(self._ledger.jobs.known((row.task, row.number)), job.preempt_s)
+
+    def _preempted(self, row: JobRow, preempt_s: int) -> None:
+        """Slurm waits for the job to leave, for as long as its partition grants: the run saves what it has done."""
+        if row.leave is not None:
+            return
+        run = self._ledger.runs.get((row.task, row.run)) if row.run is not None else None
+        if run is not None:
+            reason = f"Slurm preempts its job {row.slurm_id} (since {preempt_s}, by its clock)"
+            self._tasks.leave(run, "suspend", Wish.INTERRUPT, reason)
+        elif row.run is None:
+            self._leave(row, 0)
 
     # --- the end of a job ---
 
@@ -223,14 +236,16 @@ class SlurmEngine:
             ended_ns=self._tasks.now_ns,
             start_s=job.start_s or row.start_s,
             end_s=job.end_s,
-            account="squeue" if job.end_s is not None else "",
+            account=job.source if job.end_s is not None else "",
+            exit_code=job.exit_code,
+            signal=job.signal,
         )
         del self._open[row.task, row.number]
         self._tasks.notes.append(f"Slurm job {job.id} of task {row.task} has ended: {job.state}")
         self._candidates[row.task] = None
         if ended is None:
             return
-        words = f"Slurm ended its job {job.id}: {job.state}"
+        words = f"Slurm ended its job {job.id}: {job.state}{code_words(job)}"
         wanted = row.leave is not None
         if is_wanted(row, job) and task.state is not FINISHED and not task.stopping:
             task = msgspec.structs.replace(task, stopping=f"its Slurm job {job.id} was cancelled in Slurm")

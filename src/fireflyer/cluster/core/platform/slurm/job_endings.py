@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.states import pause_ns
 from fireflyer.cluster.core.platform.life.tasks import Tasks
@@ -16,9 +17,9 @@ from fireflyer.cluster.core.platform.store.rows import JobRow, RunState, TaskRow
 from fireflyer.cluster.core.slurm.output import SlurmJob, SlurmNode
 from fireflyer.cluster.core.slurm.request import node_of
 from fireflyer.cluster.schema.sync import EndedRun
-from fireflyer.cluster.schema.tasks import Cause, Outcome
+from fireflyer.cluster.schema.tasks import Cause, Outcome, RunParts
 
-__all__ = ["JobEndings"]
+__all__ = ["JobEndings", "code_words"]
 
 _INTERRUPTED: Final = ("PREEMPTED", "TIMEOUT", "DEADLINE", "REVOKED")
 """Not the fault of anything: the task is queued again, and that is not counted."""
@@ -32,18 +33,21 @@ class JobEndings:
         run = self._ledger.runs.get((row.task, row.run)) if row.run is not None else None
         if run is None or run.state is RunState.OVER:
             return
-        cause = Cause.INTERRUPTED if job.state in _INTERRUPTED else Cause.INFRASTRUCTURE
+        cause = Cause.INTERRUPTED if _is_interrupted(job) else Cause.INFRASTRUCTURE
         bad = tuple(name for name in run.nodes if not _is_certain(name, nodes))
-        ended = EndedRun(cause=cause, exit_code=1, reason=words, bad_nodes=bad)
+        at_ns = min(self._tasks.now_ns, job.end_s * SECOND) if job.end_s is not None else self._tasks.now_ns
+        ran_ns = max(0, at_ns - run.started_ns) if run.started_ns is not None else 0
+        parts = RunParts(unknown_ns=ran_ns)
+        ended = EndedRun(cause=cause, exit_code=1, reason=words, bad_nodes=bad, parts=parts)
         free = tuple(name for name in run.nodes if _is_certain(name, nodes))
-        self._progress.job_ended((run.task, run.number), free, ended, now_ns)
+        self._progress.job_ended((run.task, run.number), free, ended, at_ns, now_ns)
 
     def never_ran(self, task: TaskRow, job: SlurmJob, words: str) -> None:
         """Its job ended before the run could begin."""
         if task.stopping:
             self._tasks.finish(task, Outcome.STOPPED, task.stopping, cause=Cause.STOPPED)
             return
-        if job.state in _INTERRUPTED:
+        if _is_interrupted(job):
             return
         requeues, settings = task.requeues + 1, self._settings
         if requeues > self._tasks.spec(task).max_requeues:
@@ -53,6 +57,18 @@ class JobEndings:
             return
         pause = pause_ns(requeues, settings.requeue_pause_ns, settings.requeue_pause_max_ns)
         self._tasks.put(msgspec.structs.replace(task, requeues=requeues, not_before_ns=self._tasks.now_ns + pause))
+
+
+def _is_interrupted(job: SlurmJob) -> bool:
+    """Also by the SIGTERM that Slurm sends when a grace time begins and it sends no other signal: the job FAILED."""
+    return job.state in _INTERRUPTED or job.preempt_s is not None
+
+
+def code_words(job: SlurmJob) -> str:
+    """With what its batch script ended; empty: with 0, or nobody knows."""
+    if job.signal:
+        return f", signal {job.signal}"
+    return f", exit code {job.exit_code}" if job.exit_code else ""
 
 
 def _is_certain(slot: str, nodes: Mapping[str, SlurmNode]) -> bool:

@@ -82,6 +82,9 @@ class WatchedJob(msgspec.Struct, frozen=True):
     user: str
     job: str
     """As in the names of its nodes."""
+    slurm_id: int = 0
+    """0: not known yet."""
+    submit_s: int | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,10 @@ def is_wanted(row: JobRow, job: SlurmJob) -> bool:
 
     `slurmd` cancels a job too, which it cannot start (a prolog that fails, a number that another job had) and which
     must not be queued again: that one has nodes, and its agents have not all come up. Slurm shows no difference, so a
-    cancellation counts as wanted where no `slurmd` had to do with it, or all had started it."""
+    cancellation counts as wanted where no `slurmd` had to do with it, or all had started it, or where `sacct` says that
+    its user did it."""
     if job.state != CANCELLED or row.leave is not None:
         return False
+    if job.cancelled_by is not None and job.cancelled_by == job.uid != 0:
+        return True
     return row.run is not None or not (job.nodes or row.nodes)

@@ -18,7 +18,13 @@ __all__ = ["excluded", "watched", "work"]
 def watched(ledger: Ledger) -> tuple[WatchedJob, ...]:
     """Jobs that have not ended."""
     return tuple(
-        WatchedJob(row.name, ledger.tasks.committed[row.task].user, job_token_name(row.task, row.number))
+        WatchedJob(
+            row.name,
+            ledger.tasks.committed[row.task].user,
+            job_token_name(row.task, row.number),
+            row.slurm_id,
+            row.submit_s,
+        )
         for row in ledger.jobs.committed.values()
         if row.state is not JobState.ENDED
     )

@@ -305,9 +305,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time by Slurm's clock; likewise `end_s`."""
     end_s: int | None = None
     account: str = ""
-    """Where these are from: `squeue`, `sacct` or `jobcomp`; empty: not known."""
+    """Where these are from: `squeue`, `scontrol`, `sacct` or `jobcomp`; empty: not known."""
     submit_s: int | None = None
     """By Slurm's clock. slurmctld that lost a job gives its number again."""
+    exit_code: int | None = None
+    """Of its batch script, as `account` says it; likewise `signal`, 0 where none ended it."""
+    signal: int | None = None
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
