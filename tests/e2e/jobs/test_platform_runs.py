@@ -520,6 +520,7 @@ def check_logs(manager: FakeManager, token: str) -> list[str]:
     return [log.read_text() for log in sorted(logs)]
 
 
+@pytest.mark.slow
 def test_on_a_sound_node_and_without_a_program_it_is_the_users_error_as_before(tmp_path: Path) -> None:
     async def test(manager: FakeManager) -> None:
         logs = []
