@@ -146,7 +146,7 @@ def test_agents_that_are_killed_and_started_again_adopt_what_runs_and_the_job_go
     assert not [event for event in job.events() if isinstance(event, AttemptFailed | NodeLost)]
     assert error == ""
     assert notices_in(out) == [
-        "job job: nodes 2, ranks per node 1",
+        "job job: 2 nodes x 1 rank",
         "job ended after TIME: all ranks exited with code 0",
     ]
     nothing_left(machines)
@@ -191,7 +191,7 @@ def test_a_guard_that_is_killed_costs_one_restart(machines: Machines, undisturbe
     assert error in ("", DUMPS_NOTE.format(f"{HOME}/run/flight"))
     ended = "the process that guards its ranks ended"
     assert notices_in(out) == [
-        "job job: nodes 2, ranks per node 1",
+        "job job: 2 nodes x 1 rank",
         f"node 1 (b) lost: {ended}",
         f"attempt 0 failed: node 1 (b) was lost: {ended}; restarting",
         "attempt 1 starts",

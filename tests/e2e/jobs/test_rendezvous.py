@@ -172,7 +172,7 @@ def test_another_script_is_told_to_all(machines: Machines, module_path: Path) ->
 def restarted(why: str) -> list[str]:
     """What the launcher says, after that it waits for machine 1, of a job that loses this machine once."""
     return [
-        "job job: nodes 2, ranks per node 1",
+        "job job: 2 nodes x 1 rank",
         f"node 1 (machine 1) lost: {why}",
         f"attempt 0 failed: node 1 (machine 1) was lost: {why}; restarting",
         "attempt 1 starts",

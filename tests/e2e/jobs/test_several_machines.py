@@ -187,7 +187,7 @@ def test_a_spare_takes_the_place_of_a_machine_that_is_cut_off(
     assert error == ""
     silent = "no heartbeat from its supervisor for TIME"
     assert notices_in(out) == [
-        "job job: nodes 2, ranks per node 1",
+        "job job: 2 nodes x 1 rank",
         f"node 1 (b) lost: {silent}",
         f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
         "attempt 1 starts",
@@ -223,7 +223,7 @@ def test_a_machine_that_is_reached_again_goes_on_in_its_place_and_one_that_share
     assert state_of(out) == undisturbed
     silent = "no heartbeat from its supervisor for TIME"
     assert notices_in(out) == [
-        "job job: nodes 2, ranks per node 1",
+        "job job: 2 nodes x 1 rank",
         f"node 1 (b) lost: {silent}",
         f"attempt 0 failed: node 1 (b) was lost: {silent}; restarting",
         "attempt 1 starts",
@@ -280,7 +280,7 @@ def test_a_process_that_is_killed_on_another_machine_costs_one_restart(
     assert error in ("", DUMPS_NOTE.format("run/flight"))
     seen = f"node 1 (b) lost: {lost}" if lost else "rank 1 (node 1) was killed by SIGKILL"
     assert notices_in(out) == [
-        "job job: nodes 2, ranks per node 1",
+        "job job: 2 nodes x 1 rank",
         seen,
         f"attempt 0 failed: {seen.replace(') lost', ') was lost')}; restarting",
         "attempt 1 starts",

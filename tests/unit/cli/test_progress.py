@@ -334,7 +334,7 @@ def test_hosts_are_named_when_a_node_is_lost_when_another_one_takes_its_place_an
     log += [AttemptStarted(2), AttemptSized(2, 2, hosts[2]), AttemptStarted(3), AttemptSized(3, 2, hosts[3], ("c",))]
     _, notices = told([Logged(number, event) for number, event in enumerate(log)])
     assert notices == [
-        "job j: nodes 2, ranks per node 8",
+        "job j: 2 nodes x 8 ranks",
         f"node 1 (b) lost: {lost}",
         "attempt 1 starts",
         "node 1 is on c now, not on b",

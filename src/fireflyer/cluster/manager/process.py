@@ -69,8 +69,10 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     cannot begin or go on."""
     secret = load_secret(config.secret_file)
     if len(config.managers) > 1 and not (config.objects and config.logs_directory):
-        _log.warning("snapshots and logs are in this manager's own directory, where the other managers do not find them; "
-                     "set objects and logs_directory to what all of them reach")  # fmt: skip
+        _log.warning(
+            "other managers do not find the snapshots and logs in this one's directory; set objects and logs_directory to "
+            "what all of them reach"
+        )
     host, port = parse_listen(config.listen)
     certificate = None
     if config.secure:
