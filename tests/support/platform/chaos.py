@@ -12,19 +12,22 @@ from tests.support.platform.store import SimStore, StoreFaults
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.platform.commands import (
+    AddReservation,
     Command,
     DrainNode,
     MoveNode,
     ResumeNode,
     ResumeTask,
+    SetLimit,
     SetLimits,
     SetPolicy,
     SetPriority,
+    SetShares,
     StopTask,
     SuspendTask,
 )
 from fireflyer.cluster.core.platform.messages import Commanded, Submitted
-from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy
+from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Reservation
 from fireflyer.cluster.schema.tasks import After, Cause, Program, TaskSpec
 from fireflyer.sim import Link, SimNet, World
 
@@ -35,7 +38,9 @@ CHAOS_NS = 60 * SECOND
 HEAL_NS = 900 * SECOND
 CALM = Link(min_delay_ns=MS // 4, max_delay_ns=4 * MS)
 USERS = ("ann", "bob", "cyd")
+GROUPS = {"ann": "lab", "bob": "lab"}
 ADMIN = ("platform:admin",)
+LIMITS = (Limit(kind=LimitKind.USER, name="cyd", nodes=3),)
 LONGEST_DELAY_NS = 12 * SECOND
 
 
@@ -86,7 +91,11 @@ class Cluster:
         self._keys += 1
         base = TaskSpec(name=f"t{self._keys}", program=Program(script="train.py"), grace_ns=4 * SECOND, max_requeues=4)
         request = Submitted(
-            call=0, user=client.name, key=f"k{self._keys}", specs=(msgspec.structs.replace(base, **fields),)
+            call=0,
+            user=client.name,
+            group=GROUPS.get(client.name, ""),
+            key=f"k{self._keys}",
+            specs=(msgspec.structs.replace(base, **fields),),
         )
         client.ask(request)
 
@@ -123,6 +132,36 @@ class Cluster:
         command = DrainNode(node, "to be looked at") if self.rng.random() < 0.4 else ResumeNode(node)
         self.command(self.clients[0], command, ADMIN)
 
+    def reserve_something(self) -> None:
+        """For maintenance, or for a user: soon, or from now on."""
+        rng = self.rng
+        users = () if rng.random() < 0.6 else (rng.choice(USERS),)
+        self._reserve(f"r{rng.randrange(4)}", rng.randrange(-2, 30), rng.randrange(5, 40), users)
+
+    def _reserve(self, name: str, in_s: int, for_s: int, users: tuple[str, ...] = ()) -> None:
+        state = self.oracle.state
+        assert state is not None
+        nodes = tuple(host.name for host in self.rng.sample(self.hosts, self.rng.choice([1, 1, 2])))
+        begin_ns = state.time_ns + in_s * SECOND
+        window = Reservation(name=name, nodes=nodes, begin_ns=begin_ns, until_ns=begin_ns + for_s * SECOND, users=users)
+        self.command(self.clients[0], AddReservation(window), ADMIN)
+
+    def limit_something(self) -> None:
+        """Groups, priorities, each user; and shares."""
+        rng = self.rng
+        if rng.random() < 0.3:
+            shares = {user: rng.choice([1.0, 2.0, 8.0]) for user in USERS}
+            self.command(self.clients[0], SetShares(shares), ADMIN)
+            return
+        kind = rng.choice([LimitKind.GROUP, LimitKind.EACH])
+        limit = Limit(
+            kind=kind,
+            name="lab" if kind is LimitKind.GROUP else "",
+            priority=rng.choice([None, 10, 20]),
+            nodes=rng.randrange(1, len(self.hosts)),
+        )
+        self.command(self.clients[0], SetLimit(limit), ADMIN)
+
     # --- running ---
 
     def run_for(self, duration_ns: int) -> None:
@@ -138,7 +177,7 @@ class Cluster:
         )
         admin = self.clients[0]
         self.command(admin, SetPolicy(policy, guaranteed_ns=4 * SECOND), ADMIN)
-        self.command(admin, SetLimits((Limit(kind=LimitKind.USER, name="cyd", nodes=3),)), ADMIN)
+        self.command(admin, SetLimits(LIMITS), ADMIN)
         for number, host in enumerate(self.hosts):
             self.command(admin, MoveNode(host.name, f"z{number % 2}", f"l{number % 3}"), ADMIN)
         self.run_for(5 * SECOND)
@@ -171,6 +210,8 @@ class Cluster:
             self._lose_slowly,
             self.command_something,
             self.drain_something,
+            self.reserve_something,
+            self.limit_something,
         )
         self._faults = [(self.submit_something, 6), (self._heal, 3), *((one, rng.choice([0, 1, 3])) for one in faults)]
 
@@ -264,8 +305,11 @@ class Cluster:
         self._start_managers()  # one that was leaving has left now
         self.run_for(25 * SECOND)  # until the last cut that was to come
         self._heal()
+        self.oracle.maintenance.calm = True
+        self.command(self.clients[0], SetLimits(LIMITS), ADMIN)
         for host in self.hosts:
             self.command(self.clients[0], ResumeNode(host.name), ADMIN)
+        self._reserve("last", self.rng.randrange(32, 60), self.rng.randrange(10, 40))
         end_ns = self.world.now_ns + HEAL_NS
         while self.world.now_ns < end_ns and not self._ended():
             self._resume_held()

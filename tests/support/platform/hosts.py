@@ -16,7 +16,7 @@ from tests.support.platform.post import Ask, Post, Tell
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.platform.messages import NotLeader
-from fireflyer.cluster.schema.sync import EndedRun, Inventory, LaunchOrder, Orders, RunStatus, Sync
+from fireflyer.cluster.schema.sync import EndedRun, Inventory, LaunchOrder, Orders, RunStatus, Saving, Sync
 from fireflyer.cluster.schema.tasks import Cause, RunParts
 from fireflyer.sim import SimClock, SimNode, World
 
@@ -95,6 +95,12 @@ class Launcher:
     @property
     def nodes(self) -> list[str]:
         return [node.name for node in self.order.nodes]
+
+    @property
+    def saving(self) -> Saving:
+        start_ns = (self.run_ns or self.begun_ns) - self.begun_ns
+        age_ns = self.done_ns - self.saved_ns
+        return Saving(asks=not self.ignores_suspension, age_ns=age_ns, save_ns=SECOND, start_ns=start_ns)
 
     def _later(self) -> None:
         self.world.call_after(self.world.random.randrange(STEP_NS // 2, STEP_NS), self._step)
@@ -280,7 +286,8 @@ class Host:
             record.stopped = True
             return RunStatus(token=token, state="gone", lead=record.lead, ended=record.result)
         running = launcher.running if launcher is not None else self.lives(token)
-        return RunStatus(token=token, state="running" if running else "starting", lead=record.lead)
+        saving = launcher.saving if launcher is not None and running else None
+        return RunStatus(token=token, state="running" if running else "starting", lead=record.lead, saving=saving)
 
     def sync(self) -> None:
         """In the place of one that is held."""

@@ -19,6 +19,11 @@ from fireflyer.cluster.core.platform.orders import OrderBook
 from fireflyer.cluster.core.platform.store import tables
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import RunRow, RunState, TaskRow
+from fireflyer.cluster.core.scheduler import order
+from fireflyer.cluster.core.scheduler.incremental import queue
+from fireflyer.cluster.core.scheduler.incremental.running import GroupRuns
+from fireflyer.cluster.core.scheduler.limits import Limits
+from fireflyer.cluster.core.scheduler.model import Request, Reservation
 from fireflyer.cluster.schema.sync import RunOrder
 from fireflyer.cluster.schema.tasks import RunParts
 from fireflyer.kvstore.core import fenced
@@ -210,6 +215,30 @@ def all_is_cleared_that_is_there(patch: Patch) -> None:
     patch.setattr(Ledger, "clear_outbox", lambda self, _until: original(self, self.draft_state.outbox_next))
 
 
+def nobody_is_asked_for_maintenance(patch: Patch) -> None:
+    patch.setattr(GroupRuns, "for_maintenance", lambda _self, _now_ns: [])
+
+
+def starts_shortly_before_maintenance(patch: Patch) -> None:
+    """What declares no time starts until the nodes close."""
+    patch.setattr(Request, "span_ns", property(lambda request: request.time_ns or 0))
+
+
+def reservations_admit_everybody(patch: Patch) -> None:
+    patch.setattr(Reservation, "admits", lambda _self, _task: True)
+
+
+def limits_of_groups_do_not_count(patch: Patch) -> None:
+    original = Limits.of
+    patch.setattr(Limits, "of", lambda self, user, _group: original(self, user, ""))
+
+
+def nobody_gets_older(patch: Patch) -> None:
+    """Who waits is passed by all who are more important, for ever."""
+    for module in (order, queue):
+        patch.setattr(module, "aged_priority", lambda task, _now_ns, _policy: task.request.priority)
+
+
 MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -233,5 +262,10 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         agent_says_gone_too_early,
         rows_are_copied_twice,
         all_is_cleared_that_is_there,
+        nobody_is_asked_for_maintenance,
+        starts_shortly_before_maintenance,
+        reservations_admit_everybody,
+        limits_of_groups_do_not_count,
+        nobody_gets_older,
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.platform.hosts import Grounds, Host, Launcher
 from tests.support.platform.managers import SETTINGS, ManagerHost
+from tests.support.platform.rules import Maintenance, check_limits, check_order, check_reservations, may_leave_early
 from tests.support.platform.store import SimStore
 from tests.support.platform.tables import MemoryTables
 
@@ -19,6 +20,7 @@ from fireflyer.cluster.core.platform.store.history import (
 )
 from fireflyer.cluster.core.platform.store.rows import (
     CONFIG_KEY,
+    NODES,
     OUTBOX_PREFIX,
     PLACES,
     RUNS,
@@ -35,7 +37,7 @@ from fireflyer.cluster.core.platform.store.rows import (
     decode_row,
 )
 from fireflyer.cluster.schema.sync import Orders
-from fireflyer.cluster.schema.tasks import FINISHED, Outcome, TaskState
+from fireflyer.cluster.schema.tasks import FINISHED, Outcome, TaskSpec, TaskState
 from fireflyer.kvstore.core.fenced import Transact
 from fireflyer.sim import World
 
@@ -57,8 +59,11 @@ class PlatformOracle:
         self.state: ClusterRow | None = None
         self.launched: dict[str, str] = {}
         self.acknowledged: dict[int, None] = {}
-        self.whole_limit: int | None = None
-        """Nodes that user `ann` may have at a time; as set in the rows before anything runs."""
+        self.specs: dict[int, TaskSpec] = {}
+        """Of all tasks that ever were."""
+        self.zones: dict[str, str] = {}
+        """Of nodes."""
+        self.maintenance = Maintenance()
         self.change_numbers: dict[int, tuple[str, str, str]] = {}
         self.tables = MemoryTables()
         self.history: dict[int, HistoryRow] = {}
@@ -70,13 +75,14 @@ class PlatformOracle:
     # --- commits ---
 
     def committed(self, order: Transact) -> None:
+        self._settings(order)
+        before = dict.fromkeys(self.runs)
+        claims = {task: row.claim for task, row in self.tasks.items() if row.claim}
         for key, value in order.write:
             if key == LEASE_KEY:
                 continue
             if key == STATE_KEY:
                 self._state(key, value)
-            elif key == CONFIG_KEY and value is not None:
-                self.config = decode_row(key, value, ConfigRow)
             elif key.startswith(OUTBOX_PREFIX):
                 self._outbox(key, value)
             elif key.startswith(TASKS.prefix):
@@ -86,6 +92,30 @@ class PlatformOracle:
             elif key.startswith(PLACES.prefix):
                 self._place(key, value)
         self._check_rows()
+        if self.state is not None:
+            self.maintenance.put(self.config, self.state.time_ns)
+        for number in self.runs.keys() - before.keys():
+            self._check_start(self.runs[number], claimed=number[0] in claims)
+
+    def _settings(self, order: Transact) -> None:
+        """What decisions of the same transaction depend on."""
+        for key, value in order.write:
+            if key == CONFIG_KEY and value is not None:
+                self.config = decode_row(key, value, ConfigRow)
+            elif key.startswith(NODES.prefix) and value is not None:
+                node = NODES.decode(key, value)
+                self.zones[node.name] = node.zone
+            elif key.startswith(SUBMISSIONS.prefix) and value is not None:
+                submission = SUBMISSIONS.decode(key, value)
+                tasks = range(submission.id, submission.id + submission.count)
+                self.specs.update(dict.fromkeys(tasks, submission.spec))
+
+    def _check_start(self, run: RunRow, *, claimed: bool) -> None:
+        row = self.tasks[run.task]
+        if not claimed:
+            check_order(run, self.config, self.tasks, self.specs, self.zones)
+        check_limits(row, self.config, self.tasks, self.places.values())
+        check_reservations(run, row, self.specs[run.task], self.config.reservations)
 
     def _state(self, key: bytes, value: bytes | None) -> None:
         assert value is not None
@@ -164,7 +194,10 @@ class PlatformOracle:
             self.preempted += 1
             assert run.wanted_ns is not None
             lasted_ns = run.wanted_ns - run.scheduled_ns
-            assert lasted_ns >= self.config.guaranteed_ns, f"task {run.task} is interrupted after {lasted_ns} ns"
+            row, spec = self.tasks[run.task], self.specs[run.task]
+            early = may_leave_early(run, row, spec, self.config.reservations)
+            guaranteed = early or lasted_ns >= self.config.guaranteed_ns
+            assert guaranteed, f"task {run.task} is interrupted after {lasted_ns} ns"
         if old is None:
             others = [other for other in self.runs.values() if other.task == run.task]
             assert all(other.state is RunState.OVER for other in others), f"task {run.task} has two runs"
@@ -180,15 +213,10 @@ class PlatformOracle:
         self.places[name] = PLACES.decode(key, value)
 
     def _check_rows(self) -> None:
-        of_user: dict[str, int] = {}
         for name, place in self.places.items():
             run = self.runs[place.task, place.run]
             assert name in run.nodes
             assert run.state is not RunState.OVER, f"{name} belongs to a run that is over"
-            user = self.tasks[place.task].user
-            of_user[user] = of_user.get(user, 0) + 1
-        for limit in self.config.limits:
-            assert of_user.get(limit.name, 0) <= limit.nodes, f"{limit.name} has {of_user[limit.name]} nodes"
         runs_of: dict[int, int] = {}
         for run in self.runs.values():
             if run.state is not RunState.OVER:
@@ -217,6 +245,8 @@ class PlatformOracle:
 
     def looked_at(self, manager: ManagerHost) -> None:
         machine, now_ns = manager.machine, manager.now_ns
+        assert self.grounds is not None
+        self.maintenance.look(machine.time_ns(now_ns), self.config, self.specs, self.grounds)
         for view in machine.tasks(now_ns, limit=3):
             assert machine.why(view.id, now_ns).text, f"nobody knows why of task {view.id}"
             until_ns = view.ended_ns if view.ended_ns is not None else machine.time_ns(now_ns)
