@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.patience import allowed_s
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
 from fireflyer.cluster.core.platform.views import TaskAnswer
@@ -41,6 +44,34 @@ with open(f"{results}/{name}.{rank}.result", "w") as result:
     result.write(str(total))
 """
 STEPS: Final = 20
+TRAINING: Final = """\
+import os, sys, time
+import torch
+from fireflyer.checkpoint import TrainingLoop
+from fireflyer.runtime import read_environment
+from fireflyer.runtime.reporter import Reporter
+
+results, steps = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+reporter = Reporter.from_environment(read_environment())
+with reporter, TrainingLoop(f"{results}/checkpoints", net, optimizer, period_steps=10**6, reporter=reporter) as loop:
+    with open(f"{results}/begins", "a") as begins:
+        begins.write(f"{loop.step}\\n")
+    for step in loop.steps(steps):
+        loss = (net(torch.full((2, 4), step / steps)) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if os.path.exists(f"{results}/slow"):
+            time.sleep(0.05)
+with open(f"{results}/weights", "wb") as weights:
+    for parameter in net.parameters():
+        weights.write(parameter.detach().numpy().tobytes())
+"""
+TRAINING_STEPS: Final = 2000
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +131,42 @@ def test_three_users_share_four_nodes_and_the_most_important_comes_first(
         assert results == [str(sum(range(STEPS)))] * ranks
     begins = (tmp_path / "first.log").read_text()
     assert f"begins at {STEPS - 1}" in begins, "it went on where it was"
+
+
+def test_an_interrupted_training_goes_on_from_its_checkpoint_on_another_node(
+    platform: RunningPlatform, script: Path, tmp_path: Path
+) -> None:
+    """The one that comes first must have its node, and holds it: only another one is left."""
+    training = tmp_path / "training.py"
+    training.write_text(TRAINING)
+    ours, alone = tmp_path / "ours", tmp_path / "alone"
+    for directory in (ours, alone):
+        directory.mkdir()
+    (ours / "slow").touch()
+    ada, cyd = platform.client("ada"), platform.client("cyd")
+    (task,) = ada.submit(task_of(training, "training", str(ours), str(TRAINING_STEPS)), key="training")
+    wait_for((ours / "begins").exists, "it trains", limit_s=60)
+    [node] = ada.task(task).task.nodes
+
+    (tmp_path / "first.hold").touch()
+    urgent = task_of(script, "first", str(tmp_path), "first", str(STEPS), priority=20, only=(node,))
+    (first,) = cyd.submit(urgent, key="first-on-its-node")
+    moved = platform.until(ada, task, lambda answer: bool(answer.runs[1:] and answer.task.nodes), "it runs again")
+    assert moved.runs[0].cause is Cause.SUSPENDED
+    assert moved.runs[0].nodes == (node,)
+    assert node not in moved.task.nodes
+    assert cyd.task(first).task.nodes == (node,), "which still has it"
+    (ours / "slow").unlink()
+    done = platform.finished(ada, task)
+    (tmp_path / "first.hold").unlink()
+    assert done.task.outcome is Outcome.SUCCEEDED
+    check_account(done)
+    began, went_on = (int(line) for line in (ours / "begins").read_text().split())
+    assert began == 0 < went_on < TRAINING_STEPS, "it went on where it was"
+    command = [sys.executable, str(training), str(alone), str(TRAINING_STEPS)]
+    subprocess.run(command, check=True, cwd=alone, timeout=allowed_s(60))
+    assert (ours / "weights").read_bytes() == (alone / "weights").read_bytes(), "bit for bit as if undisturbed"
+    assert platform.finished(cyd, first).task.outcome is Outcome.SUCCEEDED
 
 
 def test_a_task_that_its_user_suspends_waits_until_it_is_resumed(
