@@ -58,7 +58,8 @@ def _moment(text: str) -> int | None:
              epilog="Example: ff reservation list")  # fmt: skip
 def command() -> None:
     """Reservations: nodes that some users alone get for a time, or that nobody gets (maintenance). Tasks that would
-    still run when one begins are not started on its nodes, where they declare how long they take (`--time`)."""
+    still run when one begins are not started on its nodes, where they declare how long they take (`--time`).
+    What runs on nodes when their maintenance is about to begin is asked to save and to leave."""
 
 
 @command.command("add", short_help="Reserve nodes.", epilog="""\b
@@ -76,8 +77,8 @@ Examples:
 @platform_option
 def add_command(*, client: Client, maintenance: bool, nodes: str, **fields: Any) -> int:
     """Reserve nodes under NAME, in the place of a reservation of the same name. A task that runs on a node that is
-    reserved for another is interrupted when that one needs it; before maintenance, suspend what still runs there.
-    For operators."""
+    reserved for another is interrupted when that one needs it. Before maintenance begins, tasks that would still
+    run are asked to save and to leave, in time for their grace period. For operators."""
     from fireflyer.cluster.core.scheduler.model import Reservation
 
     if maintenance == bool(fields["users"] or fields["user_groups"]):
