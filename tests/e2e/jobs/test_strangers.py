@@ -8,13 +8,13 @@ uses it, and authenticates nobody (docs/safety.md).
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.support.fuzz.parsers import PARSERS
 from tests.support.jobs.launching import events_of, leftovers, started_launcher, wait_until, write_script
-from tests.support.network.strangers import Cost, cost_of, places_of, strangers
+from tests.support.network.strangers import Cost, Place, cost_of, hellos, places_of, strangers
 from tests.support.patience import allowed_s
 
 from fireflyer.base.events import StepReport
@@ -41,6 +41,12 @@ reporter = Reporter.from_environment(env)
 data = np.random.default_rng(rank).normal(size=(64, 4000)).astype("f4")
 target = np.sin(data.sum(axis=1))
 
+torch_group = "torch" in sys.argv[2:]
+if torch_group:
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("hfreduce")
+
 def train(comm, steps):
     weights = np.zeros(4000, "f4")
     for step in range(steps):
@@ -48,13 +54,15 @@ def train(comm, steps):
         comm.allreduce(gradient)
         parts = np.empty_like(gradient)
         comm.all_to_all(parts, gradient)
+        if torch_group: dist.all_reduce(torch.from_numpy(parts), op=dist.ReduceOp.AVG)
         weights -= (1e-4 * (gradient + parts)).astype("f4")
     return hashlib.sha256(weights.tobytes()).hexdigest()
 
 with Communicator.from_environment(env) as comm:
     reporter.step(StepReport(rank, attempt, 1, 64, 0, None, 1))  # connects to the launcher
     first = train(comm, 20)
-    open(ready, "w").close()
+    with open(ready + ".part", "w") as file: file.write(os.environ["MASTER_PORT"])
+    os.replace(ready + ".part", ready)
     while not os.path.exists(start): time.sleep(0.01)
     comm.barrier()
     rounds = 0
@@ -66,75 +74,91 @@ with Communicator.from_environment(env) as comm:
         assert again == first, (rounds, again, first)
         rounds += 1
         reporter.step(StepReport(rank, attempt, rounds + 1, 64, 0, None, 1))
-    print("DIGEST", rank, first, train(comm, 50), flush=True)
+    with open(f"{sys.argv[1]}/digest-{rank}", "w") as file: file.write(first + train(comm, 50))
+if torch_group: dist.destroy_process_group()
 """
+"""Steps until the file `flooded` is there. With the argument `torch` part of each sum is that of a torch group."""
 
 
-def digests(spec: JobSpec) -> list[str]:
-    text = Path(spec.run_dir + ".out").read_text(encoding="utf-8")
-    return sorted(line.partition("DIGEST ")[2] for line in text.splitlines() if "DIGEST " in line)
+def digests(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in directory.glob("digest-*")}
 
 
-def spec_in(directory: Path) -> JobSpec:
+def spec_in(directory: Path, *args: str, ranks: int = RANKS, nodes: int = 2) -> JobSpec:
     directory.mkdir()
     script = write_script(directory, TRAINING)
     return JobSpec(
         script=script,
-        args=(str(directory),),
+        args=(str(directory), *args),
         run_dir=str(directory / "run"),
-        nodes=2,
-        ranks_per_node=RANKS // 2,
+        nodes=nodes,
+        ranks_per_node=ranks // nodes,
         devices="cpu",
     )
 
 
-def finished(launcher: subprocess.Popen[bytes], spec: JobSpec) -> list[str]:
+def finished(launcher: subprocess.Popen[bytes], spec: JobSpec) -> dict[str, str]:
     assert launcher.wait(allowed_s(60)) == 0, Path(spec.run_dir + ".out").read_text(encoding="utf-8")[-3000:]
-    return digests(spec)
+    return digests(Path(spec.args[0]))
 
 
-def undisturbed(directory: Path) -> list[str]:
-    spec = spec_in(directory)
+def undisturbed(spec: JobSpec) -> dict[str, str]:
     for name in ("start", "flooded"):
-        (directory / name).touch()
+        Path(spec.args[0], name).touch()
     with started_launcher(spec) as launcher:
         return finished(launcher, spec)
 
 
-def disturbed(directory: Path, count: int) -> list[str]:
-    spec = spec_in(directory)
-    samples = [sample for name in ("handshake, accepting", "frames") for sample in PARSERS[name].samples]
+def flood(directory: Path, pids: Sequence[int], count: int, *, places: int, ranks: int = RANKS) -> None:
+    """So many strangers come to what these processes listen at, which are so many places at least, while the job of the
+    script in the directory trains."""
+    found = but_torchs(places_of(pids), directory, ranks)
+    assert len(found) >= places, found
+    before = costs(pids)
+    (directory / "start").touch()
+    with ThreadPoolExecutor(CALLERS) as callers:
+        came = [
+            callers.submit(strangers, found, hellos(), count=count // CALLERS, seed=seed) for seed in range(CALLERS)
+        ]
+        assert sum(one.result() for one in came) > 0.9 * count, "most of them were accepted"
+    wait_until(lambda: not grown(before), allowed_s(30), lambda: f"grown: {grown(before)}")
+    (directory / "flooded").touch()
+
+
+def but_torchs(places: Sequence[Place], directory: Path, ranks: int) -> list[Place]:
+    """Without the store of torch, at MASTER_PORT."""
+    master_ports = {int((directory / f"ready-{rank}").read_text()) for rank in range(ranks)}
+    return [place for place in places if place.port not in master_ports]
+
+
+def all_ready(directory: Path, events: Path, ranks: int) -> None:
+    """When all ranks are connected to each other and to the launcher."""
+    wait_until(lambda: len(list(directory.glob("ready-?"))) == ranks, allowed_s(60))
+    wait_until(lambda: reported(events) >= ranks, allowed_s(60))
+
+
+def disturbed(spec: JobSpec, count: int) -> dict[str, str]:
+    directory = Path(spec.args[0])
     with started_launcher(spec) as launcher:
-        wait_until(lambda: len(list(directory.glob("ready-*"))) == RANKS, allowed_s(60))
-        wait_until(lambda: reported(spec) >= RANKS, allowed_s(60))
-        pids = [pid for pid, _ in leftovers(spec.run_dir)]
-        places = places_of([*pids, launcher.pid])
-        assert len(places) >= 1 + 2 * RANKS, "the launcher, and two for each rank"
-        before = costs(pids)
-        (directory / "start").touch()
-        with ThreadPoolExecutor(CALLERS) as callers:
-            came = [
-                callers.submit(strangers, places, samples, count=count // CALLERS, seed=seed) for seed in range(CALLERS)
-            ]
-            assert sum(one.result() for one in came) > 0.9 * count, "most of them were accepted"
-        wait_until(lambda: not grown(before), allowed_s(30), lambda: f"grown: {grown(before)}")
-        (directory / "flooded").touch()
+        all_ready(directory, Path(spec.run_dir, "events.jsonl"), RANKS)
+        pids = [launcher.pid, *(pid for pid, _ in leftovers(spec.run_dir))]
+        flood(directory, pids, count, places=1 + 2 * RANKS)
         return finished(launcher, spec)
 
 
-def reported(spec: JobSpec) -> int:
-    return sum(isinstance(entry.event, StepReport) for entry in events_of(spec.run_dir + "/events.jsonl"))
+def reported(events: Path) -> int:
+    return sum(isinstance(entry.event, StepReport) for entry in events_of(str(events)))
 
 
-def costs(pids: list[int]) -> dict[int, Cost]:
-    return {pid: cost_of(pid) for pid in pids}
+def costs(pids: Sequence[int], proc: str = "/proc") -> dict[int, Cost]:
+    return {pid: cost_of(pid, proc=proc) for pid in pids}
 
 
-def grown(before: dict[int, Cost]) -> dict[int, tuple[Cost, Cost]]:
+def grown(before: dict[int, Cost], proc: str = "/proc") -> dict[int, tuple[Cost, Cost]]:
     """Processes that hold more than they did."""
     found = {}
     for pid, was in before.items():
-        now = cost_of(pid)
+        now = cost_of(pid, proc=proc)
         more = now.descriptors - was.descriptors, now.resident_bytes - was.resident_bytes
         if more[0] > MOST_DESCRIPTORS or more[1] > MOST_BYTES:
             found[pid] = was, now
@@ -143,6 +167,6 @@ def grown(before: dict[int, Cost]) -> dict[int, tuple[Cost, Cost]]:
 
 @pytest.mark.parametrize("count", [4000, pytest.param(100_000, marks=pytest.mark.campaign)])
 def test_a_job_among_strangers_computes_the_same_bits(count: int, tmp_path: Path) -> None:
-    calm = undisturbed(tmp_path / "calm")
+    calm = undisturbed(spec_in(tmp_path / "calm"))
     assert len(calm) == RANKS
-    assert disturbed(tmp_path / "disturbed", count) == calm
+    assert disturbed(spec_in(tmp_path / "disturbed"), count) == calm
