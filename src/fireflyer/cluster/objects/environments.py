@@ -210,9 +210,10 @@ class EnvironmentCache:
             locked = os.path.join(place.directory, lock.kind)
             with open(locked, "xb") as file:
                 file.write(lock.data)
-            if self._account is not None:
+                if self._account is not None:
+                    os.fchown(file.fileno(), *self._account)
+            if self._account is not None:  # the last of all: from now on the account may put links here
                 os.chown(place.directory, *self._account)
-                os.chown(locked, *self._account)
         except OSError as error:
             raise translate_os_error(error, f"make {place.directory}") from error
         deadline_ns = time.monotonic_ns() + self._build_ns

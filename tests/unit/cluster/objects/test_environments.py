@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fireflyer.base.errors import JobFailed, NoSpace, NotFound, UsageError
+from fireflyer.base.errors import FireflyerError, JobFailed, NoSpace, NotFound, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.objects import EnvironmentCache, LockFile, check_environment
 from fireflyer.cluster.objects.environments import environment_name
@@ -220,6 +220,28 @@ def test_an_account_builds_what_only_it_may_change(tmp_path: Path) -> None:
         assert (directory / "uid").read_text() == "12345\n"
         assert directory.stat().st_uid == 12345
         assert directory.parent.stat().st_uid == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another account")
+def test_a_link_that_the_account_puts_in_place_of_the_lock_file_gives_it_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may do so from the moment on at which the directory is its own."""
+    of_root = tmp_path / "of root"
+    of_root.write_text("")
+    chown = os.chown
+
+    def watched(path: str, uid: int, gid: int, **options: Any) -> None:
+        chown(path, uid, gid, **options)
+        locked = Path(path) / LOCK.kind
+        if locked.exists():
+            locked.unlink()
+            locked.symlink_to(of_root)
+
+    monkeypatch.setattr(os, "chown", watched)
+    with pytest.raises(FireflyerError):
+        cache_of(tmp_path, "exit 1", account=(65534, 65534)).get(LOCK)
+    assert of_root.stat().st_uid == 0
 
 
 def test_an_environment_of_the_user_is_checked(tmp_path: Path) -> None:
