@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from typing import Final
 
 import pytest
 from tests.e2e.jobs.test_several_machines import DUMPS_NOTE, LEASE_S, SCRIPT, Job, notices_in, ranks_on, state_of
+from tests.support.jobs.arguments import none_in_arguments
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import USER, WORK, Machine, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
@@ -130,6 +132,9 @@ def test_agents_that_are_killed_and_started_again_adopt_what_runs_and_the_job_go
         machines[name].path(HELD).touch()
     job = AgentJob(machines, "--hosts=a,b", "--via=agent")
     job.wait_for_step(5)
+    memberships = [machines[name].path(f"{STATE}/agent/membership.json").read_bytes() for name in "ab"]
+    credentials = [json.loads(data)["credential"].encode() for data in memberships]
+    none_in_arguments([machines[name] for name in "ab"], [job.secret(), *credentials], program="job.py")
     before = ranks_on(machines["b"])
     for name in "ab":
         machines[name].kill(agent_pid(machines[name]))
@@ -223,7 +228,7 @@ def test_a_job_goes_on_with_the_machines_that_are_left(machines: Machines) -> No
     for nodes, steps in ((3, 19), (2, STEPS)):
         code, out, error = AgentJob(machines, f"--nodes={nodes}", steps=steps, run_dir=f"alone-{nodes}").end()
         assert code == 0, out + error
-    expected = state_of(out)
+        expected = state_of(out)
     machines["a"].path(f"{HOME}/sums/state.npy").unlink()
     join_all(machines, "a", "b", "c")
     for machine in machines.values():

@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 from tests.e2e.jobs.test_several_machines import LEASE_S, SCRIPT, Job, nothing_left, notices_in, ranks_on, state_of
+from tests.support.jobs.arguments import none_in_arguments
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import WORK, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
@@ -69,6 +70,8 @@ def test_machines_meet_and_end_with_the_code_of_the_job(
 ) -> None:
     joined = join(machines, "b", module_path / "meet")  # before there is a launcher
     job = Job(machines, module_path / "meet", *options())
+    job.wait_for_step(1)
+    none_in_arguments([machines[name] for name in "ab"], [bytes(range(32)), job.secret()], program="job.py")
     code, out, error = job.end()
     assert code == 0, out + error
     assert state_of(out) == undisturbed

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.jobs.arguments import none_in_arguments
 from tests.support.jobs.launching import wait_until
 from tests.support.jobs.transcripts import Transcript, notices
 from tests.support.machines.machines import USER, WORK, Machine, MachineProcess, Machines, needs_machines
 from tests.support.patience import allowed_s
 
 from fireflyer.base.events import AttemptFailed, JobEvent, NodeLost, StepReport, decode_log
+from fireflyer.cluster.launcher.job import SECRET_NAME
 
 pytestmark = [needs_machines, pytest.mark.processes]
 
@@ -104,6 +106,10 @@ class Job:
         ]
         self.process: MachineProcess = machines["a"].start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
+    def secret(self) -> bytes:
+        """Of the job, while it runs."""
+        return (self._run_dir / SECRET_NAME).read_bytes()
+
     def events(self) -> list[JobEvent]:
         try:
             data = (self._run_dir / "events.jsonl").read_bytes()
@@ -156,7 +162,10 @@ def undisturbed(running: Machines, shared: Path) -> str:
 def test_a_job_runs_on_machines_that_share_no_run_directory_and_its_logs_are_in_one_place(
     machines: Machines, shared: Path, undisturbed: str
 ) -> None:
-    code, out, error = Job(machines, shared / "logs", "--hosts", "a,b").end()
+    job = Job(machines, shared / "logs", "--hosts", "a,b")
+    job.wait_for_step(1)
+    none_in_arguments([machines[name] for name in "ab"], [job.secret()], program="job.py")
+    code, out, error = job.end()
     assert code == 0, out + error
     assert state_of(out) == undisturbed
     logs = machines["a"].path(f"{WORK}/run/logs/attempt-0")

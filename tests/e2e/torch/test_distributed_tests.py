@@ -27,17 +27,25 @@ EXCEPTIONS = {
 """Tests that pass with gloo and not with hfreduce, with the reason (docs/design/0008-torch.md)."""
 
 
+PARTS = 6
+"""Of all tests, each within a minute of processor time."""
+LEAST_OF_PART = 8
+"""So many of a part pass with gloo; about 15 do."""
+
+
 def test_a_selection_of_torchs_tests_passes() -> None:
     outcomes = outcomes_of("hfreduce", SELECTED, limit_s=110)
     assert {name: outcome for name, outcome in outcomes.items() if outcome != PASSED} == {}
 
 
-@pytest.mark.campaign(expected_s=240)
-@pytest.mark.timeout(3600)
-def test_whatever_passes_over_gloo_passes_over_hfreduce() -> None:
-    gloo, ours = (outcomes_of(backend, [], limit_s=1700) for backend in ("gloo", "hfreduce"))
+@pytest.mark.campaign(expected_s=40)
+@pytest.mark.rotates
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_whatever_passes_over_gloo_passes_over_hfreduce(part: int) -> None:
+    gloo, ours = (outcomes_of(backend, [f"{part}/{PARTS}"], limit_s=850) for backend in ("gloo", "hfreduce"))
     passing = [name for name, outcome in gloo.items() if outcome == PASSED]
-    assert len(passing) > 80
+    assert len(passing) >= LEAST_OF_PART
     failing = {name: ours[name] for name in passing if ours[name] != PASSED}
     assert {name: outcome for name, outcome in failing.items() if name not in EXCEPTIONS} == {}
-    assert EXCEPTIONS.keys() <= failing.keys(), "an exception that is none any more"
+    assert EXCEPTIONS.keys() & gloo.keys() <= failing.keys(), "an exception that is none any more"

@@ -1,6 +1,7 @@
 """Runs torch's own tests of backends (`DistributedTest`), or some of them, with one backend and two ranks.
 
 `python -m tests.support.torch_ranks.distributed_tests BACKEND [TEST...]` prints a line of JSON: test -> outcome.
+`2/8` in the place of tests is each eighth one, from the third on: a part of all.
 `--compare` in the place of a backend runs them with gloo and with hfreduce, and prints a table of what differs.
 """
 
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -26,8 +28,8 @@ LIMIT_S = 60
 """Of one test."""
 
 
-def outcomes_of(backend: str, tests: list[str], *, limit_s: float) -> dict[str, str]:
-    """In a process of its own, since torch reads the backend when its tests are imported."""
+def outcomes_of(backend: str, tests: Sequence[str], *, limit_s: float) -> dict[str, str]:
+    """As from the command line, in a process of its own, since torch reads the backend when its tests are imported."""
     ended = subprocess.run(
         [sys.executable, "-m", _MODULE, backend, *tests], capture_output=True, text=True, timeout=limit_s, check=False
     )
@@ -66,8 +68,16 @@ def _last_line(error: BaseException) -> str:
     return (telling or lines or [type(error).__name__])[-1][:300]
 
 
-def _run(backend: str, tests: list[str]) -> dict[str, str]:
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(RANKS), "TEMP_DIR": tempfile.gettempdir()}
+def _chosen(names: Sequence[str], tests: list[str]) -> Sequence[str]:
+    if len(tests) != 1 or "/" not in tests[0]:
+        return tests or names
+    part, parts = map(int, tests[0].split("/"))
+    return names[part::parts]
+
+
+def _run(backend: str, tests: list[str], directory: str) -> dict[str, str]:
+    """`directory`: in which ranks meet, of this run alone."""
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(RANKS), "TEMP_DIR": directory}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(LIMIT_S)
     from torch.testing._internal.distributed import distributed_test
@@ -93,7 +103,7 @@ def _run(backend: str, tests: list[str]) -> dict[str, str]:
             self._start_processes(context.Process)
 
     result = _Outcomes()
-    names = tests or unittest.TestLoader().getTestCaseNames(Forked)
+    names = _chosen(unittest.TestLoader().getTestCaseNames(Forked), tests)
     unittest.TestSuite(Forked(name) for name in names).run(result)
     return result.outcomes
 
@@ -117,4 +127,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "--compare":
         _compare(sys.argv[2:])
     else:
-        print(json.dumps(_run(sys.argv[1], sys.argv[2:])), flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            print(json.dumps(_run(sys.argv[1], sys.argv[2:], directory)), flush=True)
