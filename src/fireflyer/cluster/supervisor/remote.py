@@ -32,7 +32,8 @@ from fireflyer.identity.private_files import require_own_directory, write_privat
 from fireflyer.identity.secrets import Secret, save_secret
 from fireflyer.runtime.devices import find_devices
 from fireflyer.runtime.interfaces import own_addresses
-from fireflyer.runtime.processes.guarded import MARKER, GuardCommand
+from fireflyer.runtime.processes.guard import MARKER
+from fireflyer.runtime.processes.guard_command import GuardCommand
 
 __all__ = ["guard_program", "main", "make_private", "probe", "read_orders"]
 
