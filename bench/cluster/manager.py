@@ -30,7 +30,7 @@ from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, 
 from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
 
-__all__ = ["first_line", "manager"]
+__all__ = ["manager"]
 
 ARRAY: Final = 1000
 
@@ -221,40 +221,3 @@ def _send(user: Connection, load: _Load, sender: int, stop: threading.Event) -> 
                 client.task(task)
                 took["show"].append(time.perf_counter() - asked_s)
     return took
-
-
-def first_line(options: Options) -> list[Result]:
-    """From the call of `Client.submit` until the script, which imports nothing, runs its first line; each time on an
-    idle platform of two nodes."""
-    case = "submit/first-line"
-    if not options.selects(case):
-        return []
-    with tempfile.TemporaryDirectory(prefix="ff-bench-") as directory:
-        platform, pipe = f"{directory}/platform", f"{directory}/pipe"
-        Path(directory, "first.py").write_text(f"open({pipe!r}, 'w').write('line')")
-        os.mkfifo(pipe)
-        _ff("up", "--dir", platform, "--nodes", "2", "-d")
-        try:
-            with Client(read_connection(PlatformLayout(platform).connection_file)) as client:
-                times = [_until_first_line(client, directory, pipe, number) for number in range(options.rounds + 1)]
-        finally:
-            _ff("down", "--dir", platform)
-    ours = figure(times[1:])
-    return [_row(case, "wall_s", ours, "< 1.5 s", ours.median < 1.5, "a script without torch")]
-
-
-def _until_first_line(client: Client, directory: str, pipe: str, number: int) -> float:
-    """The next one begins when this one has ended."""
-    program = Program(script="first.py", workdir=directory)
-    began_s = time.perf_counter()
-    (task,) = client.submit(TaskSpec(name="first", program=program), key=f"first-{number}")
-    with open(pipe) as lines:
-        assert lines.read() == "line"
-    took_s = time.perf_counter() - began_s
-    while client.task(task).task.ended_ns is None:
-        time.sleep(0.05)
-    return took_s
-
-
-def _ff(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "fireflyer", *arguments], check=True, stdout=subprocess.DEVNULL)

@@ -4,8 +4,8 @@
 `event/KIND/NODESxQUEUED`: one event and the decisions that follow; the median of rounds, and their 99th percentile.
 `month/DEMAND`: the trace of a month on 2,000 nodes, by our policy and by three others.
 `manager/AGENTS`: a manager process with so many agents, while tasks are submitted at a fixed rate (wall time).
-`submit/first-line`: from the submission to the first line of the script on an idle platform (wall time).
-`suspend/…`: a call that finds no news; from the signal to free nodes (wall time).
+`submit/…`, `suspend/platform`: what a user waits for on an idle platform (wall time; `bench.cluster.idle_platform`).
+`suspend/call`, `suspend/free`: a call that finds no news; from the signal to `ff run` until it has ended (wall time).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.cluster import suspend
-from bench.cluster.manager import first_line, manager
+from bench.cluster.idle_platform import idle_platform
+from bench.cluster.manager import manager
 from bench.cluster.month import month
 from bench.cluster.workload import KINDS, Cluster
 from bench.report import Bound, Options, Result, Suite, figure
@@ -47,12 +48,10 @@ def run(options: Options) -> Suite:
             results += _events(options, nodes, queued)
     results += month(options)
     results += manager(options)
-    results += first_line(options)
-    if options.selects("suspend") or options.selects("suspend/call") or options.selects("suspend/free"):
+    results += idle_platform(options)
+    if options.selects("suspend/call") or options.selects("suspend/free"):
         results += _suspend(options)
-    return Suite(
-        results=tuple(results), remarks=("seconds of processor time; suspend/free, submit and manager: wall time",)
-    )
+    return Suite(results=tuple(results), remarks=("seconds of processor time; suspend, submit and manager: wall time",))
 
 
 def _result(

@@ -17,9 +17,9 @@ from tests.support.loops import on_loop
 from fireflyer.base.errors import Busy
 from fireflyer.runtime.processes import guard as guard_program
 from fireflyer.runtime.processes import parent_death_signal
+from fireflyer.runtime.processes.guard_command import GuardCommand
 from fireflyer.runtime.processes.guarded import (
     MARKER,
-    GuardCommand,
     Guarded,
     child_environment,
     descendants,

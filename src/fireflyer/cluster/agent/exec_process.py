@@ -21,7 +21,8 @@ from fireflyer.cluster.agent import exec_program
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.agent.start import as_account
 from fireflyer.cluster.schema.execs import ExecOrder, StreamNumber
-from fireflyer.runtime.processes.guarded import MARKER, GuardCommand, Guarded, kill_marked
+from fireflyer.runtime.processes.guard_command import GuardCommand
+from fireflyer.runtime.processes.guarded import MARKER, Guarded, kill_marked
 
 __all__ = ["ExecProcess", "exec_mark"]
 

@@ -34,7 +34,7 @@ from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.agent.service import serve_agent
 from fireflyer.cluster.core.slurm.request import JobOrders
 from fireflyer.runtime import run
-from fireflyer.runtime.processes.guarded import GuardCommand
+from fireflyer.runtime.processes.guard_command import GuardCommand
 
 __all__ = ["main"]
 

@@ -27,7 +27,8 @@ from fireflyer.cluster.schema.hosts import FACTS_MARK, HostFacts, HostQuestion, 
 from fireflyer.cluster.supervisor.remote import guard_program, read_orders
 from fireflyer.identity.private_files import write_private_file
 from fireflyer.runtime.processes import become_account
-from fireflyer.runtime.processes.guarded import MARKER, GuardCommand
+from fireflyer.runtime.processes.guard import MARKER
+from fireflyer.runtime.processes.guard_command import GuardCommand
 from fireflyer.runtime.processes.identity import identity_of
 
 __all__ = ["Starting", "as_account", "main", "probe_as", "starting_bytes"]

@@ -11,7 +11,7 @@ import msgspec
 from fireflyer.cluster.schema.hosts import NodeOrders
 from fireflyer.cluster.schema.wire import SupervisorConfig, supervisor_command
 from fireflyer.identity.secrets import Secret
-from fireflyer.runtime.processes.guarded import GuardCommand
+from fireflyer.runtime.processes.guard_command import GuardCommand
 
 __all__ = ["HERE", "Machine", "Ssh", "Starter", "ThisMachine", "remote_command"]
 

@@ -12,7 +12,7 @@ from fireflyer.base.port_range import PortRange
 from fireflyer.cluster.schema.addresses import AddressChoice, is_link_local
 from fireflyer.cluster.schema.job import MAX_NODES
 from fireflyer.cluster.schema.wire import SupervisorConfig
-from fireflyer.runtime.processes.guarded import MAX_ORDERS_BYTES
+from fireflyer.runtime.processes.guard_command import MAX_ORDERS_BYTES
 
 __all__ = [
     "FACTS_MARK",

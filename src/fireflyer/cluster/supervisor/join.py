@@ -31,7 +31,8 @@ from fireflyer.cluster.schema.wire import Done, Next, supervisor_command
 from fireflyer.cluster.supervisor.remote import make_private, probe
 from fireflyer.identity.handshake import NodeCredential
 from fireflyer.identity.secrets import load_secret
-from fireflyer.runtime.processes.guarded import GuardCommand, Guarded, child_environment, new_token
+from fireflyer.runtime.processes.guard_command import GuardCommand
+from fireflyer.runtime.processes.guarded import Guarded, child_environment, new_token
 from fireflyer.runtime.rpc import RpcClient
 
 __all__ = ["JoinSpec", "join_job"]

@@ -34,7 +34,8 @@ from fireflyer.runtime.address import Address
 from fireflyer.runtime.devices import find_devices
 from fireflyer.runtime.interfaces import own_addresses
 from fireflyer.runtime.master_port import count_free_ports, port_is_free
-from fireflyer.runtime.processes.guarded import MARKER, GuardCommand
+from fireflyer.runtime.processes.guard import MARKER
+from fireflyer.runtime.processes.guard_command import GuardCommand
 
 __all__ = ["guard_program", "main", "make_private", "probe", "read_orders"]
 

@@ -15,18 +15,16 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Final, NamedTuple, cast
+from typing import IO, Final, cast
 
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.runtime.processes import guard, parent_death_signal
 from fireflyer.runtime.processes.guard import MARKER, descendants, marked
+from fireflyer.runtime.processes.guard_command import PYTHON, GuardCommand
 
 __all__ = [
     "MARKER",
-    "MAX_ORDERS_BYTES",
-    "GuardCommand",
     "Guarded",
     "become_subreaper",
     "child_environment",
@@ -40,10 +38,7 @@ __all__ = [
     "watch_exit",
 ]
 
-_PYTHON = (sys.executable, "-I", "-S")
 KILL_TIMEOUT_S = 10.0
-MAX_ORDERS_BYTES: Final = 32 << 10
-"""Less than a pipe takes at once, and more than a guard is ever told."""
 MAX_WORD_BYTES: Final = 4096
 _LAST_READS: Final = 32
 
@@ -102,7 +97,7 @@ def start_with_parent_death_signal(
     cannot be executed ends with 127 or 126 and says why on its standard error. Raises `FireflyerError`."""
     try:
         return subprocess.Popen(
-            [*_PYTHON, parent_death_signal.__file__, str(os.getpid()), *command],
+            [*PYTHON, parent_death_signal.__file__, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -130,28 +125,6 @@ async def kill_marked(token: str, uid: int | None = None) -> bool:
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
     return True
-
-
-class GuardCommand(NamedTuple):
-    """How a guard is started. `orders`: what it reads first. One that is `remote` runs on another machine: that it says
-    `clean` is the only proof that nothing is left there."""
-
-    argv: tuple[str, ...]
-    orders: bytes = b""
-    remote: bool = False
-
-    @classmethod
-    def here(
-        cls, command: Sequence[str], *, lease_s: float = 0, first_lease_s: float = 0, detached: bool = False,
-        until: str = "", forward: bool = False,
-    ) -> GuardCommand:  # fmt: skip
-        """A guard of `command` on this machine. `detached`: one that nobody owns; it ends by its lease or SIGTERM, or
-        when the time in the file `until` is over. `forward`: its command gets SIGUSR1, and SIGUSR2 as SIGTERM."""
-        options = (f"--lease={lease_s:g}", f"--first-lease={first_lease_s or lease_s:g}") if lease_s else ()
-        alone = ("--detached",) if detached else ()
-        limit = (f"--until={until}",) if until else ()
-        signals = ("--forward",) if forward else ()
-        return cls((*_PYTHON, guard.__file__, *options, *alone, *limit, *signals, *command))
 
 
 class Guarded:
