@@ -210,7 +210,9 @@ def test_a_reader_that_takes_nothing_stops_the_program_and_no_memory_grows(
     def resident_kib() -> int:
         return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{manager}/status").read_text())[0])
 
-    script = "import os\nn = 0\nwhile True:\n    n += os.write(1, bytes(65536)); os.write(2, b'%d\\n' % n)"
+    # The first number is through before the client waits for the reader of its output, with both streams.
+    script = "import os, time\nn = 1\nos.write(2, b'1\\n')\ntime.sleep(1)\n"
+    script += "while True:\n    n += os.write(1, bytes(65536)); os.write(2, b'%d\\n' % n)"
     before = resident_kib()
     client = subprocess.Popen(
         ff(platform, "exec", str(task), "--", sys.executable, "-c", script),
