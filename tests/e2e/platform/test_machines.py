@@ -297,7 +297,7 @@ def test_another_manager_leads_when_the_machine_of_the_leader_is_cut_off_and_its
     cut, others = platform.machines[first], {"a", "b", "c"} - {first}
     before = {pid for pid, _ in cut.processes()}
     stays = platform.run_with_ranks("stays", 2, "--nodes", "2", "--nodelist", ",".join(sorted(others)))
-    moves = platform.run_with_ranks("moves", 2, "--nodes", "2")
+    moves = platform.run_with_ranks("moves", 2, "--nodes", "2", "--max-restarts", "0")
     assert set(platform.started("moves")) == {first, "d"}
     assert {pid for pid, _ in cut.processes()} - before
 
@@ -326,7 +326,7 @@ def test_another_manager_leads_when_the_machine_of_the_leader_is_cut_off_and_its
     rest, _ = follows.communicate(timeout=allowed_s(30))
     assert follows.returncode == 0
     assert sorted(line for line in rest.splitlines() if "done" in line) == [
-        f"[{rank}] done on {node}" for rank, node in enumerate(sorted(others))
+        f"[{rank}] done on {node}" for rank, node in enumerate(answer.runs[0].nodes)
     ]
     (asked,) = (line for line in rest.splitlines() if "ff ps" in line)
     assert asked.startswith("[0] ff ps 0 TASK"), asked
@@ -337,7 +337,7 @@ def test_another_manager_leads_when_the_machine_of_the_leader_is_cut_off_and_its
     wait_for(lambda: not left(), "nothing of the run lives", limit_s=STOP_AFTER_S + KILL_S)
     assert platform.task(moves).task.runs == 1, "it is not run again before"
     platform.until(
-        moves, lambda _: sum(map(len, platform.started("moves").values())) == 4, "it is run again", limit_s=60
+        moves, lambda _: sum(map(len, platform.started("moves").values())) == 4, "it is run again", limit_s=90
     )
     assert first not in platform.task(moves).task.nodes
     platform.machines.heal(first)
@@ -346,5 +346,5 @@ def test_another_manager_leads_when_the_machine_of_the_leader_is_cut_off_and_its
     assert answer.task.outcome is Outcome.SUCCEEDED, (answer, platform.log())
     assert (len(answer.runs), answer.runs[0].cause) == (2, Cause.INFRASTRUCTURE)
     wait_for(lambda: platform.states() == dict.fromkeys(NODES, "idle"), "the node is back")
-    assert platform.started("moves")[first] == ["rank 0 run 0"]
+    assert [line.partition(" run ")[2] for line in platform.started("moves")[first]] == ["0"], "none began there later"
     assert not platform.leads(first)
