@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.base.units import format_duration
 from fireflyer.cluster.core.scheduler.model import Interrupt, Task
-from fireflyer.cluster.core.scheduler.node_sets import Closing, NodeSets
+from fireflyer.cluster.core.scheduler.node_sets import ClosedTime, NodeSets
 
 __all__ = ["Asked", "asked_to_leave"]
 
@@ -22,7 +22,7 @@ class Asked(NamedTuple):
     """From when until when a run is asked to leave for a window."""
 
     at_ns: int
-    closing: Closing
+    closing: ClosedTime
 
     def interrupt(self, task: int, now_ns: int) -> Interrupt:
         ahead_ns = self.closing.begin_ns - now_ns

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.cluster.core.scheduler.model import Node, Request, Reservation, Task
 
-__all__ = ["Closing", "NodeSets", "each_bit", "union"]
+__all__ = ["ClosedTime", "NodeSets", "each_bit", "union"]
 
 _Window: TypeAlias = tuple[int, int]
 _Key = TypeVar("_Key")
@@ -30,7 +30,7 @@ def union(sets: Iterable[int]) -> int:
     return found
 
 
-class Closing(NamedTuple):
+class ClosedTime(NamedTuple):
     """A time in which these nodes are given to nobody."""
 
     begin_ns: int
@@ -196,12 +196,12 @@ class NodeSets:
         for one in self._reservations:
             yield one.begin_ns, one.until_ns
 
-    def maintenance(self) -> Iterator[Closing]:
+    def maintenance(self) -> Iterator[ClosedTime]:
         for (begin_ns, until_ns), nodes in self._closed.items():
-            yield Closing(begin_ns, until_ns, "maintenance", nodes)
+            yield ClosedTime(begin_ns, until_ns, "maintenance", nodes)
         for one, nodes in zip(self._reservations, self._reserved, strict=True):
             if one.maintenance:
-                yield Closing(one.begin_ns, one.until_ns, f"maintenance {one.name}", nodes)
+                yield ClosedTime(one.begin_ns, one.until_ns, f"maintenance {one.name}", nodes)
 
     def open_for(self, span_ns: int, now_ns: int, admitted: Sequence[int] = ()) -> int:
         """Nodes that are usable now and not closed for so long. A run of unknown length needs them for as long as it
