@@ -13,7 +13,7 @@ import sys
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.platform.chaos import chaos, lost_slowly
+from tests.support.platform.chaos import chaos, copied_late, lost_slowly
 from tests.support.platform.mutants import MUTANTS
 
 from fireflyer.base.errors import FireflyerError
@@ -23,7 +23,7 @@ MUTANT_SEEDS = 400
 """In which each mutant must be found."""
 
 
-@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(25, 225, blocks=2, wide=6000, seed_s=0.16)])
+@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(25, 225, blocks=2, wide=6000, seed_s=0.43)])
 def test_any_faults_leave_one_gang_on_each_node_and_end_with_all_tasks_ended(seeds: range) -> None:
     launched = preempted = 0
     for seed in seeds:
@@ -43,10 +43,16 @@ def test_what_runs_on_without_its_agent_ends_before_the_task_runs_again() -> Non
         assert len(runs) > 1, "the task was not run again"
 
 
+def test_rows_that_arrive_late_change_nothing_in_the_tables() -> None:
+    for seed in range(3):
+        assert copied_late(seed).oracle.takeovers > 5
+
+
 def attempt(seed: int) -> str | None:
     try:
         if seed < 5:
             lost_slowly(seed)
+            copied_late(seed)
         chaos(seed)
     except (AssertionError, FireflyerError, KeyError) as error:
         return f"{type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Res
 from fireflyer.cluster.schema.tasks import After, Cause, Program, TaskSpec
 from fireflyer.sim import Link, SimNet, World
 
-__all__ = ["Cluster", "chaos", "lost_slowly"]
+__all__ = ["Cluster", "chaos", "copied_late", "lost_slowly"]
 
 MAX_DRIFT_PPM = 9_900
 CHAOS_NS = 60 * SECOND
@@ -231,8 +231,18 @@ class Cluster:
         node = self.rng.choice(self.hosts).name
         self._divide([node], [one.name for one in self.managers], symmetric=self.rng.random() < 0.6)
 
+    def replace_leader(self) -> None:
+        """It leaves, the one that left before comes back."""
+        self._start_managers()
+        for manager in self.managers:
+            if manager.acts():
+                manager.leave()
+
     def cut_off(self, name: str) -> None:
         self._divide([name], [other for other in self._names() if other != name], symmetric=True)
+
+    def short_tasks(self) -> None:
+        self._works[:] = [2 * SECOND for _ in self._works]
 
     def slow_tasks(self) -> None:
         self._works[:] = [100 * SECOND for _ in self._works]
@@ -372,6 +382,22 @@ def lost_slowly(seed: int) -> Cluster:
     cluster.run_for(cluster.rng.randrange(28, 40) * SECOND)
     cluster.cut_off(lost.name)
     cluster.run_for(45 * SECOND)
+    cluster.heal()
+    return cluster
+
+
+def copied_late(seed: int) -> Cluster:
+    """Leaders leave one after the other while the database is slow: what one has sent arrives after what the next ones
+    have copied, when the tasks have ended already."""
+    cluster = Cluster(seed)
+    cluster.begin()
+    cluster.short_tasks()
+    for _ in range(12):
+        for client in cluster.clients:
+            cluster.submit(client)
+        cluster.run_for(cluster.rng.randrange(SECOND, 5 * SECOND))
+        cluster.replace_leader()
+        cluster.run_for(10 * SECOND)
     cluster.heal()
     return cluster
 
