@@ -1,12 +1,18 @@
-"""Runs one command of a build: as an account, bounded in time and size, killed with all that it started."""
+"""Runs one command of a build: as an account, bounded in time and size, killed with all that it started.
+
+A build executes what the user's packages bring, which may fork and take a session of its own. So it runs below a guard
+(`runtime.processes.guard`), which stays this process's account: nothing of a build outlives it, or this process.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import select
-import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -14,13 +20,20 @@ from collections.abc import Callable, Sequence
 from typing import IO, Final, NamedTuple, cast
 
 from fireflyer.base.units import SECOND
+from fireflyer.runtime.processes import become_account
+from fireflyer.runtime.processes.guard import KILL_TIMEOUT_S
+from fireflyer.runtime.processes.guarded import GuardCommand
 
 __all__ = ["CommandEnd", "run_bounded"]
 
 MAX_LINE_BYTES: Final = 500
 _LOOK_S: Final = 0.2
 _READ_S: Final = 5.0
-"""For what is still in the pipe when the group is dead."""
+"""For what is still in the pipe when all are dead."""
+_GUARD_S: Final = KILL_TIMEOUT_S + 5.0
+_EXITED: Final = re.compile(rb"^exited ([0-9]{1,3})$", re.MULTILINE)
+_SIGNALLED: Final = 128
+_GUARD_LOST: Final = -9
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PREFIXES: Final = ("PIP_", "UV_", "http", "https", "HTTP", "HTTPS", "no_proxy", "NO_PROXY", "REQUESTS_CA")
 _NO_CACHE: Final = {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}
@@ -45,27 +58,25 @@ def run_bounded(
     last_lines: int,
     refused: Callable[[], str] = str,
 ) -> CommandEnd:
-    """Runs it in `directory`, its home, as `account` (uid, gid); kills it after `limit_ns`, and its process group at
+    """Runs it in `directory`, its home, as `account` (uid, gid); kills it after `limit_ns`, and all that it started at
     its end. Its environment is this process's settings of networks and package indexes, and nothing else. `refused` is
     asked again and again: why the command is to be ended, if it is."""
     given = {key: value for key, value in os.environ.items() if key in _ENVIRONMENT or key.startswith(_PREFIXES)}
+    guard = GuardCommand.here(command if account is None else _as_account(account, directory, inherited_fd, command))
     try:
         process = subprocess.Popen(
-            list(command),
+            guard.argv,
             cwd=directory,
             env={**given, **_NO_CACHE, "HOME": directory},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             start_new_session=True,
-            user=None if account is None else account[0],
-            group=None if account is None else account[1],
-            extra_groups=None if account is None else [],
             pass_fds=(inherited_fd,),
         )
     except OSError as error:
-        return CommandEnd(127, (f"{command[0]}: {error.strerror}",))
-    output = cast("IO[bytes]", process.stdout)
+        return CommandEnd(127, (f"{guard.argv[0]}: {error.strerror}",))
+    control, words, output = (cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr))
     lines: deque[str] = deque(maxlen=last_lines)
     reader = threading.Thread(target=_read_lines, args=(output, lines), daemon=True)
     reader.start()
@@ -73,11 +84,31 @@ def run_bounded(
     try:
         why = _ended(process.pid, limit_ns, refused)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is still this group's
-        code = process.wait()
+        control.close()  # the guard kills all that lives
+        _wait_for_guard(process)
+    with words:
+        exited = _EXITED.search(words.read())
     reader.join(_READ_S)
-    output.close()
-    return CommandEnd(code, tuple(lines)) if why is None else CommandEnd(None, tuple(lines), why)
+    if not reader.is_alive():  # else it waits for a process that the kernel does not let go
+        output.close()
+    if why is not None:
+        return CommandEnd(None, tuple(lines), why)
+    code = _GUARD_LOST if exited is None else int(exited[1])
+    return CommandEnd(_SIGNALLED - code if code > _SIGNALLED else code, tuple(lines))
+
+
+def _as_account(account: tuple[int, int], directory: str, kept_fd: int, command: Sequence[str]) -> list[str]:
+    uid, gid = account
+    who = {"uid": uid, "gid": gid, "groups": [], "home": directory, "keeps_environment": True}
+    return [sys.executable, "-I", "-S", become_account.__file__, json.dumps(who), str(kept_fd), *command]
+
+
+def _wait_for_guard(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GUARD_S)
+        return
+    process.kill()  # what it could not kill is stuck in the kernel
+    process.wait()
 
 
 def _ended(pid: int, limit_ns: int, refused: Callable[[], str]) -> str | None:

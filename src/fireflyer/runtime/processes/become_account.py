@@ -4,7 +4,8 @@
 
 ACCOUNT is JSON: uid, gid, groups, name, home, shell. KEPT are numbers of descriptors that the command gets, separated
 by commas, beside the three standard ones; all others are closed. The environment is that of a login: HOME, USER and
-so on, and what the guard needs of its own; nothing of root's is left in it.
+so on, and what the guard needs of its own; nothing of root's is left in it. With `keeps_environment` in ACCOUNT, beside
+uid, gid, groups and home, it is that of this program, which was made for the command.
 
 The kernel forgets the parent-death signal when a process changes its account, so it is asked for again, and the parent
 compared, after that. Standard library only. Exit code 126: it could not become the account.
@@ -56,7 +57,9 @@ def main(account_json: str, kept: str, command: list[str]) -> int:
             return 126
         os.umask(0o077)
         os.chdir(account["home"] if os.access(account["home"], os.X_OK) else "/")
-        environment = environment_of(account, dict(os.environ))
+        environment = dict(os.environ)
+        if not account.get("keeps_environment"):
+            environment = environment_of(account, environment)
         os.execve(command[0], command, environment)  # noqa: S606
     except (OSError, ValueError, KeyError, TypeError) as error:
         os.write(2, f"error: cannot become the account: {error}\n".encode(errors="replace"))

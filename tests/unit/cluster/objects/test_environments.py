@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -130,6 +131,19 @@ def test_a_build_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path
         cache.get(LOCK)
     child = int((tmp_path / "child").read_text())
     status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("code", [0, 3])
+def test_nothing_that_a_build_started_outlives_it(tmp_path: Path, code: int) -> None:
+    """A package's code may take a session of its own, and an environment without marks."""
+    left = tmp_path / "left"
+    fork = f"setsid env -i /bin/sh -c 'echo $$ > {left}.part; mv {left}.part {left}; exec sleep 1000'"
+    cache = cache_of(tmp_path, f"{fork} & while [ ! -e {left} ]; do sleep 0.01; done; exit {code}")
+    with contextlib.suppress(JobFailed):
+        cache.get(LOCK).close()
+    status = Path(f"/proc/{int(left.read_text())}/stat")
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 

@@ -16,7 +16,8 @@ __all__ = ["BuildFailure", "build_failure"]
 
 MAX_SHOWN: Final = 600
 """Characters of what the tool said."""
-NOT_STARTED: Final = 127
+NOT_STARTED: Final = (126, 127)
+"""No such program, or one that the account may not execute."""
 _NODE: Final = re.compile(
     r"no space left on device|disk quota exceeded|read-only file system|input/output error|too many open files|"
     r"cannot allocate memory|memoryerror|\[errno (?:5|12|23|24|28|30|122)\]|"
@@ -45,7 +46,7 @@ def build_failure(kind: str, code: int, lines: Sequence[str]) -> BuildFailure:
         return _failure(kind, f"exit code {code}", [of_node], of_user=False)
     if code < 0:
         return _failure(kind, f"killed by signal {-code}", _telling(lines), of_user=False)
-    return _failure(kind, f"exit code {code}", _telling(lines), of_user=code != NOT_STARTED)
+    return _failure(kind, f"exit code {code}", _telling(lines), of_user=code not in NOT_STARTED)
 
 
 def _telling(lines: Sequence[str]) -> Sequence[str]:
