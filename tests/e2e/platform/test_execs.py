@@ -210,17 +210,21 @@ def test_a_reader_that_takes_nothing_stops_the_program_and_no_memory_grows(
     def resident_kib() -> int:
         return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{manager}/status").read_text())[0])
 
-    # The first number is through before the client waits for the reader of its output, with both streams.
-    script = "import os, time\nn = 1\nos.write(2, b'1\\n')\ntime.sleep(1)\n"
+    # The client writes both streams in turn, so the first number is through before output begins that nobody reads.
+    script = "import os\nn = 1\nos.write(2, b'1\\n')\nos.read(0, 1)\n"
     script += "while True:\n    n += os.write(1, bytes(65536)); os.write(2, b'%d\\n' % n)"
     before = resident_kib()
     client = subprocess.Popen(
         ff(platform, "exec", str(task), "--", sys.executable, "-c", script),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
+        assert client.stdin is not None
         assert client.stderr is not None
-        written = [0]
+        assert client.stderr.readline() == b"1\n"
+        client.stdin.write(b"x")
+        client.stdin.flush()
+        written = [1]
         os.set_blocking(client.stderr.fileno(), False)
 
         def stands() -> bool:
