@@ -22,7 +22,7 @@ from typing import IO, Final, NamedTuple, cast
 from fireflyer.base.units import SECOND
 from fireflyer.runtime.processes import become_account
 from fireflyer.runtime.processes.guard import KILL_TIMEOUT_S
-from fireflyer.runtime.processes.guarded import GuardCommand
+from fireflyer.runtime.processes.guard_command import GuardCommand
 
 __all__ = ["CommandEnd", "run_bounded"]
 

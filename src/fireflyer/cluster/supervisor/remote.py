@@ -33,7 +33,6 @@ from fireflyer.identity.secrets import Secret, save_secret
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.devices import find_devices
 from fireflyer.runtime.interfaces import own_addresses
-from fireflyer.runtime.master_port import count_free_ports, port_is_free
 from fireflyer.runtime.processes.guard import MARKER
 from fireflyer.runtime.processes.guard_command import GuardCommand
 
@@ -76,6 +75,9 @@ def read_orders(fd: int) -> bytes:
 
 def probe(question: HostQuestion) -> HostFacts:
     """What is so on this machine. Changes nothing. Raises `FireflyerError`."""
+    # Brings asyncio, for which the guards that are started from here need not wait.
+    from fireflyer.runtime.master_port import count_free_ports, port_is_free
+
     devices = find_devices(os.environ)
     choice = question.addresses
     found = own_addresses() if choice else []
