@@ -1,4 +1,5 @@
-"""Lightning over several ranks under `ff run`: after SIGKILL of one, the bits are those of an undisturbed job."""
+"""Lightning and `transformers.Trainer` over several ranks under `ff run`: after SIGKILL of one, the bits are those of
+an undisturbed job."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from fireflyer.cluster.schema.job import JobSpec
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-PROGRAM = Path(__file__).parents[2] / "support" / "integrations" / "killed_lightning.py"
+PROGRAMS = Path(__file__).parents[2] / "support" / "integrations"
 RANKS = 2
 STEPS = 10
 
 
-def train(directory: Path, die_at: int) -> tuple[JobRun, list[dict[str, Any]]]:
+def train(program: str, directory: Path, die_at: int) -> tuple[JobRun, list[dict[str, Any]]]:
     """The job, and what each rank wrote at the end of its last attempt."""
     directory.mkdir()
     spec = JobSpec(
-        script=str(PROGRAM),
+        script=str(PROGRAMS / program),
         args=(str(directory), str(die_at)),
         run_dir=str(directory / "run"),
         nodes=1,
@@ -36,11 +37,19 @@ def train(directory: Path, die_at: int) -> tuple[JobRun, list[dict[str, Any]]]:
     return job, [json.loads((directory / f"{rank}-{attempt}.json").read_text()) for rank in range(RANKS)]
 
 
-def test_a_lightning_job_of_which_a_rank_was_killed_ends_bitwise_as_one_that_was_never_disturbed(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "program",
+    [
+        "killed_lightning.py",
+        pytest.param("killed_transformers.py", marks=[pytest.mark.campaign(expected_s=45), pytest.mark.rotates]),
+    ],
+)
+@pytest.mark.timeout(400)
+def test_a_job_of_which_a_rank_was_killed_ends_bitwise_as_one_that_was_never_disturbed(
+    tmp_path: Path, program: str
 ) -> None:
-    _, whole = train(tmp_path / "whole", 0)
-    _, resumed = train(tmp_path / "killed", 7)
+    _, whole = train(program, tmp_path / "whole", 0)
+    _, resumed = train(program, tmp_path / "killed", 7)
     for rank, (expected, found) in enumerate(zip(whole, resumed, strict=True)):
         assert list(expected["losses"]) == [str(step) for step in range(STEPS)]
         first = min(map(int, found["losses"]))
