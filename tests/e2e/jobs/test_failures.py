@@ -132,7 +132,7 @@ def test_sums_of_fp8_numbers_that_are_too_large_are_told_while_the_job_runs(tmp_
         f"or made infinite; {advice}"
     ]
     assert notices(shown) == [
-        "job job: nodes 1, ranks per node 2",
+        "job job: 1 node x 2 ranks",
         "fp8 overflow: 1,000 of 1,000 results of fp8 sums so far were too large and were clipped or made infinite "
         f"(rank 0 noticed first); {advice}",
         "job ended after TIME: all ranks exited with code 0",

@@ -52,7 +52,7 @@ def test_a_job_whose_group_has_no_memory_left_says_which_limit_it_was(tmp_path: 
         f"error: {killed}; not restarted (--max-restarts is 0); its log is out/logs/attempt-0/rank-0.log"
     ]
     assert notices(shown) == [
-        "job job: nodes 1, ranks per node 1",
+        "job job: 1 node x 1 rank",
         killed,
         f"attempt 0 failed: {killed}",
         f"job ended after TIME: {killed}; not restarted (--max-restarts is 0)",
@@ -73,7 +73,7 @@ def test_one_rank_in_a_group_of_its_own_is_found_in_the_kernels_log_and_the_job_
     killed = "rank 0 was killed: out of memory (cgroup limit)"
     assert (shown.code, shown.err) == (0, [])
     assert notices(shown) == [
-        "job job: nodes 1, ranks per node 1",
+        "job job: 1 node x 1 rank",
         killed,
         f"attempt 0 failed: {killed}; restarting",
         "attempt 1 starts",
