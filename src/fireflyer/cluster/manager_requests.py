@@ -139,10 +139,12 @@ class Requests:
     """Raises the errors of `base.errors`: what the manager answered, or `Unreachable`. Where the connection names
     several managers, the next one is asked when one cannot be reached or does not lead, for `FAILOVER_S` at most."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, if_unreachable: str = "") -> None:
+        """`if_unreachable`: what its user can do where no connection is made, for the error."""
         if not connection.token.isascii() or not connection.token.isprintable():
             raise UsageError("the token is not one; get one from an operator")
         self._connection = connection
+        self._if_unreachable = f"; {if_unreachable}" if if_unreachable else ""
         self._token = connection.token
         self._managers = connection.managers
         for manager in reversed(self._managers):
@@ -251,7 +253,7 @@ class Requests:
                 raise
             except (http.client.HTTPException, OSError) as error:
                 self._http.close()
-                raise Unreachable(f"{self._url} cannot be reached: {error}") from None
+                raise Unreachable(f"{self._url} cannot be reached: {error}{self._if_unreachable}") from None
             try:
                 data = request.data.pieces() if isinstance(request.data, RequestBody) else request.data
                 self._http.request(request.method, request.target, data, dict(request.headers))

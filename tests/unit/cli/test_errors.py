@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, JobFailed, NoSpace, UsageError
 from fireflyer.cli import main
 from fireflyer.cli import version as version_verb
 from fireflyer.cli.jobs.run import parse_environment, script_arguments
+from fireflyer.cli.platform.connect import connection_path
+from fireflyer.cluster.client import Connection
+from fireflyer.cluster.local.layout import PlatformLayout, new_platform
 from fireflyer.fs.schema.errors import file_error
+from fireflyer.identity.private_files import write_private_file
 
 Capture = pytest.CaptureFixture[str]
 
@@ -150,6 +157,41 @@ def test_report_of_no_run_of_an_empty_directory_and_of_a_damaged_log(here: Path,
     )
     (here / "empty" / "events.jsonl").write_bytes(b"{}\n{}\n")
     assert "line 1" in error_of(capsys, ["report", "empty"], 1)
+
+
+@pytest.fixture
+def unused_url() -> Iterator[str]:
+    """Nobody listens there, and nobody else can."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("argv", [["ps"], ["whoami"], ["submit", "--no-snapshot", "train.py"], ["quota"]])
+def test_a_platform_that_does_not_run_says_how_to_start_it(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, unused_url: str, argv: list[str]
+) -> None:
+    monkeypatch.delenv("FIREFLYER_PLATFORM", raising=False)
+    for name, start in (("platform", "ff up -d ("), ("my lab", "ff up -d --dir 'my lab' (")):
+        layout = PlatformLayout(name)
+        layout.make_directory()
+        layout.save(new_platform(1, 1, 0))
+        connection = Connection(url=unused_url, token="t")
+        write_private_file(layout.connection_file, msgspec.json.encode(connection))
+        said = error_of(capsys, argv if name == "platform" else [*argv[:1], "--platform", name, *argv[1:]], 1)
+        assert f"{unused_url} cannot be reached" in said
+        assert f"; if it does not run, start it again: {start}" in said
+
+
+def test_a_platform_of_a_login_that_does_not_answer_says_to_log_in_again(
+    here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, unused_url: str
+) -> None:
+    monkeypatch.delenv("FIREFLYER_PLATFORM", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "config"))
+    os.makedirs(os.path.dirname(connection_path()))
+    write_private_file(connection_path(), msgspec.json.encode(Connection(url=unused_url, token="t")))
+    said = error_of(capsys, ["ps"], 1)
+    assert f"{connection_path()} names it: if it has moved, log in again (ff login URL)" in said
 
 
 def test_no_arguments_show_the_help(capsys: Capture) -> None:

@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -54,14 +55,30 @@ def connected(platform: str | None) -> Client:
     from fireflyer.cluster.local.layout import read_connection
 
     if not platform and not os.environ.get(PLATFORM_VARIABLE) and os.environ.get("FF_TOKEN_FILE"):
-        return Client(_of_task(os.environ["FF_TOKEN_FILE"], os.environ.get("FF_MANAGERS", "")))
+        return Client(
+            _of_task(os.environ["FF_TOKEN_FILE"], os.environ.get("FF_MANAGERS", "")), if_unreachable="try again later"
+        )
     path = _found(platform)
     try:
-        return Client(read_connection(path))
+        return Client(read_connection(path), if_unreachable=_to_start_it(path))
     except NotFound:
         raise NotFound(
             f"no platform is known: {path} does not exist; start one here with `ff up -d`, or log in: ff login URL"
         ) from None
+
+
+def _to_start_it(path: str) -> str:
+    """What to do where nothing answers at the address in the connection file `path`."""
+    from fireflyer.cluster.local.layout import CONNECTION_NAME, PlatformLayout
+
+    layout = PlatformLayout(os.path.dirname(path))
+    if os.path.basename(path) == CONNECTION_NAME and layout.exists():
+        at_default = layout.directory == os.path.abspath(DEFAULT_DIRECTORY)
+        start = "ff up -d" if at_default else f"ff up -d --dir {quote(os.path.relpath(layout.directory))}"
+        return f"if it does not run, start it again: {start} (or ff up -d FILE, with the file that it was made with)"
+    return (
+        f"{path} names it: if it has moved, log in again (ff login URL), or name another platform with --platform PATH"
+    )
 
 
 def _of_task(token_file: str, managers: str) -> Connection:
