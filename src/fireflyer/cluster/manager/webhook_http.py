@@ -8,16 +8,18 @@ nothing of the answer is kept but its status, and it all ends after `LIMIT_S`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import h11
 
-from fireflyer.base.errors import Unreachable, UsageError
+from fireflyer.base.errors import FireflyerError, Unreachable, UsageError
 from fireflyer.cluster.schema.webhooks import MAX_URL_CHARS
 
 __all__ = ["LIMIT_S", "Networks", "Target", "check_address", "parse_target", "post_to"]
@@ -26,6 +28,9 @@ LIMIT_S: Final = 10.0
 MAX_ANSWER_BYTES: Final = 64 << 10
 _READ_BYTES: Final = 16 << 10
 _SCHEMES: Final = {"http": 80, "https": 443}
+_NAMES: Final = ThreadPoolExecutor(32, "webhook names")
+"""Of their own: a name server that does not answer holds a thread for longer than `LIMIT_S`, and whoever names it would
+take all those that the manager has for its other work."""
 _TRANSLATED: Final = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48")))
 """NAT64: an address of IPv4 is inside."""
 _IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -101,6 +106,8 @@ async def post_to(url: str, headers: Mapping[str, str], body: bytes, networks: N
         async with asyncio.timeout(LIMIT_S):
             address = await _resolved(target, networks)
             return await _post(target, address, headers, body)
+    except FireflyerError:  # before the others, of which they are kinds
+        raise
     except TimeoutError:
         raise Unreachable(f"no answer within {LIMIT_S:.0f} s") from None
     except ssl.SSLError as error:
@@ -114,8 +121,9 @@ async def post_to(url: str, headers: Mapping[str, str], body: bytes, networks: N
 async def _resolved(target: Target, networks: Networks) -> str:
     """An address of it; all that it has are allowed."""
     loop = asyncio.get_running_loop()
+    ask = functools.partial(socket.getaddrinfo, target.host, target.port, type=socket.SOCK_STREAM)
     try:
-        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(_NAMES, ask)
     except OSError:
         raise Unreachable(f"the name {target.host[:200]} cannot be resolved") from None
     addresses = [str(one[4][0]) for one in found]
