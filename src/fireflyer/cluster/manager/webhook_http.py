@@ -134,8 +134,14 @@ async def _resolved(target: Target, networks: Networks) -> str:
     return addresses[0]
 
 
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Reading all authorities takes some 50 ms of the manager's loop, so it is done once."""
+    return ssl.create_default_context()
+
+
 async def _post(target: Target, address: str, headers: Mapping[str, str], body: bytes) -> int:
-    context = ssl.create_default_context() if target.secure else None
+    context = _tls() if target.secure else None
     reader, writer = await asyncio.open_connection(
         address, target.port, ssl=context, server_hostname=target.host if target.secure else None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -68,3 +69,23 @@ def test_a_name_that_is_not_there_is_said_to_be_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Unreachable, match=r"gone\.example cannot be resolved"):
         asyncio.run(post_to("https://gone.example/", {}, b"", ()))
+
+
+def test_certificate_authorities_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user makes the manager send, as often as they may ask."""
+    contexts: list[Any] = []
+
+    async def connect(*_: Any, ssl: Any, **__: Any) -> Any:
+        contexts.append(ssl)
+        raise OSError
+
+    async def world() -> None:
+        for _ in range(2):
+            with pytest.raises(Unreachable):
+                await post_to("https://1.1.1.1/", {}, b"", ())
+
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    asyncio.run(world())
+    assert contexts[0] is contexts[1]
+    assert contexts[0].check_hostname
+    assert contexts[0].verify_mode == ssl.CERT_REQUIRED
