@@ -137,10 +137,11 @@ class Execs:
         return ExecAccepted(id=order.id, task=number, run=run.number, node=node, rank=order.rank)
 
     def attach(self, who: Principal, session_id: str) -> ManagedExec:
-        """Its client is there. Raises `NotFound`."""
+        """Its client is there, with the token that asked: that is the one which is looked at again. Raises `NotFound`,
+        `Busy`."""
         session = self._sessions.get(session_id)
         fresh = session is not None and session.times.attached_ns is None and not session.reason
-        if session is None or not fresh or session.user != who.user or who.csrf:
+        if session is None or not fresh or who.csrf or (session.user, session.token_id) != (who.user, who.token_id):
             raise NotFound("there is no such exec session; ask for another one")
         orders = self._orders.setdefault(session.node, deque())
         if len(orders) >= MAX_ORDERS:
