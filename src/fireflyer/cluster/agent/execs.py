@@ -49,6 +49,9 @@ _PAUSE_S: Final = 1.0
 _OLD_MANAGER_S: Final = 60.0
 _LAST_S: Final = 5.0
 _BATCH_BYTES: Final = 128 << 10
+_BATCH_FRAMES: Final = 200
+_INPUT_BYTES: Final = 32 << 10
+"""That are written at a time."""
 
 
 class _Running(NamedTuple):
@@ -157,8 +160,10 @@ class _Session:
         self._end = ExecEnd(ExecSide.AGENT)
         self._out: list[Frame] = []
         self._news = asyncio.Event()
-        self._input: asyncio.Queue[Data | Eof] = asyncio.Queue()
-        """No more than the window."""
+        self._input = bytearray()
+        """No more than the window; a frame of each byte would cost a hundred times as much."""
+        self._input_ends = False
+        self._input_news = asyncio.Event()
         self._process: ExecProcess | None = None
         self._paused = False
 
@@ -219,8 +224,12 @@ class _Session:
             self._news.set()
             return
         match frame:
-            case Data() | Eof():
-                self._input.put_nowait(frame)
+            case Data(_, data):
+                self._input += data
+                self._input_news.set()
+            case Eof():
+                self._input_ends = True
+                self._input_news.set()
             case Resize(rows, columns):
                 process.resize(rows, columns)
             case Signal(name):
@@ -229,24 +238,29 @@ class _Session:
                 self._unpause(process)
 
     async def _write_input(self, process: ExecProcess) -> None:
-        while True:
-            frame = await self._input.get()
-            if isinstance(frame, Eof):
-                process.end_input()
-                return
-            await process.write(frame.data)  # what nobody reads any more is taken, as by a pipe that is closed
-            self._say(self._end.take(len(frame.data)))
+        while not self._input_ends or self._input:
+            await self._input_news.wait()
+            self._input_news.clear()
+            while data := bytes(self._input[:_INPUT_BYTES]):
+                del self._input[: len(data)]
+                await process.write(data)  # what nobody reads any more is taken, as by a pipe that is closed
+                self._say(self._end.take(len(data)))
+        process.end_input()
 
     def _unpause(self, process: ExecProcess) -> None:
-        if self._paused and self._end.may_send:
+        if self._paused and self._may_read():
             self._paused = False
             process.resume()
+
+    def _may_read(self) -> bool:
+        """What a program writes in small pieces stays in its pipe, which joins them, while a batch waits to be sent."""
+        return self._end.may_send > 0 and len(self._out) < _BATCH_FRAMES
 
     async def _read_output(self, process: ExecProcess) -> None:
         """The last frame is the exit code: all that was written comes before it."""
         while process.outputs:
             await process.readable.wait()
-            if not self._end.may_send:
+            if not self._may_read():
                 self._paused = True
                 process.pause()
                 process.readable.clear()
@@ -276,8 +290,10 @@ class _Session:
     async def _send_batch(self) -> None:
         batch: list[Frame] = []
         size = 0
-        while self._out and size < _BATCH_BYTES and len(batch) < 200:
+        while self._out and size < _BATCH_BYTES and len(batch) < _BATCH_FRAMES:
             frame = self._out.pop(0)
             batch.append(frame)
             size += len(frame.data) if isinstance(frame, Data) else 16
         await self._client.call(SEND_FRAMES, FramesHere(self._order.id, tuple(batch)), _SEND_NS)
+        if self._process is not None:
+            self._unpause(self._process)
