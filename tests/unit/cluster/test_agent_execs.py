@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tracemalloc
 from typing import Any
 
+from fireflyer.cluster.agent.exec_process import ExecProcess
 from fireflyer.cluster.agent.execs import _Session
 from fireflyer.cluster.schema.execs import WINDOW_BYTES, Data, Eof, ExecOrder, ExecProgram, FramesHere
 
@@ -107,3 +109,15 @@ def test_output_in_many_small_pieces_waits_in_the_program_while_nobody_takes_it(
         assert manager.got == b"x" * 5000
 
     asyncio.run(world())
+
+
+def test_errors_are_not_behind_output_without_an_end() -> None:
+    """Output fills the window first, else, and a user does not see why a program prints so much."""
+    (output, writer), (errors, error_writer) = os.pipe(), os.pipe()
+    process = ExecProcess.__new__(ExecProcess)
+    process._outputs = {1: output, 2: errors}
+    os.write(writer, b"oooo")
+    os.write(error_writer, b"ee")
+    assert [process.read(1) for _ in range(4)] == [(1, b"o"), (2, b"e")] * 2
+    for fd in (output, writer, errors, error_writer):
+        os.close(fd)
