@@ -164,7 +164,7 @@ class ExecProcess:
 
     def read(self, most: int) -> tuple[StreamNumber, bytes] | None:
         """Nothing yet: `readable` is set when there is more; the data of a stream that has ended is empty."""
-        for stream, fd in self._outputs.items():
+        for stream, fd in list(self._outputs.items()):
             try:
                 data = os.read(fd, min(most, _READ_BYTES))
             except BlockingIOError:
@@ -176,6 +176,8 @@ class ExecProcess:
                 self._ours.discard(fd)
                 os.close(fd)
                 del self._outputs[stream]
+            else:  # the other one is next: errors are not behind output without an end
+                self._outputs[stream] = self._outputs.pop(stream)
             return stream, data
         self.readable.clear()
         return None

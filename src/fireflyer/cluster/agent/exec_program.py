@@ -21,7 +21,7 @@ import termios
 import threading
 import time
 
-__all__ = ["find_rank", "listening_inodes", "main"]
+__all__ = ["addresses_of", "find_rank", "listening_inodes", "main"]
 
 NOT_THERE = 125
 _MARKER = "FF_JOB_TOKEN"
@@ -30,14 +30,10 @@ _MAX_ENVIRON_BYTES = 4 << 20
 _PATIENCE_S = 10.0
 _LOOK_S = 0.05
 _LISTEN = "0A"
-_HOSTS = {
-    "0100007F": "127.0.0.1",
-    "00000000": "127.0.0.1",
-    "00000000000000000000000001000000": "::1",
-    "00000000000000000000000000000000": "127.0.0.1",
-    "0000000000000000FFFF00000100007F": "127.0.0.1",
-}
-"""Local addresses of /proc/net/tcp and tcp6 that are reached from this node, and how."""
+_ALL_V6 = "0" * 32
+_V4 = ("0100007F", "00000000", "0000000000000000FFFF00000100007F")
+_V6 = ("00000000000000000000000001000000", _ALL_V6)
+"""Local addresses of /proc/net/tcp and tcp6 that are reached from this node."""
 
 
 def _environ(pid: str) -> dict[str, str]:
@@ -82,32 +78,36 @@ def _waited_for_rank(token: str, rank: int | None) -> tuple[int, dict[str, str]]
     return found
 
 
-def listening_inodes(port: int) -> dict[str, str]:
-    """Sockets that listen on the port for connections from this node: inode -> address to connect to."""
-    found = {}
+def listening_inodes(port: int) -> dict[str, set[str]]:
+    """Address of this node -> sockets of which one gets what connects there. A socket of `::` gets what comes by IPv4
+    only where no other one is for that; it may also be for IPv6 alone."""
+    found: dict[str, set[str]] = {}
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{name}") as file:
             for line in file.readlines()[1:]:
                 fields = line.split()
                 address, _, number = fields[1].partition(":")
-                if fields[3] == _LISTEN and int(number, 16) == port and address in _HOSTS:
-                    found[fields[9]] = _HOSTS[address]
-    return found
+                if fields[3] == _LISTEN and int(number, 16) == port:
+                    found.setdefault(address, set()).add(fields[9])
+    v4 = set().union(*(found.get(address, ()) for address in _V4))
+    v6 = set().union(*(found.get(address, ()) for address in _V6))
+    return {"127.0.0.1": v4 or found.get(_ALL_V6, set()), "::1": v6}
 
 
-def _address_of(token: str, port: int) -> str | None:
-    """Where a process of the run listens on the port."""
+def addresses_of(token: str, port: int) -> list[str]:
+    """Where processes of the run listen on the port, and nobody else."""
     inodes = listening_inodes(port)
-    if not inodes:
-        return None
+    if not any(inodes.values()):
+        return []
+    ours = set()
     for pid, _ in _of_run(token):
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     target = os.readlink(f"/proc/{pid}/fd/{fd}")
-                    if target.startswith("socket:[") and target[8:-1] in inodes:
-                        return inodes[target[8:-1]]
-    return None
+                    if target.startswith("socket:["):
+                        ours.add(target[8:-1])
+    return [address for address, sockets in inodes.items() if sockets and sockets <= ours]
 
 
 def _say(text: str) -> int:
@@ -117,13 +117,18 @@ def _say(text: str) -> int:
 
 def _connect(orders: dict) -> int:  # type: ignore[type-arg]
     port = int(orders["port"])
-    address = _address_of(orders["token"], port)
-    if address is None:
+    addresses = addresses_of(orders["token"], port)
+    if not addresses:
         return _say(f"no process of the task listens on port {port} of 127.0.0.1 on this node")
-    try:
-        peer = socket.create_connection((address, port), timeout=10)
-    except OSError as error:
-        return _say(f"port {port} cannot be reached: {error}")
+    peer, why = None, ""
+    for address in addresses:
+        try:
+            peer = socket.create_connection((address, port), timeout=10)
+            break
+        except OSError as error:
+            why = str(error)
+    if peer is None:
+        return _say(f"port {port} cannot be reached: {why}")
     peer.settimeout(None)
 
     def send() -> None:

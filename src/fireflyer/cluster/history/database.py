@@ -13,7 +13,9 @@ import asyncio
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
@@ -30,6 +32,9 @@ T = TypeVar("T")
 DEFAULT_SCHEMA: Final = "fireflyer"
 CALL_S: Final = 60.0
 CONNECT_S: Final = 5.0
+_READERS: Final = 4
+_STEPS_PER_LOOK: Final = 100_000
+"""Of SQLite's virtual machine: some milliseconds."""
 _FORMS: Final = "sqlite:////absolute/path, postgresql://user@host/database or none"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _LOCK: Final = 0x6666_6869
@@ -108,6 +113,8 @@ class _Sqlite:
         self.name = self._path
         self._engine: Engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
         event.listen(self._engine, "begin", _begin_sqlite)
+        # Of its own: questions of users hold neither the copier nor the threads of the manager's other work.
+        self._threads = {True: ThreadPoolExecutor(1, "history copier"), False: ThreadPoolExecutor(_READERS, "history")}
 
     def _connect(self) -> sqlite3.Connection:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -121,13 +128,20 @@ class _Sqlite:
         return await self.call(upgrade, writes=True)
 
     async def call(self, work: Callable[[Connection], T], *, writes: bool) -> T:
-        return await asyncio.to_thread(self._run, work, writes)
+        until_s = time.monotonic() + CALL_S
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads[writes], self._run, work, writes, until_s)
 
-    def _run(self, work: Callable[[Connection], T], writes: bool) -> T:
+    def _run(self, work: Callable[[Connection], T], writes: bool, until_s: float) -> T:
         with self._engine.connect().execution_options(**{_WRITES: writes}) as connection, connection.begin():
+            if not writes:  # nobody waits for the answer then
+                driver: Any = connection.connection.driver_connection
+                driver.set_progress_handler(lambda: time.monotonic() > until_s, _STEPS_PER_LOOK)
             return work(connection)
 
     async def close(self) -> None:
+        for threads in self._threads.values():
+            threads.shutdown(wait=False)
         self._engine.dispose()
 
 

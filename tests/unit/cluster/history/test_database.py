@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 from tests.support.kvstore.postgres import PostgresServer
+from tests.support.patience import allowed_s
 from tests.support.platform.desk import Desk
 from tests.support.platform.tables import MemoryTables
 from tests.unit.cluster.history.test_tables import CLUSTER, lived, outbox
@@ -22,6 +24,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.reports import Span
 from fireflyer.cluster.core.platform.store.history import ClusterTotals, CommandDone
 from fireflyer.cluster.core.platform.store.rows import OUTBOX_PREFIX
+from fireflyer.cluster.history import database as database_module
 from fireflyer.cluster.history import queries
 from fireflyer.cluster.history.audit import AUDIT_PREFIX, AuditLog
 from fireflyer.cluster.history.copier import Copier, Outbox
@@ -224,6 +227,29 @@ def test_a_nul_of_a_program_is_stored_as_a_sign(url: str) -> None:
         row = CommandDone(1, "ann", "StopTask", "1", "a\0b")
         await database.call(lambda c: copy_rows(c, CLUSTER, [(1, row), (2, ClusterTotals(1, 2, 2, 1, 0))]), writes=True)
         assert [one["text"] for one in await database.call(lambda c: rows_of(c, AUDIT))] == ["a\ufffdb"]
+        await database.close()
+
+    asyncio.run(whole())
+
+
+def test_questions_without_an_end_are_given_up_and_hold_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user may ask for all that the tables have."""
+    endless = text("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
+
+    async def whole() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        database = Database(f"sqlite:///{tmp_path / 'history.sqlite'}")
+        await database.prepare()
+        monkeypatch.setattr(database_module, "CALL_S", 0.3)
+        asked = [asyncio.ensure_future(database.call(lambda c: c.execute(endless).scalar())) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(lambda: 6) == 6
+        for one in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(one, Busy)
+        monkeypatch.setattr(database_module, "CALL_S", allowed_s(30))
+        assert await database.call(lambda c: rows_of(c, AUDIT)) == []
         await database.close()
 
     asyncio.run(whole())
