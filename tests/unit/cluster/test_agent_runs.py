@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tests.support.deep_tree import deep_tree
 from tests.support.loops import on_loop
 
 from fireflyer.base.units import SECOND
@@ -48,7 +49,8 @@ async def test_the_directory_of_a_run_goes_three_days_after_the_managers_forgot_
         guards.begin()
         runs.begin()
         assert set(runs.led()) == {OLD, YOUNG}
-        runs.tick()
+        with deep_tree(str(accounts_dir / OLD / "logs")):  # of the user
+            runs.tick()
         assert set(runs.led()) == {YOUNG}
         assert [path.name for path in accounts_dir.iterdir()] == [YOUNG]
         assert [path.name for path in (tmp_path / "state" / "runs").iterdir()] == [YOUNG]

@@ -28,6 +28,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
 from fireflyer.cluster.agent.run_environments import RunEnvironments, held_by_link, link_environment, read_lock
 from fireflyer.cluster.objects import Environment, LockFile, NodeCache
+from fireflyer.cluster.objects.trees import remove_tree
 from fireflyer.cluster.schema.runner import ENVIRONMENT_END
 from fireflyer.cluster.schema.sync import FETCH_BLOB, BlobPiece, FetchBlob
 from fireflyer.identity.handshake import UserCredential
@@ -224,6 +225,9 @@ def _remove(copy: _RunCopy) -> None:
         os.unlink(copy.path + ENVIRONMENT_END)
     if copy.environment is not None:
         copy.environment.close()
+    if os.geteuid() == 0:
+        remove_tree(copy.path)
+        return
     try:
         shutil.rmtree(copy.path, onerror=_make_writable)
     except FileNotFoundError:

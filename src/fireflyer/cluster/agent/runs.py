@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -58,6 +57,7 @@ from fireflyer.cluster.core.runs import (
     Tick,
     WatchLauncher,
 )
+from fireflyer.cluster.objects.trees import remove_tree
 from fireflyer.cluster.schema.runner import PROGRESS_NAME, RESULT_NAME, OpenedTicket, RunnerOrders, RunProgress
 from fireflyer.cluster.schema.sync import EndedRun, LaunchOrder, Orders, RunOrder, RunStatus, Saving
 from fireflyer.cluster.schema.tasks import Cause
@@ -293,7 +293,7 @@ class Runs:
             case Remember(record):
                 self._write(record)
             case Remove(token):
-                shutil.rmtree(os.path.join(self._accounts_dir, token), ignore_errors=True)  # which follows no link
+                remove_tree(os.path.join(self._accounts_dir, token))
                 self._directory.run_record(token).remove()
             case RenewLease(ends_ns):
                 self._renew(ends_ns)

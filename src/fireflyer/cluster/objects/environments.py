@@ -19,7 +19,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import sys
 import threading
 import time
@@ -44,6 +43,7 @@ from fireflyer.cluster.core.objects.builds import build_failure
 from fireflyer.cluster.objects.build_commands import run_bounded
 from fireflyer.cluster.objects.directory import held_lock
 from fireflyer.cluster.objects.lock_files import LockFile
+from fireflyer.cluster.objects.trees import remove_tree, tree_bytes
 
 __all__ = ["Environment", "EnvironmentCache", "check_environment", "environment_name", "hold_environment"]
 
@@ -266,7 +266,7 @@ class EnvironmentCache:
     def _evict(self, kept: str) -> None:
         """The least recently used environments, until there is room; never one in use."""
         places = self._places()
-        sizes = {place.name: _tree_bytes(place.directory) for place in places}
+        sizes = {place.name: tree_bytes(place.directory) for place in places}
         used_bytes = sum(sizes.values())
         for place in sorted(places, key=lambda one: one.used_ns()):
             if used_bytes <= self._max_bytes:
@@ -319,7 +319,8 @@ class _Place:
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._complete_path)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if os.path.lexists(self.directory):
+            remove_tree(self.directory)
 
     def complete(self) -> None:
         os.sync()  # an environment has 10,000 files; the mark must not be there without them
@@ -366,7 +367,7 @@ class _Refused:
         return why
 
     def too_large(self) -> str:
-        if _tree_bytes(self._directory) <= self._max_bytes:
+        if tree_bytes(self._directory) <= self._max_bytes:
             return ""
         return f"it has more than {format_bytes(self._max_bytes)}; lock fewer packages, or name one with --python"
 
@@ -383,13 +384,3 @@ def _version_of(python: str) -> str:
     except OSError as error:
         raise NotFound(f"{python} is not there ({error.strerror}); name a Python that the node has") from None
     return f"{real}:{status.st_size}:{status.st_mtime_ns}"
-
-
-def _tree_bytes(path: str) -> int:
-    """While others write there, too."""
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(directory, name)).st_size
-    return total

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.deep_tree import deep_tree
 
 from fireflyer.base.errors import FireflyerError, JobFailed, NoSpace, NotFound, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.objects import EnvironmentCache, LockFile, check_environment
 from fireflyer.cluster.objects.environments import environment_name
+from fireflyer.cluster.objects.trees import tree_bytes
 
 LOCK = LockFile("requirements.txt", b"six==1.17.0\n")
 OTHER = LockFile("requirements.txt", b"six==1.16.0\n")
@@ -279,3 +281,14 @@ def test_lock_files_are_told_by_their_names(tmp_path: Path) -> None:
 def test_a_node_without_uv_says_what_it_can_build(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs uv"):
         EnvironmentCache(str(tmp_path)).get(LockFile("pylock.toml", b""))
+
+
+def test_an_environment_of_any_depth_is_measured_and_removed(tmp_path: Path) -> None:
+    """Code of a user makes it, and the agent removes it, and those of other accounts after it."""
+    cache = cache_of(tmp_path)
+    with cache.get(LOCK) as environment:
+        pass
+    with deep_tree(environment.path):
+        assert tree_bytes(environment.path) > 1 << 60
+        assert cache.collect(-SECOND) == 1
+        assert not os.path.lexists(environment.path)
