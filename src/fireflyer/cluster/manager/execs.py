@@ -247,6 +247,9 @@ class Execs:
     def _drop(self, session: ManagedExec) -> None:
         session.close("it was forgotten")
         self._sessions.pop(session.order.id, None)
+        waiting = self._orders.get(session.node)
+        if waiting is not None and session.order in waiting:
+            waiting.remove(session.order)
 
     def _close_all(self, reason: str) -> None:
         for session in self._sessions.values():
