@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
+import secrets
 import signal
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
-from litestar.routes import HTTPRoute
 from tests.support.patience import allowed_s
 from tests.support.platform.manager import ManagerProcess, ScriptedAgent
 from tests.support.platform.running import wait_for
@@ -22,64 +23,96 @@ from fireflyer.base.errors import NotFound, PermissionDenied, Unreachable, Usage
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.commands import StopTask
 from fireflyer.cluster.manager.web.app import RequestLimits, make_app
-from fireflyer.cluster.manager.web.authentication import PEOPLE
+from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, Program, TaskSpec, TaskState
 
 pytestmark = pytest.mark.processes
 
 API: Final = "/api/v1"
 SPEC: Final = {"name": "train", "program": {"script": "train.py", "env": {"KEY": "secret"}}}
-LABELS: Final = {"type": "LabelNode", "node": "gpu-1", "labels": ["fast"]}
-ROUTES: Final[list[tuple[str, str, Any, str]]] = [
-    ("POST", "/tasks", {"specs": [SPEC]}, "user"),
-    ("POST", "/tasks/test", SPEC, "user"),
-    ("GET", "/tasks", None, "user"),
-    ("GET", "/tasks/{number:int}", None, "user"),
-    ("GET", "/tasks/{number:int}/logs", None, "user"),
-    ("GET", "/tasks/{number:int}/logs/search", None, "user"),
-    ("GET", "/tasks/{number:int}/logs/events", None, "user"),
-    ("GET", "/tasks/{number:int}/logs/{run:int}/{stream:str}", None, "user"),
-    ("POST", "/tasks/{number:int}/exec", {"program": {"argv": ["true"]}}, "user"),
-    ("WEBSOCKET", "/execs/{session_id:str}", None, "user"),
-    ("POST", "/commands", LABELS, "operator"),
-    ("POST", "/snapshots/{snapshot:str}", b"", "user"),
-    ("PUT", "/snapshots/{snapshot:str}/blobs", b"", "user"),
-    ("POST", "/snapshots/{snapshot:str}/seal", None, "user"),
-    ("GET", "/nodes", None, "user"),
-    ("GET", "/nodes/{name:str}", None, "user"),
-    ("GET", "/users", None, "user"),
-    ("GET", "/quota", None, "user"),
-    ("GET", "/limits", None, "user"),
-    ("GET", "/cluster", None, "user"),
-    ("POST", "/machines/{name:str}/token", {}, "operator"),
-    ("DELETE", "/machines/{name:str}", None, "operator"),
-    ("GET", "/identity/users", None, "operator"),
-    ("POST", "/identity/users", {"name": "eve"}, "operator"),
-    ("DELETE", "/identity/users/{name:str}", None, "operator"),
-    ("PUT", "/identity/users/{name:str}/roles/{role:str}", None, "operator"),
-    ("DELETE", "/identity/users/{name:str}/roles/{role:str}", None, "operator"),
-    ("GET", "/identity/users/{name:str}/tokens", None, "operator"),
-    ("POST", "/identity/users/{name:str}/tokens", {}, "operator"),
-    ("DELETE", "/identity/users/{name:str}/tokens/{token_id:str}", None, "operator"),
-    ("GET", "/webhooks", None, "user"),
-    ("POST", "/webhooks", {"url": "https://hooks.example.com/a"}, "user"),
-    ("DELETE", "/webhooks/{number:int}", None, "user"),
-    ("POST", "/webhooks/{number:int}/test", None, "user"),
-    ("GET", "/utilisation", None, "user"),
-    ("GET", "/usage", None, "user"),
-    ("GET", "/history/tasks", None, "user"),
-    ("GET", "/history/tasks/{number:int}", None, "user"),
-    ("GET", "/history/audit", None, "operator"),
-    ("GET", "/health", None, "anybody"),
-    ("POST", "/session", {"token": "fft1.none.none"}, "anybody"),
-    ("GET", "/session", None, "user"),
-    ("DELETE", "/session", None, "user"),
-    ("GET", "/events", None, "user"),
+HOOK: Final = "https://hooks.invalid/a"
+
+
+class Rights(NamedTuple):
+    """What a route answers to each who asks about what is ada's. Braces in `path` and `body` are filled in."""
+
+    method: str
+    path: str
+    body: Any
+    stranger: int
+    user: int
+    """bob, who has no role."""
+    run: int
+    """A process of a run of ada."""
+    operator: int
+    """orla, who is no administrator."""
+
+
+MATRIX: Final = [
+    Rights("POST", "/tasks", {"specs": [SPEC]}, 401, 201, 201, 201),
+    Rights("POST", "/tasks/test", SPEC, 401, 200, 200, 200),
+    Rights("GET", "/tasks", None, 401, 200, 200, 200),
+    Rights("GET", "/tasks/{task}", None, 401, 200, 200, 200),
+    Rights("GET", "/tasks/{task}/logs", None, 401, 403, 200, 200),
+    Rights("GET", "/tasks/{task}/logs/search?text=x", None, 401, 403, 200, 200),
+    Rights("GET", "/tasks/{task}/logs/events", None, 401, 403, 200, 200),
+    Rights("GET", "/tasks/{task}/logs/0/launcher", None, 401, 403, 404, 404),
+    Rights("POST", "/tasks/{task}/exec", {"program": {"argv": ["true"]}}, 401, 403, 201, 403),
+    Rights("WEBSOCKET", "/execs/{session_of_run}", None, 403, 403, 101, 403),
+    Rights("WEBSOCKET", "/execs/{session_of_ada}", None, 403, 403, 403, 403),
+    Rights("POST", "/commands", {"type": "SetPriority", "task": "{task}", "priority": 5}, 401, 403, 200, 200),
+    Rights("POST", "/commands", {"type": "LabelNode", "node": "gpu-1", "labels": ["a"]}, 401, 403, 403, 200),
+    Rights("POST", "/commands", {"type": "SetShare", "user": "ada", "nodes": 9.0}, 401, 403, 403, 403),
+    Rights("POST", "/snapshots/{hash}", b"", 401, 400, 400, 400),
+    Rights("PUT", "/snapshots/{hash}/blobs", b"", 401, 200, 200, 200),
+    Rights("POST", "/snapshots/{hash}/seal", None, 401, 404, 404, 404),
+    Rights("GET", "/nodes", None, 401, 200, 200, 200),
+    Rights("GET", "/nodes/gpu-1", None, 401, 200, 200, 200),
+    Rights("GET", "/users", None, 401, 200, 200, 200),
+    Rights("GET", "/quota", None, 401, 200, 200, 200),
+    Rights("GET", "/limits", None, 401, 200, 200, 200),
+    Rights("GET", "/cluster", None, 401, 200, 200, 200),
+    Rights("POST", "/machines/gpu-7/token", {}, 401, 403, 403, 201),
+    Rights("DELETE", "/machines/gpu-7", None, 401, 403, 403, 200),
+    Rights("GET", "/identity/users", None, 401, 403, 403, 200),
+    Rights("POST", "/identity/users", {"name": "eve"}, 401, 403, 403, 201),
+    Rights("POST", "/identity/users", {"name": "mal", "roles": ["platform:operator"]}, 401, 403, 403, 403),
+    Rights("PUT", "/identity/users/eve/roles/platform:admin", None, 401, 403, 403, 403),
+    Rights("DELETE", "/identity/users/admin/roles/platform:admin", None, 401, 403, 403, 403),
+    Rights("GET", "/identity/users/ada/tokens", None, 401, 403, 403, 200),
+    Rights("POST", "/identity/users/ada/tokens", {}, 401, 403, 403, 201),
+    Rights("POST", "/identity/users/admin/tokens", {}, 401, 403, 403, 403),
+    Rights("DELETE", "/identity/users/ada/tokens/{token_id}", None, 401, 403, 403, 200),
+    Rights("DELETE", "/identity/users/admin", None, 401, 403, 403, 403),
+    Rights("DELETE", "/identity/users/eve", None, 401, 403, 403, 200),
+    Rights("GET", "/webhooks", None, 401, 200, 403, 200),
+    Rights("GET", "/webhooks?all=true", None, 401, 403, 403, 200),
+    Rights("POST", "/webhooks", {"url": HOOK, "events": ["task.suspended"]}, 401, 201, 403, 201),
+    Rights("POST", "/webhooks/{webhook}/test", None, 401, 404, 403, 200),
+    Rights("DELETE", "/webhooks/{webhook}", None, 401, 404, 403, 200),
+    Rights("GET", "/utilisation", None, 401, 200, 200, 200),
+    Rights("GET", "/usage", None, 401, 200, 200, 200),
+    Rights("GET", "/history/tasks", None, 401, 200, 200, 200),
+    Rights("GET", "/history/tasks/{task}", None, 401, 200, 200, 200),
+    Rights("GET", "/history/audit", None, 401, 403, 403, 403),
+    Rights("GET", "/health", None, 200, 200, 200, 200),
+    Rights("POST", "/session", {"token": "{token}"}, 401, 201, 401, 201),
+    Rights("GET", "/session", None, 401, 200, 200, 200),
+    Rights("DELETE", "/session", None, 401, 204, 204, 204),
+    Rights("GET", "/events", None, 401, 200, 200, 200),
 ]
-"""Every route, with what it is sent, and who may ask."""
-FOR_PEOPLE: Final = ("/identity/", "/machines/", "/webhooks")
-"""Routes that refuse tokens of runs."""
-ASKED: Final = [route for route in ROUTES if route[0] != "WEBSOCKET"]
+"""Every route; one whose answer depends on what is asked is there several times."""
+STRANGERS: Final[tuple[dict[str, str], ...]] = (
+    {},
+    {"Authorization": "Bearer fft1.0123456789abcdef.false"},
+    {"Cookie": "ff_session=AAAA"},
+)
+UPGRADE: Final = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    "Sec-WebSocket-Version": "13",
+}
 
 
 @pytest.fixture(scope="module")
@@ -100,54 +133,91 @@ def spec(name: str, **fields: Any) -> TaskSpec:
     return TaskSpec(name=name, program=Program(script="train.py", workdir="/", env={"KEY": "secret"}), **fields)
 
 
-def test_every_route_is_in_the_table_of_who_may() -> None:
+def documented() -> list[tuple[str, str]]:
+    """Method and path of every route of the API."""
     app = make_app(*[None] * 11, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
-    routes = {
+    return [
         (method, route.path_format.removeprefix(API))
         for route in app.routes
         if route.path.startswith(API)
         for method in (getattr(route, "methods", None) or ("WEBSOCKET",))
         if method != "OPTIONS"
-    }
-    named = {(method, path.replace(":int", "").replace(":str", "")) for method, path, _, _ in ROUTES}
-    assert named == routes
+    ]
 
 
-def test_runs_may_ask_all_but_what_outlives_them() -> None:
-    app = make_app(*[None] * 11, limits=RequestLimits(1, 1), secure=False, version="")  # type: ignore[arg-type]
-    refused = {
-        (method, route.path_format.removeprefix(API))
-        for route in app.routes
-        if isinstance(route, HTTPRoute) and route.path.startswith(API)
-        for handler in route.route_handlers
-        if handler.opt.get(PEOPLE)
-        for method in handler.http_methods
-    }
-    named = {(method, path.replace(":int", "").replace(":str", "")) for method, path, _, _ in ROUTES}
-    assert refused == {one for one in named if one[1].startswith(FOR_PEOPLE)}
+def route_of(row: Rights, routes: list[tuple[str, str]]) -> tuple[str, str]:
+    """Which a request meets: one with fewer parameters comes first."""
+    asked = row.path.partition("?")[0]
+    fits = [
+        (method, path)
+        for method, path in routes
+        if method == row.method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), asked)
+    ]
+    assert fits, f"{row.method} {row.path} is no route"
+    return min(fits, key=lambda route: route[1].count("{"))
 
 
-@pytest.mark.parametrize(("method", "path", "body", "who"), ASKED)
-def test_who_may_ask(
-    manager: ManagerProcess, agent: ScriptedAgent, method: str, path: str, body: Any, who: str
-) -> None:
-    """A stranger, with and without a false token, and a user who is no operator."""
-    assert agent.orders.term > 0
-    name = "admin" if "identity" in path else "gpu-1"
-    asked = API + path.replace("{number:int}", "1").replace("{name:str}", name)
-    asked = asked.replace("{role:str}", "platform:admin").replace("{token_id:str}", "0f")
-    asked = asked.replace("{run:int}", "0").replace("{stream:str}", "launcher").replace("{snapshot:str}", "0" * 64)
-    for headers in ({}, {"Authorization": "Bearer fft1.0123456789abcdef.false"}, {"Cookie": "ff_session=AAAA"}):
-        answered = (
-            manager.ask(method, asked, body=body, headers=headers) if path != "/events" or who == "user" else None
-        )
-        if who != "anybody":
-            assert answered is not None
-            assert answered.status == 401
-            assert answered.body["code"] == "unauthenticated"
-    if who == "operator":
-        answered = manager.ask(method, asked, body=body, user="ada")
-        assert (answered.status, answered.body["code"]) == (403, "permission_denied")
+def test_every_route_is_in_the_matrix() -> None:
+    routes = documented()
+    named = {route_of(row, routes) for row in MATRIX}
+    assert named == set(routes), "write a row for each of these"
+
+
+def filled(value: Any, objects: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: filled(one, objects) for key, one in value.items()}
+    if not isinstance(value, str) or "{" not in value:
+        return value
+    return objects[value[1:-1]] if value[1:-1] in objects else value.format_map(objects)
+
+
+def status_of(manager: ManagerProcess, row: Rights, objects: dict[str, Any], headers: dict[str, str]) -> int:
+    """Of the answer, which is not read: some do not end."""
+    connection = http.client.HTTPConnection(manager.url.partition("://")[2], timeout=allowed_s(30))
+    method, more = ("GET", UPGRADE) if row.method == "WEBSOCKET" else (row.method, {"Content-Type": "application/json"})
+    body = filled(row.body, objects)
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    with contextlib.closing(connection):
+        key = {"Idempotency-Key": secrets.token_hex(8)}
+        connection.request(method, API + filled(row.path, objects), data, {**more, **key, **headers})
+        return connection.getresponse().status
+
+
+def test_who_may_ask_what(manager: ManagerProcess, agent: ScriptedAgent) -> None:
+    with manager.client("admin") as admin, manager.client("ada") as ada, contextlib.ExitStack() as stack:
+        admin.create_user("orla", roles=("platform:operator",))
+        tokens = {"user": manager.tokens["bob"], "operator": admin.issue_token("orla").token}
+        (task,) = ada.submit(spec("rights"), key="rights")
+        wait_for(lambda: any(run.launch and run.launch.task == task for run in agent.sync().runs), "it is to start")
+        tokens["run"] = agent.run_token(task)
+        agent.follow_starts()
+        agent.sync()
+        objects: dict[str, Any] = {"task": task, "hash": "0" * 64}
+        objects["token_id"] = ada.issue_token("ada").token.split(".")[1]
+        objects["webhook"] = ada.add_webhook(HOOK, events=("task.suspended",)).id
+        process = stack.enter_context(Client(Connection(url=manager.url, token=tokens["run"])))
+        true = ExecRequest(program=ExecProgram(argv=("true",)))
+
+        wrong = []
+        for row in MATRIX:
+            for who in ("stranger", "user", "run", "operator"):
+                if row.method == "WEBSOCKET":  # each session is for one connection
+                    objects["session_of_run"] = process.ask_exec(task, true).id
+                    objects["session_of_ada"] = ada.ask_exec(task, true).id
+                objects["token"] = tokens.get(who, "fft1.none.none")
+                asking = ({"Authorization": f"Bearer {tokens[who]}"},) if who in tokens else STRANGERS
+                for headers in asking:
+                    status = status_of(manager, row, objects, headers)
+                    if status != getattr(row, who):
+                        wrong.append(f"{row.method} {row.path} {row.body}: {who} got {status}")
+        assert not wrong, "\n".join(wrong)
+
+        for one in admin.tasks(state="unfinished").tasks:
+            admin.command(StopTask(one.id))
+        while admin.tasks(state="unfinished").tasks:
+            agent.sync()
+            agent.follow()
+        admin.remove_user("orla")
 
 
 def test_a_task_from_its_submission_to_its_end(manager: ManagerProcess, agent: ScriptedAgent) -> None:
@@ -371,7 +441,7 @@ def test_the_openapi_document_describes_all_routes(manager: ManagerProcess) -> N
     with urllib.request.urlopen(f"{manager.url}/schema/openapi.json", timeout=allowed_s(30)) as response:
         document = json.load(response)
     paths = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert {(method, API + path.replace(":int", "").replace(":str", "")) for method, path, _, _ in ASKED} <= paths
+    assert {(method, API + path) for method, path in documented() if method != "WEBSOCKET"} == paths
 
 
 def test_a_manager_that_was_killed_has_lost_nothing(tmp_path: Path) -> None:
