@@ -441,7 +441,7 @@ def _drop(engine: DeviceEngine, reference: weakref.ref[Communicator]) -> None:
 
 def _moved_by(parts: Iterable[tuple[Sequence[Move], int]]) -> list[Move]:
     """With what the slots begin at."""
-    return [move._replace(slot=begin + move.slot) for moves, begin in parts for move in moves]
+    return [Move(move.device, begin + move.slot, move.size) for moves, begin in parts for move in moves]
 
 
 def _part(slot: Any, span: tuple[int, int], dtype: str | None = None) -> Any:

@@ -39,4 +39,4 @@ async def test_a_machine_that_leaves_says_that_nothing_of_the_job_is_left_there(
     )  # fmt: skip
     host._start(StartGuard(config, "token", 10**10))
     await host.close()
-    assert GuardEnded(1, 3, True, "its supervisor exited") in launcher.told
+    assert GuardEnded(1, 3, True, "the process that guards its ranks ended") in launcher.told

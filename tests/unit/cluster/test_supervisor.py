@@ -175,7 +175,7 @@ async def test_a_check_that_ends_late_kills_no_rank_of_the_next_attempt(
     killed: list[str] = []
     monkeypatch.setattr(module, "_kill_descendants", lambda: killed.append("all"))
 
-    async def late(check: Check) -> Checked:
+    async def late(check: Check, _counters: object) -> Checked:
         return Checked(check.attempt, 0)
 
     monkeypatch.setattr(module, "run_check", late)
