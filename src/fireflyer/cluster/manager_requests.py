@@ -214,16 +214,18 @@ class Requests:
 
     def _failing_over(self, request: _Request, use: Callable[[http.client.HTTPResponse], _T]) -> _T:
         """`use` of the first answer of a manager that leads. Each manager is asked at least once; then there is a pause
-        before they are asked again. Raises what the last one answered."""
+        before they are asked again. One that is alone is asked again where it names itself as the one to ask, as a
+        manager does that was held up for a moment. Raises what the last one answered."""
         until_s = time.monotonic() + FAILOVER_S
         for asked in itertools.count(1):
-            last = len(self._managers) == 1 or time.monotonic() >= until_s
+            late, alone = time.monotonic() >= until_s, len(self._managers) == 1
             try:
                 response = self._send(request)
-                if last or response.headers.get(LEADER_HEADER) is None:
+                leader = response.headers.get(LEADER_HEADER)
+                if late or leader is None or (alone and leader.rstrip("/") != self._url.rstrip("/")):
                     return use(response)
             except Unreachable as error:
-                if last or (isinstance(error, _OutcomeUnknown) and not request.repeatable):
+                if late or alone or (isinstance(error, _OutcomeUnknown) and not request.repeatable):
                     raise
             self._open_next()
             if asked % len(self._managers) == 0:

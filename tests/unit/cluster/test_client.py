@@ -20,7 +20,8 @@ SUBMITTED = b'{"tasks":[7],"repeated":false}'
 
 
 class Manager(http.server.ThreadingHTTPServer):
-    """`does`: `leads`, `follows`, or `breaks` the connection once it has the request."""
+    """`does`: `leads`, `follows`, or `breaks` the connection once it has the request; `stalls`: names itself as the one
+    to ask, twice, and leads then."""
 
     daemon_threads = True
 
@@ -44,11 +45,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.server.does == "breaks":
             self.close_connection = True
             return
-        leads = self.server.does == "leads"
+        stalls = self.server.does == "stalls" and len(self.server.asked) <= 2
+        leads = self.server.does in ("leads", "stalls") and not stalls
         body = SUBMITTED if leads else b'{"code":"busy","message":"this manager does not lead"}'
         self.send_response(201 if leads else 503)
         if not leads:
-            self.send_header(LEADER_HEADER, "")
+            self.send_header(LEADER_HEADER, self.server.url if stalls else "")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -92,6 +94,12 @@ def test_a_submission_is_repeated_by_its_key_and_a_command_of_unknown_outcome_is
         with pytest.raises(Unreachable):
             client.command(StopTask(1))
         assert (servers[0].asked, servers[1].asked) == (["commands"], [])
+
+
+def test_a_manager_that_is_alone_and_was_held_up_for_a_moment_is_asked_again() -> None:
+    with managers("stalls") as (servers, client):
+        assert client.submit(SPEC, key="a") == (7,)
+        assert len(servers[0].asked) == 3
 
 
 def test_a_client_of_one_manager_says_at_once_that_it_does_not_lead() -> None:
