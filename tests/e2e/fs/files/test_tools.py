@@ -222,10 +222,13 @@ def test_several_threads_use_one_file_system(cluster: LocalCluster) -> None:
 def test_standard_output_that_takes_no_more_is_no_fault_of_the_file(cluster: LocalCluster) -> None:
     command = [sys.executable, "-P", "-m", "fireflyer", "fs"]
     where = ["--dir", str(cluster.directory)]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     subprocess.run([*command, "put", "-", "/full", *where], input=bytes(MIB), check=True)
     for verb in ("cat", "ls", "stat"):
         with open("/dev/full", "wb") as full:
-            done = subprocess.run([*command, verb, "/full", *where], stdout=full, stderr=subprocess.PIPE, check=False)
+            done = subprocess.run(
+                [*command, verb, "/full", *where], stdout=full, stderr=subprocess.PIPE, env=buffered, check=False
+            )
         assert done.returncode == 1
         assert done.stderr == b"error: cannot write to standard output: no space left on device\n"
 

@@ -256,7 +256,8 @@ def clean(text: str) -> str:
 
 def say(text: str, end: bytes = b"\n") -> None:
     """A line on standard output: names as they are, but for a terminal."""
-    sys.stdout.flush()
+    with _standard_output():
+        sys.stdout.flush()
     if sys.stdout.isatty():
         text = clean(text)
     write_out(os.fsencode(text) + end)
