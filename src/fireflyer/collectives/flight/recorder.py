@@ -23,7 +23,7 @@ from fireflyer.collectives.flight.dump import (
 from fireflyer.collectives.flight.files import write_dump
 from fireflyer.collectives.planning.plan import Plan
 
-__all__ = ["FlightRecorder"]
+__all__ = ["FlightRecorder", "how_far"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class FlightRecorder:
             return
         if self._tell is not None and self._fault.code == "peer_failed":
             self._tell(PeerFailed(self._fault.text, rank=self._fault.rank))
-        self._came = _how_far(self.snapshot(), self._fault)
+        self._came = how_far(self.snapshot(), self._fault)
         if self._directory is None:
             return
         try:
@@ -119,11 +119,13 @@ class FlightRecorder:
         )
 
 
-def _how_far(snapshot: Snapshot, fault: Fault) -> str:
+def how_far(snapshot: Snapshot, fault: Fault) -> str:
     seq = fault.seq
     for record in snapshot.records:
         if record.state == "done" and f"{record.kind} #{seq}" not in fault.text:
             continue  # a rank died between operations: the number, 0, is none
         if record.seq == seq and not record.message and record.inside and record.chunks:
             return f"{record.kind} #{seq} had completed {record.chunks_done} of {record.chunks} chunks on this rank"
+        if record.seq == seq and not record.message and not record.inside and f"{record.kind} #{seq}" in fault.text:
+            return f"{record.kind} #{seq} had not begun on this rank"
     return ""

@@ -8,6 +8,7 @@ import stat
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.collectives.flight_dumps import Call, World, dump_with, dumps_of, message
 
@@ -23,7 +24,8 @@ from fireflyer.collectives.flight import (
     snapshot_from_native,
     write_dump,
 )
-from fireflyer.collectives.flight.dump import MAX_DUMP_BYTES
+from fireflyer.collectives.flight.dump import MAX_DUMP_BYTES, Fault
+from fireflyer.collectives.flight.recorder import how_far
 from fireflyer.collectives.planning.plan import make_plan
 from fireflyer.native import Recorder
 
@@ -153,3 +155,17 @@ def test_failures_are_put_into_words_that_can_be_printed() -> None:
 
 def test_a_plan_has_a_digest_of_its_own() -> None:
     assert plan_digest(make_plan((0, 0))) == plan_digest(make_plan((0, 0))) != plan_digest(make_plan((0, 1)))
+
+
+def test_a_failure_says_how_far_the_operation_came_on_this_rank() -> None:
+    dump = dumps_of(World([0, 0, 1], CALLS, "stalled", rank=1, at=2, raised=True))[0]
+    started, number = next((one, one.seq) for one in dump.snapshot.records if one.inside and one.state != "done")
+    waits = msgspec.structs.replace(started, id=number + 1, seq=number + 1, started_ns=0, chunks=0, chunks_done=0)
+    records = msgspec.structs.replace(dump.snapshot, records=(started, waits))
+
+    def said(seq: int) -> str:
+        return how_far(records, Fault("peer_failed", 1, seq, f"rank 1 died during allreduce #{seq}"))
+
+    assert said(number).startswith(f"allreduce #{number} had completed ")
+    assert said(number + 1) == f"allreduce #{number + 1} had not begun on this rank"
+    assert not said(number + 2)
