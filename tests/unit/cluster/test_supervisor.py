@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,14 @@ from fireflyer.cluster.schema.wire import (
     RunFiles,
     SupervisorConfig,
 )
+from fireflyer.cluster.supervisor import node_check
 from fireflyer.cluster.supervisor import supervisor as module
 from fireflyer.cluster.supervisor.lease import Lease
 from fireflyer.cluster.supervisor.rank import RankProcess
 from fireflyer.cluster.supervisor.run_files import RunFileCopies
 from fireflyer.cluster.supervisor.supervisor import Supervisor
 from fireflyer.runtime.processes.guard import LEASE_FD
+from fireflyer.runtime.processes.guarded import reap_orphans, watch_exit
 from fireflyer.runtime.rpc import Method
 
 
@@ -207,3 +209,21 @@ async def test_a_port_that_cannot_be_looked_for_ends_the_node_and_not_the_wait(
     with lease(100 * MS) as granted:
         async with asyncio.timeout(20):
             assert await supervisor_of(launcher, config(tmp_path), granted).run() == 1
+
+
+@on_loop
+async def test_the_exit_code_of_a_check_is_not_lost_to_who_removes_ended_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A heartbeat came between the end of the program and the look at its code, and a suspect node was sound."""
+
+    def late(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]) -> None:
+        def ended() -> None:
+            reap_orphans(lambda other: node_check.is_check(other) or other != pid)
+            on_exit()
+
+        watch_exit(loop, pid, ended)
+
+    monkeypatch.setattr(node_check, "watch_exit", late)
+    check = Check(0, ("/bin/sh", "-c", "exit 2"), {}, str(tmp_path / "log"), 30 * SECOND)
+    assert (await node_check.run_check(check)).exit_code == 2

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 import sys
 from typing import Final
 
@@ -25,7 +26,7 @@ from fireflyer.runtime.processes.guarded import (
     watch_exit,
 )
 
-__all__ = ["MAX_LOG_BYTES", "run_check"]
+__all__ = ["MAX_LOG_BYTES", "is_check", "run_check"]
 
 MAX_LOG_BYTES = 64 << 20
 """It cannot print more: EFBIG, or SIGXFSZ where it does not ignore that."""
@@ -36,12 +37,21 @@ _LAST_BYTES: Final = 4096
 _MAX_WORDS: Final = 1000
 
 
+_checks: Final[set[int]] = set()
+
+
+def is_check(pid: int) -> bool:
+    """A child whose end somebody here waits for: who removes ended children leaves it, or its exit code is lost."""
+    return pid in _checks
+
+
 async def run_check(check: Check, counters: NodeCounters | None = None) -> Checked:
     """Never raises: the answer says what went wrong. At the time limit the program and its process group are killed.
     `counters`: of the node, when the ranks were started."""
     check = _as_here(check, counters)
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
+    process: subprocess.Popen[bytes] | None = None
     try:
         log = await asyncio.to_thread(LogFile, check.log)
         try:
@@ -50,9 +60,12 @@ async def run_check(check: Check, counters: NodeCounters | None = None) -> Check
             )
         finally:
             os.close(log.fd)
+        _checks.add(process.pid)
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MAX_LOG_BYTES, MAX_LOG_BYTES))
         watch_exit(loop, process.pid, ended.set)
     except (FireflyerError, OSError) as error:
+        if process is not None:
+            _checks.discard(process.pid)
         reason = error if isinstance(error, FireflyerError) else translate_os_error(error, f"start {check.command[0]}")
         return Checked(check.attempt, 126, note=str(reason)[:1000], limit_ns=check.limit_ns)
     timed_out = False
@@ -67,8 +80,10 @@ async def run_check(check: Check, counters: NodeCounters | None = None) -> Check
         except OSError:
             pass
     await ended.wait()
+    exit_code = exit_code_of(process.wait())
+    _checks.discard(process.pid)
     words = await asyncio.to_thread(_last_line, check.log)
-    return Checked(check.attempt, exit_code_of(process.wait()), timed_out, limit_ns=check.limit_ns, words=words)
+    return Checked(check.attempt, exit_code, timed_out, limit_ns=check.limit_ns, words=words)
 
 
 def _as_here(check: Check, counters: NodeCounters | None) -> Check:

@@ -62,7 +62,7 @@ from fireflyer.cluster.schema.wire import (
 )
 from fireflyer.cluster.supervisor.lease import Lease
 from fireflyer.cluster.supervisor.log_sender import LogSender
-from fireflyer.cluster.supervisor.node_check import run_check
+from fireflyer.cluster.supervisor.node_check import is_check, run_check
 from fireflyer.cluster.supervisor.output import Outbox
 from fireflyer.cluster.supervisor.rank import RankProcess
 from fireflyer.cluster.supervisor.run_files import RunFileCopies
@@ -183,7 +183,7 @@ class Supervisor:
     async def _heartbeat(self) -> None:
         while True:
             await self._client.notify(HEARTBEAT, Heartbeat(self._cells.asks()))
-            reap_orphans(lambda pid: any(rank.pid == pid for rank in self._ranks.values()))
+            reap_orphans(lambda pid: is_check(pid) or any(rank.pid == pid for rank in self._ranks.values()))
             await asyncio.sleep(self._config.heartbeat_ns / SECOND)
 
     async def _renew(self) -> None:
@@ -409,7 +409,7 @@ class Supervisor:
     async def _clean_up(self, ranks: list[RankProcess]) -> None:
         for _ in range(2):  # in one look a process that changes its parent meanwhile can be missed
             await _until(lambda: not _kill_descendants(), SWEEP_S)
-        reap_orphans(_nobody)
+        reap_orphans(is_check)
         try:
             async with asyncio.timeout(None if self._holding_up else PIPES_S):
                 for rank in ranks:
@@ -450,10 +450,6 @@ def _beginning(path: str) -> bytes:
         return b""
 
 
-def _nobody(_pid: int) -> bool:
-    return False
-
-
 def _kill_descendants() -> bool:
     """Whether there were any."""
     pids = descendants(os.getpid())
@@ -462,7 +458,7 @@ def _kill_descendants() -> bool:
             os.kill(pid, signal.SIGKILL)
         except OSError:
             pass
-    reap_orphans(_nobody)
+    reap_orphans(is_check)
     return bool(pids)
 
 
