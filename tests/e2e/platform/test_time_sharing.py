@@ -27,13 +27,13 @@ step = get_whole_life_state() or 0
 total = sum(range(step))
 with open(f"{results}/{name}.log", "a") as log:
     log.write(f"{rank} begins at {step}\\n")
-open(f"{results}/{name}.{rank}.running", "w").close()
 while step < steps:
     if should_suspend():
         if rank == 0:
             set_whole_life_state(step)
         go_suspend()
     while os.path.exists(f"{results}/{name}.hold") and step == steps - 1 and not should_suspend():
+        open(f"{results}/{name}.{rank}.running", "w").close()  # at the last step, which it will go on with
         time.sleep(0.02)
     if should_suspend():
         continue
