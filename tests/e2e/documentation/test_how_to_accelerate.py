@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.patience import allowed_s
 
 from fireflyer.checkpoint import describe, verify
 
@@ -24,7 +25,13 @@ def run(directory: Path, name: str) -> str:
     assert f"torchrun --standalone --nproc-per-node 2 {name}" in TEXT
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*TORCHRUN, name], cwd=directory, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*TORCHRUN, name],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=allowed_s(200),
+        check=False,
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     return done.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.patience import allowed_s
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/checkpoints.md").read_text()
 FF_RUN = [sys.executable, "-m", "fireflyer", "run", "--ranks-per-node", "2"]
@@ -55,7 +56,7 @@ def launch(directory: Path, command: list[str], *, kill: bool) -> None:
         (directory / "hook" / "sitecustomize.py").write_text(KILL_RANK_1)
         environment["PYTHONPATH"] = str(directory / "hook")
     done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=allowed_s(300), check=False
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
 
@@ -115,7 +116,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint(tmp_path: Path
     told += f"    if step == 5 and rank == 1:\n        signal.raise_signal({int(signal.SIGTERM)})\n\n"
     (directory / "train.py").write_text(text.replace("reporter = ", told + "reporter = ", 1))
     command = [argument for argument in TORCHRUN if argument not in ("--max-restarts", "3")]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=allowed_s(200), check=False)
     assert "exitcode  : 143" in done.stderr or "143" in done.stderr, done.stderr
     path = max((directory / "checkpoints").glob("step-*"))
     step = json.loads((path / "manifest.json").read_text())["body"]["step"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.jobs import killed_gpt
+from tests.support.patience import allowed_s
 
 from fireflyer.base.events import ResumeReport, StepReport, decode_log
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
@@ -72,7 +73,11 @@ def train(
     run = ["run", "--quiet", "--devices", "cpu", "--nodes", str(nodes), "--ranks-per-node", str(ranks)]
     run += ["--max-restarts", str(restarts), "--run-dir", str(directory / name), *program]
     done = subprocess.run(
-        [sys.executable, "-m", "fireflyer", *run, *script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", "fireflyer", *run, *script],
+        capture_output=True,
+        text=True,
+        timeout=allowed_s(100),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     with (directory / name / "events.jsonl").open("rb") as file:
