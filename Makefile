@@ -72,7 +72,7 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	@scripts/system-packages $(SLOW_PACKAGES)
 	$(MAKE) -j2 --output-sync=target native-tests tidy
-	$(MIXED) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 60 --timeout 900
+	$(MIXED) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900
 
 native-tests: setup
 	scripts/native-tests

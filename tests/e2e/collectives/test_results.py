@@ -61,8 +61,8 @@ def test_ranks_that_may_not_read_each_others_memory_get_the_same(layout: str, tm
 
 def combined() -> Iterator[Any]:
     """Layouts, ways to reach the memory of others on the node, and rounds: the first ones have every size and every
-    memory, all of them every size with every memory."""
-    first, end = len(PLACES), len(PLACES) * len(COMBINED_COUNTS)
+    memory, all of them half of the combinations of both."""
+    first, end = len(PLACES), len(PLACES) * len(COMBINED_COUNTS) // 2
     marks = [*campaign(expected_s=first * ROUND_S), pytest.mark.rotates]
     for layout, nodes in LAYOUTS.items():
         for peer_memory in (True, False):

@@ -44,6 +44,9 @@ def test_accelerate_trains_on_our_group(tmp_path: Path) -> None:
     assert float(match[1]) < 1.0
 
 
+@pytest.mark.campaign(expected_s=30)
+@pytest.mark.rotates
+@pytest.mark.timeout(900)
 def test_trainer_trains_saves_and_resumes_on_our_group(tmp_path: Path) -> None:
     assert "hfreduce, 2 processes, equal weights: True" in run(tmp_path, "tune.py")
     checkpoints = str(tmp_path / "checkpoints")

@@ -82,6 +82,8 @@ def test_the_commands_on_the_page_are_those_that_run_here() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.campaign(expected_s=50)
+@pytest.mark.rotates
 @pytest.mark.timeout(900)
 def test_killed_under_either_launcher_it_ends_bitwise_as_an_undisturbed_run(tmp_path: Path) -> None:
     whole, ours, theirs = (prepare(tmp_path / name) for name in ("whole", "ours", "theirs"))
