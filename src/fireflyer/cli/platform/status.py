@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.local.layout import PlatformLayout
 
-__all__ = ["command"]
+__all__ = ["command", "to_json"]
 
 HEIGHT: Final = 24
 """Lines of the platform; `ff ps` shows all tasks."""
@@ -44,12 +44,17 @@ def command(*, directory: str, as_json: bool) -> int:
     platform, files = _Platform(layout), _Files(layout)
     ok = platform.ok and files.ok
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.encode({"ok": ok, "platform": platform.found, "storage": files.found}).decode())
+        click.echo(to_json(platform.found, files.found, ok=ok).decode())
     else:
         click.echo("\n".join((*platform.lines, "", *files.lines)))
     return 0 if ok else 1
+
+
+def to_json(platform: dict[str, Any], storage: dict[str, Any] | None, *, ok: bool) -> bytes:
+    """Of `ff status --json`; a part that does not answer has one key, `error`."""
+    import msgspec
+
+    return msgspec.json.encode({"ok": ok, "platform": platform, "storage": storage})
 
 
 class _Platform:
@@ -99,10 +104,10 @@ class _Files:
             self.lines = [f"File system: {error.message}"]
 
     def _look(self, where: ClusterTarget) -> None:
-        from fireflyer.cli.fs.status import look, status_lines, summary_of
+        from fireflyer.cli.fs.status import look, shown, status_lines, summary_of
 
         status, moves, files = look(where)
         summary = summary_of(status)
         self.ok = summary.alive == summary.nodes and summary.whole == summary.chains
-        self.found = {"summary": summary, "status": status, "moves": moves, "files": files}
+        self.found = shown(status, moves, files)
         self.lines = ["File system", *status_lines(status, files)]
