@@ -189,7 +189,7 @@ FORMATS: Final = (
     Format("platform.session", "msgpack", sessions._Claims),
     Format("platform.manager-config", "toml", PlatformConfig, revision=3),
     Format("platform.local", "json", platform_layout.LocalPlatform),
-    Format("platform.up-file", "toml", platform_up.UpConfig),
+    Format("platform.up-file", "toml", platform_up.UpConfig, revision=2),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),
