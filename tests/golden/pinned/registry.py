@@ -187,9 +187,9 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=3),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=4),
     Format("platform.local", "json", platform_layout.LocalPlatform),
-    Format("platform.up-file", "toml", platform_up.UpConfig),
+    Format("platform.up-file", "toml", platform_up.UpConfig, revision=2),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),

@@ -13,6 +13,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
 from fireflyer.runtime.address import parse_listen
 
@@ -52,6 +53,15 @@ DEFAULTS: Final = """\
 # usage_half_life = "24h"           # after so long, what was used counts half
 # cross_zone_nodes = 16             # tasks of fewer nodes never run in two zones
 # cross_zone_tasks = 1              # so many tasks at a time run in two zones
+
+# [history_keep]                    # how long the history keeps what
+# parts_days = 400                  # where the time of each run went, after the end of its task
+# tasks_days = 1100                 # tasks and their runs, after the end of the task
+# node_states_days = 400
+# totals_days = 400                 # readings of utilisation; then one of each day
+# audit_days = 1100
+# usage_days = 3700                 # what users had on each day, of tasks that were removed
+# rows = 20000000                   # of each table at most; the oldest go
 """
 
 
@@ -146,6 +156,7 @@ class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stop_after: str = "5m"
     nodes: Annotated[tuple[NodesConfig, ...], msgspec.Meta(max_length=MAX_AGENTS)] = ()
     time_sharing: TimeSharing = TimeSharing()
+    history_keep: HistoryKeep = HistoryKeep()
 
     def __post_init__(self) -> None:
         if not self.directory:
@@ -190,4 +201,6 @@ def keys_at(place: str) -> str:
         kind = NodesConfig
     elif place.startswith("$.time_sharing"):
         kind = TimeSharing
+    elif place.startswith("$.history_keep"):
+        kind = HistoryKeep
     return ", ".join(kind.__struct_fields__)

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS
 from fireflyer.runtime.address import is_loopback, parse_listen
@@ -96,6 +97,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Database of the history: `sqlite:////absolute/path`, or the URL of a PostgreSQL database, also with
     `?schema=NAME`; `none`: no history is kept. Empty: beside an embedded store `history.sqlite` in `directory`, else
     the database of the store."""
+    history_keep: HistoryKeep = HistoryKeep()
+    """How long. The same for all managers."""
     metrics_listen: str = ""
     user_requests_per_s: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 50
     """Of one user; eight times as many at once."""

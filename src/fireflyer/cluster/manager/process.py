@@ -104,7 +104,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             logs = _logs(config, platform)
             changes.listen(logs.on_change)
             snapshots = Snapshots(platform, await asyncio.to_thread(open_objects, _snapshots_at(config)))
-            history = History(history_at, platform, engine)
+            history = History(history_at, platform, engine, config.history_keep)
             sessions = Sessions(secret.reveal(), FindUser(users.verify, users.still))
             execs = Execs(platform, sessions)
             changes.listen(execs.on_change)
@@ -128,7 +128,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             requests = RequestFigures()
 
             async def collect() -> Sequence[Series | HistogramSeries]:
-                return manager_series(platform, changes, requests)
+                return manager_series(platform, changes, requests, history)
 
             loop = asyncio.get_running_loop()
             services = [
