@@ -25,7 +25,7 @@ from fireflyer.cluster.client import Connection
 from fireflyer.cluster.core import agent as agent_core
 from fireflyer.cluster.core import runs as agent_runs
 from fireflyer.cluster.core import tracebacks as cluster_tracebacks
-from fireflyer.cluster.core.objects import manifest
+from fireflyer.cluster.core.objects import manifest, uv_lock
 from fireflyer.cluster.core.platform import commands, views
 from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
@@ -171,7 +171,7 @@ FORMATS: Final = (
     Format("platform.row.task", "msgpack", platform_rows.TaskRow, revision=2),
     Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
     Format("platform.row.run", "msgpack", platform_rows.RunRow),
-    Format("platform.row.node", "msgpack", platform_rows.NodeRow),
+    Format("platform.row.node", "msgpack", platform_rows.NodeRow, revision=2),
     Format("platform.row.place", "msgpack", platform_rows.PlaceRow),
     Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
     Format("platform.row.webhook", "msgpack", platform_rows.WebhookRow),
@@ -189,6 +189,7 @@ FORMATS: Final = (
     Format("platform.session", "msgpack", sessions._Claims),
     Format("platform.manager-config", "toml", PlatformConfig, revision=4),
     Format("platform.local", "json", platform_layout.LocalPlatform),
+    Format("platform.uv-lock", "toml", uv_lock._Lock),
     Format("platform.up-file", "toml", platform_up.UpConfig, revision=2),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
@@ -207,8 +208,8 @@ FORMATS: Final = (
     Format("http.exec-accepted", "json", execs.ExecAccepted),
     Format("http.commanded", "json", api.Commanded),
     Format("http.missing-blobs", "json", api.MissingBlobs),
-    Format("http.nodes", "json", tuple[views.NodeView, ...], revision=2),
-    Format("http.node", "json", views.NodeView, revision=2),
+    Format("http.nodes", "json", tuple[views.NodeView, ...], revision=3),
+    Format("http.node", "json", views.NodeView, revision=3),
     Format("http.quota", "json", views.QuotaView),
     Format("http.limits", "json", tuple[views.LimitUse, ...]),
     Format("http.join-token", "json", api.JoinTokenAnswer),

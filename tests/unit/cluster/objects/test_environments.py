@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -199,6 +200,18 @@ def test_pip_builds_an_environment_from_requirements(tmp_path: Path) -> None:
     with cache.get(LockFile("requirements.txt", b"ours==1.0\n")) as environment:
         told = subprocess.run([environment.python, "-c", "import ours; print(ours.X)"], capture_output=True, check=True)
         assert told.stdout == b"42\n"
+    good = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    never = "sys_platform == 'no-such-platform'"
+    lock = (
+        'version = 1\n[[package]]\nname = "mine"\nsource = { virtual = "." }\n'
+        f'dependencies = [{{ name = "ours" }}, {{ name = "other", marker = "{never}" }}]\n'
+        '[[package]]\nname = "ours"\nversion = "1.0"\nsource = { registry = "x" }\n'
+        f'wheels = [{{ hash = "sha256:{good}" }}]\n'
+        '[[package]]\nname = "other"\nversion = "1.0"\nsource = { registry = "x" }\n'
+        f'wheels = [{{ hash = "sha256:{good}" }}]\n'
+    )
+    with cache.get(LockFile("uv.lock", lock.encode())) as environment:
+        subprocess.run([environment.python, "-c", "import ours"], check=True)
     wrong = b"ours==1.0 --hash=sha256:" + b"0" * 64
     with pytest.raises(JobFailed, match=r"(?i)hash"):
         cache.get(LockFile("requirements.txt", wrong))
