@@ -147,8 +147,8 @@ FORMATS: Final = (
     Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=3),
-    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=4),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=4),
+    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=5),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
     Format("rpc.platform.wait_execs.request", "msgpack", execs.WaitExecs),
