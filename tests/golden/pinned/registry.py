@@ -36,7 +36,7 @@ from fireflyer.cluster.manager import known as platform_known
 from fireflyer.cluster.manager import machines as platform_machines
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.web import sessions
-from fireflyer.cluster.objects import log_files, stat_cache
+from fireflyer.cluster.objects import log_indexes, stat_cache
 from fireflyer.cluster.schema import agent as cluster_agent
 from fireflyer.cluster.schema import api, execs, logs, runner, sync, tasks, tickets, webhooks
 from fireflyer.cluster.schema import hosts as cluster_hosts
@@ -239,7 +239,7 @@ FORMATS: Final = (
     # Snapshots of users' directories, and logs of runs.
     Format("objects.manifest", "msgpack", manifest.Manifest),
     Format("objects.stat-cache", "msgpack", stat_cache._CacheFile),
-    Format("objects.log-index", "msgpack", log_files._Index),
+    Format("objects.log-index", "msgpack", log_indexes.Index),
     # The rendezvous store.
     Format("rpc.store.set.request", "msgpack", store._Set),
     Format("rpc.store.key.request", "msgpack", store._Key),

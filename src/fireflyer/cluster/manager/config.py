@@ -85,7 +85,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where blobs of snapshots and logs are kept: an absolute directory, or a URL of fsspec; empty: `objects` in
     `directory`. The same for all managers."""
     logs_directory: str = ""
-    """Of the logs' indices and newest bytes, which all managers share; empty: `logs` in `directory`."""
+    """Of the newest bytes of logs, which are not durable yet: nodes have them too; empty: `logs` in `directory`."""
     logs_of_run_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024
     """The logs of a run are cut there."""
     logs_keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 30

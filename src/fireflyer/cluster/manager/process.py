@@ -68,10 +68,10 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     where it serves TLS, the fingerprint of its certificate, with spaces between them. Raises `FireflyerError` when it
     cannot begin or go on."""
     secret = load_secret(config.secret_file)
-    if len(config.managers) > 1 and not (config.objects and config.logs_directory):
+    if len(config.managers) > 1 and not config.objects:
         _log.warning(
-            "other managers do not find snapshots and logs in the directory of this one; set objects and "
-            "logs_directory to what all of them reach"
+            "other managers do not find snapshots and logs in the directory of this one; set objects to what all of "
+            "them reach"
         )
     host, port = parse_listen(config.listen)
     certificate = None
