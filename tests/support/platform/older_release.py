@@ -1,5 +1,5 @@
-"""`ff` of the release before, as far as others can tell: what it says and keeps has the fields of the recorded revisions
-before the newest ones (`tests/golden/wire`), and it does not see newer ones.
+"""`ff` of the release before, as far as others can tell: what it says and keeps has the fields of the recorded
+revisions before the newest ones (`tests/golden/wire`), and it does not see newer ones.
 
     python -P older_release.py [--revision=N] manager CONFIG      and all other commands
 
@@ -32,7 +32,7 @@ def older_fields() -> dict[str, set[str]]:
     fields: dict[str, set[str]] = {}
     for paths in revisions.values():
         paths.sort(key=lambda path: int(path.stem.partition(".revision-")[2] or 1))
-        for line in paths[-2:-1] and paths[-2].read_text().splitlines():
+        for line in paths[-2].read_text().splitlines() if len(paths) > 1 else []:
             row = json.loads(line)
             if "fields by name" in row:
                 names = {name for name, *_ in row["fields by name"]}

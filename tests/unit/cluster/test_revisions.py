@@ -29,8 +29,8 @@ def test_two_apart_is_refused_by_both_sides_which_name_the_older_one(
     with pytest.raises(PermissionDenied) as refused:
         check_agent("gpu-1", msgspec.structs.replace(SAID, revision=theirs), "0.5.0")
     assert refused.value.message == (
-        f"the agent of gpu-1 is of release 0.3.0 (revision {theirs}), this manager of 0.5.0 (revision 4); they may be 1 "
-        f"apart: {agent_older}, one release after the other"
+        f"the agent of gpu-1 is of release 0.3.0 (revision {theirs}), this manager of 0.5.0 (revision 4); they may be "
+        f"1 apart: {agent_older}, one release after the other"
     )
     with pytest.raises(PermissionDenied) as refused:
         check_manager(msgspec.structs.replace(ORDERS, revision=theirs), "0.4.0")

@@ -40,8 +40,8 @@ Examples:
   ff manager backup /etc/fireflyer/platform.toml platform.backup
   ff manager sizes /etc/fireflyer/platform.toml""")  # fmt: skip
 def manager_command() -> None:
-    """Run a manager of the platform (`ff manager CONFIG`), back up what managers keep, restore it, show the sizes of the
-    history's tables."""
+    """Run a manager of the platform (`ff manager CONFIG`), back up what managers keep, restore it, show the sizes of
+    the history's tables."""
 
 
 @manager_command.command("run", short_help="Run a manager; `run` may be left out.",
@@ -107,8 +107,8 @@ def restore_command(*, config_file: str, file: str) -> int:
                          epilog="Example: ff manager sizes /etc/fireflyer/platform.toml")  # fmt: skip
 @click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
 def sizes_command(*, config_file: str) -> int:
-    """Show how many rows each table of the history of CONFIG has, how old they are, how long they are kept, and how many
-    were removed. Managers may run meanwhile. `[history_keep]` of CONFIG says what is kept."""
+    """Show how many rows each table of the history of CONFIG has, how old they are, how long they are kept, and how
+    many were removed. Managers may run meanwhile. `[history_keep]` of CONFIG says what is kept."""
     from fireflyer.cluster.core.platform.store.retention import DAY_NS
     from fireflyer.cluster.history.sizes import measured_at
     from fireflyer.cluster.manager.history import history_url
@@ -116,7 +116,7 @@ def sizes_command(*, config_file: str) -> int:
     config = _config(config_file)
     url = history_url(config)
     if not url:
-        raise UsageError(f"{config_file} says history = \"none\", so there are no tables; leave it out to keep a history")
+        raise UsageError(f'{config_file} says history = "none", so there are no tables; leave it out to keep a history')
     sizes = asyncio.run(measured_at(url))
     rows = [("TABLE", "ROWS", "OLDEST", "KEPT", "REMOVED")]
     for name, size in sizes.tables.items():

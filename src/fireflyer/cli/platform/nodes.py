@@ -115,8 +115,8 @@ def node_command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @platform_option
 def show_node_command(*, client: Client, name: str, as_json: bool) -> int:
-    """Show NODE, and the runs that failed by infrastructure and name it as responsible, since it was last resumed, as far
-    as the manager remembers their tasks."""
+    """Show NODE, and the runs that failed by infrastructure and name it as responsible, since it was last resumed, as
+    far as the manager remembers their tasks."""
     node = client.node(name)
     click.echo(msgspec.json.encode(node) if as_json else _shown(node))
     return 0
@@ -138,9 +138,13 @@ def _shown(node: NodeView) -> str:
         facts.append(("agent", f"{plain(found.version, 40)} at {plain(found.address, 80)}:{found.port}"))
     facts.append(("accused", "-" if node.accused is None else f"by {_accused(node)}"))
     lines = [f"{what:<8} {text}" for what, text in facts]
-    rows = [("ENDED", "TASK", "RUN", "USER", "SAYS")]
-    for one in node.accusations:
-        rows.append((clock(one.at_ns), str(one.task), str(one.run), plain(one.user, 80), plain(one.reason, 120)))
+    rows = [
+        ("ENDED", "TASK", "RUN", "USER", "SAYS"),
+        *(
+            (clock(one.at_ns), str(one.task), str(one.run), plain(one.user, 80), plain(one.reason, 120))
+            for one in node.accusations
+        ),
+    ]
     return "\n".join([*lines, *([columns(rows)] if node.accusations else [])])
 
 

@@ -242,7 +242,13 @@ def usage_report(
 
 
 _OUTCOMES: Final = ("succeeded", "failed", "stopped")
-_NOTHING: Final[dict[str, float]] = {"tasks": 0, "runs": 0, "node_seconds": 0.0, "productive": 0.0, **dict.fromkeys(_OUTCOMES, 0)}
+_NOTHING: Final[dict[str, float]] = {
+    "tasks": 0,
+    "runs": 0,
+    "node_seconds": 0.0,
+    "productive": 0.0,
+    **dict.fromkeys(_OUTCOMES, 0),
+}
 
 
 def _seconds(ns: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -1,8 +1,9 @@
 """Removes the oldest rows of a table, in one short transaction that holds the lock of the tables.
 
-Each function removes some hundred rows at most that are older than `before_ns`, and says how many; None: there is nothing
-more to look at. What is removed and what stays of it (`usage_days`) are one transaction, so a manager that is killed, or
-leads no more, leaves reports as they are. Tables have indices for what is asked here; none is read as a whole.
+Each function removes some hundred rows at most that are older than `before_ns`, and says how many; None: there is
+nothing more to look at. What is removed and what stays of it (`usage_days`) are one transaction, so a manager that is
+killed, or leads no more, leaves reports as they are. Tables have indices for what is asked here; none is read as a
+whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from sqlalchemy import Connection, Row, Table, and_, delete, exists, func, or_, select, tuple_
+from sqlalchemy import Connection, Table, and_, delete, exists, func, or_, select, tuple_
 
 from fireflyer.cluster.core.platform.store.retention import DAY_NS, PastEnd, PastRunTime, fold_usage
 from fireflyer.cluster.history.schema import (
@@ -58,7 +59,7 @@ def _remove_tasks(connection: Connection, cluster: str, before_ns: int) -> Remov
     return removed
 
 
-def _past_tasks(connection: Connection, cluster: str, before_ns: int) -> Sequence[Row[Any]]:
+def _past_tasks(connection: Connection, cluster: str, before_ns: int) -> Sequence[Any]:
     """The first that ended; where there are none, those that ended never, because their store was restored."""
     goes_on = exists().where(RUNS.c.task == TASKS.c.id, RUNS.c.over_ns.is_(None), RUNS.c.cluster == cluster)
     columns = (TASKS.c.id, TASKS.c.cluster, TASKS.c.change, TASKS.c.user_name, TASKS.c.user_group, TASKS.c.outcome,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from sqlalchemy import Column, Connection, Table, func, select, text
 
@@ -78,9 +79,8 @@ def _bytes(connection: Connection) -> int:
 async def measured_at(url: str) -> HistorySizes:
     """For whoever may open the database; a manager may run meanwhile. Raises `NotFound` where there are no tables of
     this release, and as `Database` does."""
-    parts = urlsplit(url)
     database = Database(url)
-    if parts.scheme == "sqlite" and not os.path.exists(unquote(parts.path)[1:]):
+    if urlsplit(url).scheme == "sqlite" and not await asyncio.to_thread(os.path.exists, database.name):
         raise NotFound(f"there is no history at {database.name} yet; a manager makes it")
     try:
         revision = await database.call(found_revision)

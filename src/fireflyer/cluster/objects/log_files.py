@@ -1,8 +1,9 @@
 """One log: its index says which blobs it is made of (`log_indexes`), the file `open` has the bytes after them.
 
-`open` is this manager's, and not durable: nodes keep what it has. It is frames of (offset, length, CRC-32, bytes), so that after a loss of power its good beginning is found. When it
-is `segment_bytes` long it becomes a blob and is emptied. In this order: the blob is put, the index that names it
-replaced, `open` emptied. Killed between them, the next process finds frames that the index has, and empties `open`.
+`open` is this manager's, and not durable: nodes keep what it has. It is frames of (offset, length, CRC-32, bytes), so
+that after a loss of power its good beginning is found. When it is `segment_bytes` long it becomes a blob and is
+emptied. In this order: the blob is put, an index that names it written, `open` emptied. Killed between them, the next
+process finds frames that the index has, and empties `open`.
 """
 
 from __future__ import annotations
@@ -204,7 +205,6 @@ def _good_frames(data: bytes, offset: int) -> Iterator[_Frame]:
         yield _Frame(begin, length, at)
         at += length
         offset += length
-
 
 
 def _older_index(path: str) -> list[Index]:

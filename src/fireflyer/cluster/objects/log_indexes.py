@@ -1,9 +1,9 @@
 """Which blobs a log is made of, where all managers find it: `TASK/RUN/STREAM@WRITER-NUMBER`.
 
-A log's index only grows, and each version of it is true: it says what some of the log's bytes are, from the first on. So
-of several versions the one that says most is taken, whoever wrote it. A store of logs (`writer`) writes names that no
-other one writes, each once, and then removes those that it has taken or written before. A manager that leads no more
-and hangs in the middle can thus add a version that says less, or remove one beside which it has put one that says more;
+A log's index only grows, and each version of it is true: it says what some of the log's bytes are, from the first on.
+So of several versions the one that says most is taken, whoever wrote it. A store of logs (`writer`) writes names that
+no other one writes, each once, and then removes those that it has taken or written before. A manager that leads no more
+and hangs in the middle can thus add a version that says less, or remove one beside which it has put one that says more:
 it spoils nothing. An answer to a node counts only while its manager leads (`manager.logs`), so what a node was told to
 be durable was put before the next leader reads.
 """

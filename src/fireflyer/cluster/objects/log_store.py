@@ -1,5 +1,5 @@
-"""The logs of all runs, as the manager has them: sealed segments among the objects, indexes that name them beside these,
-and under `root/TASK/RUN/STREAM/` the newest bytes, which are not durable yet.
+"""The logs of all runs, as the manager has them: sealed segments among the objects, indexes that name them beside
+these, and under `root/TASK/RUN/STREAM/` the newest bytes, which are not durable yet.
 
 Every call blocks and may be made by several threads; logs of one run wait for each other, those of others do not. One
 process at a time: with several managers it is the one that leads. The next one finds the indexes when it is asked for a

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, func, insert, select
+from tests.support.platform.desk import Desk
 from tests.unit.cluster.history.test_tables import CLUSTER, lived, outbox
 
 from fireflyer.base.errors import Busy
@@ -101,7 +102,7 @@ def put_task(connection: Connection, number: int, ended_ns: int | None, **values
     task: dict[str, Any] = {"id": number, "cluster": CLUSTER, "change": number, "user_name": "ann", "runs": 1}
     task |= {"outcome": "succeeded", "ended_ns": ended_ns, **values}
     put(connection, TASKS, **task)
-    put(connection, RUNS, task=number, cluster=task["cluster"], change=number, nodes=1, scheduled_ns=begun_ns,
+    put(connection, RUNS, task=number, node_names="[]", cluster=task["cluster"], change=number, nodes=1, scheduled_ns=begun_ns,
         ended_ns=ended_ns, over_ns=over_ns, productive_ns=1800 * SECOND)  # fmt: skip
     put(connection, RUN_PARTS, task=number, part="productive", ns=1)
 
@@ -134,7 +135,9 @@ def test_what_days_have_adds_up_to_what_the_runs_had(lives: list[tuple[str, int,
     for user in ("ann", "bob"):
         mine = [run for run, task in zip(runs, tasks, strict=True) if task.user == user]
         found = [day for (_, of, _), day in days.items() if of == user]
-        assert sum(day.node_ns for day in found) == sum(run.nodes * ((run.over_ns or 0) - run.scheduled_ns) for run in mine)
+        assert sum(day.node_ns for day in found) == sum(
+            run.nodes * ((run.over_ns or 0) - run.scheduled_ns) for run in mine
+        )
         assert sum(day.productive_ns for day in found) == sum(
             run.nodes * run.productive_ns for run in mine if (run.over_ns or 0) > run.scheduled_ns
         )
@@ -147,7 +150,11 @@ def test_what_days_have_adds_up_to_what_the_runs_had(lives: list[tuple[str, int,
 # --- the tables ---
 
 
-def lines_of(report: UsageReport) -> dict[str, tuple[float, ...]]:
+def ended_of(desk: Desk) -> list[int]:
+    return [task for task in range(1, 4) if desk.machine.task(task, desk.now_ns).ended_ns is not None]
+
+
+def lines_of(report: UsageReport) -> dict[str, tuple[Any, ...]]:
     return {
         line.name: (line.tasks, line.succeeded, line.failed, line.stopped, line.runs,
                     pytest.approx(line.node_seconds), pytest.approx(line.productive))
@@ -156,12 +163,12 @@ def lines_of(report: UsageReport) -> dict[str, tuple[float, ...]]:
 
 
 def test_a_report_says_the_same_before_and_after_the_tasks_are_removed_and_nothing_comes_back(url: str) -> None:
-    desk = lived(7)
+    desk = lived(6)
     rows = outbox(desk)
     now_ns = desk.machine.time_ns(desk.now_ns)
     begin_ns = now_ns - now_ns % DAY_NS
-    ended = [task for task in range(1, 4) if desk.machine.task(task, desk.now_ns).ended_ns is not None]
-    assert ended
+    ended = ended_of(desk)
+    assert len(ended) == 2
 
     async def body(database: Database) -> None:
         await database.call(lambda c: copy_rows(c, CLUSTER, rows), writes=True)
@@ -239,7 +246,7 @@ def test_over_the_bound_the_oldest_rows_go_but_none_that_is_younger_than_an_hour
         assert await database.call(lambda c: sorted(row.id for row in c.execute(select(TASKS.c.id)))) == [*range(9, 14)]
         assert swept.sizes is not None
         assert swept.sizes.tables["tasks"] == (5, swept.sizes.tables["tasks"].oldest_ns, 8)
-        report = await database.call(lambda c: queries.usage_report(c, CLUSTER, 0, NOW, "user", NOW))
+        report = await database.call(lambda c: queries.usage_report(c, CLUSTER, 0, NOW + DAY_NS, "user", NOW))
         assert [(line.tasks, line.runs, line.node_seconds) for line in report.lines] == [(13, 13, 13 * 3600.0)]
 
     with_tables(url, body)
@@ -266,7 +273,9 @@ def test_one_reading_of_each_old_day_stays_and_the_newest_state_of_each_node(url
         before = await database.call(lambda c: queries.utilisation_report(c, span, now))
         for _ in range(2):
             await sweep(database, SHORT)
-            kept = await database.call(lambda c: [row.at_ns for row in c.execute(select(TOTALS).order_by(TOTALS.c.at_ns))])
+            kept = await database.call(
+                lambda c: [row.at_ns for row in c.execute(select(TOTALS).order_by(TOTALS.c.at_ns))]
+            )
             assert kept == [*readings[0:12:3], *readings[12:]]
             states = await database.call(lambda c: sorted(row.change for row in c.execute(select(NODE_STATES))))
             assert states == [2, 3, 4]
@@ -303,7 +312,8 @@ def test_a_transaction_is_short_and_a_manager_that_leads_no_more_does_no_other(
                 put_task(connection, number, NOW - 9 * DAY_NS)
 
         await database.call(fill, writes=True)
-        leader, steps = Leader(), []
+        leader = Leader()
+        steps: list[Any] = []
         remove = REMOVE["tasks"]
 
         def counted(connection: Connection, cluster: str, before_ns: int) -> Any:
@@ -312,7 +322,7 @@ def test_a_transaction_is_short_and_a_manager_that_leads_no_more_does_no_other(
             leader.leads = len(steps) < 2
             return gone
 
-        monkeypatch.setitem(REMOVE, "tasks", counted)  # type: ignore[arg-type]
+        monkeypatch.setitem(REMOVE, "tasks", counted)
         retention = Retention(leader, lambda: NOW, database, SHORT)
         with pytest.raises(Busy):
             await retention.sweep()
@@ -350,7 +360,7 @@ def test_ff_manager_sizes_shows_the_tables_and_makes_none(tmp_path: Path, capsys
 def test_any_moment_of_a_removal_may_be_the_last(url: str) -> None:
     """Random sweeps, each of which ends after some transactions, and copies that come again."""
     rng = random.Random(5)
-    desk = lived(3)
+    desk = lived(6)
     rows = outbox(desk)
     now_ns = desk.machine.time_ns(desk.now_ns)
 
@@ -359,9 +369,7 @@ def test_any_moment_of_a_removal_may_be_the_last(url: str) -> None:
 
         async def usage() -> dict[str, Any]:
             return lines_of(
-                await database.call(
-                    lambda c: queries.usage_report(c, CLUSTER, 0, now_ns + 9 * DAY_NS, "user", now_ns)
-                )
+                await database.call(lambda c: queries.usage_report(c, CLUSTER, 0, now_ns + 9 * DAY_NS, "user", now_ns))
             )
 
         before = await usage()

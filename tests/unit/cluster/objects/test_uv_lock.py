@@ -1,4 +1,4 @@
-"""A `uv.lock` becomes requirements with hashes: markers, extras and versions as the lock has them; the rest is refused."""
+"""A `uv.lock` becomes requirements with hashes: markers, extras, versions as the lock has them; the rest is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ def digest(number: int) -> str:
 
 
 def package(name: str, body: str = "", *, version: str = "1.0", source: str = INDEX, files: str | None = None) -> str:
-    files = f'wheels = [{{ url = "https://f.example/{name}.whl", hash = "{digest(7)}", size = 3 }}]' if files is None else files
+    files = (
+        f'wheels = [{{ url = "https://f.example/{name}.whl", hash = "{digest(7)}", size = 3 }}]'
+        if files is None
+        else files
+    )
     return f'\n[[package]]\nname = "{name}"\nversion = "{version}"\n{source}\n{files}\n{body}\n'
 
 
@@ -115,8 +119,8 @@ SIX = '{ name = "six" }'
         (project(SIX, package("six", files='wheels = [{ hash = "md5:00" }]')), "without a hash"),
         (project(SIX, package("six", version="1.0\\n--index-url=http://evil")), "has no version"),
         (project('{ name = "a b" }', package("a b")), "is no name"),
-        (project('{ name = "six", marker = "os_name == 1\\n--pre" }', package("six")), "a marker for 'six' that is none"),
-        (project('{ name = "six", marker = "(os_name == \'x\'" }', package("six")), "a marker for 'six' that is none"),
+        (project('{ name = "six", marker = "os_name == 1\\n--pre" }', package("six")), "marker for 'six' that is none"),
+        (project('{ name = "six", marker = "(os_name == \'x\'" }', package("six")), "marker for 'six' that is none"),
         (project('{ name = "six", marker = "extra == \'x\'" }', package("six")), "extras that conflict"),
     ],
 )  # fmt: skip
@@ -129,7 +133,7 @@ def test_what_cannot_be_installed_by_hashes_is_refused_in_one_line(lock: bytes, 
 
 
 def test_what_is_followed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = ", ".join(f"{{ name = \"six\", marker = \"os_name == '{number}'\" }}" for number in range(100))
+    many = ", ".join(f'{{ name = "six", marker = "os_name == \'{number}\'" }}' for number in range(100))
     with pytest.raises(UsageError, match="more than 64 markers"):
         requirements_of(project(many, package("six")))
     monkeypatch.setattr(uv_lock, "MAX_STEPS", 2)
@@ -142,7 +146,9 @@ def test_what_is_followed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_requirements_are_those_that_a_walk_with_evaluated_markers_finds(data: st.DataObject) -> None:
     """Random graphs, cycles too; an independent walk of each environment."""
     count = data.draw(st.integers(1, 6))
-    conditions = st.sampled_from(["", *(f"{name} == '{value}'" for name in ("os_name", "sys_platform") for value in "xy")])
+    conditions = st.sampled_from(
+        ["", *(f"{name} == '{value}'" for name in ("os_name", "sys_platform") for value in "xy")]
+    )
     edges = {
         source: data.draw(st.lists(st.tuples(st.integers(0, count - 1), conditions), max_size=3))
         for source in range(-1, count)

@@ -20,7 +20,9 @@ from fireflyer.cluster.schema.sync import EndedRun
 from fireflyer.cluster.schema.tasks import Cause
 
 
-def fails(desk: Desk, task: int, cause: Cause = Cause.INFRASTRUCTURE, *, after_ns: int = SECOND, reason: str = "") -> str:
+def fails(
+    desk: Desk, task: int, cause: Cause = Cause.INFRASTRUCTURE, *, after_ns: int = SECOND, reason: str = ""
+) -> str:
     """Its run, which accuses the one node that it has; the name of that."""
     (node,) = desk.nodes_of(task)
     desk.runs_on(task, node)

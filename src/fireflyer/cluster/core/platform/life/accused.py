@@ -20,4 +20,3 @@ def accused_nodes(run: RunRow) -> tuple[str, ...]:
     if run.wish is Wish.NO_START and not bad:
         bad = run.nodes[:1]
     return tuple(dict.fromkeys(name for name in bad if name in run.nodes))
-

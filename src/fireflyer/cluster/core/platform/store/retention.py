@@ -32,8 +32,8 @@ __all__ = [
 
 DAY_NS: Final = 86_400 * SECOND
 MIN_AGE_NS: Final = 3600 * SECOND
-"""Nothing younger is removed, also where a table has too many rows: a manager that leads no more may come late with what
-it copied."""
+"""Nothing younger is removed, also where a table has too many rows: a manager that leads no more may come late with
+what it copied."""
 TABLES: Final = ("run_parts", "tasks", "runs", "node_states", "totals", "audit", "usage_days")
 _Days = Annotated[int, msgspec.Meta(ge=1, le=36_500)]
 
