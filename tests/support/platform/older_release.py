@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PROGRAM", "older_fields"]
+__all__ = ["PROGRAM", "Older", "older_fields"]
 
 PROGRAM = str(Path(__file__).resolve())
 WIRE = Path(__file__).resolve().parents[2] / "golden" / "wire"
@@ -40,7 +40,7 @@ def older_fields() -> dict[str, set[str]]:
     return fields
 
 
-class _Older:
+class Older:
     def __init__(self, fields: dict[str, set[str]]) -> None:
         self._fields = fields
 
@@ -76,7 +76,7 @@ class _Older:
         return value
 
 
-def _install(older: _Older) -> None:
+def _install(older: Older) -> None:
     """Before any other module of the product takes these functions."""
     from fireflyer.kvstore.core import rows
     from fireflyer.runtime.rpc import messages
@@ -105,7 +105,7 @@ def _main(arguments: list[str]) -> int:
 
         setattr(sync, "REVISION", int(arguments.pop(0).partition("=")[2]))  # noqa: B010
     else:
-        _install(_Older(older_fields()))
+        _install(Older(older_fields()))
     from fireflyer.cli.main import main
 
     return int(main(arguments) or 0)

@@ -51,6 +51,7 @@ class DirectoryFiles(NamedFiles):
     def put(self, name: str, data: bytes) -> None:
         path = os.path.join(self._root, name)
         try:
+            os.makedirs(self._root, mode=0o700, exist_ok=True)  # others do not come in
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         except OSError as error:
             raise translate_os_error(error, f"make {os.path.dirname(path)}") from error
