@@ -13,6 +13,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
 from fireflyer.runtime.address import parse_listen
 
@@ -59,6 +60,15 @@ DEFAULTS: Final = """\
 # targets_per_node = 4              # directories of each node that hold chunks
 # durable = true                    # writes are acknowledged when they are on disk; may be changed at each start
 # store = ""                        # of its metadata: postgresql://user@host/database; empty: embedded
+
+# [history_keep]                    # how long the history keeps what
+# parts_days = 400                  # where the time of each run went, after the end of its task
+# tasks_days = 1100                 # tasks and their runs, after the end of the task
+# node_states_days = 400
+# totals_days = 400                 # readings of utilisation; then one of each day
+# audit_days = 1100
+# usage_days = 3700                 # what users had on each day, of tasks that were removed
+# rows = 20000000                   # of each table at most; the oldest go
 """
 
 
@@ -165,6 +175,7 @@ class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nodes: Annotated[tuple[NodesConfig, ...], msgspec.Meta(max_length=MAX_AGENTS)] = ()
     time_sharing: TimeSharing = TimeSharing()
     storage: StorageWish = StorageWish()
+    history_keep: HistoryKeep = HistoryKeep()
 
     def __post_init__(self) -> None:
         if not self.directory:
@@ -211,4 +222,6 @@ def keys_at(place: str) -> str:
         kind = TimeSharing
     elif place.startswith("$.storage"):
         kind = StorageWish
+    elif place.startswith("$.history_keep"):
+        kind = HistoryKeep
     return ", ".join(kind.__struct_fields__)

@@ -169,6 +169,7 @@ class PlatformLayout:
             metrics_listen=wanted.metrics_listen,
             objects=wanted.objects,
             history=wanted.history,
+            history_keep=wanted.history_keep,
             logs_of_run_mib=wanted.logs_of_run_mib,
             logs_keep_days=wanted.logs_keep_days,
             stop_after_ms=wanted.stop_after_ns // MS,
