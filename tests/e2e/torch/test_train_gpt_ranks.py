@@ -143,7 +143,7 @@ def test_a_job_of_which_a_rank_was_killed_ends_bitwise_as_one_that_was_never_dis
 
 
 @pytest.mark.slow
-@pytest.mark.campaign(expected_s=30)
+@pytest.mark.campaign(expected_s=15)
 @pytest.mark.rotates
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lost", sorted({*killed_gpt.LOSSES} - {"nothing"}))
