@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import safetensors.torch
 import torch
@@ -21,7 +21,9 @@ from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint import State as SavedState
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CONTENDERS", "Contender", "empty_like"]
+__all__ = ["CONTENDERS", "PROGRAM", "Contender", "Program", "empty_like"]
+
+PROGRAM: Final = "O_DIRECT program"
 
 
 class Contender(Protocol):
@@ -128,11 +130,11 @@ class _Files(Contender):
 class Program(_Files):
     def __init__(self, directory: str, state: State) -> None:
         super().__init__(directory, state)
-        self._image = aligned(sum(tensor.nbytes for tensor in state.values()))
+        self.image = aligned(sum(tensor.nbytes for tensor in state.values()))
         self._piece = aligned(PIECE_BYTES)
 
     def _save(self, state: State) -> float:
-        program_save(self.path, state, self._image)
+        program_save(self.path, state, self.image)
         return 0.0
 
     def load(self, into: State | None) -> State:
@@ -193,7 +195,7 @@ class DcpAsync(Dcp):
 
 CONTENDERS: dict[str, Callable[[str, State], Contender]] = {
     "ours": Ours,
-    "O_DIRECT program": Program,
+    PROGRAM: Program,
     "torch.save": TorchSave,
     "safetensors": Safetensors,
     "DCP": Dcp,

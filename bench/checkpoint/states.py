@@ -17,6 +17,15 @@ class Shape(NamedTuple):
     size_bytes: int
     """Of each tensor, fp32."""
 
+    @property
+    def total_bytes(self) -> int:
+        return self.tensors * self.size_bytes
+
+    @property
+    def judged(self) -> bool:
+        """Of less there are no targets: what is measured then is the number of fsyncs, or of tensors."""
+        return self.total_bytes >= 256 << 20
+
 
 SHAPES: Final = {
     "tiny": (Shape("8x64KiB", 8, 64 << 10), Shape("100x4KiB", 100, 4 << 10)),

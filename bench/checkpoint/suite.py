@@ -19,20 +19,19 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import safetensors
 import torch
 
-from bench.checkpoint.contenders import CONTENDERS, Contender, empty_like
+from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Program, empty_like
 from bench.checkpoint.peak import peak_of
-from bench.checkpoint.program import aligned, copy_all, read_raw, write_raw
+from bench.checkpoint.program import copy_all, read_raw, write_raw
 from bench.checkpoint.states import SHAPES, Shape, random_state, same
 from bench.report import Bound, Figure, Options, Result, Suite, figure
 
 __all__ = ["run"]
 
-PROGRAM: Final = "O_DIRECT program"
 _Samples = dict[str, list[float]]
 
 
@@ -78,7 +77,9 @@ def run(options: Options) -> Suite:
 def _measure(options: Options, shape: Shape, directory: str) -> list[Result]:
     state = random_state(shape.tensors, shape.size_bytes)
     contenders = {name: make(_subdirectory(directory, name), state) for name, make in CONTENDERS.items()}
-    place = _Place(shape, state, contenders, directory, aligned(shape.tensors * shape.size_bytes))
+    program = contenders[PROGRAM]
+    assert isinstance(program, Program)
+    place = _Place(shape, state, contenders, directory, program.image)
     results = _saves(options, place)
     results += _loads(options, place, "existing")
     results += _loads(options, place, "new")
@@ -131,21 +132,21 @@ def _elapsed(turns: dict[str, list[_Turn]]) -> _Samples:
 def _committed(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
     samples = _elapsed({name: some for name, some in turns.items() if name != "copy"})
     bound = Bound(figure(samples.pop("disk")).median, "the same bytes from ready memory with O_DIRECT, fsync")
-    return _result(f"save/{shape.name}", "committed_s", samples, bound, limit=(PROGRAM, 1.3))
+    return _result(f"save/{shape.name}", "committed_s", samples, bound, _limit(shape, PROGRAM, 1.3))
 
 
 def _stalls(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
     samples = {name: [turn.stall_s for turn in turns[name]] for name in ("ours", "DCP async")}
     copy = figure([turn.elapsed_s for turn in turns["copy"]]).median
     bound = Bound(copy, "one copy of the tensors into touched memory")
-    return _result(f"stall/{shape.name}", "stall_s", samples, bound, limit=(None, 1.2))
+    return _result(f"stall/{shape.name}", "stall_s", samples, bound, _limit(shape, None, 1.2))
 
 
 def _processor(case: str, turns: dict[str, list[_Turn]], shape: Shape) -> Result:
     samples = {name: [turn.processor_s for turn in some] for name, some in turns.items() if name in CONTENDERS}
-    gib = shape.tensors * shape.size_bytes / (1 << 30)
+    gib = shape.total_bytes / (1 << 30)
     result = _result(case, "processor_s", samples, None)
-    if case.startswith("load") or gib < 1:
+    if case.startswith("load") or not shape.judged:
         return result
     target = "at most 0.5 s for each GiB"
     return _judge(result, target, result.ours.median <= 0.5 * gib)
@@ -175,7 +176,7 @@ def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
     samples = _elapsed(turns)
     bound = Bound(figure(samples.pop("disk")).median, "the same bytes into ready memory with O_DIRECT")
     return [
-        _result(case, "loaded_s", samples, bound, limit=(PROGRAM, 1.3)),
+        _result(case, "loaded_s", samples, bound, _limit(place.shape, PROGRAM, 1.3)),
         _processor(case, turns, place.shape),
     ]
 
@@ -206,6 +207,10 @@ def _peak(case: str, peers: dict[str, Figure | str]) -> Result:
         bound=None,
         target="",
     )
+
+
+def _limit(shape: Shape, name: str | None, factor: float) -> tuple[str | None, float] | None:
+    return (name, factor) if shape.judged else None
 
 
 def _result(

@@ -6,7 +6,6 @@ import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
-from fireflyer.checkpoint.engine.memory import HUGE_PAGE_BYTES, advise_huge_pages
 
 __all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "spec_of"]
 
@@ -45,10 +44,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 def empty_tensor(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """On the CPU, its memory not touched yet."""
-    tensor = torch.empty(shape, dtype=DTYPES[dtype])
-    if tensor.nbytes >= HUGE_PAGE_BYTES:
-        advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
-    return tensor
+    return torch.empty(shape, dtype=DTYPES[dtype])
 
 
 def can_be_filled(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> bool:

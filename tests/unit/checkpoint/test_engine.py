@@ -258,6 +258,23 @@ def test_one_wrong_byte_anywhere_is_found_and_the_checkpoint_before_is_used() ->
         assert restored.shared["w"].tolist() == [20.0] * 3
 
 
+def test_files_are_byte_for_byte_those_of_older_releases(tmp_path: Path) -> None:
+    """The sums were taken of what the release before this engine wrote."""
+    shared = {
+        f"w{number}": torch.arange(10, 10 + 3 * (number + 1), dtype=torch.float32).view(3, number + 1)
+        for number in range(5)
+    }
+    shared["h"] = torch.arange(7, dtype=torch.bfloat16)
+    shared["e"] = torch.empty(0, 3, dtype=torch.int64)
+    shared["b"] = torch.tensor([True, False, True])
+    state = State(shared, {"rng": torch.full((4,), 10, dtype=torch.uint8)}, {"step": 10})
+    with manager(tmp_path) as ours:
+        ours.save(10, state, blocking=True).result()
+    shard, manifest = ((tmp_path / "step-00000010" / name).read_bytes() for name in (SHARD, "manifest.json"))
+    assert (len(shard), crc32c(shard)) == (777, 0xA7263248)
+    assert (len(manifest), crc32c(manifest)) == (1124, 0x60886AD2)
+
+
 # Space.
 
 
