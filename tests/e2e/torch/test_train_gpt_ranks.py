@@ -15,7 +15,8 @@ from tests.support.patience import allowed_s
 
 from fireflyer.base.events import ResumeReport, StepReport, decode_log
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
-from fireflyer.checkpoint.reader import Sink, choose
+from fireflyer.checkpoint.engine.loading import Sink
+from fireflyer.checkpoint.reader import choose
 from fireflyer.recipes.corpus import build_corpus
 from fireflyer.runtime.disk import RealDisk
 
