@@ -48,11 +48,13 @@ class RunningPlatform:
         zones: int = 1,
         users: tuple[str, ...] = (),
         file: Path | None = None,
+        storage: int = 0,
     ) -> None:
-        """`file`: that says all but the directory."""
+        """`file`: that says all but the directory and `storage`, the processes of a file system beside it."""
         self.directory = directory
         self.layout = PlatformLayout(str(directory))
         self._command = [sys.executable, "-P", "-m", "fireflyer", "up", "--dir", str(directory)]
+        self._command += [f"--storage={storage}"]
         self._command += [f"--nodes={nodes}", f"--zones={zones}"] if file is None else [str(file)]
         self._users = users
         self._clients: list[Client] = []
