@@ -190,7 +190,7 @@ FORMATS: Final = (
     Format("platform.manager-config", "toml", PlatformConfig, revision=4),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.uv-lock", "toml", uv_lock._Lock),
-    Format("platform.up-file", "toml", platform_up.UpConfig, revision=3),
+    Format("platform.up-file", "toml", platform_up.UpConfig, revision=2),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),

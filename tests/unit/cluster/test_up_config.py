@@ -25,13 +25,12 @@ def test_what_is_printed_has_every_key_and_changes_nothing_as_it_is(capsys: Capt
     assert msgspec.toml.decode(printed.encode(), type=UpConfig) == UpConfig()
     uncommented = re.sub(r"^# (?=\[|\w+ = )", "", printed, flags=re.MULTILINE)
     found = tomllib.loads(uncommented)
-    for table, kind in (
-        (found, UpConfig),
-        (found["nodes"][0], NodesConfig),
+    tables = (
         (found["time_sharing"], TimeSharing),
         (found["storage"], StorageWish),
         (found["history_keep"], HistoryKeep),
-    ):
+    )
+    for table, kind in ((found, UpConfig), (found["nodes"][0], NodesConfig), *tables):
         assert tuple(table) == kind.__struct_fields__
     wanted = msgspec.toml.decode(uncommented.encode(), type=UpConfig)
     plain = UpConfig(agents=4, zones=1, nodes=wanted.nodes, time_sharing=wanted.time_sharing, storage=wanted.storage)
