@@ -97,13 +97,13 @@ def put(connection: Connection, table: Table, **values: Any) -> None:
 
 def put_task(connection: Connection, number: int, ended_ns: int | None, **values: Any) -> None:
     """With one run of an hour on a node, and parts of it."""
-    over_ns = ended_ns
     begun_ns = (ended_ns or NOW) - 3600 * SECOND
     task: dict[str, Any] = {"id": number, "cluster": CLUSTER, "change": number, "user_name": "ann", "runs": 1}
     task |= {"outcome": "succeeded", "ended_ns": ended_ns, **values}
     put(connection, TASKS, **task)
-    put(connection, RUNS, task=number, node_names="[]", cluster=task["cluster"], change=number, nodes=1, scheduled_ns=begun_ns,
-        ended_ns=ended_ns, over_ns=over_ns, productive_ns=1800 * SECOND)  # fmt: skip
+    run: dict[str, Any] = {"task": number, "cluster": task["cluster"], "change": number, "nodes": 1, "node_names": "[]"}
+    run |= {"scheduled_ns": begun_ns, "ended_ns": ended_ns, "over_ns": ended_ns, "productive_ns": 1800 * SECOND}
+    put(connection, RUNS, **run)
     put(connection, RUN_PARTS, task=number, part="productive", ns=1)
 
 
