@@ -343,16 +343,17 @@ def test_a_leader_measures_when_it_begins_and_then_removes(tmp_path: Path, monke
         await database.call(lambda c: put_task(c, 1, NOW - 9 * DAY_NS), writes=True)
         retention = Retention(Leader(), lambda: NOW, database, SHORT)
         seen: list[int] = []
+        removed = asyncio.Event()
 
         def prepared() -> bool:
             if retention.sizes is not None:
                 seen.append(retention.sizes.tables["tasks"].removed)
+                if seen[-1] == 1:
+                    removed.set()
             return True
 
         running = asyncio.create_task(retention.run(prepared))
-        async with asyncio.timeout(allowed_s(30)):
-            while seen[-1:] != [1]:
-                await asyncio.sleep(0.001)
+        await asyncio.wait_for(removed.wait(), allowed_s(30))
         running.cancel()
         assert seen[0] == 0, "measured before anything is removed"
         assert not retention.failing
