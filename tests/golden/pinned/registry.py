@@ -335,9 +335,9 @@ FORMATS: Final = (
     Format("fs.meta.service-row", "msgpack", registry.ServiceRow),
     Format("fs.meta.dump-row", "msgpack", Row),
     # Files of administrators, and of clusters on one machine.
-    Format("fs.config.manager", "toml", ManagerConfig),
-    Format("fs.config.meta", "toml", MetaConfig),
-    Format("fs.config.storage", "toml", StorageConfig),
+    Format("fs.config.manager", "toml", ManagerConfig, revision=2),
+    Format("fs.config.meta", "toml", MetaConfig, revision=2),
+    Format("fs.config.storage", "toml", StorageConfig, revision=2),
     Format("fs.config.domains", "toml", Domains),
     Format("fs.local.cluster", "json", LocalCluster),
     Format("fs.local.cluster-of-client", "json", _Cluster),

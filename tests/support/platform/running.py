@@ -24,11 +24,12 @@ START_S: Final = 60.0
 LOOK_S: Final = 0.05
 
 
-def wait_for(true: Callable[[], bool], what: str, *, limit_s: float = 30.0) -> None:
+def wait_for(true: Callable[[], bool], what: str, *, limit_s: float = 30.0, pause_s: float = LOOK_S) -> None:
+    """`pause_s`: between two looks."""
     began_s = time.monotonic()
     while not true():
         assert time.monotonic() - began_s < allowed_s(limit_s), f"{what} did not come true"
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
 
 
 def task_of(script: Path, name: str, *args: str, nodes: int = 1, priority: int = 10, **fields: object) -> TaskSpec:
