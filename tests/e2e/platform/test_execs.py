@@ -332,11 +332,11 @@ def interactive(platform: RunningPlatform, *arguments: str) -> Any:
 def said_of_task(client: Any, text: str) -> int:
     """Reads what it says until a line about its task has this text; the task's number."""
     said = b""
-    while text.encode() not in said.rpartition(b"task ")[2]:
-        line = client.stderr.readline()
-        assert line, said
+    for line in client.stderr:
         said += line
-    return int(re.findall(rb"^task (\d+)", said, re.MULTILINE)[-1])
+        if line.startswith(b"task ") and text.encode() in line:
+            return int(line.split()[1])
+    raise AssertionError(said)
 
 
 @pytest.mark.slow
