@@ -371,9 +371,8 @@ def test_an_interactive_task_runs_its_command_on_the_node_that_was_asked_for(
 ) -> None:
     node = {"agent-1", "agent-2"}.difference(platform.client("ada").task(task).task.nodes).pop()
     there = free_port()
-    serve = (
-        f"{sys.executable} -m http.server {there} --bind 127.0.0.1 2>/dev/null & read line; echo $FF_TASK_ID; exit 5"
-    )
+    serve = f"{sys.executable} -m http.server {there} --bind 127.0.0.1 >/dev/null 2>&1 &"
+    serve += " read line; echo $FF_TASK_ID; exit 5"
     client = interactive(
         platform, "--nodelist", node, "--no-snapshot", "--time", "10m", "--port", f"0:{there}", "--", "sh", "-c", serve
     )
