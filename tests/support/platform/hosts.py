@@ -122,6 +122,8 @@ class Grounds:
     ranks: list[RanksLike] = field(default_factory=list)
     """That live, or have not been looked at since they ended."""
     chances: Chances = field(default_factory=Chances)
+    done_ns: dict[int, int] = field(default_factory=dict)
+    """What a task has come to, at most."""
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.world.random.random() < probability

@@ -258,6 +258,7 @@ class Launcher:
     def _on_step(self, training: Training) -> None:
         self._done_ns, self._saved_ns = training.done_ns, training.saved_ns
         self._stepped_ns = self._stepped_ns or self.host.now_ns
+        self._grounds.done_ns[self.task] = max(self._done_ns, self._grounds.done_ns.get(self.task, 0))
         step = training.done_ns // SECOND
         self.feed(RankReported(StepReport(0, training.attempt, step, 1, 1, None, SECOND)))
 

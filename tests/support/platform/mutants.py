@@ -8,28 +8,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from fireflyer.cluster.core import node_table, runs
-from fireflyer.cluster.core.gang import Gang
-from fireflyer.cluster.core.guard_calls import GuardCalls
+from fireflyer.cluster.core import runs
 from fireflyer.cluster.core.platform import submissions
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.leading import Leading
-from fireflyer.cluster.core.platform.life import accounts, states, tasks
+from fireflyer.cluster.core.platform.life import accounts, tasks
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.orders import OrderBook
 from fireflyer.cluster.core.platform.store import tables
 from fireflyer.cluster.core.platform.store.ledger import Ledger
-from fireflyer.cluster.core.platform.store.rows import RunRow, RunState, TaskRow
+from fireflyer.cluster.core.platform.store.rows import RunRow, TaskRow
 from fireflyer.cluster.core.runs import Remember, RenewLease, RunsMachine
 from fireflyer.cluster.core.scheduler import order
 from fireflyer.cluster.core.scheduler.incremental import queue, running
 from fireflyer.cluster.core.scheduler.incremental.running import GroupRuns
 from fireflyer.cluster.core.scheduler.limits import Limits
 from fireflyer.cluster.core.scheduler.model import Policy, Request, Reservation, Task
-from fireflyer.cluster.schema.agent import GuardStatus
+from fireflyer.cluster.runner import ending
 from fireflyer.cluster.schema.sync import RunOrder
-from fireflyer.cluster.schema.tasks import RunParts
+from fireflyer.cluster.schema.tasks import Cause, RunParts
 from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.leadership import Leadership
 
@@ -47,20 +45,6 @@ def lost_means_free(patch: Patch) -> None:
         original(self, run, now_ns)
 
     patch.setattr(Progress, "_lost_launcher", lost)
-
-
-def waits_again_before_it_is_over(patch: Patch) -> None:
-    """All nodes are free as soon as the launcher has ended."""
-    original = Progress._over_if_free
-
-    def over(self: Progress, key: tuple[int, int]) -> None:
-        run = self._ledger.runs.known(key)
-        if run.state is RunState.ENDED:
-            for node in list(self._ledger.index.places.get(key, {})):
-                self._tasks.freed(run, node)
-        original(self, key)
-
-    patch.setattr(Progress, "_over_if_free", over)
 
 
 def new_leader_counts_from_long_ago(patch: Patch) -> None:
@@ -149,15 +133,6 @@ def foreign_runs_do_not_matter(patch: Patch) -> None:
     )
 
 
-def stop_loses_against_requeue(patch: Patch) -> None:
-    original = states.verdict
-
-    def verdict(task: TaskRow, spec: Any, wish: Any, ended: Any) -> Any:
-        return original(msgspec.structs.replace(task, stopping=""), spec, wish, ended)
-
-    patch.setattr(tasks, "verdict", verdict)
-
-
 def scheduler_is_not_told_of_a_dropped_draft(patch: Patch) -> None:
     original = Leading.rollback
 
@@ -221,27 +196,15 @@ def agent_does_not_count_guards(patch: Patch) -> None:
     patch.setattr(RunsMachine, "_on_guards", lambda self, token, _count: original(self, token, 0))
 
 
-def launcher_takes_silence_for_an_end(patch: Patch) -> None:
-    """An agent that does not answer has nothing left of the guard."""
-    original = GuardCalls._on_silence
+def what_has_left_is_done(patch: Patch) -> None:
+    """The launcher takes a suspension for the end of its program."""
+    original = ending._cause
 
-    def silent(self: GuardCalls, call: Any, reason: str) -> None:
-        if call == "wait":
-            status = GuardStatus(token="", job="", node=0, incarnation=0, state="ended", age_ns=0, clean=True)
-            self._on_status(status)
-        else:
-            original(self, call, reason)
+    def cause(result: Any, last: Any, **asked: bool) -> Cause:
+        found = original(result, last, **asked)
+        return Cause.SUCCEEDED if found is Cause.SUSPENDED else found
 
-    patch.setattr(GuardCalls, "_on_silence", silent)
-
-
-def launcher_does_not_wait_for_leases(patch: Patch) -> None:
-    """A node that was lost counts as down at once."""
-    patch.setattr(node_table, "lease_end_ns", lambda _node, _lease_ns, now_ns: now_ns)
-
-
-def gang_goes_on_without_those_that_were_lost(patch: Patch) -> None:
-    patch.setattr(Gang, "_fail", lambda _self, _failure, **_: None)
+    patch.setattr(ending, "_cause", cause)
 
 
 def rows_are_copied_twice(patch: Patch) -> None:
@@ -299,7 +262,6 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
     for mutant in (
         lost_means_free,
-        waits_again_before_it_is_over,
         new_leader_counts_from_long_ago,
         orders_leave_before_the_commit,
         forgets_at_once,
@@ -310,7 +272,6 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         release_is_not_counted,
         parts_are_believed,
         foreign_runs_do_not_matter,
-        stop_loses_against_requeue,
         scheduler_is_not_told_of_a_dropped_draft,
         agent_grants_leases_on_its_own,
         agent_does_not_remember_unknown_stops,
@@ -318,9 +279,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         agent_does_not_write_down_that_a_run_is_stopped,
         agent_takes_tickets_of_stopped_runs,
         agent_does_not_count_guards,
-        launcher_takes_silence_for_an_end,
-        launcher_does_not_wait_for_leases,
-        gang_goes_on_without_those_that_were_lost,
+        what_has_left_is_done,
         rows_are_copied_twice,
         all_is_cleared_that_is_there,
         nobody_is_asked_for_maintenance,

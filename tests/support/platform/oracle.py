@@ -181,6 +181,9 @@ class PlatformOracle:
         if row.state is FINISHED:
             assert row.ended_ns == row.counted_ns, f"the account of task {task} ends before its life"
             assert row.outcome is Outcome.SUCCEEDED or row.reason, f"task {task} ended without a reason"
+            if row.outcome is Outcome.SUCCEEDED and self.grounds is not None:
+                done_ns, work_ns = self.grounds.done_ns.get(task, 0), self.grounds.work_ns(task)
+                assert done_ns >= work_ns, f"task {task} succeeded with {done_ns} of {work_ns} ns of its work"
             if row.stopping:
                 assert row.outcome is not Outcome.FAILED, f"task {task} was stopped, and ended {row.outcome}"
         self.tasks[task] = row
