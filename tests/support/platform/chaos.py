@@ -174,10 +174,14 @@ class Cluster:
             for tasks in client.submitted.values():
                 self.oracle.acknowledged.update(dict.fromkeys(tasks))
 
-    def begin(self, age_step_ns: int = 30 * SECOND) -> None:
+    def begin(self, age_step_ns: int = 30 * SECOND, gang_age_ns: int = 20 * SECOND) -> None:
         self.run_for(20 * SECOND)
         policy = Policy(
-            cross_zone_nodes=2, age_step_ns=age_step_ns, usage_step_ns=5 * SECOND, usage_half_life_ns=60 * SECOND
+            cross_zone_nodes=2,
+            age_step_ns=age_step_ns,
+            gang_age_ns=gang_age_ns,
+            usage_step_ns=5 * SECOND,
+            usage_half_life_ns=60 * SECOND,
         )
         admin = self.clients[0]
         self.command(admin, SetPolicy(policy, guaranteed_ns=4 * SECOND), ADMIN)
@@ -436,7 +440,7 @@ def flooded(seed: int) -> Cluster:
     """One user has all nodes for long; then more than the cluster can do comes from others, nearly all of it of higher
     priority than a few tasks."""
     cluster = Cluster(seed, nodes=4)
-    cluster.begin(age_step_ns=SECOND)
+    cluster.begin(age_step_ns=SECOND, gang_age_ns=2 * SECOND)
     cluster.long_tasks_first()
     cluster.oracle.starvation.calm = True
     rng = cluster.rng

@@ -64,17 +64,18 @@ class Starvation:
             return
         barred = [row for row in tasks.values() if row.state in WAITS and not _may_run(row, specs, tasks, time_ns)]
         waiting = [row for row in tasks.values() if row.state in WAITS and row not in barred]
-        ages = {row.id: aged(row, time_ns, config) for row in waiting}
+        ages = {row.id: aged(row, specs[row.id], time_ns, config) for row in waiting}
+        highest = _highest(config, specs.values())
         top = max(ages.values(), default=0)
         first = [row for row in waiting if ages[row.id] == top]
-        head = first[0] if len(first) == 1 and top > HIGHEST else None
+        head = first[0] if len(first) == 1 and top > highest else None
         if head is None or not _fits(head, time_ns, config, tasks, specs, zones, places):
             head = None
         self._first_ns = {} if head is None else {head.id: self._first_ns.get(head.id, time_ns)}
         if head is not None:
             self._check_turn(head, time_ns, config, specs)
         for row in waiting:
-            if ages[row.id] > HIGHEST and row.id not in self._bounds:
+            if ages[row.id] > highest and row.id not in self._bounds:
                 self.passed += 1
                 self._bounds[row.id] = _bound(row, time_ns, config, tasks, specs)
             if row.id in self._bounds:
@@ -93,6 +94,12 @@ class Starvation:
         assert time_ns <= bound.until_ns, f"task {row.id} waits for longer than the bound"
 
 
+def _highest(config: ConfigRow, specs: Iterable[TaskSpec]) -> int:
+    """With which a task can be submitted, with the age of the largest gang that there is."""
+    gang_ns = max((spec.least_nodes.bit_length() - 1 for spec in specs), default=0) * config.policy.gang_age_ns
+    return HIGHEST + gang_ns // config.policy.age_step_ns
+
+
 def _turn_ns(config: ConfigRow, specs: Iterable[TaskSpec]) -> int:
     longest_ns = max(leave_ns(spec) for spec in specs)
     passes_ns = SETTINGS.schedule_every_ns + config.policy.usage_step_ns
@@ -103,8 +110,8 @@ def _bound(
     row: TaskRow, time_ns: int, config: ConfigRow, tasks: Mapping[int, TaskRow], specs: Mapping[int, TaskSpec]
 ) -> _Bound:
     others = [one for one in tasks.values() if one.id != row.id and one.state is not FINISHED]
-    mine = aged(row, time_ns, config)
-    leads = [aged(one, time_ns, config) - mine for one in others if one.state in WAITS]
+    mine = aged(row, specs[row.id], time_ns, config)
+    leads = [aged(one, specs[one.id], time_ns, config) - mine for one in others if one.state in WAITS]
     lead_ns = max((HIGHEST, *leads)) * config.policy.age_step_ns
     turns = 1 + lead_ns / max(1, config.guaranteed_ns)
     return _Bound(time_ns, time_ns + int((len(others) + 1) * turns * _turn_ns(config, specs.values())))
