@@ -175,7 +175,7 @@ class Cluster:
         policy = Policy(
             cross_zone_nodes=2,
             age_step_ns=30 * SECOND,
-            gang_age_ns=20 * SECOND,
+            gang_age_ns=0,
             usage_step_ns=5 * SECOND,
             usage_half_life_ns=60 * SECOND,
         )
