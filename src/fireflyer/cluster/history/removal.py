@@ -164,9 +164,9 @@ def _until(connection: Connection, table: Table) -> tuple[int, int]:
 def _note(connection: Connection, removed: Removed, until: Mapping[str, tuple[int, int]]) -> None:
     for name in sorted({*removed, *until}):
         known = connection.execute(select(REMOVED).where(REMOVED.c.table_name == name)).one_or_none()
-        before = (0, 0, 0) if known is None else (known.until_ns, known.until_key, known.row_count)
+        before = (0, 0, 0) if known is None else (known.until_ns, known.until_key, known.removed_rows)
         at = max(before[:2], until.get(name, (0, 0)))
-        record = {"table_name": name, "until_ns": at[0], "until_key": at[1], "row_count": before[2] + removed[name]}
+        record = {"table_name": name, "until_ns": at[0], "until_key": at[1], "removed_rows": before[2] + removed[name]}
         insert = insert_into(connection, REMOVED)
         others = {column: insert.excluded[column] for column in record if column != "table_name"}
         connection.execute(insert.on_conflict_do_update(index_elements=["table_name"], set_=others), [record])

@@ -154,7 +154,7 @@ REMOVED: Final = Table(
     Column("table_name", Text, primary_key=True),
     Column("until_ns", _Number, nullable=False),
     Column("until_key", _Number, nullable=False),
-    Column("row_count", _Number, nullable=False),
+    Column("removed_rows", _Number, nullable=False),
 )
 """Of each table: the newest that was removed, and how many rows were."""
 

@@ -55,7 +55,7 @@ class HistorySizes(NamedTuple):
 
 def measured(connection: Connection) -> HistorySizes:
     """Counts rows: of millions that takes a second or more. Reads indices only."""
-    removed = {row.table_name: row.row_count for row in connection.execute(select(REMOVED))}
+    removed = {row.table_name: row.removed_rows for row in connection.execute(select(REMOVED))}
     tables = {name: _size(connection, name, removed.get(name, 0)) for name in TABLES}
     return HistorySizes(tables, _bytes(connection))
 

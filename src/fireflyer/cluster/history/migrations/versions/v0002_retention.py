@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("table_name", sa.Text(), nullable=False),
         sa.Column("until_ns", _Number, nullable=False),
         sa.Column("until_key", _Number, nullable=False),
-        sa.Column("row_count", _Number, nullable=False),
+        sa.Column("removed_rows", _Number, nullable=False),
         sa.PrimaryKeyConstraint("table_name"),
     )
     op.create_table(
