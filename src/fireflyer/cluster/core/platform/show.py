@@ -201,7 +201,7 @@ class Show:
         if zones <= 1:
             return ""
         return (
-            f"; it lies in {zones} zones: the allreduces of Fire-Flyer cross between two of them by one pair of nodes, "
+            f"; it lies in {zones} zones: collectives of Fire-Flyer cross between two of them by one pair of nodes, "
             "those of other libraries by several"
         )
 
