@@ -77,7 +77,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (["run", "--run-dir", "", "train.py"], "--run-dir '' is empty"),
         (["run", "--inject", "kill-rank=0@2min", "train.py"], "kill-rank=3@20s (20 seconds after the start)"),
         (["run", "--nodes", "0", "train.py"], "'--nodes' / '--nnodes': 0 is not in the range"),
-        (["run", "--watchdog", "30", "train.py"], "'30' is no duration; write it like 90s, 30m or 2h"),
+        (["run", "--watchdog", "30", "train.py"], "'30' is no duration; write it like 90s, 30m, 2h or 90d"),
         (["run", "--nodes"], "Option '--nodes' requires an argument"),
         (["run", "--devices", "tpu", "train.py"], "'tpu' is not one of"),
         (["run", "--transport", "rdma", "train.py"], "'rdma' is not one of 'tcp', 'ucx', 'auto'"),

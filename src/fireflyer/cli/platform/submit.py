@@ -73,7 +73,7 @@ Examples:
 @click.option("--python", metavar="PATH", default="", help="Python of the ranks, a path on the nodes.  [default: that "
               "of the agents]")  # fmt: skip
 @click.option("--lock", metavar="FILE", default="", help="Build the Python environment of ranks on each node, once, "
-              "from this lock file with hashes: a requirements file or pylock.toml in the directory.")  # fmt: skip
+              "from this lock file with hashes in the directory: uv.lock, pylock.toml or requirements.")  # fmt: skip
 @click.option("--directory", metavar="DIR", shell_complete=complete_directory, help="Copied to the nodes for each run, "
               "but what its .ffignore names: SCRIPT is in it.  [default: this one]")  # fmt: skip
 @click.option("--no-snapshot", is_flag=True, help="Copy nothing: the nodes share the file system.")

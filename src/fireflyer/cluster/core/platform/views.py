@@ -11,6 +11,8 @@ from fireflyer.cluster.schema.sync import Inventory
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
 
 __all__ = [
+    "Accusation",
+    "Accused",
     "AuditEntry",
     "AuditPage",
     "ClusterView",
@@ -108,6 +110,28 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     """It is given to nobody."""
 
 
+class Accusation(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that ended by an infrastructure cause and names this node as responsible."""
+
+    task: int
+    run: int
+    user: str
+    at_ns: int
+    """When the run ended."""
+    reason: str
+
+
+class Accused(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs that are remembered say of a node, since it was last resumed."""
+
+    runs: int
+    tasks: int
+    users: int
+    since_ns: int
+    """The end of the first of these runs; likewise of the last."""
+    last_ns: int
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     zone: str
@@ -124,6 +148,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     inventory: Inventory | None
     reserved: tuple[Reserved, ...] = ()
     """Now or later; what begins first comes first."""
+    accused: Accused | None = None
+    """None: no run accuses it."""
+    accusations: tuple[Accusation, ...] = ()
+    """Of these runs the newest, the newest first; only where one node was asked for."""
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
