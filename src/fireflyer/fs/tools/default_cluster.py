@@ -13,7 +13,7 @@ from fireflyer.fs.tools.addresses import SCHEME
 
 __all__ = ["DIRECTORIES", "default_target"]
 
-DIRECTORIES: Final = ("fs", os.path.join("platform", "fs"))
+DIRECTORIES: Final = ("fs", os.path.join("platform", "storage"))
 """In the working directory: where `ff fs up` and `ff up` make a cluster that was given no other place."""
 
 

@@ -407,7 +407,7 @@ def test_the_default_cluster_is_the_one_that_was_started_here(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FIREFLYER_FS", raising=False)
     assert target_of(None, ()) == f"ff://{tmp_path}/fs"
-    for directory in ("platform/fs", "fs"):
+    for directory in ("platform/storage", "fs"):
         (tmp_path / directory).mkdir(parents=True)
         (tmp_path / directory / "cluster.json").touch()
         assert target_of(None, ()) == default_target() == f"ff://{tmp_path}/{directory}"
