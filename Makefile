@@ -67,7 +67,7 @@ PYTEST := $(BIN)/pytest -q -n $(WORKERS) --durations 15 --durations-min 8
 MIXED := $(BIN)/pytest -q --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2)) --dist worksteal
 
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
-	$(MIXED) -m "not slow and not gpu"
+	$(MIXED) -m "not slow and not gpu" --timeout 400
 
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	@scripts/system-packages $(SLOW_PACKAGES)

@@ -34,7 +34,7 @@ _COMMANDS = {
     "logs": "fireflyer.cli.platform.logs",
     "history": "fireflyer.cli.platform.history:history_command",
     "exec": "fireflyer.cli.platform.execs:exec_command",
-    "shell": "fireflyer.cli.platform.execs:shell_command",
+    "shell": "fireflyer.cli.platform.shells:shell_command",
     "stop": "fireflyer.cli.platform.tasks:stop_command",
     "suspend": "fireflyer.cli.platform.tasks:suspend_command",
     "resume": "fireflyer.cli.platform.tasks:resume_command",

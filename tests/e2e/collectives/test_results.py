@@ -90,6 +90,14 @@ def test_the_other_algorithms_agree_as_well(layout: str, algorithm: str, tmp_pat
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("layout", ["2+1", "5x1"])
+def test_a_line_agrees_whatever_the_operation(layout: str, tmp_path: Path) -> None:
+    """As across zones, where a ring would come back."""
+    kinds = ["allreduce", "reduce_scatter", "allgather"]
+    all_agree(tmp_path, layout, kinds=kinds, counts=COMBINED_COUNTS, algorithm="line", sockets=2)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("layout", "params"),
     [

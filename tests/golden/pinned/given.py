@@ -71,7 +71,13 @@ def _up_files() -> list[UpConfig]:
     """They check names, durations and addresses."""
     nodes = NodesConfig(names=("agent-1", "agent-2"), group="s1", zone="s2", leaf="s3", labels=("s4",))
     sharing = TimeSharing(
-        guarantee="1m", age_step="2m", usage_margin=2.5, usage_half_life="3m", cross_zone_nodes=4, cross_zone_tasks=5
+        guarantee="1m",
+        age_step="2m",
+        gang_age="5m",
+        usage_margin=2.5,
+        usage_half_life="3m",
+        cross_zone_nodes=4,
+        cross_zone_tasks=5,
     )
     whole = UpConfig(
         directory="s5",

@@ -166,7 +166,8 @@ def main() -> None:
     plan = msgspec.json.decode(params["plan"], type=Plan) if "plan" in params else None
     if nodes is not None:
         algorithm = params.get("algorithm")
-        routes = None if algorithm is None else [Route("allreduce", None, algorithm, params["chunk_bytes"])]
+        kinds = params.get("kinds", ["allreduce"])
+        routes = algorithm and [Route(kind, None, algorithm, params["chunk_bytes"]) for kind in kinds]
         plan = make_plan(
             nodes,
             chunk_bytes=params["chunk_bytes"],

@@ -35,7 +35,7 @@ class _Wanted(NamedTuple):
     place: memoryview | None
 
 
-class _Flight(NamedTuple):
+class _PendingRead(NamedTuple):
     piece: ReadPiece
     buffer: memoryview
     transfer: Transfer
@@ -66,21 +66,21 @@ def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:
 
 def _read_tensors(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers: Sequence[memoryview]) -> None:
     sums = [0] * len(wanted)
-    free, flights = list(buffers), deque[_Flight]()
+    free, pending = list(buffers), deque[_PendingRead]()
     piece_bytes = len(buffers[0])
     try:
         for piece in plan_reads([_extent(each.tensor) for each in wanted], piece_bytes, DIRECT_ALIGN_BYTES):
             if not free:
-                free.append(_land(flights, path, wanted, sums))
+                free.append(_finish_read(pending, path, wanted, sums))
             buffer = free.pop()
             transfer = file.start_pread(buffer[: piece.size_bytes], piece.offset)
-            flights.append(_Flight(piece, buffer, transfer))
-        while flights:
-            _land(flights, path, wanted, sums)
+            pending.append(_PendingRead(piece, buffer, transfer))
+        while pending:
+            _finish_read(pending, path, wanted, sums)
     finally:
-        for flight in flights:  # something has failed, and is being raised
+        for read in pending:  # something has failed, and is being raised
             with contextlib.suppress(Exception):
-                flight.transfer.wait()
+                read.transfer.wait()
     for each, crc in zip(wanted, sums, strict=True):
         if crc != each.tensor.crc32c:
             raise DataCorruption(f"tensor {each.tensor.name!r} in {path} does not match its checksum")
@@ -90,9 +90,9 @@ def _extent(tensor: TensorRecord) -> tuple[int, int]:
     return tensor.offset, tensor.size_bytes
 
 
-def _land(flights: deque[_Flight], path: str, wanted: Sequence[_Wanted], sums: list[int]) -> memoryview:
+def _finish_read(pending: deque[_PendingRead], path: str, wanted: Sequence[_Wanted], sums: list[int]) -> memoryview:
     """Waits for the oldest piece, and puts its bytes where they belong. Returns its buffer, free again."""
-    piece, buffer, transfer = flights.popleft()
+    piece, buffer, transfer = pending.popleft()
     if transfer.wait() < piece.needed_bytes:
         raise DataCorruption(f"{path} ends within tensor {wanted[piece.parts[-1].tensor].tensor.name!r}")
     for index, start, at, size_bytes in piece.parts:

@@ -26,8 +26,9 @@ from fireflyer.cluster.history.sizes import HistorySizes, TableSize, measured
 __all__ = ["Retention"]
 
 _log = logging.getLogger(__name__)
+LOOK_S: Final = 1.0
 FIRST_S: Final = 60.0
-"""Not while a new leader is busiest."""
+"""After the lead began: not while a new leader is busiest."""
 SWEEP_S: Final = 3600.0
 RETRY_S: Final = 60.0
 PAUSE_S: Final = 0.02
@@ -39,25 +40,32 @@ class Retention:
     def __init__(self, leader: Leader, time_ns: Callable[[], int], database: Database, keep: HistoryKeep) -> None:
         self._leader, self._time_ns, self._database, self._keep = leader, time_ns, database, keep
         self.sizes: HistorySizes | None = None
-        """As they were at the last sweep."""
+        """As they were at the last sweep, or when the lead began."""
         self.failing = ""
         """Why nothing is removed now; empty: all is well."""
 
     async def run(self, prepared: Callable[[], bool]) -> None:
         """For ever. `prepared`: whether the tables are there."""
-        pause_s = FIRST_S
+        loop = asyncio.get_running_loop()
+        next_s: float | None = None
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = RETRY_S
+            await asyncio.sleep(LOOK_S)
             if self._leader.outbox() is None or not prepared():
+                next_s = None
+                continue
+            if next_s is not None and loop.time() < next_s:
                 continue
             try:
+                if next_s is None:
+                    self.sizes = await self._database.call(measured)
+                    next_s = loop.time() + FIRST_S
+                    continue
                 await self.sweep()
             except TransientError as error:
-                self.failing = str(error)
+                self.failing, next_s = str(error), loop.time() + RETRY_S
                 _log.warning("old rows of the history are not removed, which is tried again reason=%s", error)
-                continue
-            self.failing, pause_s = "", SWEEP_S
+            else:
+                self.failing, next_s = "", loop.time() + SWEEP_S
 
     async def sweep(self) -> None:
         """Raises `Busy` where the database does not answer, or another manager leads."""

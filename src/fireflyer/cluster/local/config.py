@@ -53,6 +53,7 @@ DEFAULTS: Final = """\
 # usage_half_life = "24h"           # after so long, what was used counts half
 # cross_zone_nodes = 16             # tasks of fewer nodes never run in two zones
 # cross_zone_tasks = 1              # so many tasks at a time run in two zones
+# gang_age = "4h"                   # so much older counts a gang of twice as many nodes
 
 # [storage]                         # the file system beside the platform, in DIR/storage; fixed when it is made
 # nodes = 3                         # storage processes; 0: no file system
@@ -126,6 +127,7 @@ class TimeSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     usage_half_life: str | None = None
     cross_zone_nodes: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
     cross_zone_tasks: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    gang_age: str | None = None
 
     def __post_init__(self) -> None:
         self.changed(Policy(), 0)
@@ -134,6 +136,7 @@ class TimeSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """What becomes of what is set now."""
         values: dict[str, object] = {
             "age_step_ns": _given("age_step", self.age_step, least="1s"),
+            "gang_age_ns": _given("gang_age", self.gang_age),
             "usage_margin": self.usage_margin,
             "usage_half_life_ns": _given("usage_half_life", self.usage_half_life, least="1s"),
             "cross_zone_nodes": self.cross_zone_nodes,

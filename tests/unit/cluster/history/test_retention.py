@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Table, func, insert, select
+from tests.support.patience import allowed_s
 from tests.support.platform.desk import Desk
 from tests.unit.cluster.history.test_tables import CLUSTER, lived, outbox
 
@@ -97,13 +98,13 @@ def put(connection: Connection, table: Table, **values: Any) -> None:
 
 def put_task(connection: Connection, number: int, ended_ns: int | None, **values: Any) -> None:
     """With one run of an hour on a node, and parts of it."""
-    over_ns = ended_ns
     begun_ns = (ended_ns or NOW) - 3600 * SECOND
     task: dict[str, Any] = {"id": number, "cluster": CLUSTER, "change": number, "user_name": "ann", "runs": 1}
     task |= {"outcome": "succeeded", "ended_ns": ended_ns, **values}
     put(connection, TASKS, **task)
-    put(connection, RUNS, task=number, node_names="[]", cluster=task["cluster"], change=number, nodes=1, scheduled_ns=begun_ns,
-        ended_ns=ended_ns, over_ns=over_ns, productive_ns=1800 * SECOND)  # fmt: skip
+    run: dict[str, Any] = {"task": number, "cluster": task["cluster"], "change": number, "nodes": 1, "node_names": "[]"}
+    run |= {"scheduled_ns": begun_ns, "ended_ns": ended_ns, "over_ns": ended_ns, "productive_ns": 1800 * SECOND}
+    put(connection, RUNS, **run)
     put(connection, RUN_PARTS, task=number, part="productive", ns=1)
 
 
@@ -332,6 +333,32 @@ def test_a_transaction_is_short_and_a_manager_that_leads_no_more_does_no_other(
         assert report.lines[0].node_seconds == 250 * 3600.0, "each transaction is whole"
 
     with_tables(url, body)
+
+
+def test_a_leader_measures_when_it_begins_and_then_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("LOOK_S", "FIRST_S"):
+        monkeypatch.setattr(retention_module, pause, 0.0)
+
+    async def body(database: Database) -> None:
+        await database.call(lambda c: put_task(c, 1, NOW - 9 * DAY_NS), writes=True)
+        retention = Retention(Leader(), lambda: NOW, database, SHORT)
+        seen: list[int] = []
+        removed = asyncio.Event()
+
+        def prepared() -> bool:
+            if retention.sizes is not None:
+                seen.append(retention.sizes.tables["tasks"].removed)
+                if seen[-1] == 1:
+                    removed.set()
+            return True
+
+        running = asyncio.create_task(retention.run(prepared))
+        await asyncio.wait_for(removed.wait(), allowed_s(30))
+        running.cancel()
+        assert seen[0] == 0, "measured before anything is removed"
+        assert not retention.failing
+
+    with_tables(f"sqlite:///{tmp_path / 'history.sqlite'}", body)
 
 
 def test_ff_manager_sizes_shows_the_tables_and_makes_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

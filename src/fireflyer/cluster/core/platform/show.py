@@ -160,7 +160,9 @@ class Show:
             return Why(f"it has {outcome}" + (f": {row.reason}" if row.reason else ""))
         if run is not None:
             return Why(self._why_runs(row, run, time_ns))
-        why = self.words(self._engine.why(row.id, time_ns))
+        why = msgspec.structs.replace(
+            self.words(self._engine.why(row.id, time_ns)), before=self._engine.before(row.id, time_ns)
+        )
         last = self._ledger.runs.committed.get((row.id, row.runs - 1))
         if time_ns < row.not_before_ns and last is not None and last.ended is not None and last.ended.reason:
             return msgspec.structs.replace(why, text=f"{why.text}; {last.ended.reason}")

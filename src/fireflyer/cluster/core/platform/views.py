@@ -98,6 +98,18 @@ class Why(msgspec.Struct, frozen=True):
     """When it can start at the latest, by the times that others declared; None where nobody knows."""
     nodes: tuple[str, ...] = ()
     """Where it can start now."""
+    before: int | None = None
+    """How many tasks for the same group of nodes come before it in the queue, without those that are held or paused;
+    None: it does not wait, or Slurm places it."""
+
+    @property
+    def place(self) -> str:
+        """In words; empty where it is not known."""
+        if self.before is None:
+            return ""
+        return {0: "next in the queue", 1: "1 task comes before it"}.get(
+            self.before, f"{self.before:,} tasks come before it"
+        )
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
