@@ -56,6 +56,7 @@ from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
+from fireflyer.fs.core.chain import served_notes
 from fireflyer.fs.core.meta import open_rows, tables
 from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
@@ -314,7 +315,7 @@ FORMATS: Final = (
     Format("fs.capability", "msgpack", capability.Capability),
     Format("fs.target.identity", "json", target_directory._Identity),
     Format("fs.target.run", "json", target_directory._Run),
-    Format("fs.target.chain", "json", target_directory.ServedNote),
+    Format("fs.target.chain", "json", served_notes.ServedNote),
     # Metadata.
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
