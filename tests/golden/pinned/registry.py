@@ -56,6 +56,7 @@ from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
+from fireflyer.fs.core.chain import served_notes
 from fireflyer.fs.core.meta import open_rows, tables
 from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
@@ -299,13 +300,13 @@ FORMATS: Final = (
     # The key-value store.
     Format("kvstore.journal-batch", "msgpack", list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]),
     # The file system: managers.
-    Format("rpc.fs.ask.request", "msgpack", manager_schema.Request),
-    Format("rpc.fs.ask.answer", "msgpack", manager_schema.Answer),
+    Format("rpc.fs.ask.request", "msgpack", manager_schema.Request, revision=2),
+    Format("rpc.fs.ask.answer", "msgpack", manager_schema.Answer, revision=2),
     Format("fs.manager.lease-row", "msgpack", fenced.LeaseRow),
     Format("fs.manager.state-row", "msgpack", manager_rows.StateRow),
     Format("fs.manager.node-row", "msgpack", manager_rows.NodeRow),
-    Format("fs.manager.target-row", "msgpack", manager_rows.TargetRow),
-    Format("fs.manager.chain-row", "msgpack", routing.Chain),
+    Format("fs.manager.target-row", "msgpack", manager_rows.TargetRow, revision=2),
+    Format("fs.manager.chain-row", "msgpack", routing.Chain, revision=2),
     Format("fs.manager.table-row", "msgpack", routing.ChainTable),
     Format("fs.manager.session-row", "msgpack", manager_rows.SessionRow),
     Format("fs.manager.move-row", "msgpack", manager_rows.MoveRow),
@@ -314,6 +315,7 @@ FORMATS: Final = (
     Format("fs.capability", "msgpack", capability.Capability),
     Format("fs.target.identity", "json", target_directory._Identity),
     Format("fs.target.run", "json", target_directory._Run),
+    Format("fs.target.chain", "json", served_notes.ServedNote),
     # Metadata.
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
