@@ -23,7 +23,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -67,12 +67,12 @@ PYTEST := $(BIN)/pytest -q -n $(WORKERS) --durations 15 --durations-min 8
 MIXED := $(BIN)/pytest -q --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2)) --dist worksteal
 
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
-	$(MIXED) -m "not slow and not gpu"
+	$(MIXED) -m "not slow and not gpu" --timeout 400
 
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	@scripts/system-packages $(SLOW_PACKAGES)
 	$(MAKE) -j2 --output-sync=target native-tests tidy
-	$(MIXED) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 60 --timeout 900
+	$(MIXED) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900
 
 native-tests: setup
 	scripts/native-tests
@@ -105,6 +105,9 @@ bench-kvstore: setup  ## Transactions per second of the key-value engines
 
 bench-cluster: setup  ## The scheduler: passes, events, a month of tasks; suspension
 	$(BIN)/python -m bench cluster --full $(OPTIONS)
+
+bench-checkpoint: setup  ## Checkpoints of one rank beside torch, safetensors and a plain program with O_DIRECT
+	$(BIN)/python -m bench checkpoint --full $(OPTIONS)
 
 bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk
 	$(BIN)/python -m bench fs --full $(OPTIONS)

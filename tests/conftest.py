@@ -46,7 +46,8 @@ settings.load_profile("fireflyer")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "of the selected campaigns, run the part of this commit only: at most so much processor time"
+    text = "of the selected campaigns of each kind, with processes and without, run the part of this commit only: at "
+    text += "most so much processor time"
     parser.addoption("--rotate-campaigns", type=float, metavar="SECONDS", help=text)
     text = "import only files whose text names the markers of slow tests; for use with -m"
     parser.addoption("--slow-files", action="store_true", help=text)
@@ -71,9 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if most_s is None:
         return
     campaigns = [item for item in items if item.get_closest_marker("campaign") is not None]
-    found = parts([expected_s(item) for item in campaigns], most_s)
-    chosen = {campaigns[position] for position in found[commit_count() % len(found)]} if found else set()
-    left_out = set(campaigns) - chosen
+    left_out, number = set(campaigns), commit_count()
+    for with_processes in (True, False):  # each in turn: there is far more to compute than there is to start
+        kind = [item for item in campaigns if (item.get_closest_marker("processes") is not None) is with_processes]
+        found = parts([expected_s(item) for item in kind], most_s)
+        left_out -= {kind[position] for position in found[number % len(found)]} if found else set()
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -88,7 +88,7 @@ class _Platform:
 
 @contextlib.contextmanager
 def _started(platform: str) -> Iterator[Client]:
-    _ff("up", "--dir", platform, "--nodes", "2", "-d")
+    _ff("up", "--dir", platform, "--nodes", "2", "--storage", "0", "-d")
     try:
         with Client(read_connection(PlatformLayout(platform).connection_file)) as client:
             yield client

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.disks import DISKS
 
 from fireflyer.base.errors import Exists, FireflyerError, NotFound, UsageError
-from fireflyer.base.ports import Data, Disk
+from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk
 
 
 @dataclass
@@ -195,6 +197,44 @@ def test_paths_are_absolute(place: Place, path: str) -> None:
         place.disk.create(path)
     with pytest.raises(UsageError):
         place.disk.list(path)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_transfers_in_flight_read_what_others_have_written(place: Place, direct: bool) -> None:
+    pages, last = 5, 1234
+    memory = memoryview(mmap.mmap(-1, (pages + 1) * DIRECT_ALIGN_BYTES))
+    whole = pages * DIRECT_ALIGN_BYTES + last
+    memory[:whole] = random.Random(1).randbytes(whole)
+    file = place.disk.create(place.path("file"), direct=direct)
+    file.allocate(whole)
+    assert (file.size(), file.pread(3, whole - 2)) == (whole, b"\0\0")
+    starts = range(0, whole, 2 * DIRECT_ALIGN_BYTES)
+    flight = [file.start_pwrite(memory[at : min(whole, at + 2 * DIRECT_ALIGN_BYTES)], at) for at in starts]
+    assert sum(transfer.wait() for transfer in flight) == whole
+    assert flight[0].wait() == 2 * DIRECT_ALIGN_BYTES, "to wait once more changes nothing"
+    file.fsync()
+    file.close()
+    assert place.read("file") == memory[:whole]
+    file = place.disk.open(place.path("file"), direct=direct)
+    target = memoryview(mmap.mmap(-1, (pages + 1) * DIRECT_ALIGN_BYTES))
+    flight = [file.start_pread(target[at : at + 2 * DIRECT_ALIGN_BYTES], at) for at in starts]
+    assert sum(transfer.wait() for transfer in flight) == whole, "less at the end of the file"
+    assert target[:whole] == memory[:whole]
+    assert file.start_pread(target[:100], 7).wait() == 100, "what is not aligned is read, too"
+    assert target[:100] == memory[7:107]
+    assert file.start_pread(target[:100], whole).wait() == 0
+    file.close()
+
+
+def test_a_transfer_raises_what_the_call_would(place: Place) -> None:
+    place.write("file", b"x")
+    file = place.disk.open(place.path("file"))
+    with pytest.raises(FireflyerError):
+        file.start_pwrite(memoryview(b"y"), 0).wait()
+    file.close()
+    with pytest.raises(UsageError):
+        file.start_pread(memoryview(bytearray(1)), 0).wait()
+    assert place.read("file") == b"x"
 
 
 _WRITES = st.lists(st.tuples(st.binary(max_size=70), st.integers(0, 200)), max_size=12)

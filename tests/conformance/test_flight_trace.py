@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.collectives.flight_dumps import START_WALL_NS, Call, World, dump_with, dumps_of, message
+from tests.support.patience import allowed_s
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.flight import Dump, write_dump
@@ -45,7 +46,7 @@ def analysed(directory: Path, *worlds: tuple[str, list[Dump]]) -> dict[str, str]
         "    main([place, '--allow-incomplete-ranks'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *places], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *places], capture_output=True, text=True, timeout=allowed_s(120), check=False
     )
     assert done.returncode == 0, done.stderr
     parts = done.stderr.split("====\n")[1:]

@@ -28,9 +28,11 @@ from fireflyer.checkpoint.core.names import candidates, final_name, is_leftover,
 from fireflyer.checkpoint.core.retention import to_remove
 from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, TensorSpec, build_header, place
 from fireflyer.checkpoint.core.shares import assign, own_name, share_of, split_own
-from fireflyer.checkpoint.executor import RunningSums, run_steps, write_shard
+from fireflyer.checkpoint.engine.image import RunningSums, write_shard
+from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.manager import CheckpointManager
-from fireflyer.checkpoint.tensors import DTYPES, SnapshotBuffer, bytes_of, plan_snapshot
+from fireflyer.checkpoint.snapshot import SnapshotBuffer, plan_snapshot
+from fireflyer.checkpoint.tensors import DTYPES, bytes_of
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.sim import SimDisk

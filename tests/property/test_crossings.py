@@ -5,7 +5,6 @@ The rule is the paper's: at most one task that lies in several zones at a time, 
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 
@@ -19,8 +18,10 @@ from fireflyer.cluster.runner.job import job_of
 from fireflyer.cluster.schema.runner import OpenedTicket, RunnerOrders
 from fireflyer.cluster.schema.sync import LaunchOrder, RunNode
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
-from fireflyer.collectives.planning.declaration import Declaration
-from fireflyer.collectives.planning.plan import Plan
+from fireflyer.collectives.planning.crossings import crossings
+from fireflyer.collectives.planning.declaration import Declaration, RouteRow
+from fireflyer.collectives.planning.plan import ALGORITHMS, SUITABLE, Plan
+from fireflyer.collectives.planning.programs import CONTROL, LANES, links
 from fireflyer.topology import count_crossings
 
 CROSSES_FROM = 16
@@ -39,21 +40,15 @@ def declared_for(names: Sequence[str], zone_of: dict[str, str]) -> Declaration |
     return msgspec.json.decode(job.topology, type=Declaration) if job.topology else None
 
 
-def crossing_pairs(plan: Plan, zones: Sequence[int], kind: str) -> set[tuple[int, int]]:
-    """Pairs of nodes of different zones that exchange messages in any operation of this kind, whatever its size."""
-    pairs = set()
-    for route in plan.all_routes():
-        if route.kind != kind:
-            continue
-        if route.algorithm == "double_binary_tree":
-            pairs |= set(count_crossings(plan.trees, zones).pairs)
-        elif route.algorithm == "ring":
-            ring = plan.node_order or tuple(range(plan.nodes))
-            around = zip(ring, (*ring[1:], ring[0]), strict=True)
-            pairs |= {(min(a, b), max(a, b)) for a, b in around if zones[a] != zones[b]}
-        else:  # every node meets most others
-            pairs |= {(a, b) for a, b in itertools.combinations(range(plan.nodes), 2) if zones[a] != zones[b]}
-    return pairs
+def connected_across(plan: Plan, zones: Sequence[int]) -> dict[str, set[tuple[int, int]]]:
+    """Algorithm → pairs of nodes of different zones with a connection for it."""
+    found: dict[str, set[tuple[int, int]]] = {}
+    for node in range(plan.nodes):
+        for link in links(plan, node):
+            if link.channel != CONTROL and zones[node] != zones[link.node]:
+                pairs = found.setdefault(ALGORITHMS[link.channel // len(LANES)], set())
+                pairs.add((min(node, link.node), max(node, link.node)))
+    return found
 
 
 def placed(seed: int) -> list[tuple[str, ...]]:
@@ -83,13 +78,21 @@ def test_one_task_crosses_by_one_pair_and_small_tasks_do_not(block: int) -> None
             zones = declared.zones_of(names)
             plan = declared.plan(tuple(range(len(names))), zones=zones)
             assert len(names) >= CROSSES_FROM
-            for kind in ("allreduce", "reduce", "broadcast", "barrier"):
-                assert len(crossing_pairs(plan, zones, kind)) == apart
-            for kind in ("allgather", "reduce_scatter"):
-                assert len(crossing_pairs(plan, zones, kind)) == apart + 1, "a ring comes back"
+            found = connected_across(plan, zones)
+            assert set().union(*found.values()) == next(iter(found.values())), "all operations cross by the same pair"
+            assert len(next(iter(found.values()))) == apart
+            assert {name: tuple(sorted(pairs)) for name, pairs in found.items()} == crossings(plan, zones)
+            assert {route.kind for route in plan.all_routes()} == set(SUITABLE)
         assert len(spread) <= 1
         crossed += len(spread)
     assert crossed > 5, "the clusters are too tame to mean anything"
+
+
+def test_a_ring_that_is_declared_comes_back_by_another_pair() -> None:
+    zones = [0] * 12 + [1] * 8
+    rows = (RouteRow(kind="allgather", algorithm="ring", chunk_bytes=4096),)
+    found = connected_across(Declaration(routes=rows).plan(tuple(range(20)), zones=zones), zones)
+    assert {name: len(pairs) for name, pairs in found.items()} == {"double_binary_tree": 1, "ring": 2, "line": 1}
 
 
 def test_no_order_of_ranks_alone_gives_one_pair() -> None:

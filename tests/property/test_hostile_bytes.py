@@ -11,14 +11,18 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import campaign
 from tests.support.fuzz.mutations import hostile
 from tests.support.fuzz.parsers import PARSERS, Parser
 
 INPUTS = 60
 """For each parser, times its weight."""
-INPUTS_SLOW = 6000
+INPUTS_SLOW, INPUTS_WIDE = 1000, 6000
+INPUT_S = 0.0003
+"""Processor time of one, on average."""
 MEASURED = 10
 LEAST_BYTES, TIMES = 2 << 20, 300
 """A parser may take so much memory, and so many times the size of its input: an empty list has one byte on the wire
@@ -74,11 +78,19 @@ def test_hostile_bytes_end_in_a_declared_error(name: str, faults: Faults) -> Non
         parse(parser, hostile_bytes(parser, number), number, faults)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PARSERS)
-def test_many_more_hostile_bytes(name: str, faults: Faults) -> None:
+def many_inputs() -> Iterator[Any]:
+    for parser in PARSERS.values():
+        first, end = (min(inputs * parser.weight, parser.most) for inputs in (INPUTS_SLOW, INPUTS_WIDE))
+        yield pytest.param(parser.name, range(first), id=parser.name, marks=pytest.mark.slow)
+        if end > first:
+            marks = campaign(expected_s=(end - first) * INPUT_S)
+            yield pytest.param(parser.name, range(first, end), id=f"{parser.name}, {first} to {end}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "inputs"), list(many_inputs()))
+def test_many_more_hostile_bytes(name: str, inputs: range, faults: Faults) -> None:
     parser = PARSERS[name]
-    for number in range(min(INPUTS_SLOW * parser.weight, parser.most)):
+    for number in inputs:
         parse(parser, hostile_bytes(parser, number), number, faults)
 
 

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.support.checkpoints.jobs import ROOT, Job, Wrap, check_recovery, restore
 
-from fireflyer.base.ports import Data, Disk, DiskFile
-from fireflyer.checkpoint import executor, opening
+from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
+from fireflyer.checkpoint import opening
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name, trash_name
-from fireflyer.checkpoint.executor import Steps
+from fireflyer.checkpoint.core.pieces import cut
+from fireflyer.checkpoint.engine import image, performing
+from fireflyer.checkpoint.engine.image import RunningSums, Share
+from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.sim import Fault, FaultKind, OperationRecord, SimDisk, enumerate_outcomes
 
 STEPS = [10, 20, 30]
@@ -207,12 +210,12 @@ class WithoutSync(Disk):
     def __init__(self, disk: Disk, operation: str, affects: Callable[[str], bool]) -> None:
         self._disk, self._operation, self._affects = disk, operation, affects
 
-    def create(self, path: str) -> DiskFile:
-        file = self._disk.create(path)
+    def create(self, path: str, *, direct: bool = False) -> DiskFile:
+        file = self._disk.create(path, direct=direct)
         return WithoutFsync(file) if self._operation == "fsync" and self._affects(path) else file
 
-    def open(self, path: str) -> DiskFile:
-        return self._disk.open(path)
+    def open(self, path: str, *, direct: bool = False) -> DiskFile:
+        return self._disk.open(path, direct=direct)
 
     def mkdir(self, path: str) -> None:
         self._disk.mkdir(path)
@@ -252,6 +255,15 @@ class WithoutFsync(DiskFile):
 
     def pread(self, length: int, offset: int) -> bytes:
         return self._file.pread(length, offset)
+
+    def start_pwrite(self, data: memoryview, offset: int) -> Transfer:
+        return self._file.start_pwrite(data, offset)
+
+    def start_pread(self, target: memoryview, offset: int) -> Transfer:
+        return self._file.start_pread(target, offset)
+
+    def allocate(self, size_bytes: int) -> None:
+        self._file.allocate(size_bytes)
 
     def size(self) -> int:
         return self._file.size()
@@ -297,7 +309,7 @@ def test_a_rename_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch)
         disk.sync_dir(root)
         return name
 
-    monkeypatch.setattr(executor, "commit", hasty)
+    monkeypatch.setattr(performing, "commit", hasty)
     assert caught()
 
 
@@ -312,8 +324,28 @@ def test_a_removal_before_its_rename_is_durable_is_caught(monkeypatch: pytest.Mo
             yield
         disk.rmdir(f"{place}/{trash}")
 
-    monkeypatch.setattr(executor, "discard", hasty)
+    monkeypatch.setattr(performing, "discard", hasty)
     monkeypatch.setattr(opening, "discard", hasty)
+    assert caught()
+
+
+def test_a_write_that_is_not_waited_for_before_the_fsync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[int]]:
+        sums = RunningSums([share.header_bytes, *(item.spec.size_bytes for item in share.placed)])
+        sums.update(share.image)
+        flight = [
+            file.start_pwrite(share.image[start : start + size], start)
+            for start, size in cut(len(share.image), piece_bytes)
+        ]
+        for transfer in flight[:-1]:
+            yield
+            transfer.wait()
+        file.fsync()
+        flight[-1].wait()  # it lands, and a crash loses it
+        monkeypatch.setattr(file, "fsync", lambda: None)
+        return sums.sums
+
+    monkeypatch.setattr(image, "_write_image", hasty)
     assert caught()
 
 

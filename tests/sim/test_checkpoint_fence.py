@@ -17,7 +17,7 @@ from tests.support.checkpoints.rivals import Rivals
 
 from fireflyer.base.errors import Fenced, FireflyerError
 from fireflyer.base.ports import Disk
-from fireflyer.checkpoint import executor, opening
+from fireflyer.checkpoint import opening
 from fireflyer.checkpoint.core.fence import (
     UNKNOWN_LAUNCH,
     Writer,
@@ -29,7 +29,9 @@ from fireflyer.checkpoint.core.fence import (
     writers,
 )
 from fireflyer.checkpoint.core.names import trash_name
-from fireflyer.checkpoint.executor import Steps, remove_tree
+from fireflyer.checkpoint.engine import performing
+from fireflyer.checkpoint.engine.directory import commit, remove_tree
+from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.sim import SimDisk, enumerate_outcomes
 
 OTHER_LAUNCH = "fedcba0987654321"
@@ -152,7 +154,7 @@ def test_a_commit_that_checks_for_a_newer_attempt_and_then_acts_is_caught(monkey
     def no_fence(disk: Disk, root: str, writer: Writer, other: Writer) -> Steps[None]:
         yield
 
-    whole = executor.commit
+    whole = commit
 
     def checked(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
         writer = parse_writer(directory.partition("/")[0])
@@ -163,7 +165,7 @@ def test_a_commit_that_checks_for_a_newer_attempt_and_then_acts_is_caught(monkey
         return (yield from whole(disk, root, directory, step, manifest))
 
     monkeypatch.setattr(opening, "_fence", no_fence)
-    monkeypatch.setattr(executor, "commit", checked)
+    monkeypatch.setattr(performing, "commit", checked)
     assert caught()
 
 
@@ -198,7 +200,7 @@ def test_a_removal_that_does_not_go_through_the_writers_directory_is_caught(monk
         disk.sync_dir(root)
         yield from remove_tree(disk, f"{root}/{trash}")
 
-    monkeypatch.setattr(executor, "discard", in_root)
+    monkeypatch.setattr(performing, "discard", in_root)
     assert caught()
 
 

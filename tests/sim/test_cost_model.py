@@ -15,7 +15,7 @@ from tests.support.collectives.times import simulate_ns
 
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives.planning.cost import Layout, Speeds, best_chunk_bytes, predict_ns
-from fireflyer.collectives.planning.plan import SUITABLE
+from fireflyer.collectives.planning.plan import LINE, RING, SUITABLE
 
 FACTOR = 1.6
 LARGE = (25 * MIB, 186 * MIB)
@@ -52,7 +52,7 @@ def cases(speeds: Speeds, kind: str, *, most_messages: int, layouts: tuple[int, 
         layout = Layout(nodes=nodes, ranks_per_node=4, window=window)
         for algorithm in SUITABLE[kind]:
             chunk = best_chunk_bytes(speeds, layout, kind, algorithm, nbytes)
-            if nbytes / chunk * nodes * (nodes if algorithm == "ring" else 4) > most_messages:
+            if nbytes / chunk * nodes * (nodes if algorithm in (RING, LINE) else 4) > most_messages:
                 continue
             predicted = predict_ns(speeds, layout, kind, algorithm, nbytes, chunk)
             simulated = simulate_ns(speeds, layout, kind, algorithm, nbytes, chunk)

@@ -29,7 +29,7 @@ def test_what_clients_saw_can_be_explained_and_the_chain_recovers(first: int) ->
     assert sum(world.oracle.changes for world in worlds) > 2 * BLOCK
 
 
-@pytest.mark.parametrize("seeds", more_seeds(150, 2150, blocks=4, wide=6000, seed_s=0.02))
+@pytest.mark.parametrize("seeds", more_seeds(150, 650, blocks=1, wide=6000, seed_s=0.02))
 def test_so_it_is_for_many_seeds(seeds: range) -> None:
     for seed in seeds:
         run_seed(seed, ReplicaWorld)
@@ -47,7 +47,7 @@ def test_without_faults_every_update_is_done_and_the_chain_does_not_change(repli
     assert world.sim.now_ns < 4 * SECOND
 
 
-@pytest.mark.parametrize("seeds", [range(10), *more_seeds(10, 410, blocks=2, wide=1500, seed_s=0.12)])
+@pytest.mark.parametrize("seeds", [range(10), *more_seeds(10, 110, blocks=1, wide=1500, seed_s=0.12)])
 def test_so_it_is_under_the_real_managers_too(seeds: range) -> None:
     """Two managers over one store, restarted, with commits of unknown outcome; the nodes' membership is real too."""
     changes = 0

@@ -19,13 +19,13 @@ def test_what_clients_are_told_can_be_explained(first: int) -> None:
     assert sum(world.histories.unknown for world in worlds) > BLOCK
 
 
-@pytest.mark.parametrize("seeds", more_seeds(80, 1000, blocks=2, wide=4000, seed_s=0.03))
+@pytest.mark.parametrize("seeds", more_seeds(80, 400, blocks=1, wide=4000, seed_s=0.03))
 def test_so_it_is_for_many_seeds(seeds: range) -> None:
     for seed in seeds:
         run_seed(seed)
 
 
-@pytest.mark.parametrize("seeds", [range(8), *more_seeds(8, 250, blocks=2, wide=1000, seed_s=0.18)])
+@pytest.mark.parametrize("seeds", [range(8), *more_seeds(8, 68, blocks=1, wide=1000, seed_s=0.18)])
 def test_so_it_is_with_real_managers_and_storage_processes(seeds: range) -> None:
     worlds = [run_seed(seed, WholeWorld) for seed in seeds]
     assert sum(world.histories.updates for world in worlds) > 3 * len(seeds)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 
 from fireflyer.base.events import (
     AttemptFailed,
@@ -436,10 +437,9 @@ def test_random_histories_end_in_order(block: int) -> None:
     assert {0, 1, 7, 130} <= codes, "the schedules are too tame to mean anything"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(10))
-def test_many_random_histories_end_in_order(block: int) -> None:
-    for seed in range(10_000 + block * 1000, 11_000 + block * 1000):
+@pytest.mark.parametrize("seeds", more_seeds(10_000, 12_000, blocks=1, wide=20_000, seed_s=0.003))
+def test_many_random_histories_end_in_order(seeds: range) -> None:
+    for seed in seeds:
         history(seed)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.sim.test_gang import Incarnation
 from tests.sim.test_gang_leases import CALM, QUIET, Links, RemoteCluster, check_end
 from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 
 from fireflyer.base.events import AttemptFailed, AttemptSized, NodeLost, RankExited
 from fireflyer.base.units import MS, SECOND
@@ -122,10 +123,9 @@ def test_random_histories_have_the_members_that_they_may_have(block: int) -> Non
     assert any(after > before for before, after in pairs), "no host ever came back"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(4))
-def test_many_random_histories_have_the_members_that_they_may_have(block: int) -> None:
-    for seed in range(30_000 + block * 100, 30_100 + block * 100):
+@pytest.mark.parametrize("seeds", more_seeds(30_000, 30_200, blocks=1, wide=30_400, seed_s=0.025))
+def test_many_random_histories_have_the_members_that_they_may_have(seeds: range) -> None:
+    for seed in seeds:
         history(seed)
 
 

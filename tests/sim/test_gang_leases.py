@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 import pytest
 from tests.sim.test_gang import Chaos, Cluster, Incarnation, check
+from tests.support.campaigns.seeds import more_seeds
 
 from fireflyer.base.events import AttemptFailed, NodeLost
 from fireflyer.base.units import MS, SECOND
@@ -260,10 +261,9 @@ def test_random_histories_never_run_two_attempts(block: int) -> None:
     assert moved, "no node ever moved to another host"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(10))
-def test_many_random_histories_never_run_two_attempts(block: int) -> None:
-    for seed in range(20_000 + block * 400, 20_400 + block * 400):
+@pytest.mark.parametrize("seeds", more_seeds(20_000, 20_600, blocks=1, wide=24_000, seed_s=0.015))
+def test_many_random_histories_never_run_two_attempts(seeds: range) -> None:
+    for seed in seeds:
         history(seed)
 
 

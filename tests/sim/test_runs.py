@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from tests.support.campaigns.seeds import more_seeds
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core import runs
@@ -350,10 +351,9 @@ def test_launchers_start_once_gone_is_final_and_all_ends(seed: int) -> None:
     settled(chaos(seed))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(150, 4150, 500))
-def test_thousands_of_histories(first: int) -> None:
-    for seed in range(first, first + 500):
+@pytest.mark.parametrize("seeds", more_seeds(150, 750, blocks=1, wide=4150, seed_s=0.017))
+def test_thousands_of_histories(seeds: range) -> None:
+    for seed in seeds:
         settled(chaos(seed))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, overload
 import pytest
 from tests.sim.test_gang import CALM, Chaos, Cluster, Incarnation, spec_of
 from tests.support.campaigns.known_seeds import search
+from tests.support.campaigns.seeds import more_seeds
 
 from fireflyer.base import suspension as cells_of_base
 from fireflyer.base.events import AttemptStarted, JobFinished, RankExited, Suspended, SuspendRequested
@@ -353,10 +354,9 @@ def test_ranks_leave_at_one_point_or_the_job_ends_in_order(block: int) -> None:
     assert {0, SUSPENDED_EXIT_CODE} < codes, "the schedules are too tame to mean anything"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(4))
-def test_in_many_histories_ranks_leave_at_one_point_or_the_job_ends_in_order(block: int) -> None:
-    for seed in range(1000 + block * 250, 1250 + block * 250):
+@pytest.mark.parametrize("seeds", more_seeds(1000, 1500, blocks=1, wide=2000, seed_s=0.004))
+def test_in_many_histories_ranks_leave_at_one_point_or_the_job_ends_in_order(seeds: range) -> None:
+    for seed in seeds:
         history(seed)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.jobs.cleanup import cleaned_up_at_exit
+from tests.support.patience import allowed_s
 
 __all__ = ["Shell"]
 
@@ -34,7 +35,13 @@ class Shell:
         env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
         env.pop("FIREFLYER_FS", None)
         done = subprocess.run(
-            command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            command,
+            cwd=self.directory,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=allowed_s(LIMIT_S),
+            check=False,
         )
         assert done.returncode == 0, (done.stdout, done.stderr)
         return done.stdout

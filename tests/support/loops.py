@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tests.support.patience import allowed_s
+
 from fireflyer.runtime.driver import run
 
 __all__ = ["on_loop"]
@@ -17,7 +19,7 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]], *, limit_s: float = 
     """Runs the test on a fresh loop, for at most `limit_s`, and lets no task of it survive."""
 
     async def guarded(*args: Any, **kwargs: Any) -> None:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(allowed_s(limit_s)):
             await test(*args, **kwargs)
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks left behind: {left}"

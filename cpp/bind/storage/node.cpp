@@ -140,7 +140,7 @@ nb::dict node_stats(const ff::ChunkNode& node) {
   const ff::NodeStats s = node.stats();
   nb::dict made;
   made["links"] = s.server.links, made["reads"] = s.server.reads, made["fetched"] = s.server.fetched, made["read_bytes"] = s.server.read_bytes, made["refused"] = s.server.refused;
-  made["messages"] = s.server.messages, made["dropped"] = s.server.dropped;
+  made["messages"] = s.server.messages, made["dropped"] = s.server.dropped, made["held_back"] = s.server.held_back, made["stalled"] = s.server.stalled;
   made["buffer_bytes"] = s.buffer_bytes, made["handles"] = s.handles, made["events"] = s.events;
   return made;
 }
@@ -148,25 +148,28 @@ nb::dict node_stats(const ff::ChunkNode& node) {
 constexpr const char* by_kernel = "kernel";
 constexpr const char* by_threads = "threads";
 
-std::shared_ptr<ff::ChunkNode> make_node(int io_threads, int job_threads, std::size_t buffer_bytes, const std::string& cold_reads) {
+std::shared_ptr<ff::ChunkNode> make_node(int io_threads, int job_threads, std::size_t buffer_bytes, const std::string& cold_reads, std::int64_t unread_ns) {
   if (cold_reads != by_kernel && cold_reads != by_threads) throw std::invalid_argument("cold_reads must be \"kernel\" or \"threads\"");
   const auto cold_by = cold_reads == by_kernel ? ff::ColdBy::kernel : ff::ColdBy::threads;
   if (io_threads < 1 || job_threads < 1 || buffer_bytes < 2) throw std::invalid_argument("io_threads and job_threads must be at least 1, buffer_bytes at least 2");
-  return with_chunk_errors([&] { return std::make_shared<ff::ChunkNode>(io_threads, job_threads, buffer_bytes, cold_by); });
+  if (unread_ns < 1) throw std::invalid_argument("unread_ns must be at least 1");
+  ff::LinkPatience patience;
+  patience.unread_ns = unread_ns;
+  return with_chunk_errors([&] { return std::make_shared<ff::ChunkNode>(io_threads, job_threads, buffer_bytes, cold_by, patience); });
 }
 
 // clang-format off
 void bind_node(nb::module_& m) {
   nb::class_<ff::ChunkNode>(m, "ChunkNode")
       .def(nb::new_(&make_node), nb::kw_only(), nb::arg("io_threads"), nb::arg("job_threads"), nb::arg("buffer_bytes"),
-           nb::arg("cold_reads") = "kernel")
+           nb::arg("cold_reads") = "kernel", nb::arg("unread_ns") = ff::LinkPatience{}.unread_ns)
       .def_prop_ro("cold_reads", [](ff::ChunkNode& self) { return std::string(self.server().cold_by() == ff::ColdBy::kernel ? by_kernel : by_threads); })
       .def_prop_ro("event_fd", [](ff::ChunkNode& self) { return self.events().descriptor(); })
       .def("take", &take, nb::arg("limit"))
       .def("open_target", &open_target, nb::arg("target"), nb::arg("directory"), nb::kw_only(), nb::arg("capacity_bytes") = 0, nb::arg("reserve") = 0.05,
            nb::arg("reserve_at_most_bytes") = UINT64_MAX, nb::arg("durable") = true)
-      .def("connect", [](ff::ChunkNode& self, int fd, bool reads, bool trusted) { return self.server().connect(fd, reads, trusted); },
-           nb::arg("fd"), nb::kw_only(), nb::arg("reads"), nb::arg("trusted") = false, Released())
+      .def("connect", [](ff::ChunkNode& self, int fd, bool reads, bool trusted, const std::string& owner) { return self.server().connect(fd, reads, trusted, owner); },
+           nb::arg("fd"), nb::kw_only(), nb::arg("reads"), nb::arg("trusted") = false, nb::arg("owner") = "", Released())
       .def(
           "grant",
           [](ff::ChunkNode& self, std::uint64_t link, std::uint64_t from, std::uint64_t to, std::int64_t until) { self.server().grant(link, from, to, until); },

@@ -5,18 +5,29 @@ Paths are absolute POSIX strings. All calls block; they raise `FireflyerError` s
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["Clock", "Data", "Disk", "DiskFile"]
+__all__ = ["DIRECT_ALIGN_BYTES", "Clock", "Data", "Disk", "DiskFile", "Transfer"]
 
 Data = bytes | bytearray | memoryview
 """Bytes to be written; a memoryview must be contiguous."""
+DIRECT_ALIGN_BYTES: Final = 4096
+"""Of a file opened with `direct`, what begins at a multiple of this in the file and in memory goes past the page cache;
+the rest, such as the end of a file, goes through it."""
 
 
 class Clock(Protocol):
     """Monotonic time with bounded drift; nothing may be assumed about wall clocks."""
 
     def now_ns(self) -> int: ...
+
+
+class Transfer(Protocol):
+    """A read or a write in flight. Its memory belongs to the disk until `wait` has returned or raised."""
+
+    def wait(self) -> int:
+        """Bytes that were read or written; fewer than were asked for only when a read met the end of the file. Raises
+        what `pread` or `pwrite` raises."""
 
 
 class DiskFile(Protocol):
@@ -26,22 +37,34 @@ class DiskFile(Protocol):
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes from `offset`; fewer only at the end of the file."""
 
+    def start_pwrite(self, data: memoryview, offset: int) -> Transfer:
+        """As `pwrite`, beside other transfers and in any order with them. Not covered by an `fsync` that begins before
+        its `wait` has returned."""
+
+    def start_pread(self, target: memoryview, offset: int) -> Transfer:
+        """Fills `target`, which must be contiguous and writable, from `offset`, beside other transfers."""
+
+    def allocate(self, size_bytes: int) -> None:
+        """Makes an empty file so long, of zeros, and reserves the space where the file system can. Raises `NoSpace`."""
+
     def size(self) -> int: ...
 
     def fsync(self) -> None:
         """What was written before is durable when this returns. After a failed fsync the file must be given up."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """No transfer is in flight afterwards; one that was not waited for may not have happened."""
 
 
 class Disk(Protocol):
     """A POSIX directory tree. Creations, renames and removals are durable only after `sync_dir` of their directory."""
 
-    def create(self, path: str) -> DiskFile:
-        """A new empty file, open for reading and writing. Raises `Exists`, `NotFound` (no parent), `NoSpace`."""
+    def create(self, path: str, *, direct: bool = False) -> DiskFile:
+        """A new empty file, open for reading and writing; with `direct` past the page cache where the file system
+        allows it. Raises `Exists`, `NotFound` (no parent), `NoSpace`."""
 
-    def open(self, path: str) -> DiskFile:
-        """An existing file, for reading. Raises `NotFound`."""
+    def open(self, path: str, *, direct: bool = False) -> DiskFile:
+        """An existing file, for reading; `direct` as for `create`. Raises `NotFound`."""
 
     def mkdir(self, path: str) -> None:
         """Raises `Exists`, `NotFound` (no parent)."""
@@ -64,4 +87,5 @@ class Disk(Protocol):
 
     def sync_dir(self, path: str) -> None: ...
 
-    def free_bytes(self, path: str) -> int: ...
+    def free_bytes(self, path: str) -> int:
+        """What may still be written where `path` is; a number above all sizes where the file system does not tell."""

@@ -12,9 +12,10 @@ from fireflyer.checkpoint.core.manifest import PlanRecord
 from fireflyer.checkpoint.reader import CheckpointInfo, describe, stored_job_plan, stored_plans, verify
 
 if TYPE_CHECKING:
-    from fireflyer.checkpoint.background import SaveHandle
+    from fireflyer.checkpoint.engine.save import SaveHandle
     from fireflyer.checkpoint.loop import Stateful, TrainingLoop
-    from fireflyer.checkpoint.manager import CheckpointManager, Restored
+    from fireflyer.checkpoint.manager import CheckpointManager
+    from fireflyer.checkpoint.restored import Restored
     from fireflyer.checkpoint.state import State, capture, capture_rng, load_into, load_rng
 
 __all__ = [
@@ -38,8 +39,8 @@ __all__ = [
 
 _LAZY = {
     "CheckpointManager": "manager",
-    "Restored": "manager",
-    "SaveHandle": "background",
+    "Restored": "restored",
+    "SaveHandle": "engine.save",
     "State": "state",
     "Stateful": "loop",
     "TrainingLoop": "loop",

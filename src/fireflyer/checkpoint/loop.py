@@ -26,8 +26,9 @@ from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND, parse_duration
-from fireflyer.checkpoint.manager import CheckpointManager, Restored
-from fireflyer.checkpoint.state import State, capture, load_into, load_rng
+from fireflyer.checkpoint.manager import CheckpointManager
+from fireflyer.checkpoint.restored import Restored
+from fireflyer.checkpoint.state import State, capture, load_into, load_rng, tensors_of
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
@@ -66,7 +67,7 @@ class TrainingLoop:
     same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed.
 
     Raises what `CheckpointManager` raises (`UsageError`, `PermissionDenied`, `DataCorruption`, `Fenced`), and
-    `UsageError` where the model or the optimizer is not the one that was saved.
+    `UsageError` where the model or the optimizer is not the one that was saved; then the model may be half loaded.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class TrainingLoop:
         self._signal: int | None = None
         self._stopping = False
         self._ended = False
+        self._reserved = False
         self._next_ask_ns = 0
         self._recorded: dict[str, Any] = {}
         self._options: dict[str, Any] = {
@@ -145,7 +147,7 @@ class TrainingLoop:
 
     def _restore(self, manager: CheckpointManager) -> None:
         start_ns = self._clock.now_ns()
-        restored = self.restored = manager.restore()
+        restored = self.restored = manager.restore(into=tensors_of(self.model))
         if restored is not None:
             user = load_into(restored.shared, restored.values, self.model, self.optimizer)
             self.values = dict(user.get("values", {}))
@@ -181,6 +183,9 @@ class TrainingLoop:
             self.step += 1
             leaves = self.step < last and should_suspend(self.step)
             done_ns = self._clock.now_ns()
+            if not self._reserved and self.step < last:
+                self._reserved = True
+                manager.reserve(self._state(), blocking=False)  # now the optimizer has its state
             self._save_if_due(manager, last, done_ns, leaves=leaves)
             self._report(manager, productive_ns=done_ns - start_ns, checkpoint_ns=self._clock.now_ns() - done_ns)
             if leaves:

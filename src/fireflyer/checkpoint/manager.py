@@ -45,24 +45,27 @@ from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
-from fireflyer.checkpoint.background import BackgroundSave, SaveHandle
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
-from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, TensorRecord, check_plain, continue_plans, plans_of
+from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, check_plain, continue_plans, plans_of
 from fireflyer.checkpoint.core.names import Candidate
-from fireflyer.checkpoint.core.shares import split_own
-from fireflyer.checkpoint.executor import Share, read_manifest, run_steps
+from fireflyer.checkpoint.engine.directory import read_manifest
+from fireflyer.checkpoint.engine.image import Share
+from fireflyer.checkpoint.engine.loading import Sink, load
+from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
+from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.joining import find_peers
 from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
-from fireflyer.checkpoint.reader import Sink, choose, load
+from fireflyer.checkpoint.reader import choose
+from fireflyer.checkpoint.restored import Collector, Restored
+from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
 from fireflyer.checkpoint.state import State
-from fireflyer.checkpoint.tensors import Snapshot, SnapshotBuffer, bytes_of, empty_tensor, plan_snapshot
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.store import Store
 
-__all__ = ["CheckpointManager", "Restored"]
+__all__ = ["CheckpointManager"]
 
 _log = logging.getLogger(__name__)
 AGREE_TIMEOUT_NS = 120 * SECOND
@@ -76,60 +79,12 @@ LEAVE_TIMEOUT_NS = 10 * SECOND
 _FENCED = b"fenced "
 
 
-class Restored:
-    """A checkpoint in memory. `own` is None on a rank that the saving job did not have."""
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        manifest: Manifest,
-        shared: dict[str, torch.Tensor],
-        own: dict[str, torch.Tensor] | None,
-        passed_over: tuple[SkippedCheckpoint, ...],
-    ) -> None:
-        self.name = name
-        self.step = manifest.step
-        self.attempt = manifest.attempt
-        self.world_size = manifest.world_size
-        self.values = manifest.values
-        self.job_plan = manifest.job_plan
-        self.plans = plans_of(manifest)
-        """With how many ranks, and by which plan, the job has come here; the last one wrote the checkpoint."""
-        self.shared = shared
-        self.own = own
-        self.passed_over = passed_over
-
-    def __repr__(self) -> str:
-        return f"Restored({self.name!r}, {len(self.shared)} shared tensors, skipped {len(self.passed_over)})"
-
-
 class _Choice(msgspec.Struct, frozen=True):
     """What rank 0 found, for the others."""
 
     error: tuple[str, str] | None = None
     candidate: Candidate | None = None
     passed_over: tuple[SkippedCheckpoint, ...] = ()
-
-
-class _Collector:
-    """Where the bytes of a checkpoint go: into new tensors, of this rank and shared."""
-
-    def __init__(self, rank: int, manifest: Manifest) -> None:
-        self.shared: dict[str, torch.Tensor] = {}
-        self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
-        self._rank = rank
-
-    def sink(self, _writer: int, tensor: TensorRecord) -> memoryview | None:
-        own = split_own(tensor.name)
-        if own is not None and own[0] != self._rank:
-            return None
-        empty = empty_tensor(tensor.dtype, tensor.shape)
-        if own is None:
-            self.shared[tensor.name] = empty
-        elif self.own is not None:
-            self.own[own[1]] = empty
-        return bytes_of(empty)
 
 
 class CheckpointManager:
@@ -202,6 +157,7 @@ class CheckpointManager:
         self._by_time = period_ns is not None
         self._periodic = period_steps is not None or period_ns is not None
         self._buffer = SnapshotBuffer()
+        self._layout: Layout | None = None
         self._current: BackgroundSave | None = None
         self._sequence = 0
         self._times_due = 0
@@ -315,16 +271,21 @@ class CheckpointManager:
             self._asked_to_stop = self._store.try_get(key) is not None
         return self._asked_to_stop
 
-    def reserve(self, state: State) -> None:
+    def reserve(self, state: State, *, blocking: bool = True) -> None:
         """Allocates and touches the memory for snapshots of states like this one, so that the first save is not slow.
-        Call it before training."""
+        Call it before training, or without `blocking` while it goes on."""
         plan = self._plan(state)
         if self.saving:
             raise UsageError("a save is in flight; call reserve before the first save")
-        self._buffer.take(0, plan)
+        if blocking:
+            self._buffer.take(0, plan)
+        else:
+            self._buffer.reserve_beside(plan)
 
     def _plan(self, state: State) -> Snapshot:
-        return plan_snapshot(self.rank, self.world_size, state.shared, state.own, state.of_rank_0)
+        plan = plan_snapshot(self.rank, self.world_size, state.shared, state.own, state.of_rank_0, last=self._layout)
+        self._layout = plan.layout
+        return plan
 
     def save(self, step: int, state: State, *, blocking: bool = False) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
@@ -383,6 +344,12 @@ class CheckpointManager:
             refused=self._refused,
             forget_from=self._forget_from,
         )
+
+        def take() -> Share:
+            if failure is not None:
+                raise failure
+            return self._buffer.take(step, plan)
+
         self._current = BackgroundSave(
             machine,
             handle,
@@ -392,14 +359,9 @@ class CheckpointManager:
             clock=self._clock,
             start_ns=start_ns,
             report=self._report,
+            take=take,
         )
-
-        def take() -> Share:
-            if failure is not None:
-                raise failure
-            return self._buffer.take(step, plan)
-
-        self._current.start(take)
+        self._current.start()
 
     def _become_writer(self) -> FireflyerError | None:
         """Where the directory could not be written at the start: perhaps it can now. Returns why not."""
@@ -480,14 +442,19 @@ class CheckpointManager:
         """The plan with which the job was first started, None before that. Raises `DataCorruption`."""
         return stored_plan(self._disk, self.directory)
 
-    def restore(self) -> Restored | None:
-        """The newest valid checkpoint, read into new CPU tensors; None when the directory holds none at all. Rank 0
+    def restore(self, into: Mapping[str, torch.Tensor] | None = None) -> Restored | None:
+        """The newest valid checkpoint, read into CPU tensors; None when the directory holds none at all. Rank 0
         verifies every byte of it and decides; the others verify what they read.
+
+        Shared tensors of `into` that are contiguous on the CPU, with the dtype and shape of the stored ones, are filled
+        in place and are what `Restored.shared` holds; for all others new tensors are made. An error may leave them half
+        filled.
 
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
         self._times_restored += 1
-        restored, refused = self._restore_first() if self.rank == 0 else self._restore_same()
+        targets = into or {}
+        restored, refused = self._restore_first(targets) if self.rank == 0 else self._restore_same(targets)
         for entry in refused:
             _log.warning("checkpoint skipped name=%s reason=%s", entry.name, entry.reason)
         self._refused = tuple(entry.name for entry in refused)
@@ -495,11 +462,11 @@ class CheckpointManager:
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored
 
-    def _restore_first(self) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
-        collectors: list[_Collector] = []
+    def _restore_first(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+        collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [_Collector(self.rank, manifest)]
+            collectors[:] = [Collector(self.rank, manifest, into)]
             return collectors[0].sink
 
         try:
@@ -518,13 +485,13 @@ class CheckpointManager:
         now = PlanRecord(chosen[1].step + 1, self.world_size, self._plan_now)
         plans = continue_plans(plans_of(chosen[1]), now)
         self._settings = msgspec.structs.replace(self._settings, plans=plans)
-        return _restored(chosen[0], chosen[1], collectors[0], passed_over), passed_over
+        return collectors[0].restored(chosen[0].name, passed_over), passed_over
 
     def _tell(self, choice: _Choice) -> None:
         if self.world_size > 1:
             self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
 
-    def _restore_same(self) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_same(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         told = self._agree(f"restore/{self._times_restored}", b"", self._settings.timeout_ns)
         choice = msgspec.json.decode(told, type=_Choice)
         if choice.error is not None:
@@ -532,18 +499,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = _Collector(self.rank, manifest)
+        collector = Collector(self.rank, manifest, into)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
-        return _restored(choice.candidate, manifest, collector, choice.passed_over), choice.passed_over
-
-
-def _restored(
-    candidate: Candidate, manifest: Manifest, collector: _Collector, passed_over: tuple[SkippedCheckpoint, ...]
-) -> Restored:
-    return Restored(
-        name=candidate.name,
-        manifest=manifest,
-        shared=collector.shared,
-        own=collector.own,
-        passed_over=passed_over,
-    )
+        return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -1,6 +1,6 @@
 """What rank 0 does to a checkpoint directory before anything else: makes it, fences older attempts, tidies up.
 
-Generators as in `executor`, so that the simulation crashes them and lets other attempts run in between.
+Generators as in `engine.directory`, so that the simulation crashes them and lets other attempts run in between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from fireflyer.checkpoint.core.fence import Writer, check_start, next_writer, ov
 from fireflyer.checkpoint.core.manifest import check_plain, decode_job_plan, encode_job_plan
 from fireflyer.checkpoint.core.names import JOB_FILE, candidates, trash_name
 from fireflyer.checkpoint.core.retention import leftovers
-from fireflyer.checkpoint.executor import Steps, discard, explain_failure, read_file, read_manifest, write_file
+from fireflyer.checkpoint.engine.directory import discard, explain_failure, read_file, read_manifest, write_file
+from fireflyer.checkpoint.engine.steps import Steps
 
 __all__ = ["Opened", "become_writer", "ensure_directory", "open_root", "stored_plan"]
 

@@ -15,18 +15,15 @@ import msgspec
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError, TransientError
 from fireflyer.base.events import SkippedCheckpoint
-from fireflyer.base.ports import Disk, DiskFile
-from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, ShardRecord, TensorRecord, plans_of
+from fireflyer.base.ports import Disk
+from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, plans_of
 from fireflyer.checkpoint.core.names import Candidate, candidates
-from fireflyer.checkpoint.executor import PIECE_BYTES, read_manifest
+from fireflyer.checkpoint.engine.directory import read_manifest
+from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.opening import stored_plan
-from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CheckpointInfo", "Sink", "choose", "describe", "load", "stored_job_plan", "stored_plans", "verify"]
-
-Sink = Callable[[int, TensorRecord], memoryview | None]
-"""Given the rank whose shard holds it and the record of a tensor, says where its bytes go; None to only verify it."""
+__all__ = ["CheckpointInfo", "choose", "describe", "stored_job_plan", "stored_plans", "verify"]
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -37,41 +34,6 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     size_bytes: int | None
     problem: str | None
     """None: nothing wrong was found, as far as was looked."""
-
-
-def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, only_wanted: bool = False) -> None:
-    """Reads and verifies every shard; with `only_wanted` just the tensors for which `sink` gives a place.
-    Raises `DataCorruption` and what the disk raises; then what `sink` gave holds nothing usable."""
-    for shard in manifest.shards:
-        path = f"{root}/{name}/{shard.file}"
-        with contextlib.closing(disk.open(path)) as file:
-            _check_frame(file, path, shard)  # before `sink` takes memory for what the manifest only claims
-            for tensor in shard.tensors:
-                place = sink(shard.rank, tensor)
-                if place is not None or not only_wanted:
-                    _read_tensor(file, path, tensor, place)
-
-
-def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:
-    size = file.size()
-    if size != shard.file_bytes:
-        raise DataCorruption(f"{path} has {size} bytes instead of {shard.file_bytes}")
-    if crc32c(file.pread(shard.header_bytes, 0)) != shard.header_crc32c:
-        raise DataCorruption(f"the header of {path} does not match its checksum")
-
-
-def _read_tensor(file: DiskFile, path: str, tensor: TensorRecord, place: memoryview | None) -> None:
-    crc = 0
-    for start in range(0, tensor.size_bytes, PIECE_BYTES):
-        length = min(PIECE_BYTES, tensor.size_bytes - start)
-        piece = file.pread(length, tensor.offset + start)
-        if len(piece) != length:
-            raise DataCorruption(f"{path} ends within tensor {tensor.name!r}")
-        crc = crc32c(piece, crc)
-        if place is not None:
-            place[start : start + length] = piece
-    if crc != tensor.crc32c:
-        raise DataCorruption(f"tensor {tensor.name!r} in {path} does not match its checksum")
 
 
 def choose(

@@ -21,7 +21,7 @@ import torch
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["State", "capture", "capture_rng", "load_into", "load_rng"]
+__all__ = ["State", "capture", "capture_rng", "load_into", "load_rng", "tensors_of"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ def capture(
     if optimizer is not None:
         plain["optimizer"] = _capture_optimizer(optimizer, shared, _names(described))
     return State(shared, capture_rng() if rng else {}, plain, frozenset(buffers))
+
+
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of `model` by the names under which `capture` stores them: where `CheckpointManager.restore` may put
+    what it reads."""
+    described = model.state_dict()
+    return {f"model/{name}": value for name, value in described.items() if isinstance(value, torch.Tensor)}
 
 
 def _names(described: Mapping[str, Any]) -> dict[int, str]:
@@ -124,7 +131,8 @@ def _load_model(stored: Mapping[str, torch.Tensor], model: torch.nn.Module) -> N
             )
     with torch.no_grad():
         for name, tensor in stored.items():
-            current[name].copy_(tensor)
+            if tensor.data_ptr() != current[name].data_ptr():  # else it was read into its place
+                current[name].copy_(tensor)
 
 
 def _check_optimizer(plain: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import torch
 
 from fireflyer.base.errors import UsageError
-from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
-from fireflyer.checkpoint.core.shares import layout_digest, own_name, share_of
-from fireflyer.checkpoint.executor import Share
+from fireflyer.checkpoint.core.safetensors import TensorSpec
 
-__all__ = ["DTYPES", "Snapshot", "SnapshotBuffer", "bytes_of", "empty_tensor", "plan_snapshot", "spec_of"]
+__all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "spec_of"]
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -48,7 +43,20 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def empty_tensor(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """On the CPU, its memory not touched yet."""
     return torch.empty(shape, dtype=DTYPES[dtype])
+
+
+def can_be_filled(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether the bytes of a stored tensor can be put into this one as they are."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # a subclass may keep its values elsewhere
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and tensor.dtype == DTYPES[dtype]
+        and tuple(tensor.shape) == shape
+    )
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -56,55 +64,3 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-
-
-class Snapshot(NamedTuple):
-    """What is to be copied where. Made by `plan_snapshot`."""
-
-    rank: int
-    layout: int
-    placed: list[PlacedTensor]
-    sources: dict[str, torch.Tensor]
-    size_bytes: int
-
-
-def plan_snapshot(
-    rank: int,
-    world_size: int,
-    shared: Mapping[str, torch.Tensor],
-    own: Mapping[str, torch.Tensor],
-    of_rank_0: frozenset[str] = frozenset(),
-) -> Snapshot:
-    """This rank's share of the state. Raises `UsageError` for what cannot be stored."""
-    shared_specs = [spec_of(name, tensor) for name, tensor in shared.items()]
-    own_specs = [spec_of(name, tensor) for name, tensor in own.items()]
-    placed = place(share_of(rank, shared_specs, own_specs, world_size, of_rank_0))
-    sources = {**shared, **{own_name(rank, name): tensor for name, tensor in own.items()}}
-    size_bytes = sum(item.spec.size_bytes for item in placed)
-    return Snapshot(rank, layout_digest(shared_specs, of_rank_0), placed, sources, size_bytes)
-
-
-class SnapshotBuffer:
-    """Memory for one rank's share, allocated and touched once and then reused."""
-
-    def __init__(self) -> None:
-        self._buffer = torch.empty(0, dtype=torch.uint8)
-
-    def reserve(self, size_bytes: int, *, pinned: bool = False) -> None:
-        """Makes room and touches it: the first touch of fresh memory is ten times slower than the second."""
-        if self._buffer.numel() < size_bytes:
-            self._buffer = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=pinned)
-
-    @torch.no_grad()
-    def take(self, step: int, plan: Snapshot) -> Share:
-        """Copies. What is returned is overwritten by the next `take`."""
-        on_device = any(plan.sources[item.spec.name].is_cuda for item in plan.placed)
-        self.reserve(plan.size_bytes, pinned=on_device)
-        for item in plan.placed:
-            source = plan.sources[item.spec.name]
-            if source.numel():
-                target = self._buffer[item.offset : item.offset + item.spec.size_bytes]
-                target.view(source.dtype).view(source.shape).copy_(source, non_blocking=on_device)
-        if on_device:
-            torch.cuda.synchronize()
-        return Share(plan.rank, step, plan.layout, plan.placed, bytes_of(self._buffer[: plan.size_bytes]))

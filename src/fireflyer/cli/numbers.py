@@ -11,8 +11,8 @@ from fireflyer.base.units import SECOND
 
 __all__ = ["Duration", "WholeNumber"]
 
-_DURATION = re.compile(r"([0-9]{1,6})(s|m|h)")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class WholeNumber(click.IntRange):
@@ -22,7 +22,7 @@ class WholeNumber(click.IntRange):
 
 
 class Duration(click.ParamType[Any]):
-    """`90s`, `30m` or `2h`, as nanoseconds; more than nothing."""
+    """`90s`, `30m`, `2h` or `90d`, as nanoseconds; more than nothing."""
 
     name = "duration"
 
@@ -31,5 +31,5 @@ class Duration(click.ParamType[Any]):
             return value
         match = _DURATION.fullmatch(value)
         if match is None or not int(match[1]):
-            self.fail(f"{value!r} is no duration; write it like 90s, 30m or 2h", param, ctx)
+            self.fail(f"{value!r} is no duration; write it like 90s, 30m, 2h or 90d", param, ctx)
         return int(match[1]) * _UNITS_S[match[2]] * SECOND

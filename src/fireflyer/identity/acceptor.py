@@ -16,7 +16,7 @@ peer needs milliseconds, so the oldest is most likely one that says nothing; and
 none to a source with many. A source is what an attacker cannot have many of: an IPv4 address, an IPv6 network, a user
 of the machine for a Unix socket; the owner names it.
 
-Log lines are bounded too: `Report` comes at most `REPORTS` times in `REPORT_INTERVAL_NS`, with how many were left out.
+Log lines are bounded too: `Report` comes as often as `base.report_limit` allows, with how many were left out.
 None for a client that leaves without a byte: it has looked whether the port is reached, as hosts do before a job.
 """
 
@@ -27,13 +27,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, Timeout
+from fireflyer.base.report_limit import ReportLimit
 from fireflyer.base.units import KIB, MIB, SECOND, format_duration
 from fireflyer.identity.conversation import ServerConversation
 from fireflyer.identity.handshake import NONCE_BYTES, Accepts, Session, pack_message, refusal_message
 
 __all__ = [
-    "REPORTS",
-    "REPORT_INTERVAL_NS",
     "AcceptorEffect",
     "Close",
     "HandOver",
@@ -44,8 +43,6 @@ __all__ = [
     "Send",
 ]
 
-REPORTS: Final = 20
-REPORT_INTERVAL_NS: Final = 10 * SECOND
 _DROPPED_AT_ONCE: Final = 64 * KIB
 
 
@@ -139,9 +136,9 @@ class HandshakeAcceptor:
         self._decoy_key = random_bytes(32)
         self._half_open: dict[int, _HalfOpen] = {}  # oldest first
         self._by_source: dict[str, dict[int, None]] = {}  # likewise
-        self._reported_from_ns: int | None = None
-        self._reported = 0
-        self._left_out = 0
+        self._reports = ReportLimit()
+        self.refused = 0
+        """Connections that were not admitted, but for those that left without a byte."""
         self._conversation()  # raises what is wrong with the names now, not when a client comes
 
     def __len__(self) -> int:
@@ -260,11 +257,6 @@ class HandshakeAcceptor:
         return Close(connection)
 
     def _report(self, now_ns: int, source: str, reason: Exception) -> list[AcceptorEffect]:
-        if self._reported_from_ns is None or now_ns - self._reported_from_ns >= REPORT_INTERVAL_NS:
-            self._reported_from_ns, self._reported = now_ns, 0
-        if self._reported >= REPORTS:
-            self._left_out += 1
-            return []
-        self._reported += 1
-        left_out, self._left_out = self._left_out, 0
-        return [Report(source, str(reason), left_out)]
+        self.refused += 1
+        left_out = self._reports.ask(now_ns)
+        return [] if left_out is None else [Report(source, str(reason), left_out)]

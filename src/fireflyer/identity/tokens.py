@@ -190,6 +190,16 @@ class TokenStore:
                 raise no_token(token_id)
             self._user(found[0]).tokens.remove(found[1])
 
+    def expire(self, token_id: str, expires_s: int) -> None:
+        """The token counts no more from `expires_s` on. Raises `NotFound`, `UsageError` where it expires earlier."""
+        with self._changing():
+            found = self._tokens.get(token_id)
+            if found is None:
+                raise no_token(token_id)
+            if found[1].expires_s is not None and found[1].expires_s < expires_s:
+                raise UsageError(f"token {token_id} expires earlier already; issue a new one instead")
+            found[1].expires_s = expires_s
+
     def verify(self, token: str, now_s: int) -> Identity:
         token_id = token_id_or_refused(token)
         with self._lock:

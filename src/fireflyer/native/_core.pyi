@@ -202,11 +202,20 @@ class ChunkError(RuntimeError): ...
 #   ("verified", target, job, (file, index) | None, bytes)     the last one that was verified; None: the end
 class ChunkNode:
     # io_threads: for all links. job_threads: for each target, so that a disk that hangs holds up no other one.
-    # buffer_bytes: for payloads in all, taken as they come. Links that are not trusted get half at the most, and a
-    # payload above that ends its link: 128 MiB at least for chunks of 64 MiB.
+    # buffer_bytes: for payloads and unread answers in all. Links that are not trusted get half at the most, each owner
+    # less than the others leave, and a payload above that half ends its link: 128 MiB at least for chunks of 64 MiB.
     # cold_reads: who fetches what is not in the page cache: "kernel" (io_uring; where it does not do that, or forbids
     # it, as the other), "threads" (of the target).
-    def __init__(self, *, io_threads: int, job_threads: int, buffer_bytes: int, cold_reads: str = "kernel") -> None: ...
+    # unread_ns: a link that takes less than 64 KiB of its answers in this time, while more wait, ends.
+    def __init__(
+        self,
+        *,
+        io_threads: int,
+        job_threads: int,
+        buffer_bytes: int,
+        cold_reads: str = "kernel",
+        unread_ns: int = ...,
+    ) -> None: ...
     # What came of it.
     @property
     def cold_reads(self) -> str: ...
@@ -229,8 +238,9 @@ class ChunkNode:
     ) -> ChunkTarget: ...
     # A connected, authenticated stream socket's descriptor (detached), nothing read ahead. It is the node's from now
     # on, also when this raises. Without `reads` a frame of reads ends the link. Link numbers are never used twice.
-    # `trusted`: as `trust`, before the first byte is read.
-    def connect(self, fd: int, *, reads: bool, trusted: bool = False) -> int: ...
+    # `trusted`: as `trust`, before the first byte is read. `owner`: links of one name share what an owner may hold;
+    # those of none have a share each.
+    def connect(self, fd: int, *, reads: bool, trusted: bool = False, owner: str = "") -> int: ...
     # Files file_from <= file < file_to may be read there until then (CLOCK_BOOTTIME); the latest grant of a file or
     # range counts. ValueError: above 65536 files or 64 ranges. Here and below, a link that has ended is ignored.
     def grant(self, link: int, file_from: int, file_to: int, until_ns: int) -> None: ...
@@ -253,8 +263,9 @@ class ChunkNode:
     # What reads obey, replaced as a whole: target, chain, chain_version, serving, fence_until_ns (CLOCK_BOOTTIME),
     # tail, answers_committed.
     def publish(self, entries: Sequence[tuple[int, int, int, bool, int, int, bool]]) -> None: ...
-    # links, reads, fetched (of these, from the disk), read_bytes, refused, messages, dropped, buffer_bytes, handles,
-    # events (waiting)
+    # links, reads, fetched (of these, from the disk), read_bytes, refused, messages, dropped, held_back (times that a
+    # link waited for memory of its owner's share), stalled (links that ended for standing still), buffer_bytes,
+    # handles, events (waiting)
     def stats(self) -> dict[str, int]: ...
     # Ends the links, then what the targets have begun.
     def close(self) -> None: ...

@@ -1,17 +1,35 @@
-"""The real disk behind the `Disk` port: POSIX calls, with the kernel's errors translated."""
+"""The real disk behind the `Disk` port: POSIX calls, with the kernel's errors translated.
+
+A file that is opened with `direct` has a second descriptor with O_DIRECT. What is aligned goes through it, the rest
+through the first. Where a file system refuses O_DIRECT (some FUSE and network file systems, tmpfs before Linux 6.6),
+everything goes through the first, and the log says so once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import logging
 import os
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Final, Self
 
 from fireflyer.base.errors import Exists, FireflyerError, PermanentError, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.ports import Data, Disk, DiskFile
+from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk, DiskFile, Transfer
+from fireflyer.runtime.transfers import TransferThreads
 
 __all__ = ["RealDisk", "RealFile", "translate_os_error"]
+
+_log = logging.getLogger(__name__)
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_NOT_SUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What a file system says that has no fallocate. glibc's posix_fallocate would write into every block instead."""
+_UNKNOWN_BYTES: Final = 1 << 62
+_refused: dict[int, None] = {}
+"""Devices that were said to refuse O_DIRECT."""
 
 
 @contextlib.contextmanager
@@ -30,23 +48,96 @@ def _checked(path: str) -> str:
     return path
 
 
+def _is_aligned(view: memoryview) -> bool:
+    """In memory. What is read-only counts as not aligned: its address is not told."""
+    if view.readonly or len(view) < DIRECT_ALIGN_BYTES:
+        return False
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) % DIRECT_ALIGN_BYTES == 0
+
+
+def _say_refused(fd: int, path: str) -> None:
+    """Once for each file system."""
+    device = os.fstat(fd).st_dev
+    if device not in _refused:
+        _refused[device] = None
+        _log.warning("file system refuses O_DIRECT, its page cache is used instead path=%s", path)
+
+
 class RealFile(DiskFile):
     """An open file. Positioned calls only, so that threads can share it. After a failed fsync every call raises:
-    the kernel may have dropped the pages that it could not write, and a second fsync would not tell."""
+    the kernel may have dropped the pages that it could not write, and a second fsync would not tell. `direct_fd` is of
+    the same file, with O_DIRECT; -1: there is none."""
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, path: str, direct_fd: int = -1) -> None:
         self._fd = fd
         self._path = path
+        self._direct_fd = direct_fd
+        self._direct = direct_fd >= 0
         self._given_up = False
+        self._transfers: TransferThreads | None = None
 
     def pwrite(self, data: Data, offset: int) -> None:
         fd = self._usable()
         if offset < 0:
             raise UsageError(f"offset {offset} in {self._path} is negative")
         with memoryview(data) as view, view.cast("B") as rest, _translated(f"write {self._path}"):
-            done = 0
+            done = self._directly(os.pwrite, rest, offset)
             while done < len(rest):
                 done += os.pwrite(fd, rest[done:], offset + done)
+
+    def _directly(self, call: Callable[[int, memoryview, int], int], view: memoryview, offset: int) -> int:
+        """Transfers what can go past the page cache. Returns how many bytes from the start of `view` have gone."""
+        done, whole = 0, len(view) - len(view) % DIRECT_ALIGN_BYTES
+        if not self._direct or offset % DIRECT_ALIGN_BYTES or not _is_aligned(view):
+            return 0
+        while done < whole and done % DIRECT_ALIGN_BYTES == 0:
+            try:
+                moved = call(self._direct_fd, view[done:whole], offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = False  # blocks of the device are larger, or it is refused now and not by open
+                _say_refused(self._fd, self._path)
+                break
+            if not moved:
+                break
+            done += moved
+        return done
+
+    def _read_into(self, target: memoryview, offset: int) -> int:
+        fd = self._usable()
+        with _translated(f"read {self._path}"):
+            done = self._directly(_preadv, target, offset)
+            while done < len(target) and (moved := _preadv(fd, target[done:], offset + done)):
+                done += moved
+            return done
+
+    def _write_all(self, data: memoryview, offset: int) -> int:
+        self.pwrite(data, offset)
+        return len(data)
+
+    def start_pwrite(self, data: memoryview, offset: int) -> Transfer:
+        return self._start(lambda: self._write_all(data, offset), offset)
+
+    def start_pread(self, target: memoryview, offset: int) -> Transfer:
+        return self._start(lambda: self._read_into(target, offset), offset)
+
+    def _start(self, operation: Callable[[], int], offset: int) -> Transfer:
+        self._usable()
+        if offset < 0:
+            raise UsageError(f"offset {offset} in {self._path} is negative")
+        if self._transfers is None:
+            self._transfers = TransferThreads("disk-transfer")
+        return self._transfers.start(operation)
+
+    def allocate(self, size_bytes: int) -> None:
+        fd = self._usable()
+        with _translated(f"allocate {self._path}"):
+            if size_bytes and _LIBC.fallocate(fd, 0, 0, size_bytes):
+                code = ctypes.get_errno()
+                if code not in _NOT_SUPPORTED:
+                    raise OSError(code, os.strerror(code))
+                os.ftruncate(fd, size_bytes)
 
     def pread(self, length: int, offset: int) -> bytes:
         fd = self._usable()
@@ -77,6 +168,12 @@ class RealFile(DiskFile):
             raise
 
     def close(self) -> None:
+        transfers, self._transfers = self._transfers, None
+        if transfers is not None:
+            transfers.close()
+        direct_fd, self._direct_fd, self._direct = self._direct_fd, -1, False
+        if direct_fd >= 0:
+            os.close(direct_fd)  # what could fail does on the other descriptor, too
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             with _translated(f"close {self._path}"):
@@ -100,21 +197,36 @@ class RealFile(DiskFile):
             self.close()
 
 
+def _preadv(fd: int, target: memoryview, offset: int) -> int:
+    return os.preadv(fd, [target], offset)
+
+
+def _open_direct(fd: int, path: str, flags: int) -> int:
+    """A descriptor with O_DIRECT of the file that `fd` is open on; -1 where there can be none."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            _say_refused(fd, path)
+        return -1  # a umask that takes the owner's own rights away, no /proc: the first descriptor serves
+
+
 class RealDisk(Disk):
     """The machine's file systems. New files have mode 0666 and new directories 0777, less the umask."""
 
-    def create(self, path: str) -> RealFile:
+    def create(self, path: str, *, direct: bool = False) -> RealFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with _translated(f"create {path}"):
-            return RealFile(os.open(_checked(path), flags, 0o666), path)
+            fd = os.open(_checked(path), flags, 0o666)
+            return RealFile(fd, path, _open_direct(fd, path, os.O_RDWR) if direct else -1)
 
-    def open(self, path: str) -> RealFile:
+    def open(self, path: str, *, direct: bool = False) -> RealFile:
         with _translated(f"open {path}"):
             fd = os.open(_checked(path), os.O_RDONLY | os.O_CLOEXEC)
             if os.path.isdir(f"/proc/self/fd/{fd}"):
                 os.close(fd)
                 raise UsageError(f"open {path}: it is a directory, a file is needed")
-            return RealFile(fd, path)
+            return RealFile(fd, path, _open_direct(fd, path, os.O_RDONLY) if direct else -1)
 
     def mkdir(self, path: str) -> None:
         with _translated(f"mkdir {path}"):
@@ -157,4 +269,4 @@ class RealDisk(Disk):
     def free_bytes(self, path: str) -> int:
         with _translated(f"statvfs {path}"):
             status = os.statvfs(_checked(path))
-            return status.f_bavail * status.f_frsize
+            return status.f_bavail * status.f_frsize if status.f_blocks else _UNKNOWN_BYTES

@@ -1,4 +1,4 @@
-"""Runs a pure machine in the real world: `Driver` on asyncio, `InlineDriver` in the calling thread.
+"""Runs a pure machine in the real world: `Driver` on asyncio, `InlineDriver` and `BlockingDriver` in a thread.
 
 The machine decides, the driver acts: `post` queues an event, the loop hands it to `machine.handle` with the clock's
 time, and every effect that comes back goes to `perform`, in order, before the next event. Events that `perform` posts
@@ -23,7 +23,7 @@ from fireflyer.base.ports import Clock
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
-__all__ = ["MAX_EVENTS_QUEUED", "Driver", "InlineDriver", "Machine", "run"]
+__all__ = ["MAX_EVENTS_QUEUED", "BlockingDriver", "Driver", "InlineDriver", "Machine", "run"]
 
 MAX_EVENTS_QUEUED = 65536
 _E = TypeVar("_E")
@@ -77,6 +77,36 @@ class InlineDriver(Generic[_E, _F]):
                     self._perform(effect)
         finally:
             self._handling = False
+
+
+class BlockingDriver(Generic[_E, _F]):
+    """For a machine whose effects may block: each is performed to its end, one after the other, and gives the event
+    that the machine hears next. Threads may take turns, but use it one at a time."""
+
+    def __init__(
+        self, machine: Machine[_E, _F], perform: Callable[[_F], _E], *, now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._handle = machine.handle
+        self._perform = perform
+        self._now_ns = now_ns
+        self._effects: collections.deque[_F] = collections.deque()
+
+    def post(self, event: _E) -> None:
+        """Lets the machine hear `event`; its effects wait for `step` or `run`. Raises what the machine raises."""
+        self._effects.extend(self._handle(self._now_ns(), event))
+
+    def step(self) -> bool:
+        """Performs the next effect, and lets the machine hear what came of it. False: there was none. Raises what the
+        machine or `perform` raises."""
+        if not self._effects:
+            return False
+        self.post(self._perform(self._effects.popleft()))
+        return True
+
+    def run(self) -> None:
+        """Until no effect is left."""
+        while self.step():
+            pass
 
 
 class Driver(Generic[_E, _F]):

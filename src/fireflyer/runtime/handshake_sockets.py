@@ -72,6 +72,11 @@ class HandshakeSockets:
         """When `expire` is due, by CLOCK_MONOTONIC."""
         return self._acceptor.next_deadline_ns
 
+    @property
+    def refused(self) -> int:
+        """Connections that were not admitted, ever."""
+        return self._acceptor.refused
+
     def accept(self, listener: socket.socket) -> bool | None:
         """Accepts a connection. None when there is none, False when listeners are to be left alone for
         `ACCEPT_PAUSE_NS`."""

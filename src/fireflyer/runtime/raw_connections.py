@@ -142,6 +142,11 @@ class RawListener:
         self._resume()
         return Address(host, self._listening[0].getsockname()[1])
 
+    @property
+    def refused(self) -> int:
+        """Connections that were not handed on, ever."""
+        return self._sockets.refused
+
     async def close(self) -> None:
         """Stops listening and gives up the handshakes under way. Connections that were handed on stay. Idempotent."""
         for timer in (self._timer, self._paused):

@@ -19,7 +19,10 @@ import stat
 import threading
 from typing import Final
 
-__all__ = ["LOG_FILE_VARIABLE", "RotatingLog", "begin_log", "make_room", "start_logging"]
+from fireflyer.base.errors import UsageError
+from fireflyer.base.os_errors import translate_os_error
+
+__all__ = ["LOG_FILE_VARIABLE", "RotatingLog", "begin_log", "make_room", "open_log", "start_logging"]
 
 LOG_FILE_VARIABLE: Final = "FF_LOG_FILE"
 MAX_BYTES: Final = 8 << 20
@@ -91,6 +94,19 @@ def begin_log() -> RotatingLog | None:
         return None
     descriptors = tuple(fd for fd in _STANDARD if _is_same(fd, found))
     return RotatingLog(path, descriptors) if descriptors and stat.S_ISREG(found.st_mode) else None
+
+
+def open_log(path: str) -> RotatingLog:
+    """For a process that was not given one. Its standard error stays what it is. Raises `FireflyerError`."""
+    try:
+        make_room(path)
+        fd = os.open(path, _APPEND, 0o600)
+    except OSError as error:
+        raise translate_os_error(error, f"write log {path}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UsageError(f"log {path} is not a regular file; name one that can be renamed")
+    return RotatingLog(path, (fd,))
 
 
 def start_logging(log: RotatingLog | None = None) -> None:

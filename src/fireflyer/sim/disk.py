@@ -28,7 +28,7 @@ import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.base.ports import Data, Disk, DiskFile
+from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
 from fireflyer.sim.files import (
     Change,
     DataFate,
@@ -330,12 +330,12 @@ class MountedDisk(Disk):
                 self._dead = True
                 raise
 
-    def create(self, path: str) -> SimFile:
+    def create(self, path: str, *, direct: bool = False) -> SimFile:  # noqa: ARG002 - there is no page cache to go past
         node = FileNode(self._device.new_number())
         self.operate("create", path, lambda device: self._add(device, "create", path, node))
         return SimFile(self, node, path, writable=True)
 
-    def open(self, path: str) -> SimFile:
+    def open(self, path: str, *, direct: bool = False) -> SimFile:  # noqa: ARG002
         nodes: list[FileNode] = []
 
         def find(device: SimDisk) -> None:
@@ -423,6 +423,20 @@ class MountedDisk(Disk):
         return self._owner
 
 
+class _SimTransfer(Transfer):
+    """Happens as late as it may: when it is waited for, with what is in its memory then. One that is never waited for
+    never happens."""
+
+    def __init__(self, operation: Callable[[], int]) -> None:
+        self._operation = operation
+        self._result: int | None = None
+
+    def wait(self) -> int:
+        if self._result is None:
+            self._result = self._operation()
+        return self._result
+
+
 class SimFile(DiskFile):
     """An open file. Like the real one it is unusable after a failed fsync."""
 
@@ -458,6 +472,34 @@ class SimFile(DiskFile):
             raise UsageError(f"length {length} or offset {offset} in {self._path} is negative")
         self._mount.operate("pread", self._path, lambda _device: self._usable("read"), counted=False)
         return bytes(self._node.content[offset : offset + length])
+
+    def start_pwrite(self, data: memoryview, offset: int) -> Transfer:
+        return _SimTransfer(lambda: self._write_all(data, offset))
+
+    def _write_all(self, data: memoryview, offset: int) -> int:
+        self.pwrite(data, offset)
+        return len(data)
+
+    def start_pread(self, target: memoryview, offset: int) -> Transfer:
+        return _SimTransfer(lambda: self._read_into(target, offset))
+
+    def _read_into(self, target: memoryview, offset: int) -> int:
+        data = self.pread(len(target), offset)
+        target[: len(data)] = data
+        return len(data)
+
+    def allocate(self, size_bytes: int) -> None:
+        def effect(device: SimDisk) -> None:
+            self._usable("allocate")
+            if not self._writable:
+                raise _failure(errno.EBADF, f"allocate {self._path}")
+            growth = size_bytes - len(self._node.content)
+            if growth > device.room_bytes():
+                raise _failure(errno.ENOSPC, f"allocate {self._path}")
+            if growth > 0:
+                self._node.write(Write(len(self._node.content), bytes(growth), self._mount.owner))
+
+        self._mount.operate("allocate", self._path, effect)
 
     def size(self) -> int:
         self._mount.operate("size", self._path, lambda _device: self._usable("stat"), counted=False)

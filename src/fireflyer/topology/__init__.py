@@ -4,7 +4,15 @@ from it for placing ranks and ordering nodes."""
 from fireflyer.topology.machine import Device, Machine, NumaNode
 from fireflyer.topology.placement import Placement, network_placement, rank_placement
 from fireflyer.topology.sysfs import format_list, memory_nodes, parse_list, read_machine
-from fireflyer.topology.two_zone import Crossings, count_crossings, zone_order, zone_trees, zones_of_hosts
+from fireflyer.topology.two_zone import (
+    Crossings,
+    count_crossings,
+    pairs_across,
+    words_of_pairs,
+    zone_order,
+    zone_trees,
+    zones_of_hosts,
+)
 
 __all__ = [
     "Crossings",
@@ -16,9 +24,11 @@ __all__ = [
     "format_list",
     "memory_nodes",
     "network_placement",
+    "pairs_across",
     "parse_list",
     "rank_placement",
     "read_machine",
+    "words_of_pairs",
     "zone_order",
     "zone_trees",
     "zones_of_hosts",

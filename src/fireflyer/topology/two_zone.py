@@ -25,12 +25,13 @@ twice the array (5 edges for one node of a zone between two others, when the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["Crossings", "count_crossings", "zone_order", "zone_trees", "zones_of_hosts"]
+__all__ = ["Crossings", "count_crossings", "pairs_across", "words_of_pairs", "zone_order", "zone_trees"]
+__all__ += ["zones_of_hosts"]
 
 Parents = tuple[int, ...]
 """The parent of each node, -1 at the root."""
@@ -46,11 +47,16 @@ class Crossings(NamedTuple):
     """All of them, each once: the pairs of nodes that talk across."""
 
     def __str__(self) -> str:
-        if not self.pairs:
-            return "no pair of nodes talks across zones"
-        shown = ", ".join(f"{a}-{b}" for a, b in self.pairs[:8]) + (", ..." if len(self.pairs) > 8 else "")
-        noun = "pair of nodes talks" if len(self.pairs) == 1 else "pairs of nodes talk"
-        return f"{len(self.pairs)} {noun} across zones: {shown}"
+        return words_of_pairs(self.pairs)
+
+
+def words_of_pairs(pairs: Sequence[Edge]) -> str:
+    """`1 pair of nodes talks across zones: 0-12`"""
+    if not pairs:
+        return "no pair of nodes talks across zones"
+    shown = ", ".join(f"{a}-{b}" for a, b in pairs[:8]) + (", ..." if len(pairs) > 8 else "")
+    noun = "pair of nodes talks" if len(pairs) == 1 else "pairs of nodes talk"
+    return f"{len(pairs)} {noun} across zones: {shown}"
 
 
 def zones_of_hosts(hosts: Sequence[str], zone_of_host: Mapping[str, int]) -> tuple[int, ...]:
@@ -62,16 +68,29 @@ def zones_of_hosts(hosts: Sequence[str], zone_of_host: Mapping[str, int]) -> tup
 
 
 def zone_order(zones: Sequence[int]) -> tuple[int, ...]:
-    """The nodes sorted by zone: the order for a ring, which then crosses between two zones twice, and for halving."""
-    return tuple(sorted(range(len(zones)), key=lambda node: (zones[node], node)))
+    """The nodes sorted by zone: the order for a line, which crosses by the pairs of nodes that `zone_trees` crosses by,
+    for a ring, which has one pair more, and for halving."""
+    members = _members(zones)
+    order: list[int] = []
+    for place, nodes in enumerate(members):
+        gateways, inner = _gateways(nodes, _gates(place, len(members)))
+        if place == 0 and len(members) > 1:
+            order += [*inner, *gateways]
+        else:
+            order += [*gateways[:1], *inner, *gateways[1:]]
+    return tuple(order)
+
+
+def pairs_across(pairs: Iterable[Edge], zones: Sequence[int]) -> tuple[Edge, ...]:
+    """Those of different zones, each once and in ascending order."""
+    return tuple(sorted({(min(a, b), max(a, b)) for a, b in pairs if zones[a] != zones[b]}))
 
 
 def count_crossings(trees: Sequence[Parents], zones: Sequence[int]) -> Crossings:
     """The edges of the trees whose ends lie in different zones."""
-    of_trees = []
-    for parents in trees:
-        edges = ((min(node, parent), max(node, parent)) for node, parent in enumerate(parents) if parent >= 0)
-        of_trees.append(tuple(sorted(edge for edge in edges if zones[edge[0]] != zones[edge[1]])))
+    of_trees = [
+        pairs_across(((node, parent) for node, parent in enumerate(parents) if parent >= 0), zones) for parents in trees
+    ]
     return Crossings(tuple(of_trees), tuple(sorted({edge for edges in of_trees for edge in edges})))
 
 
@@ -84,11 +103,21 @@ def zone_trees(zones: Sequence[int], double_tree: Callable[[int], tuple[Parents,
     """
     if not zones:
         raise UsageError("a tree needs at least 1 node, not 0")
-    members = [[node for node in range(len(zones)) if zones[node] == zone] for zone in sorted(set(zones))]
+    members = _members(zones)
     if len(members) == 1:
         return double_tree(len(zones))
     first, second = (_joined(members, tree, double_tree) for tree in (0, 1))
     return first, second
+
+
+def _members(zones: Sequence[int]) -> list[list[int]]:
+    """The nodes of each zone."""
+    return [[node for node in range(len(zones)) if zones[node] == zone] for zone in sorted(set(zones))]
+
+
+def _gates(place: int, zones: int) -> int:
+    """How many nodes of a zone talk to others: zones are a chain."""
+    return 1 if place in (0, zones - 1) else 2
 
 
 def _joined(
@@ -98,8 +127,7 @@ def _joined(
     edges: list[Edge] = []
     ends: list[tuple[int, int]] = []
     for place, nodes in enumerate(members):
-        outer = place in (0, len(members) - 1)
-        gateways, inner = _gateways(nodes, 1 if outer else 2)
+        gateways, inner = _gateways(nodes, _gates(place, len(members)))
         ends.append((gateways[0], gateways[-1]))
         if inner:
             parents = double_tree(len(inner))[tree]

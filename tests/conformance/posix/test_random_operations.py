@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from tests.support.campaigns.shards import campaign
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.posix.both import Both
 from tests.support.posix.client import ClientPlace
@@ -20,6 +21,7 @@ from tests.support.posix.places import Place
 from tests.support.posix.real import SeveralMounts, mounted_place
 
 _tops: Final = itertools.count(1)
+TURNS: Final = [*campaign(expected_s=40), pytest.mark.rotates]
 
 
 def run(
@@ -52,8 +54,9 @@ def test_a_few(model: LocalPlace) -> None:
 
 
 @pytest.mark.slow
-def test_many(model: LocalPlace) -> None:
-    run(model, CorePlace(), examples=60, steps=80)
+@pytest.mark.parametrize("examples", [30, pytest.param(200, marks=campaign(expected_s=30))])
+def test_many(model: LocalPlace, examples: int) -> None:
+    run(model, CorePlace(), examples=examples, steps=80)
 
 
 @pytest.mark.slow
@@ -64,8 +67,9 @@ def test_times(model: LocalPlace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_on_a_mount(model: LocalPlace, mount: LocalPlace) -> None:
-    run(model, mount, examples=30, steps=50)
+@pytest.mark.parametrize("examples", [12, pytest.param(100, marks=TURNS)])
+def test_on_a_mount(model: LocalPlace, mount: LocalPlace, examples: int) -> None:
+    run(model, mount, examples=examples, steps=50)
 
 
 @pytest.mark.slow
@@ -81,6 +85,7 @@ def test_on_several_mounts(model: LocalPlace, cluster: LocalCluster, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_through_several_clients(model: LocalPlace, client: ClientPlace) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(100, marks=TURNS)])
+def test_through_several_clients(model: LocalPlace, client: ClientPlace, examples: int) -> None:
     """What one has closed, the others find when they open it."""
-    run(model, client, examples=20, steps=50, close_to_open=True)
+    run(model, client, examples=examples, steps=50, close_to_open=True)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.patience import allowed_s
 
 ASK = """
 eval "$(ff completion bash)"
@@ -35,7 +36,7 @@ def test_bash_completes_commands_and_values(tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=allowed_s(60),
             check=True,
         )
         registered, *replies = done.stdout.splitlines()

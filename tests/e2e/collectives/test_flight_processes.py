@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Ranks, ranks_running
 from torch.distributed.flight_recorder import fr_trace
 
@@ -183,7 +184,7 @@ def test_a_run_says_how_to_find_the_rank_that_hung(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS, encoding="utf-8")
     ff = [sys.executable, "-m", "fireflyer"]
     run = [*ff, "run", "-q", "--nodes", "2", "--max-restarts", "0", "--run-dir", "out", "train.py"]
-    ended = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=allowed_s(60), check=False)
     assert ended.returncode == 1
     hint, where = [line for line in ended.stderr.splitlines() if line.startswith("note: ")]
     assert where == "note: where a rank hung is in out/logs/attempt-0/rank-1.stacks".replace("out", f"{tmp_path}/out")
@@ -191,7 +192,7 @@ def test_a_run_says_how_to_find_the_rank_that_hung(tmp_path: Path) -> None:
     assert f'train.py", line {HANGS.splitlines().index("        time.sleep(600)") + 1} in <module>' in stacks
     assert hint.endswith("ff collectives explain out/flight")
     explain_it = [*ff, *hint.split("ff ", 1)[1].split()]
-    said = subprocess.run(explain_it, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    said = subprocess.run(explain_it, cwd=tmp_path, capture_output=True, text=True, timeout=allowed_s(60), check=True)
     assert "rank 1 (node 1, host " in said.stdout.splitlines()[1]
     # it was ended by the launcher, so it could leave no dump; the other watched its process while it waited
     assert said.stdout.startswith("ASLEEP ")

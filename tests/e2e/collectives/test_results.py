@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import campaign
+from tests.support.collectives.calls import PLACES
 from tests.support.collectives.fp8_overflow import expected_clipped, overflows
 from tests.support.ranks.processes import ranks_running
 
@@ -28,6 +31,8 @@ COMBINED_COUNTS = [*COUNTS[:-1], 25_013]
 """Where every operation meets every size and memory: the largest is still more than a window of each type, and takes a
 third of the bytes. Those of `COUNTS` are sent with every operation and type, in every layout, by `make test`."""
 SLOW = pytest.mark.slow
+ROUND_S = 0.8
+"""Processor time of a round of all operations, of all ranks."""
 
 
 def all_agree(directory: Path, layout: str, **params: Any) -> tuple[str, int]:
@@ -35,7 +40,7 @@ def all_agree(directory: Path, layout: str, **params: Any) -> tuple[str, int]:
     nodes = LAYOUTS[layout]
     params = {"counts": COUNTS, "plan_nodes": nodes, **SMALL_PLAN, **params}
     with ranks_running(directory, nodes, "correctness", **params) as ranks:
-        results = list(ranks.wait_for("result", limit_s=100 * params.get("rounds", 1)).values())
+        results = list(ranks.wait_for("result", limit_s=100 * len(range(*params.get("rounds", (0, 1))))).values())
         assert ranks.exit_codes() == [0] * len(nodes)
     assert len({event["digest"] for event in results}) == 1
     return results[0]["digest"], results[0]["operations"]
@@ -54,26 +59,42 @@ def test_ranks_that_may_not_read_each_others_memory_get_the_same(layout: str, tm
     all_agree(tmp_path, layout, peer_memory=False)
 
 
+def combined() -> Iterator[Any]:
+    """Layouts, ways to reach the memory of others on the node, and rounds: the first ones have every size and every
+    memory, all of them half of the combinations of both."""
+    first, end = len(PLACES), len(PLACES) * len(COMBINED_COUNTS) // 2
+    marks = [*campaign(expected_s=first * ROUND_S), pytest.mark.rotates]
+    for layout, nodes in LAYOUTS.items():
+        for peer_memory in (True, False):
+            if not peer_memory and len(set(nodes)) == len(nodes):
+                continue  # who is alone on its node has nobody whose memory to read
+            name = f"{layout}-{'peer memory' if peer_memory else 'staged'}"
+            yield pytest.param(layout, peer_memory, (0, first), id=name, marks=SLOW)
+            for at in range(first, end, first):
+                yield pytest.param(layout, peer_memory, (at, at + first), id=f"{name}-{at}", marks=marks)
+
+
 @pytest.mark.processes
-@SLOW
-@pytest.mark.parametrize(
-    ("layout", "peer_memory"),
-    [
-        pytest.param(layout, peer_memory, id=f"{layout}-{'peer memory' if peer_memory else 'staged'}")
-        for layout, nodes in LAYOUTS.items()
-        for peer_memory in (True, False)
-        if peer_memory or len(set(nodes)) < len(nodes)  # who is alone on its node has nobody whose memory to read
-    ],
-)
-def test_every_operation_with_every_size_and_memory(layout: str, peer_memory: bool, tmp_path: Path) -> None:
-    all_agree(tmp_path, layout, peer_memory=peer_memory, rounds=21, counts=COMBINED_COUNTS)
+@pytest.mark.parametrize(("layout", "peer_memory", "rounds"), list(combined()))
+def test_every_operation_with_every_size_and_memory(
+    layout: str, peer_memory: bool, rounds: tuple[int, int], tmp_path: Path
+) -> None:
+    all_agree(tmp_path, layout, peer_memory=peer_memory, rounds=rounds, counts=COMBINED_COUNTS)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling"])
 @pytest.mark.parametrize("layout", ["2+1", "5x1"])
 def test_the_other_algorithms_agree_as_well(layout: str, algorithm: str, tmp_path: Path) -> None:
-    all_agree(tmp_path, layout, kinds=["allreduce"], rounds=2, algorithm=algorithm, sockets=3)
+    all_agree(tmp_path, layout, kinds=["allreduce"], rounds=(0, 2), algorithm=algorithm, sockets=3)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("layout", ["2+1", "5x1"])
+def test_a_line_agrees_whatever_the_operation(layout: str, tmp_path: Path) -> None:
+    """As across zones, where a ring would come back."""
+    kinds = ["allreduce", "reduce_scatter", "allgather"]
+    all_agree(tmp_path, layout, kinds=kinds, counts=COMBINED_COUNTS, algorithm="line", sockets=2)
 
 
 @pytest.mark.processes

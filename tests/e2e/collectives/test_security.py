@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tests.support.patience import allowed_s
 from tests.support.ranks.forked import NUMPY, Forked
 from tests.support.ranks.processes import ranks_running
 
@@ -110,7 +111,7 @@ class Job:
         self.last_may_come.set()
         self.may_leave.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(allowed_s(60))
             assert not thread.is_alive()
         return self.results
 
@@ -131,7 +132,7 @@ def job(nodes: list[int], **options: Any) -> Iterator[Job]:
 
 def connect(address: ListenAddress, *, local: bool) -> socket.socket:
     if not local:
-        return socket.create_connection((address.host, address.port), timeout=20)
+        return socket.create_connection((address.host, address.port), timeout=allowed_s(20))
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(20)
     sock.connect(f"\0{address.unix}")
@@ -160,7 +161,7 @@ def test_strangers_at_every_listener_neither_come_in_nor_delay_the_group(local: 
                 strangers.append(stack.enter_context(connect(group.address_of(rank), local=local)))
                 tell(strangers[-1], noise)
         group.check()
-        assert time.monotonic() - began < 8  # less than a silent stranger is given
+        assert time.monotonic() - began < allowed_s(8)  # less than a silent stranger is given
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["unix", "tcp"])
@@ -376,7 +377,7 @@ def test_another_user_cannot_reach_the_memory_of_a_rank() -> None:
         with ExitStack() as stack:
             process = Forked("tests.support.other_user", json.dumps(arguments), imports=NUMPY)
             stack.callback(process.kill)
-            said = json.loads(process.communicate(timeout=60)[0])
+            said = json.loads(process.communicate(timeout=allowed_s(60))[0])
         assert said["user"] != os.getuid()
         assert said["reached"] == []
         assert len(said["answer"]) < 400

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import campaign
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
 
@@ -20,6 +21,8 @@ pytestmark = [
 ]
 
 SLOW = pytest.mark.slow
+TURNS = [*campaign(expected_s=4), pytest.mark.rotates]
+"""Of ways to send of which others below send, in another layout."""
 TIMEOUT_NS = 2 * SECOND
 DEATH_LIMIT_S = 1.0
 HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7  # as over TCP, see test_failures
@@ -45,16 +48,16 @@ def digests(directory: Path, nodes: list[int], **params: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("layout", "tls", "algorithm", "sockets"),
     [
-        ("2x1", "tcp", "double_binary_tree", 1),
+        pytest.param("2x1", "tcp", "double_binary_tree", 1, marks=TURNS),
         ("2x2", "shm", "double_binary_tree", 1),
-        ("2x1", "shm", "double_binary_tree", 2),
-        ("2x2", "tcp", "double_binary_tree", 2),
+        pytest.param("2x1", "shm", "double_binary_tree", 2, marks=TURNS),
+        pytest.param("2x2", "tcp", "double_binary_tree", 2, marks=TURNS),
         ("3x1", "tcp", "double_binary_tree", 1),
-        ("3x1", "shm", "double_binary_tree", 1),
-        ("3x1", "tcp", "ring", 2),
+        pytest.param("3x1", "shm", "double_binary_tree", 1, marks=TURNS),
+        pytest.param("3x1", "tcp", "ring", 2, marks=TURNS),
         ("3x1", "shm", "ring", 3),
         ("2x2", "tcp", "halving_doubling", 1),
-        ("2x1", "posix", "ring", 1),
+        pytest.param("2x1", "posix", "ring", 1, marks=TURNS),
     ],
 )
 def test_the_bits_over_ucx_are_those_over_tcp(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from bench.report import Figure, Result
 from tests.support.network import namespaces
+from tests.support.patience import allowed_s
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -21,7 +22,7 @@ def run_bench(directory: Path, *options: str) -> dict[str, Result]:
     command = [sys.executable, "-m", "bench", "collectives", "--tiny", *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=allowed_s(600), check=False
     )
     assert run.returncode == 0, run.stderr
     assert "written to build/bench/collectives.jsonl" in run.stdout

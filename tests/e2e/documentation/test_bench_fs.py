@@ -12,6 +12,7 @@ import pytest
 from bench.report import Result
 from tests.support.fs.mounts import mounting
 from tests.support.network import namespaces
+from tests.support.patience import allowed_s
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -23,7 +24,7 @@ def test_every_family_of_cases_runs_beside_its_bounds(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "fs", "--tiny"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=allowed_s(600), check=False
     )
     assert run.returncode == 0, run.stderr
     lines = (tmp_path / "build/bench/fs.jsonl").read_bytes().splitlines()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from bench.report import Figure, Result
 from tests.support.kvstore.postgres import postgres_programs
+from tests.support.patience import allowed_s
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -21,7 +22,7 @@ def test_a_tiny_run_measures_every_engine_beside_its_peer(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "bench", "kvstore", "--tiny"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=allowed_s(120), check=False
     )
     assert run.returncode == 0, run.stderr
     lines = (tmp_path / "build/bench/kvstore.jsonl").read_bytes().splitlines()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.patience import allowed_s
 
 from fireflyer.checkpoint import describe, verify
 
@@ -24,7 +25,13 @@ def run(directory: Path, name: str) -> str:
     assert f"torchrun --standalone --nproc-per-node 2 {name}" in TEXT
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [*TORCHRUN, name], cwd=directory, env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*TORCHRUN, name],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=allowed_s(200),
+        check=False,
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
     return done.stdout
@@ -37,6 +44,9 @@ def test_accelerate_trains_on_our_group(tmp_path: Path) -> None:
     assert float(match[1]) < 1.0
 
 
+@pytest.mark.campaign(expected_s=30)
+@pytest.mark.rotates
+@pytest.mark.timeout(900)
 def test_trainer_trains_saves_and_resumes_on_our_group(tmp_path: Path) -> None:
     assert "hfreduce, 2 processes, equal weights: True" in run(tmp_path, "tune.py")
     checkpoints = str(tmp_path / "checkpoints")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.patience import allowed_s
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/checkpoints.md").read_text()
 FF_RUN = [sys.executable, "-m", "fireflyer", "run", "--ranks-per-node", "2"]
@@ -55,7 +56,7 @@ def launch(directory: Path, command: list[str], *, kill: bool) -> None:
         (directory / "hook" / "sitecustomize.py").write_text(KILL_RANK_1)
         environment["PYTHONPATH"] = str(directory / "hook")
     done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=allowed_s(300), check=False
     )
     assert done.returncode == 0, (done.stdout, done.stderr)
 
@@ -81,6 +82,8 @@ def test_the_commands_on_the_page_are_those_that_run_here() -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.campaign(expected_s=50)
+@pytest.mark.rotates
 @pytest.mark.timeout(900)
 def test_killed_under_either_launcher_it_ends_bitwise_as_an_undisturbed_run(tmp_path: Path) -> None:
     whole, ours, theirs = (prepare(tmp_path / name) for name in ("whole", "ours", "theirs"))
@@ -115,7 +118,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint(tmp_path: Path
     told += f"    if step == 5 and rank == 1:\n        signal.raise_signal({int(signal.SIGTERM)})\n\n"
     (directory / "train.py").write_text(text.replace("reporter = ", told + "reporter = ", 1))
     command = [argument for argument in TORCHRUN if argument not in ("--max-restarts", "3")]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=allowed_s(200), check=False)
     assert "exitcode  : 143" in done.stderr or "143" in done.stderr, done.stderr
     path = max((directory / "checkpoints").glob("step-*"))
     step = json.loads((path / "manifest.json").read_text())["body"]["step"]

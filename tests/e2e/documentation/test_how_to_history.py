@@ -14,6 +14,7 @@ from tests.support.platform.manager import ManagerProcess, ScriptedAgent
 from tests.support.platform.running import wait_for
 
 from fireflyer.cluster.client import Connection
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.history.database import check_url
 from fireflyer.cluster.schema.tasks import FINISHED, Program, TaskSpec
 
@@ -24,8 +25,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "history.md"
 
 def test_commands_and_queries_answer(tmp_path: Path) -> None:
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    (toml,) = [block for language, block in fenced if language == "toml"]
-    check_url(tomllib.loads(toml)["history"])
+    named, kept = [tomllib.loads(block) for language, block in fenced if language == "toml"]
+    check_url(named["history"])
+    assert msgspec.convert(kept["history_keep"], HistoryKeep) == HistoryKeep(), "the defaults"
+    assert tuple(kept["history_keep"]) == HistoryKeep.__struct_fields__
     (commands,) = [block.splitlines() for language, block in fenced if not language]
     shell = Shell(tmp_path)
     with ManagerProcess(tmp_path / "manager") as manager:
@@ -47,7 +50,7 @@ def test_commands_and_queries_answer(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "manager" / "history.sqlite") as database:
         answers = [database.execute(block).fetchall() for language, block in fenced if language == "sql"]
     database.close()
-    assert len(answers) == 5
+    assert len(answers) == 6
     assert answers[0][0][1] == "kept"
     assert answers[1]
     assert answers[3]

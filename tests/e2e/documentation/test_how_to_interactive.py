@@ -23,8 +23,8 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("FIREFLYER_PLATFORM", raising=False)
     text = PAGE.read_text()
     blocks = [block.splitlines() for block in re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)]
-    assert [len(block) for block in blocks] == [3, 2]
-    commands, shells = ([shlex.split(command) for command in block] for block in blocks)
+    assert [len(block) for block in blocks] == [3, 2, 1]
+    commands, shells, interactive = ([shlex.split(command) for command in block] for block in blocks)
     (tmp_path / "train.py").write_text(SLEEP)
     (tmp_path / ".ffignore").write_text("bin\nplatform\n")
     shell = Shell(tmp_path)
@@ -39,5 +39,6 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
             assert shell.run(*commands[2]) == ""
             assert shell.run(*shells[0]) == f"{SLEEP}in task 2\n"
             assert len(shell.run(*shells[1]).splitlines()) == 2
+            assert shell.run(*interactive[0]) == "in task 3\n"
         finally:
             shell.run("ff", "down")

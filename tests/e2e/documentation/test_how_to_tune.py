@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.patience import allowed_s
 
 from fireflyer.collectives import Plan, Speeds, plan_for
 from fireflyer.collectives.planning.declaration import Declaration
@@ -49,7 +50,7 @@ def test_the_script_runs(tmp_path: Path, option: str) -> None:
     (tmp_path / "time_sums.py").write_text(block("python", "# time_sums.py"))
     (tmp_path / "network.toml").write_text(block("toml", "[speeds]"))
     command = [sys.executable, "-m", "fireflyer", "run", "--nodes", "4", *option.split(), "time_sums.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=allowed_s(120))
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^rank 0 \| [0-9]+ KiB: [0-9.]+ ms, ", done.stdout, re.MULTILINE)) == 3
     assert "group world: 4 ranks on 4 nodes" in done.stdout + done.stderr

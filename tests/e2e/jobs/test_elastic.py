@@ -103,7 +103,9 @@ def losses(out: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.campaign(expected_s=50)
+@pytest.mark.rotates
+@pytest.mark.timeout(900)
 def test_a_job_goes_on_with_the_machines_that_are_left_and_one_history_gives_the_same_bits(
     machines: Machines, module_path: Path
 ) -> None:

@@ -13,8 +13,6 @@ from tests.support.patience import allowed_s
 
 pytestmark = pytest.mark.processes
 
-SILENT = f"{math.ceil(allowed_s(1.5))}s"
-"""Longer than a Python takes to start, here and now."""
 HANGS = """
 import os, threading, time
 rank = int(os.environ["RANK"])
@@ -30,6 +28,11 @@ if rank == 0:
 threading.Thread(target=time.sleep, args=(3600,), daemon=True, name="helper").start()
 waits_for_a_file_server()
 """
+
+
+def silent() -> str:
+    """Longer than a Python takes to start, here and now."""
+    return f"{math.ceil(allowed_s(2))}s"
 
 
 def test_the_stacks_of_a_rank_that_others_waited_for_are_in_a_file_and_not_on_the_terminal(tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_the_stacks_of_a_rank_that_others_waited_for_are_in_a_file_and_not_on_th
     ids=["sleeping", "stopped"],
 )  # fmt: skip
 def test_the_watchdog_ends_a_job_that_says_nothing(tmp_path: Path, script: str) -> None:
-    shown = ff_run(tmp_path, "--watchdog", SILENT, "--quiet", "job.py", script=script)
+    shown = ff_run(tmp_path, "--watchdog", silent(), "--quiet", "job.py", script=script)
     assert (shown.code, shown.out) == (1, ["rank 0 | up"])
     assert shown.err == [
         "note: where a rank hung is in out/logs/attempt-0/rank-0.stacks",
@@ -70,6 +73,6 @@ def test_a_program_that_starts_python_has_its_stacks_taken_too(tmp_path: Path) -
     (tmp_path / "inner.py").write_text("import time\ndef hangs(): time.sleep(3600)\nhangs()")
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{sys.executable} inner.py\nexit $?\n")
     (tmp_path / "job.sh").chmod(0o755)
-    shown = ff_run(tmp_path, "--watchdog", SILENT, "--quiet", "--no-python", "./job.sh")
+    shown = ff_run(tmp_path, "--watchdog", silent(), "--quiet", "--no-python", "./job.sh")
     assert shown.code == 1
     assert "in hangs" in (tmp_path / "out/logs/attempt-0/rank-0.stacks").read_text()

@@ -37,14 +37,10 @@ def train(program: str, directory: Path, die_at: int) -> tuple[JobRun, list[dict
     return job, [json.loads((directory / f"{rank}-{attempt}.json").read_text()) for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "killed_lightning.py",
-        pytest.param("killed_transformers.py", marks=[pytest.mark.campaign(expected_s=45), pytest.mark.rotates]),
-    ],
-)
-@pytest.mark.timeout(400)
+@pytest.mark.campaign(expected_s=45)
+@pytest.mark.rotates
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("program", ["killed_lightning.py", "killed_transformers.py"])
 def test_a_job_of_which_a_rank_was_killed_ends_bitwise_as_one_that_was_never_disturbed(
     tmp_path: Path, program: str
 ) -> None:

@@ -289,7 +289,7 @@ print('served')
     stranger = socket.socket()
 
     def take() -> None:
-        wait_until(wanted.exists, 20)
+        wait_until(wanted.exists, allowed_s(20))
         stranger.bind(("127.0.0.1", int(wanted.read_text())))
         stranger.listen()
         taken.touch()

@@ -22,6 +22,7 @@ from tests.support.jobs.launching import (
     write_orphan,
     write_script,
 )
+from tests.support.patience import allowed_s
 
 from fireflyer.base.events import AttemptFailed, JobFinished
 from fireflyer.base.units import SECOND
@@ -50,7 +51,9 @@ def waiting_spec(tmp_path: Path, *, before: str = "", **changes: object) -> JobS
 
 
 def wait_for_ranks(tmp_path: Path) -> None:
-    wait_until(lambda: all((tmp_path / f"up{rank}").exists() for rank in range(4)), 30, "the ranks do not come up")
+    wait_until(
+        lambda: all((tmp_path / f"up{rank}").exists() for rank in range(4)), allowed_s(30), "the ranks do not come up"
+    )
 
 
 def output_of(spec: JobSpec) -> str:
@@ -66,7 +69,7 @@ def test_ctrl_c_is_passed_on_and_the_job_ends_with_130(tmp_path: Path) -> None:
     with started_launcher(spec) as launcher:
         wait_for_ranks(tmp_path)
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(20) == 130
+        assert launcher.wait(allowed_s(20)) == 130
         nothing_left(spec.run_dir)
     assert output_of(spec).count("interrupted") == 4
     assert "stopped by SIGINT" in output_of(spec)
@@ -83,7 +86,7 @@ def test_other_signals_are_passed_on_as_well(tmp_path: Path, number: signal.Sign
     with started_launcher(spec) as launcher:
         wait_for_ranks(tmp_path)
         launcher.send_signal(number)
-        assert launcher.wait(20) == 128 + number
+        assert launcher.wait(allowed_s(20)) == 128 + number
     assert output_of(spec).count("heard") == 4
 
 
@@ -93,11 +96,11 @@ def test_a_second_ctrl_c_does_not_wait_for_deaf_ranks(tmp_path: Path) -> None:
     with started_launcher(spec) as launcher:
         wait_for_ranks(tmp_path)
         launcher.send_signal(signal.SIGINT)
-        wait_until(lambda: output_of(spec).count("deaf") >= 4, 20, "the signal is not passed on")
+        wait_until(lambda: output_of(spec).count("deaf") >= 4, allowed_s(20), "the signal is not passed on")
         with pytest.raises(subprocess.TimeoutExpired):
             launcher.wait(0.5)
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(20) == 130
+        assert launcher.wait(allowed_s(20)) == 130
         nothing_left(spec.run_dir)
 
 
@@ -120,7 +123,7 @@ if rank == 3:
         nothing_left(spec.run_dir)
         orphans = [int(pid) for pid in pids.read_text().split()]
         assert len(orphans) == 2
-        wait_until(lambda: not any(is_alive(pid) for pid in orphans), 5, "detached processes are left")
+        wait_until(lambda: not any(is_alive(pid) for pid in orphans), allowed_s(5), "detached processes are left")
 
 
 def test_launcher_and_supervisors_killed_at_once_leave_nothing_behind(tmp_path: Path) -> None:
@@ -152,7 +155,7 @@ def test_killed_guards_leave_nothing_behind_either(tmp_path: Path) -> None:
         assert len(guards) == 2
         for pid in guards:
             os.kill(pid, signal.SIGKILL)
-        assert launcher.wait(30) == 1
+        assert launcher.wait(allowed_s(30)) == 1
         nothing_left(spec.run_dir)
     assert "node" in output_of(spec)
 
@@ -169,7 +172,7 @@ def test_a_launcher_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None
         with pytest.raises(subprocess.TimeoutExpired):
             launcher.wait(1)
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(20) == 130
+        assert launcher.wait(allowed_s(20)) == 130
     assert output_of(spec).count("interrupted") == 4
 
 

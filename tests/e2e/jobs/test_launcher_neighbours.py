@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.jobs.launching import run, wait_until, write_script
+from tests.support.patience import allowed_s
 
 from fireflyer.base.events import NodeLost
 from fireflyer.cluster.schema.job import JobSpec
@@ -37,7 +38,7 @@ while not os.path.exists({str(go)!r}): time.sleep(0.01)
     submitted: list[subprocess.Popen[bytes]] = []
 
     def batch_system() -> None:
-        wait_until(lambda: token.exists() and token.read_text().endswith("\n"), 30)
+        wait_until(lambda: token.exists() and token.read_text().endswith("\n"), allowed_s(30))
         submitted.append(subprocess.Popen(["sleep", "1000"], env={MARKER: token.read_text().strip()}))
         go.touch()
 

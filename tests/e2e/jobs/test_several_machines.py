@@ -289,7 +289,9 @@ def test_a_process_that_is_killed_on_another_machine_costs_one_restart(
     assert error in ("", DUMPS_NOTE.format("run/flight"))
     seen = f"node 1 (b) lost: {lost}" if lost else "rank 1 (node 1) was killed by SIGKILL"
     first, noticed, *rest = notices_in(out)
-    assert noticed == seen or (not lost and noticed.startswith("rank 0 failed because of rank 1: rank 1 (node 1, host b)"))
+    assert noticed == seen or (
+        not lost and noticed.startswith("rank 0 failed because of rank 1: rank 1 (node 1, host b)")
+    )
     assert [first, *rest] == [
         "job job: 2 nodes x 1 rank",
         f"attempt 0 failed: {seen.replace(') lost', ') was lost')}; restarting",

@@ -147,6 +147,9 @@ def test_the_whole_life_state_survives_a_restart_and_is_on_disk(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.campaign(expected_s=42)
+@pytest.mark.rotates
+@pytest.mark.timeout(900)
 def test_a_job_that_is_suspended_again_and_again_learns_the_same_bits(tmp_path: Path) -> None:
     """Of one rank on each node: where nodes have several is seen above, and each start of a rank imports torch."""
     rng = random.Random(7)

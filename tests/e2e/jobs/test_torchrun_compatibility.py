@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.jobs.launching import run, write_script
+from tests.support.patience import allowed_s
 
 from fireflyer.cluster.schema.job import JobSpec
 
@@ -59,7 +60,7 @@ def test_the_environment_is_that_of_torchrun(tmp_path: Path, monkeypatch: pytest
         "--local-addr=127.0.0.1",
         f"--log-dir={tmp_path}/log",
     ]
-    subprocess.run([*torchrun, script, str(theirs)], check=True, capture_output=True, timeout=100)
+    subprocess.run([*torchrun, script, str(theirs)], check=True, capture_output=True, timeout=allowed_s(100))
     job = run(JobSpec(script=script, args=(str(ours),), ranks_per_node=2, max_restarts=3, run_dir=str(tmp_path / "r")))
     assert job.result.exit_code == 0
     for expected, got in zip(environments(theirs), environments(ours), strict=True):

@@ -64,7 +64,7 @@ MATRIX: Final = [
     Rights("POST", "/commands", {"type": "LabelNode", "node": "gpu-1", "labels": ["a"]}, 401, 403, 403, 200),
     Rights("POST", "/commands", {"type": "SetShare", "user": "ada", "nodes": 9.0}, 401, 403, 403, 403),
     Rights("POST", "/snapshots/{hash}", b"", 401, 400, 400, 400),
-    Rights("PUT", "/snapshots/{hash}/blobs", b"", 401, 200, 200, 200),
+    Rights("PUT", "/snapshots/{hash}/blobs", b"", 401, 404, 404, 404),
     Rights("POST", "/snapshots/{hash}/seal", None, 401, 404, 404, 404),
     Rights("GET", "/nodes", None, 401, 200, 200, 200),
     Rights("GET", "/nodes/gpu-1", None, 401, 200, 200, 200),

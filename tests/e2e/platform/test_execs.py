@@ -324,6 +324,78 @@ def test_a_shell_gets_a_node_with_a_port_and_gives_it_back(platform: RunningPlat
     assert "its shell has ended" in answer.task.reason
 
 
+def interactive(platform: RunningPlatform, *arguments: str) -> Any:
+    command = ff(platform, "submit", "--interactive", *arguments)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def said_of_task(client: Any, text: str) -> int:
+    """Reads what it says until a line about its task has this text; the task's number."""
+    said = b""
+    for line in client.stderr:
+        said += line
+        if line.startswith(b"task ") and text.encode() in line:
+            return int(line.split()[1])
+    raise AssertionError(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interactive_task_that_waits_says_its_place_and_why_and_ends_with_its_command(
+    platform: RunningPlatform, task: int, tmp_path: Path, number: signal.Signals
+) -> None:
+    """One of the two nodes has another task."""
+    first = interactive(platform, "--nodes", "2", "--directory", str(tmp_path))
+    try:
+        waits = said_of_task(first, "next in the queue: needs 2 of 2 nodes that it may use; 1 are free")
+        second = interactive(platform, "--nodes", "2", "--no-snapshot", "--after", str(task))
+        try:
+            held = said_of_task(second, "queued, 1 task comes before it: ")
+        finally:
+            second.send_signal(signal.SIGINT)
+            second.communicate(timeout=allowed_s(30))
+        first.send_signal(number)
+        first.communicate(timeout=allowed_s(30))
+        assert (first.returncode, second.returncode) == (130, 130)
+    finally:
+        first.kill()
+        first.communicate()
+    for one in (waits, held):
+        answer = platform.finished(platform.client("ada"), one)
+        assert (answer.task.outcome, answer.task.runs) == (Outcome.STOPPED, 0)
+
+
+@pytest.mark.slow
+def test_an_interactive_task_runs_its_command_on_the_node_that_was_asked_for(
+    platform: RunningPlatform, task: int
+) -> None:
+    node = {"agent-1", "agent-2"}.difference(platform.client("ada").task(task).task.nodes).pop()
+    there = free_port()
+    serve = f"{sys.executable} -m http.server {there} --bind 127.0.0.1 >/dev/null 2>&1 &"
+    serve += " read line; echo $FF_TASK_ID; exit 5"
+    client = interactive(
+        platform, "--nodelist", node, "--no-snapshot", "--time", "10m", "--port", f"0:{there}", "--", "sh", "-c", serve
+    )
+    try:
+        number = said_of_task(client, f"runs on {node}")
+        line = client.stderr.readline()
+        found = re.findall(rb"(http://127\.0\.0\.1:\d+) leads to port", line)
+        assert found, line
+
+        def fetched() -> bool:
+            with contextlib.suppress(OSError):
+                return bool(urllib.request.urlopen(found[0].decode()).status == 200)
+            return False
+
+        wait_for(fetched, "its port is reached")
+        output, errors = client.communicate(b"\n", timeout=allowed_s(60))
+        assert (client.returncode, output) == (5, f"{number}\n".encode()), errors
+    finally:
+        client.kill()
+        client.communicate()
+    assert platform.finished(platform.client("ada"), number).task.outcome is Outcome.STOPPED
+
+
 @pytest.mark.slow
 def test_a_session_ends_with_its_run_and_the_node_is_free(platform: RunningPlatform, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLEEP)

@@ -107,7 +107,6 @@ class Platform:
             "store": store,
             "managers": tuple(f"{self.machines[name].address}:{AGENTS_PORT}" for name in "ab"),
             "objects": str(shared / "objects"),
-            "logs_directory": str(shared / "logs"),
             "lease_ms": 2000,
             "lost_ms": 7000,
             "stop_after_ms": 1000 * STOP_AFTER_S,

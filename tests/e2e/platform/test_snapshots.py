@@ -117,6 +117,9 @@ def test_other_bytes_than_those_that_were_hashed_are_refused(manager: ManagerPro
     with manager.client("bob") as bob:
         with pytest.raises(UsageError, match="not that of snapshot"):
             bob.begin_snapshot("0" * 64, found.encoded)
+        for stream in (b"", b"half a header"):
+            with pytest.raises(NotFound, match="bob has not begun to send snapshot 000000000000…, or too long ago"):
+                bob.send_blobs("0" * 64, len(stream), lambda stream=stream: [stream])  # type: ignore[misc]
         (blob, *_) = bob.begin_snapshot(found.snapshot, found.encoded)
         for stream in (frame_header(blob, 3) + b"bad", frame_header(blob, 1 << 62) + b"short", b"half a header"):
             with pytest.raises(UsageError):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.patience import allowed_s
 
 from fireflyer.base.events import JobFinished, decode_log
 
@@ -40,7 +41,9 @@ except FireflyerError:
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("program", [_RUN, _BLOCKING], ids=["run", "blocking"])
 def test_a_loop_survives_without_standard_streams(program: str, closed: str) -> None:
-    ended = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program], timeout=60)
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program], timeout=allowed_s(60)
+    )
     assert ended.returncode == 0
 
 
@@ -50,7 +53,7 @@ def test_a_job_runs_without_standard_streams(tmp_path: Path, closed: str) -> Non
     script = tmp_path / "job.py"
     script.write_text("print('hello')\n")
     command = [sys.executable, "-m", "fireflyer", "run", "--run-dir", str(tmp_path / "run"), str(script)]
-    ended = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=60)
+    ended = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], timeout=allowed_s(60))
     assert ended.returncode == 0
     with open(tmp_path / "run" / "events.jsonl", "rb") as file:
         assert isinstance(decode_log(file)[-1].event, JobFinished)

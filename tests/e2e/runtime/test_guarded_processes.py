@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.jobs.launching import wait_until, write_orphan
 from tests.support.loops import on_loop
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Busy
 from fireflyer.runtime.processes import guard as guard_program
@@ -61,7 +62,7 @@ def known(pid: int) -> bool:
 
 
 def read_pids(path: Path, lines: int) -> list[int]:
-    wait_until(lambda: path.exists() and path.read_text().count("\n") >= lines, 20)
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= lines, allowed_s(20))
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -216,7 +217,7 @@ async def test_a_token_marks_its_continuations_and_no_other(tmp_path: Path) -> N
         assert sorted(marked(token)) == sorted(processes[index].pid for index in (0, 1, 3))
         assert marked(f"{token}.1.1") == [processes[0].pid]
         assert await kill_marked(f"{token}.1")
-        assert [process.wait(10) for process in processes[:2]] == [-9, -9]
+        assert [process.wait(allowed_s(10)) for process in processes[:2]] == [-9, -9]
         assert processes[3].poll() is None
     finally:
         for process in processes:
@@ -235,13 +236,13 @@ time.sleep(1000)
 """
     parent = subprocess.Popen([sys.executable, "-c", code])
     try:
-        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), 20)
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), allowed_s(20))
         (child,) = descendants(parent.pid)
         assert int(pids.read_text()) == child
     finally:
         parent.kill()
         parent.wait()
-    wait_until(lambda: not alive(child), 5, "the leashed process lives on")
+    wait_until(lambda: not alive(child), allowed_s(5), "the leashed process lives on")
 
 
 @on_loop

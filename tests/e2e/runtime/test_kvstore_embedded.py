@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.support.kvstore.engines import put, values
 from tests.support.loops import on_loop
+from tests.support.patience import allowed_s
 
 from fireflyer import kvstore
 from fireflyer.base.errors import Busy, DataCorruption, Exists, NoSpace, NotFound, PermanentError, UsageError
@@ -190,7 +191,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2] == "reserve"))
 def test_a_full_disk_is_no_space_and_clearing_keys_makes_room(tmp_path: Path, reserve: str) -> None:
     """The kernel refuses to let the file grow, as a quota does. Without the reserve LMDB itself runs into it."""
     command = [sys.executable, "-c", _FULL_DISK, str(tmp_path / "store"), reserve]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=allowed_s(60))
     *counts, counter = map(int, done.stdout.split() or (0, 0))
     assert min(counts) > 4, (done.stdout, done.stderr)
     assert counter == sum(counts)
@@ -368,5 +369,5 @@ async def main(path, limit):
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
     command = [sys.executable, "-c", script, str(tmp_path / "store"), str(limit_bytes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=allowed_s(60))
     assert expected in done.stdout, done.stderr

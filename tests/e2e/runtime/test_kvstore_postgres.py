@@ -14,6 +14,7 @@ import pytest
 from tests.support.kvstore.engines import Opened, put, values
 from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.loops import on_loop
+from tests.support.patience import allowed_s
 
 from fireflyer import kvstore
 from fireflyer.base.errors import NotFound, UsageError
@@ -76,7 +77,7 @@ async def _check_counted(url: str, acknowledged: list[str]) -> None:
 def test_several_processes_count_together(postgres_server: PostgresServer) -> None:
     url = postgres_server.url()
     with _counting(url, processes=3, count=12) as processes:
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=allowed_s(60))[0] for process in processes]
         assert [process.returncode for process in processes] == [0, 0, 0]
     acknowledged = [line for output in outputs for line in output.split()]
     assert len(acknowledged) == 36
@@ -101,7 +102,7 @@ def _crash_under_load(rounds: int) -> None:
                 server.start()
             # Not `communicate`, which would leave out what has been read ahead.
             acknowledged = lines + [line for output in outputs_open for line in output.read().split()]
-            assert [process.wait(100) for process in processes] == [0, 0]
+            assert [process.wait(allowed_s(100)) for process in processes] == [0, 0]
         assert len(acknowledged) == 30 * rounds
         on_loop(_check_counted)(url, acknowledged)
 

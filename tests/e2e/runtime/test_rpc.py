@@ -25,6 +25,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.identity.handshake import BEARER_MARK, UserKey, token_key
 from fireflyer.identity.secrets import new_secret
+from fireflyer.runtime import token_watch
 from fireflyer.runtime.framing import TAG_BYTES
 from fireflyer.runtime.raw_connections import RawConnection, RawListener
 from fireflyer.runtime.rpc import (
@@ -38,8 +39,6 @@ from fireflyer.runtime.rpc import (
     UserCredential,
 )
 from fireflyer.runtime.rpc import client as client_module
-from fireflyer.runtime.rpc import server as server_module
-from fireflyer.runtime.rpc import stream as stream_module
 from fireflyer.runtime.rpc.messages import MAX_ERROR_CHARS, Call, encode
 from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream
 
@@ -265,6 +264,10 @@ async def test_one_peer_has_its_part_of_the_connections_and_no_more() -> None:
         assert await service.left.get() == "greedy"
         clients.append(await service.client("greedy"))
         assert await clients[-1].call(ADD, Add(1, 1), SECOND) == Number(2)
+        told = {series.name: series.values for series in service.metrics()}
+        assert told["fireflyer_rpc_connections"] == [({"role": "node"}, 3), ({"role": "user"}, 0)]
+        refused = {labels["bound"]: count for labels, count in told["fireflyer_rpc_refused_total"]}
+        assert refused["connections_of_peer"] >= 1
         await asyncio.gather(*(client.close() for client in clients))
 
 
@@ -281,16 +284,15 @@ async def test_who_asks_and_does_not_read_is_cut_off_before_the_answers_fill_the
             call = Call(1000 + number, ECHO.name, 60 * SECOND, msgspec.Raw(encode(Blob(b"", 4 * MIB))))
             greedy._stream.send_soon(encode(call))
         assert await service.left.get() == "greedy"
-        assert "bytes of requests and answers wait" in caplog.text
+        assert "connection closed, it does not read its answers" in caplog.text
         assert len((await other.call(ECHO, Blob(b"", 4 * MIB), 10 * SECOND)).data) == 4 * MIB
         await greedy.close()
         await other.close()
 
 
 @on_loop
-async def test_who_reads_nothing_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_UNREAD_S", 0.2)
-    async with serving() as service:
+async def test_who_reads_nothing_for_long_is_cut_off() -> None:
+    async with serving(ServerLimits(unread_ns=200 * MS)) as service:
         client = await service.client("asleep")
         client._stream._reader._transport.pause_reading()  # type: ignore[attr-defined]
         for number in range(4):
@@ -301,12 +303,9 @@ async def test_who_reads_nothing_for_long_is_cut_off(monkeypatch: pytest.MonkeyP
 
 
 @on_loop
-async def test_half_a_frame_does_not_stay_for_ever(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(stream_module, "_FRAME_S", 0.2)
+async def test_half_a_frame_does_not_stay_for_ever(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    async with serving() as service:
+    async with serving(ServerLimits(frame_ns=200 * MS)) as service:
         client = await service.client("slow")
         client._stream._writer.write((MIB).to_bytes(4, "big") + bytes(1000))
         assert await service.left.get() == "slow"
@@ -322,7 +321,7 @@ async def test_a_peer_that_announces_more_than_it_may_make_wait_is_closed(caplog
         await other.call(ADD, Add(1, 1), SECOND)
         second._stream._writer.write((2 * MIB).to_bytes(4, "big") + bytes(1000))
         assert await service.left.get() == "greedy"
-        assert "node greedy makes 2097168 bytes wait already and sends 2097168 more" in caplog.text
+        assert "node greedy makes 2097168 bytes wait already, of 3145728, and 2097168 more come" in caplog.text
         assert await other.call(ADD, Add(1, 1), SECOND) == Number(2)
         await asyncio.gather(*(client.close() for client in (first, second, other)))
 
@@ -353,7 +352,7 @@ async def test_users_are_let_in_by_their_token() -> None:
 
 @on_loop
 async def test_a_revoked_token_ends_its_open_connections_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "RECHECK_S", 0.05)
+    monkeypatch.setattr(token_watch, "RECHECK_S", 0.05)
     tokens = {name: f"{BEARER_MARK}.{name}.secret" for name in ("first", "second")}
     known = {name: UserKey("alice", token_key(token)) for name, token in tokens.items()}
     async with serving(accepts=Accepts(None, known.get), recheck_tokens=True) as service:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from tests.support.network.rpc_service import ADD, FAIL, HANG, Add, Name, Number, Service
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, NotFound, PermissionDenied, Timeout, Unreachable, UsageError
 from fireflyer.base.units import MS, SECOND
@@ -180,5 +181,5 @@ def test_a_program_that_just_ends_ends_silently(running: Running, tmp_path: Path
     save_secret(running.service.secret, secret)
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", _PROGRAM, str(running.service.address), secret]
     root = Path(__file__).parents[3]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=root)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=allowed_s(60), check=False, cwd=root)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

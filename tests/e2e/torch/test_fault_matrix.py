@@ -55,7 +55,7 @@ def all_end(ranks: Ranks, who: list[int]) -> None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         assert children.read_text(encoding="ascii") == ""
         process.stdin.close()
-    assert [ranks.processes[rank].wait(60) for rank in who] == [0] * len(who)
+    assert [ranks.processes[rank].wait(allowed_s(60)) for rank in who] == [0] * len(who)
 
 
 @pytest.mark.parametrize(("way", "fault"), cases("kill", "stop"))
@@ -72,7 +72,7 @@ def test_a_rank_that_dies_or_stops_in_backward_is_named_by_all_others(way: str, 
             assert re.search(rf"{CALL} {how_far}", event["message"]), event
         all_end(ranks, others)
         if fault == "kill":
-            assert ranks.processes[victim].wait(10) == -signal.SIGKILL
+            assert ranks.processes[victim].wait(allowed_s(10)) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("way", "fault"), cases("other"))

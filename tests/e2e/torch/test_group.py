@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.jobs.launching import run, write_script
+from tests.support.patience import allowed_s
 from tests.support.torch_ranks.processes import run_torch_ranks
 
 from fireflyer.cluster.schema.job import JobSpec
@@ -113,7 +114,7 @@ def test_a_job_of_torchrun_needs_no_launcher_of_ours(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--log-dir", str(tmp_path / "log")]
     ended = subprocess.run(
-        [*command, write_script(tmp_path, JOB)], capture_output=True, text=True, timeout=110, check=False
+        [*command, write_script(tmp_path, JOB)], capture_output=True, text=True, timeout=allowed_s(110), check=False
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert sorted(line for line in ended.stdout.splitlines() if "SUM" in line) == ["SUM 6.0 store"] * 2

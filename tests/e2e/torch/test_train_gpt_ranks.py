@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.support.jobs import killed_gpt
+from tests.support.patience import allowed_s
 
 from fireflyer.base.events import ResumeReport, StepReport, decode_log
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
-from fireflyer.checkpoint.reader import Sink, choose
+from fireflyer.checkpoint.engine.loading import Sink
+from fireflyer.checkpoint.reader import choose
 from fireflyer.recipes.corpus import build_corpus
 from fireflyer.runtime.disk import RealDisk
 
@@ -72,7 +74,11 @@ def train(
     run = ["run", "--quiet", "--devices", "cpu", "--nodes", str(nodes), "--ranks-per-node", str(ranks)]
     run += ["--max-restarts", str(restarts), "--run-dir", str(directory / name), *program]
     done = subprocess.run(
-        [sys.executable, "-m", "fireflyer", *run, *script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", "fireflyer", *run, *script],
+        capture_output=True,
+        text=True,
+        timeout=allowed_s(100),
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     with (directory / name / "events.jsonl").open("rb") as file:
@@ -138,6 +144,9 @@ def test_a_job_of_which_a_rank_was_killed_ends_bitwise_as_one_that_was_never_dis
 
 
 @pytest.mark.slow
+@pytest.mark.campaign(expected_s=15)
+@pytest.mark.rotates
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lost", sorted({*killed_gpt.LOSSES} - {"nothing"}))
 def test_whatever_a_resumed_job_has_lost_is_seen(place: Path, undisturbed: Job, lost: str) -> None:
     job = killed(place, lost)

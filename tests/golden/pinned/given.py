@@ -8,6 +8,7 @@ from tests.golden.pinned.samples import Given, samples
 
 from fireflyer.base.port_range import PortRange
 from fireflyer.cluster.core.platform.commands import SetPolicy
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
 from fireflyer.cluster.local.config import NodesConfig, TimeSharing, UpConfig
 from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
@@ -61,6 +62,7 @@ def _manager_configs() -> list[PlatformConfig]:
     whole |= {"listen": "127.0.0.1:1", "listen_agents": "127.0.0.1:2", "managers": ("s1",), "operators": ("s2",)}
     whole |= {"manager_urls": ("https://s3#4",), "webhook_networks": ("10.0.0.0/16",)}
     site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
+    whole |= {"history_keep": HistoryKeep(tasks_days=3, rows=4000)}
     whole |= {"engine": "slurm", "slurm": site, "node_check": ("/s1", "s2")}
     return [least, PlatformConfig(**whole)]
 
@@ -69,7 +71,13 @@ def _up_files() -> list[UpConfig]:
     """They check names, durations and addresses."""
     nodes = NodesConfig(names=("agent-1", "agent-2"), group="s1", zone="s2", leaf="s3", labels=("s4",))
     sharing = TimeSharing(
-        guarantee="1m", age_step="2m", usage_margin=2.5, usage_half_life="3m", cross_zone_nodes=4, cross_zone_tasks=5
+        guarantee="1m",
+        age_step="2m",
+        gang_age="5m",
+        usage_margin=2.5,
+        usage_half_life="3m",
+        cross_zone_nodes=4,
+        cross_zone_tasks=5,
     )
     whole = UpConfig(
         directory="s5",
@@ -86,6 +94,9 @@ def _up_files() -> list[UpConfig]:
         stop_after="16s",
         nodes=(nodes,),
         time_sharing=sharing,
+        history_keep=HistoryKeep(
+            parts_days=1, tasks_days=2, node_states_days=3, totals_days=4, audit_days=5, usage_days=6, rows=7000
+        ),
     )
     return [UpConfig(agents=1), whole]
 

@@ -15,6 +15,8 @@ from fireflyer.cli.collectives import plan as collective_plans
 from fireflyer.cli.fs import status as fs_status
 from fireflyer.cli.fs.admin import placement, users
 from fireflyer.cli.fs.files import maintenance, show
+from fireflyer.cli.platform import status as whole_status
+from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskView
 from fireflyer.collectives.flight.explain import Verdict
 from fireflyer.collectives.planning.declaration import Declaration
 from fireflyer.collectives.planning.plan import Plan
@@ -49,6 +51,15 @@ def _status() -> list[bytes]:
     return [fs_status.to_json(status, moves, one) for status in samples(Status) for one in files]
 
 
+def _whole_status() -> list[bytes]:
+    platform = {"cluster": samples(ClusterView)[0], "nodes": samples(NodeView), "tasks": samples(TaskView)}
+    (status, *_), (files, *_) = samples(Status), samples(FilesStatus)
+    return [
+        whole_status.to_json(platform, fs_status.shown(status, samples(MoveStatus), files), ok=True),
+        whole_status.to_json({"error": "why"}, None, ok=False),
+    ]
+
+
 def _bench() -> list[bytes]:
     return [maintenance.to_json(samples(Load)[0], samples(Measurement), samples(Measurement))]
 
@@ -61,6 +72,7 @@ OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {
     "fs placement": _placement,
     "fs stat": _stat,
     "fs status": _status,
+    "status": _whole_status,
     "fs user list": lambda: [users.to_json(samples(UserInfo))],
 }
 

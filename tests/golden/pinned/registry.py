@@ -25,7 +25,7 @@ from fireflyer.cluster.client import Connection
 from fireflyer.cluster.core import agent as agent_core
 from fireflyer.cluster.core import runs as agent_runs
 from fireflyer.cluster.core import tracebacks as cluster_tracebacks
-from fireflyer.cluster.core.objects import manifest
+from fireflyer.cluster.core.objects import manifest, uv_lock
 from fireflyer.cluster.core.platform import commands, views
 from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
@@ -36,7 +36,7 @@ from fireflyer.cluster.manager import known as platform_known
 from fireflyer.cluster.manager import machines as platform_machines
 from fireflyer.cluster.manager.config import PlatformConfig
 from fireflyer.cluster.manager.web import sessions
-from fireflyer.cluster.objects import log_files, stat_cache
+from fireflyer.cluster.objects import log_indexes, stat_cache
 from fireflyer.cluster.schema import agent as cluster_agent
 from fireflyer.cluster.schema import api, execs, logs, runner, sync, tasks, tickets, webhooks
 from fireflyer.cluster.schema import hosts as cluster_hosts
@@ -147,8 +147,8 @@ FORMATS: Final = (
     Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=3),
-    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=4),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=4),
+    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=5),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
     Format("rpc.platform.wait_execs.request", "msgpack", execs.WaitExecs),
@@ -167,11 +167,11 @@ FORMATS: Final = (
     Format("platform.run-end", "json", sync.EndedRun),
     # Rows of the platform's managers, and what they keep beside these.
     Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow, revision=3),
-    Format("platform.row.config", "msgpack", platform_rows.ConfigRow),
+    Format("platform.row.config", "msgpack", platform_rows.ConfigRow, revision=2),
     Format("platform.row.task", "msgpack", platform_rows.TaskRow, revision=2),
     Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
     Format("platform.row.run", "msgpack", platform_rows.RunRow),
-    Format("platform.row.node", "msgpack", platform_rows.NodeRow),
+    Format("platform.row.node", "msgpack", platform_rows.NodeRow, revision=2),
     Format("platform.row.place", "msgpack", platform_rows.PlaceRow),
     Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
     Format("platform.row.webhook", "msgpack", platform_rows.WebhookRow),
@@ -187,9 +187,10 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=3),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=4),
     Format("platform.local", "json", platform_layout.LocalPlatform),
-    Format("platform.up-file", "toml", platform_up.UpConfig),
+    Format("platform.uv-lock", "toml", uv_lock._Lock),
+    Format("platform.up-file", "toml", platform_up.UpConfig, revision=3),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),
@@ -199,16 +200,16 @@ FORMATS: Final = (
     Format("http.set-share", "object", commands.SetShare),
     Format("http.drain-node", "object", commands.DrainNode),
     Format("http.submitted", "json", api.Submitted),
-    Format("http.task", "json", views.TaskAnswer),
+    Format("http.task", "json", views.TaskAnswer, revision=2),
     Format("http.tasks", "json", views.TaskPage),
-    Format("http.start", "json", views.Why),
+    Format("http.start", "json", views.Why, revision=2),
     Format("http.exec-request", "object", execs.ExecRequest),
     Format("http.exec-program", "object", execs.ExecProgram),
     Format("http.exec-accepted", "json", execs.ExecAccepted),
     Format("http.commanded", "json", api.Commanded),
     Format("http.missing-blobs", "json", api.MissingBlobs),
-    Format("http.nodes", "json", tuple[views.NodeView, ...], revision=2),
-    Format("http.node", "json", views.NodeView, revision=2),
+    Format("http.nodes", "json", tuple[views.NodeView, ...], revision=3),
+    Format("http.node", "json", views.NodeView, revision=3),
     Format("http.quota", "json", views.QuotaView),
     Format("http.limits", "json", tuple[views.LimitUse, ...]),
     Format("http.join-token", "json", api.JoinTokenAnswer),
@@ -218,7 +219,7 @@ FORMATS: Final = (
     Format("http.webhooks", "json", list[webhooks.WebhookView]),
     Format("webhook.notification", "json", webhooks.Notification),
     Format("http.identity", "json", api.Identity, revision=2),
-    Format("http.cluster", "json", views.ClusterView),
+    Format("http.cluster", "json", views.ClusterView, revision=2),
     Format("http.known-user", "json", api.KnownUser),
     Format("http.known-users", "json", tuple[api.KnownUser, ...]),
     Format("http.tokens", "json", tuple[TokenInfo, ...]),
@@ -238,7 +239,7 @@ FORMATS: Final = (
     # Snapshots of users' directories, and logs of runs.
     Format("objects.manifest", "msgpack", manifest.Manifest),
     Format("objects.stat-cache", "msgpack", stat_cache._CacheFile),
-    Format("objects.log-index", "msgpack", log_files._Index),
+    Format("objects.log-index", "msgpack", log_indexes.Index),
     # The rendezvous store.
     Format("rpc.store.set.request", "msgpack", store._Set),
     Format("rpc.store.key.request", "msgpack", store._Key),
@@ -334,9 +335,9 @@ FORMATS: Final = (
     Format("fs.meta.service-row", "msgpack", registry.ServiceRow),
     Format("fs.meta.dump-row", "msgpack", Row),
     # Files of administrators, and of clusters on one machine.
-    Format("fs.config.manager", "toml", ManagerConfig),
-    Format("fs.config.meta", "toml", MetaConfig),
-    Format("fs.config.storage", "toml", StorageConfig),
+    Format("fs.config.manager", "toml", ManagerConfig, revision=2),
+    Format("fs.config.meta", "toml", MetaConfig, revision=2),
+    Format("fs.config.storage", "toml", StorageConfig, revision=2),
     Format("fs.config.domains", "toml", Domains),
     Format("fs.local.cluster", "json", LocalCluster),
     Format("fs.local.cluster-of-client", "json", _Cluster),

@@ -86,9 +86,19 @@ def test_any_program_leaves_what_numpy_says(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, **relaxed)  # type: ignore[arg-type]
+@settings(max_examples=300, **relaxed)  # type: ignore[arg-type]
 @given(st.sampled_from(LAYOUTS), programs, st.sampled_from([2, 4, 8, 32]), st.booleans())
 def test_many_programs_leave_what_numpy_says(
+    nodes: list[int], program: list[tuple[Call, bool]], window: int, peer_memory: bool
+) -> None:
+    run(nodes, program, window, peer_memory)
+
+
+@pytest.mark.slow
+@pytest.mark.campaign(expected_s=45)
+@settings(max_examples=1500, **relaxed)  # type: ignore[arg-type]
+@given(st.sampled_from(LAYOUTS), programs, st.sampled_from([2, 4, 8, 32]), st.booleans())
+def test_very_many_programs_do(
     nodes: list[int], program: list[tuple[Call, bool]], window: int, peer_memory: bool
 ) -> None:
     run(nodes, program, window, peer_memory)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.collectives import Plan, make_plan
 from fireflyer.collectives.planning import programs, simulator
-from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, RING, SUITABLE, TREE, Route
+from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, LINE, RING, SUITABLE, TREE, Route
 from fireflyer.collectives.planning.programs import (
     CONTROL,
     RECEIVES,
@@ -134,6 +134,19 @@ def ring_sum(plan: Plan, lane: int, block: int) -> Value:
     return value
 
 
+def line_sum(plan: Plan, lane: int, block: int) -> Value:
+    order = plan.order if lane == 0 else plan.order[::-1]
+    place = order.index(block)
+    value: Value = block
+    for side in (order[:place], order[:place:-1]):
+        if side:
+            collected: Value = side[0]
+            for node in side[1:]:
+                collected = (node, collected)
+            value = (value, collected)
+    return value
+
+
 def halving_doubling_sum(plan: Plan, lane: int, block: int) -> Value:
     order = plan.order if lane == 0 else plan.order[::-1]
     p = 1 << (len(order).bit_length() - 1)
@@ -155,6 +168,7 @@ def test_sums_are_taken_in_the_documented_order(nodes: list[int], lane: int) -> 
     for block in range(len(nodes)):
         for kind in ("allreduce", "reduce_scatter"):
             assert expected_sum(build(plan, kind, RING, lane), block) == ring_sum(plan, lane, block)
+            assert expected_sum(build(plan, kind, LINE, lane), block) == line_sum(plan, lane, block)
     halving = build(plan, "allreduce", HALVING_DOUBLING, lane)
     for block in range(halving[0].blocks):
         assert expected_sum(halving, block) == halving_doubling_sum(plan, lane, block)
@@ -192,7 +206,7 @@ def test_both_ends_of_every_link_know_it_and_every_step_has_its_link(case: Case)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "nodes", "most"), [(TREE, 64, 2.0), (RING, 12, 2.0), (HALVING_DOUBLING, 16, 2.0)]
+    ("algorithm", "nodes", "most"), [(TREE, 64, 2.0), (RING, 12, 2.0), (HALVING_DOUBLING, 16, 2.0), (LINE, 12, 2.0)]
 )
 def test_nobody_sends_more_than_twice_the_data(algorithm: str, nodes: int, most: float) -> None:
     plan = make_plan(range(nodes))

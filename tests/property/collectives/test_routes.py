@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import KIB, MIB, format_bytes
 from fireflyer.collectives.planning.cost import GOOD_ENOUGH, Layout, Speeds, best_chunk_bytes, predict_ns
+from fireflyer.collectives.planning.crossings import crossings
 from fireflyer.collectives.planning.plan import (
+    ACROSS_ZONES,
+    ALGORITHMS,
+    LINE,
     MAX_CHUNK_BYTES,
     MIN_CHUNK_BYTES,
     PARTED,
@@ -26,7 +30,6 @@ from fireflyer.collectives.planning.plan import (
 )
 from fireflyer.collectives.planning.routing import MAX_ROWS, best_window, choose_routes, explain, plan_for
 from fireflyer.collectives.planning.shapes import shape_of
-from fireflyer.topology import count_crossings
 
 rates = st.floats(1e6, 1e12)
 times = st.floats(100.0, 1e7)
@@ -153,10 +156,11 @@ def test_rows_cover_every_size_and_give_their_reason(speeds: Speeds, layout: Lay
 def test_a_choice_is_near_the_best_prediction(speeds: Speeds, layout: Layout) -> None:
     """Rows go on while changing gains little; where that gives too many rows, a little more is given away."""
     rows = choose_routes(speeds, layout, kinds=["allreduce"])
+    may = ACROSS_ZONES if len(set(layout.zones)) > 1 else [name for name in ALGORITHMS if name != LINE]
     for size in (64 * KIB, 25 * MIB, 186 * MIB):
         row = next(row for row in rows if row.up_to_bytes is None or size <= row.up_to_bytes)
         chosen = predict_ns(speeds, layout, "allreduce", row.algorithm, size, row.chunk_bytes)
-        best = min(predict_ns(speeds, layout, "allreduce", algorithm, size) for algorithm in SUITABLE["allreduce"])
+        best = min(predict_ns(speeds, layout, "allreduce", algorithm, size) for algorithm in may)
         assert chosen <= 4 * best
 
 
@@ -175,7 +179,9 @@ def test_a_plan_takes_the_rows(speeds: Speeds, places: list[int], data: st.DataO
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
     assert {route.kind for route in plan.routes} == set(SUITABLE)
     if len(set(zones)) == 2:
-        assert len(count_crossings(plan.trees, zones).pairs) == 1
+        assert {len(pairs) for pairs in crossings(plan, zones).values()} == {1}
+    if len(set(zones)) < 2:
+        assert LINE not in {route.algorithm for route in plan.routes}
     for size in (0, 1, 5 * KIB, 3 * MIB, 1 << 40):
         assert plan.route("allreduce", size).reason in explain(plan)
 
@@ -205,6 +211,23 @@ def test_a_choice_can_be_overridden() -> None:
         choose_routes(Speeds(), Layout(nodes=8), only=["star"])
 
 
+def test_what_is_asked_for_across_zones_is_done() -> None:
+    """Whoever names an algorithm gets it, with all its pairs."""
+    across = Layout(nodes=8, zones=(0,) * 4 + (1,) * 4)
+    assert {row.algorithm for row in choose_routes(Speeds(), across)} <= set(ACROSS_ZONES)
+    asked = choose_routes(Speeds(), across, only=["ring"], kinds=["allgather", "reduce"])
+    assert {(row.kind, row.algorithm) for row in asked} == {("allgather", "ring"), ("reduce", "double_binary_tree")}
+
+
+def test_the_line_costs_no_more_across_few_links_than_the_ring() -> None:
+    for first in range(1, 32):
+        zones = (0,) * first + (1,) * (32 - first)
+        for kind in ("allreduce", "reduce_scatter", "allgather"):
+            line, ring = shape_of(kind, LINE, zones), shape_of(kind, "ring", zones)
+            assert line.crossing <= ring.crossing
+            assert line.traffic <= ring.traffic * 33 / 31 + 1e-9
+
+
 def test_reasons_read_well() -> None:
     fast_wire = Speeds(latency_ns=200e3, message_ns=1e3)
     rows = choose_routes(fast_wire, Layout(nodes=8, ranks_per_node=2), kinds=["allreduce"])
@@ -225,11 +248,13 @@ def test_few_links_between_zones_speak_for_the_tree() -> None:
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16, 33, 64])
 def test_shapes_are_those_of_the_algorithms(nodes: int) -> None:
     zones = (0,) * nodes
-    tree, ring, halving = (shape_of("allreduce", algorithm, zones) for algorithm in SUITABLE["allreduce"])
+    tree, ring, halving, line = (shape_of("allreduce", algorithm, zones) for algorithm in ALGORITHMS)
     assert tree.traffic == (nodes if nodes <= 3 else 4)
     assert tree.hops == 2 * max(depth(nodes))
     assert ring.hops == 2 * (nodes - 1)
     assert ring.traffic == pytest.approx(4 * (nodes - 1) / nodes)
+    assert ring.hops <= line.hops <= 1.5 * ring.hops
+    assert line.traffic == pytest.approx(4 if nodes > 2 else 4 * (nodes - 1) / nodes)
     power = 1 << (nodes.bit_length() - 1)
     assert halving.hops == 2 * int(math.log2(power)) + 2 * (nodes > power)
     assert halving.traffic == pytest.approx(4 * (1 - 1 / power) + 2 * (nodes > power))

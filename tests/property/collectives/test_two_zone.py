@@ -12,7 +12,7 @@ from tests.support.collectives.trees import depth_of, edges_of, inner_nodes, sub
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.planning.plan import Plan, Tree, double_binary_tree, orient
-from fireflyer.topology import count_crossings, zone_order, zone_trees, zones_of_hosts
+from fireflyer.topology import count_crossings, pairs_across, zone_order, zone_trees, zones_of_hosts
 
 
 def test_all_sizes_of_two_zones_cross_by_one_pair_in_both_trees() -> None:
@@ -92,11 +92,20 @@ def test_crossings_are_told() -> None:
     assert str(count_crossings(plain, (0,) * 4)) == "no pair of nodes talks across zones"
 
 
-def test_a_ring_in_zone_order_crosses_twice() -> None:
-    zones = (1, 0, 1, 0, 0)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60))
+def test_a_line_in_zone_order_crosses_by_the_pairs_of_the_trees_and_a_ring_by_one_more(zones: list[int]) -> None:
     order = zone_order(zones)
-    assert order == (1, 3, 4, 0, 2)
-    assert sum(zones[a] != zones[b] for a, b in zip(order, order[1:] + order[:1], strict=True)) == 2
+    assert sorted(order) == list(range(len(zones)))
+    assert [zones[node] for node in order] == sorted(zones)
+    line = pairs_across(itertools.pairwise(order), zones)
+    assert line == count_crossings(zone_trees(zones, double_binary_tree), zones).pairs
+    ring = pairs_across([*itertools.pairwise(order), (order[-1], order[0])], zones)
+    assert len(ring) == len(line) + (len(line) > 0 and len(zones) > 2)
+
+
+def test_one_zone_stays_in_its_order() -> None:
+    assert zone_order((3,) * 5) == (0, 1, 2, 3, 4)
+    assert zone_order((1, 0, 1, 0, 0)) == (3, 4, 1, 0, 2)
 
 
 def test_hosts_need_a_zone() -> None:

@@ -8,6 +8,7 @@ from tests.support.scheduler.reference import ReferenceMachine
 
 from fireflyer.cluster.core.scheduler.machine import SchedulerMachine
 from fireflyer.cluster.core.scheduler.model import Interrupt
+from fireflyer.cluster.core.scheduler.order import queue_key
 
 BLOCKS = 4
 SEEDS = 20
@@ -44,6 +45,7 @@ def follow(seed: int, events: int = EVENTS) -> None:
         expected = {one.task: one for one in reference.all_decisions(history.now_ns) if not isinstance(one, Interrupt)}
         for task in asked:
             assert machine.why(task, history.now_ns) == expected[task], (number, event)
+            assert machine.before(task, history.now_ns) == come_before(task, reference, history.now_ns)
         assert machine.decide(history.now_ns) == reference.decide(history.now_ns), (number, event)
         for task in asked:
             if machine.task(task).run is None:
@@ -51,6 +53,19 @@ def follow(seed: int, events: int = EVENTS) -> None:
                 [now] = [one for one in decisions if one.task == task and not isinstance(one, Interrupt)]
                 assert machine.why(task, history.now_ns) == now, (number, event)
         same_state(machine, reference)
+
+
+def come_before(task: int, reference: ReferenceMachine, now_ns: int) -> int:
+    """Those for the same nodes that wait and may start, in the order of the definition."""
+    snapshot, asked = reference.snapshot(), reference.tasks[task]
+    mine = queue_key(asked, now_ns, snapshot)
+    return sum(
+        other.run is None
+        and (bool(other.claim) or (not other.held and other.not_before_ns <= now_ns))
+        and other.request.node_group == asked.request.node_group
+        and queue_key(other, now_ns, snapshot) < mine
+        for other in snapshot.tasks
+    )
 
 
 def same_state(machine: SchedulerMachine, reference: ReferenceMachine) -> None:

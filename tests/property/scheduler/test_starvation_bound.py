@@ -21,7 +21,10 @@ AGE_STEP_S = 100
 GUARANTEE_S = 60
 SUSPENSION_S = 20
 HIGHEST = 15
-POLICY = Policy(age_step_ns=AGE_STEP_S * SECOND, cross_zone_nodes=4, usage_step_ns=10 * SECOND)
+GANG_AGE_S = 150
+POLICY = Policy(
+    age_step_ns=AGE_STEP_S * SECOND, gang_age_ns=GANG_AGE_S * SECOND, cross_zone_nodes=4, usage_step_ns=10 * SECOND
+)
 SEEDS = 8
 NEVER_S = 6000
 """Without ageing it has not started then."""
@@ -76,11 +79,13 @@ class Flood:
 
 
 def bound_s(flood: Flood, victim: Task, submitted_s: int) -> int:
-    """A task passes every newcomer after A; k come before it then, and have their turns until they count less."""
-    passes_s = submitted_s + (HIGHEST - victim.request.priority + 1) * AGE_STEP_S
+    """A task passes every newcomer, of 3 nodes at most, after A; k come before it then, and have their turns until they
+    count less."""
+    head_s = GANG_AGE_S - min(GANG_AGE_S, (victim.request.least_nodes.bit_length() - 1) * GANG_AGE_S)
+    passes_s = submitted_s + (HIGHEST - victim.request.priority + 1) * AGE_STEP_S + head_s
     before = [task for task in flood.tasks.values() if task.id != victim.id]
     before = [task for task in before if (task.submitted_ns - NOW_NS) // SECOND <= passes_s]
-    lead_s = (HIGHEST - victim.request.priority) * AGE_STEP_S + submitted_s
+    lead_s = (HIGHEST - victim.request.priority) * AGE_STEP_S + head_s + submitted_s
     turns = 1 + lead_s / GUARANTEE_S
     return passes_s + int((len(before) + 1) * turns * (GUARANTEE_S + AGE_STEP_S + SUSPENSION_S))
 

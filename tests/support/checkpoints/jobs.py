@@ -1,6 +1,6 @@
 """Simulated training jobs that save checkpoints: several ranks, one shared disk, crashes anywhere.
 
-What runs is the manager's own code, `SaveMachine` and the executor; simulated are the disk, the store, the other ranks
+What runs is the manager's own code, `SaveMachine` and the engine; simulated are the disk, the store, the other ranks
 and time. The content of every tensor follows from (step, attempt, name), so that a mixture of two saves is seen.
 """
 
@@ -16,7 +16,7 @@ from fireflyer.base.errors import Fenced, FireflyerError, Timeout, error_to_wire
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MS, SECOND
-from fireflyer.checkpoint import executor, opening
+from fireflyer.checkpoint import opening
 from fireflyer.checkpoint.core.effects import (
     Await,
     Begin,
@@ -36,13 +36,16 @@ from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord
 from fireflyer.checkpoint.core.names import candidates, is_leftover
 from fireflyer.checkpoint.core.safetensors import TensorSpec, place
 from fireflyer.checkpoint.core.shares import layout_digest, share_of
-from fireflyer.checkpoint.reader import Sink, choose, verify
+from fireflyer.checkpoint.engine.image import Share, header_of
+from fireflyer.checkpoint.engine.loading import Sink
+from fireflyer.checkpoint.engine.performing import perform
+from fireflyer.checkpoint.reader import choose, verify
 from fireflyer.sim import SimDisk, SimNode, World
 
 ROOT = "/shared/checkpoints"
 LAUNCH = "1234567890abcdef"
 PLAN = {"algorithm": "tree"}
-PIECE_BYTES = 48
+PIECE_BYTES = 192
 SHARED = [
     TensorSpec("model/weight", "F32", (5, 5)),
     TensorSpec("model/bias", "BF16", (7,)),
@@ -57,10 +60,11 @@ def content(step: int, attempt: int, name: str, size: int) -> bytes:
     return hashlib.shake_128(seed).digest(size)
 
 
-def make_share(step: int, attempt: int, rank: int, world_size: int) -> executor.Share:
+def make_share(step: int, attempt: int, rank: int, world_size: int) -> Share:
     placed = place(share_of(rank, SHARED, OWN, world_size))
     data = b"".join(content(step, attempt, item.spec.name, item.spec.size_bytes) for item in placed)
-    return executor.Share(rank, step, layout_digest(SHARED), placed, memoryview(data))
+    header = header_of(placed, step=step, rank=rank)
+    return Share(rank, step, layout_digest(SHARED), placed, len(header), memoryview(header + data))
 
 
 @dataclass
@@ -202,7 +206,7 @@ class Job:
         self.notes += machine.notes
 
     def _perform(
-        self, effect: Effect, machine: SaveMachine, disk: Disk, share: executor.Share
+        self, effect: Effect, machine: SaveMachine, disk: Disk, share: Share
     ) -> Generator[int | None, None, Event]:
         match effect:
             case Publish(key, payload):
@@ -222,7 +226,7 @@ class Job:
                 elif machine.settings.rank == 0 and name is not None:
                     self.committed.append((machine.step, name))
                 return Done()
-        return (yield from executor.perform(effect, disk, ROOT, share, piece_bytes=PIECE_BYTES))
+        return (yield from perform(effect, disk, ROOT, share, piece_bytes=PIECE_BYTES))
 
     def _wait_for(self, key: str, timeout_ns: int) -> Generator[int | None, None, bytes]:
         deadline_ns = self.world.now_ns + timeout_ns

@@ -36,11 +36,11 @@ class Around(Disk):
         self._disk, self._check = disk, check
         self._translate = translate or (lambda path: path)
 
-    def create(self, path: str) -> DiskFile:
-        return self._changing("create", path, lambda: self._disk.create(self._below(path)))
+    def create(self, path: str, *, direct: bool = False) -> DiskFile:
+        return self._changing("create", path, lambda: self._disk.create(self._below(path), direct=direct))
 
-    def open(self, path: str) -> DiskFile:
-        return self._disk.open(self._below(path))
+    def open(self, path: str, *, direct: bool = False) -> DiskFile:
+        return self._disk.open(self._below(path), direct=direct)
 
     def mkdir(self, path: str) -> None:
         self._changing("mkdir", path, lambda: self._disk.mkdir(self._below(path)))

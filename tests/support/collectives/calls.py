@@ -8,6 +8,7 @@ references know nothing of our kernels: small floats are decoded here, by their 
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = [
     "KINDS",
     "MEMORIES",
     "OPS",
+    "PLACES",
     "SUMMING",
     "Begun",
     "Call",
@@ -58,6 +60,8 @@ SUMMING: Final = ("allreduce", "reduce", "reduce_scatter")
 COPYING: Final = ("broadcast", "allgather", "all_to_all", "uneven", "gather", "scatter", "messages")
 KINDS: Final = (*SUMMING, *COPYING, "barrier")
 MEMORIES: Final = ("private", "unaligned", "arena", "tensor")
+PLACES: Final = tuple(itertools.product((True, False), MEMORIES[:3]))
+"""Whether a result comes where the contribution was, and the memory of both."""
 INTEGERS: Final = ("i8", "i32", "i64", "u8")
 _BETWEEN_RANKS: Final = 40_503
 UNIT: Final = {"f64": -52, "f32": -23, "f16": -10, "bf16": -7, "f8e4m3": -3, "f8e5m2": -2}
@@ -77,18 +81,20 @@ class Call(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-def all_calls(world: int, counts: Sequence[int], *, rounds: int = 1) -> Iterator[Call]:
+def all_calls(world: int, counts: Sequence[int], *, rounds: Sequence[int] = (0,)) -> Iterator[Call]:
     """In each round every operation with every type and, where it reduces, every way to reduce; counts, memory, roots,
-    in place or not take turns, and come otherwise in each round."""
-    ways = itertools.cycle(itertools.product(counts, (True, False), MEMORIES[:3]))
-    number = 0
-    for _, kind, dtype in itertools.product(range(rounds), KINDS, DTYPES):
-        for op in OPS if kind in SUMMING else OPS[:1]:
-            if op in BITWISE and dtype not in INTEGERS:
-                continue
-            count, in_place, memory = next(ways)
-            yield Call(kind, dtype, op, count, number % world, in_place, memory, number)
-            number += 1
+    in place or not take turns: from round 0 on each call meets every count once in `len(counts)` rounds, every place
+    once in `len(PLACES)` rounds, and every count with every place once in the product of both."""
+    calls = [
+        (kind, dtype, op)
+        for kind, dtype in itertools.product(KINDS, DTYPES)
+        for op in (OPS if kind in SUMMING else OPS[:1])
+        if op not in BITWISE or dtype in INTEGERS
+    ]
+    for turn, (place, (kind, dtype, op)) in itertools.product(rounds, enumerate(calls)):
+        number, size = turn * len(calls) + place, len(counts)
+        in_place, memory = PLACES[(place // size + turn + turn // math.lcm(size, len(PLACES))) % len(PLACES)]
+        yield Call(kind, dtype, op, counts[(place + turn) % size], number % world, in_place, memory, number)
 
 
 # --- numbers ---

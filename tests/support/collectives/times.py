@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fireflyer.base.units import SECOND
 from fireflyer.collectives.planning.cost import Layout, Speeds
-from fireflyer.collectives.planning.plan import HALVING_DOUBLING, RING, TREE
+from fireflyer.collectives.planning.plan import HALVING_DOUBLING, LINE, RING, TREE
 from fireflyer.collectives.planning.trees import double_binary_tree
 from fireflyer.topology import zone_order, zone_trees
 
@@ -40,6 +40,8 @@ def messages_of(kind: str, algorithm: str, zones: Sequence[int], lane: int) -> l
         return _tree(zone_trees(zones, double_binary_tree)[lane], kind)
     if algorithm == RING:
         return _ring(zone_order(zones), kind)
+    if algorithm == LINE:
+        return _line(zone_order(zones), kind)
     assert algorithm == HALVING_DOUBLING
     return _halving(zone_order(zones))
 
@@ -76,6 +78,29 @@ def _ring(order: Sequence[int], kind: str) -> list[Message]:
                 messages.append(Message(order[place], order[(place + 1) % nodes], 1 / nodes, adds, after))
                 now[(place + 1) % nodes] = len(messages) - 1
             previous = now
+    return messages
+
+
+def _line(order: Sequence[int], kind: str) -> list[Message]:
+    messages: list[Message] = []
+    last: dict[int, list[int]] = defaultdict(list)
+    share = 1 / len(order)
+
+    def chain(nodes: Sequence[int], adds: bool, after: tuple[int, ...]) -> int:
+        for source, target in itertools.pairwise(nodes):
+            messages.append(Message(source, target, share, adds, after))
+            after = (len(messages) - 1,)
+        return len(messages) - 1
+
+    ways = (tuple(order), tuple(reversed(order)))
+    if kind != "allgather":
+        for way in ways:
+            for to in reversed(range(1, len(way))):
+                last[way[to]].append(chain(way[: to + 1], True, ()))
+    if kind != "reduce_scatter":
+        for way in ways:
+            for origin in reversed(range(len(way) - 1)):
+                chain(way[origin:], False, tuple(last[way[origin]]))
     return messages
 
 

@@ -67,7 +67,7 @@ def run(spec: JobSpec, *, limit_s: float = 60, on_entry: Callable[[Logged], None
             on_entry(entry)
 
     async def limited() -> JobResult:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(allowed_s(limit_s)):
             return await run_job(spec, on_entry=see, on_line=lines.append, devices=DEVICES)
 
     result = uvloop.run(limited())

@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.patience import allowed_s
+
 __all__ = ["PostgresServer", "postgres_programs", "running_postgres"]
 
 _PR_SET_PDEATHSIG = 1
@@ -76,7 +78,7 @@ class PostgresServer:
                 extra_groups=None if self._user is None else [],
                 preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
             )
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + allowed_s(_LIMIT_S)
         ready = [os.path.join(self._programs, "pg_isready"), "-q", "-h", self.directory, "-t", "5"]
         while subprocess.run(ready, check=False).returncode != 0:
             assert self._process.poll() is None, Path(self._log).read_text()
@@ -101,7 +103,7 @@ class PostgresServer:
         assert process is not None, "it does not run"
         process.send_signal(number)
         try:
-            process.wait(_LIMIT_S)
+            process.wait(allowed_s(_LIMIT_S))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

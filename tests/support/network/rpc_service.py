@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from fireflyer.base.errors import DataCorruption, NotFound
 from fireflyer.base.units import SECOND
 from fireflyer.identity.secrets import Secret, new_secret
+from fireflyer.runtime.metrics import Series
 from fireflyer.runtime.rpc import Accepts, Address, Caller, Method, NodeCredential, RpcClient, RpcServer, ServerLimits
 
 __all__ = ["ADD", "ECHO", "FAIL", "HANG", "SLOW", "WHO", "Add", "Blob", "Name", "Number", "Service", "serving"]
@@ -53,6 +54,7 @@ class Service:
     ended: list[str] = field(default_factory=list)
     left: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    metrics: Callable[[], list[Series]] = list
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def add(self, request: Add, caller: Caller) -> Number:
@@ -131,6 +133,7 @@ async def serving(
         recheck_tokens=recheck_tokens,
     )
     service.register(server)
+    service.metrics = server.metrics
     service.address = await server.start("127.0.0.1", 0)
     try:
         yield service

@@ -173,7 +173,11 @@ class Cluster:
     def begin(self) -> None:
         self.run_for(20 * SECOND)
         policy = Policy(
-            cross_zone_nodes=2, age_step_ns=30 * SECOND, usage_step_ns=5 * SECOND, usage_half_life_ns=60 * SECOND
+            cross_zone_nodes=2,
+            age_step_ns=30 * SECOND,
+            gang_age_ns=20 * SECOND,
+            usage_step_ns=5 * SECOND,
+            usage_half_life_ns=60 * SECOND,
         )
         admin = self.clients[0]
         self.command(admin, SetPolicy(policy, guaranteed_ns=4 * SECOND), ADMIN)

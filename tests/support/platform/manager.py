@@ -98,9 +98,9 @@ class ManagerProcess:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def start(self) -> None:
-        """Until it serves; it may not lead yet."""
-        command = [sys.executable, "-P", "-m", "fireflyer", "manager", str(self._config)]
+    def start(self, program: tuple[str, ...] = ("-m", "fireflyer")) -> None:
+        """Until it serves; it may not lead yet. `program`: what Python runs as `ff`."""
+        command = [sys.executable, "-P", *program, "manager", str(self._config)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None

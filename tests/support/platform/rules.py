@@ -73,8 +73,9 @@ def may_leave_early(run: RunRow, row: TaskRow, spec: TaskSpec, windows: Iterable
     return False
 
 
-def aged(row: TaskRow, at_ns: int, config: ConfigRow) -> int:
-    return row.priority + max(0, at_ns - row.queued_ns) // config.policy.age_step_ns
+def aged(row: TaskRow, spec: TaskSpec, at_ns: int, config: ConfigRow) -> int:
+    gang_ns = (spec.least_nodes.bit_length() - 1) * config.policy.gang_age_ns
+    return row.priority + (gang_ns + max(0, at_ns - row.queued_ns)) // config.policy.age_step_ns
 
 
 def check_order(
@@ -87,11 +88,11 @@ def check_order(
     """A run that begins has no nodes that would do for a task that waits and counts more, by its age too: that is what
     keeps a task from waiting for ever. `run` began without a claim. Tasks that a limit counts are left out: they may
     have to wait for the sake of another that it counts."""
-    at_ns, mine = run.scheduled_ns, aged(tasks[run.task], run.scheduled_ns, config)
+    at_ns, mine = run.scheduled_ns, aged(tasks[run.task], specs[run.task], run.scheduled_ns, config)
     most = max(sum(zones[name] == zone for name in run.nodes) for zone in zones.values())
     for row in tasks.values():
         spec = specs[row.id]
-        if row.state not in (TaskState.QUEUED, TaskState.SUSPENDED) or aged(row, at_ns, config) <= mine:
+        if row.state not in (TaskState.QUEUED, TaskState.SUSPENDED) or aged(row, spec, at_ns, config) <= mine:
             continue
         limited = any(_counted(limit, [row]) for limit in config.limits)
         barred = row.held or at_ns < row.not_before_ns or _waits_for_others(row, spec, tasks)

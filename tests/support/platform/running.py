@@ -24,11 +24,12 @@ START_S: Final = 60.0
 LOOK_S: Final = 0.05
 
 
-def wait_for(true: Callable[[], bool], what: str, *, limit_s: float = 30.0) -> None:
+def wait_for(true: Callable[[], bool], what: str, *, limit_s: float = 30.0, pause_s: float = LOOK_S) -> None:
+    """`pause_s`: between two looks."""
     began_s = time.monotonic()
     while not true():
         assert time.monotonic() - began_s < allowed_s(limit_s), f"{what} did not come true"
-        time.sleep(LOOK_S)
+        time.sleep(pause_s)
 
 
 def task_of(script: Path, name: str, *args: str, nodes: int = 1, priority: int = 10, **fields: object) -> TaskSpec:
@@ -48,11 +49,13 @@ class RunningPlatform:
         zones: int = 1,
         users: tuple[str, ...] = (),
         file: Path | None = None,
+        storage: int = 0,
     ) -> None:
-        """`file`: that says all but the directory."""
+        """`file`: that says all but the directory and `storage`, the processes of a file system beside it."""
         self.directory = directory
         self.layout = PlatformLayout(str(directory))
         self._command = [sys.executable, "-P", "-m", "fireflyer", "up", "--dir", str(directory)]
+        self._command += [f"--storage={storage}"]
         self._command += [f"--nodes={nodes}", f"--zones={zones}"] if file is None else [str(file)]
         self._users = users
         self._clients: list[Client] = []

@@ -87,7 +87,7 @@ class SlurmPlatform:
             slurm=SlurmConfig(
                 **{
                     "own_user": True,
-                    "poll_ms": 200,
+                    "poll_ms": 500,
                     "output": f"{directory}/job-%j.log",
                     "path": str(directory / "bin"),
                     "command_timeout_ms": 4000,

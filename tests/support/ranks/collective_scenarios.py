@@ -45,7 +45,8 @@ def correctness(comm: Communicator, params: dict[str, Any]) -> None:
         pending.clear()
 
     kinds, dtypes = params.get("kinds", KINDS), params.get("dtypes", DTYPES)
-    for number, call in enumerate(all_calls(comm.world_size, params["counts"], rounds=params.get("rounds", 1))):
+    rounds = range(*params.get("rounds", (0, 1)))
+    for number, call in enumerate(all_calls(comm.world_size, params["counts"], rounds=rounds)):
         if call.kind not in kinds or call.dtype not in dtypes:
             continue
         pending.append(begin(comm, call, async_op=number % 3 > 0))
@@ -165,7 +166,8 @@ def main() -> None:
     plan = msgspec.json.decode(params["plan"], type=Plan) if "plan" in params else None
     if nodes is not None:
         algorithm = params.get("algorithm")
-        routes = None if algorithm is None else [Route("allreduce", None, algorithm, params["chunk_bytes"])]
+        kinds = params.get("kinds", ["allreduce"])
+        routes = algorithm and [Route(kind, None, algorithm, params["chunk_bytes"]) for kind in kinds]
         plan = make_plan(
             nodes,
             chunk_bytes=params["chunk_bytes"],

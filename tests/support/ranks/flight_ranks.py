@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from tests.support.jobs.launching import wait_until
+from tests.support.patience import allowed_s
 from tests.support.ranks.collective_scenarios import say
 from tests.support.ranks.joining import joined
 
@@ -37,7 +38,7 @@ def program(comm: Communicator, params: dict[str, Any]) -> None:
 
 
 def say_when_in(comm: Communicator, seq: int) -> None:
-    wait_until(lambda: any(r.seq == seq and r.started_ns > 0 for r in comm.records().records), 30)
+    wait_until(lambda: any(r.seq == seq and r.started_ns > 0 for r in comm.records().records), allowed_s(30))
     say("in it")
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.network.namespaces import Host, Network, enter_namespace
+from tests.support.patience import allowed_s
 from tests.support.ranks.forked import NUMPY, Forked
 
 from fireflyer.base.units import SECOND
@@ -64,7 +65,7 @@ class Ranks:
     def wait_for(
         self, name: str, ranks: Sequence[int] | None = None, *, count: int = 1, limit_s: float = 60
     ) -> dict[int, Event]:
-        """The `count`-th event of that name of each rank."""
+        """The `count`-th event of that name of each rank. `limit_s`: of a machine that is not busy."""
         wanted = range(len(self.processes)) if ranks is None else ranks
 
         def found() -> dict[int, Event] | None:
@@ -76,10 +77,10 @@ class Ranks:
                 return None
             return {rank: events[count - 1] for rank, events in seen.items()}
 
-        deadline = time.monotonic() + limit_s
+        began = time.monotonic()
         with self._changed:
             while (result := found()) is None:
-                left = deadline - time.monotonic()
+                left = began + allowed_s(limit_s) - time.monotonic()
                 assert left > 0, f"no {name!r} within {limit_s} s: {[e[-3:] for e in self._events]}"
                 self._changed.wait(left)
         return result
@@ -96,7 +97,7 @@ class Ranks:
         self.processes[rank].stdin.flush()
 
     def exit_codes(self, limit_s: float = 60) -> list[int]:
-        return [process.wait(limit_s) for process in self.processes]
+        return [process.wait(allowed_s(limit_s)) for process in self.processes]
 
     def close(self) -> None:
         for process in self.processes:

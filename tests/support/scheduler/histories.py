@@ -142,6 +142,7 @@ class History:
         rng = self.rng
         return Policy(
             age_step_ns=rng.choice([37, 100]) * SECOND,
+            gang_age_ns=rng.choice([0, 20, 150]) * SECOND,
             cross_zone_nodes=4,
             cross_zone_tasks=rng.choice([1, 1, 2]),
             usage_step_ns=rng.choice([1, 60, 100_000]) * SECOND,

@@ -25,7 +25,7 @@ from fireflyer.cluster.core.scheduler.model import (
 
 NOW_NS = 1_000_000 * SECOND
 USERS: Final = ("ann", "bob", "cy")
-POLICY = Policy(age_step_ns=100 * SECOND, cross_zone_nodes=4)
+POLICY = Policy(age_step_ns=100 * SECOND, gang_age_ns=0, cross_zone_nodes=4)
 
 
 def nodes_of(*zones: int, per_leaf: int = 2, group: str = "default") -> tuple[Node, ...]:
@@ -131,7 +131,8 @@ def random_snapshot(seed: int) -> Snapshot:
         for _ in range(rng.choice([0, 0, 1, 3]))
     )
     usage = {user: rng.choice([0.0, 1.0, 10.0]) for user in USERS}
-    return Snapshot(nodes=nodes, tasks=tuple(tasks), limits=limits, usage=usage, share={"ann": 2.0}, policy=POLICY)
+    policy = msgspec.structs.replace(POLICY, gang_age_ns=rng.choice([0, 0, 40, 120]) * SECOND)
+    return Snapshot(nodes=nodes, tasks=tuple(tasks), limits=limits, usage=usage, share={"ann": 2.0}, policy=policy)
 
 
 def _random_task(number: int, rng: random.Random, nodes: tuple[Node, ...]) -> Task:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from tests.support.jobs.launching import wait_until
+from tests.support.patience import allowed_s
 from tests.support.ranks.joining import joined
 from tests.support.torch_ranks.training import MODELS
 from torch import nn
@@ -95,7 +96,7 @@ def overlap(comm: Communicator, params: dict[str, Any]) -> dict[str, Any]:
     since_ns = begun_ns = 0
     if len(model.buckets) > 1:
         last = next(iter(model.parameters()))  # whose gradient comes last
-        last.register_hook(lambda _: wait_until(lambda: sums_ended(comm, begun_ns), 20))  # type: ignore[no-untyped-call]
+        last.register_hook(lambda _: wait_until(lambda: sums_ended(comm, begun_ns), allowed_s(20)))  # type: ignore[no-untyped-call]
     for step in range(params["steps"] + 1):
         if step == 1:  # the first one is slow in its own ways
             since_ns = time.monotonic_ns()

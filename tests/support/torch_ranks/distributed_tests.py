@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
+from tests.support.patience import allowed_s
 
 __all__ = ["outcomes_of"]
 
@@ -31,7 +32,11 @@ LIMIT_S = 60
 def outcomes_of(backend: str, tests: Sequence[str], *, limit_s: float) -> dict[str, str]:
     """As from the command line, in a process of its own, since torch reads the backend when its tests are imported."""
     ended = subprocess.run(
-        [sys.executable, "-m", _MODULE, backend, *tests], capture_output=True, text=True, timeout=limit_s, check=False
+        [sys.executable, "-m", _MODULE, backend, *tests],
+        capture_output=True,
+        text=True,
+        timeout=allowed_s(limit_s),
+        check=False,
     )
     if ended.returncode != 0:
         raise RuntimeError(f"the tests of {backend} did not run: {ended.stderr[-2000:]}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from tests.support.patience import allowed_s
 from tests.support.ranks.forked import TORCH, Forked
 from tests.support.ranks.processes import Ranks
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -33,7 +34,7 @@ def run_torch_ranks(module: str, nodes: Sequence[int], *, limit_s: float = 100, 
         for rank in range(len(nodes)):
             environment = _environment(rank, nodes, store.port)
             processes.append(Forked(module, json.dumps(arguments), imports=TORCH, env=environment, errors=True))
-        outputs = [process.communicate(timeout=limit_s) for process in processes]
+        outputs = [process.communicate(timeout=allowed_s(limit_s)) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -133,10 +133,10 @@ def test_a_checkpoint_that_may_not_be_read_is_passed_over() -> None:
 
 
 class OutOfDescriptors(RealDisk):
-    def open(self, path: str) -> RealFile:
+    def open(self, path: str, *, direct: bool = False) -> RealFile:
         if "step-00000020/shard" in path:
             raise Busy(f"open {path}: too many open files")
-        return super().open(path)
+        return super().open(path, direct=direct)
 
 
 def test_an_error_that_may_pass_does_not_throw_a_good_checkpoint_away(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_period_in_time_saves_when_it_has_passed(tmp_path: Path) -> None:
 def test_the_last_checkpoint_raises_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def at(step: int, loop: TrainingLoop) -> None:
         if step == 10:
-            monkeypatch.setattr("fireflyer.checkpoint.executor.write_shard", full)
+            monkeypatch.setattr("fireflyer.checkpoint.engine.performing.write_shard", full)
 
     def full(*_: object, **__: object) -> object:
         raise NoSpace("no space left on the device")

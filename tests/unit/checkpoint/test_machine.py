@@ -33,7 +33,8 @@ from fireflyer.checkpoint.core.effects import (
 )
 from fireflyer.checkpoint.core.manager import Phase, SaveMachine, Settings
 from fireflyer.checkpoint.core.manifest import ShardRecord
-from fireflyer.checkpoint.executor import run_steps, write_shard
+from fireflyer.checkpoint.engine.image import write_shard
+from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.sim import SimDisk
 
 WORLD = 2

@@ -32,7 +32,7 @@ from fireflyer.checkpoint import (
     joining,
     verify,
 )
-from fireflyer.checkpoint.background import BackgroundSave
+from fireflyer.checkpoint.engine.save import BackgroundSave
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.runtime.store import LocalStore
 from fireflyer.sim import Fault, FaultKind, SimDisk
@@ -167,11 +167,11 @@ class Gated(RealDisk):
         self.reached = threading.Event()
         self.go_on = threading.Event()
 
-    def create(self, path: str) -> RealFile:
+    def create(self, path: str, *, direct: bool = False) -> RealFile:
         if path.endswith("manifest.json") and "00000020" in path:
             self.reached.set()
             assert self.go_on.wait(30)
-        return super().create(path)
+        return super().create(path, direct=direct)
 
 
 def test_a_launch_that_is_not_quite_dead_cannot_commit_what_the_next_one_writes(tmp_path: Path) -> None:
@@ -288,11 +288,11 @@ class SlowRank1(RealDisk):
         self.stuck = threading.Event()
         self.go_on = threading.Event()
 
-    def create(self, path: str) -> RealFile:
+    def create(self, path: str, *, direct: bool = False) -> RealFile:
         if "00000010" in path and "shard-00000" in path:
             assert self.stuck.wait(30)
             raise NoSpace(f"create {path}: no space left")
-        file = super().create(path)
+        file = super().create(path, direct=direct)
         if "00000010" in path:
             self.stuck.set()
             assert self.go_on.wait(30)

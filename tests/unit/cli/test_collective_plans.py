@@ -37,12 +37,25 @@ def test_shows_the_plan_its_reasons_the_times_and_the_memory(capsys: Capture, tm
     lines = text.splitlines()
     assert lines[0].startswith("8 ranks on 4 nodes, ")
     assert "broadcast, any size: chunks of 64.0 KiB; declared" in lines
-    assert "trees: 1 pair of nodes talks across zones: 0-2" in lines
+    assert "double_binary_tree: 1 pair of nodes talks across zones: 0-2" in lines
+    assert "line: 1 pair of nodes talks across zones: 0-2" in lines
     assert "allreduce of 186.0 MiB, predicted:" in lines
-    rows = {line.split()[0]: line for line in lines if line.startswith(("double_binary", "ring", "halving"))}
-    assert len(rows) == 3
+    table = lines[lines.index("allreduce of 186.0 MiB, predicted:") + 2 : -2]
+    rows = {line.split()[0]: line for line in table}
+    assert rows.keys() == {"double_binary_tree", "ring", "halving_doubling", "line"}
     assert sum("chosen" in row for row in rows.values()) == 1
+    assert [name for name, row in rows.items() if "several pairs" in row] == ["ring", "halving_doubling"]
     assert lines[-1].startswith("memory: ")
+
+
+def test_a_ring_that_is_asked_for_across_zones_says_that_it_comes_back(capsys: Capture, tmp_path: Path) -> None:
+    topology = written(tmp_path, TOPOLOGY + '[[routes]]\nkind = "allgather"\nalgorithm = "ring"\nchunk_bytes = 65536\n')
+    assert main(["collectives", "plan", "--nodes", "4", "--topology", topology]) == 0
+    assert "ring: 2 pairs of nodes talk across zones: 0-2, 1-3" in capsys.readouterr().out.splitlines()
+    assert main(["collectives", "plan", "--nodes", "4", "--topology", topology, "--json"]) == 0
+    pairs = json.loads(capsys.readouterr().out)["pairs_across_zones"]
+    assert pairs["ring"] == [[0, 2], [1, 3]]
+    assert pairs["line"] == pairs["double_binary_tree"] == [[0, 2]]
 
 
 def test_without_a_topology_it_is_what_a_job_does(capsys: Capture) -> None:

@@ -19,12 +19,13 @@ from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
 from fireflyer.cli.main import ff
-from fireflyer.cli.platform.execs import exec_command, shell_command
+from fireflyer.cli.platform.execs import exec_command
 from fireflyer.cli.platform.hai import command as hai_command
 from fireflyer.cli.platform.history import audit_command, history_command, usage_command
 from fireflyer.cli.platform.managers import manager_command
 from fireflyer.cli.platform.quota import command as quota_command
 from fireflyer.cli.platform.reservations import command as reservation_command
+from fireflyer.cli.platform.shells import shell_command
 from fireflyer.cli.platform.top import command as top_command
 from fireflyer.cli.version import command as version_command
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from tests.support.platform.older_release import Older, older_fields
 
 from fireflyer.cluster.schema.sync import Orders, Sync
 
@@ -36,3 +37,13 @@ def test_an_agent_follows_orders_of_a_manager_of_another_release(later: dict[str
     sent = {**OLDER_ORDERS, "runs": [order], **later}
     orders = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Orders)
     assert (orders.term, orders.runs[0].wanted) == (4, "stop")
+
+
+def test_the_older_release_of_tests_says_and_sees_the_fields_before_the_newest_ones() -> None:
+    older = Older(older_fields())
+    newer = msgspec.convert({**OLDER_HELLO, "revision": 7, "runs": [{**RUN, "doing": "x"}]}, Sync)
+    said = older.said(newer)
+    assert "revision" not in said
+    assert said["runs"][0]["doing"] == "x"
+    heard = older.heard(Orders(term=1, version=2, revision=7, release="9.9"))
+    assert (heard.version, heard.revision, heard.release) == (2, 0, "")

@@ -11,8 +11,9 @@ import pytest
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli import main
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import HOUR, Policy
-from fireflyer.cluster.local.config import DEFAULTS, NodesConfig, TimeSharing, UpConfig, keys_at
+from fireflyer.cluster.local.config import DEFAULTS, NodesConfig, StorageWish, TimeSharing, UpConfig, keys_at
 
 Capture = pytest.CaptureFixture[str]
 
@@ -24,11 +25,17 @@ def test_what_is_printed_has_every_key_and_changes_nothing_as_it_is(capsys: Capt
     assert msgspec.toml.decode(printed.encode(), type=UpConfig) == UpConfig()
     uncommented = re.sub(r"^# (?=\[|\w+ = )", "", printed, flags=re.MULTILINE)
     found = tomllib.loads(uncommented)
-    for table, kind in ((found, UpConfig), (found["nodes"][0], NodesConfig), (found["time_sharing"], TimeSharing)):
+    tables = (
+        (found["time_sharing"], TimeSharing),
+        (found["storage"], StorageWish),
+        (found["history_keep"], HistoryKeep),
+    )
+    for table, kind in ((found, UpConfig), (found["nodes"][0], NodesConfig), *tables):
         assert tuple(table) == kind.__struct_fields__
     wanted = msgspec.toml.decode(uncommented.encode(), type=UpConfig)
-    plain = UpConfig(agents=4, zones=1, nodes=wanted.nodes, time_sharing=wanted.time_sharing)
+    plain = UpConfig(agents=4, zones=1, nodes=wanted.nodes, time_sharing=wanted.time_sharing, storage=wanted.storage)
     assert wanted == plain
+    assert wanted.storage == StorageWish(nodes=3, replicas=2, targets_per_node=4, durable=True, store="")
     assert wanted.nodes == (NodesConfig(names=("agent-1", "agent-2")),)
     assert wanted.time_sharing.changed(Policy(), 0) == (Policy(), 0)
 
@@ -63,6 +70,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('[[nodes]]\nnames = ["agent-1"]\ngroup = "a b"', "nodes.group has 'a b', which is no name"),
         ('listen = "here"', "listen: address 'here' is not understood; write it like 10.0.0.1:7000"),
         ('stop_after = "2d"', "stop_after is '2d'; 1s to 24h are allowed"),
+        ("[storage]\nnode = 1", f"unknown field `node` - at `$.storage`; keys there are {keys_at('$.storage')}"),
+        ("[storage]\nnodes = -1", "Expected `int` >= 0 - at `$.storage.nodes`"),
         ("a b", "Expected '=' after a key"),
     ],
 )  # fmt: skip

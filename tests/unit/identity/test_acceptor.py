@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from fireflyer.base.errors import Busy, PermissionDenied, Unreachable, UsageError
+from fireflyer.base.report_limit import REPORT_INTERVAL_NS, REPORTS
 from fireflyer.base.units import SECOND
 from fireflyer.identity.acceptor import (
-    REPORT_INTERVAL_NS,
-    REPORTS,
     AcceptorEffect,
     Close,
     HandOver,
@@ -212,6 +211,7 @@ def test_reports_are_bounded_and_say_how_many_were_left_out() -> None:
     later = report_of_one(REPORT_INTERVAL_NS)
     assert later is not None
     assert later.left_out == 30
+    assert server.refused == REPORTS + 30 + 1
 
 
 def test_a_name_that_cannot_be_sent_is_refused_when_the_acceptor_is_made() -> None:

@@ -13,7 +13,15 @@ from typing import Final
 import pytest
 from tests.support.patience import allowed_s
 
-from fireflyer.runtime.service_log import LOG_FILE_VARIABLE, MAX_BYTES, MAX_LINE_BYTES, RotatingLog, make_room
+from fireflyer.base.errors import FireflyerError, UsageError
+from fireflyer.runtime.service_log import (
+    LOG_FILE_VARIABLE,
+    MAX_BYTES,
+    MAX_LINE_BYTES,
+    RotatingLog,
+    make_room,
+    open_log,
+)
 
 MAX: Final = 4096
 KEPT: Final = 2
@@ -154,3 +162,19 @@ def test_services_and_nobody_whom_they_start_write_into_the_log_that_they_were_g
     assert first.endswith("WARNING root given None")
     assert second == "by the interpreter"
     assert (tmp_path / "log.1").stat().st_size == MAX_BYTES - 29
+
+
+def test_a_process_that_was_given_no_log_opens_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log"
+    path.write_text("x" * (MAX_BYTES - 100))
+    log = open_log(str(path))
+    log.say("first")
+    assert path.read_text() == "first\n"
+    assert (tmp_path / "log.1").stat().st_size == MAX_BYTES - 100
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert capfd.readouterr().err == ""
+    for wrong in (tmp_path, tmp_path / "none" / "log"):
+        with pytest.raises(FireflyerError, match="write log"):
+            open_log(str(wrong))
+    with pytest.raises(UsageError, match="not a regular file"):
+        open_log("/dev/null")

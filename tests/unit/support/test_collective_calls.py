@@ -1,12 +1,26 @@
-"""The numbers with which the collectives are tested: no two ranks may contribute the same to a call."""
+"""The calls with which the collectives are tested, and their numbers: no two ranks may contribute the same to one."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support.collectives.calls import DTYPES, INTEGERS, Call, data_of, wide
+from tests.support.collectives.calls import DTYPES, INTEGERS, PLACES, Call, all_calls, data_of, wide
 
 COUNT = 1025
+
+
+@pytest.mark.parametrize("counts", [[0, 1, 63, 1024, 1025, 9973], [0, 1, 63, 1024, 1025, 9973, 70_001]])
+def test_each_call_meets_every_count_and_every_place_and_in_more_rounds_all_combinations(counts: list[int]) -> None:
+    def met(rounds: int) -> list[list[tuple[int, tuple[bool, str]]]]:
+        found: dict[tuple[str, str, str], list[tuple[int, tuple[bool, str]]]] = {}
+        for call in all_calls(4, counts, rounds=range(rounds)):
+            found.setdefault((call.kind, call.dtype, call.op), []).append((call.count, (call.in_place, call.memory)))
+        return list(found.values())
+
+    assert all(sorted(count for count, _ in ways) == counts for ways in met(len(counts)))
+    assert all({place for _, place in ways} == {*PLACES} for ways in met(len(PLACES)))
+    combinations = len(counts) * len(PLACES)
+    assert all(len({*ways}) == len(ways) == combinations for ways in met(combinations))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.patience import allowed_s
+
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = """
 import os, pytest
@@ -42,7 +44,7 @@ def run(directory: Path) -> str:
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "pytest", *options, "--basetemp", str(directory / "base")]
     done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=allowed_s(100), check=False
     )
     return done.stdout + done.stderr
 

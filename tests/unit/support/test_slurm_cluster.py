@@ -10,6 +10,7 @@ import pytest
 from tests.support.machines import slurm
 from tests.support.machines.machines import USER, Machines, needs_machines
 from tests.support.machines.slurm import SlurmCluster, needs_slurm, slurm_cluster
+from tests.support.patience import allowed_s
 
 pytestmark = [needs_machines, needs_slurm, pytest.mark.slow, pytest.mark.processes]
 
@@ -68,7 +69,7 @@ def test_a_step_is_killed_with_its_processes_on_all_machines(cluster: SlurmClust
     assert step.stdout is not None
     assert [step.stdout.readline() for _ in range(3)] == ["started\n"] * 3
     machines["b"].run(["scancel", "--full", "--user=root"], check=True)
-    assert step.wait(120) != 0
+    assert step.wait(allowed_s(120)) != 0
     cluster.wait_for_states(dict.fromkeys(machines, "idle"))
     assert not [argv for one in machines.values() for _, argv in one.processes() if argv[:1] == ["sleep"]]
 

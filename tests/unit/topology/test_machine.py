@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.support.disks import DISKS
 from tests.support.fake_sysfs import as_list, cpu_files, node_files, status_files, tree_of_epyc, write_tree
+from tests.support.patience import allowed_s
 
 from fireflyer.base.ports import Disk
 from fireflyer.runtime.disk import RealDisk
@@ -163,7 +164,7 @@ def test_the_largest_machine_is_read_in_bounded_time(tmp_path: Path) -> None:
     begin = time.monotonic()
     machine = read_machine(RealDisk(), root=f"{tmp_path}/sys", status="/none")
     assert len(machine.cpus) == len(machine.cores) == MAX_CPUS
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < allowed_s(20)
 
 
 def test_this_machine_is_readable() -> None:

@@ -123,7 +123,7 @@ void RingServer::fail(const std::string& why) {
   ::close(std::exchange(fd_, -1));
   arriving_.reset();
   message_.reset();
-  out_ = Outbox{};
+  out_ = Outbox(spares_);
   in_ = {};
   prepared_.clear();
   unanswered_ = 0;

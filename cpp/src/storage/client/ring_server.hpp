@@ -85,7 +85,8 @@ class RingServer {
   std::size_t reads_ = 0, unanswered_ = 0;
 
   std::vector<ReadRequest> prepared_;
-  Outbox out_;
+  Outbox::Spares spares_;
+  Outbox out_{spares_};
 
   std::vector<std::byte> in_;
   std::size_t begin_ = 0, end_ = 0;

@@ -5,11 +5,11 @@
 
 namespace ff {
 
-ChunkNode::ChunkNode(int io_threads, int job_threads, std::size_t buffer_bytes, ColdBy cold_by)
+ChunkNode::ChunkNode(int io_threads, int job_threads, std::size_t buffer_bytes, ColdBy cold_by, LinkPatience patience)
     : job_threads_(job_threads),
       events_(std::make_shared<EventQueue>()),
       pool_(BufferPool::create(buffer_bytes)),
-      server_(std::make_shared<ChunkServer>(io_threads, events_, pool_, default_stall_ns, cold_by)) {}
+      server_(std::make_shared<ChunkServer>(io_threads, events_, pool_, patience, cold_by)) {}
 
 ChunkNode::~ChunkNode() { close(); }
 

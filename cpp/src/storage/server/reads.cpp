@@ -31,6 +31,16 @@ std::uint32_t length_of(const ReadRequest& request, const Content& content) {
   return request.offset >= content.length ? 0 : std::min(request.length, content.length - request.offset);
 }
 
+// How much of a range belongs to a granule that it has only in part, at its begin and at its end. Not of ranges that lie
+// in one granule.
+struct Edges {
+  std::uint32_t head, tail;
+};
+Edges edges_of(std::uint32_t offset, std::uint32_t length, std::uint32_t content_length) {
+  const std::uint32_t into_first = offset % granule_bytes, end = offset + length;
+  return {into_first == 0 ? 0 : static_cast<std::uint32_t>(granule_bytes) - into_first, end == content_length ? 0 : end % static_cast<std::uint32_t>(granule_bytes)};
+}
+
 // Where a range begins or ends inside a granule, the part has a checksum of its own.
 void set_checksums(std::uint32_t offset, Bytes data, std::span<std::uint32_t> checksums) {
   std::size_t done = 0;
@@ -47,6 +57,13 @@ std::int64_t fence_clock_ns() {
   timespec now{};
   clock_gettime(CLOCK_BOOTTIME, &now);
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+ReadWeight weight_of(const ReadRequest& request) {
+  const std::size_t length = std::min<std::size_t>(request.length, max_block_bytes);
+  const std::size_t header = sizeof(Prefix) + sizeof(ReadReply) + (length / granule_bytes + 2) * sizeof(std::uint32_t);
+  const std::size_t copied = length < sendfile_from_bytes ? length : 2 * granule_bytes;
+  return {header + length, header + copied + 3 * Outbox::piece_bytes};
 }
 
 void ReadRights::grant(std::uint64_t from, std::uint64_t to, std::int64_t until_ns) {
@@ -121,52 +138,72 @@ void ReadAnswers::read(const ReadRequest& request, const PublishedChain& chain, 
 
 // False: not all of it is in memory, and it may not wait.
 bool ReadAnswers::send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out) {
-  const Content& content = view.content();
   ChunkEngine& engine = chain.target->engine();
-  const std::uint32_t length = length_of(request, content);
-  const bool whole = request.offset % granule_bytes == 0 && (length % granule_bytes == 0 || request.offset + length == content.length);
+  const std::uint32_t length = length_of(request, view.content());
   checksums_.resize(pieces_of(request.offset, length));
+  // A disk without descriptors is one of tests; its replies are not bounded by their weight.
+  if (length >= sendfile_from_bytes && view.file().descriptor() >= 0) return send_file(request, chain, view, reply, may_wait, out);
   const std::size_t header = sizeof(Prefix) + sizeof reply + checksums_.size() * sizeof(std::uint32_t);
-  if (whole && length >= sendfile_from_bytes && view.file().descriptor() >= 0) {
-    const std::uint64_t at = view.offset() + request.offset;
-    if (!may_wait && !view.file().cached(at, length)) return false;
-    if (!engine.checksums(view, request.offset / granule_bytes, checksums_, may_wait)) return false;
-    put_header(out.room(header), reply, checksums_, length);
-    out.put(std::shared_ptr<ChunkEngine>(chain.target, &engine), std::move(view), at, length);
-  } else {
-    std::byte* const place = out.room(header + length);
-    bool there = false;
-    try {
-      there = length == 0 || load(engine, view, request.offset, MutableBytes(place + header, length), whole, may_wait);
-    } catch (...) {
-      out.give_back(header + length);
-      throw;
-    }
-    if (!there) return out.give_back(header + length), false;
-    put_header(place, reply, checksums_, length);
+  std::byte* const place = out.room(header + length);
+  bool there = false;
+  try {
+    there = length == 0 || load(engine, view, request.offset, MutableBytes(place + header, length), checksums_, may_wait);
+  } catch (...) {
+    out.give_back(header + length);
+    throw;
   }
+  if (!there) return out.give_back(header + length), false;
+  put_header(place, reply, checksums_, length);
   counts_.read_bytes += length;
   return true;
 }
 
-// The bytes, and in `checksums_` those of their pieces. False as in `send`.
-bool ReadAnswers::load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, bool whole, bool may_wait) {
+// Whole granules go from the page cache to the socket, whatever the range: only its edges are held in memory.
+bool ReadAnswers::send_file(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out) {
+  ChunkEngine& engine = chain.target->engine();
+  const std::uint32_t offset = request.offset, length = length_of(request, view.content());
+  const auto [head, tail] = edges_of(offset, length, view.content().length);
+  const std::span<std::uint32_t> checksums(checksums_);
+  const std::size_t header = sizeof(Prefix) + sizeof reply + checksums.size_bytes();
+  const std::uint64_t at = view.offset() + offset;
+  if (!may_wait && !view.file().cached(at, length)) return false;
+  if (!engine.checksums(view, offset / granule_bytes, checksums, may_wait)) return false;
+  std::byte* const place = out.room(header + head);
+  bool there = false;
+  try {
+    there = (head == 0 || load(engine, view, offset, MutableBytes(place + header, head), checksums.first(1), may_wait)) &&
+            (tail == 0 || load(engine, view, offset + length - tail, MutableBytes(tail_).first(tail), checksums.last(1), may_wait));
+  } catch (...) {
+    out.give_back(header + head);
+    throw;
+  }
+  if (!there) return out.give_back(header + head), false;
+  put_header(place, reply, checksums, length);
+  out.put(std::shared_ptr<ChunkEngine>(chain.target, &engine), std::move(view), at + head, length - head - tail);
+  if (tail > 0) std::memcpy(out.room(tail), tail_.data(), tail);
+  counts_.read_bytes += length;
+  return true;
+}
+
+// The bytes, and in `checksums` those of their pieces. False as in `send`.
+bool ReadAnswers::load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, std::span<std::uint32_t> checksums, bool may_wait) {
   const std::uint32_t first = offset / granule_bytes;
-  if (whole) return engine.checksums(view, first, checksums_, may_wait) && read_all(view.file(), view.offset() + offset, data, may_wait);
-  if (!engine.checksums(view, first, checksums_, may_wait)) return false;
-  const std::size_t end = std::min<std::size_t>(std::size_t{first + checksums_.size()} * granule_bytes, view.content().length);
+  const bool whole = offset % granule_bytes == 0 && (data.size() % granule_bytes == 0 || offset + data.size() == view.content().length);
+  if (!engine.checksums(view, first, checksums, may_wait)) return false;
+  if (whole) return read_all(view.file(), view.offset() + offset, data, may_wait);
+  const std::size_t end = std::min<std::size_t>(std::size_t{first + checksums.size()} * granule_bytes, view.content().length);
   std::size_t granule = 0;
   for (std::size_t at = std::size_t{first} * granule_bytes; at < end; at += scratch_.size()) {
     scratch_.resize(std::min(scratch_bytes, end - at));
     if (!read_all(view.file(), view.offset() + at, scratch_, may_wait)) return false;
     for (std::size_t i = 0; i < scratch_.size(); i += granule_bytes) {
       const Bytes whole_one = Bytes(scratch_).subspan(i, std::min(granule_bytes, scratch_.size() - i));
-      if (crc32c(0, whole_one.data(), whole_one.size()) != checksums_[granule++]) throw EngineError(EngineErrorKind::damaged, "a granule does not match its checksum");
+      if (crc32c(0, whole_one.data(), whole_one.size()) != checksums[granule++]) throw EngineError(EngineErrorKind::damaged, "a granule does not match its checksum");
     }
     const std::size_t from = std::max<std::size_t>(at, offset), to = std::min<std::size_t>(at + scratch_.size(), std::size_t{offset} + data.size());
     std::memcpy(data.data() + (from - offset), scratch_.data() + (from - at), to - from);
   }
-  set_checksums(offset, data, checksums_);
+  set_checksums(offset, data, checksums);
   return true;
 }
 

@@ -1,11 +1,14 @@
 // Answering one read: what the table allows, from the chunks of the target that it names.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -20,7 +23,7 @@ std::int64_t fence_clock_ns();
 using ReadTable = std::unordered_map<std::uint32_t, PublishedChain>;
 
 struct ServerCounts {
-  std::atomic<std::uint64_t> links = 0, reads = 0, fetched = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
+  std::atomic<std::uint64_t> links = 0, reads = 0, fetched = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0, held_back = 0, stalled = 0;
 };
 
 // Which files a link may read. Thread-safe.
@@ -42,6 +45,13 @@ class ReadRights {
   std::vector<Range> ranges_;
 };
 
+// What answering costs at most, known before anything is looked up: bytes to be sent, and of these and of the records of the
+// reply those that are held in memory until then.
+struct ReadWeight {
+  std::size_t bytes, held;
+};
+ReadWeight weight_of(const ReadRequest& request);
+
 class ReadAnswers {
  public:
   // Has the view's content fetched, so that the request can be answered again; false: it cannot.
@@ -55,13 +65,15 @@ class ReadAnswers {
   void read(const ReadRequest& request, const PublishedChain& chain, ReadReply& reply, bool fetched, Outbox& out);
   bool fetch(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view);
   bool send(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out);
-  bool load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, bool whole, bool may_wait);
+  bool send_file(const ReadRequest& request, const PublishedChain& chain, ChunkEngine::View& view, const ReadReply& reply, bool may_wait, Outbox& out);
+  bool load(ChunkEngine& engine, const ChunkEngine::View& view, std::uint32_t offset, MutableBytes data, std::span<std::uint32_t> checksums, bool may_wait);
   void refuse(ReadReply& reply, ReadStatus status, Outbox& out);
 
   ServerCounts& counts_;
   Fetch fetch_;
   std::vector<std::uint32_t> checksums_;
   std::vector<std::byte> scratch_;  // granules of which parts are sent
+  std::array<std::byte, granule_bytes> tail_;
 };
 
 }  // namespace ff

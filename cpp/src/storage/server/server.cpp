@@ -60,6 +60,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   Loop(LinkContext context, std::function<void(std::uint64_t)> forget)
       : context_(context), forget_(std::move(forget)), epoll_(::epoll_create1(EPOLL_CLOEXEC)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (epoll_ < 0 || wake_ < 0) throw DiskError(errno, "cannot make a server thread's descriptors");
+    context_.spares = &spares_;
     epoll_event event{EPOLLIN, {.u64 = wake_id}};
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
   }
@@ -116,7 +117,9 @@ class Loop : public std::enable_shared_from_this<Loop> {
   void work(Link& link);
   void end(Link& link, const std::string& reason);
   void watch(Link& link);
+  void ask_again();
   void end_patience();
+  void end_stalled();
   int timeout_ms() const;
   Link* find(std::uint64_t link) {
     const auto found = links_.find(link);
@@ -124,6 +127,7 @@ class Loop : public std::enable_shared_from_this<Loop> {
   }
 
   std::unique_ptr<ColdReads> cold_;
+  Outbox::Spares spares_;
   LinkContext context_;
   std::function<void(std::uint64_t)> forget_;
   int epoll_, wake_;
@@ -134,7 +138,8 @@ class Loop : public std::enable_shared_from_this<Loop> {
   bool stopped_ = false;
 
   std::unordered_map<std::uint64_t, std::unique_ptr<Link>> links_;
-  std::set<std::uint64_t> wait_for_events_, wait_for_memory_, hold_memory_, touched_;
+  std::set<std::uint64_t> wait_for_events_, wait_for_memory_, wait_for_share_, hold_memory_, touched_;
+  std::int64_t ask_again_ns_ = 0, end_stalled_ns_ = 0;  // when that is due, or later
 };
 
 // In the loop's own thread: the end of a ring interrupts the thread that opened it, whatever that is waiting for then.
@@ -176,7 +181,7 @@ void Loop::run() {
     for (Command& command : commands) obey(command);
     for (const std::uint64_t id : std::exchange(touched_, {}))
       if (Link* const link = find(id)) work(*link);
-    end_patience();
+    ask_again();
     if (cold_) cold_->submit();
   }
   links_.clear();
@@ -228,6 +233,8 @@ void Loop::work(Link& link) {
   if (link.pause() == Link::Pause::events) wait_for_events_.insert(id);
   if (link.patience_ends_ns()) wait_for_memory_.insert(id);
   else wait_for_memory_.erase(id);
+  if (link.pause() == Link::Pause::share) wait_for_share_.insert(id);
+  else wait_for_share_.erase(id);
   if (link.ends_ns()) hold_memory_.insert(id);
   else hold_memory_.erase(id);
   watch(link);
@@ -245,12 +252,31 @@ void Loop::end(Link& link, const std::string& reason) {
   const std::uint64_t id = link.share().id;
   wait_for_events_.erase(id);
   wait_for_memory_.erase(id);
+  wait_for_share_.erase(id);
   hold_memory_.erase(id);
   forget_(id);
   LostEvent lost{id, reason};
   links_.erase(id);
   --context_.counts.links;
   context_.events.put(std::move(lost));
+}
+
+constexpr int patience_step_ms = 20, holding_step_ms = 500;
+
+// What has to be looked at now and then, and not at each turn.
+void Loop::ask_again() {
+  if (wait_for_memory_.empty() && wait_for_share_.empty() && hold_memory_.empty()) return;
+  const std::int64_t now_ns = monotonic_ns();
+  if (now_ns >= ask_again_ns_) {
+    ask_again_ns_ = now_ns + patience_step_ms * 1'000'000;
+    end_patience();
+    for (const std::uint64_t id : std::set(wait_for_share_))
+      if (Link* const link = find(id)) work(*link);
+  }
+  if (now_ns >= end_stalled_ns_) {
+    end_stalled_ns_ = now_ns + holding_step_ms * 1'000'000;
+    end_stalled();
+  }
 }
 
 void Loop::end_patience() {
@@ -260,15 +286,20 @@ void Loop::end_patience() {
     link->end_patience();
     work(*link);
   }
+}
+
+void Loop::end_stalled() {
   for (const std::uint64_t id : std::set(hold_memory_)) {
     Link* const link = find(id);
-    if (link != nullptr && link->ends_ns() && monotonic_ns() >= *link->ends_ns()) end(*link, "peer stalled while holding receive buffers of this node");
+    const std::int64_t now_ns = monotonic_ns();
+    if (link == nullptr || !link->ends_ns() || now_ns < *link->ends_ns()) continue;
+    ++context_.counts.stalled;
+    end(*link, link->stall_reason(now_ns));
   }
 }
 
 int Loop::timeout_ms() const {
-  constexpr int patience_step_ms = 20, holding_step_ms = 500;
-  if (!wait_for_memory_.empty() || (cold_ && cold_->queued())) return patience_step_ms;
+  if (!wait_for_memory_.empty() || !wait_for_share_.empty() || (cold_ && cold_->queued())) return patience_step_ms;
   return hold_memory_.empty() ? -1 : holding_step_ms;
 }
 
@@ -288,6 +319,7 @@ struct ChunkServer::State {
   ColdBy cold_by = ColdBy::threads;
   std::mutex mutex;  // of what follows
   std::unordered_map<std::uint64_t, Known> links;
+  std::unordered_map<std::string, std::weak_ptr<BufferAccount>> owners;
   std::uint64_t last = 0;
   bool closed = false;
 
@@ -296,9 +328,19 @@ struct ChunkServer::State {
     const auto found = links.find(link);
     return found == links.end() ? std::nullopt : std::optional(found->second);
   }
+
+  // With the lock.
+  BufferPool::Account account_of(const std::string& owner) {
+    if (owner.empty()) return BufferPool::new_owner();
+    if (owners.size() > 2 * links.size() + 64) std::erase_if(owners, [](const auto& one) { return one.second.expired(); });
+    std::weak_ptr<BufferAccount>& known = owners[owner];
+    auto account = known.lock();
+    if (!account) known = account = BufferPool::new_owner();
+    return account;
+  }
 };
 
-ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns, ColdBy cold_by)
+ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, LinkPatience patience, ColdBy cold_by)
     : state_(std::make_shared<State>()) {
   State& s = *state_;
   s.events = std::move(events);
@@ -307,7 +349,7 @@ ChunkServer::ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::s
     const std::lock_guard lock(s.mutex);
     s.links.erase(link);
   };
-  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, stall_ns}, forget));
+  for (int i = 0; i < threads; ++i) s.loops.push_back(std::make_shared<Loop>(LinkContext{s.table, *s.events, *s.pool, s.counts, patience}, forget));
   s.events->on_room([weak = std::weak_ptr(state_)] {
     if (const auto state = weak.lock())
       for (const auto& loop : state->loops) loop->post(HasRoom{});
@@ -338,7 +380,7 @@ void ChunkServer::publish(const std::vector<PublishedChain>& chains) {
   state_->table.store(std::move(table));
 }
 
-std::uint64_t ChunkServer::connect(int fd, bool reads, bool trusted) {
+std::uint64_t ChunkServer::connect(int fd, bool reads, bool trusted, const std::string& owner) {
   State& s = *state_;
   prepare_stream(fd);
   const std::lock_guard lock(s.mutex);
@@ -348,7 +390,7 @@ std::uint64_t ChunkServer::connect(int fd, bool reads, bool trusted) {
   }
   const std::uint64_t id = ++s.last;
   const auto& loop = s.loops[id % s.loops.size()];
-  const auto share = std::make_shared<LinkShare>(id, reads);
+  const auto share = std::make_shared<LinkShare>(id, reads, s.account_of(owner));
   if (trusted) share->rights.trust();
   s.links[id] = {share, loop};
   ++s.counts.links;
@@ -384,7 +426,7 @@ ColdBy ChunkServer::cold_by() const { return state_->cold_by; }
 
 ServerStats ChunkServer::stats() const {
   const ServerCounts& c = state_->counts;
-  return {c.links, c.reads, c.fetched, c.read_bytes, c.refused, c.messages, c.dropped};
+  return {c.links, c.reads, c.fetched, c.read_bytes, c.refused, c.messages, c.dropped, c.held_back, c.stalled};
 }
 
 }  // namespace ff

@@ -282,7 +282,7 @@ SharedBuffer ChunkTarget::load_now(const ChunkId& chunk, const ContentId& conten
   if (!view || view->content().id() != content) view = engine_.view(chunk, true);
   if (!view || view->content().id() != content) return nullptr;
   const std::uint32_t length = view->content().length;
-  SharedBuffer buffer = pool.take_within(length, BufferPool::Share::all, memory_patience);
+  SharedBuffer buffer = pool.take_within(length, pool.services(), memory_patience);
   if (!buffer) return nullptr;
   try {
     engine_.read(*view, 0, buffer->bytes());

@@ -19,8 +19,11 @@ constexpr std::size_t max_gathered_pieces = 16;
 std::byte* Outbox::room(std::size_t bytes) {
   if (pieces_.empty() || !pieces_.back().own() || pieces_.back().bytes.size() + bytes > gathered_bytes) {
     Piece& fresh = pieces_.emplace_back();
-    fresh.bytes.swap(spare_);
-    fresh.bytes.clear();
+    if (!spares_->kept.empty()) {
+      fresh.bytes = std::move(spares_->kept.back());
+      spares_->kept.pop_back();
+      fresh.bytes.clear();
+    }
   }
   Piece& last = pieces_.back();
   last.bytes.resize(last.bytes.size() + bytes);
@@ -87,7 +90,7 @@ void Outbox::sent(std::size_t bytes) {
     if (piece.own()) own_bytes_ -= n;
     if (piece.left > 0) return;
     if (!piece.shared.empty()) --shared_pieces_;
-    if (spare_.capacity() == 0) spare_.swap(piece.bytes);
+    if (piece.bytes.capacity() > 0 && spares_->kept.size() < Spares::most) spares_->kept.push_back(std::move(piece.bytes));
     pieces_.pop_front();
   }
 }

@@ -128,7 +128,7 @@ Bytes of_a_node(Chance& chance, std::uint64_t tag, std::uint32_t asked) {
 // A node that serves one chunk, and a client that is right.
 class Node {
  public:
-  Node() : target_(std::make_shared<ff::ChunkTarget>(7, std::make_unique<ff::test::LoggedDisk>(), options(), 1, events_)), server_(1, events_, pool_, ff::default_stall_ns, ff::ColdBy::kernel) {
+  Node() : target_(std::make_shared<ff::ChunkTarget>(7, std::make_unique<ff::test::LoggedDisk>(), options(), 1, events_)), server_(1, events_, pool_, ff::LinkPatience{}, ff::ColdBy::kernel) {
     ff::Update update;
     update.kind = ff::UpdateKind::replace;
     const std::vector<std::byte> data(chunk_length, std::byte{'d'});

@@ -126,7 +126,7 @@ Data message(const std::string& body, const Data& payload = {}) {
 
 SharedBuffer filled(BufferPool& pool, const Data& data) {
   std::uint64_t place = 0;
-  SharedBuffer buffer = pool.take(data.size(), BufferPool::Share::all, [](SharedBuffer) {}, place);
+  SharedBuffer buffer = pool.take(data.size(), pool.services(), [](SharedBuffer) {}, place);
   CHECK(buffer != nullptr);
   std::memcpy(buffer->bytes().data(), data.data(), data.size());
   return buffer;
@@ -175,17 +175,20 @@ void memory_is_given_in_order_and_peers_first() {
       granted.push_back(std::move(buffer));
     };
   };
-  const auto take = [&](std::size_t bytes, BufferPool::Share share, int who) { return pool->take(bytes, share, as(who), place); };
+  const BufferPool::Account peers = pool->services();
+  // Each time of an owner who has nothing.
+  const auto take = [&](std::size_t bytes, const BufferPool::Account& account, int who) { return pool->take(bytes, account, as(who), place); };
+  const auto client = [] { return BufferPool::new_owner(); };
   const auto drop_granted = [&] { std::exchange(granted, {}).clear(); };
-  SharedBuffer first = take(4 * mib, BufferPool::Share::half, 0);
+  SharedBuffer first = take(4 * mib, client(), 0);
   CHECK(first && reinterpret_cast<std::uintptr_t>(first->bytes().data()) % 4096 == 0);
-  CHECK(!take(mib, BufferPool::Share::half, 1));  // clients have their half
-  SharedBuffer second = take(4 * mib, BufferPool::Share::all, 2);
+  CHECK(!take(mib, client(), 1));  // clients have their half
+  SharedBuffer second = take(4 * mib, peers, 2);
   CHECK(second);
-  CHECK(!take(4 * mib, BufferPool::Share::all, 3));
+  CHECK(!take(4 * mib, peers, 3));
   const std::uint64_t large = place;
-  CHECK(!take(mib, BufferPool::Share::all, 4));  // it would fit soon, but others were first
-  CHECK(!take(2 * mib, BufferPool::Share::half, 5));
+  CHECK(!take(mib, peers, 4));  // it would fit soon, but others were first
+  CHECK(!take(2 * mib, client(), 5));
   second.reset();
   CHECK(order == (std::vector{3}));
   drop_granted();
@@ -195,17 +198,17 @@ void memory_is_given_in_order_and_peers_first() {
   drop_granted();
   pool->cancel(large);
   CHECK(pool->used_bytes() == 0);
-  SharedBuffer all = take(8 * mib, BufferPool::Share::all, 6);
-  CHECK(all && !pool->take_within(1, BufferPool::Share::all, std::chrono::milliseconds(1)));
-  CHECK(!take(8 * mib, BufferPool::Share::all, 7));
-  CHECK(!take(1, BufferPool::Share::all, 8));
+  SharedBuffer all = take(8 * mib, peers, 6);
+  CHECK(all && !pool->take_within(1, peers, std::chrono::milliseconds(1)));
+  CHECK(!take(8 * mib, peers, 7));
+  CHECK(!take(1, peers, 8));
   std::thread later([&] { all.reset(); });
-  CHECK(!pool->take_within(8 * mib + 1, BufferPool::Share::all, std::chrono::milliseconds(1)));
+  CHECK(!pool->take_within(8 * mib + 1, peers, std::chrono::milliseconds(1)));
   later.join();
   CHECK(order.back() == 7);
   while (!granted.empty()) drop_granted();
-  SharedBuffer some = take(5 * mib / 2, BufferPool::Share::all, 9), more = take(mib / 2, BufferPool::Share::all, 10);
-  CHECK(some && more && !take(6 * mib, BufferPool::Share::all, 11) && !take(mib / 2, BufferPool::Share::half, 12));
+  SharedBuffer some = take(5 * mib / 2, peers, 9), more = take(mib / 2, peers, 10);
+  CHECK(some && more && !take(6 * mib, peers, 11) && !take(mib / 2, client(), 12));
   more.reset();
   CHECK(granted.empty());  // it is enough for the client, but a peer was first
   some.reset();
@@ -460,7 +463,7 @@ void nonsense_of_any_kind_ends_its_link() {
 void who_stands_still_does_not_keep_memory() {
   const auto events = std::make_shared<EventQueue>();
   const auto pool = BufferPool::create(8 * mib);
-  ff::ChunkServer server(1, events, pool, 100'000'000);
+  ff::ChunkServer server(1, events, pool, {.stall_ns = 100'000'000});
   const auto [mine, theirs] = connected();
   const std::uint64_t stopped = server.connect(theirs, true);
   Data half = message("update", noise(mib, 1));

@@ -89,7 +89,7 @@ struct Node {
   ChunkServer server;
 
   explicit Node(std::unique_ptr<ff::Disk> disk = std::make_unique<LoggedDisk>(), int threads = 1, ColdBy cold_by = ColdBy::kernel)
-      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool, ff::default_stall_ns, cold_by) {}
+      : target(std::make_shared<ChunkTarget>(7, std::move(disk), options(), 1, events)), server(threads, events, pool, ff::LinkPatience{}, cold_by) {}
 };
 
 std::pair<int, int> connected() {

@@ -137,14 +137,18 @@ class _Shown:
         declared: bool,
     ) -> None:
         from fireflyer.collectives.planning.cost import best_chunk_bytes, predict_ns
-        from fireflyer.collectives.planning.plan import SUITABLE
+        from fireflyer.collectives.planning.crossings import crossings
+        from fireflyer.collectives.planning.plan import LINE, SUITABLE
 
         self.plan, self.zones, self.operation, self.nbytes = plan, zones, operation, nbytes
         self.declared = declared
         self.route = plan.route(operation, nbytes)
         layout, speeds = declaration.layout(plan, zones), declaration.speeds
         self.times: list[tuple[str, int, float]] = []
+        self.crossings = crossings(plan, zones) if zones else {}
         for algorithm in SUITABLE[operation]:
+            if algorithm == LINE != self.route.algorithm and len(set(zones)) < 2:
+                continue  # a ring is as good, and better known
             chunk = best_chunk_bytes(speeds, layout, operation, algorithm, nbytes)
             if algorithm == self.route.algorithm:
                 chunk = self.route.chunk_bytes
@@ -156,7 +160,7 @@ class _Shown:
         """Of `ff collectives plan --json`."""
         import msgspec
 
-        found = {
+        found: dict[str, object] = {
             "plan": self.plan,
             "operation": self.operation,
             "bytes": self.nbytes,
@@ -166,6 +170,8 @@ class _Shown:
             ],
             "slot_bytes_of_a_node": self.slot_bytes,
         }
+        if self.crossings:
+            found["pairs_across_zones"] = self.crossings
         return msgspec.json.format(msgspec.json.encode(found), indent=2)
 
     def print(self) -> None:
@@ -173,13 +179,13 @@ class _Shown:
 
         from fireflyer.base.units import format_bytes
         from fireflyer.cli.output import stdout_console
-        from fireflyer.topology import count_crossings
+        from fireflyer.topology import words_of_pairs
 
         console = stdout_console()
         for line in self.plan.describe().splitlines():
             console.print(Text(line), soft_wrap=True)
-        if self.zones:
-            console.print(Text(f"trees: {count_crossings(self.plan.trees, self.zones)}"), soft_wrap=True)
+        for algorithm, pairs in self.crossings.items():
+            console.print(Text(f"{algorithm}: {words_of_pairs(pairs)}"), soft_wrap=True)
         console.print()
         predicted = "predicted" if self.declared or self.plan.nodes == 1 else UNDECLARED
         console.print(Text(f"{self.operation} of {format_bytes(self.nbytes)}, {predicted}:"), soft_wrap=True)
@@ -201,6 +207,12 @@ class _Shown:
         """Nothing is chosen by predicted times where no speeds were declared: it is the same algorithm for all."""
         return "chosen" if self.declared or self.plan.nodes == 1 else "default"
 
+    def _left_out(self, algorithm: str) -> str:
+        """Why it was not looked at, where it was not."""
+        from fireflyer.collectives.planning.plan import ACROSS_ZONES
+
+        return "" if len(set(self.zones)) < 2 or algorithm in ACROSS_ZONES else "several pairs across zones"
+
     def _table(self) -> Table:
         from rich.table import Table
 
@@ -215,7 +227,7 @@ class _Shown:
                 format_bytes(chunk),
                 format_duration(round(ns)),
                 format_rate(self.nbytes * 1e9 / ns if ns else 0.0),
-                self._mark() if self._chosen(algorithm) else "",
+                self._mark() if self._chosen(algorithm) else self._left_out(algorithm),
             )
             if self.plan.nodes == 1:
                 break

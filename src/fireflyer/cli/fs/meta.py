@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
-from fireflyer.cli.fs.processes import read_config, run_process
+from fireflyer.cli.fs.processes import log_option, read_config, run_process
 
 __all__ = ["meta_command"]
 
 
 @click.command("meta", short_help="Run a meta service.", epilog="Example: ff fs meta /etc/fireflyer/meta.toml")
+@log_option
 @click.argument("config_file", metavar="CONFIG")
-def meta_command(*, config_file: str) -> int:
+def meta_command(*, config_file: str, log_file: str | None) -> int:
     """Run a meta service in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C.
 
     Only for clusters whose managers share a PostgreSQL database. With an embedded store, the manager process contains
@@ -21,4 +22,4 @@ def meta_command(*, config_file: str) -> int:
     from fireflyer.fs.service.meta.process import run_meta
 
     config = read_config(config_file, MetaConfig)
-    return run_process(lambda on_ready: run_meta(config, open_chunks=open_chunk_session, on_ready=on_ready))
+    return run_process(lambda on_ready: run_meta(config, open_chunks=open_chunk_session, on_ready=on_ready), log_file)

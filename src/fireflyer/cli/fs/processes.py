@@ -13,7 +13,7 @@ import msgspec
 
 from fireflyer.cli.toml_files import read_toml
 
-__all__ = ["READY", "manager_command", "read_config", "run_process", "storage_command"]
+__all__ = ["READY", "log_option", "manager_command", "read_config", "run_process", "storage_command"]
 
 MAX_DESCRIPTORS: Final = 1 << 16
 READY: Final = "ready "
@@ -27,19 +27,31 @@ def read_config(path: str, config_type: type[C]) -> C:
     return read_toml(path, config_type, name="configuration", advice="give the TOML file that configures this process")
 
 
+def log_option(function: click.decorators.FC) -> click.decorators.FC:
+    return click.option(
+        "--log",
+        "log_file",
+        metavar="FILE",
+        help="Write the log to FILE and rotate it: 8 MiB, and three older files.  [default: standard error]",
+    )(function)
+
+
 @click.command(
     "manager", short_help="Run a cluster manager.", epilog="Example: ff fs manager /etc/fireflyer/manager.toml"
 )
+@log_option
 @click.argument("config_file", metavar="CONFIG")
-def manager_command(*, config_file: str) -> int:
+def manager_command(*, config_file: str, log_file: str | None) -> int:
     """Run a cluster manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints
-    `ready HOST:PORT` when it serves; its log is standard error."""
+    `ready HOST:PORT` when it serves."""
     from fireflyer.fs.client.chunk_session import open_chunk_session
     from fireflyer.fs.service.manager.config import ManagerConfig
     from fireflyer.fs.service.manager.process import run_manager
 
     config = read_config(config_file, ManagerConfig)
-    return run_process(lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunk_session))
+    return run_process(
+        lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunk_session), log_file
+    )
 
 
 @click.command(
@@ -50,10 +62,11 @@ def manager_command(*, config_file: str) -> int:
     is_flag=True,
     help="First create the target directories that CONFIG names; they must be missing or empty.",
 )
+@log_option
 @click.argument("config_file", metavar="CONFIG")
-def storage_command(*, config_file: str, make_targets: bool) -> int:
+def storage_command(*, config_file: str, make_targets: bool, log_file: str | None) -> int:
     """Run a storage process in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints
-    `ready HOST:PORT` when it serves; its log is standard error."""
+    `ready HOST:PORT` when it serves."""
     from fireflyer.fs.service.storage.config import StorageConfig
     from fireflyer.fs.service.storage.process import run_storage
 
@@ -63,16 +76,17 @@ def storage_command(*, config_file: str, make_targets: bool) -> int:
 
         for target in config.targets:
             make_target(target.directory, config.cluster, target.id)
-    return run_process(lambda on_ready: run_storage(config, on_ready=on_ready))
+    return run_process(lambda on_ready: run_storage(config, on_ready=on_ready), log_file)
 
 
-def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]) -> int:
-    """Runs until SIGTERM or SIGINT, upon which it is cancelled: then 0."""
+def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]], log_file: str | None = None) -> int:
+    """Runs until SIGTERM or SIGINT, upon which it is cancelled: then 0. `log_file`: of the log, if not standard
+    error."""
     from fireflyer.runtime import run
-    from fireflyer.runtime.service_log import start_logging
+    from fireflyer.runtime.service_log import open_log, start_logging
 
     _allow_descriptors()
-    start_logging()
+    start_logging(None if log_file is None else open_log(log_file))
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()

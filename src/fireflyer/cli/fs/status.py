@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import FilesStatus, MoveStatus, Status, TargetReport, TargetStatus
     from fireflyer.fs.schema.routing import Chain
 
-__all__ = ["Summary", "at_least", "look", "status_command", "summary_of", "to_json"]
+__all__ = ["Summary", "at_least", "look", "shown", "status_command", "status_lines", "summary_of", "to_json"]
 
 TROUBLE_SHOWN: Final = 20
 
@@ -82,7 +82,7 @@ def status_command(*, where: ClusterTarget, show_all: bool, as_json: bool) -> in
     from fireflyer.cli.output import stdout_console
 
     console = stdout_console()
-    for line in (*_lines(status, show_all=show_all), *_files(files)):
+    for line in status_lines(status, files, show_all=show_all):
         console.print(line, soft_wrap=True)
     if moves:
         from fireflyer.base.units import counted
@@ -95,9 +95,19 @@ def status_command(*, where: ClusterTarget, show_all: bool, as_json: bool) -> in
     return 0
 
 
+def shown(status: Status, moves: Sequence[MoveStatus], files: FilesStatus) -> dict[str, object]:
+    """What `ff fs status --json` prints, as `ff status --json` does below `storage`."""
+    return {"summary": summary_of(status), "status": status, "moves": moves, "files": files}
+
+
 def to_json(status: Status, moves: Sequence[MoveStatus], files: FilesStatus) -> bytes:
     """Of `ff fs status --json`."""
-    return msgspec.json.encode({"summary": summary_of(status), "status": status, "moves": moves, "files": files})
+    return msgspec.json.encode(shown(status, moves, files))
+
+
+def status_lines(status: Status, files: FilesStatus, *, show_all: bool = False) -> list[str]:
+    """What `ff fs status` prints. `show_all`: chains that are whole, too."""
+    return [*_lines(status, show_all=show_all), *_files(files)]
 
 
 def _lines(status: Status, *, show_all: bool) -> list[str]:

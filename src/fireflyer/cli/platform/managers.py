@@ -1,4 +1,4 @@
-"""`ff manager`: a manager process of the platform; backup of what managers keep, and its restore."""
+"""`ff manager`: a manager process of the platform; backup of what managers keep, its restore; sizes of the history."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import MS, format_duration
+from fireflyer.base.units import MS, SECOND, format_bytes, format_duration
 from fireflyer.cli.completion import complete_file
+from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.new_file import new_file
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ class _Manager(click.Group):
              epilog="""\b
 Examples:
   ff manager /etc/fireflyer/platform.toml
-  ff manager backup /etc/fireflyer/platform.toml platform.backup""")  # fmt: skip
+  ff manager backup /etc/fireflyer/platform.toml platform.backup
+  ff manager sizes /etc/fireflyer/platform.toml""")  # fmt: skip
 def manager_command() -> None:
-    """Run a manager of the platform (`ff manager CONFIG`), back up what managers keep, restore it."""
+    """Run a manager of the platform (`ff manager CONFIG`), back up what managers keep, restore it, show the sizes of
+    the history's tables."""
 
 
 @manager_command.command("run", short_help="Run a manager; `run` may be left out.",
@@ -97,6 +100,31 @@ def restore_command(*, config_file: str, file: str) -> int:
         rows = _on(config, functools.partial(restore, file=source, now_ns=time.time_ns(), hold_ns=hold_ns))
     click.echo(f"{rows} rows restored; start the managers now. They start runs in {format_duration(hold_ns)} at the "
                "earliest: until then those that were started after the backup have ended.")  # fmt: skip
+    return 0
+
+
+@manager_command.command("sizes", short_help="Show how large the tables of the history are.",
+                         epilog="Example: ff manager sizes /etc/fireflyer/platform.toml")  # fmt: skip
+@click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
+def sizes_command(*, config_file: str) -> int:
+    """Show how many rows each table of the history of CONFIG has, how old they are, how long they are kept, and how
+    many were removed. Managers may run meanwhile. `[history_keep]` of CONFIG says what is kept."""
+    from fireflyer.cluster.core.platform.store.retention import DAY_NS
+    from fireflyer.cluster.history.sizes import measured_at
+    from fireflyer.cluster.manager.history import history_url
+
+    config = _config(config_file)
+    url = history_url(config)
+    if not url:
+        raise UsageError(f'{config_file} says history = "none", so there are no tables; leave it out to keep a history')
+    sizes = asyncio.run(measured_at(url))
+    rows = [("TABLE", "ROWS", "OLDEST", "KEPT", "REMOVED")]
+    for name, size in sizes.tables.items():
+        oldest = "-" if size.oldest_ns is None else time.strftime("%Y-%m-%d", time.localtime(size.oldest_ns / SECOND))
+        days = config.history_keep.keep_ns(name) // DAY_NS
+        rows.append((name, str(size.rows), oldest, f"{days}d", str(size.removed)))
+    click.echo(columns(rows))
+    click.echo(f"{format_bytes(sizes.size_bytes)} in all; at most {config.history_keep.rows} rows in each table")
     return 0
 
 

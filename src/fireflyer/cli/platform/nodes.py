@@ -1,4 +1,4 @@
-"""`ff nodes`, `ff node`: the nodes of the platform."""
+"""`ff nodes`, `ff node`: the nodes of the platform, and what runs that failed say of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each node.")
 @platform_option
 def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
-    """List the nodes, and what each does."""
+    """List the nodes, what each does, and how many runs that failed accuse it (`ff node show` has them)."""
     nodes = list(client.all_nodes())
     if as_json:
         for node in nodes:
@@ -42,7 +42,7 @@ def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
     if tree:
         click.echo(_tree(nodes))
         return 0
-    rows = [("NODE", "GROUP", "ZONE", "LEAF", "STATE", "TASK", "CORES", "MEMORY", "GPUS", "HEARD", "LABELS")]
+    rows = [("NODE", "GROUP", "ZONE", "LEAF", "STATE", "TASK", "CORES", "MEMORY", "GPUS", "HEARD", "ACCUSED", "LABELS")]
     for node in nodes:
         found = node.inventory
         rows.append(
@@ -57,6 +57,7 @@ def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
                 "-" if found is None else f"{found.memory_bytes / GIB:.0f} GiB",
                 "-" if found is None else str(len(found.gpus)),
                 "never" if node.silent_ns is None else f"{format_duration(node.silent_ns)} ago",
+                _accused(node),
                 " ".join(node.labels),
             )
         )
@@ -68,6 +69,15 @@ def _state(node: NodeView) -> str:
     """With why it is drained, and with what is reserved now or next."""
     drained = f": {plain(node.drain_reason, 60)}" if node.drain_reason else ""
     return f"{node.state}{drained}{_reserved(node)}"
+
+
+def _accused(node: NodeView) -> str:
+    """By how many runs, of how many users, since when."""
+    found = node.accused
+    if found is None:
+        return "-"
+    runs = f"{found.runs} run{'s' * (found.runs != 1)}"
+    return f"{runs} of {found.users} user{'s' * (found.users != 1)} since {clock(found.since_ns)}"
 
 
 def _reserved(node: NodeView) -> str:
@@ -95,9 +105,47 @@ def _tree(nodes: list[NodeView]) -> str:
     return "\n".join(lines)
 
 
-@click.group("node", short_help="Drain, resume, label, move, add or remove a node.")
+@click.group("node", short_help="Show, drain, resume, label, move, add or remove a node.")
 def node_command() -> None:
     """What operators do with one node."""
+
+
+@node_command.command("show", short_help="Show a node, and what accuses it.", epilog="Example: ff node show gpu-7")
+@click.argument("name", metavar="NODE")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@platform_option
+def show_node_command(*, client: Client, name: str, as_json: bool) -> int:
+    """Show NODE, and the runs that failed by infrastructure and name it as responsible, since it was last resumed, as
+    far as the manager remembers their tasks."""
+    node = client.node(name)
+    click.echo(msgspec.json.encode(node) if as_json else _shown(node))
+    return 0
+
+
+def _shown(node: NodeView) -> str:
+    found = node.inventory
+    facts = [
+        ("node", plain(node.name)),
+        ("state", _state(node)),
+        ("stands", f"group {node.group}, zone {node.zone or '-'}, leaf {node.leaf or '-'}"),
+        ("labels", " ".join(node.labels) or "-"),
+        ("runs", "-" if node.task is None else f"task {node.task}, run {node.run}"),
+        ("heard", "never" if node.silent_ns is None else f"{format_duration(node.silent_ns)} ago"),
+    ]
+    if found is not None:
+        gpus = f", {len(found.gpus)} GPUs ({plain(found.gpus[0].name, 60)})" if found.gpus else ""
+        facts.append(("has", f"{found.cores} cores, {found.memory_bytes / GIB:.0f} GiB{gpus}"))
+        facts.append(("agent", f"{plain(found.version, 40)} at {plain(found.address, 80)}:{found.port}"))
+    facts.append(("accused", "-" if node.accused is None else f"by {_accused(node)}"))
+    lines = [f"{what:<8} {text}" for what, text in facts]
+    rows = [
+        ("ENDED", "TASK", "RUN", "USER", "SAYS"),
+        *(
+            (clock(one.at_ns), str(one.task), str(one.run), plain(one.user, 80), plain(one.reason, 120))
+            for one in node.accusations
+        ),
+    ]
+    return "\n".join([*lines, *([columns(rows)] if node.accusations else [])])
 
 
 @node_command.command("drain", short_help="Give a node to nobody any more.",
@@ -120,7 +168,7 @@ def drain_command(*, client: Client, name: str, reason: str) -> int:
 @click.argument("name", metavar="NODE")
 @platform_option
 def resume_node_command(*, client: Client, name: str) -> int:
-    """Give NODE to tasks again."""
+    """Give NODE to tasks again. What accused it before is no longer shown."""
     from fireflyer.cluster.core.platform.commands import ResumeNode
 
     return _say(client, ResumeNode(name))

@@ -6,12 +6,13 @@ import os
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import SECOND, format_bytes
+from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory
 from fireflyer.cli.jobs.run import parse_environment, script_arguments, split_command
 from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
@@ -19,14 +20,31 @@ from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import connected, plain
 from fireflyer.cli.platform.logs import print_logs
 from fireflyer.cli.platform.names import checked_name
+from fireflyer.cli.platform.snapshots import send_snapshot
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
     from fireflyer.cluster.schema.tasks import After, TaskSpec
     from fireflyer.cluster.sending import SnapshotOf
 
-__all__ = ["command", "sent_snapshot"]
+__all__ = ["command"]
 
+_OF_SCRIPTS: Final = frozenset(
+    (
+        "array",
+        "follow",
+        "grace",
+        "watchdog",
+        "max_restarts",
+        "max_requeues",
+        "wrap",
+        "python",
+        "lock",
+        "module",
+        "no_python",
+    )
+)
+"""Options that a shell has no use for."""
 _AFTER = re.compile(r"([1-9][0-9]{0,14})(:ok)?")
 
 
@@ -40,7 +58,8 @@ Examples:
   ff submit --lock requirements.lock train.py                      its packages are installed on the nodes
   ff submit --after 17:ok eval.py                                  when task 17 has succeeded
   ff submit --array 100 sweep.py                                   100 tasks; each finds FF_ARRAY_INDEX
-  ff submit --follow train.py                                      print its logs; with its exit code""",
+  ff submit --follow train.py                                      print its logs; with its exit code
+  ff submit --interactive --nodes 2 --port 8888                    a shell on the first node, as soon as it runs""",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--nodes", "-n", metavar="N|MIN:MAX", type=NodeRange(), default="1", show_default=True,
@@ -73,7 +92,7 @@ Examples:
 @click.option("--python", metavar="PATH", default="", help="Python of the ranks, a path on the nodes.  [default: that "
               "of the agents]")  # fmt: skip
 @click.option("--lock", metavar="FILE", default="", help="Build the Python environment of ranks on each node, once, "
-              "from this lock file with hashes: a requirements file or pylock.toml in the directory.")  # fmt: skip
+              "from this lock file with hashes in the directory: uv.lock, pylock.toml or requirements.")  # fmt: skip
 @click.option("--directory", metavar="DIR", shell_complete=complete_directory, help="Copied to the nodes for each run, "
               "but what its .ffignore names: SCRIPT is in it.  [default: this one]")  # fmt: skip
 @click.option("--no-snapshot", is_flag=True, help="Copy nothing: the nodes share the file system.")
@@ -85,17 +104,44 @@ Examples:
 @click.option(
     "--follow", "-f", is_flag=True, help="Print what it prints until it has finished; exit with its exit code."
 )
+@click.option("--interactive", "-i", is_flag=True, help="Open a shell on the first node as soon as the task runs, or "
+              "run SCRIPT there as a command with its ARGS. The task ends with it.")  # fmt: skip
+@click.option("--port", "ports", metavar="[HERE:]PORT", multiple=True, help="With --interactive: a port of this "
+              "machine that leads to the same port of the first node, or from HERE to PORT.")  # fmt: skip
+@click.option("--idle", metavar="TIME", type=Duration(), help="With --interactive: end it when nothing was typed or "
+              "printed for so long, 1d at most.  [default: 1h]")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show what would be submitted, as JSON.")
 @click.option("--test-only", is_flag=True, help="Say when the task would start, and submit nothing.")
 @click.option("--platform", metavar="PATH", help="Directory of `ff up`, or file that `ff login` wrote.")
-@click.argument("script", metavar="SCRIPT")
+@click.argument("script", metavar="SCRIPT", required=False)
 @click.argument("args", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | None, **options: Any) -> int:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    *,
+    follow: bool,
+    dry_run: bool,
+    test_only: bool,
+    platform: str | None,
+    interactive: bool,
+    ports: tuple[str, ...],
+    idle: int | None,
+    **options: Any,
+) -> int:
     """Submit SCRIPT as a task. The platform runs it when its turn comes, on nodes that it then has for itself, may
-    interrupt it for others, and runs it again from its checkpoint."""
+    interrupt it for others, and runs it again from its checkpoint. With --interactive the task is a shell on its first
+    node, which is never interrupted for others: it ends with the shell, after --time (8 h), and after --idle."""
+    if not interactive:
+        if options["script"] is None:
+            raise click.MissingParameter(ctx=ctx, param_hint="'SCRIPT'", param_type="argument")
+        if ports or idle is not None:
+            raise UsageError("--port and --idle belong to --interactive; leave them out, or add it")
+    shell = _shell(ctx, options) if interactive else ()
     found = _snapshot(options.pop("directory"), options.pop("no_snapshot"), options)
     environment = _environment(options.pop("lock"), found, options)
-    spec = _spec(snapshot="" if found is None else found.snapshot, lock=environment, **options)
+    kind = "interactive" if interactive else "batch"
+    spec = _spec(snapshot="" if found is None else found.snapshot, lock=environment, kind=kind, **options)
     if dry_run:
         import msgspec
 
@@ -105,13 +151,37 @@ def command(*, follow: bool, dry_run: bool, test_only: bool, platform: str | Non
         if test_only:
             return _would_start(client, spec)
         if found is not None:
-            click.echo(_sent(client, found), err=True)
+            click.echo(send_snapshot(client, found), err=True)
+        if interactive:
+            from fireflyer.cli.platform.shells import open_shell
+
+            return open_shell(client, spec, ports, shell, idle=idle)
         tasks = client.submit(spec, key=secrets.token_hex(16))
         if len(tasks) == 1:
             click.echo(f"task {tasks[0]} submitted: ff show {tasks[0]} · ff logs -f {tasks[0]}")
         else:
             click.echo(f"tasks {tasks[0]} to {tasks[-1]} submitted: ff ps")
         return max(print_logs(client, task, follow=True) for task in tasks) if follow else 0
+
+
+def _shell(ctx: click.Context, options: dict[str, Any]) -> tuple[str, ...]:
+    """The command of the shell, none for one to type in. The task of `options` becomes one that waits for it. Raises
+    `UsageError`."""
+    given = [
+        one for one in ctx.command.params if ctx.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE
+    ]
+    wrong = [one.opts[0] for one in given if one.name in _OF_SCRIPTS]
+    if wrong:
+        raise UsageError(f"{wrong[0]} and --interactive contradict each other: a shell runs once, until it is left")
+    if options["nodes"].least and options["nodes"].least != options["nodes"].most:
+        raise UsageError("a shell has as many nodes from its begin to its end; write --nodes N")
+    from fireflyer.cli.platform.shells import SHELL_TIME_NS, SLEEP
+
+    command = () if options["script"] is None else (options["script"], *script_arguments(options["args"]))
+    options["name"] = options["name"] or f"shell-{secrets.token_hex(3)}"
+    options["time_ns"] = SHELL_TIME_NS if options["time_ns"] is None else options["time_ns"]
+    options |= {"script": SLEEP[0], "args": SLEEP[1:], "no_python": True, "max_restarts": 0, "max_requeues": 0}
+    return command
 
 
 def _snapshot(directory: str | None, no_snapshot: bool, options: dict[str, Any]) -> SnapshotOf | None:
@@ -139,15 +209,6 @@ def _snapshot(directory: str | None, no_snapshot: bool, options: dict[str, Any])
     return snapshot_of(directory, cache_directory=default_cache_directory())
 
 
-def sent_snapshot(client: Client, directory: str | None) -> str:
-    """The snapshot of the directory, which the manager has now."""
-    from fireflyer.cluster.sending import default_cache_directory, snapshot_of
-
-    found = snapshot_of(os.path.abspath(directory or os.getcwd()), cache_directory=default_cache_directory())
-    click.echo(_sent(client, found), err=True)
-    return found.snapshot
-
-
 def _environment(lock: str, found: SnapshotOf | None, options: dict[str, Any]) -> str:
     """The name of the lock file's contents in the snapshot; empty: there is none. Raises `UsageError`, `NotFound`."""
     if not lock:
@@ -170,16 +231,6 @@ def _environment(lock: str, found: SnapshotOf | None, options: dict[str, Any]) -
         f"--lock {lock} is not among the files of {found.directory} that are copied to the nodes; put it there, and "
         "name it in no .ffignore"
     )
-
-
-def _sent(client: Client, found: SnapshotOf) -> str:
-    from fireflyer.cluster.sending import send_directory
-
-    sent = send_directory(client, found)
-    all_files = f"{sent.files} files, {format_bytes(sent.size_bytes)}"
-    if not sent.sent_files:
-        return f"{plain(found.directory)}: {all_files}; all of it was there already"
-    return f"{plain(found.directory)}: {all_files}; sent {sent.sent_files}, {format_bytes(sent.sent_bytes)}"
 
 
 def _spec(
@@ -210,6 +261,7 @@ def _spec(
     notify: str,
     module: bool,
     no_python: bool,
+    kind: str,
 ) -> TaskSpec:
     """Raises `UsageError`."""
     import msgspec
@@ -233,6 +285,7 @@ def _spec(
     wanted = {
         "name": _name_of(script) if name is None else checked_name(name, "--name"),
         "program": msgspec.convert(program, Program),
+        "kind": kind,
         "least_nodes": nodes.least or nodes.most,
         "most_nodes": nodes.most,
         "node_group": checked_name(group, "--group"),

@@ -86,6 +86,8 @@ def show_command(*, client: Client, as_json: bool, task: int) -> int:
         ("state", f"{state}, for {_ago(view.since_ns)}"),
         ("why", plain(answer.why.text)),
     ]
+    if answer.why.place:
+        facts.append(("place", answer.why.place))
     if answer.why.earliest_ns is not None:
         facts.append(("starts", f"{_clock(answer.why.earliest_ns)} at the latest, by what is declared"))
     span = str(view.least_nodes) if view.least_nodes == view.most_nodes else f"{view.least_nodes}:{view.most_nodes}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +11,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import plain, platform_option
+from fireflyer.cli.token_table import print_tokens, shown_date
 
 if TYPE_CHECKING:
     from fireflyer.cluster.client import Client
@@ -57,7 +57,7 @@ def list_command(*, client: Client, as_json: bool) -> int:
         for user in page:
             if as_json:
                 click.echo(msgspec.json.encode(user))
-            rows.append((user.name, str(user.uid), " ".join(map(plain, user.roles)) or "-", _date(user.created_s)))
+            rows.append((user.name, str(user.uid), " ".join(map(plain, user.roles)) or "-", shown_date(user.created_s)))
         if not page:
             break
         after = page[-1].name
@@ -118,14 +118,7 @@ def token_command(*, client: Client, expires: int | None, label: str, name: str)
 @platform_option
 def tokens_command(*, client: Client, as_json: bool, name: str) -> int:
     """List the tokens of NAME, by default your own, by their public numbers."""
-    rows = [("TOKEN", "LABEL", "FOR", "ISSUED", "EXPIRES")]
-    for token in client.tokens(name or client.whoami().user):
-        if as_json:
-            click.echo(msgspec.json.encode(token))
-        until = "never" if token.expires_s is None else _date(token.expires_s)
-        rows.append((token.id, plain(token.label) or "-", token.scope, _date(token.created_s), until))
-    if not as_json:
-        click.echo(columns(rows))
+    print_tokens(client.tokens(name or client.whoami().user), as_json=as_json)
     return 0
 
 
@@ -156,7 +149,3 @@ def whoami_command(*, client: Client) -> int:
                 f"{user.node_seconds / 3600:.1f} node-hours in the window{share}"
             )
     return 0
-
-
-def _date(unix_s: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))

@@ -187,6 +187,23 @@ class AgentDirectory:
         except OSError as error:
             raise translate_os_error(error, f"write {self.lease_file}") from error
 
+    def end_lease(self) -> None:
+        """Guards of runs of the platform end within a second or two. Raises `FireflyerError`."""
+        try:
+            os.unlink(self.lease_file)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise translate_os_error(error, f"remove {self.lease_file}") from error
+
+    def living_guards(self) -> list[str]:
+        """Tokens of guards of which a process lives; for a directory whose agent does not run."""
+        runs = [name for name in sorted(os.listdir(self._runs)) if _RUN_TOKEN.fullmatch(name)]
+        guards = [name for name in sorted(os.listdir(self._guards)) if _TOKEN.fullmatch(name)]
+        return [name for name in runs if self.run_record(name).lives()] + [
+            name for name in guards if self.record(name).lives()
+        ]
+
     def run_record(self, token: str) -> GuardRecord:
         return GuardRecord(os.path.join(self._runs, token))
 

@@ -13,12 +13,14 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from fireflyer.base.errors import FireflyerError
+import fireflyer
+from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.inventory import inventory_of
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
 from fireflyer.cluster.agent.runs import Runs
-from fireflyer.cluster.schema.sync import HOLD_NS, SYNC, Inventory, Sync
+from fireflyer.cluster.core.revisions import check_manager
+from fireflyer.cluster.schema.sync import HOLD_NS, REVISION, SYNC, Inventory, Sync
 from fireflyer.identity.handshake import UserCredential
 from fireflyer.runtime.rpc import RpcClient
 
@@ -103,6 +105,8 @@ class Managers:
                     answered = True
                     self._leader, self._lost = address, ""
                     self._on_leader(client)
+        except PermissionDenied as error:
+            _log.warning("manager refuses this agent, or is refused address=%s reason=%s", address, error)
         except FireflyerError as error:
             _log.info("manager does not answer address=%s reason=%s", address, error)
         finally:
@@ -123,6 +127,7 @@ class Managers:
             if not call.done():
                 return False
             orders = call.result()
+            check_manager(orders, fireflyer.__version__)
         finally:
             news.cancel()
             call.cancel()
@@ -144,4 +149,5 @@ class Managers:
             term=term,
             inventory=inventory,
             runs=self._runs.statuses(),
+            revision=REVISION,
         )

@@ -187,6 +187,8 @@ class _Postgres:
         def locked(connection: Connection) -> T:
             if writes:
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK}, hashtext('{self._schema}'))"))
+            else:  # all statements of a report see the same rows, as on SQLite
+                connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
             return work(connection)
 
         async with self._opened().begin() as connection:

@@ -13,6 +13,7 @@ from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.reports import RunSpan, Span, utilisation
 from fireflyer.cluster.core.platform.store.history import ClusterTotals
+from fireflyer.cluster.core.platform.store.retention import DAY_NS
 from fireflyer.cluster.core.platform.store.rows import Account
 from fireflyer.cluster.core.platform.store.tables import PARTS
 from fireflyer.cluster.core.platform.views import (
@@ -25,7 +26,7 @@ from fireflyer.cluster.core.platform.views import (
     UsageLine,
     UsageReport,
 )
-from fireflyer.cluster.history.schema import AUDIT, RUN_PARTS, RUNS, TASKS, TOTALS
+from fireflyer.cluster.history.schema import AUDIT, REMOVED, RUN_PARTS, RUNS, TASKS, TOTALS, USAGE_DAYS
 from fireflyer.cluster.schema.api import UtilisationReport
 
 __all__ = ["MAX_LINES", "audit_page", "past_task", "past_tasks", "usage_report", "utilisation_report"]
@@ -196,6 +197,10 @@ def _totals(connection: Connection, span: Span) -> list[ClusterTotals]:
 
 
 def _run_spans(connection: Connection, span: Span) -> list[RunSpan] | None:
+    """None: they are too many, or some of them were removed."""
+    gone = select(func.max(REMOVED.c.until_ns)).where(REMOVED.c.table_name == TASKS.name)
+    if (connection.execute(gone).scalar() or 0) > span.start_ns:
+        return None
     begun_ns = func.coalesce(RUNS.c.started_ns, RUNS.c.scheduled_ns)
     query = select(begun_ns, RUNS.c.ended_ns, RUNS.c.nodes, RUNS.c.productive_ns).where(
         RUNS.c.ended_ns > span.start_ns, begun_ns < span.end_ns, RUNS.c.productive_ns > 0
@@ -227,13 +232,23 @@ def usage_report(
     for row in connection.execute(_ends_of(name, start_ns, end_ns).limit(MAX_LINES)):
         counts = {outcome: getattr(row, outcome) for outcome in ("tasks", *_OUTCOMES)}
         lines.setdefault(row.name, {}).update(counts)
-    nothing = {"tasks": 0, "runs": 0, "node_seconds": 0.0, "productive": 0.0, **dict.fromkeys(_OUTCOMES, 0)}
-    found = [UsageLine(name=name, **{**nothing, **line}) for name, line in lines.items()]
+    for row in connection.execute(_time_removed(by, start_ns, end_ns).limit(MAX_LINES)):
+        line = lines.setdefault(row.name, {})
+        for what, nothing in _NOTHING.items():
+            line[what] = line.get(what, nothing) + type(nothing)(getattr(row, what))  # PostgreSQL gives decimals
+    found = [UsageLine(name=name, **{**_NOTHING, **line}) for name, line in lines.items()]
     found.sort(key=lambda line: (-line.node_seconds, line.name))
     return UsageReport(start_ns, end_ns, by, tuple(found[:MAX_LINES]))
 
 
 _OUTCOMES: Final = ("succeeded", "failed", "stopped")
+_NOTHING: Final[dict[str, float]] = {
+    "tasks": 0,
+    "runs": 0,
+    "node_seconds": 0.0,
+    "productive": 0.0,
+    **dict.fromkeys(_OUTCOMES, 0),
+}
 
 
 def _seconds(ns: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -269,3 +284,21 @@ def _ends_of(name: ColumnElement[str], start_ns: int, end_ns: int) -> Any:
     counts = [func.sum(case((TASKS.c.outcome == outcome, 1), else_=0)).label(outcome) for outcome in _OUTCOMES]
     ended = TASKS.c.ended_ns.between(start_ns, end_ns - 1)
     return select(name.label("name"), func.count().label("tasks"), *counts).where(ended).group_by(name).order_by(name)
+
+
+def _time_removed(by: Literal["user", "group"], start_ns: int, end_ns: int) -> Any:
+    """Of tasks that were removed: the days whose middle lies in the span. Of two spans that adjoin, one has a day."""
+    name = USAGE_DAYS.c.user_name if by == "user" else USAGE_DAYS.c.user_group
+    middle_ns = USAGE_DAYS.c.day_ns + DAY_NS // 2
+    counts = [func.sum(USAGE_DAYS.c[count]).label(count) for count in ("tasks", "runs", *_OUTCOMES)]
+    return (
+        select(
+            name.label("name"),
+            func.sum(_seconds(USAGE_DAYS.c.node_ns)).label("node_seconds"),
+            func.sum(_seconds(USAGE_DAYS.c.productive_ns)).label("productive"),
+            *counts,
+        )
+        .where(middle_ns >= start_ns, middle_ns < end_ns)
+        .group_by(name)
+        .order_by(name)
+    )

@@ -10,9 +10,22 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, Table, Text
 
+from fireflyer.cluster.core.platform.store.retention import UsageDay
 from fireflyer.cluster.core.platform.store.tables import PARTS
 
-__all__ = ["AUDIT", "METADATA", "NODE_STATES", "RUNS", "RUN_PARTS", "TASKS", "TOTALS", "VERSION_TABLE"]
+__all__ = [
+    "AUDIT",
+    "COPIED",
+    "METADATA",
+    "NODE_STATES",
+    "REMOVED",
+    "RUNS",
+    "RUN_PARTS",
+    "TASKS",
+    "TOTALS",
+    "USAGE_DAYS",
+    "VERSION_TABLE",
+]
 
 METADATA: Final = MetaData()
 VERSION_TABLE: Final = "history_version"
@@ -95,6 +108,7 @@ NODE_STATES: Final = Table(
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Index("node_states_by_node", "node", "at_ns"),
+    Index("node_states_by_time", "at_ns"),
 )
 
 AUDIT: Final = Table(
@@ -123,3 +137,31 @@ TOTALS: Final = Table(
     Column("productive_ns", _Number, nullable=False),
     Index("totals_by_time", "at_ns"),
 )
+
+USAGE_DAYS: Final = Table(
+    "usage_days",
+    METADATA,
+    Column("day_ns", _Number, primary_key=True, autoincrement=False),
+    Column("user_name", Text, primary_key=True),
+    Column("user_group", Text, primary_key=True),
+    *(Column(name, _Number, nullable=False) for name in UsageDay.__struct_fields__),
+)
+"""Of tasks that were removed from the other tables (`core.platform.store.retention`)."""
+
+REMOVED: Final = Table(
+    "removed",
+    METADATA,
+    Column("table_name", Text, primary_key=True),
+    Column("until_ns", _Number, nullable=False),
+    Column("until_key", _Number, nullable=False),
+    Column("row_count", _Number, nullable=False),
+)
+"""Of each table: the newest that was removed, and how many rows were."""
+
+COPIED: Final = Table(
+    "copied",
+    METADATA,
+    Column("cluster", Text, primary_key=True),
+    Column("until", _Number, nullable=False),
+)
+"""Rows of the outbox below `until` were copied, and are never again: what they made may have been removed since."""

@@ -16,7 +16,7 @@ from fireflyer.cluster.history.schema import VERSION_TABLE
 
 __all__ = ["HEAD", "MIGRATIONS", "found_revision", "upgrade"]
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 MIGRATIONS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "migrations")
 
 

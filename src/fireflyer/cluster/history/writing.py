@@ -11,16 +11,20 @@ from sqlalchemy.dialects import postgresql, sqlite
 from fireflyer.cluster.core.platform.store.history import HistoryRow, RunChange, TaskChange
 from fireflyer.cluster.core.platform.store.rows import Account
 from fireflyer.cluster.core.platform.store.tables import PARTS, KnownTask, Record, Stamp, fold
-from fireflyer.cluster.history.schema import AUDIT, NODE_STATES, RUN_PARTS, RUNS, TASKS, TOTALS
+from fireflyer.cluster.history.schema import AUDIT, COPIED, NODE_STATES, RUN_PARTS, RUNS, TASKS, TOTALS
 
-__all__ = ["copy_rows", "write_audit"]
+__all__ = ["PIECE_ROWS", "copied_until", "copy_rows", "insert_into", "note_copied", "write_audit"]
 
-_PIECE: Final = 400
+PIECE_ROWS: Final = 400
 """Rows, or keys, of one statement."""
 
 
 def copy_rows(connection: Connection, cluster: str, rows: Sequence[tuple[int, HistoryRow]]) -> None:
     """Rows of the outbox with their numbers, in order. What was copied before changes nothing."""
+    until = copied_until(connection, cluster)
+    rows = [row for row in rows if row[0] >= until]
+    if not rows:
+        return
     changed = [row.task.id for _, row in rows if isinstance(row, TaskChange)]
     ran = [(row.run.task, row.run.number) for _, row in rows if isinstance(row, RunChange)]
     batch = fold(cluster, rows, _known_tasks(connection, changed), _known_runs(connection, ran))
@@ -33,6 +37,18 @@ def copy_rows(connection: Connection, cluster: str, rows: Sequence[tuple[int, Hi
     _upsert(connection, NODE_STATES, batch.node_states)
     _upsert(connection, TOTALS, batch.totals)
     write_audit(connection, batch.audit)
+    note_copied(connection, cluster, rows[-1][0] + 1)
+
+
+def copied_until(connection: Connection, cluster: str) -> int:
+    found = connection.execute(select(COPIED.c.until).where(COPIED.c.cluster == cluster)).scalar()
+    return int(found or 0)
+
+
+def note_copied(connection: Connection, cluster: str, until: int) -> None:
+    """All rows of the outbox below `until`."""
+    if until > copied_until(connection, cluster):
+        _upsert(connection, COPIED, [{"cluster": cluster, "until": until}])
 
 
 def write_audit(connection: Connection, records: Iterable[Record]) -> None:
@@ -62,10 +78,10 @@ def _known_runs(connection: Connection, keys: Iterable[tuple[int, int]]) -> Mapp
 
 def _pieces(keys: Iterable[Any]) -> list[list[Any]]:
     unique = list(dict.fromkeys(keys))
-    return [unique[place : place + _PIECE] for place in range(0, len(unique), _PIECE)]
+    return [unique[place : place + PIECE_ROWS] for place in range(0, len(unique), PIECE_ROWS)]
 
 
-def _insert(connection: Connection, table: Table) -> Any:
+def insert_into(connection: Connection, table: Table) -> Any:
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
@@ -77,7 +93,7 @@ def _upsert(
     if not wanted:
         return
     keys = [column.name for column in table.primary_key]
-    insert = _insert(connection, table)
+    insert = insert_into(connection, table)
     others = {name: insert.excluded[name] for name in wanted[0] if name not in keys}
     statement = insert.on_conflict_do_update(index_elements=keys, set_=others, where=where)
     connection.execute(statement, wanted)
@@ -85,7 +101,7 @@ def _upsert(
 
 def _add_parts(connection: Connection, parts: list[Record]) -> None:
     if parts:
-        insert = _insert(connection, RUN_PARTS)
+        insert = insert_into(connection, RUN_PARTS)
         connection.execute(
             insert.on_conflict_do_update(
                 index_elements=["task", "run", "part"], set_={"ns": RUN_PARTS.c.ns + insert.excluded.ns}

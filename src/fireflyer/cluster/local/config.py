@@ -13,10 +13,11 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
 from fireflyer.runtime.address import parse_listen
 
-__all__ = ["DEFAULTS", "MAX_AGENTS", "NodesConfig", "TimeSharing", "UpConfig", "keys_at"]
+__all__ = ["DEFAULTS", "MAX_AGENTS", "NodesConfig", "StorageWish", "TimeSharing", "UpConfig", "keys_at"]
 
 MAX_AGENTS: Final = 256
 _AGENT: Final = re.compile(r"agent-([1-9][0-9]{0,2})")
@@ -52,6 +53,23 @@ DEFAULTS: Final = """\
 # usage_half_life = "24h"           # after so long, what was used counts half
 # cross_zone_nodes = 16             # tasks of fewer nodes never run in two zones
 # cross_zone_tasks = 1              # so many tasks at a time run in two zones
+# gang_age = "4h"                   # so much older counts a gang of twice as many nodes
+
+# [storage]                         # the file system beside the platform, in DIR/storage; fixed when it is made
+# nodes = 3                         # storage processes; 0: no file system
+# replicas = 2                      # of each chunk, on different nodes
+# targets_per_node = 4              # directories of each node that hold chunks
+# durable = true                    # writes are acknowledged when they are on disk; may be changed at each start
+# store = ""                        # of its metadata: postgresql://user@host/database; empty: embedded
+
+# [history_keep]                    # how long the history keeps what
+# parts_days = 400                  # where the time of each run went, after the end of its task
+# tasks_days = 1100                 # tasks and their runs, after the end of the task
+# node_states_days = 400
+# totals_days = 400                 # readings of utilisation; then one of each day
+# audit_days = 1100
+# usage_days = 3700                 # what users had on each day, of tasks that were removed
+# rows = 20000000                   # of each table at most; the oldest go
 """
 
 
@@ -109,6 +127,7 @@ class TimeSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     usage_half_life: str | None = None
     cross_zone_nodes: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
     cross_zone_tasks: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] | None = None
+    gang_age: str | None = None
 
     def __post_init__(self) -> None:
         self.changed(Policy(), 0)
@@ -117,6 +136,7 @@ class TimeSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """What becomes of what is set now."""
         values: dict[str, object] = {
             "age_step_ns": _given("age_step", self.age_step, least="1s"),
+            "gang_age_ns": _given("gang_age", self.gang_age),
             "usage_margin": self.usage_margin,
             "usage_half_life_ns": _given("usage_half_life", self.usage_half_life, least="1s"),
             "cross_zone_nodes": self.cross_zone_nodes,
@@ -125,6 +145,17 @@ class TimeSharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         given = {name: value for name, value in values.items() if value is not None}
         guarantee_ns = _given("guarantee", self.guarantee)
         return msgspec.structs.replace(policy, **given), guaranteed_ns if guarantee_ns is None else guarantee_ns
+
+
+class StorageWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The file system beside the platform. None: as DIR has it, or the default of a new one."""
+
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    """0: none."""
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=8)] | None = None
+    targets_per_node: Annotated[int, msgspec.Meta(ge=1, le=999)] | None = None
+    durable: bool | None = None
+    store: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
 
 
 class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -146,6 +177,8 @@ class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stop_after: str = "5m"
     nodes: Annotated[tuple[NodesConfig, ...], msgspec.Meta(max_length=MAX_AGENTS)] = ()
     time_sharing: TimeSharing = TimeSharing()
+    storage: StorageWish = StorageWish()
+    history_keep: HistoryKeep = HistoryKeep()
 
     def __post_init__(self) -> None:
         if not self.directory:
@@ -190,4 +223,8 @@ def keys_at(place: str) -> str:
         kind = NodesConfig
     elif place.startswith("$.time_sharing"):
         kind = TimeSharing
+    elif place.startswith("$.storage"):
+        kind = StorageWish
+    elif place.startswith("$.history_keep"):
+        kind = HistoryKeep
     return ", ".join(kind.__struct_fields__)

@@ -7,6 +7,7 @@
     DIR/up.lock                  held by who runs it
     DIR/manager/                 manager.toml, log, store
     DIR/agent-1/                 state of the agent, log
+    DIR/storage/                 the file system, as `ff fs up` makes it; absent where there is none
 
 `platform.json` is written before anything is started, so that whoever is killed in the middle goes on with the same
 identity when the command is given again.
@@ -39,7 +40,7 @@ ADMIN: Final = "admin"
 CONNECTION_NAME: Final = "connection.json"
 _MAX_BYTES: Final = 1 << 20
 _VERSION: Final = 1
-_OURS: Final = {IGNORE_FILE, "up.lock", "up.log", "secret", "tokens.json", "tokens.json.lock", "manager"}
+_OURS: Final = {IGNORE_FILE, "up.lock", "up.log", "secret", "tokens.json", "tokens.json.lock", "manager", "storage"}
 
 
 class LocalPlatform(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +78,7 @@ class PlatformLayout:
         """Users of a directory that an earlier release made."""
         self.lock_file = self._path("up.lock")
         self.connection_file = self._path(CONNECTION_NAME)
+        self.storage_directory = self._path("storage")
         self._platform_file = self._path("platform.json")
 
     def _path(self, *names: str) -> str:
@@ -145,6 +147,9 @@ class PlatformLayout:
     def agent_directory(self, name: str) -> str:
         return self._path(name, "state")
 
+    def has_agent(self, name: str) -> bool:
+        return os.path.isdir(self.agent_directory(name))
+
     def write_manager(
         self, platform: LocalPlatform, wanted: UpConfig, listen: str, listen_agents: str
     ) -> tuple[PlatformConfig, str]:
@@ -164,6 +169,7 @@ class PlatformLayout:
             metrics_listen=wanted.metrics_listen,
             objects=wanted.objects,
             history=wanted.history,
+            history_keep=wanted.history_keep,
             logs_of_run_mib=wanted.logs_of_run_mib,
             logs_keep_days=wanted.logs_keep_days,
             stop_after_ms=wanted.stop_after_ns // MS,

@@ -1,7 +1,7 @@
 """Runs a local platform: the manager, then an agent for each node.
 
-    layout ──> manager ready ──> guarantee set ──> agents join ──> agents ready ──> every node heard ──> `on_up`
-           ──> until cancelled
+    layout ──> manager ready ──> guarantee set ──> `before_agents` ──> agents join ──> agents ready
+           ──> every node heard ──> nodes that `ff down` has closed are open ──> `on_up` ──> until cancelled
 
 Each step may come twice. It ends by itself when its directory is no longer there, and when the manager or all agents
 die at once again and again. Runs of tasks go on when it ends, until `ff down`, or until they have heard of no manager
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -27,6 +27,7 @@ from fireflyer.cluster.core.platform.commands import LabelNode, MoveNode, SetPol
 from fireflyer.cluster.core.platform.views import NodeView
 from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.local.layout import ADMIN, LocalPlatform, PlatformLayout, read_connection
+from fireflyer.cluster.local.leaving import open_nodes
 from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.processes.run_lock import RunLock
@@ -49,12 +50,17 @@ async def run_local_platform(
     lock: RunLock,
     say: Callable[[str], None],
     on_up: Callable[[LocalPlatform], None],
+    before_agents: Callable[[], Awaitable[None]] | None = None,
+    task_environment: Mapping[str, str] | None = None,
 ) -> None:
     """Until it is cancelled; then everything is ended, agents first. Raises `FireflyerError` when it cannot be started
-    or cannot go on. `lock`: of the directory, held."""
-    runner = _Runner(layout, platform, wanted, lock, say)
+    or cannot go on. `lock`: of the directory, held. `before_agents`: of what tasks need, waited for before any can
+    run. `task_environment`: variables of all tasks, which their own settings come before."""
+    runner = _Runner(layout, platform, wanted, lock, say, dict(task_environment or {}))
     try:
         await runner.start_manager()
+        if before_agents is not None:
+            await before_agents()
         await runner.start_agents()
         on_up(runner.platform)
         await runner.follow()
@@ -70,8 +76,10 @@ class _Runner:
         wanted: UpConfig,
         lock: RunLock,
         say: Callable[[str], None],
+        task_environment: dict[str, str],
     ) -> None:
         self.platform = platform
+        self._task_environment = task_environment
         self._wanted = wanted
         self._layout = layout
         self._lock = lock
@@ -100,8 +108,8 @@ class _Runner:
         self._layout.save(self.platform)
         await self._until(lambda: self._set_policy(new=new), "the manager does not lead")
 
-    def _process(self, name: str, arguments: list[str]) -> LocalProcess:
-        process = LocalProcess(name, arguments, self._layout.log_file(name), self._say)
+    def _process(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> LocalProcess:
+        process = LocalProcess(name, arguments, self._layout.log_file(name), self._say, environment)
         process.start()
         return process
 
@@ -123,6 +131,7 @@ class _Runner:
             self._agents[name] = self._process(
                 name,
                 ["agent", "run", "--dir", directory.path, "--own-user", f"--run-logs-mib={self._wanted.run_logs_mib}"],
+                self._task_environment,
             )
         for process in self._agents.values():
             await process.wait_ready(START_S)
@@ -148,6 +157,7 @@ class _Runner:
                 return False
             for number, name in enumerate(names):
                 self._place(client, nodes[name], number)
+            open_nodes(client)
         return True
 
     def _place(self, client: Client, node: NodeView, number: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import msgspec
 
+import fireflyer
 from fireflyer.base.errors import Busy, PermissionDenied
+from fireflyer.cluster.core.revisions import check_agent
 from fireflyer.cluster.manager.execs import Execs
 from fireflyer.cluster.manager.logs import Logs
 from fireflyer.cluster.manager.machines import JOIN_MARK, Machines
@@ -24,10 +27,12 @@ from fireflyer.cluster.schema.execs import (
     WaitExecs,
 )
 from fireflyer.cluster.schema.logs import APPEND_LOG, END_LOG, AppendLog, EndLog, LogAnswer
-from fireflyer.cluster.schema.sync import FETCH_BLOB, SYNC, BlobPiece, FetchBlob, Orders, Sync
+from fireflyer.cluster.schema.sync import FETCH_BLOB, REVISION, SYNC, BlobPiece, FetchBlob, Orders, Sync
 from fireflyer.runtime.rpc import Caller, RpcServer
 
 __all__ = ["AgentService"]
+
+_log = logging.getLogger(__name__)
 
 
 class AgentService:
@@ -41,6 +46,8 @@ class AgentService:
         self._snapshots: Snapshots | None = None
         self._execs: Execs | None = None
         self._managers: tuple[str, ...] = ()
+        self._refused: dict[str, int] = {}
+        """Revisions of agents, by their machines, of which the log has a line."""
 
     @property
     def managers(self) -> tuple[str, ...]:
@@ -72,7 +79,19 @@ class AgentService:
         if not said.inventory.address:
             address = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
             said = msgspec.structs.replace(said, inventory=msgspec.structs.replace(said.inventory, address=address))
-        return await self._platform.sync(name, said)
+        self._check_revision(name, said)
+        orders = await self._platform.sync(name, said)
+        return msgspec.structs.replace(orders, revision=REVISION, release=fireflyer.__version__)
+
+    def _check_revision(self, name: str, said: Sync) -> None:
+        try:
+            check_agent(name, said, fireflyer.__version__)
+        except PermissionDenied as error:
+            if self._refused.get(name) != said.revision:
+                _log.warning("an agent is refused reason=%s", error)
+            self._refused[name] = said.revision
+            raise
+        self._refused.pop(name, None)
 
     async def _append_log(self, request: AppendLog, caller: Caller) -> LogAnswer:
         return await self._logs_there().append(self._machine(caller), request)

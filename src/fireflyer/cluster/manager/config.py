@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS
 from fireflyer.runtime.address import is_loopback, parse_listen
@@ -84,7 +85,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Where blobs of snapshots and logs are kept: an absolute directory, or a URL of fsspec; empty: `objects` in
     `directory`. The same for all managers."""
     logs_directory: str = ""
-    """Of the logs' indices and newest bytes, which all managers share; empty: `logs` in `directory`."""
+    """Of the newest bytes of logs, which are not durable yet: nodes have them too; empty: `logs` in `directory`."""
     logs_of_run_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 1024
     """The logs of a run are cut there."""
     logs_keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 30
@@ -96,6 +97,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Database of the history: `sqlite:////absolute/path`, or the URL of a PostgreSQL database, also with
     `?schema=NAME`; `none`: no history is kept. Empty: beside an embedded store `history.sqlite` in `directory`, else
     the database of the store."""
+    history_keep: HistoryKeep = HistoryKeep()
+    """How long. The same for all managers."""
     metrics_listen: str = ""
     user_requests_per_s: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 50
     """Of one user; eight times as many at once."""

@@ -17,10 +17,13 @@ from sqlalchemy import Connection
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied
 from fireflyer.cluster.core.platform.access import ADMIN
 from fireflyer.cluster.core.platform.reports import Span
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.platform.views import AuditPage, PastTaskAnswer, PastTaskPage, UsageReport
 from fireflyer.cluster.history import queries
 from fireflyer.cluster.history.copier import Copier, Outbox
 from fireflyer.cluster.history.database import DEFAULT_SCHEMA, Database
+from fireflyer.cluster.history.retention import Retention
+from fireflyer.cluster.history.sizes import HistorySizes
 from fireflyer.cluster.manager.config import NO_HISTORY, PlatformConfig
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.schema.api import UtilisationReport
@@ -64,22 +67,35 @@ class History:
     """`url` empty: none is kept. All answers raise `Elsewhere` where this manager does not lead, and `Busy` where the
     database does not answer."""
 
-    def __init__(self, url: str, platform: Platform, engine: Engine) -> None:
+    def __init__(self, url: str, platform: Platform, engine: Engine, keep: HistoryKeep) -> None:
         self._platform = platform
         self._database = Database(url) if url else None
-        self._copier = Copier(_Leader(platform), engine, self._database) if self._database is not None else None
+        self._copier: Copier | None = None
+        self._retention: Retention | None = None
+        if self._database is not None:
+            leader = _Leader(platform)
+            self._copier = Copier(leader, engine, self._database)
+            self._retention = Retention(leader, lambda: platform.totals().at_ns, self._database, keep)
 
     @property
     def failing(self) -> str:
-        """Why nothing is copied now."""
-        return self._copier.failing if self._copier is not None else ""
+        """Why nothing is copied, or nothing removed now."""
+        if self._copier is None or self._retention is None:
+            return ""
+        return self._copier.failing or self._retention.failing
+
+    @property
+    def sizes(self) -> HistorySizes | None:
+        """At the last sweep of this manager; None: there was none."""
+        return self._retention.sizes if self._retention is not None else None
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        if self._copier is None or self._database is None:
+        if self._copier is None or self._retention is None or self._database is None:
             return
+        copier = self._copier
         try:
-            await self._copier.run()
+            await asyncio.gather(copier.run(), self._retention.run(lambda: copier.prepared))
         finally:
             with contextlib.suppress(Exception):  # the process ends
                 await asyncio.shield(self._database.close())

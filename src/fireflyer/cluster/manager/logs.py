@@ -28,6 +28,7 @@ from fireflyer.cluster.manager.platform import Platform, TaskProgress
 from fireflyer.cluster.manager.rights import check_reads_logs
 from fireflyer.cluster.objects import LogStore, RunKey, open_objects
 from fireflyer.cluster.objects.log_store import SearchPage
+from fireflyer.cluster.objects.named_files import open_files
 from fireflyer.cluster.schema.api import Change
 from fireflyer.cluster.schema.logs import (
     LAUNCHER,
@@ -87,13 +88,15 @@ class Logs:
     """Lives in the loop in which it is made; `run` beside the platform."""
 
     def __init__(self, platform: Platform, directory: str, objects: str, limits: LogLimits) -> None:
-        """`objects`: as in the configuration; logs have the folder `logs` there for themselves. Raises `UsageError`."""
+        """`directory`: of the newest bytes. `objects`: as in the configuration; logs have the folders `logs` and
+        `log-indexes` there for themselves. Raises `UsageError`."""
         for name, where, is_path in (("objects", objects, "://" not in objects), ("logs_directory", directory, True)):
             if is_path and not os.path.isabs(where):
                 raise UsageError(f"{name} {where!r} is not an absolute path; the manager may be started anywhere")
         self._platform = platform
         self._directory = directory
         self._objects = f"{objects.rstrip('/')}/logs"
+        self._indexes = f"{objects.rstrip('/')}/log-indexes"
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(THREADS, "logs")
@@ -127,13 +130,17 @@ class Logs:
         """Raises `NotFound` where nothing is taken of this run from this node, for good; `Busy`, `NoSpace`."""
         self._check_sender(node, request.task, request.run, request.run_token)
         store = await self._open()
-        return await self._in_thread(store.append, RunKey(request.task, request.run), request.chunk)
+        answer = await self._in_thread(store.append, RunKey(request.task, request.run), request.chunk)
+        self._platform.require_lead()  # else the next leader may have read before this was written
+        return answer
 
     async def end(self, node: str, request: EndLog) -> LogAnswer:
         """As `append`."""
         self._check_sender(node, request.task, request.run, request.run_token)
         store = await self._open()
-        return await self._in_thread(store.close, RunKey(request.task, request.run), request.end)
+        answer = await self._in_thread(store.close, RunKey(request.task, request.run), request.end)
+        self._platform.require_lead()
+        return answer
 
     def _check_sender(self, node: str, task: int, run: int, token: str) -> None:
         if (token, node) != self._platform.run_place(task, run):
@@ -319,7 +326,11 @@ class Logs:
                 self._loop.call_soon_threadsafe(self._wake, run.task)
 
         return LogStore(
-            self._directory, open_objects(self._objects), max_run_bytes=self._limits.of_run_bytes, on_growth=grown
+            self._directory,
+            open_objects(self._objects),
+            index_files=open_files(self._indexes),
+            max_run_bytes=self._limits.of_run_bytes,
+            on_growth=grown,
         )
 
     async def let_go_unless_leading(self) -> None:

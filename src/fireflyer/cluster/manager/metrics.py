@@ -1,6 +1,6 @@
 """What a manager tells Prometheus. docs/how-to/metrics.md has the table.
 
-Labels are states, causes, outcomes and routes: their number is fixed. Users, tasks and nodes are never labels.
+Labels are states, causes, outcomes, routes and tables: their number is fixed. Users, tasks and nodes are never labels.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.store.rows import Wish
 from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.history import History
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.web.measured import RequestFigures
 from fireflyer.cluster.schema.tasks import Cause, Outcome
@@ -22,7 +23,7 @@ _UNKNOWN: Final = "unknown"
 
 
 def manager_series(
-    platform: Platform, changes: Changes, requests: RequestFigures
+    platform: Platform, changes: Changes, requests: RequestFigures, history: History
 ) -> Sequence[Series | HistogramSeries]:
     """Of the cluster only as leader: else each manager would tell it."""
     own: list[Series | HistogramSeries] = [
@@ -42,7 +43,9 @@ def manager_series(
         HistogramSeries("fireflyer_platform_request_seconds", "Until the answer to an HTTP request began",
                         [({"route": route}, times_s) for route, times_s in sorted(requests.times_s.items())]),
     ]  # fmt: skip
-    return [*own, *_cluster_series(platform), *_flow_series(platform)] if platform.leads else own
+    if not platform.leads:
+        return own
+    return [*own, *_cluster_series(platform), *_flow_series(platform), *_history_series(history)]
 
 
 def _cluster_series(platform: Platform) -> Sequence[Series]:
@@ -94,4 +97,24 @@ def _flow_series(platform: Platform) -> Sequence[Series | HistogramSeries]:
                [({"reason": one.value}, tally.told_to_leave[one]) for one in wishes]),
         HistogramSeries("fireflyer_platform_queue_wait_seconds", "From queued to scheduled, of each run",
                         [({}, tally.waits_s)]),
+    ]  # fmt: skip
+
+
+def _history_series(history: History) -> Sequence[Series]:
+    """Its tables at the last sweep; nothing before the first one."""
+    failing = Series.one("fireflyer_platform_history_failing", "gauge",
+                         "1 if rows cannot be copied to the history, or removed from it, else 0",
+                         bool(history.failing))  # fmt: skip
+    sizes = history.sizes
+    if sizes is None:
+        return [failing]
+    tables = sorted(sizes.tables.items())
+    return [
+        failing,
+        Series("fireflyer_platform_history_rows", "gauge", "Rows of each table of the history",
+               [({"table": name}, size.rows) for name, size in tables]),
+        Series("fireflyer_platform_history_removed_total", "counter", "Rows that were removed because they were old",
+               [({"table": name}, size.removed) for name, size in tables]),
+        Series.one("fireflyer_platform_history_bytes", "gauge", "Size of the history, with its indices",
+                   sizes.size_bytes),
     ]  # fmt: skip

@@ -68,10 +68,10 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     where it serves TLS, the fingerprint of its certificate, with spaces between them. Raises `FireflyerError` when it
     cannot begin or go on."""
     secret = load_secret(config.secret_file)
-    if len(config.managers) > 1 and not (config.objects and config.logs_directory):
+    if len(config.managers) > 1 and not config.objects:
         _log.warning(
-            "other managers do not find snapshots and logs in the directory of this one; set objects and "
-            "logs_directory to what all of them reach"
+            "other managers do not find snapshots and logs in the directory of this one; set objects to what all of "
+            "them reach"
         )
     host, port = parse_listen(config.listen)
     certificate = None
@@ -104,7 +104,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             logs = _logs(config, platform)
             changes.listen(logs.on_change)
             snapshots = Snapshots(platform, await asyncio.to_thread(open_objects, _snapshots_at(config)))
-            history = History(history_at, platform, engine)
+            history = History(history_at, platform, engine, config.history_keep)
             sessions = Sessions(secret.reveal(), FindUser(users.verify, users.still))
             execs = Execs(platform, sessions)
             changes.listen(execs.on_change)
@@ -128,7 +128,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             requests = RequestFigures()
 
             async def collect() -> Sequence[Series | HistogramSeries]:
-                return manager_series(platform, changes, requests)
+                return manager_series(platform, changes, requests, history)
 
             loop = asyncio.get_running_loop()
             services = [

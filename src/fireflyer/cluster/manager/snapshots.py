@@ -193,6 +193,7 @@ def _hold(store: SnapshotStore, owner: str, snapshot: str) -> None:
 
 
 def _put_all(store: SnapshotStore, owner: str, snapshot: str, pieces: Iterator[bytes]) -> int:
+    store.check_begun(owner, snapshot)  # also where no blob comes, which nothing else would look at
     count = 0
     for frame in read_frames(pieces):
         store.put(owner, snapshot, frame.blob, frame.pieces)

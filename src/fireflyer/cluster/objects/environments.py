@@ -150,9 +150,11 @@ class EnvironmentCache:
         until it is `stopped`.
 
         Raises `JobFailed`, with what the tool said, where the lock file is at fault; `NoSpace`, `PermanentError` where
-        the node is; `Timeout`; `Aborted`; `UsageError` where the node cannot build this kind.
+        the node is; `Timeout`; `Aborted`; `UsageError` where the node cannot build this kind, or a `uv.lock` has what
+        cannot be installed by hashes.
         """
         stopped = stopped or threading.Event()
+        lock = lock.installable()
         if lock.kind == "pylock.toml" and self._uv is None:
             raise UsageError("a pylock.toml needs uv, which this node does not have; give a requirements file instead")
         place = _Place(self._root, environment_name(lock, _version_of(self._python), platform.machine()))
@@ -218,7 +220,7 @@ class EnvironmentCache:
             raise translate_os_error(error, f"make {place.directory}") from error
         deadline_ns = time.monotonic_ns() + self._build_ns
         refused = _Refused(place.directory, self._max_environment_bytes, stopped)
-        for command in self._commands(place.path, locked):
+        for command in self._commands(place.path, locked, whole=lock.whole):
             left_ns = max(1, deadline_ns - time.monotonic_ns())
             end = run_bounded(
                 command,
@@ -235,12 +237,12 @@ class EnvironmentCache:
             if end.code is None:
                 why = end.why or f"it took longer than {format_duration(self._build_ns)}"
                 said = f": {' | '.join(end.lines)}" if end.lines else ""
-                raise self._failed(place, f"the environment of {lock.kind} could not be built ({why}){said}", 1)
+                raise self._failed(place, f"the environment of {lock.title} could not be built ({why}){said}", 1)
             if end.code != 0:
-                failure = build_failure(lock.kind, end.code, end.lines)
+                failure = build_failure(lock.title, end.code, end.lines)
                 raise self._failed(place, failure.text, end.code, of_user=failure.of_user)
         if why := refused.too_large():
-            raise self._failed(place, f"the environment of {lock.kind} cannot be used: {why}", 1)
+            raise self._failed(place, f"the environment of {lock.title} cannot be used: {why}", 1)
         place.complete()
 
     def _failed(self, place: _Place, text: str, code: int, *, of_user: bool = True) -> FireflyerError:
@@ -248,7 +250,7 @@ class EnvironmentCache:
         place.remove()
         return place.last_failure()
 
-    def _commands(self, path: str, locked: str) -> Iterator[list[str]]:
+    def _commands(self, path: str, locked: str, *, whole: bool) -> Iterator[list[str]]:
         if self._uv is not None:
             yield [self._uv, "venv", "--quiet", "--python", self._python, path]
             hashed = ["--require-hashes"] if self._require_hashes and locked.endswith(".txt") else []
@@ -258,7 +260,8 @@ class EnvironmentCache:
         # With hashes in the file pip asks for all of them; without, it takes what the index has for the versions.
         pip = [os.path.join(path, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         hashed = ["--require-hashes"] if self._require_hashes else []
-        yield [*pip, "--no-input", *hashed, *self._pip_arguments, "-r", locked]
+        alone = ["--no-deps"] if whole else []  # `uv pip sync` looks for no dependencies anyway
+        yield [*pip, "--no-input", *hashed, *alone, *self._pip_arguments, "-r", locked]
 
     def _places(self) -> list[_Place]:
         return [_Place(self._root, name) for name in sorted(os.listdir(self._root)) if _is_name(name)]

@@ -7,16 +7,24 @@ from typing import Final, Literal, NamedTuple, Self
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
+from fireflyer.cluster.core.objects.uv_lock import requirements_of
 
 __all__ = ["MAX_LOCK_BYTES", "LockFile", "LockKind"]
 
-LockKind = Literal["requirements.txt", "pylock.toml"]
+LockKind = Literal["requirements.txt", "pylock.toml", "uv.lock"]
 MAX_LOCK_BYTES: Final = 4 << 20
 
 
 class LockFile(NamedTuple):
     kind: LockKind
     data: bytes
+    whole: bool = False
+    """It names all that is to be installed: no dependencies are looked for."""
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return "uv.lock" if self.whole else self.kind
 
     @classmethod
     def read(cls, path: str) -> Self:
@@ -37,12 +45,22 @@ class LockFile(NamedTuple):
         name = os.path.basename(path)
         if name.startswith("pylock.") and name.endswith(".toml"):
             return "pylock.toml"
-        if name.endswith((".txt", ".lock")) and not name.startswith("uv."):
+        if name == "uv.lock" or name.endswith(".py.lock"):  # of a project, of a script
+            return "uv.lock"
+        if name.endswith((".txt", ".lock")):
             return "requirements.txt"
-        raise UsageError(f"{path} is no lock file; give a requirements file (.txt, .lock) or a pylock.toml")
+        raise UsageError(f"{path} is no lock file; give a requirements file (.txt, .lock), uv.lock or pylock.toml")
+
+    def installable(self) -> LockFile:
+        """As pip and uv install it into an environment that is there already. Raises `UsageError`."""
+        if self.kind != "uv.lock":
+            return self
+        return LockFile("requirements.txt", requirements_of(self.data), whole=True)
 
     def check_hashes(self) -> None:
         """A lock without hashes would be another environment on each node. Raises `UsageError`."""
+        if self.kind == "uv.lock":
+            requirements_of(self.data)
         if self.kind == "requirements.txt" and b"--hash=" not in self.data:
             raise UsageError(
                 "the lock file has no hashes, so nodes would install what the index has today; make it with "

@@ -1,8 +1,9 @@
-"""What is on the store's disk of one log: `index` says which blobs it is made of, `open` has the bytes after them.
+"""One log: its index says which blobs it is made of (`log_indexes`), the file `open` has the bytes after them.
 
-`open` is frames of (offset, length, CRC-32, bytes), so that after a loss of power its good beginning is found. When it
-is `segment_bytes` long it becomes a blob and is emptied. In this order: the blob is put, the index that names it
-replaced, `open` emptied. Killed between them, the next process finds frames that the index has, and empties `open`.
+`open` is this manager's, and not durable: nodes keep what it has. It is frames of (offset, length, CRC-32, bytes), so
+that after a loss of power its good beginning is found. When it is `segment_bytes` long it becomes a blob and is
+emptied. In this order: the blob is put, an index that names it written, `open` emptied. Killed between them, the next
+process finds frames that the index has, and empties `open`.
 """
 
 from __future__ import annotations
@@ -12,43 +13,28 @@ import struct
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
-from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, NotFound
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import MIB
-from fireflyer.cluster.core.objects.blobs import BlobHash, hash_of
-from fireflyer.cluster.core.objects.log_stream import MAX_GAPS, Append, Gap, StreamState
+from fireflyer.cluster.core.objects.blobs import hash_of
+from fireflyer.cluster.core.objects.log_stream import Append, Gap, StreamState
+from fireflyer.cluster.objects.log_indexes import (
+    MAX_INDEX_BYTES,
+    Index,
+    Segment,
+    StreamIndex,
+    decode_index,
+    says_most,
+)
 from fireflyer.cluster.objects.port import Objects, read_blob
-from fireflyer.identity.private_files import read_private_file, write_private_file
+from fireflyer.identity.private_files import read_private_file
 
 __all__ = ["SEGMENT_BYTES", "LogFiles", "Piece"]
 
 SEGMENT_BYTES: Final = 1 * MIB
-MAX_INDEX_BYTES: Final = 64 * MIB
-MAX_SEGMENTS: Final = 200_000
 _FRAME: Final = struct.Struct("<QII")
-
-
-class _Segment(msgspec.Struct, frozen=True, array_like=True):
-    offset: int
-    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
-    blob: BlobHash
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.size_bytes
-
-
-class _Index(msgspec.Struct, frozen=True, tag="fireflyer-log"):
-    version: int
-    segments: Annotated[tuple[_Segment, ...], msgspec.Meta(max_length=MAX_SEGMENTS)] = ()
-    gaps: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=MAX_GAPS)] = ()
-    cut: bool = False
-    closed: bool = False
 
 
 class _Frame(NamedTuple):
@@ -63,27 +49,21 @@ class Piece(NamedTuple):
     data: bytes
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(_Index)
-
-
 class LogFiles:
     """Of one log, used by one thread at a time. `state` is what is there."""
 
-    def __init__(self, directory: str, objects: Objects, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """Of the directory, which is made if it is not there. Raises `DataCorruption`."""
+    def __init__(
+        self, directory: str, index: StreamIndex, objects: Objects, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        """`directory`: of `open`; made when something is written. Raises `DataCorruption`."""
         self._directory = directory
+        self._kept_index = index
         self._objects = objects
         self._segment_bytes = segment_bytes
-        self._index_path = os.path.join(directory, "index")
         self._open_path = os.path.join(directory, "open")
-        try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise translate_os_error(error, f"make {directory}") from error
-        self._index = _read_index(self._index_path)
+        self._index = says_most([*index.read(), *_older_index(os.path.join(directory, "index"))])
         gaps = tuple(Gap(*gap) for gap in self._index.gaps)
-        sealed = max([0, *(one.end for one in self._index.segments[-1:]), *(gap.end for gap in gaps[-1:])])
-        self._sealed = sealed
+        sealed = self._sealed = self._index.end
         self._frames, self._open_bytes = self._read_frames(sealed)
         end = self._frames[-1].offset + self._frames[-1].size_bytes if self._frames else sealed
         self.state = StreamState(end, gaps, self._index.cut, self._index.closed)
@@ -144,10 +124,10 @@ class LogFiles:
             data = self._read_open(self._frames[0].offset)
             blob = hash_of(data)
             self._objects.put(blob, len(data), [data])
-            segments = (*segments, _Segment(self._frames[0].offset, len(data), blob))
-        index = _Index(1, segments, tuple(self.state.gaps), self.state.cut, self.state.closed)
+            segments = (*segments, Segment(self._frames[0].offset, len(data), blob))
+        index = Index(1, segments, tuple(self.state.gaps), self.state.cut, self.state.closed)
         if index != self._index:
-            write_private_file(self._index_path, msgspec.msgpack.encode(index))
+            self._kept_index.write(index)
             self._index = index
             self._sealed = self.state.end
         self._frames, self._open_bytes = [], 0
@@ -156,6 +136,7 @@ class LogFiles:
     def _write_frame(self, offset: int, data: bytes) -> None:
         head = _FRAME.pack(offset, len(data), zlib.crc32(data, offset & 0xFFFFFFFF))
         try:
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
             fd = os.open(self._open_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 rest = memoryview(head + data)
@@ -226,13 +207,9 @@ def _good_frames(data: bytes, offset: int) -> Iterator[_Frame]:
         offset += length
 
 
-def _read_index(path: str) -> _Index:
+def _older_index(path: str) -> list[Index]:
+    """Of a manager of the release before, which kept it beside `open`. Raises `DataCorruption`."""
     try:
-        found = _DECODER.decode(read_private_file(path, MAX_INDEX_BYTES))
+        return [decode_index(read_private_file(path, MAX_INDEX_BYTES), path)]
     except NotFound:
-        return _Index(1)
-    except DECODE_ERRORS as error:
-        raise DataCorruption(f"{path} cannot be read ({error}); remove the folder: this log is lost") from None
-    if found.version != 1:
-        raise DataCorruption(f"{path} was written by a newer release (version {found.version}); upgrade this one")
-    return found
+        return []

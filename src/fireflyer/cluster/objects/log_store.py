@@ -1,7 +1,9 @@
-"""The logs of all runs, as the manager has them: `root/TASK/RUN/STREAM/`, with sealed segments among the objects.
+"""The logs of all runs, as the manager has them: sealed segments among the objects, indexes that name them beside
+these, and under `root/TASK/RUN/STREAM/` the newest bytes, which are not durable yet.
 
 Every call blocks and may be made by several threads; logs of one run wait for each other, those of others do not. One
-process at a time: with several managers it is the one that leads, and `root` is a directory that all of them have.
+process at a time: with several managers it is the one that leads. The next one finds the indexes when it is asked for a
+run, reads those of that run alone, and gets the newest bytes from the node again; `root` may be its own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import GIB, MIB, SECOND
 from fireflyer.cluster.core.objects.log_stream import Append, Gap, accept, ends
 from fireflyer.cluster.objects.log_files import SEGMENT_BYTES, LogFiles
+from fireflyer.cluster.objects.log_indexes import LogIndexes, StreamIndex
+from fireflyer.cluster.objects.named_files import DirectoryFiles, NamedFiles
 from fireflyer.cluster.objects.port import Objects
 from fireflyer.cluster.schema.logs import STREAM_PATTERN, LogAnswer, LogChunk, LogEnd
 
@@ -74,7 +78,8 @@ class SearchPage(NamedTuple):
 
 
 class _Run:
-    def __init__(self, directory: str) -> None:
+    def __init__(self, key: RunKey, directory: str) -> None:
+        self.key = key
         self.directory = directory
         self.lock = threading.Condition()
         self.streams: dict[str, LogFiles] = {}
@@ -92,12 +97,15 @@ class LogStore:
         root: str,
         objects: Objects,
         *,
+        index_files: NamedFiles | None = None,
         max_run_bytes: int = MAX_RUN_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
         on_growth: Callable[[RunKey, str], None] = lambda _run, _stream: None,
     ) -> None:
-        """`on_growth` is called in the thread that appended, without a lock; it must not block."""
+        """`index_files`: of the indexes, which other managers have too; None: below `root`. `on_growth` is called in
+        the thread that appended, without a lock; it must not block."""
         self._root = os.path.abspath(root)
+        self._indexes = LogIndexes(DirectoryFiles(self._root) if index_files is None else index_files)
         self._objects = objects
         self._max_run_bytes = max_run_bytes
         self._segment_bytes = segment_bytes
@@ -208,10 +216,10 @@ class LogStore:
 
     def runs(self) -> list[RunKey]:
         """All that have logs, sorted."""
-        found = []
+        found = {RunKey(*one): None for one in self._indexes.runs()}
         for task in _numbers(self._root):
-            found += [RunKey(task, run) for run in _numbers(os.path.join(self._root, str(task)))]
-        return found
+            found.update({RunKey(task, run): None for run in _numbers(os.path.join(self._root, str(task)))})
+        return sorted(found)
 
     def size_bytes(self, run: RunKey) -> int:
         with self._used(run) as loaded, loaded.lock:
@@ -227,6 +235,7 @@ class LogStore:
                 loaded.lock.notify_all()
                 shutil.rmtree(loaded.directory, ignore_errors=True)
         shutil.rmtree(self._directory(run), ignore_errors=True)
+        self._indexes.remove(*run)
         try:
             os.rmdir(os.path.join(self._root, str(run.task)))
         except OSError:
@@ -247,7 +256,7 @@ class LogStore:
 
     def changed_ns(self, run: RunKey) -> int:
         """When something was last written of it, Unix time; 0 where there is no such run."""
-        newest_ns = 0
+        newest_ns = self._indexes.changed_ns(*run)
         for directory, _, names in os.walk(self._directory(run)):
             for path in (directory, *(os.path.join(directory, name) for name in names)):
                 with contextlib.suppress(FileNotFoundError):
@@ -288,9 +297,9 @@ class LogStore:
             loaded = self._runs.pop(run, None)
             if loaded is None:
                 directory = self._directory(run)
-                if not make and not os.path.isdir(directory):
+                if not make and not os.path.isdir(directory) and not self._indexes.has(*run):
                     raise NotFound(f"run {run.run} of task {run.task} has no logs")
-                loaded = _Run(directory)
+                loaded = _Run(run, directory)
                 self._unload()
             self._runs[run] = loaded
             loaded.users += 1
@@ -304,17 +313,23 @@ class LogStore:
                 loaded.users -= 1
 
     def _load(self, loaded: _Run) -> None:
-        for name in sorted(os.listdir(loaded.directory)) if os.path.isdir(loaded.directory) else ():
+        local = os.listdir(loaded.directory) if os.path.isdir(loaded.directory) else []
+        indexes = self._indexes.of_run(*loaded.key)
+        for name in sorted({*local, *indexes}):
             if _STREAM.match(name):
-                directory = os.path.join(loaded.directory, name)
                 try:
-                    files = LogFiles(directory, self._objects, self._segment_bytes)
+                    files = self._files(loaded, name, indexes.get(name))
                 except DataCorruption as error:
                     loaded.damaged[name] = error.message
                     continue
                 loaded.streams[name] = files
                 loaded.size_bytes += files.size_bytes
         loaded.loaded = True
+
+    def _files(self, loaded: _Run, stream: str, index: StreamIndex | None) -> LogFiles:
+        directory = os.path.join(loaded.directory, stream)
+        index = self._indexes.new(*loaded.key, stream) if index is None else index
+        return LogFiles(directory, index, self._objects, self._segment_bytes)
 
     def _unload(self) -> None:
         """The runs that were not used for longest; all of their state is on disk."""
@@ -335,8 +350,7 @@ class LogStore:
                 raise UsageError(f"{stream[:80]!r} is no name of a log; write it like rank-3")
             if len(loaded.streams) >= MAX_STREAMS:
                 raise Busy(f"a run has at most {MAX_STREAMS} logs; write into fewer files")
-            directory = os.path.join(loaded.directory, stream)
-            files = loaded.streams[stream] = LogFiles(directory, self._objects, self._segment_bytes)
+            files = loaded.streams[stream] = self._files(loaded, stream, None)
         return files
 
 

@@ -117,6 +117,11 @@ class SnapshotStore:
                     reservation.owed.pop(blob, None)
             return tuple(reservation.owed)
 
+    def check_begun(self, owner: str, snapshot: str) -> None:
+        """Raises `NotFound` for a snapshot of which the owner sends nothing."""
+        with self._lock:
+            self._found(owner, snapshot)
+
     def put(self, owner: str, snapshot: str, blob: str, pieces: Iterable[Data]) -> None:
         """One of the blobs that `begin` asked for. Raises `NotFound` for others, `UsageError` for wrong bytes."""
         with self._lock:
@@ -233,7 +238,7 @@ class SnapshotStore:
     def _found(self, owner: str, snapshot: str) -> Reservation:
         found = self._reservations.find(self._wall_ns(), owner, snapshot)
         if found is None:
-            raise NotFound(f"no submission of snapshot {snapshot[:12]!r} of {owner} goes on; begin it again")
+            raise NotFound(f"{owner} has not begun to send snapshot {snapshot[:12]}…, or too long ago; begin it again")
         return found
 
     def _blobs_of(self, snapshot: str) -> dict[str, int]:

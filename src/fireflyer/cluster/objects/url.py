@@ -24,14 +24,14 @@ from fireflyer.cluster.core.objects.blobs import StoredBlob, check_hash, new_has
 from fireflyer.cluster.objects.directory import DirectoryObjects
 from fireflyer.cluster.objects.port import MAX_BLOB_BYTES, READ_BYTES, Objects, checked_pieces
 
-__all__ = ["UrlObjects", "open_objects"]
+__all__ = ["UrlObjects", "fsspec_at", "modified_ns", "open_objects", "translated"]
 
 ASKED_AGAIN_NS: Final = 3600 * SECOND
 _NEVER_OLD_NS: Final = 1 << 62
 
 
 @contextlib.contextmanager
-def _translated(what: str) -> Iterator[None]:
+def translated(what: str) -> Iterator[None]:
     """File systems of fsspec raise what their libraries raise."""
     try:
         yield
@@ -45,6 +45,19 @@ def _translated(what: str) -> Iterator[None]:
         raise PermanentError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
+def fsspec_at(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """The file system, and the path in it. Raises `UsageError` where fsspec or what it needs is not installed."""
+    try:
+        import fsspec
+    except ImportError:
+        raise UsageError(f"{url} needs fsspec; run: pip install 'fireflyer[fsspec]'") from None
+    try:
+        fs, root = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{url} cannot be opened by fsspec ({error})") from None
+    return fs, str(root).rstrip("/")
+
+
 class UrlObjects(Objects):
     def __init__(
         self,
@@ -56,27 +69,19 @@ class UrlObjects(Objects):
         max_bytes: int = MAX_BLOB_BYTES,
     ) -> None:
         """`options`: of the file system. Raises `UsageError` where fsspec or what it needs is not installed."""
-        try:
-            import fsspec
-        except ImportError:
-            raise UsageError(f"{url} needs fsspec; run: pip install 'fireflyer[fsspec]'") from None
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url, **(options or {}))
-        except (ImportError, ValueError) as error:
-            raise UsageError(f"{url} cannot be opened by fsspec ({error})") from None
+        self._fs, self._root = fsspec_at(url, options or {})
         self._url = url
-        self._root = str(root).rstrip("/")
         self._wall_ns = wall_ns
         self._asked_again_ns = asked_again_ns
         self._max_bytes = max_bytes
-        with _translated(f"make {url}"):
+        with translated(f"make {url}"):
             self._fs.makedirs(f"{self._root}/parts", exist_ok=True)
 
     def put(self, blob: str, size_bytes: int, pieces: Iterable[Data]) -> bool:
         path = self._path(blob)
         if not 0 <= size_bytes <= self._max_bytes:
             raise UsageError(f"blob {blob[:12]}… has {size_bytes} bytes; {self._max_bytes} are allowed")
-        with _translated(f"put blob {blob[:12]}… into {self._url}"):
+        with translated(f"put blob {blob[:12]}… into {self._url}"):
             if self._renewed(blob) and self.stat(blob).size_bytes == size_bytes:
                 return False
             part = f"{self._root}/parts/{blob[:12]}.{secrets.token_hex(8)}"
@@ -95,7 +100,7 @@ class UrlObjects(Objects):
 
     def get(self, blob: str) -> Iterator[bytes]:
         path = self._path(blob)
-        with _translated(f"read blob {blob[:12]}… from {self._url}"):
+        with translated(f"read blob {blob[:12]}… from {self._url}"):
             try:
                 file = self._fs.open(path, "rb")
             except FileNotFoundError:
@@ -103,44 +108,44 @@ class UrlObjects(Objects):
         return checked_pieces(blob, self._pieces(file, blob), self._url)
 
     def stat(self, blob: str) -> StoredBlob:
-        with _translated(f"look at blob {blob[:12]}… in {self._url}"):
+        with translated(f"look at blob {blob[:12]}… in {self._url}"):
             self._fs.invalidate_cache()
             try:
                 info = self._fs.info(self._path(blob))
             except FileNotFoundError:
                 raise NotFound(f"blob {blob[:12]}… is not in {self._url}; put it again") from None
-            return StoredBlob(blob, int(info["size"]), _modified_ns(info))
+            return StoredBlob(blob, int(info["size"]), modified_ns(info))
 
     def renew(self, blobs: Sequence[str]) -> list[bool]:
-        with _translated(f"renew blobs in {self._url}"):
+        with translated(f"renew blobs in {self._url}"):
             return [self._renewed(blob) for blob in blobs]
 
     def delete(self, blobs: Sequence[str], renewed_before_ns: int) -> list[str]:
         deleted = []
         for blob in blobs:
-            with contextlib.suppress(NotFound), _translated(f"remove blob {blob[:12]}… from {self._url}"):
+            with contextlib.suppress(NotFound), translated(f"remove blob {blob[:12]}… from {self._url}"):
                 if self.stat(blob).renewed_ns < renewed_before_ns:
                     self._fs.rm_file(self._path(blob))
                     deleted.append(blob)
         return deleted
 
     def discard(self, blob: str) -> None:
-        with contextlib.suppress(NotFound), _translated(f"remove blob {blob[:12]}… from {self._url}"):
+        with contextlib.suppress(NotFound), translated(f"remove blob {blob[:12]}… from {self._url}"):
             self._fs.rm_file(self._path(blob))
 
     def list(self) -> Iterator[StoredBlob]:
-        with _translated(f"list {self._url}"):
+        with translated(f"list {self._url}"):
             self._fs.invalidate_cache()
             folders = [str(one["name"]).rstrip("/") for one in self._fs.ls(self._root, detail=True)]
         for folder in sorted(folders):
             if len(folder.rpartition("/")[2]) != 2:
                 continue
-            with _translated(f"list {folder}"):
+            with translated(f"list {folder}"):
                 found = self._fs.ls(folder, detail=True)
             for info in found:
                 name = str(info["name"]).rpartition("/")[2]
                 if len(name) == 64 and not name.strip("0123456789abcdef"):
-                    yield StoredBlob(name, int(info["size"]), _modified_ns(info))
+                    yield StoredBlob(name, int(info["size"]), modified_ns(info))
 
     def _path(self, blob: str) -> str:
         return f"{self._root}/{check_hash(blob)[:2]}/{blob}"
@@ -183,7 +188,7 @@ class UrlObjects(Objects):
             raise UsageError(f"blob {blob[:12]}… has other bytes than its name; the file changed while it was sent")
 
     def _pieces(self, file: Any, blob: str) -> Iterator[bytes]:
-        with _translated(f"read blob {blob[:12]}… from {self._url}"), file:
+        with translated(f"read blob {blob[:12]}… from {self._url}"), file:
             while piece := file.read(READ_BYTES):
                 yield piece
 
@@ -202,7 +207,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else tuple(found)
 
 
-def _modified_ns(info: dict[str, Any]) -> int:
+def modified_ns(info: dict[str, Any]) -> int:
     """As the file system tells it: seconds, a date, or a text of one. Where it does not, nothing is old."""
     for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
         value = info.get(key)

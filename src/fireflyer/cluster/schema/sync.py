@@ -9,6 +9,10 @@ node, and is answered after `HOLD_NS` at the latest: it is the heartbeat as well
           <──Orders(version, runs that should be)── held until `version` > what the agent has heard
 
 Who may start ranks of a run on a node is shown by a *ticket*: the run's launcher has one for each node of the run.
+
+Both say their `revision`, so agents and managers that are too far apart refuse each other (`cluster.core.revisions`)
+rather than misunderstand. A release that adds fields or messages here, or in tickets, logs and execs, raises `REVISION`
+by one, once, whatever it adds; one that gives a field another meaning raises it by two.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ __all__ = [
     "HOLD_NS",
     "MAX_MANAGER_URLS",
     "MAX_RUNS",
+    "REVISION",
     "SYNC",
     "BlobPiece",
     "EndedRun",
@@ -44,6 +49,8 @@ __all__ = [
 
 HOLD_NS: Final = 5 * SECOND
 MAX_MANAGER_URLS: Final = 32
+REVISION: Final = 1
+"""Of what this release says here; 0: of releases that did not say it."""
 MAX_RUNS: Final = 64
 """On one node, those included of which it has not heard that the manager knows their end."""
 
@@ -133,6 +140,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     """Of the leader from whom they were."""
     inventory: Inventory
     runs: Annotated[tuple[RunStatus, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
+    revision: _Number = 0
 
 
 class RunNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +207,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of all managers, to ask when this one does not answer."""
     leave: Annotated[int, msgspec.Meta(ge=0, le=255)] | None = None
     """Of an agent in a job of a batch system: it is to end when all logs are sent, with this exit code."""
+    revision: _Number = 0
+    release: _Text = ""
+    """Of Fire-Flyer, of the manager; empty: one that did not say it."""
 
 
 SYNC = Method("platform.sync", Sync, Orders)

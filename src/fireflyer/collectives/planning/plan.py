@@ -34,6 +34,7 @@ from fireflyer.base.units import KIB, MIB, format_bytes
 from fireflyer.collectives.planning.trees import Orientation, Tree, check_tree, double_binary_tree, orient
 
 __all__ = [
+    "ACROSS_ZONES",
     "ALGORITHMS",
     "BY_NODE",
     "CANONICAL",
@@ -41,6 +42,7 @@ __all__ = [
     "DEFAULT_CHUNK_BYTES",
     "DEFAULT_WINDOW",
     "HALVING_DOUBLING",
+    "LINE",
     "RING",
     "SUMS",
     "TREE",
@@ -58,7 +60,8 @@ __all__ = [
 TREE: Final = "double_binary_tree"
 RING: Final = "ring"
 HALVING_DOUBLING: Final = "halving_doubling"
-ALGORITHMS: Final = (TREE, RING, HALVING_DOUBLING)
+LINE: Final = "line"
+ALGORITHMS: Final = (TREE, RING, HALVING_DOUBLING, LINE)
 """Their positions are their numbers in native code."""
 BY_NODE: Final = "by_node"
 CANONICAL: Final = "canonical"
@@ -70,10 +73,12 @@ SUITABLE: Final = {
     "barrier": ALGORITHMS,
     "reduce": (TREE,),
     "broadcast": (TREE,),
-    "reduce_scatter": (RING,),
-    "allgather": (RING,),
+    "reduce_scatter": (RING, LINE),
+    "allgather": (RING, LINE),
 }
 """The algorithms of each kind of operation, the default first."""
+ACROSS_ZONES: Final = (TREE, LINE)
+"""Those that cross zones by one pair of nodes, given trees and an order for it; a ring comes back by another one."""
 PARTED: Final = ("reduce_scatter", "allgather")
 
 VERSION: Final = 2
@@ -125,7 +130,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trees: tuple[Tree, ...]
     """Two trees over the nodes, one for each lane."""
     node_order: tuple[int, ...] = ()
-    """The nodes in the order in which they stand in the ring; none: 0, 1, 2, ..."""
+    """The nodes in the order in which they stand in the ring, and in the line; none: 0, 1, 2, ..."""
     routes: tuple[Route, ...] = ()
     """Rows of one kind stand together, from small sizes to large ones."""
     sockets: int = 1
@@ -168,7 +173,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The nodes as they stand in the ring."""
+        """The nodes as they stand in the ring, and in the line."""
         return self.node_order or tuple(range(self.nodes))
 
     @property

@@ -30,9 +30,11 @@ the first step that has not happened can always happen.
 
 *The order of sums.* Tree: `(own + first child) + second child`, children ascending by node. Ring, in lane 0 the nodes
 in the plan's order, in lane 1 the other way round: block b starts at the node after node b and every node that it comes
-to adds its own, up to node b. Halving-doubling, places in the plan's order (lane 1: reversed), p the greatest power of
-two: the first places pair up, an even one adds what its odd neighbour sends; what remains is numbered v = 0..p-1 and
-adds what v XOR p/2, then v XOR p/4, ... send. An addition has the same bits whichever operand comes first.
+to adds its own, up to node b. Line, nodes likewise: what the nodes before node b hold is added on the way from the
+first one, and what those behind it hold on the way from the last; block b is `(own + those before) + those behind`.
+Halving-doubling, places in the plan's order (lane 1: reversed), p the greatest power of two: the first places pair up,
+an even one adds what its odd neighbour sends; what remains is numbered v = 0..p-1 and adds what v XOR p/2, then v XOR
+p/4, ... send. An addition has the same bits whichever operand comes first.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, PARTED, RING, TREE, Plan
+from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, LINE, PARTED, RING, TREE, Plan
 from fireflyer.collectives.planning.trees import Orientation, orient
 
 __all__ = [
@@ -147,6 +149,8 @@ def program_of(plan: Plan, kind: str, algorithm: str, lane: int, node: int) -> P
     channel, place = channel_of(algorithm, lane), order.index(node)
     if algorithm == RING and kind in ("allreduce", "barrier", *PARTED):
         return _ring_program(order, place, kind, channel)
+    if algorithm == LINE and kind in ("allreduce", "barrier", *PARTED):
+        return _line_program(order, place, kind, channel)
     if algorithm == HALVING_DOUBLING and kind in ("allreduce", "barrier"):
         return _halving_doubling_program(order, place, channel)
     raise UsageError(f"{kind} cannot be done by {algorithm}")
@@ -288,6 +292,44 @@ def _ring_program(order: tuple[int, ...], place: int, kind: str, channel: int) -
     return Program(channel, n, max(1, (n - 1) * (scatters + gathers)), tuple(steps.made))
 
 
+# --- line ---
+
+
+def _line_program(order: tuple[int, ...], place: int, kind: str, channel: int) -> Program:
+    """A ring that is not closed: sums of a block come to its node from both ends at once, and its result goes to both
+    ends at once. It takes as many rounds as a ring, and the nodes at the ends do not talk to each other. Blocks are
+    numbered as the nodes where they are finished."""
+    n = len(order)
+    scatters, gathers = kind != "allgather", kind != "reduce_scatter"
+    ways = ((order, place), (order[::-1], n - 1 - place))
+    steps = _Steps()
+    sent: dict[int, int] = {}
+    ready: tuple[int, ...] = ()
+    if scatters:
+        for way, at in ways:
+            for to in reversed(range(at, n)):
+                summed = ready if to == at else ()
+                if at > 0:
+                    summed = (steps.add(Action.RECEIVE_ADD, way[at - 1], way[to], 1, n - 2 - to + at, summed),)
+                if to > at:
+                    sent[way[to]] = steps.add(Action.SEND_ACC, way[at + 1], way[to], 1, n - 1 - to + at, summed)
+                else:
+                    ready = summed
+        ready = (steps.add(Action.FINISH, NOBODY, order[place], 1, max(0, n - 2), ready),)
+    if gathers:
+        first = n - 1 if scatters else 0
+        for way, at in ways:
+            for origin in reversed(range(at + 1)):
+                here = ready
+                if origin < at:
+                    free = (sent[way[origin]],) if scatters else ()
+                    before = first + at - 1 - origin
+                    here = (steps.add(Action.RECEIVE_RESULT, way[at - 1], way[origin], 1, before, free),)
+                if at < n - 1:
+                    steps.add(Action.SEND_RESULT, way[at + 1], way[origin], 1, first + at - origin, here)
+    return Program(channel, n, max(1, (n - 1) * (scatters + gathers)), tuple(steps.made))
+
+
 # --- recursive halving and doubling ---
 
 
@@ -334,8 +376,10 @@ def _neighbours(plan: Plan, algorithm: str, lane: int, node: int) -> list[int]:
     if algorithm == TREE:
         view = orient(plan.trees[lane], 0)[node]
         return sorted({view.parent, *view.children} - {NOBODY})
+    place = plan.order.index(node)
     if algorithm == RING:
-        place = plan.order.index(node)
         return sorted({plan.order[place - 1], plan.order[(place + 1) % plan.nodes]})
+    if algorithm == LINE:
+        return sorted((*plan.order[max(0, place - 1) : place], *plan.order[place + 1 : place + 2]))
     steps = program_of(plan, "allreduce", algorithm, lane, node).steps
     return sorted({step.peer for step in steps} - {NOBODY})

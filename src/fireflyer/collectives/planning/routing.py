@@ -19,8 +19,10 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB, KIB, MIB, format_bytes
 from fireflyer.collectives.planning.cost import FLIGHT_BYTES, SLOT_BYTES, Layout, Speeds, best_chunk_bytes, predict_ns
 from fireflyer.collectives.planning.plan import (
+    ACROSS_ZONES,
     BY_NODE,
     DEFAULT_CHUNK_BYTES,
+    LINE,
     MAX_WINDOW,
     MIN_CHUNK_BYTES,
     SUITABLE,
@@ -63,8 +65,10 @@ def choose_routes(
 ) -> tuple[Route, ...]:
     """For each kind the best algorithm and chunk size by the size of the array, with the reason of each row.
 
-    The last row of a kind is for any size; sizes grow within a kind. `only` overrides the choice: of these algorithms
-    the best is taken, for kinds that can do any of them. Raises `UsageError` for unknown names.
+    Across zones these are the algorithms that talk by one pair of nodes, and within one zone all but the line, which
+    is no better than the ring there. The last row of a kind is for any size; sizes grow within a kind. `only` overrides
+    the choice: of these algorithms the best is taken, for kinds that can do any of them. Raises `UsageError` for
+    unknown names.
     """
     known = SUITABLE["allreduce"]
     unknown = [name for name in only or () if name not in known]
@@ -74,12 +78,16 @@ def choose_routes(
     for kind in kinds:
         if kind not in SUITABLE:
             raise UsageError(f"kind {kind!r} has no routes; kinds are {', '.join(SUITABLE)}")
-        rows += _rows(speeds, layout, kind, _allowed(kind, only))
+        rows += _rows(speeds, layout, kind, _allowed(kind, only, layout))
     return tuple(rows)
 
 
-def _allowed(kind: str, only: Sequence[str] | None) -> tuple[str, ...]:
-    return tuple(name for name in SUITABLE[kind] if only is None or name in only) or SUITABLE[kind]
+def _allowed(kind: str, only: Sequence[str] | None, layout: Layout) -> tuple[str, ...]:
+    named = tuple(name for name in SUITABLE[kind] if name in (only or ()))
+    if named:
+        return named
+    across = len(set(layout.zones)) > 1
+    return tuple(name for name in SUITABLE[kind] if (name in ACROSS_ZONES if across else name != LINE))
 
 
 def plan_for(
@@ -97,7 +105,8 @@ def plan_for(
 ) -> Plan:
     """A plan with routes by predicted time.
 
-    `zones[n]` is the zone of node n (empty: all in one): trees then cross by one pair of nodes, and rings twice.
+    `zones[n]` is the zone of node n (empty: all in one). Neighbouring zones then talk by one pair of nodes, whatever
+    the operation, unless `only` or `routes` name an algorithm that needs more.
     `window` None: the best. `only` as in `choose_routes`. `routes` are taken as they are: nothing is chosen for the
     kinds that they name. `slot_bytes` and `flight_bytes` bound the memory, as in `Layout`. Raises `UsageError`.
     """
@@ -247,7 +256,7 @@ def _best(
 
 
 def _best_ns(speeds: Speeds, layout: Layout, only: Sequence[str] | None, size: int) -> float:
-    choice, times = _best(speeds, layout, "allreduce", _allowed("allreduce", only), size)
+    choice, times = _best(speeds, layout, "allreduce", _allowed("allreduce", only, layout), size)
     return times[choice.algorithm]
 
 

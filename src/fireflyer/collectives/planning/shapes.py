@@ -1,9 +1,9 @@
 """What an algorithm between nodes does to them: how far a chunk travels, and what the busiest node does for it. Pure.
 
 A `Shape` says what one chunk in each of the two lanes costs. For the tree it is counted on the trees of the layout
-(those that cross zones by one pair of nodes, `topology.two_zone`), for the other algorithms computed: ring, and halving
-and doubling of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
-IJHPCA 19 (2005), in the nodes' order by zone.
+(those that cross zones by one pair of nodes, `topology.two_zone`), for the other algorithms computed: ring, line, and
+halving and doubling of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
+MPICH", IJHPCA 19 (2005), in the nodes' order by zone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives.planning.plan import RING, SUITABLE, TREE
+from fireflyer.collectives.planning.plan import HALVING_DOUBLING, RING, SUITABLE, TREE
 from fireflyer.collectives.planning.trees import double_binary_tree
 from fireflyer.topology import zone_trees
 
@@ -52,7 +52,9 @@ def shape_of(kind: str, algorithm: str, zones: tuple[int, ...]) -> Shape:
         raise UsageError(f"{kind!r} cannot be done by {algorithm!r}")
     if algorithm == TREE:
         return _tree_shape(kind, zones)
-    return _ring_shape(kind, zones) if algorithm == RING else _halving_shape(zones)
+    if algorithm == HALVING_DOUBLING:
+        return _halving_shape(zones)
+    return _ring_shape(kind, zones) if algorithm == RING else _line_shape(kind, zones)
 
 
 @lru_cache(maxsize=256)
@@ -116,6 +118,29 @@ def _ring_shape(kind: str, zones: tuple[int, ...]) -> Shape:
         messages=4 * hops,
         added=0.0 if kind == "allgather" else 4 * (nodes - 1) / nodes,
         crossing=2 * share if crossing else 0.0,
+    )
+
+
+@lru_cache(maxsize=256)
+def _line_shape(kind: str, zones: tuple[int, ...]) -> Shape:
+    """Blocks of 1/n of a chunk go to their nodes from both ends to be summed, and to both ends to be told. A node that
+    is no end passes on as much as in a ring, and gets its own block from, or gives it to, both sides."""
+    nodes, rounds = len(zones), 2 if kind in ROUND_TRIPS else 1
+    ordered = sorted(zones)
+    cuts = [place for place in range(1, nodes) if ordered[place - 1] != ordered[place]]
+    larger = max((max(place, nodes - place) for place in cuts), default=0)
+    inner, summed = nodes > 2, kind != "allgather"
+    both_ways = (nodes - 1) // 2  # rounds in which some node sends to both sides, for which its messages wait
+    moved = (2 * nodes if rounds == 2 else nodes + 1) if inner else rounds
+    return Shape(
+        hops=rounds * (nodes - 1 - -2 * both_ways // 5),
+        cross_hops=rounds * len(cuts),
+        trip=rounds * (nodes - 1 + both_ways) / nodes,
+        trip_added=(4.0 if inner else 1.0) * summed,
+        traffic=2 * moved / nodes,
+        messages=rounds * (5 * nodes if inner else 4),  # a quarter on top: most come late, when both sides send
+        added=(4 * (nodes + 1) / nodes if inner else 2.0) * summed,
+        crossing=(2.0 if rounds == 2 else 2 * larger / nodes) if cuts else 0.0,
     )
 
 

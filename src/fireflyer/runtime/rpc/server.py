@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,9 +28,11 @@ from fireflyer.base.errors import Busy, FireflyerError, Timeout, Unreachable, Us
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MIB, SECOND, format_duration
 from fireflyer.identity.acceptor import HandshakeLimits
-from fireflyer.identity.handshake import Accepts, Role, UserKey
+from fireflyer.identity.handshake import Accepts, Role
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
+from fireflyer.runtime.limited_log import LimitedLog
+from fireflyer.runtime.metrics import Series
 from fireflyer.runtime.raw_connections import RawConnection, RawListener
 from fireflyer.runtime.rpc.messages import (
     MAX_ERROR_CHARS,
@@ -46,18 +48,17 @@ from fireflyer.runtime.rpc.messages import (
     from_client_decoder,
 )
 from fireflyer.runtime.rpc.shares import Shares
-from fireflyer.runtime.rpc.stream import PURPOSE, MessageStream, open_stream
+from fireflyer.runtime.rpc.stream import FRAME_NS, PURPOSE, MessageStream, open_stream
+from fireflyer.runtime.token_watch import TokenWatch
 
 __all__ = ["Caller", "RpcServer", "ServerLimits"]
 
 _log = logging.getLogger(__name__)
+_BOUNDS: Final = (
+    *("connections", "connections_of_peer", "bytes_of_peer", "bytes_of_users"),
+    *("calls_of_connection", "bytes_of_connection", "time"),
+)
 _LAST_NOTIFICATIONS_S = 1.0
-_UNREAD_S = 60.0
-"""Who has not read its answers for so long is cut off. Longer than a client is stopped by a suspended laptop's lid."""
-
-
-RECHECK_S = 4.0
-"""So often tokens of open connections are looked up again, where the server does this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,12 @@ class ServerLimits:
     """None: one peer may have all."""
     bytes_per_peer: int = 256 * MIB
     """Of requests that are worked at and answers that are unread, on all connections of a peer."""
+    bytes_of_users: int = 1024 * MIB
+    """The same, of all users together, who share it."""
+    frame_ns: int = FRAME_NS
+    """For the rest of a frame that has begun."""
+    unread_ns: int = 60 * SECOND
+    """Who has not read its answers for so long is cut off. Longer than a suspended laptop stops a client."""
     handshakes: int = 128
     """Under way at once from one address; from all addresses twice as many."""
     handshake_ns: int = 10 * SECOND
@@ -91,6 +98,7 @@ class ServerLimits:
             connections=self.connections,
             connections_per_peer=self.connections_per_peer,
             bytes_per_peer=self.bytes_per_peer,
+            bytes_of_users=self.bytes_of_users,
         )
 
 
@@ -115,15 +123,17 @@ class RpcServer:
         on_disconnect: Callable[[Caller], None] | None = None,
         recheck_tokens: bool = False,
     ) -> None:
-        """`recheck_tokens`: a connection whose token is revoked or expires is closed within `RECHECK_S` seconds."""
+        """`recheck_tokens`: a connection whose token is revoked or expires is closed within seconds (`token_watch`)."""
         self._limits = limits or ServerLimits()
         self._on_disconnect = on_disconnect
         self._entries: dict[str, _Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._shares = self._limits.shares()
-        self._find_user = accepts.find_user if recheck_tokens else None
-        self._of_tokens: dict[str, set[MessageStream]] = {}
-        self._rechecking: asyncio.Task[None] | None = None
+        self._tokens = TokenWatch(accepts.find_user if recheck_tokens else None, MessageStream.cut)
+        self._rechecks = recheck_tokens
+        self._looking: asyncio.Task[None] | None = None
+        self._said = LimitedLog(_log)
+        """What peers may cause as often as they like."""
         self._numbers = itertools.count(1)
         self._listener = RawListener(
             accepts,
@@ -166,39 +176,53 @@ class RpcServer:
 
     async def _started(self, host: str, port: int, ports: PortRange | None) -> Address:
         address = await self._listener.start(host, port, ports)
-        if self._find_user is not None and self._rechecking is None:
-            self._rechecking = asyncio.get_running_loop().create_task(self._recheck(self._find_user))
+        if self._rechecks and self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._tokens.run())
         return address
 
     async def close(self) -> None:
         """Stops listening, cancels the handlers, closes the connections."""
         await self._listener.close()
-        if self._rechecking is not None:
-            self._rechecking.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         for task in self._tasks:
             task.cancel()
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _recheck(self, find_user: Callable[[str], UserKey | None]) -> None:
-        while True:
-            await asyncio.sleep(RECHECK_S)
-            for token_id in list(self._of_tokens):
-                try:
-                    known = find_user(token_id) is not None
-                except (FireflyerError, OSError) as error:
-                    _log.warning("tokens cannot be read; connections stay as they are reason=%s", error)
-                    break
-                if not known:
-                    streams = self._of_tokens.get(token_id, set())
-                    _log.info("token revoked or expired token=%s connections=%d", token_id, len(streams))
-                    for stream in streams:
-                        stream.cut()
-
     @property
     def connections(self) -> int:
         """Authenticated connections that are open."""
         return len(self._tasks)
+
+    def metrics(self) -> list[Series]:
+        """What peers use of it, and how often which bound has refused them."""
+        shares, refused = self._shares, self._shares.refused
+        connections, waiting = shares.connections_of_roles.items(), shares.bytes_of_roles.items()
+        return [
+            Series(
+                "fireflyer_rpc_connections",
+                "gauge",
+                "Connections",
+                [({"role": role}, count) for role, count in connections],
+            ),
+            Series(
+                "fireflyer_rpc_waiting_bytes",
+                "gauge",
+                "Bytes of requests and unread answers",
+                [({"role": role}, count) for role, count in waiting],
+            ),
+            Series(
+                "fireflyer_rpc_refused_total",
+                "counter",
+                "Connections and requests that a bound has refused or ended, by the bound",
+                [({"bound": bound}, refused[bound]) for bound in _BOUNDS],
+            ),
+            Series.one(
+                "fireflyer_rpc_strangers_total", "counter", "Connections without a handshake", self._listener.refused
+            ),
+        ]
 
     def _take(self, connection: RawConnection) -> None:
         unopened = ExitStack()
@@ -215,32 +239,28 @@ class RpcServer:
         stream: MessageStream | None = None
         unopened.pop_all()
         try:
-            stream = await open_stream(connection, is_client=False, max_frame_bytes=self._limits.frame_bytes)
-            session = connection.session
-            if session.token_id:
-                self._of_tokens.setdefault(session.token_id, set()).add(stream)
+            limits, session = self._limits, connection.session
+            stream = await open_stream(
+                connection, is_client=False, max_frame_bytes=limits.frame_bytes, frame_ns=limits.frame_ns
+            )
+            self._tokens.add(session.token_id, stream)
             caller = Caller(session.role, session.peer, str(connection.address), next(self._numbers))
             try:
-                await _Connection(stream, caller, self._entries, self._limits, self._shares).run()
+                await _Connection(stream, caller, self._entries, limits, self._shares, self._said).run()
             finally:
                 if self._on_disconnect is not None:
                     self._on_disconnect(caller)
         except Unreachable as error:
-            _log.info("connection lost peer=%s reason=%s", connection.address, error)
+            self._said.info("connection lost peer=%s reason=%s", connection.address, error)
         except (FireflyerError, OSError) as error:
-            _log.warning("connection closed peer=%s reason=%s", connection.address, error)
+            self._said.warning("connection closed peer=%s reason=%s", connection.address, error)
         except Exception:
             _log.exception("connection closed on an unexpected error peer=%s", connection.address)
         finally:
             if stream is not None:
-                self._forget(connection.session.token_id, stream)
+                self._shares.refused["time"] += stream.overdue
+                self._tokens.remove(connection.session.token_id, stream)
                 await stream.close()
-
-    def _forget(self, token_id: str, stream: MessageStream) -> None:
-        streams = self._of_tokens.get(token_id, set())
-        streams.discard(stream)
-        if not streams:
-            self._of_tokens.pop(token_id, None)
 
 
 class _Connection:
@@ -253,7 +273,9 @@ class _Connection:
         entries: dict[str, _Entry],
         limits: ServerLimits,
         shares: Shares,
+        said: LimitedLog,
     ) -> None:
+        self._said = said
         self._stream = stream
         self._caller = caller
         self._entries = entries
@@ -286,9 +308,8 @@ class _Connection:
 
     def _admit(self, size: int) -> None:
         """A message has been announced. Raises `Busy`, which closes the connection."""
-        if not self._shares.take(self._peer, size):
-            waiting = self._shares.waiting_bytes(self._peer)
-            raise Busy(f"{self._peer[0]} {self._peer[1]} makes {waiting} bytes wait already and sends {size} more")
+        if (busy := self._shares.take(self._peer, size)) is not None:
+            raise busy
         self._coming_bytes = size
 
     def _end_coming(self) -> None:
@@ -313,15 +334,17 @@ class _Connection:
         if busy is None:
             self._start(decoded, len(message))
         elif isinstance(decoded, Call):
-            await self._stream.send_within(_failure(decoded.id, busy), _UNREAD_S)
+            await self._stream.send_within(_failure(decoded.id, busy), self._limits.unread_ns)
         else:
-            _log.warning("notification dropped method=%s peer=%s reason=%s", decoded.method, self._caller, busy)
+            self._said.warning("notification dropped method=%s peer=%s reason=%s", decoded.method, self._caller, busy)
 
     def _full(self, message_bytes: int) -> Busy | None:
         calls = len(self._calls) + len(self._notifications)
         if calls >= self._limits.calls_per_connection:
+            self._shares.refused["calls_of_connection"] += 1
             return Busy(f"{calls} calls are in flight on this connection already; wait for some of them")
         if calls and self._request_bytes + message_bytes > self._limits.request_bytes_per_connection:
+            self._shares.refused["bytes_of_connection"] += 1
             return Busy(f"{self._request_bytes} bytes of requests are in flight already; wait for some of them")
         return None
 
@@ -354,7 +377,7 @@ class _Connection:
             if isinstance(call, Call):
                 await self._answer(_failure(call.id, error))
             else:
-                _log.warning("notification failed method=%s peer=%s reason=%s", call.method, self._caller, error)
+                self._said.warning("notification failed method=%s peer=%s reason=%s", call.method, self._caller, error)
             return
         if isinstance(call, Call):
             await self._answer(encode(Reply(call.id, msgspec.Raw(body))), call)
@@ -380,15 +403,12 @@ class _Connection:
 
     async def _answer(self, message: bytes, call: Call | None = None) -> None:
         size = len(message)
-        if not self._shares.take(self._peer, size):
-            waiting = self._shares.waiting_bytes(self._peer)
-            _log.warning(
-                "connection closed peer=%s reason=%d bytes of requests and answers wait", self._caller, waiting
-            )
+        if (busy := self._shares.take(self._peer, size)) is not None:
+            self._said.warning("connection closed, it does not read its answers peer=%s reason=%s", self._caller, busy)
             self._stream.cut()
             return
         try:
-            await self._stream.send_within(message, _UNREAD_S)
+            await self._stream.send_within(message, self._limits.unread_ns)
         except UsageError as error:
             if call is not None:
                 await self._answer(_failure(call.id, UsageError(f"response of {call.method}: {error}")))

@@ -7,16 +7,16 @@ import contextlib
 from collections.abc import Callable
 
 from fireflyer.base.errors import Unreachable
-from fireflyer.base.units import KIB
+from fireflyer.base.units import KIB, SECOND, format_duration
 from fireflyer.identity.handshake import Session
 from fireflyer.runtime.framing import HEADER_BYTES, FrameOpener, FrameSealer, frame_keys
 from fireflyer.runtime.raw_connections import RawConnection
 
-__all__ = ["PURPOSE", "MessageStream", "open_stream"]
+__all__ = ["FRAME_NS", "PURPOSE", "MessageStream", "open_stream"]
 
 PURPOSE = "rpc"
 _CLOSE_TIMEOUT_S = 1.0
-_FRAME_S = 60.0
+FRAME_NS = 60 * SECOND
 """For the rest of a frame once its header is there: a peer that stops in the middle does not keep what it has sent."""
 _UNTIMED_BYTES = 64 * KIB
 """A frame of so few bytes may stay incomplete: the connection itself costs more."""
@@ -33,9 +33,13 @@ class MessageStream:
         *,
         is_client: bool,
         max_frame_bytes: int,
+        frame_ns: int = FRAME_NS,
     ) -> None:
         to_server, to_client = frame_keys(session.key)
         self.session = session
+        self.overdue = False
+        """Whether the other end did not send, or did not read, in time."""
+        self._frame_ns = frame_ns
         self._reader = reader
         self._writer = writer
         self._sealer = FrameSealer(to_server if is_client else to_client, max_frame_bytes)
@@ -55,17 +59,19 @@ class MessageStream:
         except ConnectionError as error:
             raise Unreachable("the connection was lost") from error
 
-    async def send_within(self, message: bytes, limit_s: float) -> None:
+    async def send_within(self, message: bytes, limit_ns: int) -> None:
         """As `send`; a peer that has not read enough by then is cut off, and the connection is lost."""
         if not self._writer.transport.get_write_buffer_size():
             await self.send(message)  # nothing was left unread: a timer for each message would cost as much again
             return
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_ns / SECOND):
                 await self.send(message)
         except TimeoutError:
+            self.overdue = True
             self.cut()
-            raise Unreachable(f"the other end has not read what it was sent for {limit_s:.0f} s") from None
+            limit = format_duration(limit_ns)
+            raise Unreachable(f"the other end has not read what it was sent for {limit}") from None
 
     def cut(self) -> None:
         """Ends the connection at once: what is queued is dropped, and `receive` raises `Unreachable` or ends."""
@@ -81,11 +87,12 @@ class MessageStream:
             size = self._opener.body_bytes(header)
             if admit is not None:
                 admit(size)
-            async with asyncio.timeout(_FRAME_S) if size > _UNTIMED_BYTES else contextlib.nullcontext():
+            async with asyncio.timeout(self._frame_ns / SECOND) if size > _UNTIMED_BYTES else contextlib.nullcontext():
                 body = await self._reader.readexactly(size)
         except TimeoutError:
+            self.overdue = True
             raise Unreachable(
-                f"{size} bytes of a message were announced and did not come within {_FRAME_S:.0f} s"
+                f"{size} bytes of a message were announced and did not come within {format_duration(self._frame_ns)}"
             ) from None
         except asyncio.IncompleteReadError as error:
             if not error.partial and error.expected == HEADER_BYTES:
@@ -105,11 +112,15 @@ class MessageStream:
             self._writer.transport.abort()
 
 
-async def open_stream(connection: RawConnection, *, is_client: bool, max_frame_bytes: int) -> MessageStream:
+async def open_stream(
+    connection: RawConnection, *, is_client: bool, max_frame_bytes: int, frame_ns: int = FRAME_NS
+) -> MessageStream:
     """Goes on with an authenticated connection, of which the stream is the owner now."""
     try:
         reader, writer = await asyncio.open_connection(sock=connection.socket)
     except BaseException:
         connection.socket.close()
         raise
-    return MessageStream(reader, writer, connection.session, is_client=is_client, max_frame_bytes=max_frame_bytes)
+    return MessageStream(
+        reader, writer, connection.session, is_client=is_client, max_frame_bytes=max_frame_bytes, frame_ns=frame_ns
+    )

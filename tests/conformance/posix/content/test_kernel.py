@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
+from tests.support.patience import allowed_s
 from tests.support.posix import kernel_calls
 from tests.support.posix.local import LocalPlace
 from tests.support.posix.real import mounted_place
@@ -40,7 +41,7 @@ def other() -> Iterator[str]:
 
 def said(what: str, directory: str, other: str, *before: str) -> dict[str, object]:
     command = [*before, sys.executable, "-I", "-S", kernel_calls.__file__, what, directory, other]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=allowed_s(120), check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert isinstance(found, dict)

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.support.fs.clusters.managers import FakeNode, ManagerProcess, Site, seconds_since
 from tests.support.kvstore.postgres import PostgresServer
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.base.toml_text import to_toml
@@ -114,7 +115,7 @@ def test_when_the_primary_is_killed_another_manager_goes_on_and_no_role_changes(
                     await asyncio.to_thread(primary.kill)
                     began_ns = time.monotonic_ns()
                     after = await status_of(client)
-                    assert seconds_since(began_ns) < 30
+                    assert seconds_since(began_ns) < allowed_s(30)
                     assert after.term == before.term + 1
                     assert after.chains == before.chains
                     asks = len(nodes[0].told)
@@ -209,7 +210,7 @@ def test_who_may_ask_for_what(tmp_path: Path) -> None:
 
 def run_manager(config: str, verb: str = "manager") -> tuple[int, str]:
     command = [sys.executable, "-P", "-m", "fireflyer", "fs", verb, config]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=allowed_s(60), check=False)
     return done.returncode, done.stderr.splitlines()[-1]
 
 
@@ -285,6 +286,6 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
 
 def admin(*arguments: str, code: int = 0) -> str:
     command = [sys.executable, "-P", "-m", "fireflyer", "fs", "admin", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=allowed_s(60), check=False)
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stderr if code else done.stdout

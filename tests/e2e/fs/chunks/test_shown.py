@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.clusters.managers import ManagerProcess
+from tests.support.patience import allowed_s
 
 import fireflyer.fs
 from fireflyer.fs.client import ChunkId, open_ring_to
@@ -41,7 +42,7 @@ def figures(config: Path) -> dict[str, float]:
     """Of the process with this configuration: all samples of a name together."""
     said = Path(f"{config}.log").read_text()
     [address] = re.findall(r"metrics at (http://\S+)", said)
-    with urllib.request.urlopen(address, timeout=60) as answer:
+    with urllib.request.urlopen(address, timeout=allowed_s(60)) as answer:
         text = answer.read().decode()
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -71,7 +72,7 @@ def on_a_terminal(*command: str) -> str:
             break
         said += part
     os.close(ours)
-    assert process.wait(60) == 0, said
+    assert process.wait(allowed_s(60)) == 0, said
     return said.decode()
 
 
@@ -103,7 +104,9 @@ def test_nothing_is_repaired_before_somebody_has_said_so(cluster: LocalCluster) 
             assert not ring.wait(1).errors
     command = [*FF, "fsck", "--repair", "--dir", str(cluster.directory)]
     for answer, said in (("n\n", "Nothing was removed."), ("y\n", "1 chunk removed.")):
-        done = subprocess.run(command, input=answer, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, input=answer, capture_output=True, text=True, timeout=allowed_s(120), check=False
+        )
         assert "[y/N]" in done.stderr  # the second time as well: nothing was done
         assert said in done.stdout + done.stderr
 

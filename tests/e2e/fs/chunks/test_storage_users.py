@@ -15,7 +15,9 @@ from tests.support.fs.clusters.storage_cluster import (
     in_cluster,
     user_of,
 )
+from tests.support.patience import allowed_s
 
+from fireflyer.base.errors import PermissionDenied
 from fireflyer.base.units import MIB
 from fireflyer.fs.core.capability import Capability, Rights, derive_key, sign
 from fireflyer.fs.schema import data
@@ -110,6 +112,33 @@ def test_a_key_that_is_revoked_takes_what_it_allowed_with_it(tmp_path: Path) -> 
         assert isinstance(await again.ask(signed(2)), data.Granted), "nobody notices a key that is only changed"
         for one in (connection, again):
             await one.close()
+
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+
+
+@pytest.mark.slow
+def test_a_token_that_is_revoked_ends_its_connections_to_storage_processes(tmp_path: Path) -> None:
+    tokens = TokenStore(str(tmp_path / "tokens"))
+
+    async def work(store: Store) -> None:
+        await store.write(FIRST, 0, b"for a while")
+        version, address, secret = store.chain.version, store.routing.nodes[0].address, store.credential.secret.reveal()
+        users = [user_of(store, tokens, name) for name in ("ann", "bob")]
+        ann, bob = [await DataConnection.connect(address, user) for user in users]
+        for connection, name in ((ann, "ann"), (bob, "bob")):
+            one = Capability(1, name, store.client, 1, 1, Rights.READ, int(time.time()) + 600)
+            present = data.Present(sign(one, derive_key(secret, 1)))
+            assert isinstance(await connection.ask(present), data.Granted)
+            assert (await connection.read(1, version, 1, 0, 0, 100)).data == b"for a while"
+        tokens.revoke(tokens.tokens("ann")[0].id)
+        await asyncio.wait_for(ann.closed(), allowed_s(10))
+        assert (await bob.read(1, version, 1, 0, 0, 100)).data == b"for a while"
+        with pytest.raises(PermissionDenied):
+            await DataConnection.connect(address, users[0])
+        tokens.expire(tokens.tokens("bob")[0].id, int(time.time()))
+        await asyncio.wait_for(bob.closed(), allowed_s(10))
+        await ann.close()
+        await bob.close()
 
     in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
 

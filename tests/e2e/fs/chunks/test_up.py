@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster, wait_gone
 from tests.support.jobs.launching import wait_until
+from tests.support.patience import allowed_s
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = ("--failure-timeout", "2")
@@ -116,14 +117,14 @@ def test_in_the_foreground_an_interrupt_ends_it_in_order(local: LocalCluster) ->
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     lock = local.directory / "up.lock"
-    wait_until(lambda: lock.exists() and lock.read_bytes(), 60, "it does not start")
+    wait_until(lambda: lock.exists() and lock.read_bytes(), allowed_s(60), "it does not start")
     local.process("manager-1")
     process.send_signal(signal.SIGHUP)  # as who adds a node when the manager answers, though not all is up
     while not process.stdout.readline().startswith("Ctrl-C stops it"):
         assert process.poll() is None
     processes = local.processes()
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(allowed_s(60)) == 0
     process.stdout.close()
     wait_gone(processes)
 
@@ -145,7 +146,7 @@ def test_all_processes_end_when_the_directory_is_removed(local: LocalCluster, de
         processes = local.processes()
         while local.directory.exists():  # who is not gone yet makes files while others are removed
             shutil.rmtree(local.directory, ignore_errors=True)
-        assert process.wait(60) == 1
+        assert process.wait(allowed_s(60)) == 1
         assert (
             f"error: {local.directory} was removed, so the processes of its cluster were stopped"
             in process.stderr.read()

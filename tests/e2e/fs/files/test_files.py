@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
+from tests.support.patience import allowed_s
 
 import fireflyer.fs
 from fireflyer.base.errors import UsageError
@@ -207,7 +208,7 @@ def test_locks_are_between_clients(fs: FileSystem, local: LocalCluster) -> None:
         waits = threading.Thread(target=lambda: theirs.lock(LockKind.READ, 5, 15, wait_ns=20_000_000_000))
         waits.start()
         mine.lock(LockKind.NONE)
-        waits.join(20)
+        waits.join(allowed_s(20))
         assert not waits.is_alive()
 
 

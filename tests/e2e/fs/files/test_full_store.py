@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.fs.clusters.meta_service import MetaRig, expect
+from tests.support.patience import allowed_s
 
 from fireflyer.fs.schema.inodes import ROOT
 from fireflyer.fs.schema.meta import (
@@ -33,7 +34,7 @@ def test_on_a_full_disk_names_can_be_removed_and_then_made_again(tmp_path: Path)
     """The kernel refuses to let the file grow, as a full disk does."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()", str(tmp_path / "store")]
     root = Path(__file__).parents[4]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=allowed_s(100))
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.support.fs.clusters.file_commands import content_of
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.mounts.mounting import needs_fuse
+from tests.support.patience import allowed_s
 
 import fireflyer.fs
 from fireflyer.fs.client.local import access_of
@@ -119,8 +120,10 @@ def test_status_and_gc_say_what_is_so_when_they_are_asked(cluster: LocalCluster)
 def test_an_address_names_its_cluster(cluster: LocalCluster) -> None:
     place = f"ff://{str(cluster.directory).replace('/', '%2F')}"
     command = [sys.executable, "-P", "-m", "fireflyer", "fs"]
-    subprocess.run([*command, "mkdir", f"{place}/named"], check=True, timeout=60)
-    done = subprocess.run([*command, "ls", f"{place}/"], check=True, timeout=60, capture_output=True, text=True)
+    subprocess.run([*command, "mkdir", f"{place}/named"], check=True, timeout=allowed_s(60))
+    done = subprocess.run(
+        [*command, "ls", f"{place}/"], check=True, timeout=allowed_s(60), capture_output=True, text=True
+    )
     assert done.stdout == "named\n"
     cluster.ff("rm", "-d", "/named")
 
@@ -145,7 +148,7 @@ def test_a_copy_that_is_interrupted_goes_on_and_is_never_seen_in_part(
             assert process.stdout.readline() == b"half\n"
         finally:
             process.send_signal(number)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=allowed_s(60))
         assert process.returncode == (130 if number == signal.SIGINT else -number), said
         with files.open("/large") as file:
             assert file.read() == b"old"
@@ -153,7 +156,7 @@ def test_a_copy_that_is_interrupted_goes_on_and_is_never_seen_in_part(
         assert int(partial.name.rpartition("-")[2]) >= 16 * MIB
     done = subprocess.run(
         [sys.executable, "-P", "-c", _STOPS, str(source), str(cluster.directory), "on"],
-        timeout=120,
+        timeout=allowed_s(120),
         check=True,
         capture_output=True,
     )

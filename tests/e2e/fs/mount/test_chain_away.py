@@ -16,6 +16,7 @@ import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.mounts.mounting import Mount, mounted, needs_fuse
 from tests.support.jobs.launching import wait_until
+from tests.support.patience import allowed_s
 
 from fireflyer.fs.core.meta.inodes.layout import order_of
 from fireflyer.fs.schema.inodes import Layout
@@ -112,7 +113,7 @@ def test_reads_of_chains_that_are_away_keep_no_others_waiting(
         command = [sys.executable, "-c", _READERS, str(how)]
         readers = stack.enter_context(subprocess.Popen([*command, *away * each]))
         stack.callback(readers.kill)
-        wait_until(lambda: in_calls(readers) == len(away) * each, 60, "reads that wait")
+        wait_until(lambda: in_calls(readers) == len(away) * each, allowed_s(60), "reads that wait")
         for at in range(0, 30, 10):
             subprocess.run([*command, *others[at : at + 10]], check=True, timeout=FRESH_S)
             assert Path(others[at + 5]).read_bytes() == content_of(int(others[at + 5].rpartition("f")[2]), size)

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.mounts.mounting import mounted, needs_fuse
+from tests.support.patience import allowed_s
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
@@ -37,7 +38,7 @@ def _in_a_namespace(script: str, place: Path, cluster: LocalCluster) -> str:
     environment = {**os.environ, "FF": " ".join(FF), "PYTHON": sys.executable, "LC_ALL": "C"}
     done = subprocess.run(
         [*command, str(place), str(cluster.directory)],
-        capture_output=True, text=True, timeout=120, check=False, env=environment,
+        capture_output=True, text=True, timeout=allowed_s(120), check=False, env=environment,
     )  # fmt: skip
     return done.stdout
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from tests.support.fs.mounts.mounting import Mount, local_mount, needs_fuse
 from tests.support.jobs.launching import wait_until
+from tests.support.patience import allowed_s
 
 pytestmark = [needs_fuse, pytest.mark.slow, pytest.mark.processes]
 
@@ -164,7 +165,7 @@ def _waiting(path: str) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", _WAITS, path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "waits\n"
-    wait_until(lambda: _in_a_call(process.pid), 60, "it does not wait")
+    wait_until(lambda: _in_a_call(process.pid), allowed_s(60), "it does not wait")
     return process
 
 
@@ -182,11 +183,11 @@ def test_who_waits_for_a_lock_gets_it_or_is_interrupted(plain: Mount) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with _waiting(path) as interrupted, _waiting(path) as patient:
         interrupted.send_signal(signal.SIGUSR1)
-        out, _ = interrupted.communicate(timeout=60)
+        out, _ = interrupted.communicate(timeout=allowed_s(60))
         assert out == "interrupted\n"
         assert patient.poll() is None
         fcntl.flock(fd, fcntl.LOCK_UN)
-        out, _ = patient.communicate(timeout=60)
+        out, _ = patient.communicate(timeout=allowed_s(60))
         assert out == "has it\n"
     fcntl.flock(other, fcntl.LOCK_EX)  # it ended with its process
     os.close(other)
@@ -197,7 +198,7 @@ def test_after_its_process_was_killed_programs_get_errors(plain: Mount) -> None:
     fd = os.open(os.path.join(plain.path, "file"), os.O_RDWR | os.O_CREAT)
     top = os.open(plain.path, os.O_RDONLY | os.O_DIRECTORY)
     plain.process.kill()
-    plain.process.wait(60)
+    plain.process.wait(allowed_s(60))
     for use in (lambda: os.write(fd, b"x"), lambda: os.stat("other", dir_fd=top), lambda: os.fsync(fd)):
         with pytest.raises(OSError, match="not connected") as caught:
             use()
@@ -225,11 +226,13 @@ def test_reads_that_do_not_go_on_leave_names_alone(tmp_path: Path) -> None:
         (tmp_path / "source" / "file").write_bytes(bytes(1 << 20))
         command = [sys.executable, "-c", _READERS, os.path.join(held.path, "file")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as readers:
-            wait_until(lambda: os.path.exists(os.path.join(held.path, "read")), 60, "reads that fill all memory")
+            wait_until(
+                lambda: os.path.exists(os.path.join(held.path, "read")), allowed_s(60), "reads that fill all memory"
+            )
             os.mkdir(os.path.join(held.path, "made"))
             assert sorted(os.listdir(held.path)) == ["file", "made"]
             assert not os.path.exists(os.path.join(held.path, "go"))
-            out, _ = readers.communicate(timeout=60)
+            out, _ = readers.communicate(timeout=allowed_s(60))
         assert out == "all read\n"
 
 
@@ -254,13 +257,13 @@ def test_who_waits_for_an_answer_is_ended_by_a_signal_behind_one_that_he_catches
             try:
                 assert waiting.stdout is not None
                 assert waiting.stdout.readline() == "looks\n"
-                wait_until(lambda: _in_a_call(waiting.pid), 60, "it does not wait")
+                wait_until(lambda: _in_a_call(waiting.pid), allowed_s(60), "it does not wait")
                 waiting.send_signal(signal.SIGUSR1)
-                wait_until(lambda: _state(waiting.pid) == "D", 60, "the signal was not seen")
+                wait_until(lambda: _state(waiting.pid) == "D", allowed_s(60), "the signal was not seen")
                 os.statvfs(held.path)  # the kernel has told of the signal before it
                 assert waiting.poll() is None
                 waiting.send_signal(ending)
-                assert waiting.wait(30) == -ending
+                assert waiting.wait(allowed_s(30)) == -ending
             finally:
                 held.process.kill()  # else nobody might end it
 
@@ -304,7 +307,7 @@ def test_asked_to_end_it_does_not_wait_for_who_waits_for_a_lock(plain: Mount) ->
     with _waiting(path) as patient:
         plain.process.send_signal(signal.SIGTERM)
         assert "finished" in plain.end()
-        out, _ = patient.communicate(timeout=60)
+        out, _ = patient.communicate(timeout=allowed_s(60))
         assert "not connected" in out
     with pytest.raises(OSError, match="not connected"):
         os.close(fd)
@@ -317,9 +320,9 @@ def test_asked_to_end_while_requests_do_not_go_on_it_leaves_its_place_at_once(tm
         listed = Path(f"/proc/{held.process.pid}/mountinfo")
         with subprocess.Popen(["stat", os.path.join(held.path, "held")], stderr=subprocess.DEVNULL) as waiting:
             try:
-                wait_until(lambda: _in_a_call(waiting.pid), 60, "it does not wait")
+                wait_until(lambda: _in_a_call(waiting.pid), allowed_s(60), "it does not wait")
                 held.process.send_signal(signal.SIGTERM)
-                wait_until(lambda: place not in listed.read_text(), 60, "the mount stays")
+                wait_until(lambda: place not in listed.read_text(), allowed_s(60), "the mount stays")
                 assert held.process.poll() is None
             finally:
                 held.process.kill()
@@ -328,7 +331,7 @@ def test_asked_to_end_while_requests_do_not_go_on_it_leaves_its_place_at_once(tm
 def test_what_others_have_mounted_on_its_place_since_stays_when_it_ends(plain: Mount) -> None:
     with subprocess.Popen(plain.command(["cat"]), stdin=subprocess.PIPE) as inside:
         namespace = ["nsenter", f"--mount=/proc/{inside.pid}/ns/mnt", "--"]
-        wait_until(lambda: os.readlink(f"/proc/{inside.pid}/cwd") == plain.place, 60, "it is not in it")
+        wait_until(lambda: os.readlink(f"/proc/{inside.pid}/cwd") == plain.place, allowed_s(60), "it is not in it")
         plain.unmount("--lazy")
         subprocess.run([*namespace, "mount", "-t", "tmpfs", "other", plain.place], check=True)
         plain.process.send_signal(signal.SIGTERM)
@@ -345,6 +348,6 @@ def test_many_programs_at_once(plain: Mount) -> None:
         for number in range(4)
     ]
     for process in with_all:
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=allowed_s(120))
         assert (process.returncode, said) == (0, "")
     assert len(os.listdir(plain.path)) == 240

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.mounts.mounting import Mount, mounted, needs_fuse
+from tests.support.patience import allowed_s
 
 from fireflyer.fs.mount.serving import VALID_S
 
@@ -218,7 +219,7 @@ def test_appends_through_two_mounts_are_all_there_and_whole(pair: tuple[Mount, M
         subprocess.Popen(mount.command(["sh", "-c", f"for n in $(seq 15); do echo {name}-$n-end >> {top}; done"]))
         for mount, name in ((one, "a"), (two, "b"), (one, "c"))
     ]
-    assert [writer.wait(120) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(allowed_s(120)) for writer in writers] == [0, 0, 0]
     lines = Path(path).read_text().splitlines()
     assert sorted(lines) == sorted(f"{name}-{n}-end" for name in "abc" for n in range(1, 16))
     for name in "abc":
@@ -321,7 +322,7 @@ def test_after_its_process_was_killed_what_was_closed_is_there(make_mount: MakeM
     Path(one.path, top).write_bytes(b"closed")
     fd = os.open(os.path.join(one.path, top), os.O_RDONLY)
     one.process.kill()
-    one.process.wait(60)
+    one.process.wait(allowed_s(60))
     with pytest.raises(OSError, match="not connected") as caught:
         os.pread(fd, 6, 0)
     assert caught.value.errno == errno.ENOTCONN
@@ -345,7 +346,7 @@ def test_locks_of_a_mount_that_died_are_had_by_who_waits_for_them(
         with pytest.raises(BlockingIOError):
             lock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
     one.process.kill()
-    one.process.wait(60)
+    one.process.wait(allowed_s(60))
     if not expires:  # after a minute, or when somebody says that it is dead
         sessions = json.loads(cluster.ff("admin", "sessions", "--json"))
         name = f"mount of {one.place}"[:128]
@@ -373,7 +374,7 @@ def test_who_is_killed_while_the_cluster_does_not_answer_waits_no_more(
         while not _waits_in_the_kernel(waiting.pid):
             assert waiting.poll() is None
         waiting.terminate()
-        assert waiting.wait(60) == -signal.SIGTERM
+        assert waiting.wait(allowed_s(60)) == -signal.SIGTERM
     assert os.listdir(mount.path).count(top) == 1
 
 
@@ -469,7 +470,8 @@ def test_detached_read_only_and_unmounted_by_command(cluster: LocalCluster, tmp_
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
     done = subprocess.run(
         [*command, str(place), str(cluster.directory)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "FF": " ".join(FF), "LC_ALL": "C"},
+        capture_output=True, text=True, timeout=allowed_s(120), check=False,
+        env={**os.environ, "FF": " ".join(FF), "LC_ALL": "C"},
     )  # fmt: skip
     mounted_, read_only, busy, unmounted, nothing, not_empty = done.stdout.splitlines()
     assert mounted_.startswith("Mounted on")

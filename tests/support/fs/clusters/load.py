@@ -8,6 +8,7 @@ import threading
 import time
 
 import numpy as np
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import FireflyerError, NotFound, TransientError
 from fireflyer.base.units import KIB, SECOND
@@ -86,9 +87,9 @@ class Load:
         self._tasks = [asyncio.create_task(self._write(number, rng)) for number, rng in enumerate(probabilities)]
 
     async def progress(self, operations: int, *, within_s: float) -> None:
-        """Waits until so many more were answered."""
+        """Waits until so many more were answered. `within_s`: of a machine that is not busy."""
         wanted = self.done + operations
-        async with asyncio.timeout(within_s), self._answered:
+        async with asyncio.timeout(allowed_s(within_s)), self._answered:
             await self._answered.wait_for(lambda: self.done >= wanted or any(task.done() for task in self._tasks))
 
     async def stop(self) -> None:

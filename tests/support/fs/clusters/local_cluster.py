@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.jobs.cleanup import clean_up_at_exit
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.cli.fs.connect import local
@@ -44,7 +45,7 @@ class LocalCluster:
 
     def retry_until(self, *arguments: str) -> str:
         """What it printed when it succeeded: until then whoever is asked may have been killed."""
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + allowed_s(LIMIT_S)
         while True:
             done = self._run(*arguments)
             if not done.returncode:
@@ -53,12 +54,12 @@ class LocalCluster:
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "fireflyer", "fs", *arguments, "--dir", str(self.directory)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=2 * LIMIT_S, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=allowed_s(2 * LIMIT_S), check=False)
 
     def status(self) -> dict[str, Any]:
         """What `ff fs status --json` prints as soon as somebody answers, asked in this process: the start of another
         one would take a quarter of a second of processor time from what is waited for."""
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + allowed_s(LIMIT_S)
         while True:
             try:
                 found = msgspec.json.decode(to_json(*look(local(str(self.directory)))))
@@ -71,7 +72,7 @@ class LocalCluster:
                 return found
 
     def wait(self, true: Callable[[dict[str, Any]], bool], limit_s: float = LIMIT_S) -> dict[str, Any]:
-        until_s = time.monotonic() + limit_s
+        until_s = time.monotonic() + allowed_s(limit_s)
         while True:
             status = self.status()
             if true(status):
@@ -94,7 +95,7 @@ class LocalCluster:
 
     def process(self, name: str) -> int:
         """Of `node-1`, `manager-1`; of one that was killed just before, the next."""
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + allowed_s(LIMIT_S)
         while True:
             for pid in descendants(self.pid):
                 # Another one that was found may have been killed just before, and be gone now.
@@ -112,7 +113,7 @@ class LocalCluster:
         return "\n".join(f"{path}: {path.read_text()[-2000:]}" for path in sorted(self.directory.rglob("*log")))
 
     def close(self) -> None:
-        subprocess.run(self._ending, capture_output=True, timeout=LIMIT_S, check=False)
+        subprocess.run(self._ending, capture_output=True, timeout=allowed_s(LIMIT_S), check=False)
         self._release()
 
 
@@ -137,7 +138,7 @@ def shared_cluster(whole_session_cluster: LocalCluster) -> LocalCluster:
 
 
 def wait_gone(pids: list[int], limit_s: float = LIMIT_S) -> None:
-    until_s = time.monotonic() + limit_s
+    until_s = time.monotonic() + allowed_s(limit_s)
     while left := [pid for pid in pids if _alive(pid)]:
         assert time.monotonic() < until_s, f"{left} still run"
         time.sleep(0.01)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+from tests.support.patience import allowed_s
 
 from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import SECOND
@@ -122,12 +123,12 @@ class ManagerProcess:
     def kill(self) -> None:
         process = self._take()
         process.kill()
-        process.wait(LIMIT_S)
+        process.wait(allowed_s(LIMIT_S))
 
     def end(self) -> int:
         process = self._take()
         process.send_signal(signal.SIGTERM)
-        return process.wait(LIMIT_S)
+        return process.wait(allowed_s(LIMIT_S))
 
     def _take(self) -> subprocess.Popen[str]:
         process, self._process = self._process, None
@@ -152,7 +153,7 @@ class FakeNode:
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def wait(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S), self._changed:
+        async with asyncio.timeout(allowed_s(LIMIT_S)), self._changed:
             await self._changed.wait_for(true)
 
     def serves(self, target: int) -> bool:

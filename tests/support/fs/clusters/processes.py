@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.support.fs.clusters.managers import ManagerProcess, Site
 from tests.support.fs.clusters.storage_cluster import Node
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import FireflyerError, NotFound, Timeout
 from fireflyer.base.units import MIB, SECOND
@@ -51,7 +52,7 @@ class Running:
         return status
 
     async def until(self, true: Callable[[Status], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(allowed_s(LIMIT_S)):
             while True:
                 if true(await self.status()):
                     return

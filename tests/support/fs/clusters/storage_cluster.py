@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 from tests.support.fs.clusters.data_connection import FOUND, MISSING, DataConnection
 from tests.support.loops import on_loop
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
@@ -156,7 +157,7 @@ class Store:
         return all(one.incarnation and one.alive for one in status.nodes)
 
     async def until(self, holds: Callable[[], Any], *, limit_s: float = DEADLINE_S) -> None:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(allowed_s(limit_s)):
             while True:
                 if await holds():
                     return

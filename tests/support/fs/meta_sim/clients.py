@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
+from tests.support.patience import allowed_s
+
 from fireflyer.base.errors import TransientError
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import META, ManagerClient
@@ -74,7 +76,7 @@ class RawClient:
             self._moved.set()
 
     async def _retry(self, call: Call) -> Answer:
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + allowed_s(LIMIT_S)
         turn = call.number
         while True:
             reason: object

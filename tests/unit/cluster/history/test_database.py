@@ -36,14 +36,6 @@ from fireflyer.kvstore import Engine, prefix_range
 from fireflyer.kvstore import open as open_store
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.processes)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'history.sqlite'}"
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.url().replace("&table=", "&schema=h_")
-
-
 def rows_of(connection: Connection, table: Any) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(select(table)).mappings()]
 

@@ -8,7 +8,9 @@ from tests.support.loops import on_loop
 from tests.support.platform.desk import CLUSTER
 
 from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.manager.changes import Changes
+from fireflyer.cluster.manager.history import History
 from fireflyer.cluster.manager.metrics import manager_series
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.web.measured import MeasuredApp, RequestFigures
@@ -22,7 +24,8 @@ async def test_a_manager_that_does_not_lead_tells_nothing_of_the_cluster() -> No
     nobody = cast("Any", None)
     changes = Changes()
     platform = Platform(settings, MemoryEngine(), nobody, changes, nobody)
-    text = exposition(manager_series(platform, changes, RequestFigures())).decode()
+    history = History("", platform, MemoryEngine(), HistoryKeep())
+    text = exposition(manager_series(platform, changes, RequestFigures(), history)).decode()
     assert "fireflyer_platform_leader 0.0" in text
     assert "fireflyer_platform_tasks" not in text
     assert "fireflyer_platform_runs" not in text

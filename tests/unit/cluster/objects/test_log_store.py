@@ -185,7 +185,8 @@ def test_a_damaged_log_leaves_the_others_readable_and_stops_a_collection(
 ) -> None:
     for stream in ("rank-0", "rank-1"):
         write(store, b"x" * 40, stream)
-    (tmp_path / "logs" / "12" / "3" / "rank-0" / "index").write_bytes(b"\xc1")
+    (index,) = (tmp_path / "logs" / "12" / "3").glob("rank-0@*")
+    index.write_bytes(b"\xc1")
     again = LogStore(str(tmp_path / "logs"), objects)
     assert whole(again, "rank-1") == b"x" * 40
     with pytest.raises(DataCorruption, match="this log is lost"):

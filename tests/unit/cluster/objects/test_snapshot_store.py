@@ -110,6 +110,10 @@ def test_what_is_not_asked_for_is_not_taken(site: Site, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="begin it again"):
         site.store.put("ann", hash_of(data), hash_of(b"1"), [b"1"])
     site.store.begin("ann", hash_of(data), data)
+    site.store.check_begun("ann", hash_of(data))
+    for owner, snapshot in (("bob", hash_of(data)), ("ann", hash_of(b"1"))):
+        with pytest.raises(NotFound, match="begin it again"):
+            site.store.check_begun(owner, snapshot)
     with pytest.raises(NotFound, match="is not in snapshot"):
         site.store.put("ann", hash_of(data), hash_of(b"2"), [b"2"])
     with pytest.raises(UsageError, match="not that of snapshot"):

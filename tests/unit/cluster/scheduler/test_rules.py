@@ -38,6 +38,32 @@ def test_who_has_waited_long_passes_every_newcomer() -> None:
     assert decide(old, waiting(2, priority=50))[0].task == 1
 
 
+def test_a_gang_counts_older_by_a_part_for_each_doubling_of_its_nodes() -> None:
+    policy = msgspec.structs.replace(POLICY, gang_age_ns=50 * SECOND)  # half a step of age
+
+    def first(*tasks: Task) -> int:
+        return schedule(Snapshot(nodes=nodes_of(8), tasks=tasks, policy=policy), NOW_NS)[0].task
+
+    old, few, many = waiting(1, age_s=90), waiting(2, 3), waiting(3, 4)
+    assert first(old, few) == 1, "half a step is none"
+    assert first(old, few, many) == 3
+    assert first(waiting(1, age_s=110), many) == 1, "who counts the same and was submitted first"
+    elastic = waiting(4, least_nodes=1, most_nodes=8)
+    assert first(old, elastic) == 1, "it is the gang that counts, not what is taken when it is there"
+
+
+def test_a_large_run_keeps_the_age_of_its_gang_when_it_may_be_interrupted() -> None:
+    policy = msgspec.structs.replace(POLICY, gang_age_ns=100 * SECOND)
+    large = running(2, "a0 a1 a2 a3", since_s=LONG_S)  # counts two steps more than it was submitted with
+
+    def interrupts(age_s: int) -> bool:
+        decisions = schedule(Snapshot(nodes=FOUR, tasks=(waiting(1, age_s=age_s), large), policy=policy), NOW_NS)
+        return bool(of_kind(decisions)[1])
+
+    assert not interrupts(299)
+    assert interrupts(300)
+
+
 def test_a_gang_starts_with_all_its_nodes_or_waits() -> None:
     starts, _, waits = of_kind(decide(waiting(1, 5), running(2, "a0")))
     assert not starts

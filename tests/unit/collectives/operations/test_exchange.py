@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.support.collectives.thread_ranks import together
 from tests.support.jobs.launching import wait_until
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.base.units import MS, SECOND
@@ -455,7 +456,9 @@ def test_a_call_that_another_rank_left_out_is_found_though_the_next_one_is_alike
             first.append(comm)
             comm.scatter(np.empty(10, "f4"), root=0, array=np.ones(20, "f4"))
         else:
-            wait_until(lambda: first and {"barrier"} == {r.kind for r in first[0].records().records[-1:]}, 10)
+            wait_until(
+                lambda: first and {"barrier"} == {r.kind for r in first[0].records().records[-1:]}, allowed_s(10)
+            )
         comm.barrier()
 
     for error in together([0, 0], body, timeout_ns=2 * SECOND):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, PermanentError, UsageError
 from fireflyer.fs.tools import copying
@@ -100,7 +101,9 @@ def test_a_small_file_that_is_interrupted_leaves_nothing(copied: Copied) -> None
 
 def test_bytes_that_a_crash_left_are_used_only_as_far_as_they_are_sure(copied: Copied) -> None:
     """A process that died had written further, with holes: its file says up to where it is right."""
-    done = subprocess.run([sys.executable, "-c", _DIES, str(copied.source), str(copied.place)], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", _DIES, str(copied.source), str(copied.place)], check=False, timeout=allowed_s(60)
+    )
     assert done.returncode == 9
     (name,) = copied.partials
     partial = parse_partial(name)

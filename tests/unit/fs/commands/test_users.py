@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from fireflyer.cli import main
 from fireflyer.fs.service.local.layout import ADMIN, Layout, new_cluster
-from fireflyer.identity import Account, TokenStore
+from fireflyer.identity import Account, TokenInfo, TokenStore
 from fireflyer.identity.users import FIRST_UID
 
 
@@ -91,3 +92,41 @@ def test_the_environment_names_the_cluster_here_too(
     monkeypatch.setenv("FIREFLYER_FS", "ff://host:7000")
     assert user("list") == 2
     assert "FIREFLYER_FS names managers" in capsys.readouterr().err
+
+
+def test_tokens_have_the_words_of_the_platform(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where, store = ("--dir", directory), TokenStore(Layout(directory).tokens_file)
+
+    def said(*arguments: str, code: int = 0) -> str:
+        assert user(*arguments, *where) == code
+        out, err = capsys.readouterr()
+        return (err if code else out).strip()
+
+    said("add", "ada")
+    first, second = said("token", "ada"), said("token", "ada", "--expires", "90d", "--label", "laptop")
+    assert [store.verify(token, 0).user for token in (first, second)] == ["ada", "ada"]
+    one, two = [token.id for token in store.tokens("ada")]
+    shown = said("tokens", "ada").splitlines()
+    assert shown[0].split() == ["TOKEN", "LABEL", "FOR", "ISSUED", "EXPIRES"]
+    assert [line.split()[:3] for line in shown[1:]] == [[one, "-", "user"], [two, "laptop", "user"]]
+    assert shown[1].endswith("never")
+    told = [msgspec.json.decode(line, type=TokenInfo) for line in said("tokens", "ada", "--json").splitlines()]
+    assert [token.id for token in told] == [one, two]
+    assert said("revoke-token", "ada", one) == f"Token {one} of ada is revoked."
+    assert f"user ada has no token '{one}'" in said("revoke-token", "ada", one, code=1)
+    assert said("expire-token", "ada", two, "--after", "2h") == f"Token {two} of ada expires in 2 h 00 min."
+    left_s = (store.tokens("ada")[0].expires_s or 0) - int(time.time())
+    assert 7100 < left_s <= 7200
+    assert "expires earlier already" in said("expire-token", "ada", two, "--after", "90d", code=2)
+    assert "there is no user 'alan'" in said("token", "alan", code=1)
+
+
+@pytest.mark.parametrize("command", [("revoke-token",), ("expire-token", "--after", "1h")])
+def test_the_token_of_the_cluster_itself_stays(
+    directory: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = Layout(directory)
+    own = TokenStore(layout.tokens_file).tokens(ADMIN)[0].id
+    assert user(*command, ADMIN, own, "--dir", directory) == 2
+    assert "is the one that the commands of this cluster use" in capsys.readouterr().err
+    assert TokenStore(layout.tokens_file).verify(layout.admin_token(), int(time.time())).user == ADMIN

@@ -13,11 +13,12 @@ namespace ff {
 enum class Algorithm : std::uint8_t {
   double_binary_tree = 0,
   ring = 1,
-  halving_doubling = 2
+  halving_doubling = 2,
+  line = 3
 };
 
-inline constexpr int algorithm_count = 3;
-inline constexpr const char* algorithm_names[algorithm_count] = {"double_binary_tree", "ring", "halving_doubling"};
+inline constexpr int algorithm_count = 4;
+inline constexpr const char* algorithm_names[algorithm_count] = {"double_binary_tree", "ring", "halving_doubling", "line"};
 inline constexpr int lanes = 2;
 inline constexpr int control_channel = -1;
 inline constexpr int channel_count = algorithm_count * lanes;

@@ -24,7 +24,7 @@ struct NodeStats {
 // there and should be.
 class ChunkNode {
  public:
-  ChunkNode(int io_threads, int job_threads, std::size_t buffer_bytes, ColdBy cold_by = ColdBy::kernel);
+  ChunkNode(int io_threads, int job_threads, std::size_t buffer_bytes, ColdBy cold_by = ColdBy::kernel, LinkPatience patience = {});
   ~ChunkNode();
   ChunkNode(const ChunkNode&) = delete;
   ChunkNode& operator=(const ChunkNode&) = delete;

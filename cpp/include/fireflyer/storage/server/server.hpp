@@ -26,6 +26,7 @@ struct PublishedChain {
 
 struct ServerStats {
   std::uint64_t links = 0, reads = 0, fetched = 0, read_bytes = 0, refused = 0, messages = 0, dropped = 0;
+  std::uint64_t held_back = 0, stalled = 0;  // times that a link found no memory for its owner; links that ended for standing still
 };
 
 // Who fetches what reads wait for: the read threads of the target, or the kernel (io_uring) for all at once. `kernel` is
@@ -35,15 +36,20 @@ enum class ColdBy {
   kernel
 };
 
-inline constexpr std::int64_t default_stall_ns = 10'000'000'000;
+// How long links may stand still.
+struct LinkPatience {
+  // With memory of a payload, or of what it is sent from the pool, or with a frame that has begun; a payload and a frame have a
+  // quarter of a second more for each MB.
+  std::int64_t stall_ns = 10'000'000'000;
+  // Without taking 64 KiB, or all, of what it is sent.
+  std::int64_t unread_ns = 60'000'000'000;
+};
 
 // Thread-safe, and no call blocks but `close`. A link that is not there any more is ignored.
 class ChunkServer {
  public:
-  // A link that holds memory for a payload, or for what it is sent, and stands still for `stall_ns` ends; a payload has a
-  // quarter of a second more for each MB.
-  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, std::int64_t stall_ns = default_stall_ns,
-              ColdBy cold_by = ColdBy::kernel);
+  // A link that stands still for longer than `patience` ends.
+  ChunkServer(int threads, std::shared_ptr<EventQueue> events, std::shared_ptr<BufferPool> pool, LinkPatience patience = {}, ColdBy cold_by = ColdBy::kernel);
   ~ChunkServer();
   ChunkServer(const ChunkServer&) = delete;
   ChunkServer& operator=(const ChunkServer&) = delete;
@@ -52,8 +58,9 @@ class ChunkServer {
   void publish(const std::vector<PublishedChain>& chains);
 
   // A connected stream socket, which now belongs to the server. The number is never given again; in the end LostEvent
-  // comes, once, and nothing of that link after it. `trusted`: as `trust` before the first byte is read.
-  std::uint64_t connect(int fd, bool reads, bool trusted = false);
+  // comes, once, and nothing of that link after it. `trusted`: as `trust` before the first byte is read. `owner`: links of
+  // one name share what an owner may hold of the pool; of none each has its own.
+  std::uint64_t connect(int fd, bool reads, bool trusted = false, const std::string& owner = {});
   void disconnect(std::uint64_t link);
   // Reads of files [from, to) are answered until then. Of one file, or one range, the latest grant counts. Above the
   // bound of a link another single file's grant goes, and for one more range it throws std::length_error.

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
-from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.numbers import Duration, WholeNumber
 
 if TYPE_CHECKING:
     from fireflyer.identity import TokenStore, UserInfo
@@ -32,7 +33,8 @@ def user_command() -> None:
     """Users of a cluster: their names, numbers and tokens.
 
     All are in one file, DIR/tokens.json for a cluster of `ff fs up`. For a cluster of several machines, name it with
-    --tokens-file, and copy it to all of them after a change; running processes read it again by themselves."""
+    --tokens-file, and copy it to all of them after a change; running processes read it again by themselves, and close
+    the connections of tokens that are revoked or have expired."""
 
 
 def _where(function: click.decorators.FC) -> click.decorators.FC:
@@ -121,3 +123,73 @@ def list_command(*, directory: str | None, tokens_file: str | None, as_json: boo
         roles = f" roles {','.join(user.roles)}" if user.roles else ""
         click.echo(f"{one.name:<20} uid {one.uid:<10} gid {one.gid:<10} tokens {good}{groups}{roles}")
     return 0
+
+
+@user_command.command("token", short_help="Issue a token.", epilog="Example: ff fs admin user token ann --expires 90d")
+@_where
+@click.option(
+    "--expires", metavar="TIME", type=Duration(), help="How long it is valid.  [default: until it is revoked]"
+)
+@click.option("--label", metavar="TEXT", default="", help="Where it is used, to tell it from others.  [default: none]")
+@click.argument("name", metavar="NAME")
+def token_command(*, directory: str | None, tokens_file: str | None, expires: int | None, label: str, name: str) -> int:
+    """Print a new token for NAME. It is shown this once."""
+    lifetime_s = None if expires is None else max(1, expires // SECOND)
+    click.echo(_store(directory, tokens_file).issue(name, int(time.time()), lifetime_s=lifetime_s, label=label))
+    return 0
+
+
+@user_command.command("tokens", short_help="List tokens.", epilog="Example: ff fs admin user tokens ann --dir fs")
+@_where
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each token.")
+@click.argument("name", metavar="NAME")
+def tokens_command(*, directory: str | None, tokens_file: str | None, as_json: bool, name: str) -> int:
+    """List the tokens of NAME, by their public numbers."""
+    from fireflyer.cli.token_table import print_tokens
+
+    print_tokens(_store(directory, tokens_file).tokens(name), as_json=as_json)
+    return 0
+
+
+@user_command.command("revoke-token", short_help="Revoke a token.",
+                      epilog="Example: ff fs admin user revoke-token ann 0f3c21d4a95e88b7 --dir fs")  # fmt: skip
+@_where
+@click.argument("name", metavar="NAME")
+@click.argument("token_id", metavar="TOKEN")
+def revoke_token_command(*, directory: str | None, tokens_file: str | None, name: str, token_id: str) -> int:
+    """Revoke the token of NAME whose number, as `ff fs admin user tokens NAME` shows it, is TOKEN. Its connections are
+    closed within 10 s, on each machine from the moment when it has the file."""
+    store = _store(directory, tokens_file)
+    _check_token(store, name, token_id, directory, tokens_file)
+    store.revoke(token_id)
+    click.echo(f"Token {token_id} of {name} is revoked.")
+    return 0
+
+
+@user_command.command("expire-token", short_help="Let a token expire.",
+                      epilog="Example: ff fs admin user expire-token ann 0f3c21d4a95e88b7 --after 2h")  # fmt: skip
+@_where
+@click.option("--after", metavar="TIME", type=Duration(), required=True, help="How long it stays valid.")
+@click.argument("name", metavar="NAME")
+@click.argument("token_id", metavar="TOKEN")
+def expire_token_command(
+    *, directory: str | None, tokens_file: str | None, after: int, name: str, token_id: str
+) -> int:
+    """Let the token TOKEN of NAME expire after a while, so that another one can take its place before. It cannot get a
+    longer life than it has."""
+    store, now_s = _store(directory, tokens_file), int(time.time())
+    _check_token(store, name, token_id, directory, tokens_file)
+    store.expire(token_id, now_s + max(1, after // SECOND))
+    click.echo(f"Token {token_id} of {name} expires in {format_duration(after)}.")
+    return 0
+
+
+def _check_token(store: TokenStore, name: str, token_id: str, directory: str | None, tokens_file: str | None) -> None:
+    """Raises `NotFound`; `UsageError` for the token with which the commands of a cluster prove themselves."""
+    from fireflyer.fs.service.local.layout import Layout
+    from fireflyer.identity.handshake import token_id_of
+
+    if token_id not in [token.id for token in store.tokens(name)]:
+        raise NotFound(f"user {name} has no token {token_id[:80]!r}; `ff fs admin user tokens {name}` shows them")
+    if tokens_file is None and token_id == token_id_of(Layout(directory_of(directory)).admin_token()):
+        raise UsageError(f"token {token_id} is the one that the commands of this cluster use; it has to stay")

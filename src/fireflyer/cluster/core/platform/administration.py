@@ -160,7 +160,7 @@ class Administration:
                 self._ledger.record(NodeChange(now_ns, name, "drained", reason))
                 text = f"node {name} gets no new run"
             case ResumeNode(name):
-                row = msgspec.structs.replace(row, drained=False, drain_reason="")
+                row = msgspec.structs.replace(row, drained=False, drain_reason="", resumed_ns=now_ns)
                 self._ledger.record(NodeChange(now_ns, name, "resumed"))
                 text = f"node {name} gets runs again"
             case LabelNode(name, labels):

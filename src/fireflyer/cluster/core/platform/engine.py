@@ -35,6 +35,9 @@ class Engine(Protocol):
     def why(self, task: int, time_ns: int, /) -> Decision | None:
         """Of one that waits."""
 
+    def before(self, task: int, time_ns: int, /) -> int | None:
+        """How many tasks come before one that waits; None where nobody can tell."""
+
     def would_start(self, row: TaskRow, spec: TaskSpec, time_ns: int, /) -> Forecast | Wait:
         """What would become of a task that is not submitted, if it were now."""
 

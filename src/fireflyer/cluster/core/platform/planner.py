@@ -224,10 +224,14 @@ class Planner:
 
     def why(self, task: int, time_ns: int) -> Decision | None:
         """Of one that waits; None for one that the scheduler has just started or does not know yet."""
-        known = self._told.get(task)
-        if known is None or self._machine.task(task).run is not None:
-            return None
-        return self._machine.why(task, time_ns)
+        return self._machine.why(task, time_ns) if self._waits(task) else None
+
+    def before(self, task: int, time_ns: int) -> int | None:
+        return self._machine.before(task, time_ns) if self._waits(task) else None
+
+    def _waits(self, task: int) -> bool:
+        """As far as the scheduler knows."""
+        return task in self._told and self._machine.task(task).run is None
 
     def would_start(self, row: TaskRow, spec: TaskSpec, time_ns: int) -> Forecast:
         """What would become of a task that is not submitted, if it were now."""

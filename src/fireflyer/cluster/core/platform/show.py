@@ -10,6 +10,7 @@ import msgspec
 
 from fireflyer.base.errors import NotFound
 from fireflyer.base.units import format_duration
+from fireflyer.cluster.core.platform.accusations import accusations_of, accused_of
 from fireflyer.cluster.core.platform.engine import Engine
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.accounts import run_account, waiting_account
@@ -159,7 +160,9 @@ class Show:
             return Why(f"it has {outcome}" + (f": {row.reason}" if row.reason else ""))
         if run is not None:
             return Why(self._why_runs(row, run, time_ns))
-        why = self.words(self._engine.why(row.id, time_ns))
+        why = msgspec.structs.replace(
+            self.words(self._engine.why(row.id, time_ns)), before=self._engine.before(row.id, time_ns)
+        )
         last = self._ledger.runs.committed.get((row.id, row.runs - 1))
         if time_ns < row.not_before_ns and last is not None and last.ended is not None and last.ended.reason:
             return msgspec.structs.replace(why, text=f"{why.text}; {last.ended.reason}")
@@ -271,7 +274,8 @@ class Show:
         row = self._ledger.nodes.committed.get(name)
         if row is None:
             raise NotFound(f"there is no node {name}")
-        return self.node(row, now_ns, self.reservations(time_ns))
+        view = self.node(row, now_ns, self.reservations(time_ns))
+        return msgspec.structs.replace(view, accusations=accusations_of(self._ledger, name))
 
     def node(self, row: NodeRow, now_ns: int, reserved: dict[str, list[Reserved]]) -> NodeView:
         place = self._ledger.places.committed.get(row.name)
@@ -289,6 +293,7 @@ class Show:
             silent_ns=self._heard.silent_ns(row.name, now_ns) if self._heard.ever(row.name) else None,
             inventory=row.inventory,
             reserved=tuple(reserved.get(row.name, ())),
+            accused=accused_of(self._ledger, row.name),
         )
 
     def _state(self, row: NodeRow, run: RunRow | None, now_ns: int) -> str:

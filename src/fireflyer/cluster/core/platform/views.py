@@ -11,6 +11,8 @@ from fireflyer.cluster.schema.sync import Inventory
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskSpec, TaskState
 
 __all__ = [
+    "Accusation",
+    "Accused",
     "AuditEntry",
     "AuditPage",
     "ClusterView",
@@ -96,6 +98,18 @@ class Why(msgspec.Struct, frozen=True):
     """When it can start at the latest, by the times that others declared; None where nobody knows."""
     nodes: tuple[str, ...] = ()
     """Where it can start now."""
+    before: int | None = None
+    """How many tasks for the same group of nodes come before it in the queue, without those that are held or paused;
+    None: it does not wait, or Slurm places it."""
+
+    @property
+    def place(self) -> str:
+        """In words; empty where it is not known."""
+        if self.before is None:
+            return ""
+        return {0: "next in the queue", 1: "1 task comes before it"}.get(
+            self.before, f"{self.before:,} tasks come before it"
+        )
 
 
 class Reserved(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +120,28 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     until_ns: int
     maintenance: bool
     """It is given to nobody."""
+
+
+class Accusation(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that ended by an infrastructure cause and names this node as responsible."""
+
+    task: int
+    run: int
+    user: str
+    at_ns: int
+    """When the run ended."""
+    reason: str
+
+
+class Accused(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs that are remembered say of a node, since it was last resumed."""
+
+    runs: int
+    tasks: int
+    users: int
+    since_ns: int
+    """The end of the first of these runs; likewise of the last."""
+    last_ns: int
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +160,10 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     inventory: Inventory | None
     reserved: tuple[Reserved, ...] = ()
     """Now or later; what begins first comes first."""
+    accused: Accused | None = None
+    """None: no run accuses it."""
+    accusations: tuple[Accusation, ...] = ()
+    """Of these runs the newest, the newest first; only where one node was asked for."""
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):

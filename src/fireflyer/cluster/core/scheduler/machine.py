@@ -345,6 +345,17 @@ class SchedulerMachine:
             return turns.head_waits()
         return verdict.decisions[-1]
 
+    def before(self, task: int, now_ns: int) -> int:
+        """How many tasks for the same group of nodes come before one that waits; without those that are held or paused.
+        Nothing changes."""
+        self._pass_time(now_ns)
+        asked = self.task(task)
+        if asked.run is not None:
+            raise UsageError(f"task {task} runs; only a task that waits has a place in the queue")
+        queue = self._groups[asked.request.node_group].queue
+        queue.advance(self._now_ns)
+        return queue.before(asked, self._now_ns)
+
     def wake_ns(self) -> int | None:
         """When time alone may change what is decided; None: never, since nothing waits, and no nodes that runs have
         are about to close."""

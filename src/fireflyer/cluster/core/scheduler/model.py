@@ -190,6 +190,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Usage is added up at multiples of it; decisions between them read the last sums."""
     usage_half_life_ns: _Ns = 24 * HOUR
     """After so long, what was used counts half."""
+    gang_age_ns: _Ns = 4 * HOUR
+    """A gang counts as so much older for each doubling of its least nodes: it waits for many to be free together, which
+    small tasks that come meanwhile would put off."""
 
     def __post_init__(self) -> None:
         for name in ("age_step_ns", "usage_step_ns", "usage_half_life_ns"):

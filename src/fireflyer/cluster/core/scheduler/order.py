@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.cluster.core.scheduler.model import Policy, Task
+from fireflyer.cluster.core.scheduler.model import Policy, Request, Task
 
 __all__ = [
     "QueueKey",
@@ -14,6 +14,7 @@ __all__ = [
     "aged_priority",
     "ages_next_ns",
     "counts_as",
+    "head_start_ns",
     "may_interrupt",
     "queue_key",
     "usage_over_share",
@@ -37,15 +38,21 @@ class Standing(Protocol):
     def share(self) -> Mapping[str, float]: ...
 
 
+def head_start_ns(request: Request, policy: Policy) -> int:
+    """The age with which a task is submitted: that of its gang."""
+    return (request.least_nodes.bit_length() - 1) * policy.gang_age_ns
+
+
 def aged_priority(task: Task, now_ns: int, policy: Policy) -> int:
     """Of a task that waits. It grows by one for each `age_step_ns`, so it passes every newcomer's in the end."""
-    return task.request.priority + max(0, now_ns - task.queued_ns) // policy.age_step_ns
+    age_ns = head_start_ns(task.request, policy) + max(0, now_ns - task.queued_ns)
+    return task.request.priority + age_ns // policy.age_step_ns
 
 
 def ages_next_ns(task: Task, now_ns: int, policy: Policy) -> int:
     """When its aged priority is the next time one higher."""
-    step_ns = policy.age_step_ns
-    return task.queued_ns + (max(0, now_ns - task.queued_ns) // step_ns + 1) * step_ns
+    step_ns, head_ns = policy.age_step_ns, head_start_ns(task.request, policy)
+    return task.queued_ns - head_ns + ((head_ns + max(0, now_ns - task.queued_ns)) // step_ns + 1) * step_ns
 
 
 def waits_since_ns(queued_ns: int, started_ns: int, now_ns: int) -> int:
@@ -66,14 +73,14 @@ def queue_key(task: Task, now_ns: int, standing: Standing) -> QueueKey:
 
 def counts_as(running: Task, now_ns: int, policy: Policy) -> tuple[int, int | None]:
     """The priority with which one that runs with a guarantee counts, and until when, if it changes. It keeps the age
-    that it had when it began for as long as it takes to be a step older, and then counts with the priority that it was
-    submitted with: so two that have waited alike do not take turns at once, and none keeps its nodes for ever because
-    it once waited."""
+    that it had when it began for as long as it takes to be a step older, and then counts with the priority and the age
+    that it was submitted with: so two that have waited alike do not take turns at once, and none keeps its nodes for
+    ever because it once waited."""
     if running.run is None:
         raise InvariantViolation(f"task {running.id} does not run")
     until_ns = running.run.started_ns + policy.age_step_ns
     if now_ns >= until_ns:
-        return running.request.priority, None
+        return running.request.priority + head_start_ns(running.request, policy) // policy.age_step_ns, None
     return aged_priority(running, running.run.started_ns, policy), until_ns
 
 

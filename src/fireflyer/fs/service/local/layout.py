@@ -40,6 +40,8 @@ __all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster
 __all__ += ["without_node"]
 
 ADMIN: Final = "admin"
+_LATER: Final = ("limits", "unread_s")
+"""Settings that older releases refuse: they are written only where they are not the defaults."""
 TABLE: Final = 1
 """The chain table that `up` makes."""
 MAX_FILE_BYTES: Final = 64 << 20
@@ -249,5 +251,8 @@ class Layout:
         return self._write_config(self._path(f"node-{node.id}", "storage.toml"), config)
 
     def _write_config(self, path: str, config: msgspec.Struct) -> str:
-        write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())
+        defaults = {one.name: one.default for one in msgspec.structs.fields(config)}
+        later = [name for name in _LATER if name in defaults and getattr(config, name) == defaults[name]]
+        table = {name: value for name, value in msgspec.to_builtins(config).items() if name not in later}
+        write_private_file(path, to_toml(table).encode())
         return path

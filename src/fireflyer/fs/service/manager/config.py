@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from fireflyer.fs.service.limits import PeerLimits
 from fireflyer.fs.service.meta.config import MetaSettings
 
 __all__ = ["ManagerConfig"]
@@ -39,7 +40,7 @@ class ManagerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     serve_files: bool = True
     """The meta service runs in this process."""
     files: MetaSettings = MetaSettings()
-
+    limits: PeerLimits = PeerLimits()
     metrics_listen: str = ""
     """host:port of an HTTP endpoint for Prometheus, open to whoever reaches it; empty: none."""
 

@@ -74,13 +74,11 @@ from fireflyer.kvstore import open as open_store
 from fireflyer.kvstore.fenced_driver import FencedDriver
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.metrics import Series, serving_metrics
-from fireflyer.runtime.rpc import Caller, RpcServer, ServerLimits
+from fireflyer.runtime.rpc import Caller, RpcServer
 
 __all__ = ["MAX_WAITING", "check_role", "run_manager"]
 
 _log = logging.getLogger(__name__)
-MAX_CONNECTIONS: Final = 16384
-"""One of each client and storage process."""
 MAX_WAITING: Final = 4096
 """Requests that wait for an answer of the machine."""
 
@@ -125,8 +123,7 @@ async def run_manager(
     find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
     host, port = parse_listen(config.listen)
     async with await open_store(config.store) as engine:
-        limits = ServerLimits(connections=MAX_CONNECTIONS, connections_per_peer=MAX_CONNECTIONS // 4)
-        accepts = Accepts(secret, find_user)
+        accepts, limits = Accepts(secret, find_user), config.limits.of_server()
         server = RpcServer(accepts, identity=f"manager {config.name}", limits=limits, recheck_tokens=True)
         started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
 
@@ -143,8 +140,12 @@ async def run_manager(
         started.set_result(service := _Service(config, engine, secret, address, files))
         if files is not None:
             files.start(address)
+
+        async def metrics() -> Sequence[Series]:
+            return [*await service.metrics(), *server.metrics()]
+
         try:
-            async with serving_metrics(config.metrics_listen, service.metrics):
+            async with serving_metrics(config.metrics_listen, metrics):
                 on_ready(address)
                 await service.run(None if files is None else files.close)
         finally:

@@ -9,6 +9,7 @@ import msgspec
 from fireflyer.base.units import MIB
 from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, TableId
 from fireflyer.fs.schema.inodes import MAX_STRIPE
+from fireflyer.fs.service.limits import PeerLimits
 
 __all__ = ["NOBODY", "MetaConfig", "MetaSettings"]
 
@@ -52,5 +53,6 @@ class MetaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     administrators: tuple[Annotated[str, msgspec.Meta(max_length=64)], ...] = ("admin",)
     """Users who act as uid 0."""
     files: MetaSettings = MetaSettings()
+    limits: PeerLimits = PeerLimits()
     metrics_listen: str = ""
     """host:port of an HTTP endpoint for Prometheus, open to whoever reaches it; empty: none."""

@@ -16,11 +16,9 @@ from fireflyer.identity import Accepts, NodeCredential, TokenStore, load_secret
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.metrics import Series, serving_metrics
-from fireflyer.runtime.rpc import RpcServer, ServerLimits
+from fireflyer.runtime.rpc import RpcServer
 
-__all__ = ["MAX_CONNECTIONS", "run_meta"]
-
-MAX_CONNECTIONS = 16384
+__all__ = ["run_meta"]
 
 
 async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Callable[[str], None]) -> None:
@@ -49,13 +47,12 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
             shared_store=True,
         )
-        limits = ServerLimits(connections=MAX_CONNECTIONS, connections_per_peer=MAX_CONNECTIONS // 4)
-        accepts = Accepts(secret, find_user)
+        accepts, limits = Accepts(secret, find_user), config.limits.of_server()
         server = RpcServer(accepts, identity=f"meta {config.name}", limits=limits, recheck_tokens=True)
         server.register(META, service.serve)
 
         async def metrics() -> Sequence[Series]:
-            return service.metrics()
+            return [*service.metrics(), *server.metrics()]
 
         try:
             await service.start()

@@ -36,6 +36,7 @@ from fireflyer.fs.service.storage.connections import DataConnection
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.clock import BootClock
+from fireflyer.runtime.limited_log import LimitedLog
 
 __all__ = ["MAX_WAITERS", "ClientRequests"]
 
@@ -66,6 +67,7 @@ class ClientRequests:
         self._native = native
         self._secret = secret
         self._post, self._find, self._verify_soon = post, find, verify_soon
+        self._said = LimitedLog(_log)
         self._clock = BootClock()
         """As native code looks at fences and rights."""
         self._keys: dict[int, bytes] = {}
@@ -142,7 +144,7 @@ class ClientRequests:
         try:
             one = capability.verify(token, self._keys, link.peer, now_s)
         except PermissionDenied as error:
-            _log.warning("capability refused peer=%s reason=%s", link.peer, error)
+            self._said.warning("capability refused peer=%s reason=%s", link.peer, error)
             return Refused(RefusalReason.DENIED, error.message)
         if not link.capabilities.add(one, now_s):
             text = (

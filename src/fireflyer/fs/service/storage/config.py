@@ -52,7 +52,10 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     cold_reads: Literal["kernel", "threads"] = "kernel"
     """Who fetches what is not in the page cache: the kernel (io_uring; threads where it does not), or threads."""
     buffer_bytes: Annotated[int, msgspec.Meta(ge=128 * MIB)] = 512 * MIB
-    """For data that are being received."""
+    """For data that are being received and answers that are not read. Users share half of it: a user gets more while
+    they have less than is free."""
+    unread_s: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 60
+    """Who takes less than 64 KiB of their answers in this time, while more wait, is cut off."""
     scrub_bytes_per_s: _Bytes = 16 * MIB
     """Of each target; 0: no scrub."""
     scrub_rest_s: Annotated[int, msgspec.Meta(ge=1, le=30 * 24 * 3600)] = 600

@@ -15,16 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from fireflyer.base.errors import FireflyerError, PermissionDenied
+from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.core.chain.connection_capabilities import ConnectionCapabilities
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import PeerMessage, Request
 from fireflyer.fs.schema.ids import ChunkId, ContentId, NodeId, TargetId
-from fireflyer.identity.handshake import NodeCredential, Role
+from fireflyer.identity.handshake import NodeCredential, Role, Session, UserKey
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
+from fireflyer.runtime.limited_log import LimitedLog
 from fireflyer.runtime.raw_connections import RawConnection, connect_raw
+from fireflyer.runtime.token_watch import TokenWatch
 
 __all__ = ["MAX_LINKS", "DataConnection", "DataConnections"]
 
@@ -49,6 +51,8 @@ class DataConnection:
     """As the other end has proven."""
     node: NodeId = 0
     """Where this process has made it."""
+    token_id: str = ""
+    """Of a user: with which token they came."""
     capabilities: ConnectionCapabilities = field(default_factory=ConnectionCapabilities)
 
     @property
@@ -68,10 +72,17 @@ class _Path:
 
 
 class DataConnections:
-    """`on_changed` is called when the connection to a node broke, or is a new one."""
+    """`on_changed` is called when the connection to a node broke, or is a new one. `find_user`: whose token it is, as
+    for new connections; `tokens.run` looks at those of open ones again."""
 
     def __init__(
-        self, native: ChunkNode, me: NodeId, secret: Secret, on_changed: Callable[[NodeId], None], most: int = MAX_LINKS
+        self,
+        native: ChunkNode,
+        me: NodeId,
+        secret: Secret,
+        on_changed: Callable[[NodeId], None],
+        most: int = MAX_LINKS,
+        find_user: Callable[[str], UserKey | None] | None = None,
     ) -> None:
         self._native = native
         self._credential = NodeCredential(secret, data.node_identity(me))
@@ -80,6 +91,11 @@ class DataConnections:
         self._paths: dict[NodeId, _Path] = {}
         self._heard_on: dict[TargetId, int] = {}
         self._closed = False
+        self.tokens = TokenWatch(find_user, self._cut)
+        self._said = LimitedLog(_log)
+        """What peers may cause as often as they like."""
+        self.refused = 0
+        """Connections that were too many."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         # The rest is for the files of the targets: a disk that has no descriptor left is a disk that has failed.
         self._most = min(most, descriptors // 2)
@@ -90,29 +106,42 @@ class DataConnections:
     def find(self, number: int) -> DataConnection | None:
         return self._links.get(number)
 
+    def full(self, session: Session) -> Busy | None:
+        """Why this peer gets no further connection."""
+        role, peer = session.role, session.peer
+        free = int(self._most * (1 if role == "node" else USERS_SHARE)) - len(self._links)
+        own = 0 if role == "node" else sum(one.peer == peer and not one.trusted for one in self._links.values())
+        if free > own:
+            return None
+        self.refused += 1
+        if own:
+            return Busy(f"user {peer} has {own} connections here and only {max(free, 0)} are free; close some of them")
+        return Busy(f"the node has its {len(self._links)} connections already; try again later")
+
     def accept(self, connection: RawConnection) -> None:
         """Somebody has connected."""
-        role, peer = connection.session.role, connection.session.peer
-        free = self._most * (1 if role == "node" else USERS_SHARE) - len(self._links)
-        own = 0 if role == "node" else sum(one.peer == peer and not one.trusted for one in self._links.values())
-        if self._closed or free <= own:
-            _log.warning(
-                "connection closed, too many connections peer=%s of_peer=%d all=%d", peer, own, len(self._links)
-            )
+        session = connection.session
+        if self._closed or (busy := self.full(session)) is not None:
+            reason = "the process ends" if self._closed else busy
+            self._said.warning("connection closed peer=%s reason=%s", session.peer, reason)
             connection.socket.close()
             return
-        self._adopt(connection, DataConnection(0, role, peer), reads=True)
+        self._adopt(connection, DataConnection(0, session.role, session.peer, token_id=session.token_id), reads=True)
 
     def _adopt(self, connection: RawConnection, link: DataConnection, *, reads: bool) -> DataConnection:
-        link.number = self._native.connect(connection.socket.detach(), reads=reads, trusted=link.trusted)
+        link.number = self._native.connect(
+            connection.socket.detach(), reads=reads, trusted=link.trusted, owner="" if link.trusted else link.peer
+        )
         self._links[link.number] = link
+        self.tokens.add(link.token_id, link.number)
         return link
 
     def lost(self, number: int, reason: str) -> None:
         link = self._links.pop(number, None)
         if link is None:
             return
-        _log.info("connection ended peer=%s reason=%s", link.peer, reason)
+        self.tokens.remove(link.token_id, number)
+        self._said.info("connection ended peer=%s reason=%s", link.peer, reason)
         self._heard_on = {target: one for target, one in self._heard_on.items() if one != number}
         path = self._paths.get(link.node)
         if path is not None and path.link == number:
@@ -125,8 +154,11 @@ class DataConnections:
     def refuse(self, number: int, reason: str) -> None:
         """The other end does not keep the protocol."""
         link = self._links.get(number)
-        _log.warning("connection closed peer=%s reason=%s", link.peer if link else "unknown", reason)
+        self._said.warning("connection closed peer=%s reason=%s", link.peer if link else "unknown", reason)
         self._native.disconnect(number)
+
+    def _cut(self, number: int) -> None:
+        self.refuse(number, "the token of this user was revoked or has expired")
 
     def end_revoked(self, key_ids: tuple[int, ...], now_s: float) -> None:
         """Connections on which a capability counts that none of these keys has signed: what native code lets them read

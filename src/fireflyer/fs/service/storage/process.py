@@ -114,6 +114,7 @@ async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], 
         job_threads=config.job_threads,
         buffer_bytes=config.buffer_bytes,
         cold_reads=config.cold_reads,
+        unread_ns=config.unread_s * SECOND,
     )
     _log.info("node=%d cold_reads=%s", config.node, native.cold_reads)
     try:
@@ -146,17 +147,20 @@ class _Storage:
         """Set when it may have become known that the target has everything."""
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
-        self._links = DataConnections(native, config.node, secret, lambda node: self._post(NodeLost(node)))
+        store = TokenStore(config.tokens_file) if config.tokens_file else None
+        find_user = (lambda token_id: store.find(token_id, int(time.time()))) if store else None
+        self._links = DataConnections(
+            native, config.node, secret, lambda node: self._post(NodeLost(node)), find_user=find_user
+        )
         self._asks = ClientRequests(native, secret, post=self._post, find=self._find, verify_soon=self._verify_soon)
         credential = NodeCredential(secret, data.node_identity(config.node))
         self._control = ControlClient(credential, self._post)
-        store = TokenStore(config.tokens_file) if config.tokens_file else None
-        find_user = (lambda token_id: store.find(token_id, int(time.time()))) if store else None
         self._listener = RawListener(
             Accepts(secret, find_user),
             identity=data.node_identity(config.node),
             purpose=data.PURPOSE,
             on_connection=self._links.accept,
+            full=self._links.full,
         )
         self._core: StorageCore | None = None
         self._driver: Driver[Event, Effect] | None = None
@@ -171,7 +175,12 @@ class _Storage:
         running = self._loop.create_task(driver.run())
         self._loop.add_reader(self._native.event_fd, self._take_events)
         try:
-            for work in (self._tick(), self._sweep(), *(self._maintain(one) for one in self._targets.values())):
+            for work in (
+                self._tick(),
+                self._sweep(),
+                self._links.tokens.run(),
+                *(self._maintain(one) for one in self._targets.values()),
+            ):
                 driver.spawn(work)
             async with serving_metrics(self._config.metrics_listen, self._metrics):
                 on_ready(address)
@@ -196,6 +205,18 @@ class _Storage:
             *(
                 Series.one(f"fireflyer_storage_{name}", "gauge", f"Storage node: {name.replace('_', ' ')}", value)
                 for name, value in self._native.stats().items()
+            ),
+            Series.one(
+                "fireflyer_storage_refused_connections_total",
+                "counter",
+                "Storage node: connections that were too many",
+                self._links.refused,
+            ),
+            Series.one(
+                "fireflyer_storage_strangers_total",
+                "counter",
+                "Storage node: connections without a handshake",
+                self._listener.refused,
             ),
             *(
                 Series(

@@ -12,6 +12,7 @@ import msgspec
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.accounts import counted, run_account, waiting_account
+from fireflyer.cluster.core.platform.life.accused import accused_nodes
 from fireflyer.cluster.core.platform.life.states import Step, Verdict, following, pause_ns, verdict
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.history import RunChange, TaskChange
@@ -119,9 +120,7 @@ class Tasks:
             scheduled_ns=self.now_ns,
         )
         self._put_run(run)
-        old = task_id, number - KEPT_RUNS
-        if self._ledger.runs.get(old) is not None:
-            self._ledger.runs.put(old, None)
+        self._ledger.drop_run((task_id, number - KEPT_RUNS))
         row = msgspec.structs.replace(self._until_now(row), runs=number + 1, claim=())
         self._enter(row, Step.SCHEDULE)
         self.notes.append(f"task {task_id} run {number} on {', '.join(nodes[:4])}: {reason}")
@@ -247,14 +246,11 @@ class Tasks:
             return row
         requeues, settings = row.requeues + 1, self._settings
         pause = pause_ns(requeues, settings.requeue_pause_ns, settings.requeue_pause_max_ns)
-        bad = run.ended.bad_nodes if run.ended is not None else ()
-        if run.wish is Wish.NO_START and not bad:
-            bad = run.nodes[:1]
         return msgspec.structs.replace(
             row,
             requeues=requeues,
             not_before_ns=self.now_ns + pause,
-            excluded=self._excluding(row, tuple(name for name in bad if name in run.nodes)),
+            excluded=self._excluding(row, accused_nodes(run)),
         )
 
     def _excluding(self, row: TaskRow, bad: tuple[str, ...]) -> tuple[str, ...]:

@@ -391,6 +391,9 @@ class SlurmEngine:
         start_s = mine.start_s if mine is not None and mine.phase is Phase.WAITING else None
         return Wait(task=task, reason=reason, earliest_ns=start_s * 10**9 if start_s is not None else None)
 
+    def before(self, _task: int, _time_ns: int) -> None:
+        """Slurm's queue is its own."""
+
     def would_start(self, row: TaskRow, _spec: TaskSpec, _time_ns: int) -> Wait:
         if self.silent:
             return Wait(task=row.id, reason=f"Slurm decides when it starts, and {self.silent}")

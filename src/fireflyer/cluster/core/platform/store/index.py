@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fireflyer.cluster.core.platform.life.accused import accused_nodes
 from fireflyer.cluster.core.platform.store.rows import (
     NotificationRow,
     PlaceRow,
@@ -38,6 +39,8 @@ class Index:
         """That are not over."""
         self.tokens: dict[str, RunKey] = {}
         """Of these."""
+        self.accusing: dict[str, dict[RunKey, None]] = {}
+        """Node -> runs that accuse it of their end."""
         self.places: dict[RunKey, dict[str, None]] = {}
         """Nodes that a run still has."""
         self.keys: dict[tuple[str, str], dict[int, None]] = {}
@@ -164,6 +167,16 @@ class Index:
         elif old is None:
             self.open_runs[key] = None
             self.tokens[new.token] = key
+        for node in accused_nodes(new):
+            self.accusing.setdefault(node, {})[key] = None
+
+    def run_dropped(self, row: RunRow) -> None:
+        """It is remembered no longer."""
+        for node in accused_nodes(row):
+            runs = self.accusing.get(node, {})
+            runs.pop((row.task, row.number), None)
+            if not runs:
+                self.accusing.pop(node, None)
 
     def place(self, old: PlaceRow | None, new: PlaceRow | None) -> None:
         if old is not None:

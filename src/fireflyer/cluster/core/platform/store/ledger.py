@@ -235,8 +235,7 @@ class Ledger:
         self.index.task(row, None, submission.spec)
         self.tasks.put(row.id, None)
         for number in range(row.runs):
-            if self.runs.get((row.id, number)) is not None:
-                self.runs.put((row.id, number), None)
+            self.drop_run((row.id, number))
         for number in range(row.jobs):
             if self.jobs.get((row.id, number)) is not None:
                 self.jobs.put((row.id, number), None)
@@ -248,6 +247,13 @@ class Ledger:
         key = row.task, row.number
         self.index.run(self.runs.get(key), row)
         self.runs.put(key, row)
+
+    def drop_run(self, key: tuple[int, int]) -> None:
+        """Nothing happens where there is none."""
+        row = self.runs.get(key)
+        if row is not None:
+            self.index.run_dropped(row)
+            self.runs.put(key, None)
 
     def put_place(self, node: str, place: PlaceRow | None) -> None:
         self.index.place(self.places.get(node), place)

@@ -255,6 +255,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     drain_reason: str = ""
     inventory: Inventory | None = None
     added_ns: int = 0
+    resumed_ns: int = 0
+    """When an operator last gave it to tasks again: what accused it before was looked at."""
 
 
 class PlaceRow(msgspec.Struct, frozen=True, kw_only=True):

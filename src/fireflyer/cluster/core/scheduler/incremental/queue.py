@@ -246,6 +246,19 @@ class Queue:
         """When the next pause may end."""
         return self._paused[0][0] if self._paused else None
 
+    def before(self, asked: Task, now_ns: int) -> int:
+        """How many tasks that may start, as far as they are concerned, come before one that waits; whether there is
+        room for them is not asked. `advance` has been called for this time."""
+        key = queue_key(asked, now_ns, self._standing)
+        claimants = (self._tasks[number] for number in self.claimants if number != asked.id)
+        count = sum(queue_key(task, now_ns, self._standing) < key for task in claimants)
+        own = self._class_of.get(asked.id)
+        for its in self._classes.values():
+            if its.level is None or its.level.aged >= -key[0]:
+                its.sort(now_ns, self._standing)
+                count += its.after(key, now_ns, self._standing) - (its is own)
+        return count
+
     def resort(self) -> None:
         """Usage or shares are others now."""
         self._version += 1

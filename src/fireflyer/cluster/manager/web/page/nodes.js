@@ -41,7 +41,7 @@ export function nodesPage(me) {
       ? `${rows.length} nodes; the table has the first ${listed.length}, search for others` : `${rows.length} nodes`;
     places.replaceChildren(...byPlace(rows));
     list.replaceChildren(table(["Node", "State", "#Task", "Group", "Zone", "Leaf", "#GPUs", "Heard", ""], listed.map((node) =>
-      el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.state), node.drain_reason ? ` ${node.drain_reason}` : ""),
+      el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.state), node.drain_reason ? ` ${node.drain_reason}` : "", accused(node.accused)),
         el("td.number", {}, node.task === null ? "" : el("a", { href: `#/tasks/${node.task}` }, node.task)), el("td", {}, node.group),
         el("td", {}, node.zone || "–"), el("td", {}, node.leaf || "–"), el("td.number", {}, node.inventory?.gpus.length ?? "–"),
         el("td", {}, node.silent_ns === null ? "never" : `${duration(node.silent_ns)} ago`), el("td", {}, buttons(node))))));
@@ -53,6 +53,13 @@ export function nodesPage(me) {
   search.addEventListener("input", show);
   const legend = el("p.legend", {}, STATES.map((name) => el("span", {}, el(`span.cell.${name}`), name)));
   return { element: el("section", {}, el("h2", {}, "Nodes"), el("div.row", {}, search, count), said, legend, places, list), refresh, live: true };
+}
+
+// How many runs that failed name the node as responsible; `ff node show` has them.
+function accused(found) {
+  if (!found) return "";
+  const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+  return el("span.error", {}, ` accused by ${count(found.runs, "run")} of ${count(found.users, "user")}`);
 }
 
 // Cells are no stops of the tab key: the table has the same links.

@@ -24,7 +24,10 @@ from fireflyer.checkpoint.core.effects import (
     TakeSnapshot,
 )
 from fireflyer.checkpoint.core.manager import SaveMachine
-from fireflyer.checkpoint.executor import Share, perform, run_steps
+from fireflyer.checkpoint.engine.image import Share
+from fireflyer.checkpoint.engine.performing import perform
+from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.runtime.driver import BlockingDriver
 from fireflyer.runtime.store import Store
 
 __all__ = ["BackgroundSave", "SaveHandle"]
@@ -76,7 +79,8 @@ class SaveHandle:
 
 
 class BackgroundSave:
-    """Drives one `SaveMachine`: the snapshot in the caller's thread, the rest in one of its own."""
+    """Drives one `SaveMachine`: the snapshot in the caller's thread, the rest in one of its own. `take` copies this
+    rank's share."""
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class BackgroundSave:
         clock: Clock,
         start_ns: int,
         report: Callable[[CheckpointReport], None],
+        take: Callable[[], Share],
     ) -> None:
         self._machine = machine
         self._handle = handle
@@ -98,6 +103,8 @@ class BackgroundSave:
         self._clock = clock
         self._start_ns = start_ns
         self._report = report
+        self._take = take
+        self._driver: BlockingDriver[Event, Effect] = BlockingDriver(machine, self._perform, now_ns=clock.now_ns)
         self._stall_ns = 0
         self.committed = False
         self.error: FireflyerError | None = None
@@ -105,19 +112,12 @@ class BackgroundSave:
         self._share: Share | None = None
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
-        self._effects: list[Effect] = []
 
-    def start(self, take: Callable[[], Share]) -> None:
+    def start(self) -> None:
         """Takes the snapshot, then returns; a snapshot that fails is reported like a failed write."""
-        self._effects = self._machine.handle(self._start_ns, Begin())
-        event: Event = Done()
-        try:
-            self._share = take()
-        except Exception as error:
-            event = Failed(*error_to_wire(error))
-        now_ns = self._clock.now_ns()
-        self._stall_ns = now_ns - self._start_ns
-        self._effects = self._machine.handle(now_ns, event)
+        self._driver.post(Begin())
+        self._driver.step()
+        self._stall_ns = self._clock.now_ns() - self._start_ns
         self._thread.start()
 
     @property
@@ -138,9 +138,7 @@ class BackgroundSave:
 
     def _run(self) -> None:
         try:
-            while self._effects:
-                event = self._perform(self._effects.pop(0))
-                self._effects += self._machine.handle(self._clock.now_ns(), event)
+            self._driver.run()
         except Exception as error:
             _log.exception("checkpoint save failed on an internal error step=%d", self._machine.step)
             self._finish(Finish(None, 0, Failed(*error_to_wire(error))))
@@ -162,6 +160,7 @@ class BackgroundSave:
                     self._finish(effect)
                     return Done()
                 case TakeSnapshot():
+                    self._share = self._take()
                     return Done()
             return run_steps(perform(effect, self._disk, self._root, self._share), self._given_up.is_set)
         except Exception as error:
@@ -193,7 +192,7 @@ class BackgroundSave:
             rank=self._machine.settings.rank,
             attempt=self._machine.settings.attempt,
             step=self._machine.step,
-            bytes=len(self._share.data) if self._share is not None else 0,
+            bytes=len(self._share.image) - self._share.header_bytes if self._share is not None else 0,
             stall_ns=self._stall_ns,
             write_ns=self._clock.now_ns() - self._start_ns - self._stall_ns,
             error=None if error is None else error.message,

@@ -1,0 +1,76 @@
+"""How much memory saving and loading take: each contender in a process of its own, whose state is there already.
+
+The processes come from one that has imported everything and used nothing (multiprocessing's forkserver).
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.checkpoint.contenders import CONTENDERS
+from bench.checkpoint.states import Shape, random_state
+
+__all__ = ["Peak", "peak_of"]
+
+
+class Peak(NamedTuple):
+    """Bytes that are resident beside the state, at the most."""
+
+    save: int
+    """During two saves, with what is kept for the next one."""
+    load: int
+    """During a load into the tensors that are there, beside what was kept."""
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) << 10
+    raise LookupError(field)
+
+
+def _reset_peak() -> int:
+    """Returns what is resident now."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _measure(name: str, shape: Shape, directory: str) -> Peak:
+    state = random_state(shape.tensors, shape.size_bytes)
+    before = _reset_peak()
+    contender = CONTENDERS[name](directory, state)
+    for _ in range(2):
+        contender.save(state)
+        contender.tidy()
+    saved = _status("VmHWM") - before
+    kept = _reset_peak()
+    contender.load(state)
+    return Peak(saved, _status("VmHWM") - kept)
+
+
+def _tell(name: str, shape: Shape, directory: str, answer: Connection) -> None:
+    try:
+        answer.send(_measure(name, shape, directory))
+    except Exception as error:
+        answer.send(f"{type(error).__name__}: {error}")
+
+
+def peak_of(name: str, shape: Shape, directory: str) -> Peak | str:
+    """Of the contender of that name; why there is none."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(name, shape, directory, theirs))
+    process.start()
+    theirs.close()
+    try:
+        told: Peak | str = ours.recv()
+    except EOFError:
+        told = "its process ended"
+    process.join()
+    return told

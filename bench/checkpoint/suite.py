@@ -1,0 +1,243 @@
+"""Checkpoints of one rank on the local disk, ours and those of peers in turns.
+
+`save/SHAPE`: from the call until the checkpoint is durable; processor time of it, with the kernel's in our threads;
+memory beside the state, at the most. `stall/SHAPE`: how long the caller is held up. `load/SHAPE/existing` and
+`load/SHAPE/new`: the newest checkpoint, from the disk, into tensors that are there or into new memory.
+
+Bounds: the disk (the same bytes with O_DIRECT from memory that is ready), and for stalls one copy of the tensors into
+memory that is touched. Only ours and the DCP peers can be loaded without trusting what is in the file, and only ours
+verifies it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors
+import torch
+
+from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Program, empty_like
+from bench.checkpoint.peak import peak_of
+from bench.checkpoint.program import copy_all, read_raw, write_raw
+from bench.checkpoint.states import SHAPES, Shape, random_state, same
+from bench.report import Bound, Figure, Options, Result, Suite, figure
+
+__all__ = ["run"]
+
+_Samples = dict[str, list[float]]
+
+
+class _Turn(NamedTuple):
+    elapsed_s: float
+    processor_s: float
+    stall_s: float = 0.0
+
+
+class _Place(NamedTuple):
+    """Of one shape: what is saved, who saves it, and what the bounds need."""
+
+    shape: Shape
+    state: dict[str, torch.Tensor]
+    contenders: dict[str, Contender]
+    directory: str
+    image: torch.Tensor
+
+    @property
+    def raw(self) -> str:
+        return os.path.join(self.directory, "raw")
+
+
+def run(options: Options) -> Suite:
+    results: list[Result] = []
+    warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # it is meant
+    where = Path("build/bench")
+    where.mkdir(parents=True, exist_ok=True)
+    for shape in SHAPES[options.scale]:
+        cases = [f"save/{shape.name}", f"stall/{shape.name}", f"load/{shape.name}/existing", f"load/{shape.name}/new"]
+        if not any(map(options.selects, cases)):
+            continue
+        with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
+            results += _measure(options, shape, os.path.abspath(directory))
+    remarks = (
+        f"{os.cpu_count()} processors; torch {torch.__version__}, safetensors {safetensors.__version__}; DCP writes "
+        "with two threads, its stager is reused; peers have no checksums and no commit",
+        "processor time leaves out kernel threads that write pages back, which peers have and O_DIRECT has not",
+    )
+    return Suite(results=tuple(one for one in results if options.selects(one.case)), remarks=remarks)
+
+
+def _measure(options: Options, shape: Shape, directory: str) -> list[Result]:
+    state = random_state(shape.tensors, shape.size_bytes)
+    contenders = {name: make(_subdirectory(directory, name), state) for name, make in CONTENDERS.items()}
+    program = contenders[PROGRAM]
+    assert isinstance(program, Program)
+    place = _Place(shape, state, contenders, directory, program.image)
+    results = _saves(options, place)
+    results += _loads(options, place, "existing")
+    results += _loads(options, place, "new")
+    results += _peaks(place)
+    for one in results:
+        print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
+    return results
+
+
+def _subdirectory(directory: str, name: str) -> str:
+    path = os.path.join(directory, name.replace(" ", "-"))
+    os.mkdir(path)
+    return path
+
+
+def _timed(work: Callable[[], object]) -> _Turn:
+    begin, used = time.perf_counter(), time.process_time()
+    stall_s = work()
+    elapsed_s, processor_s = time.perf_counter() - begin, time.process_time() - used
+    return _Turn(elapsed_s, processor_s, stall_s if isinstance(stall_s, float) else 0.0)
+
+
+def _saves(options: Options, place: _Place) -> list[Result]:
+    turns: dict[str, list[_Turn]] = {name: [] for name in (*place.contenders, "disk", "copy")}
+    for number in range(options.rounds + 1):
+        for name, contender in place.contenders.items():
+            turn = _timed(lambda contender=contender: contender.save(place.state))  # type: ignore[misc]
+            contender.tidy()
+            if number:  # the first round touches memory
+                turns[name].append(turn)
+        for name, work in (("disk", lambda: write_raw(place.raw, place.image)), ("copy", lambda: _copy(place))):
+            turn = _timed(work)
+            if number:
+                turns[name].append(turn)
+    return [
+        _committed(place.shape, turns),
+        _processor(f"save/{place.shape.name}", turns, place.shape),
+        _stalls(place.shape, turns),
+    ]
+
+
+def _copy(place: _Place) -> None:
+    copy_all(place.state, place.image)
+
+
+def _elapsed(turns: dict[str, list[_Turn]]) -> _Samples:
+    return {name: [turn.elapsed_s for turn in some] for name, some in turns.items()}
+
+
+def _committed(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
+    samples = _elapsed({name: some for name, some in turns.items() if name != "copy"})
+    bound = Bound(figure(samples.pop("disk")).median, "the same bytes from ready memory with O_DIRECT, fsync")
+    return _result(f"save/{shape.name}", "committed_s", samples, bound, _limit(shape, PROGRAM, 1.3))
+
+
+def _stalls(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
+    samples = {name: [turn.stall_s for turn in turns[name]] for name in ("ours", "DCP async")}
+    copy = figure([turn.elapsed_s for turn in turns["copy"]]).median
+    bound = Bound(copy, "one copy of the tensors into touched memory")
+    return _result(f"stall/{shape.name}", "stall_s", samples, bound, _limit(shape, None, 1.2))
+
+
+def _processor(case: str, turns: dict[str, list[_Turn]], shape: Shape) -> Result:
+    samples = {name: [turn.processor_s for turn in some] for name, some in turns.items() if name in CONTENDERS}
+    gib = shape.total_bytes / (1 << 30)
+    result = _result(case, "processor_s", samples, None)
+    if case.startswith("load") or not shape.judged:
+        return result
+    target = "at most 0.5 s for each GiB"
+    return _judge(result, target, result.ours.median <= 0.5 * gib)
+
+
+def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
+    turns: dict[str, list[_Turn]] = {name: [] for name in (*place.contenders, "disk")}
+    target = empty_like(place.state)
+    for number in range(options.rounds + 1):
+        for name, contender in place.contenders.items():
+            if name == "DCP async":
+                continue  # its files are those of DCP
+            contender.tidy()  # the page cache has nothing of it
+            for tensor in target.values():
+                tensor.zero_()
+            loaded: list[dict[str, torch.Tensor]] = []
+            into = target if kind == "existing" else None
+            turn = _timed(lambda contender=contender, into=into, loaded=loaded: loaded.append(contender.load(into)))  # type: ignore[misc]
+            assert same(loaded[0], place.state), f"{name} has not loaded what was saved"
+            if number:
+                turns[name].append(turn)
+        turn = _timed(lambda: read_raw(place.raw, place.image))
+        if number:
+            turns["disk"].append(turn)
+    del turns["DCP async"]
+    case = f"load/{place.shape.name}/{kind}"
+    samples = _elapsed(turns)
+    bound = Bound(figure(samples.pop("disk")).median, "the same bytes into ready memory with O_DIRECT")
+    return [
+        _result(case, "loaded_s", samples, bound, _limit(place.shape, PROGRAM, 1.3)),
+        _processor(case, turns, place.shape),
+    ]
+
+
+def _peaks(place: _Place) -> list[Result]:
+    """Of each contender in a process of its own."""
+    saves: dict[str, Figure | str] = {}
+    loads: dict[str, Figure | str] = {}
+    for name in CONTENDERS:
+        directory = _subdirectory(place.directory, f"peak {name}")
+        peak = peak_of(name, place.shape, directory)
+        shutil.rmtree(directory)
+        saves[name] = peak if isinstance(peak, str) else figure([float(peak.save)])
+        loads[name] = peak if isinstance(peak, str) else figure([float(peak.load)])
+    return [_peak(f"save/{place.shape.name}", saves), _peak(f"load/{place.shape.name}/existing", loads)]
+
+
+def _peak(case: str, peers: dict[str, Figure | str]) -> Result:
+    ours = peers.pop("ours")
+    assert isinstance(ours, Figure), ours
+    return Result(
+        suite="checkpoint",
+        case=case,
+        metric="peak_bytes",
+        better="lower",
+        ours=ours,
+        peers=peers,
+        bound=None,
+        target="",
+    )
+
+
+def _limit(shape: Shape, name: str | None, factor: float) -> tuple[str | None, float] | None:
+    return (name, factor) if shape.judged else None
+
+
+def _result(
+    case: str, metric: str, samples: _Samples, bound: Bound | None, limit: tuple[str | None, float] | None = None
+) -> Result:
+    """`limit`: how many times the peer of that name, or the bound, ours may take."""
+    figures = {name: figure(some) for name, some in samples.items()}
+    ours = figures.pop("ours")
+    result = Result(
+        suite="checkpoint",
+        case=case,
+        metric=metric,
+        better="lower",
+        ours=ours,
+        peers=dict(figures),
+        bound=bound,
+        target="",
+    )
+    if limit is None:
+        return result
+    name, factor = limit
+    beside = figures[name].median if name else bound.value if bound else 0.0
+    return _judge(result, f"at most {factor} x {name or 'the bound'}", ours.median <= factor * beside)
+
+
+def _judge(result: Result, target: str, met: bool) -> Result:
+    return Result(
+        suite=result.suite, case=result.case, metric=result.metric, better=result.better, ours=result.ours,
+        peers=result.peers, bound=result.bound, target=target, met=met, verdicts={target: met},
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""What changes a checkpoint directory: files, the commit by rename, removals. Also what reads a manifest.
+
+One sequence of operations, for the real disk and the simulated one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, UsageError
+from fireflyer.base.ports import Disk
+from fireflyer.checkpoint.core.fence import fenced, overtaken_by, parse_writer
+from fireflyer.checkpoint.core.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, final_name, trash_name
+from fireflyer.checkpoint.engine.steps import Steps
+
+__all__ = [
+    "commit",
+    "discard",
+    "explain_failure",
+    "read_file",
+    "read_manifest",
+    "remove_tree",
+    "write_file",
+]
+
+
+def write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
+    with contextlib.closing(disk.create(path)) as file:
+        yield
+        file.pwrite(content, 0)
+        yield
+        file.fsync()
+    yield
+
+
+def commit(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
+    """Writes the manifest and gives the directory its final name, which is returned and durable."""
+    yield from write_file(disk, f"{root}/{directory}/{MANIFEST_FILE}", manifest)
+    disk.sync_dir(f"{root}/{directory}")
+    yield
+    name = final_name(step, disk.list(root))
+    disk.rename(f"{root}/{directory}", f"{root}/{name}")
+    yield
+    disk.sync_dir(root)
+    return name
+
+
+def discard(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[None]:
+    """Moves `name` (from `root`) into the writer's directory, durably, and then removes it: who writes into it finds it
+    gone, and a writer that has been fenced can remove nothing. Gone already is fine."""
+    directory, _, last = name.rpartition("/")
+    place = f"{root}/{writer_directory}"
+    if directory != writer_directory or not last.startswith(".trash-"):
+        trash = trash_name(last, disk.list(place))
+        try:
+            disk.rename(f"{root}/{name}", f"{place}/{trash}")
+        except NotFound:
+            if writer_directory and not disk.is_dir(place):
+                raise
+            return
+        yield
+        disk.sync_dir(f"{root}/{directory}" if directory else root)
+        yield
+        last = trash
+    yield from remove_tree(disk, f"{place}/{last}")
+
+
+def remove_tree(disk: Disk, path: str) -> Steps[None]:
+    """Of a symbolic link it removes the link: what somebody moved elsewhere and linked to is theirs."""
+    with contextlib.suppress(NotFound):
+        with contextlib.suppress(UsageError):  # it is a directory
+            disk.remove(path)
+            return
+        for name in disk.list(path):
+            yield from remove_tree(disk, f"{path}/{name}")
+            yield
+        disk.rmdir(path)
+
+
+def read_manifest(disk: Disk, root: str, candidate: Candidate) -> Manifest:
+    """Raises `DataCorruption`, and what the disk raises."""
+    path = f"{root}/{candidate.name}/{MANIFEST_FILE}"
+    manifest = decode_manifest(read_file(disk, path), path)
+    if manifest.step != candidate.step:
+        raise DataCorruption(f"{path} is of step {manifest.step}")
+    return manifest
+
+
+def read_file(disk: Disk, path: str) -> bytes:
+    with contextlib.closing(disk.open(path)) as file:
+        size = file.size()
+        if size > MAX_MANIFEST_BYTES:
+            raise DataCorruption(f"{path} has {size} bytes, above {MAX_MANIFEST_BYTES}")
+        return file.pread(size, 0)
+
+
+def explain_failure(disk: Disk, root: str, writer_directory: str, error: Exception) -> Exception:
+    """`Fenced`, where `error` comes of a newer attempt that has emptied the writer's directory, and will remove it or
+    has; else `error`."""
+    writer = parse_writer(writer_directory)
+    if writer is None:
+        return error
+    try:
+        newer = overtaken_by(disk.list(root), writer)
+        if newer is None or not (isinstance(error, NotFound) or not disk.is_dir(f"{root}/{writer_directory}")):
+            return error
+    except FireflyerError:
+        return error
+    return fenced(root, f"attempt {writer.attempt}", newer)

@@ -1,0 +1,115 @@
+"""A shard in memory as it is in its file, and how it is written: several pieces in flight, sums beside them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.ports import Disk, DiskFile, Transfer
+from fireflyer.base.units import MIB
+from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
+from fireflyer.checkpoint.core.pieces import cut
+from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
+from fireflyer.checkpoint.engine.steps import Steps
+from fireflyer.native import crc32c
+
+__all__ = ["WRITE_BYTES", "RunningSums", "Share", "header_of", "write_shard"]
+
+WRITE_BYTES: Final = 16 * MIB
+"""One write."""
+_WRITES_IN_FLIGHT: Final = 3
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one rank writes. `image` is the whole file: `header_bytes` of header, then the tensors back to back."""
+
+    rank: int
+    step: int
+    layout: int
+    placed: Sequence[PlacedTensor]
+    header_bytes: int
+    image: memoryview
+    total_bytes: int = 0
+    """Of the shards of all ranks, about; 0: not known."""
+
+
+def header_of(placed: Sequence[PlacedTensor], *, step: int, rank: int) -> bytes:
+    """The first bytes of a shard. Raises `UsageError` when they would be above the format's limit."""
+    return build_header(placed, {"step": str(step), "rank": str(rank)})
+
+
+class RunningSums:
+    """CRC32C of each of several ranges that lie back to back, from pieces that are cut anywhere."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._done = 0
+        self.sums = [0] * len(sizes)
+        self._index = 0
+
+    def update(self, piece: memoryview) -> None:
+        at, end = 0, len(piece)
+        while at < end:
+            while self._done == self._sizes[self._index]:
+                self._index, self._done = self._index + 1, 0
+            part = piece[at : at + self._sizes[self._index] - self._done]
+            self.sums[self._index] = crc32c(part, self.sums[self._index])
+            self._done += len(part)
+            at += len(part)
+
+
+def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES) -> Steps[ShardRecord]:
+    """Creates the shard file `path`; the file and its name are durable at the end. However it ends, nothing reads the
+    image any more. Raises what the disk raises."""
+    file = disk.create(path, direct=True)
+    with contextlib.closing(file):
+        yield
+        file.allocate(len(share.image))
+        sums = yield from _write_image(file, share, piece_bytes)
+        yield
+        file.fsync()
+    yield
+    directory, _, name = path.rpartition("/")
+    disk.sync_dir(directory)
+    return _record(share, name, sums)
+
+
+def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[int]]:
+    """Returns the sums of the header and of each tensor, formed while pieces are on their way."""
+    sums = RunningSums([share.header_bytes, *(item.spec.size_bytes for item in share.placed)])
+    flight: deque[Transfer] = deque()
+    try:
+        for piece in cut(len(share.image), piece_bytes):
+            yield
+            if len(flight) == _WRITES_IN_FLIGHT:
+                flight.popleft().wait()
+            data = share.image[piece.offset : piece.offset + piece.size_bytes]
+            flight.append(file.start_pwrite(data, piece.offset))
+            sums.update(data)
+        while flight:
+            yield
+            flight.popleft().wait()
+    finally:
+        for transfer in flight:  # something has failed, and is being raised
+            with contextlib.suppress(Exception):
+                transfer.wait()
+    return sums.sums
+
+
+def _record(share: Share, name: str, sums: Sequence[int]) -> ShardRecord:
+    tensors = [
+        TensorRecord(
+            item.spec.name,
+            item.spec.dtype,
+            item.spec.shape,
+            share.header_bytes + item.offset,
+            item.spec.size_bytes,
+            crc,
+        )
+        for item, crc in zip(share.placed, sums[1:], strict=True)
+    ]
+    return ShardRecord(share.rank, name, len(share.image), share.header_bytes, sums[0], share.layout, tuple(tensors))

@@ -1,0 +1,139 @@
+"""The file system that `ff up` runs beside the platform, in DIR/storage: made, started, and ended after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from fireflyer.cluster.local.config import StorageWish
+    from fireflyer.cluster.local.layout import PlatformLayout
+    from fireflyer.fs.schema.manager import Status
+    from fireflyer.fs.service.local.layout import Layout, LocalCluster
+    from fireflyer.runtime.processes.run_lock import RunLock
+
+__all__ = ["LocalStorage", "storage_of"]
+
+_Platform: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+NODES: Final = 3
+REPLICAS: Final = 2
+TARGETS: Final = 4
+FAILURE_TIMEOUT_MS: Final = 6000
+
+
+class LocalStorage:
+    """Of which the configuration is on disk; `run` starts its processes."""
+
+    def __init__(self, layout: Layout, cluster: LocalCluster, lock: RunLock) -> None:
+        self.layout = layout
+        self.cluster = cluster
+        self._lock = lock
+        self._up: asyncio.Future[Status] | None = None
+        self._working: asyncio.Task[None] | None = None
+
+    @property
+    def task_environment(self) -> dict[str, str]:
+        """By which tasks, which run as this user, find it."""
+        return {"FIREFLYER_FS": f"ff://{quote(self.layout.directory, safe='')}"}
+
+    async def run(self, platform: _Platform, say: Callable[[str], None]) -> None:
+        """With `platform`, which waits with what it was given before anything uses the file system. Both begin at once;
+        whatever ends one ends the other, the platform first. Raises what either raises."""
+        from fireflyer.fs.service.local.run import run_local
+
+        loop = asyncio.get_running_loop()
+        up = self._up = loop.create_future()
+
+        def on_up(cluster: LocalCluster, status: Status) -> None:
+            self.cluster = cluster
+            up.set_result(status)
+
+        async def serves() -> None:
+            await asyncio.shield(up)
+
+        files = loop.create_task(run_local(self.layout, self.cluster, lock=self._lock, say=say, on_up=on_up))
+        tasks = loop.create_task(platform(serves))
+        try:
+            await asyncio.wait((files, tasks), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in (tasks, files):
+                one.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await one
+
+    @property
+    def status(self) -> Status | None:
+        """As it was when it came up."""
+        return self._up.result() if self._up is not None and self._up.done() and not self._up.cancelled() else None
+
+
+def storage_of(layout: PlatformLayout, wanted: StorageWish, *, new: bool) -> LocalStorage | None:
+    """None: without one. `new`: the platform is; one that was made without a file system gets one only where `wanted`
+    says so. The lock of its directory is held until this process ends. Raises `UsageError` for what cannot be changed,
+    `Busy` where it runs already."""
+    from fireflyer.fs.service.local.layout import Layout
+    from fireflyer.runtime.processes.run_lock import RunLock
+
+    files = Layout(layout.storage_directory)
+    if wanted.nodes == 0:
+        return None
+    if not files.exists():
+        if not (new or _names_any(wanted)):
+            return None
+        nodes = wanted.nodes or NODES
+        files.make_directory()
+        lock = RunLock(files.lock_file)
+        cluster = _made(wanted, nodes)
+        files.make_identity()
+        files.save(cluster)
+        return LocalStorage(files, cluster, lock)
+    lock = RunLock(files.lock_file)
+    cluster = files.load()
+    _check_same(layout, cluster, wanted)
+    if wanted.durable is not None and wanted.durable != cluster.durable:
+        cluster = msgspec.structs.replace(cluster, durable=wanted.durable)
+        files.save(cluster)
+    return LocalStorage(files, cluster, lock)
+
+
+def _names_any(wanted: StorageWish) -> bool:
+    return any(getattr(wanted, name) is not None for name in wanted.__struct_fields__)
+
+
+def _made(wanted: StorageWish, nodes: int) -> LocalCluster:
+    from fireflyer.fs.service.local.layout import new_cluster
+
+    return new_cluster(
+        nodes=nodes,
+        replicas=wanted.replicas or min(REPLICAS, nodes),
+        targets_per_node=wanted.targets_per_node or TARGETS,
+        managers=1,
+        store=wanted.store or "",
+        durable=wanted.durable is not False,
+        failure_timeout_ms=FAILURE_TIMEOUT_MS,
+    )
+
+
+def _check_same(layout: PlatformLayout, cluster: LocalCluster, wanted: StorageWish) -> None:
+    there = {
+        "nodes": len(cluster.nodes),
+        "replicas": cluster.replicas,
+        "targets_per_node": len(cluster.nodes[0].targets) if cluster.nodes else 0,
+        "store": cluster.store,
+    }
+    for name, found in there.items():
+        value = getattr(wanted, name)
+        if value is not None and value != found:
+            shown = "another one" if name == "store" else str(found)
+            more = f"; add nodes: ff fs admin add-node --dir {layout.storage_directory}" if name == "nodes" else ""
+            raise UsageError(
+                f"storage.{name} = {value!r}: the file system in {layout.storage_directory} has {shown}; leave it "
+                f"out{more}"
+            )

@@ -1,0 +1,300 @@
+"""The engine between a state and its files: pieces in flight, memory that is reused, damage that is found."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.checkpoints.states import SHARD, manager, newest, same, save_all, state_of
+
+from fireflyer.base.errors import Aborted, FireflyerError, NoSpace
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Transfer
+from fireflyer.checkpoint import State
+from fireflyer.checkpoint.core.pieces import MAX_GAP_BYTES, cut, plan_reads
+from fireflyer.checkpoint.engine import loading
+from fireflyer.checkpoint.engine.image import Share, write_shard
+from fireflyer.checkpoint.engine.memory import aligned_memory
+from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.snapshot import SnapshotBuffer, plan_snapshot
+from fireflyer.native import crc32c
+from fireflyer.runtime.disk import RealDisk, RealFile
+from fireflyer.sim import SimDisk
+
+# Pieces.
+
+extents = st.lists(st.tuples(st.integers(0, 3 * MAX_GAP_BYTES), st.integers(0, 90_000)), max_size=8).map(
+    lambda gaps: [(sum(map(sum, gaps[:index])) + gap, size) for index, (gap, size) in enumerate(gaps)]
+)
+
+
+@given(extents, st.integers(1, 8))
+def test_pieces_hold_every_wanted_byte_once_and_in_order(wanted: list[tuple[int, int]], pages: int) -> None:
+    piece_bytes = pages * DIRECT_ALIGN_BYTES
+    read = [0] * len(wanted)
+    begun = -1
+    for piece in plan_reads(wanted, piece_bytes, DIRECT_ALIGN_BYTES):
+        assert piece.offset % DIRECT_ALIGN_BYTES == piece.size_bytes % DIRECT_ALIGN_BYTES == 0
+        assert piece.needed_bytes <= piece.size_bytes <= piece_bytes
+        assert piece.offset > begun
+        begun = piece.offset
+        for part in piece.parts:
+            assert part.start == read[part.tensor]
+            assert piece.offset + part.at == wanted[part.tensor][0] + part.start
+            assert part.at + part.size_bytes <= piece.needed_bytes
+            read[part.tensor] += part.size_bytes
+    assert read == [size for _, size in wanted]
+
+
+def test_a_large_gap_is_left_out_and_a_small_one_is_read_along() -> None:
+    def pieces(gap: int) -> list[int]:
+        return [piece.size_bytes for piece in plan_reads([(0, 10), (10 + gap, 10)], 1 << 30, 4096)]
+
+    assert pieces(MAX_GAP_BYTES) == [MAX_GAP_BYTES + 4096]
+    assert pieces(MAX_GAP_BYTES + 1) == [4096, 4096]
+
+
+def test_a_file_is_cut_from_its_first_byte_to_its_last() -> None:
+    assert [(piece.offset, piece.size_bytes) for piece in cut(10, 4)] == [(0, 4), (4, 4), (8, 2)]
+    assert list(cut(0, 4)) == []
+
+
+# Writing.
+
+
+class Watched(RealFile):
+    """Counts transfers that were started and those that were waited for; the write at `fails_at` fails."""
+
+    started: list[tuple[int, int]]
+    waited = 0
+    fails_at = -1
+
+    def start_pwrite(self, data: memoryview, offset: int) -> Transfer:
+        self.started.append((offset, len(data)))
+        inner = super().start_pwrite(data, offset)
+        file = self
+
+        class Counted(Transfer):
+            def wait(self) -> int:
+                file.waited += 1
+                moved = inner.wait()
+                if offset == file.fails_at:
+                    raise translate_os_error(OSError(errno.EIO, "injected"), "write")
+                return moved
+
+        return Counted()
+
+
+class WatchedDisk(RealDisk):
+    def __init__(self, fails_at: int = -1) -> None:
+        self.files: list[Watched] = []
+        self._fails_at = fails_at
+
+    def create(self, path: str, *, direct: bool = False) -> RealFile:
+        file = super().create(path, direct=direct)
+        watched = Watched(file._fd, path, file._direct_fd)
+        file._fd = file._direct_fd = -1
+        watched.started, watched.fails_at = [], self._fails_at
+        self.files.append(watched)
+        return watched
+
+
+def share_of_bytes(size_bytes: int) -> Share:
+    tensor = torch.frombuffer(bytearray(random.Random(1).randbytes(size_bytes)), dtype=torch.uint8)
+    return SnapshotBuffer().take(3, plan_snapshot(0, 1, {"w": tensor}, {}))
+
+
+def test_a_shard_is_its_image_written_in_pieces(tmp_path: Path) -> None:
+    share, disk = share_of_bytes(50_000), WatchedDisk()
+    record = run_steps(write_shard(disk, f"{tmp_path}/s", share, piece_bytes=8192))
+    assert (tmp_path / "s").read_bytes() == share.image
+    assert record.header_crc32c == crc32c(share.image[: record.header_bytes])
+    (file,) = disk.files
+    assert file.started == [(piece.offset, piece.size_bytes) for piece in cut(len(share.image), 8192)]
+    assert file.waited == len(file.started)
+
+
+@pytest.mark.parametrize("fails_at", [0, 8192, 40960])
+def test_when_a_write_fails_nothing_reads_the_image_any_more(tmp_path: Path, fails_at: int) -> None:
+    disk = WatchedDisk(fails_at)
+    with pytest.raises(FireflyerError, match="EIO"):
+        run_steps(write_shard(disk, f"{tmp_path}/s", share_of_bytes(50_000), piece_bytes=8192))
+    (file,) = disk.files
+    assert file.waited == len(file.started)
+    assert file._fd == -1, "it is closed"
+
+
+@pytest.mark.parametrize("after", range(1, 12))
+def test_when_a_save_is_given_up_nothing_reads_the_image_any_more(tmp_path: Path, after: int) -> None:
+    disk, left = WatchedDisk(), iter(range(after))
+    with contextlib.suppress(Aborted):
+        run_steps(
+            write_shard(disk, f"{tmp_path}/s", share_of_bytes(50_000), piece_bytes=8192),
+            lambda: next(left, None) is None,
+        )
+    for file in disk.files:
+        assert file.waited == len(file.started)
+        assert file._fd == -1
+
+
+def test_the_image_of_a_snapshot_can_go_past_the_page_cache() -> None:
+    address = torch.frombuffer(share_of_bytes(10).image, dtype=torch.uint8).data_ptr()
+    assert address % DIRECT_ALIGN_BYTES == 0
+    assert len(aligned_memory(10)) == 10
+    assert len(aligned_memory(0)) == 0
+
+
+def test_a_second_snapshot_uses_the_memory_and_the_layout_of_the_first() -> None:
+    buffer, first = SnapshotBuffer(), plan_snapshot(0, 1, state_of(1).shared, state_of(1).own)
+    image = buffer.take(1, first).image
+    second = plan_snapshot(0, 1, state_of(2).shared, state_of(2).own, last=first.layout)
+    assert second.layout is first.layout
+    again = buffer.take(2, second)
+    assert (
+        torch.frombuffer(again.image, dtype=torch.uint8).data_ptr()
+        == torch.frombuffer(image, dtype=torch.uint8).data_ptr()
+    )
+    more = plan_snapshot(0, 1, {**state_of(2).shared, "more": torch.ones(9000)}, state_of(2).own, last=first.layout)
+    assert more.layout is not first.layout
+    assert bytes(buffer.take(3, more).image) == bytes(SnapshotBuffer().take(3, more).image)
+
+
+def test_memory_that_is_made_beside_training_is_what_the_first_save_takes(tmp_path: Path) -> None:
+    with manager(tmp_path) as ours:
+        ours.reserve(state_of(5), blocking=False)
+        ours._buffer._join()
+        made = ours._buffer._image
+        assert made.numel()
+        ours.save(5, state_of(5), blocking=True).result()
+        assert ours._buffer._image is made
+    assert same(newest(tmp_path), 5)
+
+
+def test_thousands_of_small_tensors_are_a_few_writes_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    start = RealFile.start_pread
+
+    def counted(file: RealFile, target: memoryview, offset: int) -> Transfer:
+        reads.append(offset)
+        return start(file, target, offset)
+
+    monkeypatch.setattr(RealFile, "start_pread", counted)
+    tensors = {f"w{number}": torch.full((7,), float(number)) for number in range(3_000)}
+    disk = WatchedDisk()
+    with manager(tmp_path, disk=disk) as ours:
+        ours.save(1, State(tensors), blocking=True).result()
+        restored = ours.restore()
+    assert restored is not None
+    assert all(torch.equal(restored.shared[name], tensor) for name, tensor in tensors.items())
+    assert sum(len(file.started) for file in disk.files) <= 2
+    assert len(reads) <= 2
+
+
+# Reading.
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor lies in several pieces, and a piece in several tensors."""
+    monkeypatch.setattr(loading, "READ_BYTES", 2 * DIRECT_ALIGN_BYTES)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_tensors_that_lie_across_pieces_come_back(tmp_path: Path) -> None:
+    sizes = [1, 5000, 0, 30_000, 3, 8192, 70_001]
+    tensors = {
+        f"w{number}": torch.frombuffer(bytearray(random.Random(number).randbytes(size)), dtype=torch.uint8)
+        if size
+        else torch.empty(0, dtype=torch.uint8)
+        for number, size in enumerate(sizes)
+    }
+    with manager(tmp_path) as ours:
+        ours.save(1, State(tensors), blocking=True).result()
+        restored = ours.restore()
+    assert restored is not None
+    assert all(torch.equal(restored.shared[name], tensor) for name, tensor in tensors.items())
+
+
+def test_tensors_that_are_there_are_filled_in_place(tmp_path: Path) -> None:
+    save_all(tmp_path, [10])
+    expected = state_of(10).shared
+    given = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    unfit = {
+        "w1": torch.zeros(2, 3).t(),
+        "w2": torch.zeros(3, 3, dtype=torch.float64),
+        "w3": torch.zeros(4, 3),
+        "other": torch.zeros(3),
+    }
+    with manager(tmp_path) as ours:
+        restored = ours.restore(into={**given, **unfit})
+    assert same(restored, 10)
+    assert restored is not None
+    assert {name for name in expected if restored.shared[name] is given[name]} == {"w0", "w4"}
+    assert not any(tensor.any() for tensor in unfit.values())
+
+
+def test_one_wrong_byte_anywhere_is_found_and_the_checkpoint_before_is_used() -> None:
+    device = SimDisk()
+    with manager("/c", disk=device.mount()) as ours:
+        for step in (10, 20):
+            ours.save(step, State({"w": torch.full((3,), float(step))}), blocking=True).result()
+        for file in (SHARD, "manifest.json"):
+            path = f"/c/step-00000020/{file}"
+            content = device.read(path)
+            for offset in range(len(content)):
+                device.corrupt(path, offset, mask=1 << offset % 8)
+                restored = ours.restore()
+                assert restored is not None
+                assert restored.shared["w"].tolist() == [10.0] * 3, (file, offset)
+                device.replace(path, content)
+        restored = ours.restore()
+        assert restored is not None
+        assert restored.shared["w"].tolist() == [20.0] * 3
+
+
+def test_files_are_byte_for_byte_those_of_older_releases(tmp_path: Path) -> None:
+    """The sums were taken of what the release before this engine wrote."""
+    shared = {
+        f"w{number}": torch.arange(10, 10 + 3 * (number + 1), dtype=torch.float32).view(3, number + 1)
+        for number in range(5)
+    }
+    shared["h"] = torch.arange(7, dtype=torch.bfloat16)
+    shared["e"] = torch.empty(0, 3, dtype=torch.int64)
+    shared["b"] = torch.tensor([True, False, True])
+    state = State(shared, {"rng": torch.full((4,), 10, dtype=torch.uint8)}, {"step": 10})
+    with manager(tmp_path) as ours:
+        ours.save(10, state, blocking=True).result()
+    shard, manifest = ((tmp_path / "step-00000010" / name).read_bytes() for name in (SHARD, "manifest.json"))
+    assert (len(shard), crc32c(shard)) == (777, 0xA7263248)
+    assert (len(manifest), crc32c(manifest)) == (1124, 0x60886AD2)
+
+
+# Space.
+
+
+def test_a_save_that_cannot_fit_says_what_it_needs_and_writes_nothing() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    with manager("/c", disk=disk) as ours:
+        ours.save(10, state_of(10), blocking=True).result()
+        state = State({"w": torch.zeros(1 << 18)})
+        device.capacity_bytes = device.used_bytes() + (1 << 19)
+        before = len(device.operations)
+        with pytest.raises(NoSpace, match=r"no space left for a checkpoint in /c: it needs 1.0 MiB, 0.5 MiB are free"):
+            ours.save(20, state, blocking=True).result()
+        assert not [it for it in device.operations[before:] if it.operation in ("create", "pwrite", "allocate")]
+    assert same(newest("/c", disk=disk), 10)
+
+
+def test_the_space_of_a_shard_is_reserved_before_anything_is_written() -> None:
+    device = SimDisk()
+    with manager("/c", disk=device.mount()) as ours:
+        ours.save(10, state_of(10), blocking=True).result()
+    shard = [it.operation for it in device.operations if it.path.endswith(SHARD)]
+    assert shard[:3] == ["create", "allocate", "pwrite"]
