@@ -42,6 +42,7 @@ def test_all_of_thousands_of_nodes_are_cells_and_the_table_stays_short(page: Pag
     expect(page.get_by_text(f"{NODES} nodes; the table has the first 200")).to_be_visible()
     page.get_by_role("searchbox").fill("node-2099")
     expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody tr")).to_contain_text("accused by 2 runs of 1 user")
 
 
 def test_the_focus_stays_where_it_is_when_the_page_is_drawn_again(page: Page) -> None:

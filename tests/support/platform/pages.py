@@ -10,7 +10,16 @@ import msgspec
 from playwright.sync_api import Route
 
 from fireflyer.cluster.core.platform.store.rows import Account, ConfigRow
-from fireflyer.cluster.core.platform.views import ClusterView, NodeView, RunView, TaskAnswer, TaskPage, TaskView, Why
+from fireflyer.cluster.core.platform.views import (
+    Accused,
+    ClusterView,
+    NodeView,
+    RunView,
+    TaskAnswer,
+    TaskPage,
+    TaskView,
+    Why,
+)
 from fireflyer.cluster.manager.web import app
 from fireflyer.cluster.schema.api import API, MAX_PAGE, ErrorView, Identity
 from fireflyer.cluster.schema.logs import FoundLine, FoundLines, LogEvent, LogPiece, RunLogs, StreamView, TaskLogs
@@ -72,6 +81,9 @@ UNNAMED: Final = """
 """
 
 
+ACCUSED: Final = Accused(runs=2, tasks=1, users=1, since_ns=BEGAN_NS, last_ns=BEGAN_NS)
+
+
 def node(number: int) -> NodeView:
     states = ("busy", "busy", "idle", "leaving", "drained", "draining", "lost")
     return NodeView(
@@ -86,6 +98,7 @@ def node(number: int) -> NodeView:
         run=None,
         silent_ns=10**9,
         inventory=None,
+        accused=ACCUSED if number == NODES - 1 else None,
     )
 
 
