@@ -185,6 +185,7 @@ async def _launcher(server: RpcServer) -> AsyncIterator[None]:
         logs = CollectedLogs(lambda name: os.path.join(directory, "logs", name), on_error=lambda _: None)
         control = ControlService(
             feed=driver.feed, on_line=shown.append, on_port=lambda _: None, on_asks=lambda: None,
+            local_rank=lambda attempt, rank: rank,
             logs=logs,
             files=CollectedFiles(directory),
         )  # fmt: skip

@@ -124,7 +124,7 @@ class Launcher:
 
     @property
     def size(self) -> int:
-        return self._gang.size
+        return self._gang.layout.nodes
 
     @property
     def saving(self) -> Saving:
@@ -246,7 +246,7 @@ class Launcher:
             self._training = Training(
                 self._grounds,
                 attempt,
-                self._gang.size,
+                self._gang.layout.nodes,
                 done_ns=self._saved_ns,
                 work_ns=self._grounds.work_ns(self.task),
                 code=CODES[self._grounds.cause(self.task)],

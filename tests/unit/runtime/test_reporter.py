@@ -56,6 +56,7 @@ class Launcher:
             on_line=lambda line: None,
             on_port=lambda port: None,
             on_asks=lambda: None,
+            local_rank=lambda attempt, rank: rank,
             logs=CollectedLogs(lambda name: f"{tmp_path}/{name}", on_error=lambda reason: None),
             files=CollectedFiles(str(tmp_path)),
         )
