@@ -34,6 +34,7 @@ from fireflyer.cluster.core.runs import (
     Remembered,
     RememberLeader,
     Remove,
+    Removed,
     RenewLease,
     RunRecord,
     RunsMachine,
@@ -170,7 +171,7 @@ class World:
                 self.records[record.token] = (record, self.now_ns)
                 return [Remembered(record)]
             case Remove(token):
-                del self.records[token]
+                self.mine(self.upto(SECOND), lambda: self.remove(token))
             case RenewLease(ends_ns):
                 self.lease_ends_ns = ends_ns
             case RememberLeader(term, _, _):
@@ -179,6 +180,10 @@ class World:
             case Changed():
                 self.mine(self.upto(50 * MS), self.sync)
         return []
+
+    def remove(self, token: str) -> None:
+        self.records.pop(token, None)
+        self.feed(Removed(token))
 
     def press(self, effect: SuspendLauncher | TerminateLauncher | KillLauncher) -> None:
         match effect:
@@ -532,3 +537,15 @@ def test_a_run_takes_so_many_guards_on_a_node_and_no_more() -> None:
     unknown = machine.refusal(0, TOKENS[1])
     assert unknown is not None
     assert unknown.busy
+
+
+def test_a_run_is_known_until_its_directory_is_removed_so_that_nothing_is_written_there() -> None:
+    machine = RunsMachine()
+    record = RunRecord(token=TOKENS[0], over=True, lead=True, stopped=True, forgotten=True)
+    assert machine.handle(0, Begin((FoundRun(record, runs.KEEP_NS),), 1, 0, STOP_AFTER_NS)) == []
+    assert machine.handle(0, Tick()) == [Remove(TOKENS[0])]
+    assert machine.handle(0, Tick()) == [], "it is asked for once"
+    stop = RunOrder(run_token=TOKENS[0], wanted="stop")
+    assert not [one for one in heard(machine, stop) if isinstance(one, Remember)]
+    machine.handle(0, Removed(TOKENS[0]))
+    assert [one for one in heard(machine, stop, version=2) if isinstance(one, Remember)]

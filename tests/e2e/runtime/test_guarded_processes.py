@@ -93,6 +93,31 @@ os._exit(5)
     assert (tmp_path / "log").read_text() == "said\n"
 
 
+@on_loop
+async def test_the_guard_signals_the_group_of_its_command_and_nobody_after_its_end(tmp_path: Path) -> None:
+    """Who has started the guard sends nothing by number: that of a command which has ended may be another one's."""
+    pids = tmp_path / "pids"
+    say = f"print(os.getpid(), file=open({str(pids)!r}, 'a'))"
+    code = f"""
+import os, signal, subprocess, sys
+os.setsid()
+subprocess.Popen([sys.executable, '-c', {f"import os, time; {say}; time.sleep(1000)"!r}])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+{say}
+print(signal.sigwait([signal.SIGUSR1]))
+"""
+    guard, exited = guarded(tmp_path, sys.executable, "-c", code)
+    mine, child_pid = sorted(await until_written(pids, 2))
+    guard.signal(signal.SIGUSR1)  # which the child does not block
+    assert await exited == 0
+    guard.signal(signal.SIGKILL)
+    assert await guard.wait_gone()
+    guard.signal(signal.SIGKILL)
+    assert not alive(mine)
+    assert not alive(child_pid)
+    assert (tmp_path / "log").read_text().split() == [str(int(signal.SIGUSR1))]
+
+
 @pytest.mark.parametrize("stop_guard", [False, True])
 @on_loop
 async def test_closing_the_guard_kills_at_once(tmp_path: Path, stop_guard: bool) -> None:

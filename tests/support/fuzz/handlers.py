@@ -48,7 +48,7 @@ from fireflyer.runtime.driver import InlineDriver
 from fireflyer.runtime.reporter import REPORT
 from fireflyer.runtime.rpc import Method
 from fireflyer.runtime.rpc.messages import Call, encode
-from fireflyer.runtime.rpc.server import Caller, RpcServer, ServerLimits, _Connection
+from fireflyer.runtime.rpc.server import Caller, RpcServer, _Connection
 
 __all__ = ["ManagerRequests", "calls_of_launcher", "calls_of_meta"]
 
@@ -123,7 +123,9 @@ class _Calls:
         server = RpcServer(Accepts(Secret(bytes(range(32)))))
         async with self._serve(server):
             stream: Any = _Silent()
-            connection = _Connection(stream, self._caller, server._entries, ServerLimits(), ServerLimits().shares())
+            connection = _Connection(
+                stream, self._caller, server._entries, server._limits, server._shares, server._said
+            )
             await connection._handle(memoryview(data))
             tasks = [*connection._calls.values(), *connection._notifications]
             for _ in range(_TURNS):

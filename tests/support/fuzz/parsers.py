@@ -39,7 +39,7 @@ from fireflyer.identity.secrets import Secret
 from fireflyer.runtime import metrics
 from fireflyer.runtime.framing import HEADER_BYTES, FrameOpener, frame_keys
 from fireflyer.runtime.rpc.messages import Call, Notification, encode
-from fireflyer.runtime.rpc.server import Caller, RpcServer, ServerLimits, _Connection
+from fireflyer.runtime.rpc.server import Caller, RpcServer, _Connection
 from fireflyer.runtime.store import StoreService
 
 __all__ = ["PARSERS", "Parser"]
@@ -152,7 +152,7 @@ class _Calls:
         StoreService(server)
         caller = Caller("node", "rank 1", "127.0.0.1:1", 1)
         stream: Any = _Silent()
-        self._connection = _Connection(stream, caller, server._entries, ServerLimits(), ServerLimits().shares())
+        self._connection = _Connection(stream, caller, server._entries, server._limits, server._shares, server._said)
 
     def parse(self, data: bytes) -> None:
         self._loop.run_until_complete(self._handled(data))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from tests.support.platform.agents import Agents
 from tests.support.platform.clients import Client
-from tests.support.platform.hosts import Grounds, Host
+from tests.support.platform.hosts import ROUGH, Chances, Grounds, Host
 from tests.support.platform.managers import ManagerHost
 from tests.support.platform.oracle import PlatformOracle
 from tests.support.platform.post import Post
@@ -31,15 +32,17 @@ from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Res
 from fireflyer.cluster.schema.tasks import After, Cause, Program, TaskSpec
 from fireflyer.sim import Link, SimNet, World
 
-__all__ = ["Cluster", "chaos", "copied_late", "lost_slowly"]
+__all__ = ["Cluster", "chaos", "copied_late", "flooded", "lost_slowly", "unheard"]
 
 MAX_DRIFT_PPM = 9_900
 CHAOS_NS = 60 * SECOND
+FLOOD_NS = 40 * SECOND
 HEAL_NS = 900 * SECOND
 CALM = Link(min_delay_ns=MS // 4, max_delay_ns=4 * MS)
 USERS = ("ann", "bob", "cyd")
 GROUPS = {"ann": "lab", "bob": "lab"}
 ADMIN = ("platform:admin",)
+SPEC = TaskSpec(name="t", program=Program(script="train.py"), grace_ns=4 * SECOND, max_requeues=4, max_restarts=1)
 LIMITS = (Limit(kind=LimitKind.USER, name="cyd", nodes=3),)
 LONGEST_DELAY_NS = 12 * SECOND
 
@@ -59,8 +62,8 @@ class Cluster:
         self._causes = [work.choice([Cause.SUCCEEDED] * 6 + [Cause.PROGRAM, Cause.INFRASTRUCTURE]) for _ in range(200)]
         self.grounds = Grounds(
             self.world,
-            self.oracle.started,
             self.oracle.launch,
+            self.oracle.started,
             lambda task: self._works[task % 200],
             lambda task: self._causes[task % 200],
             cut=lambda a, b: self._cut.get((a, b), False),
@@ -71,8 +74,9 @@ class Cluster:
             ManagerHost(self.world, self.post, self.store, self.oracle, self.oracle.tables, name, self._drift())
             for name in names
         ]
+        agents = Agents(self.grounds, self.post, names, self.oracle.said)
         self.hosts = [
-            Host(self.world, self.post, self.grounds, f"n{number}", names, self._drift()) for number in range(nodes)
+            Host(self.world, self.grounds, f"n{number}", self._drift(), agents.boot) for number in range(nodes)
         ]
         self.clients = [Client(self.world, self.post, user, names) for user in USERS]
         self._keys = 0
@@ -89,7 +93,7 @@ class Cluster:
 
     def submit(self, client: Client, **fields: object) -> None:
         self._keys += 1
-        base = TaskSpec(name=f"t{self._keys}", program=Program(script="train.py"), grace_ns=4 * SECOND, max_requeues=4)
+        base = msgspec.structs.replace(SPEC, name=f"t{self._keys}")
         request = Submitted(
             call=0,
             user=client.name,
@@ -170,12 +174,12 @@ class Cluster:
             for tasks in client.submitted.values():
                 self.oracle.acknowledged.update(dict.fromkeys(tasks))
 
-    def begin(self) -> None:
+    def begin(self, age_step_ns: int = 30 * SECOND, gang_age_ns: int = 20 * SECOND) -> None:
         self.run_for(20 * SECOND)
         policy = Policy(
             cross_zone_nodes=2,
-            age_step_ns=30 * SECOND,
-            gang_age_ns=0,
+            age_step_ns=age_step_ns,
+            gang_age_ns=gang_age_ns,
             usage_step_ns=5 * SECOND,
             usage_half_life_ns=60 * SECOND,
         )
@@ -204,6 +208,7 @@ class Cluster:
         self.store.faults = StoreFaults(
             slow=rng.choice([0.0, 0.05, 0.3]), failed=rng.choice([0.0, 0.05]), unknown=rng.choice([0.0, 0.05, 0.2])
         )
+        self.grounds.chances = rng.choice([ROUGH, ROUGH, Chances()])
         faults = (
             self._partition,
             self._stop_or_start_manager,
@@ -232,8 +237,7 @@ class Cluster:
 
     def _isolate(self) -> None:
         """One node from all managers, and not from other nodes."""
-        node = self.rng.choice(self.hosts).name
-        self._divide([node], [one.name for one in self.managers], symmetric=self.rng.random() < 0.6)
+        self.cut_off_from_managers(self.rng.choice(self.hosts).name, symmetric=self.rng.random() < 0.6)
 
     def replace_leader(self) -> None:
         """It leaves, the one that left before comes back."""
@@ -242,11 +246,20 @@ class Cluster:
             if manager.acts():
                 manager.leave()
 
+    def cut_off_from_managers(self, name: str, *, symmetric: bool = True) -> None:
+        self._divide([name], [one.name for one in self.managers], symmetric=symmetric)
+
     def cut_off(self, name: str) -> None:
         self._divide([name], [other for other in self._names() if other != name], symmetric=True)
 
     def short_tasks(self) -> None:
         self._works[:] = [2 * SECOND for _ in self._works]
+
+    def long_tasks_first(self) -> None:
+        """As many as there are nodes."""
+        rng = self.rng
+        self._works[:] = [(100 if task <= len(self.hosts) else rng.randrange(5, 12)) * SECOND for task in range(200)]
+        self._causes[:] = [Cause.SUCCEEDED for _ in self._causes]
 
     def slow_tasks(self) -> None:
         self._works[:] = [100 * SECOND for _ in self._works]
@@ -295,12 +308,13 @@ class Cluster:
 
     def _lose_slowly(self) -> None:
         """The agent of a node ends, the ranks there go on, and much later nobody reaches them."""
-        busy = [host for host in self.hosts if host.agent.alive and any(ranks.alive for ranks in host.ranks.values())]
+        running = {ranks.host.name for ranks in self.grounds.living_ranks()}
+        busy = [host for host in self.hosts if host.agent.alive and host.name in running]
         if not busy:
             return
         host = self.rng.choice(busy)
         host.agent.crash()
-        delay_ns = self.rng.randrange(20, 40) * SECOND
+        delay_ns = self.rng.randrange(2, 20) * SECOND
         self.world.call_after(delay_ns, lambda: self.cut_off(host.name))
 
     # --- the end of faults ---
@@ -309,6 +323,7 @@ class Cluster:
         self._heal()
         self.net.set_default(CALM)
         self.store.faults = None
+        self.grounds.chances = Chances()
         for host in self.hosts:
             if not host.powered:
                 host.power_on()
@@ -319,7 +334,7 @@ class Cluster:
         self._start_managers()  # one that was leaving has left now
         self.run_for(25 * SECOND)  # until the last cut that was to come
         self._heal()
-        self.oracle.maintenance.calm = True
+        self.oracle.maintenance.calm = self.oracle.starvation.calm = True
         self.command(self.clients[0], SetLimits(LIMITS), ADMIN)
         for host in self.hosts:
             self.command(self.clients[0], ResumeNode(host.name), ADMIN)
@@ -383,8 +398,23 @@ def lost_slowly(seed: int) -> Cluster:
     (launcher,) = cluster.grounds.launchers
     lost = cluster.grounds.hosts[launcher.nodes[1]]
     lost.agent.crash()
-    cluster.run_for(cluster.rng.randrange(28, 40) * SECOND)
+    cluster.run_for(cluster.rng.randrange(4, 16) * SECOND)
     cluster.cut_off(lost.name)
+    cluster.run_for(45 * SECOND)
+    cluster.heal()
+    return cluster
+
+
+def unheard(seed: int) -> Cluster:
+    """Managers and the node of a launcher do not hear each other any more, while the gang reaches all of its nodes."""
+    cluster = Cluster(seed, nodes=4)
+    cluster.begin()
+    cluster.slow_tasks()
+    nodes = 1 + seed % 2
+    cluster.submit(cluster.clients[0], least_nodes=nodes, most_nodes=nodes)
+    cluster.run_for(10 * SECOND)
+    (launcher,) = cluster.grounds.launchers
+    cluster.cut_off_from_managers(launcher.nodes[0])
     cluster.run_for(45 * SECOND)
     cluster.heal()
     return cluster
@@ -402,6 +432,31 @@ def copied_late(seed: int) -> Cluster:
         cluster.run_for(cluster.rng.randrange(SECOND, 5 * SECOND))
         cluster.replace_leader()
         cluster.run_for(10 * SECOND)
+    cluster.heal()
+    return cluster
+
+
+def flooded(seed: int) -> Cluster:
+    """One user has all nodes for long; then more than the cluster can do comes from others, nearly all of it of higher
+    priority than a few tasks."""
+    cluster = Cluster(seed, nodes=4)
+    cluster.begin(age_step_ns=SECOND, gang_age_ns=2 * SECOND)
+    cluster.long_tasks_first()
+    cluster.oracle.starvation.calm = True
+    rng = cluster.rng
+    for _ in cluster.hosts:
+        cluster.submit(cluster.clients[1], priority=50)
+    cluster.run_for(6 * SECOND)
+    end_ns = cluster.world.now_ns + FLOOD_NS
+    low = [cluster.world.now_ns + rng.randrange(10 * SECOND) for _ in range(2)]
+    while cluster.world.now_ns < end_ns:
+        client = rng.choice([cluster.clients[0], cluster.clients[2]])
+        nodes = rng.choice([1, 1, 2])
+        cluster.submit(client, least_nodes=nodes, most_nodes=nodes, priority=rng.choice([40, 45, 50]))
+        if low and low[0] <= cluster.world.now_ns:
+            low.pop()
+            cluster.submit(client, least_nodes=nodes, most_nodes=nodes, priority=rng.randrange(10))
+        cluster.run_for(rng.randrange(SECOND, 3 * SECOND))
     cluster.heal()
     return cluster
 

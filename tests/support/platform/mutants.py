@@ -1,4 +1,4 @@
-"""Mutants of the platform's protocol: the real machine, or the agent's rules, with one bug each."""
+"""Mutants of the platform's protocol: a machine of managers, agents or launchers with one bug each."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.platform.hosts import STOP_AFTER_NS, Host, Record
 
+from fireflyer.cluster.core import runs
 from fireflyer.cluster.core.platform import submissions
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.leading import Leading
-from fireflyer.cluster.core.platform.life import accounts, states, tasks
+from fireflyer.cluster.core.platform.life import accounts, tasks
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.orders import OrderBook
 from fireflyer.cluster.core.platform.store import tables
 from fireflyer.cluster.core.platform.store.ledger import Ledger
-from fireflyer.cluster.core.platform.store.rows import RunRow, RunState, TaskRow
+from fireflyer.cluster.core.platform.store.rows import RunRow, TaskRow
+from fireflyer.cluster.core.runs import Remember, RenewLease, RunsMachine
 from fireflyer.cluster.core.scheduler import order
-from fireflyer.cluster.core.scheduler.incremental import queue
+from fireflyer.cluster.core.scheduler.incremental import queue, running
 from fireflyer.cluster.core.scheduler.incremental.running import GroupRuns
 from fireflyer.cluster.core.scheduler.limits import Limits
-from fireflyer.cluster.core.scheduler.model import Request, Reservation
+from fireflyer.cluster.core.scheduler.model import Policy, Request, Reservation, Task
+from fireflyer.cluster.runner import ending
 from fireflyer.cluster.schema.sync import RunOrder
-from fireflyer.cluster.schema.tasks import RunParts
+from fireflyer.cluster.schema.tasks import Cause, RunParts
 from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.leadership import Leadership
 
@@ -43,24 +45,6 @@ def lost_means_free(patch: Patch) -> None:
         original(self, run, now_ns)
 
     patch.setattr(Progress, "_lost_launcher", lost)
-
-
-def silent_nodes_are_free_with_their_launcher(patch: Patch) -> None:
-    patch.setattr(Heard, "since_lead_ended_ns", lambda _self, _run, _now_ns: 1 << 60)
-
-
-def waits_again_before_it_is_over(patch: Patch) -> None:
-    """All nodes are free as soon as the launcher has ended."""
-    original = Progress._over_if_free
-
-    def over(self: Progress, key: tuple[int, int]) -> None:
-        run = self._ledger.runs.known(key)
-        if run.state is RunState.ENDED:
-            for node in list(self._ledger.index.places.get(key, {})):
-                self._tasks.freed(run, node)
-        original(self, key)
-
-    patch.setattr(Progress, "_over_if_free", over)
 
 
 def new_leader_counts_from_long_ago(patch: Patch) -> None:
@@ -149,15 +133,6 @@ def foreign_runs_do_not_matter(patch: Patch) -> None:
     )
 
 
-def stop_loses_against_requeue(patch: Patch) -> None:
-    original = states.verdict
-
-    def verdict(task: TaskRow, spec: Any, wish: Any, ended: Any) -> Any:
-        return original(msgspec.structs.replace(task, stopping=""), spec, wish, ended)
-
-    patch.setattr(tasks, "verdict", verdict)
-
-
 def scheduler_is_not_told_of_a_dropped_draft(patch: Patch) -> None:
     original = Leading.rollback
 
@@ -169,39 +144,67 @@ def scheduler_is_not_told_of_a_dropped_draft(patch: Patch) -> None:
 
 
 def agent_grants_leases_on_its_own(patch: Patch) -> None:
-    """The agent passes on a lease that begins when it is asked for."""
-    original = Host._boot
+    """It renews the lease of its node without an answer of a manager."""
+    original = RunsMachine._on_tick
 
-    def boot(self: Host, node: Any) -> None:
-        original(self, node)
+    def tick(self: RunsMachine) -> None:
+        if self._stop_after_ns:
+            self.lease_ends_ns = self._now_ns + self._stop_after_ns
+            self._effects.append(RenewLease(self.lease_ends_ns))
+        original(self)
 
-        def renew() -> None:
-            self.lease_until_ns = self.now_ns + STOP_AFTER_NS
-            node.after(STOP_AFTER_NS // 20, renew)
-
-        renew()
-
-    patch.setattr(Host, "_boot", boot)
+    patch.setattr(RunsMachine, "_on_tick", tick)
 
 
 def agent_does_not_remember_unknown_stops(patch: Patch) -> None:
-    original = Host._follow_one
+    original = RunsMachine._follow
 
-    def follow(self: Host, token: str, wanted: str, launch: Any) -> None:
-        if wanted != "stop" or token in self.disk:
-            original(self, token, wanted, launch)
+    def follow(self: RunsMachine, order: RunOrder) -> None:
+        if order.wanted != "stop" or order.run_token in self._runs:
+            original(self, order)
 
-    patch.setattr(Host, "_follow_one", follow)
+    patch.setattr(RunsMachine, "_follow", follow)
 
 
 def agent_says_gone_too_early(patch: Patch) -> None:
-    original = Host._status
+    patch.setattr(runs._Run, "gone", property(lambda run: run.record.stopped and run.on_disk))
 
-    def status(self: Host, token: str, record: Record) -> Any:
-        found = original(self, token, record)
-        return msgspec.structs.replace(found, state="gone") if record.stopped else found
 
-    patch.setattr(Host, "_status", status)
+def agent_does_not_write_down_that_a_run_is_stopped(patch: Patch) -> None:
+    original = RunsMachine._change
+
+    def change(self: RunsMachine, run: Any, **changes: Any) -> None:
+        original(self, run, **changes)
+        self._effects[-1] = Remember(msgspec.structs.replace(run.record, stopped=False))
+        run.on_disk = True
+
+    patch.setattr(RunsMachine, "_change", change)
+
+
+def agent_takes_tickets_of_stopped_runs(patch: Patch) -> None:
+    original = RunsMachine.refusal
+    patch.setattr(
+        RunsMachine,
+        "refusal",
+        lambda self, now_ns, token: None if token in self._runs else original(self, now_ns, token),
+    )
+
+
+def agent_does_not_count_guards(patch: Patch) -> None:
+    """A run whose launcher is over, or never was here, counts as gone while ranks of it live."""
+    original = RunsMachine._on_guards
+    patch.setattr(RunsMachine, "_on_guards", lambda self, token, _count: original(self, token, 0))
+
+
+def what_has_left_is_done(patch: Patch) -> None:
+    """The launcher takes a suspension for the end of its program."""
+    original = ending._cause
+
+    def cause(result: Any, last: Any, **asked: bool) -> Cause:
+        found = original(result, last, **asked)
+        return Cause.SUCCEEDED if found is Cause.SUSPENDED else found
+
+    patch.setattr(ending, "_cause", cause)
 
 
 def rows_are_copied_twice(patch: Patch) -> None:
@@ -239,12 +242,26 @@ def nobody_gets_older(patch: Patch) -> None:
         patch.setattr(module, "aged_priority", lambda task, _now_ns, _policy: task.request.priority)
 
 
+def who_is_interrupted_waits_anew(patch: Patch) -> None:
+    """Behind all who came meanwhile."""
+    patch.setattr(tasks, "waits_since_ns", lambda _queued_ns, _started_ns, now_ns: now_ns)
+
+
+def what_runs_keeps_its_age(patch: Patch) -> None:
+    """Who waited for long once never gives its nodes to others."""
+
+    def counts_as(task: Task, _now_ns: int, policy: Policy) -> tuple[int, int | None]:
+        assert task.run is not None
+        return order.aged_priority(task, task.run.started_ns, policy) + 1000, None
+
+    for module in (order, running):
+        patch.setattr(module, "counts_as", counts_as)
+
+
 MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
     for mutant in (
         lost_means_free,
-        silent_nodes_are_free_with_their_launcher,
-        waits_again_before_it_is_over,
         new_leader_counts_from_long_ago,
         orders_leave_before_the_commit,
         forgets_at_once,
@@ -255,11 +272,14 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         release_is_not_counted,
         parts_are_believed,
         foreign_runs_do_not_matter,
-        stop_loses_against_requeue,
         scheduler_is_not_told_of_a_dropped_draft,
         agent_grants_leases_on_its_own,
         agent_does_not_remember_unknown_stops,
         agent_says_gone_too_early,
+        agent_does_not_write_down_that_a_run_is_stopped,
+        agent_takes_tickets_of_stopped_runs,
+        agent_does_not_count_guards,
+        what_has_left_is_done,
         rows_are_copied_twice,
         all_is_cleared_that_is_there,
         nobody_is_asked_for_maintenance,
@@ -267,5 +287,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
         reservations_admit_everybody,
         limits_of_groups_do_not_count,
         nobody_gets_older,
+        who_is_interrupted_waits_anew,
+        what_runs_keeps_its_age,
     )
 }

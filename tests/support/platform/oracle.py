@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.platform.hosts import Grounds, Host, Launcher
+from tests.support.platform.hosts import Grounds, Host, LauncherLike, RanksLike
 from tests.support.platform.managers import SETTINGS, ManagerHost
 from tests.support.platform.rules import Maintenance, check_limits, check_order, check_reservations, may_leave_early
+from tests.support.platform.starvation import Starvation
 from tests.support.platform.store import SimStore
 from tests.support.platform.tables import MemoryTables
 
@@ -36,7 +37,7 @@ from fireflyer.cluster.core.platform.store.rows import (
     Wish,
     decode_row,
 )
-from fireflyer.cluster.schema.sync import Orders
+from fireflyer.cluster.schema.sync import EndedRun, Orders, RunStatus
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, TaskSpec, TaskState
 from fireflyer.kvstore.core.fenced import Transact
 from fireflyer.sim import World
@@ -64,11 +65,14 @@ class PlatformOracle:
         self.zones: dict[str, str] = {}
         """Of nodes."""
         self.maintenance = Maintenance()
+        self.starvation = Starvation()
         self.change_numbers: dict[int, tuple[str, str, str]] = {}
         self.tables = MemoryTables()
         self.history: dict[int, HistoryRow] = {}
         """All rows that the outbox ever had."""
         self._part_since: dict[str, int] = {}
+        self._gone: dict[tuple[str, str], EndedRun | None] = {}
+        """What was said of runs that are gone."""
         self.preempted = 0
         self.takeovers = 0
 
@@ -173,12 +177,21 @@ class PlatformOracle:
         if old is not None:
             assert old.state is not FINISHED or row.state is FINISHED, f"task {task} lives again"
             assert row.submitted_ns == old.submitted_ns, f"task {task} loses its place"
+            self._check_age(row, old)
         if row.state is FINISHED:
             assert row.ended_ns == row.counted_ns, f"the account of task {task} ends before its life"
             assert row.outcome is Outcome.SUCCEEDED or row.reason, f"task {task} ended without a reason"
+            if row.outcome is Outcome.SUCCEEDED and self.grounds is not None:
+                done_ns, work_ns = self.grounds.done_ns.get(task, 0), self.grounds.work_ns(task)
+                assert done_ns >= work_ns, f"task {task} succeeded with {done_ns} of {work_ns} ns of its work"
             if row.stopping:
                 assert row.outcome is not Outcome.FAILED, f"task {task} was stopped, and ended {row.outcome}"
         self.tasks[task] = row
+
+    def _check_age(self, row: TaskRow, old: TaskRow) -> None:
+        waits = (TaskState.QUEUED, TaskState.SUSPENDED)
+        if row.state in waits and old.state not in waits:
+            self.starvation.waits_again(row, old, self.runs[row.id, row.runs - 1])
 
     def _run(self, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -246,7 +259,9 @@ class PlatformOracle:
     def looked_at(self, manager: ManagerHost) -> None:
         machine, now_ns = manager.machine, manager.now_ns
         assert self.grounds is not None
-        self.maintenance.look(machine.time_ns(now_ns), self.config, self.specs, self.grounds)
+        time_ns = machine.time_ns(now_ns)
+        self.maintenance.look(time_ns, self.config, self.specs, self.grounds)
+        self.starvation.look(time_ns, self.config, self.tasks, self.specs, self.zones, self.places)
         for view in machine.tasks(now_ns, limit=3):
             assert machine.why(view.id, now_ns).text, f"nobody knows why of task {view.id}"
             until_ns = view.ended_ns if view.ended_ns is not None else machine.time_ns(now_ns)
@@ -254,48 +269,50 @@ class PlatformOracle:
 
     # --- processes ---
 
-    def started(self, host: Host, launcher: Launcher) -> None:
-        """Ranks begin on a host."""
-        for token, ranks in host.ranks.items():
-            assert token == launcher.token or not ranks.alive, f"{host.name} runs two gangs"
+    def started(self, ranks: RanksLike) -> None:
+        """Ranks begin on a host, and live."""
         assert self.grounds is not None
-        for other in self.grounds.hosts.values():
-            for token, ranks in other.ranks.items():
-                task = self.launched_task.get(token)
-                same = task == launcher.order.task and token != launcher.token
-                assert not (same and ranks.alive), f"task {task} runs twice"
+        for other in self.grounds.living_ranks():
+            if other is ranks:
+                continue
+            assert other.host is not ranks.host, f"{ranks.host.name} runs two gangs"
+            same = other.launcher.token == ranks.launcher.token
+            assert same or other.launcher.task != ranks.launcher.task, f"task {ranks.launcher.task} runs twice"
+            assert not same or other.attempt == ranks.attempt, f"two attempts of a run of {ranks.launcher.task} live"
 
-    @property
-    def launched_task(self) -> dict[str, int]:
-        return {one.token: one.order.task for one in self.grounds.launchers} if self.grounds is not None else {}
-
-    def launch(self, host: Host, launcher: Launcher) -> None:
+    def launch(self, host: Host, launcher: LauncherLike) -> None:
         assert launcher.token not in self.launched, f"run {launcher.token[:6]} is started twice"
         self.launched[launcher.token] = host.name
-        row = self.tasks.get(launcher.order.task)
+        row = self.tasks.get(launcher.task)
         assert row is not None, "a task that does not exist is started"
-        run = self.runs[launcher.order.task, launcher.order.run]
+        run = self.runs[launcher.task, launcher.run]
         assert host.name == run.nodes[0]
+
+    def said(self, host: Host, statuses: tuple[RunStatus, ...]) -> None:
+        """By an agent, of the runs on its node."""
+        for status in statuses:
+            what = (host.name, status.token)
+            if status.state == "gone":
+                assert not host.lives(status.token), f"{host.name} says that a run is gone, and it lives"
+                assert self._gone.setdefault(what, status.ended) == status.ended, "another end is told"
+            else:
+                assert what not in self._gone, f"a run is back on {host.name} after it was gone"
 
     def every_second(self) -> None:
         """No gang runs in part for long, in truth."""
         if self.grounds is None:
             return
-        live: dict[str, int] = {}
-        for host in self.grounds.hosts.values():
-            for token, ranks in host.ranks.items():
-                if ranks.alive:
-                    live[token] = live.get(token, 0) + 1
-        sizes = {one.token: (len(one.nodes), one) for one in self.grounds.launchers if one.token in live}
-        for token, count in live.items():
-            size, launcher = sizes[token]
-            whole = count == size and launcher.alive
-            preparing = launcher.alive and not launcher.running
-            if whole or preparing:
+        live: dict[str, list[RanksLike]] = {}
+        for ranks in self.grounds.living_ranks():
+            live.setdefault(ranks.launcher.token, []).append(ranks)
+        for token, gang in live.items():
+            launcher = gang[0].launcher
+            if len(gang) == launcher.size and launcher.alive:
                 self._part_since.pop(token, None)
                 continue
             since_ns = self._part_since.setdefault(token, self.world.now_ns)
-            assert self.world.now_ns - since_ns <= PART_NS, f"{count} of {size} nodes run on for too long"
+            late = self.world.now_ns - since_ns > PART_NS
+            assert not late, f"{len(gang)} of {launcher.size} nodes run on for too long"
         for token in list(self._part_since):
             if token not in live:
                 del self._part_since[token]
@@ -311,8 +328,10 @@ class PlatformOracle:
         for run in self.runs.values():
             assert run.state is RunState.OVER, f"run {run.number} of task {run.task} is not over at the end"
         for host in self.grounds.hosts.values():
-            assert not host.disk, f"{host.name} was not told to forget {sorted(host.disk)}"
-            assert not any(ranks.alive for ranks in host.ranks.values()), f"ranks live on {host.name} at the end"
+            known = [token for token, (record, _) in host.runs.items() if not record.forgotten]
+            assert not known, f"{host.name} was not told to forget {sorted(known)}"
+            marks = [process.mark for process in host.processes]
+            assert not marks, f"processes live on {host.name} at the end: {marks}"
         assert self.all_copied(), "rows are left in the outbox"
         self.check_history()
         submissions = [key for key in self.store.rows if key.startswith(SUBMISSIONS.prefix)]

@@ -15,7 +15,18 @@ from fireflyer.cluster.core.platform.store.rows import ConfigRow, PlaceRow, RunR
 from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Reservation
 from fireflyer.cluster.schema.tasks import Outcome, TaskSpec, TaskState
 
-__all__ = ["Maintenance", "check_limits", "check_order", "check_reservations", "may_leave_early"]
+__all__ = [
+    "Maintenance",
+    "aged",
+    "check_limits",
+    "check_order",
+    "check_reservations",
+    "closes",
+    "counted",
+    "leave_ns",
+    "may_leave_early",
+    "waits_for_others",
+]
 
 SLACK_NS = 15 * SECOND
 """Beside its grace period, a run has so long to leave."""
@@ -28,12 +39,12 @@ def check_limits(row: TaskRow, config: ConfigRow, tasks: Mapping[int, TaskRow], 
     own = {(limit.name, limit.priority) for limit in config.limits if limit.kind is LimitKind.USER}
     for limit in config.limits:
         each = limit.kind is LimitKind.EACH
-        if row in _counted(limit, [row]) and not (each and (row.user, limit.priority) in own):
-            used = len(_counted(limit, [one for one in having if not each or one.user == row.user]))
+        if row in counted(limit, [row]) and not (each and (row.user, limit.priority) in own):
+            used = len(counted(limit, [one for one in having if not each or one.user == row.user]))
             assert used <= limit.nodes, f"task {row.id} was started, and {limit.words} has {used} nodes"
 
 
-def _counted(limit: Limit, rows: Iterable[TaskRow]) -> list[TaskRow]:
+def counted(limit: Limit, rows: Iterable[TaskRow]) -> list[TaskRow]:
     of_priority = [row for row in rows if limit.priority in (None, row.priority)]
     match limit.kind:
         case LimitKind.USER:
@@ -48,7 +59,7 @@ def leave_ns(spec: TaskSpec) -> int:
     return spec.grace_ns + SLACK_NS
 
 
-def _closes(window: Reservation, row: TaskRow, nodes: Iterable[str]) -> bool:
+def closes(window: Reservation, row: TaskRow, nodes: Iterable[str]) -> bool:
     admitted = row.user in window.users or row.group in window.user_groups or row.id in window.tasks
     return not admitted and not set(nodes).isdisjoint(window.nodes)
 
@@ -58,7 +69,7 @@ def check_reservations(run: RunRow, row: TaskRow, spec: TaskSpec, windows: Itera
     from_ns = run.scheduled_ns
     to_ns = from_ns + (spec.time_ns if spec.time_ns is not None else leave_ns(spec))
     for window in windows:
-        if _closes(window, row, run.nodes):
+        if closes(window, row, run.nodes):
             apart = to_ns < window.begin_ns or window.until_ns <= from_ns
             assert apart, f"task {row.id} begins on nodes of {window.name} {window.begin_ns - from_ns} ns before that"
 
@@ -68,7 +79,7 @@ def may_leave_early(run: RunRow, row: TaskRow, spec: TaskSpec, windows: Iterable
     at_ns = run.wanted_ns or 0
     for window in windows:
         early_ns = leave_ns(spec) if window.maintenance else 0
-        if _closes(window, row, run.nodes) and window.begin_ns - early_ns <= at_ns < window.until_ns:
+        if closes(window, row, run.nodes) and window.begin_ns - early_ns <= at_ns < window.until_ns:
             return True
     return False
 
@@ -94,11 +105,11 @@ def check_order(
         spec = specs[row.id]
         if row.state not in (TaskState.QUEUED, TaskState.SUSPENDED) or aged(row, spec, at_ns, config) <= mine:
             continue
-        limited = any(_counted(limit, [row]) for limit in config.limits)
-        barred = row.held or at_ns < row.not_before_ns or _waits_for_others(row, spec, tasks)
+        limited = any(counted(limit, [row]) for limit in config.limits)
+        barred = row.held or at_ns < row.not_before_ns or waits_for_others(row, spec, tasks)
         to_ns = at_ns + (spec.time_ns if spec.time_ns is not None else leave_ns(spec))
         closed = any(
-            _closes(window, row, run.nodes) and window.begin_ns <= to_ns and at_ns < window.until_ns
+            closes(window, row, run.nodes) and window.begin_ns <= to_ns and at_ns < window.until_ns
             for window in config.reservations
         )
         other_nodes = closed or not set(run.nodes).isdisjoint(row.excluded)
@@ -106,7 +117,7 @@ def check_order(
         assert not passed, f"task {run.task} begins on nodes that task {row.id} waits for, which counts more"
 
 
-def _waits_for_others(row: TaskRow, spec: TaskSpec, tasks: Mapping[int, TaskRow]) -> bool:
+def waits_for_others(row: TaskRow, spec: TaskSpec, tasks: Mapping[int, TaskRow]) -> bool:
     others = [tasks.get(after.task) for after in spec.after]
     return any(other is not None and other.outcome is not Outcome.SUCCEEDED for other in others)
 
@@ -136,12 +147,12 @@ class Maintenance:
             if not window.maintenance or not window.begin_ns <= time_ns < window.until_ns:
                 continue
             for launcher in grounds.launchers:
-                spec = specs[launcher.order.task]
+                spec = specs[launcher.task]
                 here = [name for name in window.nodes if name in launcher.nodes]
                 alive = [name for name in here if grounds.hosts[name].lives(launcher.token)]
                 # What declared to end before is asked when the window begins.
                 asked_ns = max(self._set_ns[window], settled_ns, window.begin_ns - leave_ns(spec))
                 asked_ns = max(asked_ns, window.begin_ns) if spec.time_ns is not None else asked_ns
                 late = time_ns > asked_ns + leave_ns(spec) + LATE_NS
-                assert not (alive and late), f"task {launcher.order.task} runs on {alive} during {window.name}"
+                assert not (alive and late), f"task {launcher.task} runs on {alive} during {window.name}"
                 self.seen_free += late and bool(here)

@@ -205,12 +205,7 @@ class ExecProcess:
 
     def signal(self, name: str) -> None:
         """To the program's process group."""
-        pid = self._guarded.pid
-        if pid is not None and self._code is None:
-            try:
-                os.killpg(pid, signal.Signals[f"SIG{name}"])
-            except OSError:
-                pass  # it has just ended, or has not yet a group of its own
+        self._guarded.signal(signal.Signals[f"SIG{name}"])
 
     async def end(self) -> None:
         """Returns when nothing of the session is left."""

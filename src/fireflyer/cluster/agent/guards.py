@@ -82,7 +82,12 @@ class Guards:
 
     def living_of(self, run_token: str) -> int:
         """Guards of the run that have not ended."""
-        return sum(guard.order.run_token == run_token for guard in self._machine.living())
+        return self._machine.living_of(run_token)
+
+    def stop_of(self, run_token: str) -> None:
+        """All of the run."""
+        for event in self._machine.to_stop(run_token):
+            self.feed(event)
 
     def get(self, token: str) -> Guard | None:
         return self._machine.guards.get(token)

@@ -34,6 +34,7 @@ from fireflyer.base.errors import Busy, DataCorruption, FireflyerError, NotFound
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.cluster.core.agent import End, Found, Order
 from fireflyer.cluster.core.runs import FoundRun, RunRecord
+from fireflyer.cluster.objects.trees import remove_tree
 from fireflyer.cluster.schema.tickets import ticket_key
 from fireflyer.identity.handshake import UserKey, token_id_of, token_key
 from fireflyer.identity.private_files import read_private_file, require_own_directory, write_private_file
@@ -215,6 +216,12 @@ class AgentDirectory:
             raise translate_os_error(error, f"make {directory}") from error
         write_private_file(os.path.join(directory, "run.json"), msgspec.json.encode(record))
 
+    def remove_run(self, token: str) -> None:
+        """With its run directory, where that is here. Blocks; what a killed agent leaves of it, the next one finds."""
+        record = self.run_record(token)
+        remove_tree(record.file("job"))
+        record.remove()
+
     def found_runs(self) -> tuple[FoundRun, ...]:
         found = []
         for name in sorted(os.listdir(self._runs)):
@@ -224,6 +231,8 @@ class AgentDirectory:
                     record = _read(path, RunRecord)
                     age_ns = max(0, time.time_ns() - os.stat(path).st_mtime_ns)
                     found.append(FoundRun(record, age_ns))
+                except NotFound:
+                    self.remove_run(name)  # an agent was killed as it made or removed it: nothing lives
                 except (FireflyerError, OSError) as error:
                     _log.error("a directory of runs is left alone reason=%s", error)
         return tuple(found)

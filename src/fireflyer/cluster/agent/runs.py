@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 import msgspec
@@ -28,7 +29,7 @@ from fireflyer.cluster.agent.records import AgentDirectory, GuardRecord, Leader
 from fireflyer.cluster.agent.run_copies import Leaders, RunCopies
 from fireflyer.cluster.agent.run_environments import RunEnvironments
 from fireflyer.cluster.agent.start import Starting
-from fireflyer.cluster.core.agent import End, GuardState, StopRequested
+from fireflyer.cluster.core.agent import End
 from fireflyer.cluster.core.runs import (
     Begin,
     Changed,
@@ -47,6 +48,7 @@ from fireflyer.cluster.core.runs import (
     Remembered,
     RememberLeader,
     Remove,
+    Removed,
     RenewLease,
     RunRecord,
     RunsMachine,
@@ -132,6 +134,8 @@ class Runs:
             self._on_doing,
         )
         self._collected_ns = 0  # long ago
+        self._removals = ThreadPoolExecutor(1, "removals")
+        """Directories may hold millions of files: the loop of the agent does not wait for them."""
         self._not_copied: dict[str, EndedRun] = {}
         """Runs whose launcher was not started for want of their directory."""
 
@@ -274,6 +278,7 @@ class Runs:
         """Launchers live on."""
         self._processes.close()
         self._copies.close()
+        self._removals.shutdown(wait=False, cancel_futures=True)
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -287,14 +292,11 @@ class Runs:
                 self._press(effect)
             case StopGuards(token):
                 self._stop_execs(token)
-                for guard in self._guards.living():
-                    if guard.order.run_token == token and guard.state is not GuardState.STOPPING:
-                        self._guards.feed(StopRequested(guard.order.token))
+                self._guards.stop_of(token)
             case Remember(record):
                 self._write(record)
             case Remove(token):
-                remove_tree(os.path.join(self._accounts_dir, token))
-                self._directory.run_record(token).remove()
+                self._remove(token)
             case RenewLease(ends_ns):
                 self._renew(ends_ns)
             case RememberLeader(term, managers, stop_after_ns):
@@ -322,6 +324,17 @@ class Runs:
             _log.error("a run cannot be written down, and is tried again reason=%s", error)
         else:
             self._driver.feed(Remembered(record))
+
+    def _remove(self, token: str) -> None:
+        def remove() -> None:
+            remove_tree(os.path.join(self._accounts_dir, token))
+            self._directory.remove_run(token)
+
+        def done(_: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # a closed loop: the agent ends, and the next one removes it
+                self._loop.call_soon_threadsafe(self.feed, Removed(token))
+
+        self._removals.submit(remove).add_done_callback(done)
 
     def _renew(self, ends_ns: int) -> None:
         try:

@@ -1,8 +1,7 @@
 """The agent's calls to the managers of the platform: what runs here, and the orders that are the answer.
 
 One call at a time is held by the leader. When something changes here, the call is given up and the next one says it. A
-manager that cannot be reached, or does not lead, is followed by the next one in the list, then there is a pause, which
-doubles and is spread by chance: the agents of a cluster do not come all at once when a manager is back.
+manager that cannot be reached, or does not lead, is followed by the next one (`core.manager_choice`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.inventory import inventory_of
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
 from fireflyer.cluster.agent.runs import Runs
+from fireflyer.cluster.core.manager_choice import ManagerChoice
 from fireflyer.cluster.core.revisions import check_manager
 from fireflyer.cluster.schema.sync import HOLD_NS, REVISION, SYNC, Inventory, Sync
 from fireflyer.identity.handshake import UserCredential
@@ -31,9 +31,6 @@ _CONNECT_NS: Final = 3 * SECOND
 _CALL_NS: Final = HOLD_NS + 3 * SECOND
 """A manager whose machine is silent is left before the lease of the node is in danger."""
 _ANSWER_S: Final = 0.05
-_PAUSE_S: Final = 0.2
-_MAX_PAUSE_S: Final = 5.0
-_MAX_MANAGERS: Final = 32
 
 
 class Managers:
@@ -55,29 +52,24 @@ class Managers:
         self._incarnation = incarnation
         self._on_leader = on_leader
         self._sequence = 0
-        self._leader = ""
-        """Manager that answers."""
-        self._lost = ""
-        """Manager that answered last, and then did not."""
+        self._choice = ManagerChoice()
         self._inventory: Inventory | None = None
         self.leave: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Done when the managers want this agent to go, with the exit code that it is to have."""
 
     async def run(self) -> None:
-        pause_s = _PAUSE_S
         while True:
             heard = False
             for address in self.addresses():
                 if await self._follow(address):
                     heard = True
-                    self._leader, self._lost = "", address
+                    self._choice.lost(address)
                     break
-            pause_s = _PAUSE_S if heard else min(2 * pause_s, _MAX_PAUSE_S)
-            await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+            pause_ns = self._choice.pause_ns(heard=heard)
+            await asyncio.sleep(random.uniform(0.5, 1) * pause_ns / SECOND)
 
     def addresses(self) -> list[str]:
-        """The one that answers first, those that the managers named, and those of the time of joining. The one that was
-        lost comes last: its machine may be silent, and another one leads soon."""
+        """In the order in which they are asked."""
         membership = self._membership()
         if membership is None or not membership.managers:
             return []
@@ -86,9 +78,7 @@ class Managers:
         except FireflyerError as error:
             _log.error("addresses of managers cannot be read reason=%s", error)
             named = ()
-        known = dict.fromkeys((self._leader, *named, *membership.managers))
-        first = [one for one in known if one not in ("", self._lost)]
-        return [*first[: _MAX_MANAGERS - 1], *([self._lost] if self._lost else [])]
+        return self._choice.addresses(named, membership.managers)
 
     async def _follow(self, address: str) -> bool:
         """As long as this manager answers. Whether it ever did."""
@@ -103,7 +93,7 @@ class Managers:
             while self._membership() is not None:
                 if await self._ask(client, self._inventory):
                     answered = True
-                    self._leader, self._lost = address, ""
+                    self._choice.answers(address)
                     self._on_leader(client)
         except PermissionDenied as error:
             _log.warning("manager refuses this agent, or is refused address=%s reason=%s", address, error)

@@ -259,6 +259,18 @@ class AgentMachine:
     def living(self) -> list[Guard]:
         return [guard for guard in self.guards.values() if guard.state in LIVING]
 
+    def living_of(self, run_token: str) -> int:
+        """Guards of the run that have not ended."""
+        return sum(guard.order.run_token == run_token for guard in self.living())
+
+    def to_stop(self, run_token: str) -> list[StopRequested]:
+        """For guards of the run that nobody has asked to end yet."""
+        return [
+            StopRequested(guard.order.token)
+            for guard in self.living()
+            if guard.order.run_token == run_token and guard.state is not GuardState.STOPPING
+        ]
+
     def _adopt(self, found: Found) -> None:
         token = found.order.token
         state = GuardState.STARTING if found.end is None else GuardState.ENDED

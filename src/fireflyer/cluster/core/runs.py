@@ -31,7 +31,36 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.schema.sync import MAX_RUNS, EndedRun, LaunchOrder, Orders, RunOrder, RunStatus
+from fireflyer.cluster.core.run_messages import (
+    Begin,
+    Changed,
+    Effect,
+    Event,
+    ExecsLiving,
+    FoundRun,
+    GuardsLiving,
+    KillLauncher,
+    LauncherGone,
+    LauncherUp,
+    Left,
+    Living,
+    OrdersHeard,
+    RanksStarted,
+    Remember,
+    Remembered,
+    RememberLeader,
+    Remove,
+    Removed,
+    RenewLease,
+    RunRecord,
+    StartLauncher,
+    StopGuards,
+    SuspendLauncher,
+    TerminateLauncher,
+    Tick,
+    WatchLauncher,
+)
+from fireflyer.cluster.schema.sync import MAX_RUNS, EndedRun, Orders, RunOrder, RunStatus
 from fireflyer.cluster.schema.tasks import Cause
 
 __all__ = [
@@ -60,6 +89,7 @@ __all__ = [
     "RememberLeader",
     "Remembered",
     "Remove",
+    "Removed",
     "RenewLease",
     "RunRecord",
     "RunsMachine",
@@ -94,162 +124,6 @@ class Launcher(Enum):
     OVER = "over"
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on disk of a run."""
-
-    token: str
-    task: int = 0
-    """Of which it is, where its launcher is here; 0: an older release wrote this."""
-    run: int = 0
-    lead: bool = False
-    """A launcher of it was, or was to be, started here."""
-    over: bool = False
-    """Nothing of that launcher lives."""
-    stopped: bool = False
-    """Nothing of the run is started here any more."""
-    forgotten: bool = False
-    ended: EndedRun | None = None
-    grace_ns: int = 0
-
-
-class FoundRun(msgspec.Struct, frozen=True):
-    record: RunRecord
-    age_ns: int
-    """Since it was written."""
-
-
-class Begin(msgspec.Struct, frozen=True):
-    """`lease_ends_ns`: as an earlier agent of this boot wrote it, or 0."""
-
-    found: tuple[FoundRun, ...]
-    term: int = 0
-    lease_ends_ns: int = 0
-    stop_after_ns: int = 0
-
-
-class OrdersHeard(msgspec.Struct, frozen=True):
-    """`asked_ns`: when the question was sent whose answer they are."""
-
-    orders: Orders
-    asked_ns: int
-
-
-class LauncherUp(msgspec.Struct, frozen=True):
-    token: str
-
-
-class RanksStarted(msgspec.Struct, frozen=True):
-    token: str
-
-
-class LauncherGone(msgspec.Struct, frozen=True):
-    """`clean`: nothing that it started on this node lives. `ended`: as it wrote itself. `began` False: it never ran."""
-
-    token: str
-    clean: bool
-    ended: EndedRun | None = None
-    began: bool = True
-
-
-class GuardsLiving(msgspec.Struct, frozen=True):
-    """So many guards that were started by ticket of this run live now."""
-
-    token: str
-    count: int
-
-
-class Remembered(msgspec.Struct, frozen=True):
-    record: RunRecord
-
-
-class Left(msgspec.Struct, frozen=True):
-    """The machine does not belong to the platform any more: its lease is over."""
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Time has passed."""
-
-
-class ExecsLiving(msgspec.Struct, frozen=True):
-    """So many exec sessions of this run have processes here now."""
-
-    token: str
-    count: int
-
-
-Living = GuardsLiving | ExecsLiving
-Event = Begin | OrdersHeard | LauncherUp | RanksStarted | LauncherGone | Living | Remembered | Left | Tick
-
-
-class StartLauncher(msgspec.Struct, frozen=True):
-    """Write the record, then start. Answered by `LauncherUp` or `LauncherGone`."""
-
-    record: RunRecord
-    order: LaunchOrder
-
-
-class WatchLauncher(msgspec.Struct, frozen=True):
-    """Of an earlier agent. Answered by `LauncherUp` or `LauncherGone`."""
-
-    token: str
-
-
-class SuspendLauncher(msgspec.Struct, frozen=True):
-    token: str
-
-
-class TerminateLauncher(msgspec.Struct, frozen=True):
-    token: str
-
-
-class KillLauncher(msgspec.Struct, frozen=True):
-    """With all that it started. Answered by `LauncherGone`."""
-
-    token: str
-
-
-class StopGuards(msgspec.Struct, frozen=True):
-    """All that live of this run on this node."""
-
-    token: str
-
-
-class Remember(msgspec.Struct, frozen=True):
-    """Write the record. Answered by `Remembered` when it is on disk."""
-
-    record: RunRecord
-
-
-class Remove(msgspec.Struct, frozen=True):
-    """The directory of a run that is forgotten."""
-
-    token: str
-
-
-class RenewLease(msgspec.Struct, frozen=True):
-    """Guards of runs may run until then."""
-
-    ends_ns: int
-
-
-class RememberLeader(msgspec.Struct, frozen=True):
-    """Write it to disk; what follows is done only then."""
-
-    term: int
-    managers: tuple[str, ...]
-    stop_after_ns: int
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """The manager is to be told of the runs at once."""
-
-
-Effect = (
-    StartLauncher | WatchLauncher | SuspendLauncher | TerminateLauncher | KillLauncher | StopGuards | Remember | Remove
-    | RenewLease | RememberLeader | Changed
-)  # fmt: skip
-
-
 class Refusal(msgspec.Struct, frozen=True):
     """Why no guard of a run may be started. `busy`: it may be asked for again soon."""
 
@@ -273,6 +147,7 @@ class _Run:
     orphaned: bool = False
     """It is stopped because no manager was heard."""
     forget: bool = False
+    removing: bool = False
 
     @property
     def token(self) -> str:
@@ -317,8 +192,8 @@ class RunsMachine:
                 self._on_gone(event)
             case GuardsLiving() | ExecsLiving():
                 self._on_living(event)
-            case Remembered(record):
-                self._on_remembered(record)
+            case Remembered() | Removed():
+                self._on_disk(event)
             case Left():
                 self.lease_ends_ns = 0
                 self._effects.append(RenewLease(0))
@@ -488,9 +363,12 @@ class RunsMachine:
             run.execs = count
             self._forget(run)
 
-    def _on_remembered(self, record: RunRecord) -> None:
-        run = self._runs.get(record.token)
-        if run is not None and run.record == record:
+    def _on_disk(self, event: Remembered | Removed) -> None:
+        if isinstance(event, Removed):
+            self._runs.pop(event.token, None)
+            return
+        run = self._runs.get(event.record.token)
+        if run is not None and run.record == event.record:
             run.on_disk = True
             self._forget(run)
 
@@ -566,11 +444,11 @@ class RunsMachine:
             self._effects.append(Remember(run.record))
 
     def _remove_old(self) -> None:
-        kept = [run for run in self._runs.values() if run.record.forgotten and run.on_disk]
+        kept = [run for run in self._runs.values() if run.record.forgotten and run.on_disk and not run.removing]
         kept.sort(key=lambda run: (run.since_ns, run.token))
         for at, run in enumerate(kept):
             if self._now_ns - run.since_ns >= KEEP_NS or at < len(kept) - MAX_KEPT:
-                del self._runs[run.token]
+                run.removing = True
                 self._effects.append(Remove(run.token))
 
 

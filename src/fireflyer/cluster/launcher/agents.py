@@ -17,6 +17,22 @@ import msgspec
 
 from fireflyer.base.errors import Busy, FireflyerError, PermanentError, TransientError, UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.guard_calls import (
+    Answered,
+    Ask,
+    Begin,
+    Call,
+    Effect,
+    Ended,
+    GaveUp,
+    GuardCalls,
+    KillWanted,
+    NotAnswered,
+    Pause,
+    PauseOver,
+    Refused,
+)
+from fireflyer.cluster.core.guard_calls import Event as CallEvent
 from fireflyer.cluster.core.messages import Event, SupervisorGone, SupervisorLost
 from fireflyer.cluster.launcher.machines import Machine
 from fireflyer.cluster.launcher.nodes import describe_exit
@@ -37,6 +53,7 @@ from fireflyer.identity.handshake import NONCE_BYTES, Credential, UserCredential
 from fireflyer.identity.machines import JoinedMachine
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.address import Address
+from fireflyer.runtime.driver import InlineDriver
 from fireflyer.runtime.rpc import Method, RpcClient
 
 __all__ = ["AgentNodes", "AgentTarget", "Agents", "UserToken"]
@@ -44,8 +61,6 @@ __all__ = ["AgentNodes", "AgentTarget", "Agents", "UserToken"]
 _CONNECT_NS: Final = 5 * SECOND
 _CALL_NS: Final = 15 * SECOND
 """A question that waits is answered every ten seconds."""
-_START_S: Final = 10.0
-"""An agent that cannot be reached for so long starts nothing."""
 _TOLD_S: Final = 60.0
 """An agent may hear of a run later than its launcher was started."""
 _PREPARE_S: Final = 2400.0
@@ -157,7 +172,8 @@ class Agents:
 
 
 class AgentNodes:
-    """As `Nodes`, by agents. `was_up` says whether a supervisor has connected, and lets none connect that has not."""
+    """As `Nodes`, by agents: performs what `core.guard_calls` decides for each incarnation. `was_up` says whether a
+    supervisor has connected, and lets none connect that has not."""
 
     def __init__(
         self,
@@ -183,27 +199,31 @@ class AgentNodes:
         self._first_lease_ns = first_lease_ns
         self._feed = feed
         self._was_up = was_up
-        self._machines: dict[tuple[int, int], Machine] = {}
-        """Where each incarnation is that has not ended as far as is known."""
-        self._killed: set[tuple[int, int]] = set()
+        self._incarnations: dict[tuple[int, int], _Incarnation] = {}
+        """That have not ended as far as is known."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._farewells: set[asyncio.Task[None]] = set()
 
     def start(self, machine: Machine, config: SupervisorConfig) -> None:
-        self._machines[config.node, config.incarnation] = machine
-        self._spawn(self._serve(machine, config))
+        key = config.node, config.incarnation
+        name = GuardName(f"{self._job_token}.{config.node}.{config.incarnation}")
+        self._incarnations[key] = one = _Incarnation(self, self._agents.link(machine.name), machine, config, name)
+        one.driver.feed(Begin())
 
     def kill(self, node: int, incarnation: int) -> None:
-        if (node, incarnation) in self._machines and (node, incarnation) not in self._killed:
-            self._killed.add((node, incarnation))
-            self._spawn(self._stop(node, incarnation, self._machines[node, incarnation]))
+        one = self._incarnations.get((node, incarnation))
+        if one is not None:
+            one.driver.feed(KillWanted())
 
     async def close(self) -> bool:
         """Stops what is left of the job, as far as agents can be reached; leases end the rest."""
-        stops = [self._stop(*key, machine) for key, machine in self._machines.items()]
+        left = list(self._incarnations.values())
+        for one in left:
+            one.stopped.clear()
+            one.driver.feed(KillWanted())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                await asyncio.gather(*stops, *self._farewells, return_exceptions=True)
+                await asyncio.gather(*(one.stopped.wait() for one in left), *self._farewells, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -211,95 +231,111 @@ class AgentNodes:
         await self._agents.close()
         return True
 
-    async def _serve(self, machine: Machine, config: SupervisorConfig) -> None:
-        """One incarnation, from its start to its end."""
-        node, incarnation = config.node, config.incarnation
-        link = self._agents.link(machine.name)
-        name = GuardName(self._token(node, incarnation))
-        try:
-            await self._order(link, machine, config)
-            status = await self._end_of(link, name, (node, incarnation))
-        except FireflyerError as error:
-            kind = SupervisorLost if self._was_up(node, incarnation) else SupervisorGone
-            self._finish(node, incarnation, kind(node, incarnation, f"its agent cannot be used: {_shown(str(error))}"))
-            return
+    def perform(self, one: _Incarnation, effect: Effect) -> None:
+        match effect:
+            case Ask("forget"):
+                farewell = self._spawn(self._forget(one))
+                self._farewells.add(farewell)
+                farewell.add_done_callback(self._farewells.discard)
+            case Ask(call):
+                self._spawn(self._ask(one, call))
+            case Pause(call):
+                self._spawn(self._pause(one, call))
+            case Ended(status):
+                self._ended(one, status)
+            case GaveUp(reason):
+                node, incarnation = one.key
+                kind = SupervisorLost if self._was_up(node, incarnation) else SupervisorGone
+                self._finish(one, kind(node, incarnation, f"its agent cannot be used: {_shown(reason)}"))
+
+    def _ended(self, one: _Incarnation, status: GuardStatus) -> None:
+        node, incarnation = one.key
         reason = _shown(status.reason)
         if status.exit_code is not None:
             self._feed(SupervisorLost(node, incarnation, describe_exit(status.exit_code, reason)))
         kind = SupervisorGone if status.clean else SupervisorLost
-        farewell = self._spawn(self._forget(link, name))
-        self._farewells.add(farewell)
-        farewell.add_done_callback(self._farewells.discard)
-        self._finish(node, incarnation, kind(node, incarnation, reason))
+        self._finish(one, kind(node, incarnation, reason))
 
-    def _finish(self, node: int, incarnation: int, event: Event) -> None:
-        self._machines.pop((node, incarnation), None)
+    def _finish(self, one: _Incarnation, event: Event) -> None:
+        self._incarnations.pop(one.key, None)
         self._feed(event)
 
-    async def _order(self, link: _Link, machine: Machine, config: SupervisorConfig) -> None:
-        """Until it is started; whether it was is not known where this raises `TransientError`."""
-        key = config.node, config.incarnation
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + _START_S
-        while key not in self._killed:
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            environment, sealed_token = self._environment, b""
-            if self._user_token is not None and machine.shared:
-                environment = {**environment, "FF_TOKEN_FILE": self._user_token.path}
-            elif self._user_token is not None:
-                sealed_token = apply_pad(self._user_token.text.encode(), link.target.key, nonce)
-            orders = NodeOrders(
-                config=config,
-                secret=b"",
-                directory=machine.directory,
-                workdir=self._workdir,
-                token=self._token(*key),
-                environment=environment,
-                first_lease_ns=self._first_lease_ns,
-            )
-            sealed = b"" if machine.shared else seal(self._secret, link.target.key, nonce)
-            order = GuardOrder(
-                job=self._job,
-                token=orders.token,
-                orders=orders,
-                sealed=sealed,
-                nonce=nonce,
-                sealed_user_token=sealed_token,
-            )
-            try:
-                await link.call(START_GUARD, order)
-            except TransientError:
-                if loop.time() >= until_s:
-                    raise
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                return
+    async def _ask(self, one: _Incarnation, call: Call) -> None:
+        answer: CallEvent
+        try:
+            match call:
+                case "start":
+                    await one.link.call(START_GUARD, self._order(one))
+                    answer = Answered(call)
+                case "wait":
+                    status = await one.link.call(WAIT_GUARD, one.name)
+                    answer = Answered(call, status)
+                case _:
+                    await one.link.call(STOP_GUARD, one.name)
+                    answer = Answered(call)
+        except TransientError as error:
+            answer = NotAnswered(call, str(error))
+        except FireflyerError as error:
+            answer = Refused(call, str(error))
+        one.driver.feed(answer)
+        if not one.calls.stopping:
+            one.stopped.set()
 
-    async def _end_of(self, link: _Link, name: GuardName, key: tuple[int, int]) -> GuardStatus:
-        """An agent that was started anew does not know of a stop that an earlier one was told."""
-        while (status := await link.ask_until_answered(WAIT_GUARD, name)).state != "ended":
-            if key in self._killed and status.state != "stopping":
-                await link.ask_until_answered(STOP_GUARD, name)
-        return status
+    async def _pause(self, one: _Incarnation, call: Call) -> None:
+        await asyncio.sleep(_PAUSE_S)
+        one.driver.feed(PauseOver(call))
 
-    async def _forget(self, link: _Link, name: GuardName) -> None:
+    async def _forget(self, one: _Incarnation) -> None:
         with contextlib.suppress(FireflyerError):
-            await link.call(FORGET_GUARD, name)
+            await one.link.call(FORGET_GUARD, one.name)
 
-    async def _stop(self, node: int, incarnation: int, machine: Machine) -> None:
-        """A stop that comes before the start makes the agent refuse the start."""
-        name = GuardName(self._token(node, incarnation))
-        with contextlib.suppress(PermanentError):
-            await self._agents.link(machine.name).ask_until_answered(STOP_GUARD, name)
-
-    def _token(self, node: int, incarnation: int) -> str:
-        return f"{self._job_token}.{node}.{incarnation}"
+    def _order(self, one: _Incarnation) -> GuardOrder:
+        machine, key = one.machine, one.link.target.key
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        environment, sealed_token = self._environment, b""
+        if self._user_token is not None and machine.shared:
+            environment = {**environment, "FF_TOKEN_FILE": self._user_token.path}
+        elif self._user_token is not None:
+            sealed_token = apply_pad(self._user_token.text.encode(), key, nonce)
+        orders = NodeOrders(
+            config=one.config,
+            secret=b"",
+            directory=machine.directory,
+            workdir=self._workdir,
+            token=one.name.token,
+            environment=environment,
+            first_lease_ns=self._first_lease_ns,
+        )
+        return GuardOrder(
+            job=self._job,
+            token=orders.token,
+            orders=orders,
+            sealed=b"" if machine.shared else seal(self._secret, key, nonce),
+            nonce=nonce,
+            sealed_user_token=sealed_token,
+        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class _Incarnation:
+    """Of a node, with the machine that decides what its agent is asked."""
+
+    def __init__(
+        self, nodes: AgentNodes, link: _Link, machine: Machine, config: SupervisorConfig, name: GuardName
+    ) -> None:
+        self.link, self.machine, self.config, self.name = link, machine, config, name
+        self.key = config.node, config.incarnation
+        self.calls = GuardCalls()
+        self.stopped = asyncio.Event()
+        """Nothing that would stop it is under way."""
+        self.driver: InlineDriver[CallEvent, Effect] = InlineDriver(
+            self.calls, lambda effect: nodes.perform(self, effect)
+        )
 
 
 def _shown(text: str) -> str:

@@ -142,6 +142,7 @@ class Platform:
         self._waiting: dict[int, asyncio.Future[messages.Result]] = {}
         self._held: dict[str, asyncio.Event] = {}
         self._sender = sender
+        self._told_slurm: list[tuple[SlurmEvent, asyncio.Future[None]]] = []
         self.slurm_nodes: SlurmNodes | None = None
         """Where the nodes are Slurm's."""
 
@@ -300,8 +301,17 @@ class Platform:
     def slurm_work(self) -> tuple[Work, ...]:
         return self._machine.slurm_work(self.require_lead())
 
-    def tell_slurm(self, event: SlurmEvent) -> None:
-        self._driver.post(event)
+    async def tell_slurm(self, event: SlurmEvent) -> None:
+        """Returns when what follows from it is committed."""
+        self.require_lead()
+        followed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        told = (event, followed)
+        self._told_slurm.append(told)
+        try:
+            self._driver.post(event)
+            await followed
+        finally:
+            self._told_slurm.remove(told)
 
     # --- views: raise `Elsewhere`, and `NotFound` ---
 
@@ -419,6 +429,10 @@ class Platform:
             case messages.Changed(number, what, name, state):
                 change = {"number": number, "what": what, "name": name, "state": state}
                 self._changes.add(msgspec.convert(change, Change))
+            case messages.SlurmFollowed(events):
+                for told, followed in self._told_slurm:
+                    if not followed.done() and any(event is told for event in events):
+                        followed.set_result(None)
             case Deliver():
                 self._sender.deliver(effect, self._driver.post)
             case messages.LogDecision(text):
@@ -445,6 +459,9 @@ class Platform:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(messages.NotLeader(self._machine.leader_address))
+        for _, followed in self._told_slurm:
+            if not followed.done():
+                followed.set_exception(Elsewhere(self._machine.leader_address))
 
 
 def _states(state: str) -> tuple[TaskState, ...]:

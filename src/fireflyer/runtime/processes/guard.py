@@ -6,7 +6,8 @@
 The guard is started with a pipe as standard input, which nobody but its owner holds open, and a pipe as standard
 output, on which it says one line each: `started PID`, `exited CODE` when the command has ended, `clean` when nothing is
 left. When its input ends (the owner closed it, or died, however it died), or when the command ends, the guard kills
-everything that the command started and ends itself.
+everything that the command started and ends itself. A line `signal NUMBER` in its input goes to the process group that
+the command leads: the guard has not waited for the command yet, so no other group has that number.
 
 Nothing escapes by `setsid` or by forking twice: the guard is a *child subreaper*, so whoever loses its parent becomes
 the guard's own child, and the guard looks for descendants until there are none. Who starts a guard marks it and thereby
@@ -238,6 +239,7 @@ class _Guard:
         self._libc = ctypes.CDLL(None)
         self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._poll = select.poll()
+        self._asked = b""
         self._wake = self._hear_signals()
         self._renewals = -1
 
@@ -298,7 +300,7 @@ class _Guard:
             if self._lease.over(_boottime_ns()):
                 _say("expired")
                 return False
-        if 0 in ready:
+        if 0 in ready and not self._hear_owner(child):
             return False
         heard = os.read(self._wake, 4096) if self._wake in ready else b""
         if signal.SIGTERM in heard and self._detached:
@@ -312,6 +314,20 @@ class _Guard:
                 _say(f"exited {code}")
                 return False
         return True
+
+    def _hear_owner(self, child: int) -> bool:
+        """False when the owner is gone."""
+        data = os.read(0, 4096)
+        *lines, rest = (self._asked + data).split(b"\n")
+        self._asked = rest[-_MAX_WORD_BYTES:]
+        for line in lines:
+            word, _, number = line.partition(b" ")
+            if word == b"signal" and number.isdigit() and len(number) < 3:
+                try:
+                    os.killpg(child, int(number))
+                except OSError:
+                    pass  # it has not yet a group of its own
+        return bool(data)
 
     def _renew(self, lease: Lease) -> bool:
         """False when the command has closed its end: it renews no more, and the lease ends in time."""

@@ -171,6 +171,7 @@ class Guarded:
         try:
             if how.orders:
                 os.write(self._control_pipe.fileno(), how.orders)  # at most MAX_ORDERS_BYTES: it does not block
+            os.set_blocking(self._control_pipe.fileno(), False)
             watch_exit(self._loop, self._process.pid, self._ended)
         except BaseException:
             self._control_pipe.close()
@@ -178,6 +179,15 @@ class Guarded:
             self._process.wait()
             raise
         self._loop.add_reader(self._words.fileno(), self._listen)
+
+    def signal(self, number: int) -> None:
+        """To the process group that the command leads; nothing happens where it leads none, or has ended. The guard
+        sends it, to whom the command's number belongs until it says how that ended."""
+        if not self._control_pipe.closed:
+            try:
+                os.write(self._control_pipe.fileno(), b"signal %d\n" % number)
+            except OSError:
+                pass  # the guard has just ended, or hears nothing: then thousands of signals wait for it
 
     def kill(self) -> None:
         """SIGKILL to the command and everything below it; returns at once, `wait_gone` says when it is done."""

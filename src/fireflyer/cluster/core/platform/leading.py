@@ -233,9 +233,11 @@ class Leading:
         self._tasks.gone.clear()
         self._in_draft.clear()
         self._administration.nodes.clear()
-        if self.slurm is not None:
-            self.slurm.committed()
         return [node for node in nodes if self.heard.ever(node) and self.orders.refresh(node)]
+
+    def followed_slurm(self) -> tuple[SlurmEvent, ...]:
+        """What Slurm said that the committed draft was made of."""
+        return self.slurm.committed() if self.slurm is not None else ()
 
     def taken_notes(self) -> list[str]:
         notes, self._tasks.notes = self._tasks.notes, []

@@ -50,6 +50,7 @@ from fireflyer.cluster.core.platform.messages import (
     Refused,
     Result,
     Settings,
+    SlurmFollowed,
     StepDown,
     Submitted,
     Synced,
@@ -392,6 +393,9 @@ class PlatformMachine:
             self._effects += leading.webhooks.due(leading.ledger.time_ns(now_ns))
         for node in leading.changed_orders():
             self._effects.append(OrdersChanged(node))
+        followed = leading.followed_slurm()
+        if followed:
+            self._effects.append(SlurmFollowed(followed))
         for text in leading.taken_notes():
             self._log_decision(text)
 

@@ -33,6 +33,7 @@ __all__ = [
     "Refused",
     "Result",
     "Settings",
+    "SlurmFollowed",
     "StepDown",
     "Submission",
     "Submitted",
@@ -245,6 +246,12 @@ class Changed(msgspec.Struct, frozen=True, tag="Changed"):
     state: str
 
 
+class SlurmFollowed(msgspec.Struct, frozen=True, tag="SlurmFollowed"):
+    """What follows from these events is committed: `slurm_work` and `slurm_jobs` are of after them."""
+
+    events: tuple[SlurmEvent, ...]
+
+
 class LogDecision(msgspec.Struct, frozen=True, tag="LogDecision"):
     """A decision and its reason, for the log."""
 
@@ -263,4 +270,6 @@ class StepDown(msgspec.Struct, frozen=True, tag="StepDown"):
     reason: str
 
 
-Effect: TypeAlias = Transact | Answer | OrdersChanged | Changed | LogDecision | TookLead | StepDown | Deliver
+Effect: TypeAlias = (
+    Transact | Answer | OrdersChanged | Changed | SlurmFollowed | LogDecision | TookLead | StepDown | Deliver
+)

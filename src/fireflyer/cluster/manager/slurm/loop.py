@@ -52,7 +52,9 @@ class Leader(Protocol):
 
     def slurm_work(self) -> tuple[Work, ...]: ...
 
-    def tell_slurm(self, event: SlurmEvent) -> None: ...
+    async def tell_slurm(self, event: SlurmEvent) -> None:
+        """Returns when what follows from it is committed."""
+        ...
 
     def require_lead(self) -> int: ...
 
@@ -90,8 +92,7 @@ class SlurmLoop:
 
     async def _round(self) -> None:
         watched = self._leader.slurm_jobs()
-        self._leader.tell_slurm(await self._ask(watched))
-        await asyncio.sleep(0.05)  # a draft
+        await self._leader.tell_slurm(await self._ask(watched))
         await self._retire(watched)
         submitted = 0
         for one in self._leader.slurm_work():
@@ -162,7 +163,7 @@ class SlurmLoop:
         else:
             _log.info("submitted to Slurm task=%d job=%d", one.task, slurm_id)
             event = JobSubmitted(one.task, one.number, slurm_id)
-        self._leader.tell_slurm(event)
+        await self._leader.tell_slurm(event)
         return True
 
     async def _cancel(self, one: Cancel) -> None:

@@ -97,9 +97,10 @@ class SlurmEngine:
         for name in self._ledger.nodes.committed:
             self._add_slot(name)
 
-    def committed(self) -> None:
-        """The draft is: what it was made of is used up."""
-        self._in_draft.clear()
+    def committed(self) -> tuple[SlurmEvent, ...]:
+        """The draft is: what it was made of, which is used up."""
+        followed, self._in_draft = tuple(self._in_draft), []
+        return followed
 
     def settings_changed(self, _time_ns: int) -> None:
         self._due = True
