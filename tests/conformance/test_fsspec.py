@@ -17,7 +17,7 @@ import pytest
 from fireflyer.base.errors import UsageError
 from fireflyer.fs import spec
 from fireflyer.fs.spec import TARGET_VARIABLE, FireflyerFileSystem
-from fireflyer.fs.tools.trees import LocalTree
+from fireflyer.fs.tools.trees import LocalFile, LocalTree
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_times_and_modes(files: FireflyerFileSystem) -> None:
     assert files.ukey("/x") == files.ukey("/x")
 
 
-def test_urls_name_their_cluster(files: FireflyerFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_name_their_cluster(files: FireflyerFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, path = fsspec.core.url_to_fs("ff://here:1,there:2/a/b")
     assert (found._target, path) == ("ff://here:1,there:2", "/a/b")
     assert found.unstrip_protocol(path) == "ff://here:1,there:2/a/b"
@@ -187,11 +187,86 @@ def test_urls_name_their_cluster(files: FireflyerFileSystem, monkeypatch: pytest
     assert found._target == "ff:///home/ann/fs"
     assert pickle.loads(pickle.dumps(found)) == found
     monkeypatch.delenv(TARGET_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no cluster is named"):
         fsspec.core.url_to_fs("ff:///b")
+    (tmp_path / "fs").mkdir()
+    (tmp_path / "fs/cluster.json").touch()
+    found, path = fsspec.core.url_to_fs("ff://runs/first/x.zarr")
+    assert (found._target, path) == (f"ff://{tmp_path}/fs", "/runs/first/x.zarr")
+    FireflyerFileSystem.clear_instance_cache()
     monkeypatch.setenv(TARGET_VARIABLE, "ff://there:2")
     assert fsspec.filesystem("ff").unstrip_protocol("/x") == "ff://there:2/x"
     FireflyerFileSystem.clear_instance_cache()
+
+
+class Crowded(LocalTree):
+    """Others make or remove the directory of a file at the very moment when it is missing, or there again."""
+
+    def __init__(self, root: str, others: list[Callable[[], None]]) -> None:
+        super().__init__(root)
+        self.others = others
+        self.opened = 0
+
+    def open(self, path: str, mode: str = "rb", *, permissions: int = 0o666) -> LocalFile:
+        self.opened += 1
+        try:
+            return super().open(path, mode, permissions=permissions)
+        except FileNotFoundError:
+            if self.others:
+                self.others.pop(0)()
+            raise
+
+
+def crowded(root: Path, monkeypatch: pytest.MonkeyPatch, *others: Callable[[], None]) -> FireflyerFileSystem:
+    tree = Crowded(str(root), list(others))
+    monkeypatch.setattr(spec, "_connect", lambda *_: tree)
+    spec._shared.clear()
+    return FireflyerFileSystem(target="ff://crowded:1", skip_instance_cache=True)
+
+
+def test_a_directory_that_another_writer_makes_in_the_meantime_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = crowded(tmp_path, monkeypatch, lambda: (tmp_path / "array").mkdir())
+    fs.pipe_file("/array/0.0", b"x")
+    assert (tmp_path / "array/0.0").read_bytes() == b"x"
+    spec._shared.clear()
+
+
+def test_a_directory_that_another_one_removes_is_made_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = crowded(tmp_path, monkeypatch)
+    real = LocalTree.makedirs
+
+    def fleeting(tree: LocalTree, path: str, *, exist_ok: bool = False) -> None:
+        """Nobody ever finds it."""
+
+    monkeypatch.setattr(LocalTree, "makedirs", fleeting)
+    with pytest.raises(FileNotFoundError):
+        fs.pipe_file("/none/x", b"x")
+    assert isinstance(fs.files, Crowded)
+    assert fs.files.opened == spec.MAX_ATTEMPTS
+    monkeypatch.setattr(LocalTree, "makedirs", real)
+    fs.pipe_file("/none/x", b"x")
+    assert (tmp_path / "none/x").read_bytes() == b"x"
+    spec._shared.clear()
+
+
+def test_what_is_missing_for_another_reason_is_an_error(files: FireflyerFileSystem, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.put_file(str(tmp_path / "none"), "/new/file")
+    with pytest.raises(FileNotFoundError):
+        files.mv("/none", "/new/file")
+
+
+def test_many_writers_into_directories_that_nobody_has_made(files: FireflyerFileSystem) -> None:
+    """As zarr writes the chunks of an array."""
+    with ThreadPoolExecutor(8) as pool:
+        paths = [f"/array/{shard}/c/{chunk}" for shard in range(25) for chunk in range(8)]
+        list(pool.map(lambda path: files.pipe_file(path, path.encode()), paths))
+    assert all(files.cat_file(path) == path.encode() for path in paths)
 
 
 def test_threads_share_one_connection(files: FireflyerFileSystem) -> None:

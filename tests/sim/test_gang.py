@@ -276,9 +276,8 @@ class Cluster:
             assert other.node != one.node or not other.living(), "two attempts alive in one node"
         if not one.alive or one.hung:
             return
-        first = one.node * self.spec.ranks_per_node
         one.attempt, one.told = attempt, False
-        one.ranks = dict.fromkeys(range(first, first + self.spec.ranks_per_node), True)
+        one.ranks = dict.fromkeys(self.gang.layout.ranks(one.node), True)
         one.ends = {}
         for rank in one.ranks:
             crash = self._rng(self.chaos.rank_crashes)

@@ -14,7 +14,7 @@ from tests.sim.test_gang_leases import CALM, QUIET, Links, RemoteCluster, check_
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
 
-from fireflyer.base.events import AttemptFailed, AttemptSized, NodeLost
+from fireflyer.base.events import AttemptFailed, AttemptSized, NodeLost, RankExited
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.gang import Gang
 from fireflyer.cluster.core.hosts import MAX_HOST_FAILURES, Hosts
@@ -52,13 +52,15 @@ class ElasticCluster(RemoteCluster):
 def spec_of(seed: int, **changes: object) -> JobSpec:
     least = 1 + seed % 3
     nodes, spares = least + 1 + seed % 2, seed % 5 // 3
+    host_ranks = tuple(1 + (seed + host) % 3 for host in range(nodes + spares)) if seed % 4 == 3 else ()
     base = JobSpec(
         script="x.py",
         run_dir="/run",
         nodes=nodes,
         min_nodes=least,
         hosts=tuple(f"h{number}" for number in range(nodes + spares)),
-        ranks_per_node=1 + seed % 2,
+        ranks_per_node=max(host_ranks, default=1 + seed % 2),
+        host_ranks=host_ranks,
         max_restarts=1 + seed % 6,
         on_failure=("check",) if seed % 7 < 3 else (),
         on_failure_accuses=seed % 7 == 2,
@@ -92,6 +94,12 @@ def check_members(cluster: ElasticCluster) -> None:
             assert not out & {*event.hosts}, "a host that failed twice is used"
             started = [(node, spec.hosts[host]) for node, host in cluster.started.get(attempt, [])]
             assert started in ([], list(enumerate(event.hosts))), "ranks of others than the members"
+            counts = tuple(spec.ranks_on(spec.hosts.index(host)) for host in event.hosts)
+            assert event.node_ranks == (counts if spec.host_ranks else ()), (
+                "another number of ranks than that of the host"
+            )
+            exits = {one.rank for one in cluster.log if isinstance(one, RankExited) and one.attempt == attempt}
+            assert exits <= set(range(sum(counts))), "a rank that the attempt does not have"
         else:
             assert attempt not in cluster.started, "ranks of an attempt that has no size"
         verdict = failed.get(attempt)
@@ -254,7 +262,7 @@ def test_a_stop_while_a_job_shrinks_ends_it(least: int) -> None:
 
 MUTANTS: dict[str, tuple[object, str, object]] = {
     "a host that failed twice is used": (Hosts, "_left_out", lambda _self, _host: False),
-    "a host that is absent is not passed over": (Hosts, "absent", lambda _self, _host: None),
+    "a host that is absent is not passed over": (Hosts, "absent", lambda _self, _host, _now_ns: None),
     "fewer nodes than needed are enough": (JobSpec, "least_nodes", property(lambda self: max(1, self.min_nodes - 1))),
     "the size is not that of the members": (Gang, "members", property(lambda self: self.nodes)),
 }

@@ -15,7 +15,7 @@ from tests.support.campaigns.seeds import more_seeds
 
 from fireflyer.base.events import AttemptFailed, NodeLost
 from fireflyer.base.units import MS, SECOND
-from fireflyer.cluster.core.hosts import MAX_HOST_FAILURES
+from fireflyer.cluster.core.hosts import LEASE_SLACK_NS, MAX_HOST_FAILURES, SILENT_NS
 from fireflyer.cluster.core.messages import (
     Effect,
     Event,
@@ -301,6 +301,18 @@ def test_without_a_spare_the_job_goes_on_when_the_link_is_mended(seed: int) -> N
     assert len(cluster.hosts_used) > 2
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_host_that_stays_silent_without_a_spare_ends_the_job_soon_though_restarts_are_left(seed: int) -> None:
+    cluster = cut_once(seed, spares=0, cut_ns=3600 * SECOND)
+    assert cluster.finish is not None
+    assert cluster.finish.exit_code == 1
+    assert "h1 was lost, did not answer for 20.0 s after its lease" in cluster.finish.reason
+    lost_ns = 3 * SECOND + seed * 37 * MS + cluster.spec.timeouts.node_lost_ns
+    lease_ns = cluster.spec.timeouts.lease_ns + LEASE_SLACK_NS
+    assert cluster.world.now_ns < lost_ns + lease_ns + SILENT_NS + CONNECT_NS + 5 * SECOND
+    assert [event.restarting for event in cluster.log if isinstance(event, AttemptFailed)][-1] is False
+
+
 def test_a_host_that_fails_again_and_again_is_left_out_and_the_job_ends() -> None:
     spec = spec_of(0, nodes=2, ranks_per_node=1, hosts=("h0", "h1"), max_restarts=1000)
     cluster = RemoteCluster(1, spec, CALM, Links(cut=0))
@@ -318,4 +330,4 @@ def test_a_host_that_fails_again_and_again_is_left_out_and_the_job_ends() -> Non
     assert cluster.finish.exit_code == 1
     assert "no host is left for node 1: h1 failed 2 times" in cluster.finish.reason
     failed = [event for event in cluster.log if isinstance(event, AttemptFailed)]
-    assert len(failed) == MAX_HOST_FAILURES
+    assert [event.restarting for event in failed] == [True] * (MAX_HOST_FAILURES - 1) + [False]

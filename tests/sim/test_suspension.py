@@ -189,8 +189,7 @@ class Job(Cluster):
             assert other.node != one.node or not other.living(), "two attempts alive in one node"
         if not one.alive or one.hung:
             return
-        per_node = self.spec.ranks_per_node
-        numbers = range(one.node * per_node, (one.node + 1) * per_node)
+        numbers = self.gang.layout.ranks(one.node)
         one.attempt, one.told, one.ends = attempt, False, {}
         one.ranks = dict.fromkeys(numbers, True)
         memories = [[0] * CELLS for _ in numbers]

@@ -72,11 +72,19 @@ struct stat stat_of(nb::handle given) {
   return made;
 }
 
+// How long the kernel may keep them. A program that is set-user-id loses that when somebody writes to it: the kernel asks
+// anew before each exec.
+double kept_s(const struct stat& attributes, double valid_s) {
+  const bool set_id = (attributes.st_mode & (S_ISUID | S_ISGID)) != 0;
+  return S_ISREG(attributes.st_mode) && set_id ? 0 : valid_s;
+}
+
 fuse_entry_param entry_of(nb::handle attributes, double valid_s) {
   fuse_entry_param made{};
   made.attr = stat_of(attributes);
   made.ino = made.attr.st_ino;
-  made.attr_timeout = made.entry_timeout = valid_s;
+  made.attr_timeout = kept_s(made.attr, valid_s);
+  made.entry_timeout = valid_s;
   return made;
 }
 
@@ -123,7 +131,7 @@ void reply_entry(ff::FuseSession& self, std::uint64_t number, nb::handle attribu
 
 void reply_attributes(ff::FuseSession& self, std::uint64_t number, nb::handle attributes, double valid_s) {
   const struct stat made = stat_of(attributes);
-  fuse_reply_attr(self.answer(number).request, &made, valid_s);
+  fuse_reply_attr(self.answer(number).request, &made, kept_s(made, valid_s));
 }
 
 fuse_file_info opened(ff::FuseSession& self, std::uint64_t handle, bool keep_pages, bool direct, int fd) {

@@ -113,6 +113,7 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     nodes: int
     ranks_per_node: int
+    """Where `node_ranks` says otherwise, the largest of these."""
     started_s: float | None
     """Seconds since the epoch, for people only."""
     wall_ns: int
@@ -154,6 +155,8 @@ class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Results of fp8 sums in those groups."""
     saturated_ranks: tuple[int, ...] = ()
     """Who rounded them, ascending."""
+    node_ranks: tuple[int, ...] = ()
+    """How many ranks each node has, where these numbers differ."""
 
     @property
     def steps(self) -> int:
@@ -207,7 +210,8 @@ def account(log: Sequence[Logged]) -> JobAccount:
         discarded=discarded,
         failures=_failures(reading, keeps),
         checkpoints=_checkpoints(reading),
-        **_saturation(log, started.nodes * started.ranks_per_node if started is not None else None),
+        **_saturation(log, started.world_size if started is not None else None),
+        node_ranks=started.node_ranks if started is not None else (),
         restored=tuple(a.resume.checkpoint for a in trained if a.resume is not None and a.resume.checkpoint),
     )
 

@@ -104,7 +104,7 @@ def _end(group: Sequence[_Start], number: int, job: JobStarted, at_ns: int, *, l
         entry.event.peer for start in group for entry in start.entries if isinstance(entry.event, PeerFailureReport)
     ]
     if not failed and (not silent or last):
-        whole = not silent and len(group) == job.nodes * job.ranks_per_node
+        whole = not silent and len(group) == job.world_size
         return [Logged(at_ns, JobFinished(0, "all ranks have ended"))] if whole and last else []
     if accused:
         rank, reason = accused[0], f"rank {accused[0]} failed the others, as rank {failed[0] if failed else '?'} saw it"

@@ -14,6 +14,7 @@ import msgspec
 from fireflyer.analytics.accounting import Failure, JobAccount, account
 from fireflyer.analytics.ettr import Ettr, EttrInputs, daly_young_interval_s, ettr
 from fireflyer.base.events import Logged
+from fireflyer.base.rank_layout import counts_text
 from fireflyer.base.units import SECOND, format_bytes, format_duration, format_rate
 
 __all__ = ["MAX_TEXT", "Fact", "FailureStory", "JobReport", "PartRow", "Row", "build_report", "one_line"]
@@ -155,12 +156,12 @@ def _why_unknown(job: JobAccount) -> str:
 
 
 def _summary(job: JobAccount) -> list[Row]:
-    world = job.nodes * job.ranks_per_node
+    world = sum(job.node_ranks) or job.nodes * job.ranks_per_node
     rows = [Row("Command", one_line(" ".join(job.command)) or UNKNOWN)]
     if world:
-        rows.append(
-            Row("Ranks", f"{_count(job.nodes, 'node')} × {_count(job.ranks_per_node, 'rank')}", f"world size {world}")
-        )
+        ranks = counts_text(job.node_ranks) if job.node_ranks else _count(job.ranks_per_node, "rank")
+        size = f"{_count(job.nodes, 'node')}{', ranks: ' if job.node_ranks else ' × '}{ranks}"
+        rows.append(Row("Ranks", size, f"world size {world}"))
     rows.append(Row("Wall time", format_duration(job.wall_ns), _count(job.attempts, "attempt")))
     rows += _saturation(job)
     if not job.reported:

@@ -123,7 +123,7 @@ def read_log(log: Sequence[Logged]) -> JobReading:
     end_ns = max(start_ns, entries[-1].at_ns if entries else 0) if finished_at is None else max(start_ns, finished_at)
     reading = JobReading(started, finished, start_ns, end_ns, [], reported=False)
 
-    world = started.nodes * started.ranks_per_node if started is not None else None
+    world = started.world_size if started is not None else None
     trusted = [
         (min(max(entry.at_ns, start_ns), end_ns), entry.event)
         for entry in entries
@@ -157,7 +157,7 @@ def _ranks_of_attempts(started: JobStarted | None, entries: Sequence[Logged]) ->
     if started is None:
         return {}
     sized = [entry.event for entry in entries if isinstance(entry.event, AttemptSized)]
-    return {event.attempt: event.nodes * started.ranks_per_node for event in sized}
+    return {event.attempt: sum(event.node_ranks) or event.nodes * started.ranks_per_node for event in sized}
 
 
 def _below(ranks: frozenset[int], limit: int | None) -> frozenset[int]:

@@ -131,6 +131,14 @@ class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
     """Seconds since the epoch, for people only."""
     min_nodes: int = 0
     """An attempt may have fewer than `nodes`, but not fewer than these. 0: all have `nodes`."""
+    node_ranks: tuple[int, ...] = ()
+    """Of the largest attempt: how many ranks each node has, or where only a rank writes the log, their sum. Empty:
+    `ranks_per_node`, which else is the largest."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the largest attempt."""
+        return sum(self.node_ranks) or self.nodes * self.ranks_per_node
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, tag="attempt_started"):
@@ -145,6 +153,8 @@ class AttemptSized(msgspec.Struct, frozen=True, tag="attempt_sized"):
     hosts: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     """Hosts that have failed too often to be used in this job again."""
+    node_ranks: tuple[int, ...] = ()
+    """How many ranks each node has. Empty: as many as `JobStarted` says of all."""
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="node_lost"):

@@ -59,6 +59,7 @@ _ALL_NAMES = {
     "FF_JOB_TOKEN",
     "FF_MAX_NODES",
     "FF_MIN_NODES",
+    "FF_NODE_RANKS",
     "FF_RUN_DIR",
     "FF_SECRET_FILE",
 }
@@ -89,6 +90,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Of a job whose size may change at a restart: how many nodes it has at least, and at most. None: all attempts
     have the same."""
     max_nodes: int | None = None
+    node_ranks: str = ""
+    """How many ranks each node has, where these numbers differ, as Slurm writes counts: `8(x3),4`."""
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     attempt: int = 0
@@ -115,7 +118,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     transport: str | None = None
     """What collectives use between nodes, one of `TRANSPORTS` (FF_TRANSPORT). None: nothing is asked for."""
     address: str | None = None
-    """Of this machine, at which ranks of other nodes reach it (FF_ADDRESS). None: as the routes say."""
+    """Of this machine, at which ranks of other nodes reach it (FF_ADDRESS); several, separated by commas, of several
+    networks. None: as the routes say."""
     host: str | None = None
     """Name of this machine in what is declared about the network (FF_HOST). None: what the machine calls itself."""
     ports: PortRange | None = None
@@ -155,6 +159,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_SUSPENSION": self.suspension,
             "FF_MIN_NODES": self.min_nodes,
             "FF_MAX_NODES": self.max_nodes,
+            "FF_NODE_RANKS": self.node_ranks or None,
             "FF_TUNE": "1" if self.tune else None,
             "FF_PIN": None if self.pin else "0",
             "FF_PEER_MEMORY": None if self.peer_memory else "0",
@@ -201,6 +206,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             nodes=integer("GROUP_WORLD_SIZE", max(1, world_size // max(1, local_world_size))),
             min_nodes=integer("FF_MIN_NODES", 0) or None,
             max_nodes=integer("FF_MAX_NODES", 0) or None,
+            node_ranks=environ.get("FF_NODE_RANKS", ""),
             master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
             master_port=integer("MASTER_PORT", 0),
             attempt=integer("TORCHELASTIC_RESTART_COUNT", 0),

@@ -44,6 +44,8 @@ class HfreduceOptions:
     `inline_callbacks`: `get_future` waits for the end of its work, so that callbacks run at once in the thread that
     adds them, in the order of the program and so the same on all ranks. For programs whose callbacks start collectives
     while other threads do (PowerSGD with more than one bucket); the price is that nothing overlaps with such a future.
+    None: where the function that calls `get_future` has a callback written inside of it that names a collective, as
+    torch's PowerSGD hooks have; give True for callbacks that are written elsewhere.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class HfreduceOptions:
         plan: Plan | None = None,
         transport: str | None = None,
         nvlink_pairs: Sequence[tuple[int, int]] | Literal["auto"] = (),
-        inline_callbacks: bool = False,
+        inline_callbacks: bool | None = None,
     ) -> None:
         """Raises `UsageError` where a name is not known."""
         if isinstance(nvlink_pairs, str) and nvlink_pairs != _AUTO:
@@ -74,7 +76,7 @@ class Joined(NamedTuple):
     places: WorldNodes
     transport: str
     """As it was asked for; parts of the group ask for the same."""
-    inline_callbacks: bool = False
+    inline_callbacks: bool | None = None
 
 
 def join(

@@ -1,8 +1,9 @@
 """fsspec's protocol `ff`: pandas, pyarrow, DuckDB, `torch.distributed.checkpoint` and others read and write through it.
 
 `fsspec.open("ff://host:7000/data/x.parquet", token_file="…")`; the forms of addresses are in `fs.tools.addresses`. The
-cluster of `ff:///path` is the option `target` (`ff://host:7000`, or `ff:///directory` of a local cluster) or what the
-environment's FIREFLYER_FS says. Installed with `pip install fireflyer[fsspec]`; fsspec finds it by its entry point.
+cluster of `ff:///path` and `ff://path` is the option `target` (`ff://host:7000`, or `ff:///directory` of a local
+cluster), else what the environment's FIREFLYER_FS says, else that in the working directory
+(`fs.tools.default_cluster`). Installed with `pip install fireflyer[fsspec]`; fsspec finds it by its entry point.
 
 fsspec makes an instance for each thread and copies instances to other processes by their options; all instances of a
 process that name the same cluster in the same way share one connection. Nothing is cached: each call asks.
@@ -30,6 +31,7 @@ from fsspec.utils import isfilelike, stringify_path
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
 from fireflyer.fs.tools.copying import CopyOptions, copy_file
+from fireflyer.fs.tools.default_cluster import default_target
 from fireflyer.fs.tools.trees import NO_REPLACE, Attributes, LocalTree, OpenFile, Tree
 
 __all__ = ["TARGET_VARIABLE", "FireflyerFile", "FireflyerFileSystem", "shared"]
@@ -37,6 +39,8 @@ __all__ = ["TARGET_VARIABLE", "FireflyerFile", "FireflyerFileSystem", "shared"]
 TARGET_VARIABLE: Final = "FIREFLYER_FS"
 MAX_READS: Final = 1024
 """Of one `read_batch` of `cat_ranges`."""
+MAX_ATTEMPTS: Final = 8
+"""To write a file whose directories others make and remove at the same time."""
 _lock = threading.Lock()
 _shared: dict[tuple[int, str, str | None, str | None], _Connected] = {}
 
@@ -101,11 +105,11 @@ class FireflyerFileSystem(AbstractFileSystem):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        target = target or os.environ.get(TARGET_VARIABLE)
+        target = target or os.environ.get(TARGET_VARIABLE) or default_target()
         if not target:
             raise UsageError(
-                "no cluster is named; use ff://host:7000/path, the option target, or the environment variable "
-                f"{TARGET_VARIABLE}"
+                "no cluster is named, and none was started here (`ff fs up -d`); use ff://host:7000/path, the option "
+                f"target, or the environment variable {TARGET_VARIABLE}"
             )
         self._target, self._auto_mkdir = target, auto_mkdir
         self._token, self._token_file = token, token_file
@@ -302,14 +306,20 @@ class FireflyerFileSystem(AbstractFileSystem):
     # --- content ---
 
     def _making_room(self, path: str, action: Any) -> Any:
-        """Once more with the directories above, where they were missing."""
-        try:
-            return action()
-        except FileNotFoundError:
-            parent = posixpath.dirname(path)
-            if not self._auto_mkdir or self.isdir(parent):
-                raise
-        self.files.makedirs(parent, exist_ok=True)
+        """Again with the directories above, where they were missing. Others make and remove them at the same time:
+        they may be there by now, or be gone again."""
+        parent = posixpath.dirname(path)
+        there = False
+        for _ in range(MAX_ATTEMPTS - 1):
+            try:
+                return action()
+            except FileNotFoundError:
+                if not self._auto_mkdir or there:
+                    raise
+            there = self.isdir(parent)
+            if not there:
+                with contextlib.suppress(FileNotFoundError):  # one above is gone again
+                    self.files.makedirs(parent, exist_ok=True)
         return action()
 
     def _open(self, path: str, mode: str = "rb", autocommit: bool = True, **_: Any) -> FireflyerFile:

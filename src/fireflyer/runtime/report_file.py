@@ -55,8 +55,11 @@ class ReportFile:
         self._offset_ns = started_ns - time.monotonic_ns()
         command = tuple(sys.argv)
         ranks = max(1, env.local_world_size)
-        nodes = max(1, env.world_size // ranks)
-        started = JobStarted(env.job, command, nodes, ranks, env.max_restarts, started_ns / SECOND)
+        even = env.nodes * ranks == env.world_size
+        started = JobStarted(
+            env.job, command, env.nodes, ranks, env.max_restarts, started_ns / SECOND,
+            node_ranks=() if even else (env.world_size,),
+        )  # fmt: skip
         self._write([started, AttemptStarted(env.attempt)])
 
     def append(self, reports: Sequence[Report]) -> bool:

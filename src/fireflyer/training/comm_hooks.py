@@ -80,25 +80,31 @@ class CommHook:
         self._state = state
         self._hook = hook
 
-    def start(self, bucket: GradBucket) -> HookMean:
-        """Calls the hook. Raises what it raises, and `UsageError` where it returns no future."""
+    def start(self, bucket: GradBucket, on_error: Callable[[Exception], None]) -> HookMean:
+        """Calls the hook. Raises what it raises, and `UsageError` where it returns no future; `on_error` is told
+        before, and of what its future ends with."""
         target = bucket.buffer()
-        future = self._hook(self._state, bucket)
-        if not isinstance(future, torch._C.Future):  # noqa: SLF001 - of which torch.futures.Future is a subclass
-            raise UsageError(
-                f"the communication hook {self.name} returned a {type(future).__name__}; it must return a "
-                "torch.futures.Future of a tensor"
-            )
-        return HookMean(self.name, future, target)
+        try:
+            future = self._hook(self._state, bucket)
+            if not isinstance(future, torch._C.Future):  # noqa: SLF001 - of which torch.futures.Future is a subclass
+                raise UsageError(
+                    f"the communication hook {self.name} returned a {type(future).__name__}; it must return a "
+                    "torch.futures.Future of a tensor"
+                )
+        except Exception as error:
+            on_error(error)
+            raise
+        return HookMean(self.name, future, target, on_error)
 
 
 class HookMean:
     """What a hook makes of one bucket, while it is under way."""
 
-    def __init__(self, name: str, future: Any, target: torch.Tensor) -> None:
+    def __init__(self, name: str, future: Any, target: torch.Tensor, on_error: Callable[[Exception], None]) -> None:
         self._name = name
         self._future = future
         self._target = target
+        self._on_error = on_error
         self._numel = self._target.numel()
 
     def advance(self) -> None:
@@ -108,7 +114,13 @@ class HookMean:
         return bool(self._future.done())
 
     def wait(self) -> None:
-        value = self._future.wait()
+        try:
+            self._take(self._future.wait())
+        except Exception as error:
+            self._on_error(error)
+            raise
+
+    def _take(self, value: Any) -> None:
         result = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
         if not isinstance(result, torch.Tensor) or result.numel() != self._numel:
             shown = f"{result.numel()} elements" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"

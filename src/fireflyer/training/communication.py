@@ -37,3 +37,6 @@ class Communicator(Protocol):
 
     def broadcast(self, array: Any, *, root: int = 0) -> object:
         """Replaces the array by that of rank `root`; blocks."""
+
+    def abort(self, reason: str) -> None:
+        """Makes every pending and later operation fail with `Aborted` on every rank; nothing where it has failed."""

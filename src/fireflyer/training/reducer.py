@@ -53,6 +53,8 @@ from fireflyer.training.overlap import Interval
 __all__ = ["REDUCED_DTYPES", "GradientReducer", "ReducerStats", "in_backward"]
 
 MAX_NAMES_IN_MESSAGE = 8
+MAX_TOLD = 1000
+"""Characters of an exception that the other ranks are told."""
 REDUCED_DTYPES: Final = (
     torch.float64,
     torch.float32,
@@ -317,11 +319,20 @@ class GradientReducer:
         index = self._buckets.index(bucket)
         if self._hook is not None:
             is_last = index == len(self._buckets) - 1
-            return self._hook.start(GradBucket(bucket, summed, index=index, is_last=is_last))
+            grad_bucket = GradBucket(bucket, summed, index=index, is_last=is_last)
+            return self._hook.start(grad_bucket, self._tell_of_hook)
         # named after its parameters, so that residuals survive a restart with other buckets where they fit
         key = f"{bucket.names[0]}..{bucket.names[-1]}"
         gradients = summed[: bucket.summed_gradients.numel()]
         return start_mean(self._comm, key, summed, gradients, self._compression, ranks)
+
+    def _tell_of_hook(self, error: Exception) -> None:
+        """The others wait for operations that the hook would have started here: they are told why none come. Where the
+        group has failed before, as it has when the hook failed because of that, this changes nothing."""
+        assert self._hook is not None  # noqa: S101 - it raised
+        if self._comm.world_size > 1:
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_TOLD]
+            self._comm.abort(f"the communication hook {self._hook.name} of rank {self._comm.rank} raised {what}")
 
     def _finish(self) -> None:
         if not self._active:

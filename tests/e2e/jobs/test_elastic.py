@@ -109,8 +109,13 @@ def losses(out: str) -> dict[int, float]:
 def test_a_job_goes_on_with_the_machines_that_are_left_and_one_history_gives_the_same_bits(
     machines: Machines, module_path: Path
 ) -> None:
-    """Two jobs lose the same machine at the same step."""
-    options = ["--hosts=a,b,c", "--nodes=2:3", "--max-restarts=2", "--ssh=ssh -o BatchMode=yes -o ConnectTimeout=2"]
+    """Two jobs lose the same machine at the same step; machine a has two ranks, the others have one."""
+    options = [
+        "--hosts=a:2,b:1,c:1",
+        "--nodes=2:3",
+        "--max-restarts=2",
+        "--ssh=ssh -o BatchMode=yes -o ConnectTimeout=2",
+    ]
     directories = [module_path / "first", module_path / "second"]
     jobs = [Job(machines, directory, *options, steps=STEPS, run_dir=directory.name) for directory in directories]
     alone = module_path / "alone"
@@ -127,11 +132,15 @@ def test_a_job_goes_on_with_the_machines_that_are_left_and_one_history_gives_the
     ended = [job.end() for job in jobs]
     for (code, out, error), job, directory in zip(ended, jobs, directories, strict=True):
         assert code == 0, out + error
-        assert "ff     | attempt 1 has 2 nodes, not 3: a, c\n" in out
+        assert "ff     | job job: 2 to 3 nodes, ranks: 2,1(x2)\n" in out
+        assert "ff     | attempt 1 has 2 nodes (ranks: 2,1), not 3: a, c\n" in out
         sized = [event for event in job.events() if isinstance(event, AttemptSized)]
-        assert sized == [AttemptSized(0, 3, ("a", "b", "c")), AttemptSized(1, 2, ("a", "c"))]
+        assert sized == [
+            AttemptSized(0, 3, ("a", "b", "c"), node_ranks=(2, 1, 1)),
+            AttemptSized(1, 2, ("a", "c"), node_ranks=(2, 1)),
+        ]
         resumed = LOST_AT - 1 - (LOST_AT - 1) % SAVED_EVERY
-        assert stored_plans(str(directory)) == (PlanRecord(1, 3), PlanRecord(resumed + 1, 2))
+        assert stored_plans(str(directory)) == (PlanRecord(1, 4), PlanRecord(resumed + 1, 3))
         assert losses(out) == pytest.approx(undisturbed, rel=TOLERANCE)
     first, second = (losses(out) for _, out, _ in ended)
     assert first == second

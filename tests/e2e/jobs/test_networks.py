@@ -116,11 +116,12 @@ def run(machines: Machines, *options: str) -> Done:
 
 @pytest.fixture(scope="module")
 def two_by_two(running: Machines) -> Done:
-    """A job with all of it: looked at by the tests of the first tier."""
+    """A job with all of it, three ranks on one machine and one on the other: looked at by the tests of the first
+    tier."""
     running.reset()
     prepare(running)
     options = ["--port-range=29500-29511", "--interface=eth1", "--log-dir=kept", "--tee=1", "--redirects=0:2"]
-    return run(running, "--hosts=a:2,b:2", "--name=streams", *options)
+    return run(running, "--hosts=a:3,b:1", "--name=streams", *options)
 
 
 def test_all_listeners_of_a_job_are_in_its_port_range(two_by_two: Done) -> None:
@@ -128,10 +129,10 @@ def test_all_listeners_of_a_job_are_in_its_port_range(two_by_two: Done) -> None:
     assert len(seen) == 4
     for one in seen.values():
         ports = set(one["listening"]) - {SSH}
-        assert len(ports) >= 2, "a node of two ranks listens at two ports at least"
+        assert len(ports) >= (3 if one["node"] == 0 else 1), "each rank listens at a port at least"
         assert ports <= set(range(FIRST, FIRST + 12))
     assert seen[0]["master"][1] in seen[0]["listening"]
-    assert [seen[rank]["reserved"] for rank in range(4)] == [True, True, False, False], "on the machine of rank 0"
+    assert [seen[rank]["reserved"] for rank in range(4)] == [True, True, True, False], "on the machine of rank 0"
 
 
 def test_ranks_meet_at_the_addresses_of_the_interface_that_was_chosen(two_by_two: Done) -> None:
@@ -150,24 +151,89 @@ def test_ranks_meet_at_the_addresses_of_the_interface_that_was_chosen(two_by_two
 def test_ranks_of_several_machines_have_the_variables_of_torchrun(two_by_two: Done) -> None:
     for rank, one in two_by_two.seen().items():
         assert one["place"] == {
-            "RANK": rank, "WORLD_SIZE": 4, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4, "LOCAL_RANK": rank % 2,
-            "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": rank // 2, "GROUP_WORLD_SIZE": 2,
+            "RANK": rank, "WORLD_SIZE": 4, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4, "LOCAL_RANK": rank % 3,
+            "LOCAL_WORLD_SIZE": 3 - 2 * (rank // 3), "GROUP_RANK": rank // 3, "GROUP_WORLD_SIZE": 2,
         }  # fmt: skip
 
 
 def test_streams_of_all_ranks_are_kept_and_shown_as_asked(two_by_two: Done) -> None:
     seen = two_by_two.seen()
     kept = {path.parts[-5:]: path.read_text() for path in (two_by_two.directory / "kept").rglob("*.log")}
-    names = {(node, rank, name) for node in (0, 1) for rank in "01" for name in ("stdout.log", "stderr.log")}
-    names -= {(node, "1", "stderr.log") for node in (0, 1)}
+    names = {(node, rank, "stdout.log") for node, rank in ((0, "0"), (0, "1"), (0, "2"), (1, "0"))}
+    names |= {(node, "0", "stderr.log") for node in (0, 1)}
     found = {(int("_node1" in path[1]), path[3], path[4]) for path in kept}
     assert found == names
     for path, text in kept.items():
-        rank = 2 * ("_node1" in path[1]) + int(path[3])
+        rank = 3 * ("_node1" in path[1]) + int(path[3])
         assert path[1].startswith("streams_")
         assert text == (f"complaint of {rank}\n" if path[4] == "stderr.log" else json.dumps(seen[rank]) + "\n")
     shown = sorted(line.partition(" | ")[2] for line in two_by_two.out if "complaint" in line)
-    assert shown == ["complaint of 1", "complaint of 3"], "stderr of local rank 0 is not shown"
+    assert shown == ["complaint of 1", "complaint of 2"], "stderr of local rank 0 is not shown"
+
+
+BYTES: Final = """
+import os, signal, sys
+import numpy as np
+from fireflyer.base.errors import PeerFailed
+from fireflyer.base.units import SECOND
+from fireflyer.collectives import Communicator
+from fireflyer.runtime import read_environment
+
+def sent(name):
+    return int(open(f"/sys/class/net/{name}/statistics/tx_bytes").read())
+
+env = read_environment()
+with Communicator.from_environment(env, timeout_ns=2 * SECOND) as comm:
+    before = [sent("eth0"), sent("eth1")]
+    total = np.ones(1 << 20, np.float32)
+    for _ in range(8):
+        comm.allreduce(total, op="mean")
+    print("address", env.address, "names", os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+    print("sent", sent("eth0") - before[0], sent("eth1") - before[1], "mean", total.max(), flush=True)
+    while sys.argv[1] == "until-cut":
+        try:
+            comm.allreduce(total, op="mean")
+        except PeerFailed as error:
+            print("failed", error, flush=True)
+            sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_sums_go_over_both_networks_and_the_one_that_fails_is_named_by_its_address(machines: Machines) -> None:
+    for machine in machines.values():
+        machine.path(f"{WORK}/job.py").write_text(BYTES)
+    command = ["ff", "run", "--run-dir=run", "--hosts=a,b", "--interface=eth0,eth1", "job.py", "until-cut"]
+    process = machines["a"].start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    shown: list[str] = []
+    while sum(" | sent " in line for line in shown) < 2:
+        shown.append(process.stdout.readline())
+        assert shown[-1], shown
+    machines.cut("b", nic=1)
+    out, _ = process.communicate(timeout=allowed_s(60))
+    for number, name in enumerate("ab"):
+        own = f"10.88.0.{number + 1},10.88.1.{number + 1}"
+        assert any(f"rank {number} | address {own} names eth0,eth1" in line for line in shown), (name, shown)
+    for line in shown:
+        if " | sent " in line:
+            words = line.split()
+            least = min(int(words[words.index("sent") + 1]), int(words[words.index("sent") + 2]))
+            assert least > 8 * (1 << 20), f"each network carries about half of 8 sums of 4 MiB: {line}"
+            assert line.rstrip().endswith("mean 1.0")
+    failed = [line for line in out.splitlines() if "| failed" in line]
+    assert any("from its address 10.88.1." in line and "half-open connection" in line for line in failed), out
+
+
+@pytest.mark.slow
+def test_a_machine_without_one_of_the_networks_is_in_the_table_of_faults(machines: Machines) -> None:
+    one = run(machines, "--hosts=a,b", "--interface=eth0,eth7")
+    assert one.code == 2
+    assert [line.partition("; it has")[0] for line in one.err.splitlines()[:3]] == [
+        "HOST  FAULT",
+        "a     has no address of --interface eth7",
+        "b     has no address of --interface eth7",
+    ]
 
 
 @pytest.mark.slow

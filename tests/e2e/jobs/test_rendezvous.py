@@ -127,8 +127,8 @@ def test_a_spare_that_has_joined_takes_the_place_of_a_machine_that_is_cut_off(
     ("more", "said"),
     [
         (["--node-rank=2"], "error: --node-rank 2 must be from 1 to 1; 0 is the launcher's machine\n"),
-        (["--ranks-per-node=2"], "error: --ranks-per-node 2 is not that of the job, which has 1 on every node; give "
-                                 "the same command on each machine\n"),
+        (["--ranks-per-node=2"], "error: --ranks-per-node 2 is more than the 1 of machine 0; give the machine with the "
+                                 "most ranks --node-rank 0\n"),
         (["--nodes=3"], "error: --nnodes 3 is not that of the job, which has 2 nodes; give the same command on each "
                         "machine\n"),
     ],

@@ -56,6 +56,7 @@ from fireflyer.data import recordset, tokenizer
 from fireflyer.fs.client.local import _Cluster
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
+from fireflyer.fs.core.chain import served_notes
 from fireflyer.fs.core.meta import open_rows, tables
 from fireflyer.fs.schema import data, inodes, meta, routing
 from fireflyer.fs.schema import manager as manager_schema
@@ -92,7 +93,7 @@ class Format(NamedTuple):
 
 FORMATS: Final = (
     # Reports of ranks, the log of a job, launcher and supervisors.
-    Format("job.event-log", "json", events.Logged, revision=4),
+    Format("job.event-log", "json", events.Logged, revision=5),
     Format("job.report", "msgpack", events.Report, revision=2),
     Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
@@ -121,10 +122,10 @@ FORMATS: Final = (
     Format("rpc.cluster.run_file", "msgpack", cluster_wire.RunFile),
     Format("rpc.cluster.run_files.answer", "msgpack", cluster_wire.RunFiles),
     Format("job.host-question", "json", cluster_hosts.HostQuestion, revision=3),
-    Format("job.host-facts", "json", cluster_hosts.HostFacts, revision=3),
+    Format("job.host-facts", "json", cluster_hosts.HostFacts, revision=4),
     Format("job.node-orders", "json", cluster_hosts.NodeOrders, revision=3),
     Format("rpc.cluster.host_question.answer", "msgpack", cluster_hosts.HostQuestion, revision=3),
-    Format("rpc.cluster.host_join.request", "msgpack", cluster_join.JoinRequest, revision=3),
+    Format("rpc.cluster.host_join.request", "msgpack", cluster_join.JoinRequest, revision=4),
     Format("rpc.cluster.host_join.answer", "msgpack", cluster_join.Joined),
     Format("rpc.cluster.host_next.answer", "msgpack", cluster_join.NumberedHostCommand, revision=2),
     Format("rpc.cluster.host_guard_ended.request", "msgpack", cluster_join.GuardEnded),
@@ -132,7 +133,7 @@ FORMATS: Final = (
     Format("rpc.agent.join_machine.request", "msgpack", cluster_agent.JoinMachine, revision=2),
     Format("rpc.agent.join_machine.answer", "msgpack", cluster_agent.Admitted, revision=2),
     Format("rpc.agent.ask.request", "msgpack", cluster_hosts.HostQuestion, revision=2),
-    Format("rpc.agent.ask.answer", "msgpack", cluster_hosts.HostFacts, revision=2),
+    Format("rpc.agent.ask.answer", "msgpack", cluster_hosts.HostFacts, revision=3),
     Format("rpc.agent.start_guard.request", "msgpack", cluster_agent.GuardOrder, revision=3),
     Format("rpc.agent.guard_name.request", "msgpack", cluster_agent.GuardName),
     Format("rpc.agent.guard_status.answer", "msgpack", cluster_agent.GuardStatus),
@@ -269,10 +270,10 @@ FORMATS: Final = (
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
     Format("collectives.topology-file", "toml", declaration.Declaration),
     Format("collectives.topology", "json", declaration.Declaration),
-    Format("collectives.member", "json", rendezvous.RankInfo),
+    Format("collectives.member", "json", rendezvous.RankInfo, revision=2),
     Format("collectives.roster", "json", rendezvous.RendezvousResult),
-    Format("collectives.door", "json", peer_listener.ListenAddress),
-    Format("collectives.doors", "json", list[peer_listener.ListenAddress]),
+    Format("collectives.door", "json", peer_listener.ListenAddress, revision=2),
+    Format("collectives.doors", "json", list[peer_listener.ListenAddress], revision=2),
     Format("collectives.arrival", "json", membership.JoinRequest),
     Format("collectives.seats", "json", membership.Generation),
     Format("collectives.memory-beacons", "json", list[local_peers.MemoryProbe]),
@@ -299,13 +300,13 @@ FORMATS: Final = (
     # The key-value store.
     Format("kvstore.journal-batch", "msgpack", list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]),
     # The file system: managers.
-    Format("rpc.fs.ask.request", "msgpack", manager_schema.Request),
-    Format("rpc.fs.ask.answer", "msgpack", manager_schema.Answer),
+    Format("rpc.fs.ask.request", "msgpack", manager_schema.Request, revision=2),
+    Format("rpc.fs.ask.answer", "msgpack", manager_schema.Answer, revision=2),
     Format("fs.manager.lease-row", "msgpack", fenced.LeaseRow),
     Format("fs.manager.state-row", "msgpack", manager_rows.StateRow),
     Format("fs.manager.node-row", "msgpack", manager_rows.NodeRow),
-    Format("fs.manager.target-row", "msgpack", manager_rows.TargetRow),
-    Format("fs.manager.chain-row", "msgpack", routing.Chain),
+    Format("fs.manager.target-row", "msgpack", manager_rows.TargetRow, revision=2),
+    Format("fs.manager.chain-row", "msgpack", routing.Chain, revision=2),
     Format("fs.manager.table-row", "msgpack", routing.ChainTable),
     Format("fs.manager.session-row", "msgpack", manager_rows.SessionRow),
     Format("fs.manager.move-row", "msgpack", manager_rows.MoveRow),
@@ -314,6 +315,7 @@ FORMATS: Final = (
     Format("fs.capability", "msgpack", capability.Capability),
     Format("fs.target.identity", "json", target_directory._Identity),
     Format("fs.target.run", "json", target_directory._Run),
+    Format("fs.target.chain", "json", served_notes.ServedNote),
     # Metadata.
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),

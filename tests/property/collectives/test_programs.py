@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,17 @@ from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.collectives import Plan, make_plan
 from fireflyer.collectives.planning import programs, simulator
 from fireflyer.collectives.planning.plan import ALGORITHMS, HALVING_DOUBLING, LINE, RING, SUITABLE, TREE, Route
-from fireflyer.collectives.planning.programs import CONTROL, RECEIVES, SENDS, Action, Step, build, links
+from fireflyer.collectives.planning.programs import (
+    CONTROL,
+    RECEIVES,
+    SENDS,
+    Action,
+    Link,
+    Step,
+    build,
+    channel_of,
+    links,
+)
 from fireflyer.collectives.planning.simulator import Value, expected_sum, run
 from fireflyer.collectives.planning.trees import orient
 from fireflyer.native import tree_program
@@ -205,6 +216,20 @@ def test_nobody_sends_more_than_twice_the_data(algorithm: str, nodes: int, most:
             sent[node] += sum(step.span for step in program.steps if step.action in SENDS)
     blocks = build(plan, "allreduce", algorithm, 0)[0].blocks
     assert max(sent.values()) <= most * 2 * blocks
+
+
+@given(networks=st.integers(1, programs.MAX_NETWORKS), case=cases(12))
+def test_the_connections_of_a_node_use_every_network_equally(networks: int, case: Case) -> None:
+    plan = msgspec.structs.replace(case.plan, sockets=programs.sockets_for(networks))
+    for algorithm in ALGORITHMS:
+        used = Counter(
+            programs.network_of(Link(channel_of(algorithm, lane), 0, socket), networks)
+            for lane in programs.LANES
+            for socket in range(plan.sockets)
+        )
+        assert sorted(used) == list(range(networks))
+        assert max(used.values()) - min(used.values()) <= 1
+    assert {programs.network_of(link, networks) for link in links(plan, 0) if link.channel == CONTROL} <= {0}
 
 
 def test_steps_of_a_leaf_can_be_read() -> None:

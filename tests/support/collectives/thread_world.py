@@ -12,7 +12,7 @@ from typing import Generic, Literal, TypeVar
 
 import torch
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation, PeerFailed, Timeout
+from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, PeerFailed, Timeout
 
 __all__ = ["ThreadCommunicator", "ThreadWork", "ThreadWorld", "run_ranks"]
 
@@ -73,6 +73,14 @@ class ThreadWorld:
         self._fail_at = fail_at
         self._lock = threading.Lock()
         self._works: list[ThreadWork] = []
+        self._aborted: Aborted | None = None
+
+    def abort(self, reason: str) -> None:
+        with self._lock:
+            self._aborted = self._aborted or Aborted(reason)
+            for work in self._works:
+                if not work.done():
+                    work.fail(self._aborted)
 
     def start(self, rank: int, number: int, kind: str, array: torch.Tensor) -> ThreadWork:
         with self._lock:
@@ -81,6 +89,8 @@ class ThreadWorld:
             work = self._works[number]
             if self._fail_at is not None and number >= self._fail_at:
                 work.fail(PeerFailed(f"rank {self.size - 1} is gone", rank=self.size - 1))
+            if self._aborted is not None:
+                work.fail(self._aborted)
             work.join(rank, kind, array.detach())
             return work
 
@@ -101,6 +111,9 @@ class ThreadCommunicator:
     def broadcast(self, array: torch.Tensor, *, root: int = 0) -> None:
         assert root == 0
         self._start("broadcast", array).wait()
+
+    def abort(self, reason: str) -> None:
+        self._world.abort(f"rank {self.rank} aborted the group: {reason}")
 
     def _start(self, name: str, array: torch.Tensor, op: str = "") -> ThreadWork:
         assert array.is_contiguous()

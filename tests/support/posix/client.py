@@ -57,6 +57,7 @@ _MODES: Final = {
     1: AllocateMode.KEEP_SIZE,
     3: AllocateMode.PUNCH_HOLE,
     16: AllocateMode.ZERO_RANGE,
+    17: AllocateMode.PUNCH_HOLE,
 }
 _OWNER: Final = 1
 """Of the ranges that a process has locked."""

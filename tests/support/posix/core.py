@@ -423,6 +423,7 @@ class CorePlace:
             1: meta.AllocateMode.KEEP_SIZE,
             3: meta.AllocateMode.PUNCH_HOLE,
             16: meta.AllocateMode.ZERO_RANGE,
+            17: meta.AllocateMode.PUNCH_HOLE,
         }
         if offset < 0 or size <= 0:
             raise file_error(errno.EINVAL)

@@ -220,7 +220,7 @@ class User:
         self._do("ftruncate", number, size)
 
     def fallocate(self, number: int, mode: int, offset: int, size: int) -> None:
-        """`mode`: 0, or of FALLOC_FL_: 1 KEEP_SIZE, 3 PUNCH_HOLE with it, 16 ZERO_RANGE."""
+        """`mode`: 0, or of FALLOC_FL_: 1 KEEP_SIZE, 3 PUNCH_HOLE with it, 16 ZERO_RANGE, 17 that with KEEP_SIZE."""
         self._do("fallocate", number, mode, offset, size)
 
     def fsync(self, number: int) -> None:

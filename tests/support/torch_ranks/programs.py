@@ -22,10 +22,10 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["BACKEND"] = arguments["backend"]
     options = None
-    if arguments.get("inline_callbacks"):
+    if arguments.get("inline_callbacks") is not None:
         from fireflyer.collectives.torch_join import HfreduceOptions
 
-        options = HfreduceOptions(inline_callbacks=True)
+        options = HfreduceOptions(inline_callbacks=arguments["inline_callbacks"])
     dist.init_process_group(arguments["backend"], timeout=timedelta(seconds=30), pg_options=options)
     results: dict[str, Any] = {}
     for name in arguments["programs"]:

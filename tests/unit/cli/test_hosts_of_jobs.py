@@ -39,16 +39,34 @@ def test_a_host_without_a_number_has_the_number_of_the_others(text: str, given: 
 
 
 @pytest.mark.parametrize(
+    ("text", "given", "ranks"),
+    [
+        ("a:8,b:4", None, (8, 4)),
+        ("a:8,b:4", 4, (8, 4)),
+        ("a:8,b", 4, (8, 4)),
+        ("a,b:8", 1, (1, 8)),
+        ("a:4,b:8,c", 2, (4, 8, 2)),
+    ],
+)
+def test_hosts_may_have_different_numbers_of_ranks(text: str, given: int | None, ranks: tuple[int, ...]) -> None:
+    hosts = found(text, given)
+    assert (hosts.host_ranks, hosts.ranks_per_node) == (ranks, max(ranks))
+
+
+@pytest.mark.parametrize(
     ("text", "ranks", "said"),
     [
         (
             "a:4,b:8,c",
             None,
-            "--hosts gives hosts different numbers of ranks, and every node of a job has the same; leave the numbers "
-            "out and give --ranks-per-node 4",
+            "--hosts gives c no number of ranks, and the others have different ones; give --ranks-per-node N, for "
+            "hosts without a number",
         ),
-        ("a,b:8", 4, "--ranks-per-node 4 contradicts the 8 ranks of --hosts; leave one of them out"),
-        ("a,b:8", 1, "--ranks-per-node 1 contradicts the 8 ranks of --hosts; leave one of them out"),
+        (
+            "a:8,b:8",
+            4,
+            "--ranks-per-node 4 contradicts --hosts, which gives each host its number; leave one of them out",
+        ),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(text: str, ranks: int | None, said: str) -> None:
@@ -80,14 +98,18 @@ def test_an_allocation_has_hosts_and_says_how_many_ranks_each_has(
     assert found("slurm", given, ALLOCATION | more) == JobHosts(("n1", "n2", "m"), NodeCount(3, 0), ranks)
 
 
+def test_an_allocation_may_have_different_numbers_of_tasks_on_its_nodes() -> None:
+    hosts = found("slurm", environ=ALLOCATION | {"SLURM_TASKS_PER_NODE": "4,2(x2)"})
+    assert hosts == JobHosts(("n1", "n2", "m"), NodeCount(3, 0), 4, (4, 2, 2))
+
+
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
         ({}, "--hosts slurm: SLURM_JOB_NODELIST is not set; start ff run inside of an allocation"),
         (
-            ALLOCATION | {"SLURM_TASKS_PER_NODE": "4,2(x2)"},
-            "SLURM_TASKS_PER_NODE=4,2(x2) gives nodes different numbers of ranks, and every node of a job has the "
-            "same; give --ranks-per-node 2",
+            ALLOCATION | {"SLURM_TASKS_PER_NODE": "4,2(x3)"},
+            "SLURM_TASKS_PER_NODE=4,2(x3) has numbers for 4 nodes, and the allocation has 3; give --ranks-per-node N",
         ),
         (ALLOCATION | {"SLURM_NTASKS_PER_NODE": "two"}, "the counts 'two' of Slurm are not understood"),
     ],

@@ -27,7 +27,9 @@ class Runs:
         return 0
 
     def shows(self, rank: int, stream: str) -> bool:
-        return not self.hidden(RankLine(rank, 0, 0, stream, ""))  # type: ignore[arg-type]
+        assert self.spec is not None
+        local_rank = rank % self.spec.ranks_per_node
+        return not self.hidden(RankLine(rank, 0, 0, stream, "", local_rank=local_rank))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -56,9 +56,31 @@ def test_a_machine_without_such_an_address_says_which_it_has() -> None:
     assert len(AddressChoice("eth9", "10.9.0.0/16").fault(many)) < 300
 
 
+def test_several_networks_are_chosen_in_order_by_interfaces_or_by_subnets() -> None:
+    both = [("eth1", "10.1.0.3"), ("eth0", "10.0.0.3")]
+    assert AddressChoice("eth1,eth0").choose_all(FOUND) == both
+    assert AddressChoice(subnet="10.1.0.0/16,10.0.0.0/16").choose_all(FOUND) == both
+    assert AddressChoice("eth1", "10.1.0.0/16").choose_all(FOUND) == both[:1]
+    assert AddressChoice().choose_all(FOUND) == []
+
+
+def test_the_network_that_a_machine_lacks_is_named() -> None:
+    choice = AddressChoice("eth0,eth9")
+    assert choice.choose_all(FOUND) == [("eth0", "10.0.0.3")]
+    assert choice.fault(FOUND).startswith("has no address of --interface eth9; it has ")
+    same = AddressChoice(subnet="10.0.0.0/8,10.0.0.0/16")
+    assert len(same.choose_all(FOUND)) == 1
+    assert same.fault(FOUND).startswith("has one address for several networks of --subnet 10.0.0.0/8,10.0.0.0/16; it")
+
+
 @pytest.mark.parametrize(
     ("interface", "subnet", "said"),
     [
+        ("eth0,eth0", "", "--interface eth0,eth0 names one twice; each network is used once"),
+        ("eth0,", "", "--interface '' is no name of a network interface"),
+        ("", "10.0.0.0/16,x", "--subnet 'x' is not understood"),
+        ("eth0,eth1", "10.0.0.0/16,10.1.0.0/16", "--interface and --subnet both name several networks"),
+        (",".join(f"eth{number}" for number in range(9)), "", "names 9 networks; a job uses at most 8"),
         ("eth 1", "", "--interface 'eth 1' is no name of a network interface"),
         ("x" * 16, "", "is no name of a network interface"),
         ("", "10.0.0.0/33", "--subnet '10.0.0.0/33' is not understood; write it like 10.0.0.0/16"),

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
 from fireflyer.cli.jobs.hosts import hosts_of
 from fireflyer.cli.jobs.torchrun import NodeCount, NodeRange
 from fireflyer.cluster.core.facts import MAX_SKEW_NS, Answer, HostRequirements, faults_of, mixed_addresses, same_machine
-from fireflyer.cluster.core.hosts import Hosts
+from fireflyer.cluster.core.hosts import SILENT_NS, Hosts
 from fireflyer.cluster.core.states import Node
 from fireflyer.cluster.schema.hosts import Host, HostFacts, expand_nodelist, parse_hosts
 from fireflyer.cluster.schema.job import JobSpec
@@ -141,10 +142,21 @@ def test_what_another_machine_says_of_its_addresses_cannot_control_the_terminal(
 
 
 def test_addresses_of_one_job_are_all_ipv4_or_all_ipv6() -> None:
-    assert mixed_addresses({"a": "10.0.0.1", "b": "10.0.0.2", "c": ""}) == []
-    ((host, fault),) = mixed_addresses({"a": "", "b": "10.0.0.2", "c": "fd00::3", "d": "10.0.0.4"})
+    assert mixed_addresses({"a": ("10.0.0.1",), "b": ("10.0.0.2",), "c": ()}) == []
+    ((host, fault),) = mixed_addresses({"a": (), "b": ("10.0.0.2",), "c": ("fd00::3",), "d": ("10.0.0.4",)})
     assert host == "c"
     assert fault == "has fd00::3, and b has 10.0.0.2: all need IPv4, or all IPv6; choose with --subnet"
+
+
+def test_machines_of_one_job_have_addresses_in_as_many_networks() -> None:
+    two = ("10.0.0.1", "10.1.0.1")
+    assert mixed_addresses({"a": two, "b": ("10.0.0.2", "10.1.0.2")}) == []
+    assert mixed_addresses({"a": two, "b": ("10.0.0.2",)}) == [
+        ("b", "has 1 of the networks (10.0.0.2), and a has 2; name as many on each machine (--interface, --subnet)")
+    ]
+    ((host, fault),) = mixed_addresses({"a": two, "b": ("10.0.0.2", "fd00::2")})
+    assert host == "b"
+    assert fault.startswith("has fd00::2, and a has 10.0.0.1: all need IPv4, or all IPv6")
 
 
 def test_two_names_of_one_machine_are_found() -> None:
@@ -222,9 +234,43 @@ def test_a_host_that_is_suspect_twice_is_left_out() -> None:
     assert "no host is left for node 1: h1 failed 2 times" in str(known.none_left(nodes))
 
 
+def test_a_silent_host_without_which_the_job_cannot_go_on_is_waited_for_once() -> None:
+    known, nodes = job_on(nodes=2, least=0, hosts=2)
+    start_ns = known.start_limit_ns(1)
+    known.silent(1, 5 * SECOND)
+    assert known.start_limit_ns(1) == SILENT_NS < start_ns
+    known.absent(1, 5 * SECOND + SILENT_NS - 1)
+    assert known.none_left(nodes) is None
+    known.begin_attempt(nodes)
+    known.absent(1, 5 * SECOND + SILENT_NS)
+    assert known.none_left(nodes) == (
+        "no host is left for node 1: h1 was lost, did not answer for 20.0 s after its lease, and there is no spare; "
+        "repair it, or give more hosts (--hosts, --spares)"
+    )
+
+
+def test_a_silent_host_that_comes_back_is_a_host_like_any_other() -> None:
+    known, nodes = job_on(nodes=2, least=0, hosts=2)
+    known.silent(1, 0)
+    known.is_up(1)
+    known.absent(1, 100 * SECOND)
+    assert known.none_left(nodes) is None
+
+
+def test_a_silent_host_is_not_given_up_where_the_others_are_enough() -> None:
+    known, nodes = job_on(nodes=3, least=2, hosts=3)
+    known.silent(1, 0)
+    known.absent(1, 100 * SECOND)
+    assert known.members() == (0, 2)
+    assert known.none_left(nodes) is None
+    known.silent(2, 0)
+    known.absent(2, 100 * SECOND)
+    assert "2 of 3 hosts are left" not in str(known.none_left(nodes))
+
+
 def test_a_host_that_is_absent_is_passed_over_and_tried_again_in_the_next_attempt() -> None:
     known, nodes = job_on(nodes=3, least=2, hosts=3)
-    known.absent(0)
+    known.absent(0, 0)
     assert known.members() == (1, 2)
     known.begin_attempt(nodes)
     assert known.members() == (1, 2, 0)

@@ -49,9 +49,9 @@ class World:
             was_up=lambda node, incarnation: (node, incarnation) in self.up,
         )
 
-    async def join(self, number: int, connection: int, facts: HostFacts = FACTS) -> Caller:
+    async def join(self, number: int, connection: int, facts: HostFacts = FACTS, ranks: int = 0) -> Caller:
         caller = Caller("node", f"host {number}", f"10.0.0.{number}:4000", connection)
-        await self.hosts._join(JoinRequest(number, 0, facts), caller)
+        await self.hosts._join(JoinRequest(number, 0, facts, ranks), caller)
         return caller
 
     def start(self, number: int, incarnation: int = 1) -> None:
@@ -205,3 +205,27 @@ async def test_when_a_machine_looked_at_its_clock_is_known_from_both_sides() -> 
     await world.join(2, 12)  # without a question: how old its answer is is not known
     world.now_ns = 10**15
     assert await world.hosts.wait_for_all(lambda _: None) == {1: Answer(FACTS, 5000, 7000), 2: Answer(FACTS, 0, 7000)}
+
+
+@on_loop
+async def test_each_machine_says_how_many_ranks_it_has_until_the_job_begins() -> None:
+    world = World()
+    await world.join(1, 11, ranks=2)
+    caller = await world.join(2, 12, ranks=1)
+    with pytest.raises(
+        UsageError, match="--ranks-per-node 3 is more than the 2 of machine 0; give the machine with the"
+    ):
+        await world.join(1, 13, ranks=3)
+    assert world.hosts.settle() == (2, 2, 1)
+    world.hosts.disconnected(caller)
+    with pytest.raises(UsageError, match="--ranks-per-node 2 is not that of machine 2, which has had 1 since the job"):
+        await world.join(2, 14, ranks=2)
+    await world.join(2, 15, ranks=1)
+
+
+@on_loop
+async def test_machines_with_the_same_number_of_ranks_have_nothing_to_say_of_it() -> None:
+    world = World()
+    await world.join(1, 11)
+    await world.join(2, 12, ranks=2)
+    assert world.hosts.settle() == ()

@@ -67,6 +67,12 @@ def test_a_sound_job_passes(tmp_path: Path) -> None:
         ),
         ({"env": {"FF_PORT_RANGE": "1"}}, "FF_PORT_RANGE: port range '1' is not understood"),
         ({"ranks_per_node": 2 * RANKS_PER_CORE + 1}, "33 ranks are more than this machine can hold"),
+        (
+            {"hosts": ("a", "b", "c"), "nodes": 2, "ranks_per_node": 8, "host_ranks": (8, 4, 4)},
+            "hosts with different numbers of ranks (8,4(x2)) have no --spares: a spare takes the place of any host",
+        ),
+        ({"hosts": ("a", "b"), "nodes": 2, "host_ranks": (1,)}, "host_ranks must have one number for each host"),
+        ({"hosts": ("a", "b"), "nodes": 2, "host_ranks": (1, 0)}, "--hosts b:0: a host must have at least 1 rank"),
         ({"devices": "gpu"}, "this machine has no GPU; use --devices cpu"),
         ({"inject": (Fault("kill-node", 1, 5),)}, "--inject kill-node=1@5: there is no node 1; the last one is 0"),
         ({"inject": (Fault("kill-rank", 9, 5),)}, "there is no rank 9"),

@@ -204,6 +204,31 @@ def test_a_hook_is_registered_once_and_before_the_first_pass(prepare: Callable[[
     assert expected in errors(1, body)[0]
 
 
+@pytest.mark.parametrize("when", ["at once", "in its future"])
+def test_a_hook_that_fails_on_one_rank_ends_the_waiting_of_the_others_with_its_rank_and_its_error(when: str) -> None:
+    def hook(comm: ThreadCommunicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if comm.rank == 1 and when == "at once":
+            raise ValueError("bad batch shape\n(3, 4)")
+        future.set_result(bucket.buffer())
+        if comm.rank == 1:
+            return future.then(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+        comm.allreduce(bucket.buffer(), async_op=True).wait()
+        return future
+
+    def body(comm: ThreadCommunicator) -> None:
+        model = Ddp(network(), comm)
+        model.register_comm_hook(comm, hook)
+        model(batch()).sum().backward()
+
+    first, second = errors(2, body)
+    assert first.startswith("Aborted: rank 1 aborted the group: the communication hook ")
+    assert "hook of rank 1 raised " in first
+    what = ("ValueError: bad batch shape", " (3, 4)") if when == "at once" else ("division by zero",)
+    assert "".join(what) in first
+    assert what[0] in second
+
+
 def test_a_hook_and_compression_exclude_each_other() -> None:
     def body(comm: ThreadCommunicator) -> None:
         Ddp(network(), comm, compression=Compression("bf16")).register_comm_hook(None, plain)

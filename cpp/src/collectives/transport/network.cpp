@@ -59,6 +59,7 @@ void Network::adopt(const std::vector<Connection>& connections) {
       link->socket = connection.socket;
       link->transport = connection.fd < 0 && fabric_ ? fabric_->transport(connection.node, connection.channel, connection.socket) : tcp_transport(connection.fd);
       if (!link->transport) throw std::invalid_argument("a connection leads to a node of which UCX has no address");
+      link->address = connection.fd < 0 ? "" : peer_address(connection.fd);
       sockets_ = std::max(sockets_, connection.socket + 1);
       data_.push_back(std::move(link));
     }
@@ -69,6 +70,9 @@ void Network::adopt(const std::vector<Connection>& connections) {
       if (data->node == link->node) link->data.push_back(data.get());
     }
     link->started.resize(link->data.size());
+    const auto& links = link->data;
+    const bool one_network = std::all_of(links.begin(), links.end(), [&](const DataLink* data) { return data->address == links.front()->address; });
+    for (DataLink* data : links) data->address = one_network ? "" : data->address;
   }
 }
 
@@ -292,9 +296,9 @@ void Network::watch_data(std::int64_t now_ns) {
       if (data.broken && control->left) {
         fail_node(data.node, "closed its communicator" + during());
       } else if (data.broken && now_ns - data.broken_ns > grace_ns) {
-        fail_node(data.node, "broke its connection" + to_here() + during() + (data.why.empty() ? "" : " (" + data.why + ")"));
+        fail_node(data.node, "broke its connection" + to_here() + from(data) + during() + (data.why.empty() ? "" : " (" + data.why + ")"));
       } else if (data.wants_in && control->started[flow] > data.received && now_ns - data.moved_ns > group_.timeout_ns) {
-        fail_node(data.node, "is alive, but what it sent" + to_here() + during() + " has not arrived for " + seconds(now_ns - data.moved_ns) + ": half-open connection");
+        fail_node(data.node, "is alive, but what it sent" + to_here() + from(data) + during() + " has not arrived for " + seconds(now_ns - data.moved_ns) + ": half-open connection");
       }
     }
   }
@@ -323,6 +327,8 @@ void Network::fail_different(int node, const OpDescriptor& theirs, const OpDescr
 }
 
 std::string Network::to_here() const { return " to " + group_.label(group_.rank); }
+
+std::string Network::from(const DataLink& data) const { return data.address.empty() ? "" : " from its address " + data.address; }
 
 std::string Network::during() const { return current_ ? " during " + current_->op.name() : ""; }
 

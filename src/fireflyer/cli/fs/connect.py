@@ -100,17 +100,21 @@ def _check_addresses(_context: click.Context, _option: click.Parameter, managers
 
 def target_of(directory: str | None, managers: tuple[str, ...]) -> str:
     """What the options, or the environment, or the default name: `ff://…`. Raises `UsageError`."""
+    from fireflyer.fs.tools.addresses import parse_address
+    from fireflyer.fs.tools.default_cluster import default_target
+
     if managers and directory is not None:
         raise UsageError("--dir and --manager cannot be combined; give one of them")
     if managers:
         return f"ff://{','.join(managers)}"
     if directory is None and (target := os.environ.get(TARGET_VARIABLE)):
-        if not target.startswith("ff://"):
+        if not target.startswith("ff:///") and not (target.startswith("ff://") and parse_address(target).target):
             raise UsageError(
                 f"the environment variable {TARGET_VARIABLE} is {target!r}; set it to ff://HOST:PORT or ff:///directory"
             )
         return target
-    return f"ff://{os.path.abspath(directory if directory is not None else DEFAULT_DIRECTORY)}"
+    found = default_target() if directory is None else None
+    return found or f"ff://{os.path.abspath(directory if directory is not None else DEFAULT_DIRECTORY)}"
 
 
 def directory_of(directory: str | None) -> str:

@@ -22,6 +22,9 @@ class JobHosts(NamedTuple):
     names: tuple[str, ...]
     nodes: NodeCount
     ranks_per_node: int
+    """The most that one has."""
+    host_ranks: tuple[int, ...] = ()
+    """How many each has. Empty: all have as many."""
 
 
 def hosts_of(
@@ -38,17 +41,15 @@ def hosts_of(
     hosts: tuple[Host, ...] = ()
     if text == HOSTS_FROM_SLURM:
         allocation = allocation_of(environ, ranks_wanted=ranks_per_node is None)
-        hosts = tuple(map(Host, allocation.hosts))
-        ranks_per_node = ranks_per_node or allocation.ranks
+        hosts = tuple(map(Host, allocation.hosts, allocation.ranks or (None,) * len(allocation.hosts)))
     elif text is not None:
         hosts = parse_hosts(text)
-    ranks = ranks_per_node or 1
     if text is None:
         count = nodes or ONE_NODE
         if spares and not joining:
             raise UsageError("--spares needs --hosts or --rdzv-endpoint: spares are other machines")
         joined = range(count.most + spares if joining else 0)
-        return JobHosts(tuple(f"machine {number}" for number in joined), count, ranks)
+        return JobHosts(tuple(f"machine {number}" for number in joined), count, ranks_per_node or 1)
     if spares >= len(hosts):
         raise UsageError(f"--spares {spares} of {len(hosts)} hosts leave none for the job; give more --hosts")
     there = len(hosts) - spares
@@ -56,20 +57,31 @@ def hosts_of(
     if count.least > there or (not count.least and count.most != there):
         what = "give more hosts, or a smaller range" if count.least else "leave --nodes out"
         raise UsageError(f"--nodes {nodes} and {len(hosts)} --hosts with {spares} --spares do not fit together; {what}")
-    slots = {host.slots for host in hosts if host.slots is not None}
-    if len(slots) > 1:
-        raise UsageError(
-            "--hosts gives hosts different numbers of ranks, and every node of a job has the same; leave the numbers "
-            f"out and give --ranks-per-node {min(slots)}"
-        )
-    if slots and ranks_per_node not in (None, *slots):
-        raise UsageError(
-            f"--ranks-per-node {ranks_per_node} contradicts the {slots.pop()} ranks of --hosts; leave one of them out"
-        )
+    ranks = _ranks_of(hosts, ranks_per_node)
     names = tuple(host.name for host in hosts)
     most = min(count.most, there) if count.least else there
     least = count.least if count.least < most else 0
-    return JobHosts(names, NodeCount(most, least), slots.pop() if slots else ranks)
+    return JobHosts(names, NodeCount(most, least), max(ranks), ranks if len(set(ranks)) > 1 else ())
+
+
+def _ranks_of(hosts: Sequence[Host], ranks_per_node: int | None) -> tuple[int, ...]:
+    """How many ranks each host has: its own number, else that of --ranks-per-node, else that of the others. Raises
+    `UsageError`."""
+    slots = {host.slots for host in hosts if host.slots is not None}
+    without = next((host.name for host in hosts if host.slots is None), None)
+    if without is None:
+        if ranks_per_node not in (None, *slots):
+            raise UsageError(
+                f"--ranks-per-node {ranks_per_node} contradicts --hosts, which gives each host its number; leave one "
+                "of them out"
+            )
+    elif ranks_per_node is None and len(slots) > 1:
+        raise UsageError(
+            f"--hosts gives {without} no number of ranks, and the others have different ones; give --ranks-per-node N, "
+            "for hosts without a number"
+        )
+    others = ranks_per_node or (slots.pop() if slots else 1)
+    return tuple(host.slots or others for host in hosts)
 
 
 def remote_of(

@@ -28,14 +28,15 @@ _OPTIONS = (
         "--interface",
         metavar="NAME",
         default="",
-        help="Ranks reach those of other machines at the address of this network interface, as eth1.  [default: the "
-        "address at which the machine was reached]",
+        help="Ranks reach those of other machines at the address of this network interface, as eth1; with several, as "
+        "eth1,eth2, sums go over all of these networks.  [default: the address at which the machine was reached]",
     ),
     click.option(
         "--subnet",
         metavar="SUBNET",
         default="",
-        help="The same by subnet, where interfaces have other names on other machines, as 10.0.0.0/16.  [default: any]",
+        help="The same by subnet, where interfaces have other names on other machines, as 10.0.0.0/16 or "
+        "10.0.0.0/16,10.1.0.0/16.  [default: any]",
     ),
 )
 

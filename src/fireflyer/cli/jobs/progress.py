@@ -29,6 +29,7 @@ from fireflyer.base.events import (
     Suspended,
     SuspendRequested,
 )
+from fireflyer.base.rank_layout import counts_text
 from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.base.units import SECOND, format_duration, format_rate
 
@@ -135,6 +136,8 @@ class JobProgress:
                 self._nodes = event.nodes
                 nodes = f"{event.min_nodes} to {event.nodes}" if event.min_nodes else str(event.nodes)
                 size = f"{_counted(nodes, 'node')} x {_counted(str(event.ranks_per_node), 'rank')}"
+                if event.node_ranks:
+                    size = f"{_counted(nodes, 'node')}, ranks: {counts_text(event.node_ranks)}"
                 said = [f"job {one_line(event.job)}: {size}"]
                 return [*said, _SIZE_CHANGES] if event.min_nodes else said
             case AttemptSized():
@@ -172,6 +175,8 @@ class JobProgress:
             more = ", ..." if len(event.hosts) > MOST_HOSTS else ""
             hosts = ", ".join(map(one_line, event.hosts[:MOST_HOSTS])) + more
             nodes = "1 node" if event.nodes == 1 else f"{event.nodes} nodes"
+            if event.node_ranks:
+                nodes += f" (ranks: {counts_text(event.node_ranks)})"
             said.append(f"attempt {event.attempt} has {nodes}, not {self._nodes}: {hosts}")
         else:
             moved = [

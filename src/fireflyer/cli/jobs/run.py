@@ -119,7 +119,8 @@ Examples:
 @click.option(
     "--hosts",
     metavar="HOSTS",
-    help="Machines of the job, reached by ssh: a,b:8,[fd00::1]; after a colon the number of ranks, the same on all. "
+    help="Machines of the job, reached by ssh: a:8,b:4,[fd00::1]; after a colon the number of ranks, else that of "
+    "--ranks-per-node. "
     "slurm: those of the allocation.  [default: slurm in an allocation of several nodes without --nodes, else this "
     "machine alone]",
 )
@@ -197,8 +198,9 @@ Examples:
     "--nproc-per-node",
     metavar="N",
     type=RanksPerNode(),
-    help="Ranks (processes of the script) on each node; gpu: one for each GPU, cpu: one for each processor, auto: gpu "
-    "where the machine has GPUs, else cpu.  [default: what --hosts says, else 1]",
+    help="Ranks (processes of the script) on each node, or with --rdzv-endpoint on this machine; gpu: one for each "
+    "GPU, cpu: one for each processor, auto: gpu where the machine has GPUs, else cpu.  [default: what --hosts says, "
+    "else 1]",
 )
 @click.option(
     "--max-restarts",
@@ -415,6 +417,7 @@ def command(
             address=control_address,
         ),
         ranks_per_node=where.ranks_per_node,
+        host_ranks=where.host_ranks,
         max_restarts=max_restarts,
         name=job,
         role=options.role,
@@ -440,7 +443,7 @@ def command(
     )
     for given, meant in misspelt_settings([*os.environ, *spec.env]):
         click.echo(f"warning: {given} is not a setting of Fire-Flyer and is ignored; did you mean {meant}?", err=True)
-    hidden = hidden_lines(options, where.ranks_per_node)
+    hidden = hidden_lines(options)
     return _run(spec, quiet=quiet, own_run_dir=run_dir is not None, hidden=hidden, notice=notice)
 
 

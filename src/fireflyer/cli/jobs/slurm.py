@@ -23,8 +23,8 @@ _COUNTS: Final = ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_TASKS_PE
 
 class Allocation(NamedTuple):
     hosts: tuple[str, ...]
-    ranks: int | None
-    """On each host; None: Slurm says nothing."""
+    ranks: tuple[int, ...]
+    """On each host. Empty: Slurm says nothing."""
 
 
 def notice_of_allocation(environ: Mapping[str, str]) -> str:
@@ -46,17 +46,20 @@ def allocation_of(environ: Mapping[str, str], *, ranks_wanted: bool) -> Allocati
             f"--hosts slurm: {_NODELIST} is not set; start ff run inside of an allocation (salloc, sbatch), "
             "or name the hosts"
         )
-    return Allocation(expand_nodelist(text), _ranks(environ) if ranks_wanted else None)
+    hosts = expand_nodelist(text)
+    return Allocation(hosts, _ranks(environ, len(hosts)) if ranks_wanted else ())
 
 
-def _ranks(environ: Mapping[str, str]) -> int | None:
+def _ranks(environ: Mapping[str, str], hosts: int) -> tuple[int, ...]:
     name = next((name for name in _COUNTS if environ.get(name)), None)
     if name is None:
-        return None
-    counts = set(expand_counts(environ[name]))
-    if len(counts) > 1:
+        return ()
+    counts = expand_counts(environ[name])
+    if len(counts) == 1:
+        return counts * hosts
+    if len(counts) != hosts:
         raise UsageError(
-            f"{name}={environ[name][:80]} gives nodes different numbers of ranks, and every node of a job has the "
-            f"same; give --ranks-per-node {min(counts)}"
+            f"{name}={environ[name][:80]} has numbers for {len(counts)} nodes, and the allocation has {hosts}; give "
+            "--ranks-per-node N"
         )
-    return counts.pop()
+    return counts

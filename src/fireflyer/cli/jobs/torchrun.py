@@ -236,11 +236,11 @@ def _streams(option: str, text: str, ranks_per_node: int) -> tuple[int, ...]:
     return tuple(masks)
 
 
-def hidden_lines(options: TorchrunOptions, ranks_per_node: int) -> Callable[[RankLine], bool]:
+def hidden_lines(options: TorchrunOptions) -> Callable[[RankLine], bool]:
     """Whether a line of a rank is not to be shown: filtered out, or redirected to its file alone."""
 
     def hidden(line: RankLine) -> bool:
-        local = line.rank % ranks_per_node
+        local = line.local_rank
         if options.shown is not None and local not in options.shown:
             return True
         stream = STDOUT if line.stream == "stdout" else STDERR

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fireflyer.base.events import FailureKind, PeerFailureReport
+from fireflyer.base.rank_layout import RankLayout
 from fireflyer.cluster.schema.wire import RankEnd, RankError
 
 __all__ = ["Failure", "blame", "describe_end", "failure_of_end", "gave_up_waiting", "name_the_peer", "signal_name"]
@@ -121,11 +122,11 @@ def blame(failures: Sequence[Failure]) -> Failure:
 
 
 def name_the_peer(
-    failure: Failure, failures: Sequence[Failure], reports: Sequence[PeerFailureReport], *, ranks_per_node: int
+    failure: Failure, failures: Sequence[Failure], reports: Sequence[PeerFailureReport], layout: RankLayout
 ) -> Failure:
-    """`failure`, or that of the peer that its rank gave up on. A peer that is not among the `failures` did not end by
-    itself: the exit code stays that of the rank that did. Of several peers the one named by most ranks is blamed, then
-    the one that was named first."""
+    """`failure`, or that of the peer that its rank gave up on; all are ranks of `layout`. A peer that is not among the
+    `failures` did not end by itself: the exit code stays that of the rank that did. Of several peers the one named by
+    most ranks is blamed, then the one that was named first."""
     if _weight(failure) != 2 or not any(report.rank == failure.rank for report in reports):
         return failure
     named = {report.rank: report for report in reports}  # a rank's last word
@@ -137,4 +138,4 @@ def name_the_peer(
         if own.rank == peer:
             return own
     reason = " ".join(said[0].reason.split())[:MAX_REASON]
-    return Failure(peer // ranks_per_node, peer, failure.exit_code, reason, "infrastructure")
+    return Failure(layout.node_of(peer), peer, failure.exit_code, reason, "infrastructure")

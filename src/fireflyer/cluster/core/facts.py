@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -111,16 +111,25 @@ def _printable(text: str) -> str:
     return "".join(char for char in text if char.isprintable())
 
 
-def mixed_addresses(addresses: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(host, fault) of those whose chosen address is not of the kind, IPv4 or IPv6, of the first one's. Hosts for which
-    none was chosen have an empty one."""
-    chosen = {name: address for name, address in addresses.items() if address}
+def mixed_addresses(addresses: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """(host, fault) of those that have another number of chosen addresses than the first one, or an address not of the
+    kind, IPv4 or IPv6, of its first. Hosts for which none was chosen have none."""
+    chosen = {name: own for name, own in addresses.items() if own}
     first = next(iter(chosen), "")
-    return [
-        (name, f"has {address}, and {first} has {chosen[first]}: all need IPv4, or all IPv6; choose with --subnet")
-        for name, address in chosen.items()
-        if (":" in address) != (":" in chosen[first])
-    ]
+    found = []
+    for name, own in chosen.items():
+        if len(own) != len(chosen[first]):
+            fault = (
+                f"has {len(own)} of the networks ({', '.join(own)}), and {first} has {len(chosen[first])}; name as "
+                "many on each machine (--interface, --subnet)"
+            )
+            found.append((name, fault))
+            continue
+        other = next((address for address in own if (":" in address) != (":" in chosen[first][0])), None)
+        if other is not None:
+            fault = f"has {other}, and {first} has {chosen[first][0]}: all need IPv4, or all IPv6; choose with --subnet"
+            found.append((name, fault))
+    return found
 
 
 def _device_faults(facts: HostFacts, required: HostRequirements) -> list[str]:

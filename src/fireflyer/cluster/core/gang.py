@@ -52,6 +52,7 @@ from fireflyer.base.events import (
     Suspended,
     SuspendRequested,
 )
+from fireflyer.base.rank_layout import RankLayout
 from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.cluster.core.blame import Failure, failure_of_end
@@ -88,7 +89,7 @@ from fireflyer.cluster.core.messages import (
 from fireflyer.cluster.core.node_table import NodeTable
 from fireflyer.cluster.core.states import ENDED, IN_ATTEMPT, WATCHED, Node, NodeState, Phase
 from fireflyer.cluster.core.suspension import Suspension
-from fireflyer.cluster.schema.job import Culprit, Fault, JobSpec
+from fireflyer.cluster.schema.job import Fault, JobSpec
 from fireflyer.cluster.schema.wire import RankEnd, Stop
 
 __all__ = ["TICK_NS", "Gang", "NodeState", "Phase"]
@@ -106,14 +107,14 @@ class Gang:
         self.spec = spec
         self.phase = Phase.STARTING
         self.attempt = 0
-        self.size = spec.nodes
-        """How many nodes the present attempt has."""
+        self.layout = RankLayout(spec.ranks_on(node) for node in range(spec.nodes))
+        """Nodes and ranks of the present attempt; until it is prepared, of the last one."""
         self._hosts = Hosts(spec)
         self._table = NodeTable(spec, self._hosts)
         self._effects: list[Effect] = []
         self._now_ns = 0
         self._tick_ns = 0
-        self._judgement = Judgement(spec)
+        self._judgement = Judgement(spec, self._hosts)
         self._pause_ns = spec.timeouts.backoff_ns
         self._resume_ns = 0
         self._faults = list(spec.inject)
@@ -122,11 +123,7 @@ class Gang:
         self._active_ns = 0
         self._stop_ns = 0
         self._watchdog_ns = spec.watchdog_ns
-        self._suspension = Suspension(
-            ranks_per_node=spec.ranks_per_node,
-            grace_ns=spec.suspend_grace_ns,
-            settle_ns=spec.timeouts.suspend_settle_ns,
-        )
+        self._suspension = Suspension(grace_ns=spec.suspend_grace_ns, settle_ns=spec.timeouts.suspend_settle_ns)
         self._outcome: tuple[int, str] = (0, "")
         self._suspended = False
 
@@ -147,12 +144,12 @@ class Gang:
     @property
     def members(self) -> list[Node]:
         """Nodes of the present attempt; until it is prepared, of the last one."""
-        return self.nodes[: self.size]
+        return self.nodes[: self.layout.nodes]
 
     @property
     def world_size(self) -> int:
         """Ranks of the present attempt."""
-        return self.size * self.spec.ranks_per_node
+        return self.layout.world_size
 
     def states(self) -> tuple[NodeState, ...]:
         return tuple(node.state for node in self.nodes)
@@ -201,6 +198,7 @@ class Gang:
                 max_restarts=spec.max_restarts,
                 wall_time_s=event.wall_time_s,
                 min_nodes=spec.min_nodes,
+                node_ranks=spec.node_ranks if spec.host_ranks else (),
             )
         )
         self._begin_attempt()
@@ -211,10 +209,6 @@ class Gang:
 
     def _gather(self) -> None:
         """Brings nodes up on the members of the attempt: the nodes 0, 1, … in turn, and no others."""
-        reason = self._hosts.none_left(self.nodes)
-        if reason is not None:
-            self._give_up(reason)
-            return
         self._effects += self._table.gather(self._now_ns)
 
     def _assemble(self) -> None:
@@ -228,11 +222,12 @@ class Gang:
                 limit = format_duration(self.spec.timeouts.last_call_ns)
                 self._lose(node, f"it was not there within {limit} (--last-call)")
             return
-        self.size = size
+        self.layout = RankLayout(self.spec.ranks_on(node.host) for node in self.nodes[:size])
         self.phase = Phase.PREPARING
         if self.spec.hosts:
             hosts = tuple(self.spec.hosts[node.host] for node in self.members)
-            self._log(AttemptSized(self.attempt, size, hosts, left_out=self._hosts.left_out()))
+            counts = self.layout.counts if self.spec.host_ranks else ()
+            self._log(AttemptSized(self.attempt, size, hosts, left_out=self._hosts.left_out(), node_ranks=counts))
         self._effects.append(PrepareAttempt(self.attempt))
 
     def _on_prepared(self, event: AttemptPrepared | PrepareFailed) -> None:
@@ -243,7 +238,7 @@ class Gang:
             return
         self.phase = Phase.RUNNING
         self._running_ns = self._active_ns = self._now_ns
-        self._effects += self._table.start_ranks(self.size, self.attempt)
+        self._effects += self._table.start_ranks(self.layout.nodes, self.attempt)
 
     # -- what supervisors say ------------------------------------------------------------------------------------------
 
@@ -277,7 +272,7 @@ class Gang:
         self._log(NodeLost(node=node.number, attempt=self.attempt, reason=reason, host=host))
         failure = f"node {node.number}{f' ({host})' if host else ''} was lost: {reason}"
         if self.phase is Phase.STARTING and self.spec.hosts and node.renewed_ns is None:
-            self._hosts.absent(node.host)
+            self._hosts.absent(node.host, self._now_ns)
             count = len(self._hosts.members())
             if count >= self.spec.least_nodes:
                 return  # the others are enough
@@ -301,16 +296,15 @@ class Gang:
         if event.port_taken:
             self._judgement.port_was_taken()
         node.state = NodeState.IDLE
-        missing = self.spec.ranks_per_node - len(node.ends)
+        missing = self.layout.counts[node.number] - len(node.ends)
         if missing:
             self._lose(node, f"its supervisor reported no exit code for {missing} of its ranks")
 
     def _end_rank(self, node: Node, end: RankEnd) -> None:
-        first = node.number * self.spec.ranks_per_node
-        if end.rank in node.ends or not first <= end.rank < first + self.spec.ranks_per_node:
+        if end.rank in node.ends or end.rank not in self.layout.ranks(node.number):
             return
         node.ends[end.rank] = end
-        failure = failure_of_end(end, node.number, nodes=self.size)
+        failure = failure_of_end(end, node.number, nodes=self.layout.nodes)
         failed = end.exit_code != 0 and not end.told and not end.suspended
         reason = failure.reason if failed else ""
         self._log(RankExited(rank=end.rank, attempt=self.attempt, exit_code=end.exit_code, reason=reason))
@@ -373,7 +367,7 @@ class Gang:
         self._log(SuspendRequested(attempt=self.attempt, rank=rank))
         self._judgement.suspending = True
         running = self.members if self.phase is Phase.RUNNING else []
-        self._effects += self._suspension.begin(self._now_ns, self.attempt, running)
+        self._effects += self._suspension.begin(self._now_ns, self.attempt, running, self.layout)
         if self.phase in (Phase.STARTING, Phase.PREPARING):
             self._judgement.failed_ns = self._now_ns
             self._stop_gang(SIGTERM)
@@ -438,7 +432,9 @@ class Gang:
             self._effects.append(self._table.kill(node, self._now_ns))
         elif node.state is NodeState.KILLING and late:
             node.state = NodeState.DOWN
-            if not self.spec.hosts:  # with hosts its lease is over
+            if self.spec.hosts:  # its lease is over
+                self._hosts.silent(node.host, self._now_ns)
+            else:
                 self._give_up(
                     f"node {node.number} still has processes {format_duration(self.spec.timeouts.kill_ns)} after "
                     "SIGKILL; end them before starting the job again"
@@ -472,20 +468,9 @@ class Gang:
             self._wait_for_end()
 
     def _judge(self) -> None:
-        before = self._judgement.judged
-        self._effects += self._judgement.judge(self._now_ns, self.nodes)
-        if self._judgement.judged and not before:
-            self._count_host_failure(self._judgement.culprit)
+        self._effects += self._judgement.judge(self._now_ns, self.nodes, self.layout)
         if self._judgement.over(self.nodes):
             self._after_stop()
-
-    def _count_host_failure(self, culprit: Culprit | None) -> None:
-        if culprit is None:
-            return
-        if culprit.rank is None:
-            self._hosts.failed(self.nodes[culprit.node])
-        elif self._judgement.verdict == "suspect":
-            self._hosts.suspect(self.nodes[culprit.node].host)
 
     def _after_stop(self) -> None:
         if self._judgement.restarting:

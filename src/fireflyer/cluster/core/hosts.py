@@ -2,7 +2,8 @@
 
 A host whose node was lost has *failed*, one that the check of `--on-failure` found at fault is *suspect*, which counts
 as a failure, too. One that failed twice is left out. One that does not come up is *absent*: it is passed over in this
-attempt and tried again in the next.
+attempt and tried again in the next. A lost one of which nobody has said within its lease that nothing is left there is
+*silent* until it comes up: it is waited for `SILENT_NS` more, and where the job has too few hosts then, it is left out.
 
 The hosts are put in order when an attempt begins, and the first ones that are not passed over are its members: as many
 as the job may have nodes, but suspects only where fewer than it must have are left without them.
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cluster.core.states import Node
 from fireflyer.cluster.schema.job import JobSpec
 
-__all__ = ["LEASE_SLACK_NS", "MAX_HOST_FAILURES", "Hosts", "lease_end_ns"]
+__all__ = ["LEASE_SLACK_NS", "MAX_HOST_FAILURES", "SILENT_NS", "Hosts", "lease_end_ns"]
 
 MAX_HOST_FAILURES = 2
 """A host that failed so often gets no node of this job any more."""
+SILENT_NS = 20 * SECOND
+"""A host that was silent at the end of its lease has so long to come up again."""
 LEASE_SLACK_NS = 2 * SECOND
 """Beyond its lease a guard needs time to notice and to kill, and its clock may run slower than ours."""
 
@@ -35,6 +38,10 @@ class Hosts:
         """How often in a row."""
         self._suspect = [False] * count
         self._passed_over = [False] * count
+        self._silent_ns: dict[int, int] = {}
+        """Host that is silent: since when."""
+        self._given_up: set[int] = set()
+        """Silent hosts that are left out."""
         self._order = list(range(count))
 
     def begin_attempt(self, nodes: Sequence[Node]) -> None:
@@ -60,12 +67,25 @@ class Hosts:
             self._suspect[host] = True
             self._failures[host] += 1
 
-    def absent(self, host: int) -> None:
+    def silent(self, host: int, now_ns: int) -> None:
+        """Its lease is over, and nobody has said what is left there."""
+        self._silent_ns.setdefault(host, now_ns)
+
+    def absent(self, host: int, now_ns: int) -> None:
         self._absences[host] += 1
         self._passed_over[host] = True
+        waited_ns = now_ns - self._silent_ns.get(host, now_ns)
+        if waited_ns >= SILENT_NS and len(self.members()) < self._spec.least_nodes:
+            self._given_up.add(host)
 
     def is_up(self, host: int) -> None:
         self._absences[host] = 0
+        self._silent_ns.pop(host, None)
+
+    def start_limit_ns(self, host: int) -> int:
+        """How long its supervisor may take to come up."""
+        limit_ns = self._spec.timeouts.supervisor_start_ns
+        return min(limit_ns, SILENT_NS) if host in self._silent_ns else limit_ns
 
     def members(self) -> tuple[int, ...]:
         """Hosts of this attempt, the best first; fewer than the job needs where there are no more."""
@@ -84,25 +104,42 @@ class Hosts:
         left = len(self._order) - len(out)
         if left >= spec.least_nodes:
             return None
-        names = ", ".join(out[:8]) + (", ..." if len(out) > 8 else "")
         if spec.elastic:
             return (
                 f"{left} of {len(self._order)} hosts {'is' if left == 1 else 'are'} left, and the job needs "
-                f"{spec.least_nodes} (--nodes {spec.least_nodes}:{spec.nodes}): {names} failed {MAX_HOST_FAILURES} "
-                f"times{' each' if len(out) > 1 else ''}; repair what failed, or give more hosts"
+                f"{spec.least_nodes} (--nodes {spec.least_nodes}:{spec.nodes}): {self._why_left_out()}; repair what "
+                "failed, or give more hosts"
             )
         node = next((node for node in nodes if self._left_out(node.host)), nodes[0])
         return (
-            f"no host is left for node {node.number}: {spec.hosts[node.host]} failed {MAX_HOST_FAILURES} times and "
-            "there is no spare; repair it, or give more hosts (--hosts, --spares)"
+            f"no host is left for node {node.number}: {spec.hosts[node.host]} {self._why(node.host)} and there is no "
+            "spare; repair it, or give more hosts (--hosts, --spares)"
         )
 
     def left_out(self) -> tuple[str, ...]:
-        """The hosts that failed too often."""
+        """The hosts that failed too often, or are silent."""
         return tuple(name for host, name in enumerate(self._spec.hosts) if self._left_out(host))
 
     def _left_out(self, host: int) -> bool:
-        return self._failures[host] >= MAX_HOST_FAILURES
+        return self._failures[host] >= MAX_HOST_FAILURES or host in self._given_up
+
+    def _why(self, host: int) -> str:
+        if host in self._given_up:
+            return f"was lost, did not answer for {format_duration(SILENT_NS)} after its lease,"
+        return f"failed {MAX_HOST_FAILURES} times"
+
+    def _why_left_out(self) -> str:
+        failed = [name for host, name in enumerate(self._spec.hosts) if self._failures[host] >= MAX_HOST_FAILURES]
+        silent = [self._spec.hosts[host] for host in sorted(self._given_up)]
+        each = " each" if len(failed) > 1 else ""
+        said = [f"{_shown(failed)} failed {MAX_HOST_FAILURES} times{each}"] if failed else []
+        if silent:
+            said.append(f"{_shown(silent)} did not answer for {format_duration(SILENT_NS)} after the lease")
+        return ", and ".join(said)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def lease_end_ns(node: Node, lease_ns: int, now_ns: int) -> int:

@@ -4,6 +4,8 @@ Failures come in a burst, and news of the cause may arrive after news of its con
 `blame_ns` after the first, or when all nodes are quiet if that is sooner (see `blame`). A first rank that failed before
 any report is judged only when the gang is gone, because then the port tells whether a stranger had taken it: such a
 restart is free, a few times. With `--on-failure` the node of the rank that is blamed is checked first (`node_check`).
+What a failure says of a host is counted before it is said whether another attempt follows: none does where too few
+hosts are left.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from fireflyer.base.events import (
     Report,
     StepReport,
 )
+from fireflyer.base.rank_layout import RankLayout
 from fireflyer.base.suspension import SUSPENDED_EXIT_CODE
 from fireflyer.cluster.core.blame import Failure, blame, gave_up_waiting, name_the_peer, signal_name
+from fireflyer.cluster.core.hosts import Hosts
 from fireflyer.cluster.core.messages import CheckNode, Effect, Log, NodeAnswered
 from fireflyer.cluster.core.node_check import NodeCheck, decide, verdict_of
 from fireflyer.cluster.core.restarts import Decision, Restarts
@@ -34,8 +38,9 @@ __all__ = ["Judgement"]
 class Judgement:
     """`begin_attempt`, then what happens in it, then `judge` until it is `judged`."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, hosts: Hosts) -> None:
         self._spec = spec
+        self._hosts = hosts
         self.restarts = Restarts(spec.max_restarts)
         self.stop_signal: int | None = None
         """That stopped the job."""
@@ -117,8 +122,9 @@ class Judgement:
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def judge(self, now_ns: int, nodes: Sequence[Node]) -> list[Effect]:
-        """Once the attempt is being stopped, until `judged`. A node is checked where that is asked for."""
+    def judge(self, now_ns: int, nodes: Sequence[Node], layout: RankLayout) -> list[Effect]:
+        """Once the attempt is being stopped, until `judged`. A node is checked where that is asked for. `layout` is
+        that of the attempt."""
         if self.judged:
             return []
         all_quiet = quiet(nodes)
@@ -129,7 +135,7 @@ class Judgement:
             return []
         if self.any_left:
             self._failures = []
-        reason = self._blame()
+        reason = self._blame(layout)
         effects = self._begin_check(now_ns, nodes, all_quiet=all_quiet)
         if effects or not self._is_checked(now_ns, nodes, all_quiet=all_quiet):
             return effects
@@ -148,6 +154,9 @@ class Judgement:
                 bound=not self._spec.elastic,
             )
         culprit = self.culprit if self.culprit is not None and self.culprit.attempt == self._attempt else None
+        self._count_host_failure(culprit, nodes)
+        if self.restarting:
+            self.fatal = self._hosts.none_left(nodes)
         if self.suspended and self._failure is None:
             return []
         events.append(
@@ -163,19 +172,26 @@ class Judgement:
         )
         return [Log(event) for event in events]
 
+    def _count_host_failure(self, culprit: Culprit | None, nodes: Sequence[Node]) -> None:
+        if culprit is None:
+            return
+        if culprit.rank is None:
+            self._hosts.failed(nodes[culprit.node])
+        elif self.verdict == "suspect":
+            self._hosts.suspect(nodes[culprit.node].host)
+
     def over(self, nodes: Sequence[Node]) -> bool:
         """Judged, and no rank is left."""
         return self.judged and quiet(nodes)
 
-    def _blame(self) -> str:
+    def _blame(self, layout: RankLayout) -> str:
         """Finds the culprit. Returns why the attempt ended."""
         self.culprit = self._failure = None
         if self.stop_signal is not None:
             return f"stopped by {signal_name(self.stop_signal)}"
         if self._failures:
             failure = blame(self._failures)
-            per_node = self._spec.ranks_per_node
-            failure = name_the_peer(failure, self._failures, self._peer_failures, ranks_per_node=per_node)
+            failure = name_the_peer(failure, self._failures, self._peer_failures, layout)
             self._failure = failure
             if failure.node >= 0:
                 self.culprit = Culprit(self._attempt, failure.node, failure.rank, failure.exit_code, failure.reason)

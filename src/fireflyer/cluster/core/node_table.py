@@ -83,7 +83,7 @@ class NodeTable:
         node.incarnation += 1
         node.state = NodeState.COMING
         node.renewed_ns = None
-        node.deadline_ns = now_ns + self._spec.timeouts.supervisor_start_ns
+        node.deadline_ns = now_ns + self._hosts.start_limit_ns(host)
         return StartSupervisor(node.number, node.incarnation, host)
 
     def assembled(self, size: int) -> bool:
@@ -93,11 +93,11 @@ class NodeTable:
 
     def past_last_call(self, now_ns: int) -> list[Node]:
         """Nodes that do not come, once there are as many as the job needs: it does not wait for them for ever."""
-        timeouts = self._spec.timeouts
         if sum(node.state is NodeState.IDLE for node in self.nodes) < self._spec.least_nodes:
             return []
-        asked_ns = now_ns - timeouts.last_call_ns + timeouts.supervisor_start_ns
-        return [node for node in self.nodes if node.state is NodeState.COMING and node.deadline_ns <= asked_ns]
+        last_ns = now_ns - self._spec.timeouts.last_call_ns
+        coming = [node for node in self.nodes if node.state is NodeState.COMING]
+        return [node for node in coming if node.deadline_ns - self._hosts.start_limit_ns(node.host) <= last_ns]
 
     def start_ranks(self, size: int, attempt: int) -> Iterator[Effect]:
         for node in self.nodes[:size]:
@@ -150,7 +150,7 @@ class NodeTable:
         if node.state in WATCHED and now_ns - node.seen_ns >= timeouts.node_lost_ns:
             return f"no heartbeat from its supervisor for {format_duration(timeouts.node_lost_ns)}"
         if node.state is NodeState.COMING and now_ns >= node.deadline_ns:
-            return f"its supervisor did not start within {format_duration(timeouts.supervisor_start_ns)}"
+            return f"its supervisor did not start within {format_duration(self._hosts.start_limit_ns(node.host))}"
         if node.state is NodeState.STOPPING and now_ns >= node.deadline_ns:
             return "its supervisor did not stop its ranks in time"
         return None

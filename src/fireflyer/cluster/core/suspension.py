@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fireflyer.base.rank_layout import RankLayout
 from fireflyer.base.suspension import NEVER, horizon_of
 from fireflyer.cluster.core.messages import AskPoints, Effect, NameHorizon, PointsCollected
 from fireflyer.cluster.core.states import Node, NodeState
@@ -35,8 +36,7 @@ _ANSWERS = (NodeState.IDLE, NodeState.BUSY)
 class Suspension:
     """Of a job; it happens once. `begin`, then `advance` after each event."""
 
-    def __init__(self, *, ranks_per_node: int, grace_ns: int, settle_ns: int) -> None:
-        self._ranks_per_node = ranks_per_node
+    def __init__(self, *, grace_ns: int, settle_ns: int) -> None:
         self._grace_ns, self._settle_ns = grace_ns, settle_ns
         self.asked = False
         self.asked_ranks = False
@@ -49,10 +49,11 @@ class Suspension:
         self._asked_ns = 0
         self._ended_ns = 0
         self._points: dict[int, tuple[int, ...]] = {}
+        self._layout = RankLayout([1])
 
-    def begin(self, now_ns: int, attempt: int, nodes: Sequence[Node]) -> list[Effect]:
-        """`nodes` are those of the running attempt. Where no rank runs, nobody is asked."""
-        self.asked, self._attempt = True, attempt
+    def begin(self, now_ns: int, attempt: int, nodes: Sequence[Node], layout: RankLayout) -> list[Effect]:
+        """`nodes` and `layout` are those of the running attempt. Where no rank runs, nobody is asked."""
+        self.asked, self._attempt, self._layout = True, attempt, layout
         self._asked_ns = self._ended_ns = now_ns
         self._collecting = self.asked_ranks = any(node.state is NodeState.BUSY for node in nodes)
         if not self._collecting:
@@ -92,6 +93,6 @@ class Suspension:
 
     def _asks(self, node: Node) -> bool:
         """Whether a rank of the node still runs that had come to a point."""
-        first = node.number * self._ranks_per_node
         points = self._points.get(node.number, ())
-        return any(point != NEVER and first + local not in node.ends for local, point in enumerate(points))
+        ranks = self._layout.ranks(node.number)
+        return any(point != NEVER and rank not in node.ends for rank, point in zip(ranks, points, strict=False))

@@ -9,6 +9,8 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 
+from msgspec import structs
+
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.events import Logged
 from fireflyer.base.launch import LOGS_NAME, TOPOLOGY_NAME
@@ -86,7 +88,7 @@ async def run_job(
             user_token=user_token,
         )
         job = Job(
-            spec,
+            structs.replace(spec, host_ranks=places.host_ranks or spec.host_ranks),
             logs_dir=os.path.join(log.directory, LOGS_NAME),
             secret_file=secret_file,
             log=log,

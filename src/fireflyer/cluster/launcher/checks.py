@@ -9,13 +9,14 @@ import sys
 
 from fireflyer.base.errors import Exists, PermissionDenied, UsageError
 from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.rank_layout import counts_text
 from fireflyer.cluster.schema.job import MAX_NODES, MAX_RANKS, SHIPPED_NODE_CHECK, JobSpec
 from fireflyer.identity.private_files import require_own_directory
 from fireflyer.runtime.devices import Devices
 from fireflyer.runtime.master_port import check_port
 from fireflyer.runtime.processes.guarded import MARKER, child_environment
 
-__all__ = ["EVENTS_NAME", "RANKS_PER_CORE", "check_devices", "check_job", "command_of"]
+__all__ = ["EVENTS_NAME", "RANKS_PER_CORE", "check_devices", "check_host_ranks", "check_job", "command_of"]
 
 EVENTS_NAME = "events.jsonl"
 MAX_NAME_BYTES = 200
@@ -25,7 +26,14 @@ _OURS = frozenset(
     {
         MARKER,
         *RankEnvironment(
-            control="", secret_file="", run_dir="", suspension="", error_file="", min_nodes=0, max_nodes=0
+            control="",
+            secret_file="",
+            run_dir="",
+            suspension="",
+            error_file="",
+            min_nodes=0,
+            max_nodes=0,
+            node_ranks="1",
         ).to_mapping(),
     }
 )
@@ -111,6 +119,7 @@ def _check_counts(spec: JobSpec) -> None:
             f"--nodes {spec.min_nodes}:{spec.nodes} needs --hosts or --rdzv-endpoint: nodes on this machine do not "
             f"come and go; use --nodes {spec.nodes}"
         )
+    check_host_ranks(spec)
     if spec.world_size > MAX_RANKS:
         raise UsageError(
             f"{spec.world_size} ranks are more than the {MAX_RANKS} that one launcher can start; "
@@ -128,6 +137,22 @@ def _check_counts(spec: JobSpec) -> None:
         limit, what = (spec.nodes, "node") if fault.kind == "kill-node" else (spec.world_size, "rank")
         if fault.target >= limit:
             raise UsageError(f"--inject {fault}: there is no {what} {fault.target}; the last one is {limit - 1}")
+
+
+def check_host_ranks(spec: JobSpec) -> None:
+    """Raises `UsageError` where the hosts cannot have these numbers of ranks."""
+    if not spec.host_ranks:
+        return
+    if len(spec.host_ranks) != len(spec.hosts) or max(spec.host_ranks) != spec.ranks_per_node:
+        raise UsageError("host_ranks must have one number for each host, and ranks_per_node the largest of them")
+    for name, count in zip(spec.hosts, spec.host_ranks, strict=True):
+        if count < 1:
+            raise UsageError(f"--hosts {name}:{count}: a host must have at least 1 rank")
+    if len(spec.hosts) > spec.nodes and not spec.elastic and len(set(spec.host_ranks)) > 1:
+        raise UsageError(
+            f"hosts with different numbers of ranks ({counts_text(spec.host_ranks)}) have no --spares: a spare takes "
+            "the place of any host, and the job keeps its size; give all the same number, or --nodes MIN:MAX"
+        )
 
 
 def _check_command(spec: JobSpec) -> None:
@@ -180,16 +205,16 @@ def check_devices(spec: JobSpec, devices: Devices, nodes: int) -> None:
     devices."""
     kind = spec.devices if spec.devices != "auto" else ("gpu" if devices.gpus else "cpu")
     if kind == "gpu":
-        if spec.ranks_per_node > devices.gpus:
+        if spec.ranks_on(0) > devices.gpus:
             raise UsageError(
-                f"--ranks-per-node {spec.ranks_per_node} is more than the {devices.gpus} GPUs of this machine; "
+                f"--ranks-per-node {spec.ranks_on(0)} is more than the {devices.gpus} GPUs of this machine; "
                 f"use at most {devices.gpus}, or --devices cpu to run without GPUs"
                 if devices.gpus
                 else "--devices gpu: this machine has no GPU; use --devices cpu"
             )
         return
     limit = devices.cores * RANKS_PER_CORE
-    ranks = nodes * spec.ranks_per_node
+    ranks = nodes * spec.ranks_on(0)
     if ranks > limit:
         raise UsageError(
             f"{ranks} ranks are more than this machine can hold: {devices.cores} cores x {RANKS_PER_CORE} "

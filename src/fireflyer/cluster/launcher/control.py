@@ -96,6 +96,7 @@ class ControlService:
         on_line: Callable[[RankLine], None],
         on_port: Callable[[PortFound], None],
         on_asks: Callable[[], None],
+        local_rank: Callable[[int, int], int],
         logs: CollectedLogs,
         files: CollectedFiles,
     ) -> None:
@@ -103,6 +104,8 @@ class ControlService:
         self._on_line = on_line
         self._on_port = on_port
         self._on_asks = on_asks
+        self._local_rank = local_rank
+        """Of an attempt and a rank."""
         self._logs = logs
         self._files = files
         self._members: dict[int, SupervisorConnection] = {}
@@ -269,7 +272,8 @@ class ControlService:
         node = self._who(caller).node
         self._feed(RanksPrinted())
         for line in request.lines:
-            self._on_line(RankLine(line.rank, node, line.attempt, line.stream, line.text, line.cut))
+            local_rank = self._local_rank(line.attempt, line.rank)
+            self._on_line(RankLine(line.rank, node, line.attempt, line.stream, line.text, line.cut, local_rank))
         return Done()
 
     async def _report(self, request: Reports, caller: Caller) -> Acknowledged:

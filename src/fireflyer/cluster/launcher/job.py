@@ -18,6 +18,7 @@ from fireflyer.base.errors import FireflyerError, InvariantViolation, UsageError
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobEvent, Logged, Suspended
 from fireflyer.base.launch import STDERR, STDOUT, RankEnvironment
 from fireflyer.base.node_counters import MAX_PEERS, PEERS_NAME
+from fireflyer.base.rank_layout import RankLayout
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.blame import Failure
 from fireflyer.cluster.core.gang import TICK_NS, Gang
@@ -78,6 +79,7 @@ __all__ = ["SECRET_NAME", "Job"]
 _log = logging.getLogger(__name__)
 SECRET_NAME = "node-secret"  # noqa: S105
 _STREAM_NAME = re.compile(r"attempt-([0-9]+)/rank-([0-9]+)\.(stdout|stderr)")
+_LAYOUTS_KEPT = 8
 _T = TypeVar("_T")
 
 
@@ -109,6 +111,7 @@ class Job:
             on_line=_harmless(on_line),
             on_port=self._on_port,
             on_asks=on_asks,
+            local_rank=self._local_rank,
             logs=self.logs,
             files=CollectedFiles(log.directory),
         )
@@ -125,6 +128,8 @@ class Job:
         self._control_port = 0
         self._store: StoreService | None = None
         self._port = 0
+        self._layouts: dict[int, RankLayout] = {}
+        """By attempt, of the last ones: what their ranks have printed may come later."""
         self._stream_id = places.job_token[:8]
         self._tasks: set[asyncio.Task[None]] = set()
         self._finish: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
@@ -233,6 +238,8 @@ class Job:
         if self._store is not None:
             self._store.delete_prefix("")
         self._port = 0
+        self._layouts[attempt] = self.gang.layout
+        self._layouts.pop(attempt - _LAYOUTS_KEPT, None)
         self._tell(0, self.gang.nodes[0].incarnation, FindPort(attempt, self.spec.master_port, self.spec.ports))
 
     def _on_port(self, found: PortFound) -> None:
@@ -251,10 +258,12 @@ class Job:
 
     def _inject(self, fault: Fault) -> None:
         """Breaks what the fault says, without a word to the gang."""
-        per_node = self.spec.ranks_per_node
+        layout = self.gang.layout
         whole = fault.kind == "kill-node"
-        node = fault.target if whole else fault.target // per_node
-        ranks = tuple(range(node * per_node, (node + 1) * per_node)) if whole else (fault.target,)
+        if fault.target >= (layout.nodes if whole else layout.world_size):
+            return  # of a job that has begun smaller than it may be
+        node = fault.target if whole else layout.node_of(fault.target)
+        ranks = tuple(layout.ranks(node)) if whole else (fault.target,)
         member = self.control.current(node)
         if member is not None:
             member.tell(Break(ranks, whole))
@@ -280,16 +289,15 @@ class Job:
         return self._secret_file if machine.shared else os.path.join(machine.directory, SECRET_NAME)
 
     def _start_command(self, node: int, attempt: int) -> Start:
-        per_node = self.spec.ranks_per_node
         shared = self._machines[self.gang.nodes[node].host].shared
         ranks = tuple(
             RankToStart(
-                node * per_node + local,
+                rank,
                 self._rank_environment(node, local, attempt),
                 self._stream_file(node, local, attempt, STDOUT, shared),
                 self._stream_file(node, local, attempt, STDERR, shared),
             )
-            for local in range(per_node)
+            for local, rank in enumerate(self.gang.layout.ranks(node))
         )
         return Start(attempt, command_of(self.spec), ranks)
 
@@ -322,7 +330,8 @@ class Job:
             return ""
         name = "stdout.log" if stream == STDOUT else "stderr.log"
         if not shared:
-            return f"attempt-{attempt}/rank-{node * spec.ranks_per_node + local_rank}.{name.removesuffix('.log')}"
+            rank = self._layouts[attempt].ranks(node)[local_rank]
+            return f"attempt-{attempt}/rank-{rank}.{name.removesuffix('.log')}"
         supervisor = f"{safe_name(spec.name)}_{self._stream_id}" + (f"_node{node}" if node else "")
         return f"{os.path.abspath(spec.stream_dir)}/{supervisor}/attempt_{attempt}/{local_rank}/{name}"
 
@@ -331,24 +340,34 @@ class Job:
         match = _STREAM_NAME.fullmatch(name)
         if match is None:
             return f"{self._logs_dir}/{name}"
-        node, local_rank = divmod(int(match[2]), self.spec.ranks_per_node)
-        stream = STDOUT if match[3] == "stdout" else STDERR
-        path = self._stream_file(node, local_rank, int(match[1]), stream, shared=True)
-        if not path or node >= self.spec.nodes:
+        attempt, rank = int(match[1]), int(match[2])
+        layout = self._layouts.get(attempt)
+        path = ""
+        if layout is not None and rank < layout.world_size:
+            stream = STDOUT if match[3] == "stdout" else STDERR
+            path = self._stream_file(layout.node_of(rank), layout.local_rank(rank), attempt, stream, shared=True)
+        if not path:
             raise UsageError(f"no file was asked for {name}")
         return path
 
+    def _local_rank(self, attempt: int, rank: int) -> int:
+        """0 for a rank that the attempt does not have: another supervisor's word is not trusted so far."""
+        layout = self._layouts.get(attempt)
+        return layout.local_rank(rank) if layout is not None and 0 <= rank < layout.world_size else 0
+
     def _rank_environment(self, node: int, local_rank: int, attempt: int) -> dict[str, str]:
         spec = self.spec
-        rank = node * spec.ranks_per_node + local_rank
+        layout = self.gang.layout
+        rank = layout.ranks(node)[local_rank]
         machine = self._machines[self.gang.nodes[node].host]
         env = RankEnvironment(
             rank=rank,
-            world_size=self.gang.world_size,
+            world_size=layout.world_size,
             local_rank=local_rank,
-            local_world_size=spec.ranks_per_node,
+            local_world_size=layout.counts[node],
             node=node,
-            nodes=self.gang.size,
+            nodes=layout.nodes,
+            node_ranks="" if layout.even else str(layout),
             min_nodes=spec.least_nodes if spec.elastic else None,
             max_nodes=spec.nodes if spec.elastic else None,
             master_addr=self._machines[self.gang.nodes[0].host].address,
@@ -363,22 +382,23 @@ class Job:
             run_dir=machine.directory,
             tune=spec.tune,
             transport=spec.transport,
-            address=machine.address if machine.chosen else None,
+            address=machine.addresses if machine.chosen else None,
             host=machine.name if spec.remote.name_hosts else None,
             ports=spec.ports,
         )
-        return {**self._defaults(machine), **spec.env, **env.to_mapping()}
+        return {**self._defaults(machine, layout.counts[node]), **spec.env, **env.to_mapping()}
 
-    def _defaults(self, machine: Machine) -> dict[str, str]:
-        """What torchrun sets where the user did not; and the interface that was chosen, for gloo and NCCL."""
+    def _defaults(self, machine: Machine, ranks: int) -> dict[str, str]:
+        """What torchrun sets where the user did not, on a machine with so many ranks; and the interface that was
+        chosen, for gloo and NCCL."""
         inherited = child_environment({})
         values = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         values["PYTHONFAULTHANDLER"] = "1"  # a signal then shows the stacks of a process that hangs or crashes
-        if self.spec.ranks_per_node > 1:
+        if ranks > 1:
             values["OMP_NUM_THREADS"] = "1"
         if machine.interface:
-            values["GLOO_SOCKET_IFNAME"] = machine.interface
-            values["NCCL_SOCKET_IFNAME"] = f"={machine.interface}"  # else each name that begins so
+            values["GLOO_SOCKET_IFNAME"] = machine.interfaces
+            values["NCCL_SOCKET_IFNAME"] = f"={machine.interfaces}"  # else each name that begins so
         values = {name: value for name, value in values.items() if name not in inherited}
         if self.spec.omp_num_threads is not None:
             values["OMP_NUM_THREADS"] = str(self.spec.omp_num_threads)

@@ -74,6 +74,9 @@ class JoinedHosts:
         self._asked_ns: dict[int, int] = {}
         """By connection: when it fetched the question."""
         self._hosts: dict[int, _Host] = {}
+        self._ranks = dict.fromkeys(range(self._count), spec.ranks_per_node)
+        """Of each host; until they are `settled`, of one that has not joined what is known of all."""
+        self._settled = False
         self._changed = asyncio.Event()
         self.on_ended: Callable[[int, GuardEnded], None] = lambda *_: None
         self.on_joined: Callable[[int], None] = lambda _: None
@@ -107,6 +110,12 @@ class JoinedHosts:
             except TimeoutError:
                 break
         return {number: host.answer for number, host in self._hosts.items()}
+
+    def settle(self) -> tuple[int, ...]:
+        """How many ranks each host has, as `JobSpec.host_ranks`; one that joins later, or again, must have as many."""
+        self._settled = True
+        ranks = tuple(self._ranks[number] for number in range(self._count))
+        return ranks if len(set(ranks)) > 1 else ()
 
     def address(self, number: int) -> str:
         """From which the host has connected."""
@@ -160,31 +169,44 @@ class JoinedHosts:
                 f"--nnodes {theirs} is not that of the job, which has {node_range(spec.nodes, spec.min_nodes)} nodes; "
                 "give the same command on each machine"
             )
-        if request.ranks_per_node not in (0, spec.ranks_per_node):
-            raise UsageError(
-                f"--ranks-per-node {request.ranks_per_node} is not that of the job, which has {spec.ranks_per_node} "
-                "on every node; give the same command on each machine"
-            )
         if number >= 0 and not 1 <= number < self._count:
             raise UsageError(f"--node-rank {number} must be from 1 to {self._count - 1}; 0 is the launcher's machine")
         address = caller.address.rpartition(":")[0].strip("[]").removeprefix("::ffff:")
         answer = Answer(request.facts, self._asked_ns.get(caller.connection, 0), self._now_ns())
-        number = await self._place(number, answer, address)
+        ranks = request.ranks_per_node or spec.ranks_per_node
+        number = await self._place(number, ranks, answer, address)
+        if not self._settled:
+            self._ranks[number] = ranks
         self._hosts[number] = _Host(answer, address, caller.connection)
         self._changed.set()
         self.on_joined(number)
         return Joined(number, spec.name)
 
-    async def _place(self, number: int, answer: Answer, address: str) -> int:
-        """The number that the machine gets, which is free now. Raises `UsageError`."""
+    def _check_ranks(self, number: int, ranks: int) -> None:
+        """The launcher's machine has the most, for which all is prepared. Raises `UsageError`."""
+        most, there = self._spec.ranks_per_node, self._ranks[number]
+        if ranks > most:
+            raise UsageError(
+                f"--ranks-per-node {ranks} is more than the {most} of machine 0; give the machine with the most ranks "
+                "--node-rank 0"
+            )
+        if self._settled and ranks != there:
+            raise UsageError(
+                f"--ranks-per-node {ranks} is not that of machine {number}, which has had {there} since the job began; "
+                f"give --ranks-per-node {there}"
+            )
+
+    async def _place(self, number: int, ranks: int, answer: Answer, address: str) -> int:
+        """The number that the machine of so many ranks gets, which is free now. Raises `UsageError`."""
         if number >= 0:
+            self._check_ranks(number, ranks)
             self.admit(number, answer, address)
             await self._make_free(number)
             return number
         refused = UsageError(f"the job has all of its {self._count} machines already")
         for any_number in [*self.missing(), *self._hosts]:
             try:
-                return await self._place(any_number, answer, address)
+                return await self._place(any_number, ranks, answer, address)
             except UsageError as error:
                 refused = error if any_number not in self._hosts else refused
         raise refused

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from fireflyer.cluster.schema.hosts import NodeOrders
+from fireflyer.cluster.schema.hosts import HostNetwork, NodeOrders
 from fireflyer.cluster.schema.wire import SupervisorConfig, supervisor_command
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.processes.guard_command import GuardCommand
@@ -35,6 +35,18 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The address is that of --interface or --subnet."""
     interface: str = ""
     """Which has that address then."""
+    more_networks: tuple[HostNetwork, ...] = ()
+    """Others that are used beside it."""
+
+    @property
+    def addresses(self) -> str:
+        """As FF_ADDRESS: that of each network."""
+        return ",".join((self.address, *(one.address for one in self.more_networks)))
+
+    @property
+    def interfaces(self) -> str:
+        """Of each network, as gloo and NCCL want them."""
+        return ",".join((self.interface, *(one.interface for one in self.more_networks)))
 
 
 class Starter(Protocol):

@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from msgspec import structs
+
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.launch import LOGS_NAME
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.facts import Answer
 from fireflyer.cluster.core.messages import Event
 from fireflyer.cluster.launcher.agents import AgentNodes, Agents, AgentTarget, UserToken
+from fireflyer.cluster.launcher.checks import check_host_ranks
 from fireflyer.cluster.launcher.joined import JoinedHosts, JoinedNodes
 from fireflyer.cluster.launcher.machines import HERE, Machine, Ssh, ThisMachine
 from fireflyer.cluster.launcher.nodes import Nodes
@@ -60,6 +63,8 @@ class Places(NamedTuple):
     make_nodes: Callable[[Feed, WasUp], NodeControl]
     end: Callable[[int, str], Awaitable[None]] = _nothing
     """Tells all machines how the job ended."""
+    host_ranks: tuple[int, ...] = ()
+    """As machines that have joined say; see `JobSpec`."""
 
 
 async def find_places(
@@ -164,6 +169,8 @@ async def _joined_places(
         server.on_disconnect(hosts.disconnected)
         try:
             answers = await hosts.wait_for_all(on_waiting)
+            spec = structs.replace(spec, host_ranks=hosts.settle())
+            check_host_ranks(spec)
             addresses = {number: hosts.address(number) for number in answers}
             machines = check_joined(spec, answers, addresses, here=rendezvous.host, run_dir=run_dir)
         except FireflyerError as error:
@@ -186,4 +193,4 @@ async def _joined_places(
             hosts, local, job_token=job_token, first_lease_ns=timeouts.supervisor_start_ns, feed=feed, was_up=was_up
         )
 
-    return Places(job_token, machines, make_nodes, hosts.end)
+    return Places(job_token, machines, make_nodes, hosts.end, spec.host_ranks)

@@ -11,6 +11,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import starmap
 from typing import Protocol
 
 import msgspec
@@ -28,7 +29,7 @@ from fireflyer.cluster.core.facts import (
 )
 from fireflyer.cluster.launcher.checks import RANKS_PER_CORE
 from fireflyer.cluster.launcher.machines import HERE, Machine, remote_command
-from fireflyer.cluster.schema.hosts import FACTS_MARK, MAX_ORDERS_BYTES, HostFacts, HostQuestion
+from fireflyer.cluster.schema.hosts import FACTS_MARK, MAX_ORDERS_BYTES, HostFacts, HostNetwork, HostQuestion
 from fireflyer.cluster.schema.job import JobSpec, Remote
 from fireflyer.runtime.disk import translate_os_error
 from fireflyer.runtime.interfaces import own_addresses
@@ -90,19 +91,20 @@ def _required(spec: JobSpec, workdir: str, number: int) -> HostRequirements:
         script=spec.script,
         kind=spec.kind,
         script_sha256=_sha256(spec.script) if spec.kind == "script" else "",
-        ranks=spec.ranks_per_node,
+        ranks=spec.ranks_on(number),
         ranks_per_core=RANKS_PER_CORE,
         devices=spec.devices,
         knows_control_address=bool(spec.remote.address),
         ports=str(spec.ports or ""),
-        ports_needed=_ports_needed(spec, first=first),
+        ports_needed=_ports_needed(spec, spec.ranks_on(number), first=first),
         master_port=spec.master_port if first else 0,
     )
 
 
-def _ports_needed(spec: JobSpec, *, first: bool) -> int:
-    """With one group of all ranks: a port for each rank, one while they meet, and on the first host MASTER_PORT."""
-    return 0 if spec.ports is None else spec.ranks_per_node + 1 + first
+def _ports_needed(spec: JobSpec, ranks: int, *, first: bool) -> int:
+    """With one group of all ranks: a port for each of the ranks there, one in each network while they meet, and on the
+    first host MASTER_PORT."""
+    return 0 if spec.ports is None else ranks + len(spec.addresses.each()) + first
 
 
 class AskHost(Protocol):
@@ -132,12 +134,20 @@ async def check_hosts(
                     faults[name] += faults_of(Answer(answer, asked_ns, time.time_ns()), required)
 
         await asyncio.gather(*(ask(number, name) for number, name in enumerate(spec.hosts)))
-        _refuse(spec, facts, faults, {name: one.address for name, one in facts.items()})
+        _refuse(spec, facts, faults, {name: _addresses_of(one) for name, one in facts.items()})
     return _machines(spec, [facts[name] for name in spec.hosts], run_dir)
 
 
+def _addresses_of(facts: HostFacts) -> tuple[str, ...]:
+    """That were chosen."""
+    return (facts.address, *(one.address for one in facts.more_networks)) if facts.address else ()
+
+
 def _refuse(
-    spec: JobSpec, facts: Mapping[str, HostFacts], faults: Mapping[str, list[str]], chosen: Mapping[str, str]
+    spec: JobSpec,
+    facts: Mapping[str, HostFacts],
+    faults: Mapping[str, list[str]],
+    chosen: Mapping[str, tuple[str, ...]],
 ) -> None:
     """Raises `HostsRefused` where there are faults."""
     for name, fault in mixed_addresses({name: chosen[name] for name in spec.hosts if name in chosen}):
@@ -175,7 +185,7 @@ def _question(spec: JobSpec, run_dir: str, workdir: str, control_port: int) -> I
             stream_dir=stream_dir,
             addresses=spec.addresses,
             ports=spec.ports,
-            ports_needed=_ports_needed(spec, first=True),
+            ports_needed=_ports_needed(spec, spec.ranks_per_node, first=True),
             master_port=spec.master_port,
             control_port=control_port,
             control_address=spec.remote.address,
@@ -191,14 +201,17 @@ def check_joined(
     named = {spec.hosts[number]: one for number, one in facts.items()}
     faults = {name: _joined_faults(spec, number, answers[number]) if number in answers else []
               for number, name in enumerate(spec.hosts)}  # fmt: skip
-    own_ports = _ports_needed(spec, first=True)
+    own_ports = _ports_needed(spec, spec.ranks_on(0), first=True)
     free = 0 if spec.ports is None else count_free_ports(spec.ports, own_ports)
     faults[spec.hosts[0]] += port_fault(free, _required(spec, _JOINED_WORKDIR, 0))
     found = own_addresses() if spec.addresses else []
-    interface, chosen = spec.addresses.choose(found) or ("", "")
+    networks = spec.addresses.choose_all(found)
+    complete = len(networks) == len(spec.addresses.each())
+    (interface, chosen), *more = networks if complete and networks else [("", "")]
     if spec.addresses and not chosen:
         faults[spec.hosts[0]].append(spec.addresses.fault(found))
-    _refuse(spec, named, faults, {spec.hosts[0]: chosen} | {name: one.address for name, one in named.items()})
+    own_networks = {spec.hosts[0]: tuple(address for _, address in networks) if complete else ()}
+    _refuse(spec, named, faults, own_networks | {name: _addresses_of(one) for name, one in named.items()})
     own = Machine(
         number=0,
         name=spec.hosts[0],
@@ -208,6 +221,7 @@ def check_joined(
         shared=True,
         chosen=bool(chosen),
         interface=interface,
+        more_networks=tuple(starmap(HostNetwork, more)),
     )
     joined = {
         number: _joined_machine(spec, number, facts[number], addresses[number], here=here, run_dir=run_dir)
@@ -234,6 +248,7 @@ def _joined_machine(spec: JobSpec, number: int, facts: HostFacts, address: str, 
         shared=facts.shares_run_dir,
         chosen=bool(facts.address),
         interface=facts.interface,
+        more_networks=facts.more_networks,
     )
 
 
@@ -245,7 +260,8 @@ def admission(spec: JobSpec, machines: Mapping[int, Machine]) -> Callable[[int, 
     def admit(number: int, answer: Answer, address: str) -> None:
         required = _required(spec, _JOINED_WORKDIR, number)
         faults = faults_of(answer, msgspec.structs.replace(required, ports_needed=0, master_port=0))
-        was, now = machines[number].address, answer.facts.address or address
+        facts = answer.facts
+        was, now = machines[number].addresses, ",".join(_addresses_of(facts) or (address,))
         if now != was:
             faults.append(f"was at {was}, and this one is at {now}; start it there")
         if faults:
@@ -277,6 +293,7 @@ def _machines(spec: JobSpec, facts: list[HostFacts], run_dir: str) -> list[Machi
                 shared=one.shares_run_dir,
                 chosen=bool(one.address),
                 interface=one.interface,
+                more_networks=one.more_networks,
             )
         )
     return machines

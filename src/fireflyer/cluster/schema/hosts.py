@@ -9,7 +9,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.port_range import PortRange
-from fireflyer.cluster.schema.addresses import AddressChoice, is_link_local
+from fireflyer.cluster.schema.addresses import MAX_NETWORKS, AddressChoice, is_link_local
 from fireflyer.cluster.schema.job import MAX_NODES
 from fireflyer.cluster.schema.wire import SupervisorConfig
 from fireflyer.runtime.processes.guard_command import MAX_ORDERS_BYTES
@@ -19,6 +19,7 @@ __all__ = [
     "MAX_ORDERS_BYTES",
     "Host",
     "HostFacts",
+    "HostNetwork",
     "HostQuestion",
     "NodeOrders",
     "expand_counts",
@@ -70,6 +71,13 @@ class HostQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: that from which the question came."""
 
 
+class HostNetwork(msgspec.Struct, frozen=True):
+    """An address of a machine, and which of its interfaces has it."""
+
+    interface: _Interface
+    address: _Address
+
+
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. Checked as a stranger's: the machine may run another release, or lie."""
 
@@ -100,6 +108,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which has that address."""
     no_address: _Text = ""
     """Why it has none."""
+    more_networks: Annotated[tuple[HostNetwork, ...], msgspec.Meta(max_length=MAX_NETWORKS - 1)] = ()
+    """Where several were asked for: the others."""
     free_ports: _Count = 0
     """Of the range, at most as many as are needed."""
     master_port_taken: bool = False
@@ -167,17 +177,20 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """The different numbers in a list as Slurm writes it (SLURM_TASKS_PER_NODE), in order. Raises `UsageError`.
+    """The numbers in a list as Slurm writes it (SLURM_TASKS_PER_NODE), one for each node. Raises `UsageError`.
 
     >>> expand_counts("8(x3),4")
-    (8, 4)
+    (8, 8, 8, 4)
     """
-    counts: dict[int, None] = {}
+    counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
             raise UsageError(f"the counts {text[:80]!r} of Slurm are not understood; give --ranks-per-node N")
-        counts[int(match[1])] = None
+        times = int(match[2] or 1)
+        if len(counts) + times > MAX_NODES:
+            raise UsageError(f"the counts {text[:80]!r} of Slurm are for more than {MAX_NODES} nodes; name --hosts")
+        counts += [int(match[1])] * times
     return tuple(counts)
 
 

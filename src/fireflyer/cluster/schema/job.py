@@ -141,7 +141,8 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: `nodes * ranks_per_node` processes of the same command, or fewer where `min_nodes` allows it."""
+    """One job: `ranks_per_node` processes of the same command on each of `nodes`, or as many as `host_ranks` says;
+    fewer where `min_nodes` allows it."""
 
     script: str
     """A Python file, the name of a module, or the path of a program, as `kind` says."""
@@ -153,8 +154,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_nodes: int = 0
     """With `hosts`: an attempt may have fewer than `nodes`, but not fewer than these. 0: all attempts have `nodes`."""
     ranks_per_node: int = 1
+    """Where `host_ranks` says otherwise, the largest of these."""
     hosts: tuple[str, ...] = ()
     """Names of machines, the first for node 0; those beyond `nodes` are spares. Empty: all nodes are on this one."""
+    host_ranks: tuple[int, ...] = ()
+    """How many ranks each of the `hosts` has, where these numbers differ. Empty: `ranks_per_node`."""
     remote: Remote = Remote()
     rendezvous: Rendezvous | None = None
     """With `hosts`, of which the first is the launcher's machine: the others join."""
@@ -215,7 +219,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """At most."""
-        return self.nodes * self.ranks_per_node
+        return sum(self.node_ranks)
+
+    def ranks_on(self, host: int) -> int:
+        """How many ranks the host of this number has; without `hosts`, the node."""
+        return self.host_ranks[host] if self.host_ranks else self.ranks_per_node
+
+    @property
+    def node_ranks(self) -> tuple[int, ...]:
+        """Of the largest attempt: how many ranks each node has, in the order of the hosts."""
+        if not self.host_ranks:
+            return (self.ranks_per_node,) * self.nodes
+        largest = sorted(range(len(self.hosts)), key=lambda host: (-self.host_ranks[host], host))[: self.nodes]
+        return tuple(self.host_ranks[host] for host in sorted(largest))
 
     @property
     def least_nodes(self) -> int:
@@ -273,3 +289,4 @@ class RankLine(msgspec.Struct, frozen=True):
     """Without its end of line; bytes that are not UTF-8 are replaced; may hold terminal control sequences."""
     cut: bool = False
     """The line was longer than the bound and this is only its beginning."""
+    local_rank: int = 0

@@ -17,6 +17,7 @@ import shutil
 import socket
 import sys
 import time
+from itertools import starmap
 
 import msgspec
 
@@ -25,7 +26,14 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.schema.hosts import FACTS_MARK, MAX_ORDERS_BYTES, HostFacts, HostQuestion, NodeOrders
+from fireflyer.cluster.schema.hosts import (
+    FACTS_MARK,
+    MAX_ORDERS_BYTES,
+    HostFacts,
+    HostNetwork,
+    HostQuestion,
+    NodeOrders,
+)
 from fireflyer.cluster.schema.runner import TOKEN_NAME
 from fireflyer.cluster.schema.wire import SupervisorConfig, supervisor_command
 from fireflyer.identity.private_files import require_own_directory, write_private_file
@@ -81,7 +89,9 @@ def probe(question: HostQuestion) -> HostFacts:
     devices = find_devices(os.environ)
     choice = question.addresses
     found = own_addresses() if choice else []
-    interface, address = choice.choose(found) or ("", "")
+    chosen = choice.choose_all(found)
+    complete = len(chosen) == len(choice.each())
+    (interface, address), *more = chosen if complete and chosen else [("", "")]
     connection = os.environ.get("SSH_CONNECTION", "").split()
     client = connection[0] if len(connection) == 4 else ""
     path = _script_path(question)
@@ -107,6 +117,7 @@ def probe(question: HostQuestion) -> HostFacts:
         address=address,
         interface=interface,
         no_address=choice.fault(found) if choice and not address else "",
+        more_networks=tuple(starmap(HostNetwork, more)),
         free_ports=0 if question.ports is None else count_free_ports(question.ports, question.ports_needed),
         master_port_taken=bool(question.master_port) and not port_is_free(question.master_port),
         launcher_not_reached=_not_reached(question, client),

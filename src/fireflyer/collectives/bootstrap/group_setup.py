@@ -34,6 +34,7 @@ from fireflyer.collectives.bootstrap.transports import make_offer
 from fireflyer.collectives.p2p.exchange import RankExchange
 from fireflyer.collectives.p2p.peer_listener import PeerListener
 from fireflyer.collectives.planning.plan import SUMS, Plan
+from fireflyer.collectives.planning.programs import MAX_NETWORKS
 from fireflyer.collectives.planning.routing import default_plan
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import Executor, OpenMemory
@@ -51,7 +52,8 @@ class GroupConfig(NamedTuple):
 
     node: int
     secret: Secret
-    host: str
+    hosts: tuple[str, ...]
+    """At which other nodes reach it, one in each network."""
     timeout_ns: int
     peer_memory: bool
     dump_dir: str | None
@@ -134,13 +136,15 @@ class GroupMember(ABC):
         (None: `planner` makes one at rank 0 from the nodes; see `plan_for`). `sums="canonical"` makes results that do
         not depend on which ranks sit on which node (None: as the plan says, "by_node" where there is none; see `plan`).
         `host` is the address at which other nodes reach this process, at ports of the range `ports` (None: any that are
-        free). `timeout_ns` bounds how long a rank may hold the others up, `join_timeout_ns` how long joining takes.
-        `arena_bytes` is how much `empty` can hand out at most (None: as much as the machine has memory, at most 1 TiB,
-        together with the other groups of this process that say so; only what is used exists). Without `peer_memory`
-        at one rank no rank of its node reads private memory of another, nor lets others read its own (docs/safety.md).
-        `transport` carries the operations between nodes: "tcp"; "ucx", for RDMA, where UCX is installed and was when
-        this was built; "auto": UCX where every machine has an RDMA device. The attribute says which it became.
-        `dump_dir` is where this rank leaves a dump of its flight recorder when an operation fails (see `flight`).
+        free); several, separated by commas and as many on all ranks, are its addresses in several networks, over which
+        TCP sends operations between nodes in turn. `timeout_ns` bounds how long a rank may hold the others up,
+        `join_timeout_ns` how long joining takes. `arena_bytes` is how much `empty` can hand out at most (None: as much
+        as the machine has memory, at most 1 TiB, together with the other groups of this process that say so; only what
+        is used exists). Without `peer_memory` at one rank no rank of its node reads private memory of another, nor lets
+        others read its own (docs/safety.md). `transport` carries the operations between nodes: "tcp"; "ucx", for RDMA,
+        where UCX is installed and was when this was built; "auto": UCX where every machine has an RDMA device. The
+        attribute says which it became. `dump_dir` is where this rank leaves a dump of its flight recorder when an
+        operation fails (see `flight`).
         Where the machine has several NUMA nodes, native threads are kept on processors near the arena; `pin=False`
         leaves them alone. `machine` is what is known of this machine (None: what its kernel says).
         Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`; `Busy` where no more files may be opened.
@@ -149,6 +153,7 @@ class GroupMember(ABC):
             raise UsageError(f"rank {rank} is out of range; ranks of {world_size} count from 0 to {world_size - 1}")
         if sums is not None and sums not in SUMS:
             raise UsageError(f"sums {sums!r} is not known; use one of {', '.join(SUMS)}")
+        addresses = _addresses(host)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
         known = (machine or local_machine()) if pin else None
         with ExitStack() as undo:
@@ -162,7 +167,7 @@ class GroupMember(ABC):
                 node=node,
                 plan=plan,
                 sums=sums,
-                config=GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport, ports),
+                config=GroupConfig(node, secret, addresses, timeout_ns, peer_memory, dump_dir, known, transport, ports),
                 memory=memory,
                 planner=planner,
                 join_timeout_ns=join_timeout_ns,
@@ -195,7 +200,7 @@ class GroupMember(ABC):
                 peer_listener = PeerListener(
                     rank=rank,
                     world_size=world_size,
-                    host=config.host,
+                    host=config.hosts[0],
                     ports=config.ports,
                     secret=config.secret,
                     prefix=prefix,
@@ -214,7 +219,7 @@ class GroupMember(ABC):
                 plan=plan,
                 sums=sums,
                 secret=config.secret,
-                host=config.host,
+                hosts=config.hosts,
                 ports=config.ports,
                 join_timeout_ns=join_timeout_ns,
                 timeout_ns=config.timeout_ns,
@@ -279,7 +284,8 @@ class GroupMember(ABC):
         join_order = store.add(f"{lineage.prefix}/tickets", 1)
         memory = _checked_memory(timeout_ns, join_timeout_ns, arena_bytes)
         known = (machine or local_machine()) if pin else None
-        config = GroupConfig(node, secret, host, timeout_ns, peer_memory, dump_dir, known, transport, ports)
+        addresses = _addresses(host)
+        config = GroupConfig(node, secret, addresses, timeout_ns, peer_memory, dump_dir, known, transport, ports)
         me = JoinRequest(new_uid(), -1, join_order, node)
         policy = Policy(1, None, timeout_ns)
         member = cls._seek(store, lineage, me, 0, policy, None, config, memory, join_timeout_ns)
@@ -441,6 +447,17 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def _place(attempt: int, name: str) -> str:
     return f"attempt-{attempt}/collectives/{name}"
+
+
+def _addresses(host: str) -> tuple[str, ...]:
+    """Raises `UsageError`."""
+    addresses = tuple(host.split(","))
+    if not all(addresses) or len(set(addresses)) < len(addresses) or len(addresses) > MAX_NETWORKS:
+        raise UsageError(
+            f"host {host[:200]!r} (FF_ADDRESS) must be an address of this machine, or up to {MAX_NETWORKS} different "
+            "ones separated by commas"
+        )
+    return addresses
 
 
 def _checked_memory(timeout_ns: int, join_timeout_ns: int, arena_bytes: int | None) -> OwnMemory:

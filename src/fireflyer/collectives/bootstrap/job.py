@@ -2,7 +2,8 @@
 
     RUN_DIR/topology.json             what the operator has declared (`ff run --topology`), see `declaration`
     RUN_DIR/collectives/NAME.json     the plan of group NAME, and the speeds that were measured for it (`ff run --tune`)
-    RUN_DIR/collectives/NAME~6-3.json the same, of a job whose size may change, while it has 6 ranks on 3 nodes
+    RUN_DIR/collectives/NAME~6-3.json the same, of a job whose size may change, while it has 6 ranks on 3 nodes; then
+                                      -HASH where the nodes have different numbers of ranks
 
 Only rank 0 reads and writes them; the others hear from it, so the directory need not be shared between nodes. A plan
 that was measured is refused where the group has changed, because its user has asked for it; one that was computed is
@@ -11,6 +12,7 @@ computed again, with a warning that sums may round otherwise.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -56,16 +58,17 @@ class KeptPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class JobPlans:
     """The plans of one run; `run_dir` None keeps nothing."""
 
-    def __init__(self, run_dir: str | None, name: str, *, size: tuple[int, int] | None = None) -> None:
-        """`size`: ranks and nodes of the job, where they may be others after a restart; each size has its own plan,
-        which is used again when the job is back at it."""
+    def __init__(self, run_dir: str | None, name: str, *, size: tuple[int, int, str] | None = None) -> None:
+        """`size`: ranks and nodes of the job, and which nodes have how many where that differs, where they may be
+        others after a restart; each size has its own plan, which is used again when the job is back at it."""
         self._run_dir = run_dir
         self._name = name
         self._size = size
 
     @classmethod
     def of_job(cls, env: RankEnvironment, name: str) -> JobPlans:
-        return cls(env.run_dir, name, size=None if env.min_nodes is None else (env.world_size, env.nodes))
+        size = None if env.min_nodes is None else (env.world_size, env.nodes, env.node_ranks)
+        return cls(env.run_dir, name, size=size)
 
     @property
     def path(self) -> str | None:
@@ -73,6 +76,8 @@ class JobPlans:
         if self._run_dir is None:
             return None
         size = "" if self._size is None else f"~{self._size[0]}-{self._size[1]}"
+        if self._size is not None and self._size[2]:
+            size += "-" + hashlib.sha256(self._size[2].encode()).hexdigest()[:16]
         return f"{self._run_dir}/{PLANS_NAME}/{quote(self._name, safe='')}{size}.json"
 
     def declaration(self) -> Declaration | None:

@@ -6,7 +6,8 @@
    prove that they hold the secret, and receive the descriptors. The connection stays open: its end is a rank's death.
 3. The leaders listen on TCP. For each pair of neighbours the higher node connects to the lower one: a control
    connection, and those that `programs.links` names for each lane of each algorithm of the plan; these are left to UCX
-   where the group uses it (`transports`).
+   where the group uses it (`transports`). Where machines have addresses in several networks, the leaders listen in
+   each, and `programs.network_of` says in which a connection is made.
 
 Nothing is sent to, and nothing believed from, a connection that has not authenticated. All waits have one deadline.
 """
@@ -17,7 +18,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final, NamedTuple
 
@@ -35,9 +36,10 @@ from fireflyer.collectives.bootstrap.transports import Choice, Offer, choose, ex
 from fireflyer.collectives.p2p.acceptor import Acceptor
 from fireflyer.collectives.p2p.peer_listener import ListenAddress, listen
 from fireflyer.collectives.planning.plan import BY_NODE, Plan, check_ranks
-from fireflyer.collectives.planning.programs import CONTROL, Link, links
+from fireflyer.collectives.planning.programs import CONTROL, Link, links, network_of, sockets_for
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import Fabric, create_window
+from fireflyer.runtime.address import Address
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.sockets import authenticate_client
 from fireflyer.runtime.store import Store
@@ -67,6 +69,8 @@ class RankInfo(msgspec.Struct, frozen=True):
     sums: str | None = None
     """As it was asked for; None: as the plan says."""
     offer: Offer = Offer()
+    networks: int = 1
+    """In how many it has an address."""
 
 
 class RendezvousResult(msgspec.Struct, frozen=True):
@@ -133,7 +137,7 @@ class _Rendezvous:
         rank: int,
         world_size: int,
         secret: Secret,
-        host: str,
+        hosts: Sequence[str],
         ports: PortRange | None,
         timeouts: tuple[int, int],
         planner: Planner,
@@ -143,7 +147,7 @@ class _Rendezvous:
         self.rank = rank
         self.world_size = world_size
         self.secret = secret
-        self.host = host
+        self.hosts = hosts
         self.ports = ports
         self.planner = planner
         self.timeout_ns, self.user_timeout_ns = timeouts
@@ -152,8 +156,8 @@ class _Rendezvous:
     def left_ns(self) -> int:
         return max(1, self.deadline_ns - time.monotonic_ns())
 
-    def acceptor(self, listener: socket.socket, purpose: str, identity: str) -> Acceptor:
-        return Acceptor(listener, self.secret, f"{self.prefix}/{purpose}", identity)
+    def acceptor(self, listeners: Sequence[socket.socket], purpose: str, identity: str) -> Acceptor:
+        return Acceptor(listeners, self.secret, f"{self.prefix}/{purpose}", identity)
 
     # --- the result ---
 
@@ -188,7 +192,7 @@ class _Rendezvous:
                 for rank, key in enumerate(keys)
             ]
             hosts, choice = tuple(member.host for member in members), choose([member.offer for member in members])
-            return RendezvousResult(None, False, hosts, _common_plan(members, self.planner), choice)
+            return RendezvousResult(None, False, hosts, _plan_of(members, self.planner), choice)
         except FireflyerError as error:
             return RendezvousResult(error.message)
 
@@ -275,17 +279,23 @@ class _Rendezvous:
     def _dial(self, plan: Plan, node: int, link: Link) -> socket.socket:
         other = link.node
         leader = plan.leader_of(other)
-        address = self.listen_address_of(other, leader)
+        networks = self.listen_address_of(other, leader).networks
+        number = network_of(link, len(self.hosts))
+        if len(networks) != len(self.hosts):
+            raise UsageError(f"rank {leader} published an invalid address; do all ranks run the same version?")
+        target = Address(*networks[number])
+        own = self.hosts[number] if len(networks) > 1 else None
         try:
-            sock = socket.create_connection((address.host, address.port), timeout=self.left_ns() / SECOND)
+            sock = socket.create_connection(
+                target, timeout=self.left_ns() / SECOND, source_address=None if own is None else (own, 0)
+            )
         except OSError as error:
-            raise Unreachable(
-                f"rank {self.rank} cannot connect to rank {leader} at {address.host}:{address.port}: {error}"
-            ) from error
+            here = "" if own is None else f" from its address {own}"
+            raise Unreachable(f"rank {self.rank} cannot connect to rank {leader} at {target}{here}: {error}") from error
         try:
             peer = authenticate_client(sock, self.secret, _name(link, node), f"{self.prefix}/link", self.left_ns())
             if peer != f"node {other}":
-                raise PermissionDenied(f"expected node {other} at {address.host}:{address.port}, found {peer!r}")
+                raise PermissionDenied(f"expected node {other} at {target}, found {peer!r}")
         except FireflyerError:
             sock.close()
             raise
@@ -317,7 +327,7 @@ def rendezvous(
     plan: Plan | None,
     sums: str | None,
     secret: Secret,
-    host: str,
+    hosts: Sequence[str],
     ports: PortRange | None,
     join_timeout_ns: int,
     timeout_ns: int,
@@ -328,10 +338,11 @@ def rendezvous(
     fabric: Fabric | None,
     stack: ExitStack,
 ) -> GroupResources:
-    """Meets the others. All sockets and descriptors are entered into `stack` and closed with it: duplicate what is to
-    stay. `offer` and `fabric` are from `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`,
-    `PermissionDenied`, each naming a rank, and what a system says that has no more of something."""
-    group = _Rendezvous(store, prefix, rank, world_size, secret, host, ports, (join_timeout_ns, timeout_ns), planner)
+    """Meets the others; `hosts` are the addresses at which they reach this one, one in each network. All sockets and
+    descriptors are entered into `stack` and closed with it: duplicate what is to stay. `offer` and `fabric` are from
+    `transports.make_offer`. Raises `UsageError`, `Timeout`, `Unreachable`, `PermissionDenied`, each naming a rank, and
+    what a system says that has no more of something."""
+    group = _Rendezvous(store, prefix, rank, world_size, secret, hosts, ports, (join_timeout_ns, timeout_ns), planner)
     try:
         return _met(group, node, plan, sums, own, machine, offer, fabric, stack)
     except FireflyerError:  # some are OSErrors, too
@@ -352,7 +363,8 @@ def _met(
     stack: ExitStack,
 ) -> GroupResources:
     store, prefix, rank, world_size = group.store, group.prefix, group.rank, group.world_size
-    result = group.agree(RankInfo(node, read_environment().host or socket.gethostname(), plan, sums, offer))
+    name = read_environment().host or socket.gethostname()
+    result = group.agree(RankInfo(node, name, plan, sums, offer, len(group.hosts)))
     if result.plan is None or len(result.hosts) != world_size:
         raise UsageError("rank 0 published an invalid list of ranks; do all ranks run the same version?")
     plan = result.plan
@@ -374,14 +386,27 @@ def _met(
     doorbell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     stack.callback(os.close, doorbell_fd)
     with ExitStack() as listening:
-        unix, tcp, address = listen(group.host, stack, backlog=_BACKLOG, ports=group.ports)
-        inside = listening.enter_context(group.acceptor(unix, "window", f"rank {rank}"))
-        outside = listening.enter_context(group.acceptor(tcp, "link", f"node {node}"))
+        unix, servers, address = listen(group.hosts, stack, backlog=_BACKLOG, ports=group.ports)
+        inside = listening.enter_context(group.acceptor([unix], "window", f"rank {rank}"))
+        outside = listening.enter_context(group.acceptor(servers, "link", f"node {node}"))
         store.set(f"{prefix}/node/{node}", msgspec.json.encode(address))
         local_fds, peers = group.serve_window(inside, locals_[1:], [window_fd, doorbell_fd], own, stack)
         connections = group.connect(plan, node, outside, fabric, stack)
     found = tuple(local_fds), tuple(connections), tuple(peers)
     return GroupResources(plan, labels, result.hosts, window_fd, doorbell_fd, -1, *found, result.choice, fabric)
+
+
+def _plan_of(members: list[RankInfo], planner: Planner) -> Plan:
+    """Of all ranks, with connections enough for each network. Raises `UsageError`."""
+    networks = members[0].networks
+    for rank, member in enumerate(members):
+        if member.networks != networks:
+            raise UsageError(
+                f"rank {rank} ({member.host}) has addresses in {member.networks} networks, and rank 0 "
+                f"({members[0].host}) in {networks}; give all machines as many (--interface, --subnet, FF_ADDRESS)"
+            )
+    plan = _common_plan(members, planner)
+    return msgspec.structs.replace(plan, sockets=max(plan.sockets, sockets_for(networks)))
 
 
 def _common_plan(members: list[RankInfo], planner: Planner) -> Plan:

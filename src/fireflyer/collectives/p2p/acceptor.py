@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import socket
+from collections.abc import Sequence
 from typing import Final, Self
 
 from fireflyer.base.units import SECOND
@@ -21,15 +22,15 @@ MAX_WAITING: Final = 1024
 
 
 class Acceptor:
-    """Open from construction until `close`. Borrows the listening socket."""
+    """Open from construction until `close`. Borrows the listening sockets."""
 
-    def __init__(self, listener: socket.socket, secret: Secret, purpose: str, identity: str) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], secret: Secret, purpose: str, identity: str) -> None:
         """`identity` is this side's name in the handshake; `purpose` must be the peer's too. Raises `Busy` when the
         process may open no more files."""
         # Not a SimpleQueue: Python 3.11 may wait for ever in its `get` when the timeout passes at the wrong moment.
         self._accepted: queue.Queue[tuple[socket.socket, str]] = queue.Queue(MAX_WAITING)
         self._thread = AcceptThread(
-            [listener], Accepts(secret), identity=identity, purpose=purpose, on_connection=self._put
+            listeners, Accepts(secret), identity=identity, purpose=purpose, on_connection=self._put
         ).start()
 
     def next_peer(self, timeout_ns: int) -> tuple[socket.socket, str]:

@@ -11,8 +11,9 @@ import errno
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -21,6 +22,7 @@ from fireflyer.base.errors import PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MS, SECOND
+from fireflyer.collectives.planning.programs import MAX_NETWORKS
 from fireflyer.identity.handshake import Accepts, Session
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.accept_thread import AcceptThread
@@ -40,29 +42,42 @@ class ListenAddress(msgspec.Struct, frozen=True, array_like=True):
     host: str
     port: int
     unix: str
+    more_networks: Annotated[tuple[tuple[str, int], ...], msgspec.Meta(max_length=MAX_NETWORKS - 1)] = ()
+    """Host and port in each other network that the group uses beside the first."""
+
+    @property
+    def networks(self) -> tuple[tuple[str, int], ...]:
+        """Host and port in each network."""
+        return ((self.host, self.port), *self.more_networks)
 
 
 def listen(
-    host: str, stack: ExitStack, *, backlog: int, ports: PortRange | None
-) -> tuple[socket.socket, socket.socket, ListenAddress]:
-    """A Unix socket with a random name and a TCP socket with a free port at `host`, closed with `stack`.
+    hosts: Sequence[str], stack: ExitStack, *, backlog: int, ports: PortRange | None
+) -> tuple[socket.socket, list[socket.socket], ListenAddress]:
+    """A Unix socket with a random name, and for each of `hosts` a TCP socket with a free port, closed with `stack`.
 
-    Raises `UsageError` when `host` is no address of this machine or no port of `ports` is free, `Busy` when the process
+    Raises `UsageError` when one is no address of this machine or no port of `ports` is free, `Busy` when the process
     may open no more files."""
     name = f"fireflyer-{secrets.token_hex(16)}"
+    host = hosts[0]
+    servers: list[socket.socket] = []
     try:
         unix = stack.enter_context(socket.socket(socket.AF_UNIX))
         unix.bind(f"\0{name}")
         unix.listen(backlog)
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        tcp = stack.enter_context(
-            listen_in_range(ports, lambda port: socket.create_server((host, port), family=family, backlog=backlog))
-        )
+        for host in hosts:
+            servers.append(stack.enter_context(_server(host, backlog, ports)))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise translate_os_error(error, f"listen on host {host!r}") from error
         raise UsageError(f"cannot listen on host {host!r}: {error}; pass an address of this machine") from error
-    return unix, tcp, ListenAddress(host, tcp.getsockname()[1], name)
+    first, *more = [(host, server.getsockname()[1]) for host, server in zip(hosts, servers, strict=True)]
+    return unix, servers, ListenAddress(*first, name, tuple(more))
+
+
+def _server(host: str, backlog: int, ports: PortRange | None) -> socket.socket:
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    return listen_in_range(ports, lambda port: socket.create_server((host, port), family=family, backlog=backlog))
 
 
 class OnPeer(Protocol):
@@ -84,7 +99,7 @@ class PeerListener:
         self._addresses: list[ListenAddress] = []
         self._admit: OnPeer | None = None
         with ExitStack() as undo:
-            self._unix, self._tcp, self.own = listen(host, undo, backlog=_BACKLOG, ports=ports)
+            self._unix, (self._tcp,), self.own = listen([host], undo, backlog=_BACKLOG, ports=ports)
             self._accepting = AcceptThread(
                 [self._unix, self._tcp],
                 Accepts(secret),

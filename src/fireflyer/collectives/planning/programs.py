@@ -50,6 +50,7 @@ from fireflyer.collectives.planning.trees import Orientation, orient
 __all__ = [
     "CONTROL",
     "LANES",
+    "MAX_NETWORKS",
     "Action",
     "Link",
     "Program",
@@ -59,12 +60,16 @@ __all__ = [
     "links",
     "native_programs",
     "native_routes",
+    "network_of",
     "program_of",
+    "sockets_for",
     "steps_of_tree",
     "stride_of",
 ]
 
 LANES: Final = (0, 1)
+MAX_NETWORKS: Final = 8
+"""That a group uses beside each other."""
 CONTROL: Final = -1
 NOBODY: Final = -1
 
@@ -161,6 +166,19 @@ def links(plan: Plan, node: int) -> tuple[Link, ...]:
                 edges += [Link(channel, other, socket) for socket in range(plan.sockets)]
     controls = [Link(CONTROL, other, 0) for other in sorted({edge.node for edge in edges})]
     return (*controls, *edges)
+
+
+def network_of(link: Link, networks: int) -> int:
+    """In which of so many networks a connection is: those of a lane, and of both lanes together, take turns. Control
+    connections are in the first."""
+    if link.channel == CONTROL:
+        return 0
+    return (link.channel % len(LANES) + len(LANES) * link.socket) % networks
+
+
+def sockets_for(networks: int) -> int:
+    """How many connections a channel must have with a neighbour for `network_of` to use each network."""
+    return -(-networks // len(LANES))
 
 
 NativeProgram = tuple[str, int, int, int, int, list[tuple[int, int, int, int, int, list[int]]]]

@@ -23,11 +23,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
 from typing import Final, NamedTuple, Protocol
 
 from fireflyer.base.units import MS, SECOND
 
-__all__ = ["Completer", "Completion", "level_of_new_works"]
+__all__ = ["Completer", "Completion", "level_of_new_works", "starts_collectives_inside"]
 
 MAX_LEVELS: Final = 8
 """Works of deeper callbacks belong to the last level."""
@@ -38,6 +40,29 @@ _LOOKS: Final = 4
 _SLICE_NS: Final = 50 * MS
 _SWEEP_NS: Final = 2 * MS
 _JOIN_S: Final = 5.0
+
+_COLLECTIVES: Final = frozenset(
+    {
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "allgather",
+        "allreduce",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+    }
+)
+"""Functions of `torch.distributed`, and methods of its groups."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +77,19 @@ _here: Final = _OfThread()
 def level_of_new_works() -> int:
     """Of works that this thread starts."""
     return min(_here.level, MAX_LEVELS - 1)
+
+
+@lru_cache(1024)
+def starts_collectives_inside(code: CodeType) -> bool:
+    """Whether a function that is written inside of this one names an operation of `torch.distributed`.
+
+    >>> starts_collectives_inside((lambda: lambda dist, t: dist.all_reduce(t)).__code__)
+    True
+    >>> starts_collectives_inside((lambda dist, t: dist.all_reduce(t)).__code__)
+    False
+    """
+    inside = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return any(not _COLLECTIVES.isdisjoint(one.co_names) or starts_collectives_inside(one) for one in inside)
 
 
 class Completion(Protocol):
@@ -77,14 +115,20 @@ class _Request(NamedTuple):
 class Completer:
     """Of one process group. Its threads start with the first requests."""
 
-    def __init__(self, name: str, *, inline: bool = False) -> None:
-        """`inline`: futures that Python asks for wait for their works; see `HfreduceOptions`."""
-        self.inline = inline
+    def __init__(self, name: str, *, inline: bool | None = False) -> None:
+        """`inline`: futures that Python asks for wait for their works; None: see `runs_inline`."""
+        self._inline = inline
         self._name = name
         self._lock = threading.Lock()
         self._levels: dict[int, _Level] = {}
         self._stopped = False
         _alive.add(self)
+
+    def runs_inline(self, asked_by: CodeType) -> bool:
+        """Whether a future that this function asks for is to wait for its work: as was said, else where a function that
+        is written inside of it, such as a callback, names a collective. Callbacks that start collectives while the main
+        thread starts others have one order on all ranks only there."""
+        return starts_collectives_inside(asked_by) if self._inline is None else self._inline
 
     def add(self, work: Completion, then: Callable[[], object]) -> None:
         """Calls `then` after the end of `work`: in this thread if it has ended, and never after `stop`."""

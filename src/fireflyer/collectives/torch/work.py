@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
+from types import CodeType
 from typing import Any, Final, Protocol
 
 import torch
@@ -198,10 +199,10 @@ class GroupWork(dist.Work):
         return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        by_python = _called_from_python()
-        if self._is_half() and not by_python:
+        asked_by = _asking_code()
+        if self._is_half() and asked_by is None:
             return self._typed_future()
-        if self._completer.inline and by_python:
+        if asked_by is not None and self._completer.runs_inline(asked_by):
             self.settle(self._limit_ns)
         with self._lock:
             if self._future is not None:
@@ -279,9 +280,10 @@ def _nothing() -> None:
     pass
 
 
-def _called_from_python() -> bool:
-    """Whether the caller of the caller is a Python function that names `get_future`; it is C++ otherwise."""
+def _asking_code() -> CodeType | None:
+    """Of the caller of the caller, where that is a Python function that names `get_future`; None: it is C++."""
     try:
-        return "get_future" in sys._getframe(2).f_code.co_names  # noqa: SLF001 - the only way to a frame
+        code = sys._getframe(2).f_code  # noqa: SLF001 - the only way to a frame
     except ValueError:  # there is no Python frame in this thread
-        return False
+        return None
+    return code if "get_future" in code.co_names else None

@@ -65,6 +65,8 @@ class TargetRow(msgspec.Struct, frozen=True):
     """The last version of its chain in which it served, if it does no more."""
     leaving: bool = False
     """It shall be moved away from: it keeps its role until another target has taken its place, and gets no new one."""
+    intact_until: ChainVersion = 0
+    """As `served_until`, but 0 once it has begun to be synced since: it has what it had then, and no less."""
 
     @property
     def unwanted(self) -> bool:

@@ -1,6 +1,7 @@
 """A mount's process from the first check to the unmounting.
 
-*The end.* Unmounted by somebody: the kernel has sent what it had, and we finish what was asked. Asked to end (SIGTERM,
+*The end.* Unmounted by somebody: the kernel has sent what it had, and we finish what was asked. It says so when nobody
+has the mount any more; who unmounts with `ff fs umount` therefore asks us to end as well. Asked to end (SIGTERM,
 SIGINT): we unmount it, which comes to the same. Where programs are still in it, it leaves its place at once, so that
 nothing stays there if we are killed while we store; requests are received no more, what was written is sent on, and
 from then on programs get ENOTCONN. What others have mounted on the place meanwhile is left alone. Killed: the kernel
@@ -48,6 +49,8 @@ _ENDED_S: Final = 10.0
 _ANSWER_S: Final = 10.0
 """It answers that itself, without the cluster."""
 _STORED_S: Final = 300.0
+_UNMOUNTED_S: Final = 1.0
+"""For its process to be told by the kernel."""
 
 
 class Mounted(Operations, Protocol):
@@ -72,7 +75,8 @@ class MountOptions:
 
     def words(self) -> list[str]:
         name = self.name.replace("\\", "\\\\").replace(",", "\\,")
-        words = [f"fsname={name}", f"subtype={SUBTYPE}"]
+        # Nobody keeps when a file was read: `mount` says so.
+        words = [f"fsname={name}", f"subtype={SUBTYPE}", "noatime"]
         chosen = {"allow_other": self.allow_other, "ro": self.read_only, "default_permissions": self.check_rights}
         return words + [word for word, given in chosen.items() if given]
 
@@ -175,6 +179,11 @@ def unmount_and_wait(directory: str, wait_s: float = _STORED_S) -> bool:
         unmount(directory)
         if process < 0:
             return gone
+        if not select.select([process], [], [], _UNMOUNTED_S)[0]:
+            # A process with a mount namespace of its own (a container, a service) that was started meanwhile has the
+            # mount too, so the kernel does not tell its process that it is over.
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(process, signal.SIGTERM)
         return bool(select.select([process], [], [], wait_s)[0])
 
 

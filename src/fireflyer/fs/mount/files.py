@@ -93,6 +93,7 @@ _ALLOCATE: Final = {
     0x01: AllocateMode.KEEP_SIZE,
     0x03: AllocateMode.PUNCH_HOLE,
     0x10: AllocateMode.ZERO_RANGE,
+    0x11: AllocateMode.PUNCH_HOLE,  # ZERO_RANGE | KEEP_SIZE: reserves nothing, as all of them
 }
 _LOCK_KINDS: Final = {fcntl.F_RDLCK: LockKind.READ, fcntl.F_WRLCK: LockKind.WRITE, fcntl.F_UNLCK: LockKind.NONE}
 _LOCK_TYPES: Final = {kind: number for number, kind in _LOCK_KINDS.items()}

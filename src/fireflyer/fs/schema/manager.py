@@ -113,6 +113,13 @@ class TargetReport(msgspec.Struct, frozen=True, array_like=True):
     """Whose version it is: a target that is moved comes from a chain with versions of its own. 0: not said."""
     disk: _U63 = 0
     """Its number on the machine, where the capacity is what the whole disk has left; 0 where it is the target's own."""
+    changed_in: ChainVersion = 0
+    """Of one that is gone: the last version of the chain in which it has changed anything, or began to serve. 0: not
+    said."""
+    served_in: ChainVersion = 0
+    """Of a `restored` chain: the last version in which it served, as its directory says; 0: that does not say."""
+    served_with: Annotated[tuple[TargetId, ...], msgspec.Meta(max_length=MAX_REPLICAS)] = ()
+    """All members of the chain, whatever their states, as far as its directory knows."""
 
 
 # --- storage nodes ---

@@ -45,6 +45,8 @@ class Chain(msgspec.Struct, frozen=True):
     id: ChainId
     version: ChainVersion
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_REPLICAS)]
+    restored: bool = False
+    """Its states are those of a dump that was loaded: nobody serves until it is known who served last."""
 
 
 class Node(msgspec.Struct, frozen=True):

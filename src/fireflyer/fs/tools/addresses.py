@@ -4,7 +4,10 @@
 |---|---|---|
 | `ff://host:7000,other:7000/data/x` | managers at these addresses | `/data/x` |
 | `ff://%2Fhome%2Fann%2Ffs/data/x` | of `ff fs up --dir /home/ann/fs`, percent-encoded as libpq does | `/data/x` |
-| `ff:///data/x` | the one that options name | `/data/x` |
+| `ff:///data/x`, `ff://data/x` | the one that options name, else the default one | `/data/x` |
+
+What stands before the first slash names a cluster only with a port, or percent-encoded. `default_cluster` says which
+one is the default.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ def parse_address(url: str) -> Address:
         raise UsageError(f"{url!r} is not an address of files; write it like ff://host:7000/path or ff:///path")
     netloc, slash, rest = url[len(SCHEME) :].partition("/")
     path = slash + rest or "/"
-    if not netloc:
-        return Address(path=path)
+    if "%" not in netloc and ":" not in netloc:
+        return Address(path=f"/{netloc}{slash}{rest}" if netloc else path)
     if "%" in netloc:
         directory = unquote(netloc)
         if not posixpath.isabs(directory):
@@ -67,6 +70,6 @@ def parse_address(url: str) -> Address:
         host, colon, port = one.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise UsageError(
-                f"{one!r} in {url!r} is not HOST:PORT; write ff://HOST:7000/path, or ff:///path in the cluster of --dir"
+                f"{one!r} in {url!r} is not HOST:PORT; write ff://HOST:7000/path, or ff:///path in the default cluster"
             )
     return Address(managers=managers, path=path)

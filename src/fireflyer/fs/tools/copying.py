@@ -25,7 +25,7 @@ import msgspec
 from fireflyer.base.errors import Aborted, PermanentError
 from fireflyer.base.units import MIB
 from fireflyer.fs.tools.partial import Partial, alive, key_of, me, parse_partial
-from fireflyer.fs.tools.trees import Attributes, OpenFile, Tree, join
+from fireflyer.fs.tools.trees import Attributes, CopyTree, OpenFile, join
 
 __all__ = ["BLOCK_BYTES", "RESUME_BYTES", "SYNC_BYTES", "CopyOptions", "copy_file", "copy_link", "same_content"]
 __all__ += ["place_attributes", "umask"]
@@ -54,9 +54,9 @@ class _Copy:
 
     def __init__(
         self,
-        source: Tree,
+        source: CopyTree,
         path: str,
-        target: Tree,
+        target: CopyTree,
         place: str,
         options: CopyOptions,
         stopped: threading.Event | None,
@@ -89,6 +89,8 @@ class _Copy:
         file = self._target.open(self._temporary, "r+b" if begun else "xb", permissions=0o600)
         try:
             try:
+                if begun:
+                    file.truncate(begun)
                 self._write(file, begun)
             finally:
                 # What cannot be closed may lack bytes: `_leave` then finds that the file is shorter than it said.
@@ -113,7 +115,8 @@ class _Copy:
             raise IsADirectoryError(errno.EISDIR, "the target is a directory", self._place)
         if not stat.S_ISREG(there.st_mode) and not stat.S_ISLNK(there.st_mode):
             raise FileExistsError(errno.EEXIST, "the target exists and is not a regular file", self._place)
-        return stat.S_IMODE(there.st_mode) if stat.S_ISREG(there.st_mode) else None
+        # Not the set-user-id of somebody else's file: the new one is ours.
+        return stat.S_IMODE(there.st_mode) & 0o777 if stat.S_ISREG(there.st_mode) else None
 
     def _begun(self) -> int:
         """How many bytes an earlier copy has synced; its file is ours then."""
@@ -124,14 +127,27 @@ class _Copy:
             taken = msgspec.structs.replace(self._partial, synced_bytes=found.synced_bytes)
             if not 0 < found.synced_bytes <= min(entry.attributes.st_size, self._attributes.st_size):
                 continue
+            if not self._is_ours(entry.attributes):
+                continue
             try:
                 self._target.rename(join(self._directory, entry.name), join(self._directory, taken.name))
             except FileNotFoundError:  # another one has taken it
                 continue
             self._partial = taken
-            self._target.truncate(self._temporary, found.synced_bytes)
             return found.synced_bytes
         return 0
+
+    def _is_ours(self, found: Attributes) -> bool:
+        """Whoever may write in the directory can put a file, or a link, under the name of one that goes on. The tree
+        says whose files are ours: of a cluster this machine does not know."""
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            return False
+        probe = join(self._directory, self._partial.name)
+        self._target.open(probe, "xb", permissions=0o600).close()
+        try:
+            return self._target.stat(probe, False).st_uid == found.st_uid
+        finally:
+            self._target.unlink(probe)
 
     def _write(self, file: OpenFile, begun: int) -> None:
         reader = self._source.open(self._path, "rb")
@@ -187,9 +203,9 @@ class _Copy:
 
 
 def copy_file(
-    source: Tree,
+    source: CopyTree,
     path: str,
-    target: Tree,
+    target: CopyTree,
     place: str,
     *,
     options: CopyOptions | None = None,
@@ -205,7 +221,7 @@ def copy_file(
     _Copy(source, path, target, place, options or CopyOptions(), stopped, advanced).run()
 
 
-def copy_link(source: Tree, path: str, target: Tree, place: str) -> None:
+def copy_link(source: CopyTree, path: str, target: CopyTree, place: str) -> None:
     """Makes `place` the same symbolic link, replacing what is no directory."""
     wanted = source.readlink(path)
     directory = posixpath.dirname(place)
@@ -224,10 +240,11 @@ def copy_link(source: Tree, path: str, target: Tree, place: str) -> None:
 
 
 def place_attributes(
-    target: Tree, place: str, attributes: Attributes, options: CopyOptions, *, mode: int | None = None
+    target: CopyTree, place: str, attributes: Attributes, options: CopyOptions, *, mode: int | None = None
 ) -> None:
-    """`mode`: of what was there, used where the options do not say that the source's is kept."""
-    owned = True
+    """`mode`: of what was there, used where the options do not say that the source's is kept. Set-user-id and
+    set-group-id of a file are kept only with its owner: a program of somebody else would otherwise act as us."""
+    owned = options.owner or stat.S_ISDIR(attributes.st_mode)
     if options.owner:
         try:
             target.chown(place, attributes.st_uid, attributes.st_gid, False)
@@ -251,7 +268,9 @@ def umask() -> int:
     return 0o022
 
 
-def same_content(source: Tree, path: str, target: Tree, place: str, *, stopped: threading.Event | None = None) -> bool:
+def same_content(
+    source: CopyTree, path: str, target: CopyTree, place: str, *, stopped: threading.Event | None = None
+) -> bool:
     first, second = source.open(path, "rb"), target.open(place, "rb")
     try:
         for one, other in itertools.zip_longest(_pieces(first), _pieces(second)):

@@ -17,7 +17,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.tools.partial import is_partial
-from fireflyer.fs.tools.trees import Attributes, Tree, join, walk
+from fireflyer.fs.tools.trees import Attributes, CopyTree, join, walk
 
 __all__ = ["CopyFile", "CopyLink", "MakeDirectory", "Remove", "SetAttributes", "Step", "SyncOptions"]
 __all__ += ["check_not_inside", "plan_copy", "plan_sync"]
@@ -76,7 +76,7 @@ def check_not_inside(path: str, place: str) -> None:
 
 
 def plan_copy(
-    source: Tree, path: str, place: str, *, recursive: bool, follow: bool = True, failed: Failed | None = None
+    source: CopyTree, path: str, place: str, *, recursive: bool, follow: bool = True, failed: Failed | None = None
 ) -> Iterator[Step]:
     """`follow`: a symbolic link at `path` itself is followed; those below are copied as links. What is neither file,
     directory nor link is told to `failed`. Raises `OSError`, EISDIR for a directory that is not `recursive`."""
@@ -102,7 +102,7 @@ def _step(path: str, place: str, attributes: Attributes) -> MakeDirectory | Copy
 
 
 def plan_sync(
-    source: Tree, path: str, target: Tree, place: str, options: SyncOptions, *, failed: Failed
+    source: CopyTree, path: str, target: CopyTree, place: str, options: SyncOptions, *, failed: Failed
 ) -> Iterator[Step]:
     """Makes what is in the directory `place` as what is in the directory `path`: content, permission bits and times.
     A file of the same size and time of change is taken to be the same. Without `delete` nothing is removed, and what
@@ -112,7 +112,7 @@ def plan_sync(
 
 
 class _Sync:
-    def __init__(self, source: Tree, target: Tree, options: SyncOptions, failed: Failed) -> None:
+    def __init__(self, source: CopyTree, target: CopyTree, options: SyncOptions, failed: Failed) -> None:
         self._source, self._target = source, target
         self._options, self._failed = options, failed
         self._removals: list[Remove] = []
@@ -162,11 +162,11 @@ class _Sync:
             yield CopyFile(*paths, one, compare=True)
         elif one.st_mtime_ns != other.st_mtime_ns:
             yield CopyFile(*paths, one)
-        elif stat.S_IMODE(one.st_mode) != stat.S_IMODE(other.st_mode):
+        elif (one.st_mode ^ other.st_mode) & 0o1777:  # set-user-id is not kept without the owner
             yield SetAttributes(paths[1], one)
 
 
-def _present(target: Tree, there: str) -> dict[str, Attributes] | None:
+def _present(target: CopyTree, there: str) -> dict[str, Attributes] | None:
     """None: it is not there yet."""
     try:
         return {entry.name: entry.attributes for entry in target.scandir(there)}

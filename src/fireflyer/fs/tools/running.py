@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 import threading
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ import msgspec
 from fireflyer.base.errors import Aborted, FireflyerError
 from fireflyer.fs.tools.copying import CopyOptions, copy_file, copy_link, place_attributes, same_content
 from fireflyer.fs.tools.plans import CopyFile, CopyLink, MakeDirectory, Remove, SetAttributes, Step
-from fireflyer.fs.tools.trees import Tree
+from fireflyer.fs.tools.trees import CopyTree
 
 __all__ = ["Counts", "Observer", "Runner"]
 
@@ -43,7 +44,9 @@ class Runner:
     """Of one command. `run` may be called several times; `counts` adds up. What is below a directory that could not
     be made is left out."""
 
-    def __init__(self, source: Tree, target: Tree, options: CopyOptions, observer: Observer, *, workers: int) -> None:
+    def __init__(
+        self, source: CopyTree, target: CopyTree, options: CopyOptions, observer: Observer, *, workers: int
+    ) -> None:
         self._source, self._target = source, target
         self._options, self._observer = options, observer
         self._workers = workers
@@ -147,7 +150,11 @@ class Runner:
         try:
             self._target.mkdir(step.place, mode)
         except FileExistsError:
-            if not stat.S_ISDIR(self._target.stat(step.place).st_mode):
+            mode = self._target.stat(step.place, False).st_mode
+            if stat.S_ISLNK(mode):
+                words = "a symbolic link is there, and is not followed; remove it, or copy to where it leads"
+                raise FileExistsError(errno.EEXIST, words, step.place) from None
+            if not stat.S_ISDIR(mode):
                 raise
 
     def _copy(self, step: CopyFile) -> None:

@@ -20,7 +20,9 @@ import msgspec
 __all__ = [
     "NO_REPLACE",
     "Attributes",
+    "CopyTree",
     "Entry",
+    "LocalEntry",
     "LocalFile",
     "LocalTree",
     "OpenFile",
@@ -101,21 +103,29 @@ class OpenFile(Protocol):
     def closed(self) -> bool: ...
 
 
-class Tree(Protocol):
+class CopyTree(Protocol):
+    """What copying needs of a tree; `beneath.beneath` makes one that no symbolic link leads out of."""
+
     def stat(self, path: str, follow: bool = True) -> Attributes: ...
     def scandir(self, path: str) -> Iterable[Entry]: ...
     def open(self, path: str, mode: str = "rb", *, permissions: int = 0o666) -> OpenFile: ...
     def mkdir(self, path: str, permissions: int = 0o777) -> None: ...
-    def makedirs(self, path: str, *, exist_ok: bool = False) -> None: ...
-    def rmdir(self, path: str) -> None: ...
     def unlink(self, path: str) -> None: ...
-    def rmtree(self, path: str, progress: Callable[[int], None] | None = None) -> None: ...
-    def rename(self, source: str, target: str, flags: int = 0) -> None: ...
-    def link(self, existing: str, path: str) -> None: ...
+    def rmtree(self, path: str) -> None: ...
+    def rename(self, source: str, target: str) -> None: ...
     def symlink(self, target: str, path: str) -> None: ...
     def readlink(self, path: str) -> str: ...
     def chmod(self, path: str, mode: int) -> None: ...
     def chown(self, path: str, uid: int, gid: int, follow: bool = True) -> None: ...
+    def utime(self, path: str, *, ns: tuple[int, int] | None = None) -> None: ...
+
+
+class Tree(CopyTree, Protocol):
+    def makedirs(self, path: str, *, exist_ok: bool = False) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def rmtree(self, path: str, progress: Callable[[int], None] | None = None) -> None: ...
+    def rename(self, source: str, target: str, flags: int = 0) -> None: ...
+    def link(self, existing: str, path: str) -> None: ...
     def utime(self, path: str, *, ns: tuple[int, int] | None = None, follow: bool = True) -> None: ...
     def truncate(self, path: str, length: int) -> None: ...
     def statvfs(self, path: str) -> Space: ...
@@ -128,7 +138,7 @@ class LocalFile(io.FileIO):
         os.fsync(self.fileno())
 
 
-class _LocalEntry(msgspec.Struct, frozen=True):
+class LocalEntry(msgspec.Struct, frozen=True):
     name: str
     attributes: os.stat_result
 
@@ -139,45 +149,46 @@ class LocalTree:
     def __init__(self, root: str = "") -> None:
         self._root = root.rstrip("/")
 
-    def _at(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
+        """Where it is on this machine."""
         return f"{self._root}{path}" if self._root else path
 
     def stat(self, path: str, follow: bool = True) -> os.stat_result:
-        return os.stat(self._at(path), follow_symlinks=follow)
+        return os.stat(self.local_path(path), follow_symlinks=follow)
 
-    def scandir(self, path: str) -> Iterator[_LocalEntry]:
-        with os.scandir(self._at(path)) as found:
+    def scandir(self, path: str) -> Iterator[LocalEntry]:
+        with os.scandir(self.local_path(path)) as found:
             for one in found:
                 try:
                     attributes = one.stat(follow_symlinks=False)
                 except FileNotFoundError:  # removed in the meantime
                     continue
-                yield _LocalEntry(one.name, attributes)
+                yield LocalEntry(one.name, attributes)
 
     def open(self, path: str, mode: str = "rb", *, permissions: int = 0o666) -> LocalFile:
         return LocalFile(
-            self._at(path), mode.replace("b", ""), opener=lambda name, how: os.open(name, how, permissions)
+            self.local_path(path), mode.replace("b", ""), opener=lambda name, how: os.open(name, how, permissions)
         )
 
     def mkdir(self, path: str, permissions: int = 0o777) -> None:
-        os.mkdir(self._at(path), permissions)
+        os.mkdir(self.local_path(path), permissions)
 
     def makedirs(self, path: str, *, exist_ok: bool = False) -> None:
-        os.makedirs(self._at(path), exist_ok=exist_ok)
+        os.makedirs(self.local_path(path), exist_ok=exist_ok)
 
     def rmdir(self, path: str) -> None:
-        os.rmdir(self._at(path))
+        os.rmdir(self.local_path(path))
 
     def unlink(self, path: str) -> None:
-        os.unlink(self._at(path))
+        os.unlink(self.local_path(path))
 
     def rmtree(self, path: str, progress: Callable[[int], None] | None = None) -> None:
-        shutil.rmtree(self._at(path))
+        shutil.rmtree(self.local_path(path))
         if progress is not None:
             progress(1)
 
     def rename(self, source: str, target: str, flags: int = 0) -> None:
-        old, new = self._at(source), self._at(target)
+        old, new = self.local_path(source), self.local_path(target)
         if flags == NO_REPLACE and os.path.isdir(old) and os.path.lexists(new):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         if flags == NO_REPLACE and not os.path.isdir(old):
@@ -187,31 +198,31 @@ class LocalTree:
             os.rename(old, new)
 
     def link(self, existing: str, path: str) -> None:
-        os.link(self._at(existing), self._at(path), follow_symlinks=False)
+        os.link(self.local_path(existing), self.local_path(path), follow_symlinks=False)
 
     def symlink(self, target: str, path: str) -> None:
-        os.symlink(target, self._at(path))
+        os.symlink(target, self.local_path(path))
 
     def readlink(self, path: str) -> str:
-        return os.readlink(self._at(path))
+        return os.readlink(self.local_path(path))
 
     def chmod(self, path: str, mode: int) -> None:
-        os.chmod(self._at(path), mode)
+        os.chmod(self.local_path(path), mode)
 
     def chown(self, path: str, uid: int, gid: int, follow: bool = True) -> None:
-        os.chown(self._at(path), uid, gid, follow_symlinks=follow)
+        os.chown(self.local_path(path), uid, gid, follow_symlinks=follow)
 
     def utime(self, path: str, *, ns: tuple[int, int] | None = None, follow: bool = True) -> None:
         if ns is None:
-            os.utime(self._at(path), follow_symlinks=follow)
+            os.utime(self.local_path(path), follow_symlinks=follow)
         else:
-            os.utime(self._at(path), ns=ns, follow_symlinks=follow)
+            os.utime(self.local_path(path), ns=ns, follow_symlinks=follow)
 
     def truncate(self, path: str, length: int) -> None:
-        os.truncate(self._at(path), length)
+        os.truncate(self.local_path(path), length)
 
     def statvfs(self, path: str) -> os.statvfs_result:
-        return os.statvfs(self._at(path))
+        return os.statvfs(self.local_path(path))
 
     def read_batch(self, reads: Sequence[tuple[LocalFile, int, memoryview]]) -> list[int]:
         """How many bytes each of (file, offset, buffer) got: fewer than asked for at the end of its file."""
@@ -223,7 +234,7 @@ class LocalTree:
 
     def open_file(self, path: str, flags: int = os.O_RDONLY) -> LocalFile:
         """`flags`: of `os.open`."""
-        return LocalFile(os.open(self._at(path), flags), "r+" if flags & os.O_ACCMODE else "r")
+        return LocalFile(os.open(self.local_path(path), flags), "r+" if flags & os.O_ACCMODE else "r")
 
     def close(self) -> None:
         pass
@@ -245,7 +256,12 @@ class Walked(msgspec.Struct, frozen=True):
 
 
 def walk(
-    tree: Tree, path: str, *, follow: bool = False, failed: Callable[[OSError], None] | None = None, max_depth: int = -1
+    tree: CopyTree,
+    path: str,
+    *,
+    follow: bool = False,
+    failed: Callable[[OSError], None] | None = None,
+    max_depth: int = -1,
 ) -> Iterator[Walked]:
     """What is at `path` and below it, a directory before what is in it, names in the order of their bytes. `follow`: a
     symbolic link at `path` itself. A directory that cannot be read is told to `failed`, or raises. `max_depth`: of

@@ -94,7 +94,7 @@ class Twin:
         self.user.fallocate(self._number, 3, *self._range())
 
     def _zero(self) -> None:
-        self.user.fallocate(self._number, 16, *self._range())
+        self.user.fallocate(self._number, self._rng.choice([16, 17]), *self._range())
 
     def _again(self) -> None:
         self.user.close(self._number)

@@ -124,6 +124,9 @@ def test_punching_holes(alice: User) -> None:
     alice.fallocate(number, ZERO_RANGE, 99_980, 40)
     assert alice.fstat(number).size == 100_020
     assert alice.pread(number, 60, 99_975) == data[99_975:99_980] + bytes(40)
+    alice.fallocate(number, ZERO_RANGE | KEEP_SIZE, 99_970, 1 << 30)
+    assert alice.fstat(number).size == 100_020
+    assert alice.pread(number, 60, 99_965) == data[99_965:99_970] + bytes(50)
     alice.close(number)
 
 

@@ -18,6 +18,10 @@ from tests.support.fs.clusters.local_cluster import LocalCluster, wait_gone
 from tests.support.jobs.launching import wait_until
 from tests.support.patience import allowed_s
 
+from fireflyer.fs.core.rows import CHAINS
+from fireflyer.fs.service.meta.offline_store import FORMAT
+from fireflyer.kvstore.dump import read_dump
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 QUICK = ("--failure-timeout", "2")
 
@@ -59,6 +63,30 @@ def test_one_command_starts_it_and_the_same_command_finds_it_again(local: LocalC
     ]
     assert members[0] == members[1]
     assert incarnations(again) == [2, 2, 2]
+
+
+def states_in_the_store(local: LocalCluster, dump: Path) -> list[list[str]]:
+    """Of the targets of each chain, as the managers left them."""
+    local.ff("admin", "dump", str(dump))
+    with open(dump, "rb") as file:
+        chains = [CHAINS.decode(*row)[1] for row in read_dump(file, FORMAT) if row[0].startswith(CHAINS.prefix)]
+    return [[str(member.state) for member in chain.members] for chain in chains]
+
+
+def test_after_an_orderly_end_every_replica_can_bring_its_chain_back(local: LocalCluster, tmp_path: Path) -> None:
+    """Also one whose node was the first to leave; the disks of the others may be gone by then."""
+    local.ff("up", "--detach", "--nodes", "3", "--replicas", "3", "--relaxed", *QUICK)
+    (tmp_path / "file").write_bytes(b"kept" * 1000)
+    local.ff("put", str(tmp_path / "file"), "/file")
+    for round_ in range(2):
+        local.wait(local.whole)
+        local.ff("down")
+        states = states_in_the_store(local, tmp_path / f"{round_}.ffdump")
+        assert len(states) > 1
+        assert all(chain == ["lastsrv"] * 3 for chain in states), (states, local.logs())
+        local.ff("up", "--detach", "--relaxed")
+    local.wait(local.whole)
+    assert local.ff("cat", "/file") == "kept" * 1000
 
 
 def test_a_process_that_is_killed_is_started_again_and_all_chains_become_whole(local: LocalCluster) -> None:

@@ -88,6 +88,19 @@ print(os.getxattr(sys.argv[1], "user.fireflyer.process").split()[0].decode())' "
     assert "is not a mount of `ff fs mount`" in nothing
 
 
+def test_a_mount_that_another_namespace_has_too_is_ended_all_the_same(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A container or a service that starts while it is mounted: the kernel tells its process nothing then."""
+    script = """
+        trap 'umount -l "$1" 2>/dev/null; kill $other 2>/dev/null' EXIT
+        $FF mount "$1" --dir "$2" -d >/dev/null && echo stored > "$1/file" || exit 1
+        unshare --mount --propagation private sh -c 'echo; exec sleep 300' > "$2/other" & other=$!
+        while [ ! -s "$2/other" ]; do :; done
+        timeout 100 $FF umount "$1" 2>&1
+    """
+    assert _in_a_namespace(script, tmp_path, cluster) == f"{tmp_path} is unmounted.\n"
+    assert cluster.ff("cat", "/file") == "stored\n"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
 
 from tests.support.fs.chain_sim.world import (
     LIMITS,
@@ -28,8 +29,10 @@ from fireflyer.fs.core.chain.node_membership import (
     TakeRouting,
 )
 from fireflyer.fs.core.chain.node_membership import Tick as NodeTick
+from fireflyer.fs.core.chain.served_notes import ServedNote
 from fireflyer.fs.core.manager.state_machine import Effect, Event, Manager, Reply, RequestReceived, Settings, Tick
 from fireflyer.fs.core.routing import apply_delta
+from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.schema.manager import (
     AddChains,
     AddNode,
@@ -117,10 +120,13 @@ class _ManagerHost:
 class ManagedNode(StorageNode):
     """What a storage process is: `StorageCore`, here with one target."""
 
+    noted: Mapping[TargetId, ServedNote] = MappingProxyType({})
+    """On its disk; a power cut takes none of it."""
+
     def boot(self, node: SimNode) -> None:
         name = node.name
         identity = ProcessIdentity(self.target, f"{name}/{node.incarnation}", name, name, "boot")
-        membership = NodeMembership(identity, {self.target: True}, self.world.managers)
+        membership = NodeMembership(identity, {self.target: True}, self.world.managers, self.noted)
         self.core = storage_node.StorageCore(
             membership, [self.target], lambda _chain, _target: self.replica, unreachable_report_ns=SECOND // 2
         )
@@ -157,6 +163,7 @@ class ManagedNode(StorageNode):
                 case SendToManager(number, manager, request):
                     self.post(manager, MANAGE, request, number=self.node.incarnation << 32 | number)
                 case TakeRouting(routing):
+                    self.noted = dict(self.core.membership.noted)
                     self.world.seen.take(routing)  # type: ignore[attr-defined]
                 case End():
                     self.node.crash()

@@ -85,13 +85,22 @@ class SimStore:
         self.cut: dict[str, bool] = {}
         """Who cannot reach it now."""
         self._random = world.fork_random("store")
-        self._store = _Store(world, on_commit)
-        self._engine = MemoryEngine(self._store, waits=SteppedTiming(lambda: world.now_ns, self._random.randrange))
+        self._world, self._on_commit = world, on_commit
+        self._open(_Store(world, on_commit))
 
     @property
     def rows(self) -> dict[bytes, bytes]:
         """What is committed."""
         return self._store.rows
+
+    def replace(self, rows: dict[bytes, bytes]) -> None:
+        """With another store; what is under way comes to the old one."""
+        self._open(_Store(self._world, self._on_commit))
+        self._store.commit(0, Conflicts(), Mutations(writes=tuple(sorted(rows.items()))))
+
+    def _open(self, store: _Store) -> None:
+        self._store = store
+        self._engine = MemoryEngine(store, waits=SteppedTiming(lambda: self._world.now_ns, self._random.randrange))
 
     def perform(self, name: str, order: Transact) -> Generator[int | None, None, Outcome]:
         rng, faults = self._random, self.faults

@@ -33,7 +33,7 @@ def introduce(sock: socket.socket, secret: Secret, name: str) -> None:
 
 def test_a_peer_is_handed_over_with_its_name_and_a_socket_that_may_wait(listener: socket.socket) -> None:
     secret = new_secret()
-    with Acceptor(listener, secret, PURPOSE, "host") as accepting, caller(listener) as next_peer:
+    with Acceptor([listener], secret, PURPOSE, "host") as accepting, caller(listener) as next_peer:
         introduce(next_peer, secret, "node 3 link 0.0")
         sock, identity = accepting.next_peer(30 * SECOND)
         with sock:
@@ -43,7 +43,7 @@ def test_a_peer_is_handed_over_with_its_name_and_a_socket_that_may_wait(listener
 
 
 def test_another_secret_is_refused(listener: socket.socket) -> None:
-    with Acceptor(listener, new_secret(), PURPOSE, "host") as accepting, caller(listener) as stranger:
+    with Acceptor([listener], new_secret(), PURPOSE, "host") as accepting, caller(listener) as stranger:
         with pytest.raises(FireflyerError):
             authenticate_client(stranger, new_secret(), "node 3", PURPOSE, 30 * SECOND)
         with pytest.raises(TimeoutError):
@@ -53,7 +53,7 @@ def test_another_secret_is_refused(listener: socket.socket) -> None:
 def test_a_rank_that_comes_again_and_again_is_closed(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "MAX_WAITING", 2)
     secret = new_secret()
-    with Acceptor(listener, secret, PURPOSE, "host") as accepting:
+    with Acceptor([listener], secret, PURPOSE, "host") as accepting:
         comers = [caller(listener) for _ in range(3)]
         for number, comer in enumerate(comers):
             introduce(comer, secret, f"node {number}")
@@ -68,7 +68,7 @@ def test_a_rank_that_comes_again_and_again_is_closed(listener: socket.socket, mo
 
 def test_closing_ends_handshakes_and_peers_that_nobody_asked_for(listener: socket.socket) -> None:
     secret = new_secret()
-    accepting = Acceptor(listener, secret, PURPOSE, "host")
+    accepting = Acceptor([listener], secret, PURPOSE, "host")
     with caller(listener) as stranger, caller(listener) as next_peer:
         introduce(next_peer, secret, "node 1")
         accepting.close()

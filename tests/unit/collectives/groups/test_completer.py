@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.support.patience import allowed_s
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from fireflyer.collectives.torch.completer import MAX_LEVELS, Completer, level_of_new_works
+from fireflyer.collectives.torch.completer import (
+    MAX_LEVELS,
+    Completer,
+    level_of_new_works,
+    starts_collectives_inside,
+)
 
 LIMIT_S = 20.0
 
@@ -135,3 +142,29 @@ def test_at_the_end_nobody_waits_for_ever() -> None:
     assert work.given_up
     assert future.wait()
     assert not any("ends" in thread.name for thread in threading.enumerate())
+
+
+def hook_with_a_callback(dist: Any, tensor: object) -> object:
+    def later(future: Any) -> object:
+        return [dist.all_reduce(tensor) for _ in range(future.value())]
+
+    return dist.all_reduce(tensor, async_op=True).get_future().then(later)
+
+
+def hook_without(dist: Any, tensor: object) -> object:
+    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def test_futures_of_functions_whose_callbacks_start_collectives_are_inline_unless_it_is_said_otherwise() -> None:
+    by_code, never, always = (Completer("test", inline=inline) for inline in (None, False, True))
+    assert by_code.runs_inline(hook_with_a_callback.__code__)
+    assert not by_code.runs_inline(hook_without.__code__)
+    assert not never.runs_inline(hook_with_a_callback.__code__)
+    assert always.runs_inline(hook_without.__code__)
+
+
+def test_the_hooks_of_torch_are_told_apart() -> None:
+    powers = (powerSGD_hook.powerSGD_hook, powerSGD_hook.batched_powerSGD_hook)
+    plain = (default_hooks._allreduce_fut, default_hooks.allreduce_hook, default_hooks.fp16_compress_hook)
+    assert all(starts_collectives_inside(hook.__code__) for hook in powers)
+    assert not any(starts_collectives_inside(hook.__code__) for hook in plain)

@@ -383,7 +383,7 @@ def test_a_peer_that_does_not_answer_is_reported() -> None:
     rig[2].feed(fx.GiveUp(7, "said of another version"))
     assert not rig[2].others
     rig[2].feed(fx.GiveUp(1, "cut off from target 1"))
-    assert rig[2].others == [fx.ReportGone(1, "cut off from target 1")]
+    assert rig[2].others == [fx.ReportGone(1, "cut off from target 1", changed_in=1)]
 
 
 @pytest.mark.parametrize("hangs", ["path", "disk of 3", "disk of 2", "disk of 1"])
@@ -413,7 +413,7 @@ def test_who_waits_for_another_is_not_taken_for_the_one_that_is_cut_off(hangs: s
     for _ in range(2):
         rig.run(idle=idle)
         rig.tick(SECOND)
-    assert blamed() == {(idle[0], fx.ReportGone(1, "the disk does not answer"))}
+    assert blamed() == {(idle[0], fx.ReportGone(1, "the disk does not answer", changed_in=1))}
 
 
 def test_data_are_sent_again_only_where_they_are_missing() -> None:

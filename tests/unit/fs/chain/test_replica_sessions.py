@@ -185,7 +185,7 @@ def test_a_failed_disk_is_not_trusted_again() -> None:
     rig.chain(SERVING, SYNCING, order=(2, 1))
     rig.run()
     rig.chain(SERVING, SERVING)
-    assert rig[1].others[-1] == fx.ReportGone(4, "the target had stopped before", failed=True)
+    assert rig[1].others[-1] == fx.ReportGone(4, "the target had stopped before", failed=True, changed_in=4)
     assert rig[1].table is not None
     assert not rig[1].table.serving
 

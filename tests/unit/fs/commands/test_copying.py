@@ -344,6 +344,10 @@ def test_this_process_is_alive_and_an_earlier_one_of_its_number_is_not() -> None
         ("ff://[::1]:7/x", "ff://[::1]:7", "/x"),
         ("ff://%2Fhome%2Fann%2Ffs/a%20b#c?d", "ff:///home/ann/fs", "/a%20b#c?d"),
         ("ff:///x/y", "", "/x/y"),
+        ("ff://x/y", "", "/x/y"),
+        ("ff://x", "", "/x"),
+        ("ff://", "", "/"),
+        ("ff://a,b/*.parquet", "", "/a,b/*.parquet"),
     ],
 )
 def test_addresses(url: str, target: str, path: str) -> None:
@@ -352,7 +356,9 @@ def test_addresses(url: str, target: str, path: str) -> None:
     assert parse_address(found.prefix + found.path) == found
 
 
-@pytest.mark.parametrize("url", ["/x", "http://a:1/x", "ff://data/x", "ff://a:0/x", "ff://a:1,/x", "ff://%41/x"])
+@pytest.mark.parametrize(
+    "url", ["/x", "http://a:1/x", "ff://data:x/y", "ff://a:/x", "ff://a:0/x", "ff://a:1,/x", "ff://%41/x"]
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError):
         parse_address(url)

@@ -10,7 +10,11 @@ import msgspec
 import pytest
 from tests.support.fs.clusters.file_commands import Shell, content_of, shell_over
 
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.fs.connect import target_of
 from fireflyer.cli.fs.files.show import size_text
+from fireflyer.fs.tools import beneath
+from fireflyer.fs.tools.default_cluster import default_target
 from fireflyer.fs.tools.partial import Partial, me
 
 
@@ -363,19 +367,17 @@ def test_sync_by_checksum_sees_what_times_do_not_say(ff: Shell, tmp_path: Path) 
 def test_sync_removes_nothing_when_it_could_not_read_everything(
     ff: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fireflyer.fs.tools.trees import LocalTree
-
     fill(tmp_path / "here")
     ff("sync", "here/a", "ff:///mirror")
     (ff.root / "mirror/extra").touch()
-    real = LocalTree.scandir
+    real = beneath._LocalDirectory.scandir
 
-    def failing(tree: LocalTree, path: str) -> object:
+    def failing(tree: beneath._LocalDirectory, path: str) -> object:
         if path == str(tmp_path / "here/a/deep"):
             raise PermissionError(13, "Permission denied", path)
         return real(tree, path)
 
-    monkeypatch.setattr(LocalTree, "scandir", failing)
+    monkeypatch.setattr(beneath._LocalDirectory, "scandir", failing)
     assert "permission denied" in ff("sync", "--delete", "here/a", "ff:///mirror", code=1)
     assert (ff.root / "mirror/extra").exists()
     assert (ff.root / "mirror/deep/er/three").exists()
@@ -395,7 +397,30 @@ def test_bench_measures_both_and_leaves_nothing(ff: Shell, tmp_path: Path) -> No
     assert "size" in ff("bench", "--size", "much", code=2)
 
 
+def test_a_name_without_a_port_is_a_path_in_the_default_cluster(ff: Shell) -> None:
+    fill(ff.root)
+    assert ff.lines("ls", "ff://a/deep") == ff.lines("ls", "ff:///a/deep") == ff.lines("ls", "/a/deep")
+
+
+def test_the_default_cluster_is_the_one_that_was_started_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What options name, then the environment, then `ff fs up`'s directory, then `ff up`'s."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FIREFLYER_FS", raising=False)
+    assert target_of(None, ()) == f"ff://{tmp_path}/fs"
+    for directory in ("platform/storage", "fs"):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "cluster.json").touch()
+        assert target_of(None, ()) == default_target() == f"ff://{tmp_path}/{directory}"
+    monkeypatch.setenv("FIREFLYER_FS", "ff://there:7000")
+    assert target_of(None, ()) == "ff://there:7000"
+    assert target_of("other", ()) == f"ff://{tmp_path}/other"
+    assert target_of(None, ("a:1",)) == "ff://a:1"
+    monkeypatch.setenv("FIREFLYER_FS", "ff://there")  # the port was forgotten
+    with pytest.raises(UsageError, match="set it to ff://HOST:PORT"):
+        target_of(None, ())
+
+
 def test_what_is_wrong_is_said_in_one_line(ff: Shell) -> None:
-    assert "HOST:PORT" in ff("ls", "ff://data/x", code=2)
+    assert "HOST:PORT" in ff("ls", "ff://data:x/y", code=2)
     assert "cannot be combined" in ff("ls", "--dir", "x", "--manager", "a:1", "/", code=2)
     assert "ask who you are; add --token-file FILE" in ff("ls", "ff://a:1/", code=2)

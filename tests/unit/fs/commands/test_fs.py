@@ -72,9 +72,9 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         (("ls", "--dir", "{}/ran", "/data"), 1, "the cluster in {}/ran is not running; start it: ff fs up --dir "),
         (("cp", "--dir", "{}/ran", "/a"), 2, "only one path is given ('/a'); give the source and the target"),
         (
-            ("ls", "ff://host/data"),
+            ("ls", "ff://host:x/data"),
             2,
-            "'host' in 'ff://host/data' is not HOST:PORT; write ff://HOST:7000/path, or ff:///",
+            "'host:x' in 'ff://host:x/data' is not HOST:PORT; write ff://HOST:7000/path, or ff:///",
         ),
         (("status", "--manager", "a:1", "--dir", "x"), 2, "--dir and --manager cannot be combined; give one of them"),
         (("admin", "drain", "--dir", "{}/ran"), 2, "no target is named; give --target ID or --node ID"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions, unchanged
+from fireflyer.fs.schema.manager import Condition, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
 LETTERS = {"S": "serving", "L": "lastsrv", "Y": "syncing", "W": "waiting", "O": "offline"}
@@ -87,3 +88,31 @@ def test_the_first_version_of_a_chain_has_nobody_before_it() -> None:
     first = Told("SS").chain
     learned.committed(None, first)
     assert learned.complete(1) == ()
+
+
+def gone(target: int, changed_in: int, version: int = 9) -> dict[int, TargetReport]:
+    return {target: TargetReport(target, Condition.GONE, version, chain=1, changed_in=changed_in)}
+
+
+def test_who_left_before_the_tail_changed_anything_more_is_complete() -> None:
+    chain = Told("SSO").version(9, "OWSS")
+    left = {0: 6, 1: 8, 2: 0, 3: 0}
+    assert unchanged(chain, gone(3, changed_in=5), left) == (0, 1)
+    assert unchanged(chain, gone(3, changed_in=6), left) == (0, 1)
+    assert unchanged(chain, gone(3, changed_in=7), left) == (1,)
+    assert unchanged(chain, gone(3, changed_in=9), left) == ()
+
+
+def test_only_the_tail_knows_what_may_have_been_shown_and_only_when_it_is_gone() -> None:
+    chain = Told("SSO").version(9, "OWSS")
+    left = {0: 6, 1: 8}
+    assert unchanged(chain, gone(2, changed_in=5), left) == ()
+    assert unchanged(chain, gone(3, changed_in=0), left) == ()
+    assert unchanged(chain, gone(3, changed_in=5, version=8), left) == ()
+    there = {3: TargetReport(3, Condition.ONLINE, 9, chain=1, changed_in=5)}
+    assert unchanged(chain, there, left) == ()
+    assert unchanged(Told("SSO").version(9, "OLL"), gone(2, changed_in=5), left) == ()
+
+
+def test_who_has_begun_to_be_synced_since_it_left_is_not_complete() -> None:
+    assert unchanged(Told("SSO").version(9, "OYS"), gone(2, changed_in=1), {0: 0, 1: 5}) == ()

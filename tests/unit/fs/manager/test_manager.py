@@ -229,6 +229,42 @@ def test_a_primary_that_stood_still_does_not_blame_the_nodes() -> None:
     assert desk.states() == "11=lastsrv 12=lastsrv"
 
 
+def leaves(desk: Desk, node: int, sequence: int, changed_in: int) -> None:
+    version = desk.chain().version
+    report = TargetReport(10 + node, Condition.GONE, version, chain=1, changed_in=changed_in)
+    desk.ask(Heartbeat(node, 1, sequence, 0, (report,)))
+    desk.settle()
+
+
+@pytest.mark.parametrize(
+    ("changed_in", "states"), [(1, "12=lastsrv 11=lastsrv"), (2, "12=lastsrv 11=offline"), (0, "12=lastsrv 11=offline")]
+)
+def test_after_an_orderly_end_all_may_come_back_that_have_missed_nothing(changed_in: int, states: str) -> None:
+    """One after the other, with time between, and whoever is primary when the last one leaves."""
+    first = cluster()
+    beat(first, 1, 1)
+    beat(first, 2, 1)
+    leaves(first, 1, 2, changed_in=1)
+    assert first.states() == "12=serving 11=offline"
+    beat(first, 2, 2)  # told
+    desk = Desk(first.store, name="b")
+    desk.pass_time(5 * SECOND)
+    leaves(desk, 2, 3, changed_in=changed_in)
+    assert desk.states() == states
+
+
+def test_who_was_begun_to_be_synced_may_not_come_back_alone() -> None:
+    desk = cluster()
+    beat(desk, 1, 1)
+    beat(desk, 2, 1)
+    leaves(desk, 1, 2, changed_in=1)
+    beat(desk, 1, 3)
+    assert desk.states() == "12=serving 11=syncing"
+    beat(desk, 2, 2)
+    leaves(desk, 2, 3, changed_in=1)
+    assert desk.states() == "12=lastsrv 11=waiting"
+
+
 # --- registration ---
 
 

@@ -44,6 +44,7 @@ struct DataLink {
   int node;
   int socket;
   std::unique_ptr<Transport> transport;
+  std::string address;              // of the other end, where it is reached in several networks
   bool broken = false;              // end of stream or an error
   std::int64_t broken_ns = 0;
   std::string why;                  // it is broken, where the transport says so
@@ -128,6 +129,7 @@ class Network {
   void fail_node(int node, const std::string& what);
   void fail_different(int node, const OpDescriptor& theirs, const OpDescriptor& ours);  // calls of two nodes, in one place
   void note_links(std::int64_t now_ns);
+  std::string from(const DataLink& data) const;  // in which network, where there are several
   std::string to_here() const;          // " to rank 0 (node 0, host n17)": which end of a connection this is
   void adopt(const std::vector<Connection>& connections);
   void require(Algorithm algorithm, int lane);  // that all connections are there; throws std::invalid_argument

@@ -44,5 +44,6 @@ class Transport {
 
 std::unique_ptr<Transport> tcp_transport(int fd);  // borrows the descriptor
 Backlog tcp_backlog(int fd);
+std::string peer_address(int fd);  // IPv4 or IPv6, for people; empty where it has none
 
 }  // namespace ff

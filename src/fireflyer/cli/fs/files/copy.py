@@ -6,6 +6,7 @@ the target, and the same command goes on with them (`fireflyer.fs.tools.copying`
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import posixpath
 import stat
@@ -21,8 +22,9 @@ from fireflyer.cli.fs.files.change import into
 from fireflyer.cli.fs.files.common import Bars, PathResolver, TreePath, files_options, jobs_option, say
 
 if TYPE_CHECKING:
+    from fireflyer.fs.tools.copying import CopyOptions
     from fireflyer.fs.tools.plans import Step
-    from fireflyer.fs.tools.trees import Attributes
+    from fireflyer.fs.tools.trees import Attributes, CopyTree
 
 __all__ = ["cp_command", "get_command", "put_command", "sync_command"]
 
@@ -106,8 +108,6 @@ def _copy(
     jobs: int,
 ) -> None:
     from fireflyer.fs.tools.copying import CopyOptions
-    from fireflyer.fs.tools.plans import CopyFile, CopyLink, plan_copy
-    from fireflyer.fs.tools.running import Runner
 
     if len(paths) < 2:
         raise UsageError(f"only one path is given ({paths[0]!r}); give the source and the target")
@@ -120,30 +120,45 @@ def _copy(
                 source = source_of(text)
                 place = into(target, text, several=len(given) > 1)
                 _check(source, place)
-                steps: list[Step] = list(
-                    plan_copy(
-                        source.tree,
-                        source.path,
-                        place.path,
-                        recursive=recursive,
-                        failed=lambda error: places.fail(str(error.filename), error),
-                    )
-                )
-                if keep:
-                    steps = [one for one in steps if not isinstance(one, CopyFile | CopyLink) or not _there(place, one)]
-                bars.total(sum(one.attributes.st_size for one in steps if isinstance(one, CopyFile)))
-                options = CopyOptions(
-                    mode=preserve,
-                    times=preserve,
-                    owner=preserve,
-                    source_name="" if source.remote else "local:",
-                )
-                Runner(source.tree, place.tree, options, bars, workers=jobs).run(steps)
+                name = "" if source.remote else "local:"
+                options = CopyOptions(mode=preserve, times=preserve, owner=preserve, source_name=name)
+                _copy_one(places, source, place, options, bars, recursive=recursive, keep=keep, jobs=jobs)
 
 
-def _there(place: TreePath, step: Step) -> bool:
+def _copy_one(
+    places: PathResolver,
+    source: TreePath,
+    place: TreePath,
+    options: CopyOptions,
+    bars: Bars,
+    *,
+    recursive: bool,
+    keep: bool,
+    jobs: int,
+) -> None:
+    from fireflyer.fs.tools.beneath import beneath
+    from fireflyer.fs.tools.plans import CopyFile, CopyLink, plan_copy
+    from fireflyer.fs.tools.running import Runner
+
+    with contextlib.ExitStack() as held:
+        read = source.tree
+        if stat.S_ISDIR(read.stat(source.path).st_mode):  # a file that was named is followed wherever it leads
+            read = held.enter_context(beneath(read, source.path))
+        written = held.enter_context(beneath(place.tree, posixpath.dirname(place.path)))
+
+        def failed(error: OSError) -> None:
+            places.fail(str(error.filename), error)
+
+        steps: list[Step] = list(plan_copy(read, source.path, place.path, recursive=recursive, failed=failed))
+        if keep:
+            steps = [one for one in steps if not isinstance(one, CopyFile | CopyLink) or not _there(written, one)]
+        bars.total(sum(one.attributes.st_size for one in steps if isinstance(one, CopyFile)))
+        Runner(read, written, options, bars, workers=jobs).run(steps)
+
+
+def _there(target: CopyTree, step: Step) -> bool:
     try:
-        place.tree.stat(step.place, False)
+        target.stat(step.place, False)
     except OSError:
         return False
     return True
@@ -237,6 +252,7 @@ def sync_command(
     Paths in the cluster begin with ff://, as ff:///data; others are of this machine. A file of the same size and
     modification time counts as equal. Nothing is removed without --delete, or if parts of SOURCE could not be read.
     """
+    from fireflyer.fs.tools.beneath import beneath
     from fireflyer.fs.tools.copying import CopyOptions
     from fireflyer.fs.tools.plans import CopyFile, SyncOptions, plan_sync
     from fireflyer.fs.tools.running import Runner
@@ -250,12 +266,16 @@ def sync_command(
     if not stat.S_ISDIR(source.tree.stat(source.path).st_mode):
         raise UsageError(f"{source_text} is not a directory; copy a file with cp, put or get")
     _check(source, target)
-    with Bars(places, "Comparing", quiet=quiet, verbose=verbose) as bars:
+    with (
+        beneath(source.tree, source.path) as read,
+        beneath(target.tree, _named_directory(target)) as written,
+        Bars(places, "Comparing", quiet=quiet, verbose=verbose) as bars,
+    ):
         steps = list(
             plan_sync(
-                source.tree,
+                read,
                 source.path,
-                target.tree,
+                written,
                 target.path,
                 SyncOptions(delete, checksum),
                 failed=lambda error: places.fail(str(error.filename), error),
@@ -266,7 +286,7 @@ def sync_command(
             return
         bars.total(sum(one.attributes.st_size for one in steps if isinstance(one, CopyFile)))
         options = CopyOptions(mode=True, times=True, source_name="" if source.remote else "local:")
-        runner = Runner(source.tree, target.tree, options, bars, workers=jobs)
+        runner = Runner(read, written, options, bars, workers=jobs)
         runner.run(steps)
     if not quiet:
         done = runner.counts
@@ -274,6 +294,15 @@ def sync_command(
             f"{counted(done.files, 'file')} copied or changed ({format_bytes(done.bytes)}), {done.removed} removed"
             + (f", {done.failed} failed" if done.failed else "")
         )
+
+
+def _named_directory(target: TreePath) -> str:
+    """Where what is written begins: the target itself, or what it is to be made in."""
+    try:
+        there = stat.S_ISDIR(target.tree.stat(target.path).st_mode)
+    except FileNotFoundError:
+        there = False
+    return target.path if there else posixpath.dirname(target.path)
 
 
 def _tell(steps: Iterable[object]) -> None:

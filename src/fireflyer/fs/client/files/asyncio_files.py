@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.fs.client.files.attributes import Attributes, DirEntry, Statvfs, path_bytes, text_of
+from fireflyer.fs.client.files.attributes import Attributes, ChildPath, DirEntry, Statvfs, path_bytes, text_of
 from fireflyer.fs.client.files.modes import flags_of
 from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_file_table import FileOptions, OpenFileTable
@@ -196,6 +196,8 @@ class Files:
         while more:
             page = _as(Listing, await self._call(ListDirectory(directory.id, after, MAX_LISTED, inodes), path))
             for one in page.entries:
+                if one.name in (b".", b"..") or b"/" in one.name or b"\0" in one.name:
+                    raise file_error(errno.EIO, f"the service lists {one.name!r}, which is no name", _shown(path))
                 yield one
             more = page.more and bool(page.entries)
             after = page.entries[-1].name if page.entries else after
@@ -427,12 +429,13 @@ class Files:
 
 def _place(path: Path) -> PathRef:
     """From the root, with or without a slash in front. An empty path is ENOENT, as everywhere."""
-    name = path_bytes(path)
-    if not name:
+    directory = path.directory if isinstance(path, ChildPath) else None
+    name = path_bytes(path.name if isinstance(path, ChildPath) else path)
+    if not name and directory is None:
         raise file_error(errno.ENOENT, "the path is empty", "")
     if b"\0" in name:
         raise file_error(errno.EINVAL, "the path contains a zero byte", text_of(name.replace(b"\0", b"\\0")))
-    return PathRef(ROOT, _sendable(name))
+    return PathRef(ROOT if directory is None else directory, _sendable(name))
 
 
 def _sendable(path: bytes) -> bytes:

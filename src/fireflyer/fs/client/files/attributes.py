@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, Kind
+from fireflyer.fs.schema.inodes import DeviceDetails, DirectoryDetails, FileDetails, Inode, InodeId, Kind
 
-__all__ = ["Attributes", "DirEntry", "Statvfs", "text_of"]
+__all__ = ["Attributes", "ChildPath", "DirEntry", "Statvfs", "text_of"]
 
 _TYPE: Final = {
     Kind.FILE: stat.S_IFREG,
@@ -145,6 +145,21 @@ class DirEntry:
 
     def __fspath__(self) -> str:
         return self.path
+
+
+@dataclass(frozen=True)
+class ChildPath:
+    """A name in a directory that is named by its inode, where a path is wanted: whoever renames what is above the
+    directory, or puts a symbolic link there, changes nothing."""
+
+    directory: InodeId
+    name: str
+    """Empty: the directory itself."""
+    shown: str
+    """In errors."""
+
+    def __fspath__(self) -> str:
+        return self.shown
 
 
 class Statvfs(NamedTuple):

@@ -176,14 +176,16 @@ class FileSystem:
 
     def open(
         self, path: Path, mode: str = "rb", buffering: int = -1, encoding: str | None = None,
-        errors: str | None = None, newline: str | None = None, *, permissions: int = 0o666,
+        errors: str | None = None, newline: str | None = None, *, permissions: int = 0o666, follow: bool = True,
     ) -> Any:  # fmt: skip
         """A file object as the builtin `open` makes it: binary with "b", else text (UTF-8 by default). Its `flush`
         brings all to the storage nodes, its `fsync` and `close` make the length known to everybody. `.file` is the
         `OpenFile` below it."""
         if not isinstance(mode, str):
             raise UsageError(f"mode {mode!r} is not a str; flags of os are for open_file")
-        raw = RawFile(self.open_file(path, mode, permissions), mode, os.fspath(path), append=is_append(mode))
+        raw = RawFile(
+            self.open_file(path, mode, permissions, follow=follow), mode, os.fspath(path), append=is_append(mode)
+        )
         try:
             made = wrapped(raw, mode, buffering, encoding, errors, newline)
         except BaseException:

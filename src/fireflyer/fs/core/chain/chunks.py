@@ -45,7 +45,16 @@ from fireflyer.fs.schema.chunks import (
     UnknownRequest,
     Update,
 )
-from fireflyer.fs.schema.ids import MAX_CHUNK_BYTES, ChainId, Channel, ChunkId, ClientId, ContentId, TargetId
+from fireflyer.fs.schema.ids import (
+    MAX_CHUNK_BYTES,
+    ChainId,
+    ChainVersion,
+    Channel,
+    ChunkId,
+    ClientId,
+    ContentId,
+    TargetId,
+)
 
 __all__ = ["REMOVE", "ChunkUpdates", "Limits"]
 
@@ -96,6 +105,8 @@ class ChunkUpdates:
         self._fence_until_ns = 0
         self._now_ns = 0
         self._gone = False
+        self._changed_in: ChainVersion = 0
+        """The last chain version in which something was changed here, or in which this replica began to serve."""
         self._chunks: dict[ChunkId, ChunkState] = {}
         self._touched: dict[ChunkId, None] = {}
         self._completions: dict[tuple[ClientId, Channel], CompletionRecord] = {}
@@ -230,7 +241,7 @@ class ChunkUpdates:
     def _prepare_copy(self, chunk: ChunkId, state: ChunkState, work: ChunkUpdate) -> None:
         """A syncing replica puts it in the place of whatever it has."""
         if state.leftover is not None:
-            self._effects.append(Drop(chunk, state.leftover, None))
+            self._change(Drop(chunk, state.leftover, None))
             state.leftover = None
         work.base = state.committed.id if state.committed else None
         if work.completion is None and work.held is None and work.base is not None:
@@ -271,6 +282,10 @@ class ChunkUpdates:
 
     # --- one chunk ---
 
+    def _change(self, effect: Stage | Commit | Drop) -> None:
+        self._changed_in = self._role.chain_version
+        self._effects.append(effect)
+
     def _chunk(self, chunk: ChunkId) -> ChunkState:
         self._touched[chunk] = None
         state = self._chunks.get(chunk)
@@ -293,7 +308,7 @@ class ChunkUpdates:
 
     def _stage(self, chunk: ChunkId, state: ChunkState, work: ChunkUpdate) -> None:
         state.work, work.since_ns = work, self._now_ns
-        self._effects.append(Stage(chunk, work.id, work.base, work.change, work.handle, work.completion))
+        self._change(Stage(chunk, work.id, work.base, work.change, work.handle, work.completion))
 
     def _staged(self, chunk: ChunkId, content: ContentId, held: ChunkVersion | None) -> None:
         state = self._chunks.get(chunk)
@@ -366,7 +381,7 @@ class ChunkUpdates:
         work, state.work = state.work, None
         if work is None:
             raise InvariantViolation(f"chunk {chunk} has no update in progress")
-        self._effects.append(Commit(chunk, work.id))
+        self._change(Commit(chunk, work.id))
         state.committed, state.damaged = work.held, False
         if work.held is None:
             self._used = max(self._used, work.id.version)
@@ -394,7 +409,7 @@ class ChunkUpdates:
             if last is None or last.sequence == completion.sequence:
                 self._completions[key] = completion
         self._used = max(self._used, work.id.version)
-        self._effects.append(Drop(chunk, work.id, completion, awaited=True))
+        self._change(Drop(chunk, work.id, completion, awaited=True))
         self._give_back(work)
         work.phase, work.posted, work.since_ns = Phase.DROPPING, False, self._now_ns
         work.declined = Declined(refusal, message[:512])

@@ -331,6 +331,8 @@ class ReportGone(msgspec.Struct, frozen=True):
     chain_version: ChainVersion
     reason: str
     failed: bool = False
+    changed_in: ChainVersion = 0
+    """The last chain version in which it has changed anything, or began to serve."""
 
 
 class ReportUnreachable(msgspec.Struct, frozen=True):

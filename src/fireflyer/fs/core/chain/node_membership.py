@@ -11,6 +11,9 @@ The effects are performed in their order, each before the next: routing is taken
 an open fence always belongs to what the manager last said. The data path asks nothing: it obeys the routing it was
 given, while its clock is before the fence's end.
 
+Before an answer is taken over, what it makes due is noted on the disks (`served_notes`): whoever hands the answer in
+has done that.
+
 What is reported of a target is reported for the version of its chain that this process knows. GONE means that it has
 stopped whatever this version, or one before, let it do; it stays so until a later version. A target whose disk has
 failed is gone in every version: this process never trusts it again.
@@ -29,6 +32,7 @@ import msgspec
 
 from fireflyer.base.errors import InvariantViolation, StaleVersion, UsageError
 from fireflyer.base.units import MS
+from fireflyer.fs.core.chain.served_notes import ServedNote, note_of
 from fireflyer.fs.core.fence import Fence
 from fireflyer.fs.core.manager.sessions import LiveSessions, apply_sessions
 from fireflyer.fs.core.routing import apply_delta
@@ -113,12 +117,16 @@ class TargetStopped(msgspec.Struct, frozen=True):
 
     target: TargetId
     chain_version: ChainVersion
+    changed_in: ChainVersion = 0
+    """As in `TargetReport`."""
 
 
 class TargetFailed(msgspec.Struct, frozen=True):
     """It does nothing any more, and its disk is not to be trusted."""
 
     target: TargetId
+    changed_in: ChainVersion = 0
+    """As in `TargetReport`."""
 
 
 class TargetSynced(msgspec.Struct, frozen=True):
@@ -204,13 +212,22 @@ class _Target:
     chain: ChainId = 0
     stopped_in: ChainVersion = 0
     synced_in: ChainVersion = 0
+    changed_in: ChainVersion = 0
+    """Told when it stopped."""
     measured: Measured = field(default_factory=lambda: Measured(0, 0, 0))
 
 
 class NodeMembership:
-    """One storage process. `targets`: those of its directories, and whether each is clean (see `TargetReport`)."""
+    """One storage process. `targets`: those of its directories, and whether each is clean (see `TargetReport`).
+    `noted`: what its directories say of the chains that they served."""
 
-    def __init__(self, identity: ProcessIdentity, targets: Mapping[TargetId, bool], managers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        targets: Mapping[TargetId, bool],
+        managers: Sequence[str],
+        noted: Mapping[TargetId, ServedNote] | None = None,
+    ) -> None:
         if not managers or len(targets) > MAX_TARGETS_PER_NODE:
             raise UsageError(
                 f"{len(managers)} managers and {len(targets)} targets; give at least one manager address, and at most "
@@ -218,6 +235,7 @@ class NodeMembership:
             )
         self._identity = identity
         self._targets = {target: _Target(targets[target]) for target in sorted(targets)}
+        self._noted = {target: note for target, note in (noted or {}).items() if target in self._targets}
         self._managers = list(managers)
         self._manager = self._managers[0]
         self._turn = 0
@@ -260,6 +278,11 @@ class NodeMembership:
         """Of the keys of capabilities that are valid; none until it has registered."""
         return self._key_ids
 
+    @property
+    def noted(self) -> Mapping[TargetId, ServedNote]:
+        """What is on the disks, of those targets that have served."""
+        return self._noted
+
     def serves(self, now_ns: int, target: TargetId) -> bool:
         """Whether this target may serve now: by the routing, by the fence, and unless it has stopped."""
         place = self._place.get(target)
@@ -287,13 +310,15 @@ class NodeMembership:
                 pass
             case ManagerReply(_, answer):
                 self._on_answer(now_ns, answer)
-            case TargetStopped(target, chain_version):
+            case TargetStopped(target, chain_version, changed_in):
                 known, place = self._known(target), self._place.get(target)
+                known.changed_in = max(known.changed_in, changed_in)
                 # Without a role there is nothing to lay down: GONE would keep it from ever getting one.
                 if place is not None and place[1].state in (TargetState.SERVING, TargetState.SYNCING):
                     known.stopped_in = max(known.stopped_in, chain_version)
-            case TargetFailed(target):
-                self._known(target).failed = True
+            case TargetFailed(target, changed_in):
+                known = self._known(target)
+                known.failed, known.changed_in = True, max(known.changed_in, changed_in)
             case TargetSynced(target, chain_version):
                 known = self._known(target)
                 known.synced_in, known.clean = max(known.synced_in, chain_version), True
@@ -361,10 +386,22 @@ class NodeMembership:
                 condition = Condition.GONE
             elif known.synced_in == version:
                 condition = Condition.UP_TO_DATE
-            size, chain = known.measured, place[0].id
+            size, note = known.measured, self._noted.get(target) if place[0].restored else None
+            if note is not None and note.chain != place[0].id:
+                note = None  # it says nothing of this chain
             reports.append(
                 TargetReport(
-                    target, condition, version, known.clean, size.used_bytes, size.capacity_bytes, chain, size.disk
+                    target,
+                    condition,
+                    version,
+                    known.clean,
+                    size.used_bytes,
+                    size.capacity_bytes,
+                    place[0].id,
+                    size.disk,
+                    known.changed_in if condition is Condition.GONE else 0,
+                    note.served_in if note is not None else 0,
+                    note.members if note is not None else (),
                 )
             )
         return tuple(reports)
@@ -446,7 +483,10 @@ class NodeMembership:
             known = self._targets[target]
             if known.chain != chain.id:
                 # Another chain has versions of its own.
-                known.chain, known.stopped_in, known.synced_in = chain.id, 0, 0
+                known.chain, known.stopped_in, known.synced_in, known.changed_in = chain.id, 0, 0, 0
+            note = note_of(chain, target, self._noted.get(target))
+            if note is not None:
+                self._noted[target] = note
             if member.state is TargetState.SERVING:
                 # Who serves has everything by definition, also when an administrator has decided so.
                 known.clean = True
@@ -454,4 +494,4 @@ class NodeMembership:
 
 
 def _said(report: TargetReport) -> tuple[object, ...]:
-    return report.target, report.condition, report.chain, report.chain_version, report.clean
+    return report.target, report.condition, report.chain, report.chain_version, report.clean, report.served_in

@@ -212,8 +212,10 @@ class Replica(ChunkUpdates):
 
     def _change_role(self, role: Role) -> None:
         before, self._role = self._role, role
+        if role.serving and not before.serving:
+            self._changed_in = role.chain_version
         if self._gone and role.serving:
-            self._effects.append(ReportGone(role.chain_version, "the target had stopped before", self._failed))
+            self._report_gone("the target had stopped before")
         elif not self._failed:
             self._gone = False
         self._outbox.reset()
@@ -274,12 +276,15 @@ class Replica(ChunkUpdates):
             return
         self._gone = True
         self._publish()
-        self._effects.append(ReportGone(self._role.chain_version, reason, self._failed))
+        self._report_gone(reason)
         self._outbox.reset()
         self._copy.leave()
         self._source = None
         for chunk, state in list(self._chunks.items()):
             self._clear(chunk, state, keep_work=False)
+
+    def _report_gone(self, reason: str) -> None:
+        self._effects.append(ReportGone(self._role.chain_version, reason, self._failed, self._changed_in))
 
     def _client_ended(self, client: ClientId) -> None:
         """What waits of it must not find that it was forgotten; what is under way is done once, whatever is known."""

@@ -29,7 +29,9 @@ it.
 replica, but not before the engine has finished what the old one asked it for: the new one must not meet its results.
 
 *Leaving.* A process that is to end lays down its roles one last time: each replica gives up, then every target is
-reported as gone for good, and `Left` says that the manager has heard it.
+reported as gone for good, and `Left` says that the manager has heard it, and has taken the roles: where others leave at
+the same time it may have heard of a version that was over by then, and nobody would say of the next one what was done
+in it. So heartbeats follow each other quickly until then.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from fireflyer.fs.core.chain import node_membership as node
 from fireflyer.fs.schema.chunks import Answer, PeerMessage, RefusalReason, Refused, Update
 from fireflyer.fs.schema.ids import ChainId, ClientId, NodeId, TargetId
 from fireflyer.fs.schema.manager import HeartbeatAnswer
-from fireflyer.fs.schema.routing import Chain, Routing
+from fireflyer.fs.schema.routing import Chain, Routing, TargetState
 
 __all__ = [
     "ClientRecordsFound",
@@ -183,6 +185,8 @@ class StorageCore:
 
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         self._queue.append(event)
+        if self._left_from is not None and isinstance(event, node.Tick):
+            self._queue.append(node.RoutingWanted())
         while self._queue:
             self._one(now_ns, self._queue.popleft())
         if isinstance(event, Leave):
@@ -244,10 +248,17 @@ class StorageCore:
                     self._effects.append(effect)
         match event:
             case node.ManagerReply(number, HeartbeatAnswer()) if (
-                self._left_from is not None and number >= self._left_from
+                self._left_from is not None and number >= self._left_from and not self._has_a_role()
             ):
                 self._left_from = None
                 self._effects.append(Left())
+
+    def _has_a_role(self) -> bool:
+        return any(
+            member.target == target and member.state is TargetState.SERVING
+            for target, chain in self._chains.items()
+            for member in chain.members
+        )
 
     def _take_routing(self, routing: Routing) -> None:
         for chain in routing.chains:
@@ -300,9 +311,13 @@ class StorageCore:
             if self._chains[target].id != running.chain and _of_a_version(effect):
                 continue  # the target is in another chain now, which has versions of its own
             match effect:
-                case fx.ReportGone(version, _, failed):
+                case fx.ReportGone(version, _, failed, changed_in):
                     gone = failed or self._leaving
-                    self._queue.append(node.TargetFailed(target) if gone else node.TargetStopped(target, version))
+                    self._queue.append(
+                        node.TargetFailed(target, changed_in)
+                        if gone
+                        else node.TargetStopped(target, version, changed_in)
+                    )
                 case fx.UpToDate(version):
                     self._queue.append(node.TargetSynced(target, version))
                 case fx.ReportUnreachable(peer):

@@ -18,19 +18,25 @@ acknowledge.
 *Who is to be synced* keeps what it has until its source, the last one that serves, knows it: then it is overwritten,
 and is complete no more. So after the end of all processes nobody is waited for only because it came up last.
 
+*Who left before nothing happened any more* is complete too (`unchanged`), however long ago that was and whoever was
+told: the tail says, when it lays its role down, in which version it has last changed anything; what was acknowledged or
+shown is committed there, so all who served in that version have it. Who has begun to be synced since is being
+overwritten, and does not count. So after an orderly end of a whole cluster any replica can bring its chain back.
+
 A storage process is told of routing by the answers to its heartbeats and by nothing else, so it is enough to see to
 whom the manager has answered since the version was committed. A new primary knows nothing of it: to it, what it has
 loaded was told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fireflyer.fs.schema.ids import ChainId, NodeId, TargetId
+from fireflyer.fs.schema.ids import ChainId, ChainVersion, NodeId, TargetId
+from fireflyer.fs.schema.manager import Condition, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
-__all__ = ["AcknowledgedVersions"]
+__all__ = ["AcknowledgedVersions", "unchanged"]
 
 
 @dataclass(slots=True)
@@ -81,6 +87,21 @@ class AcknowledgedVersions:
         """Targets that have everything, beside those that serve now and whatever those were told since."""
         untold = self._untold.get(chain_id)
         return untold.complete if untold is not None else ()
+
+
+def unchanged(
+    chain: Chain, reports: Mapping[TargetId, TargetReport], intact_until: Mapping[TargetId, ChainVersion]
+) -> tuple[TargetId, ...]:
+    """Targets without a role that have everything that the tail has, if that says that it is gone. `intact_until`: the
+    last version in which each served, 0 for one that was not left as it was since."""
+    serving = _serving(chain)
+    tail = reports.get(serving[-1].target) if serving else None
+    if tail is None or tail.condition is not Condition.GONE or not tail.changed_in:
+        return ()
+    if tail.chain not in (0, chain.id) or tail.chain_version != chain.version:
+        return ()
+    without = [one.target for one in chain.members if one.state in (TargetState.WAITING, TargetState.OFFLINE)]
+    return tuple(one for one in without if intact_until.get(one, 0) >= tail.changed_in)
 
 
 def _serving(chain: Chain) -> list[Member]:

@@ -251,6 +251,11 @@ def _add_table(ledger: Ledger, request: AddTable) -> Done:
 
 def _change_members(ledger: Ledger, request: ChangeMembers) -> Done:
     chain = _chain(ledger, request.chain)
+    if chain.restored:
+        raise UsageError(
+            f"chain {chain.id} waits until all its targets have said which of them served last (metadata were loaded); "
+            "start their storage processes, or decide with `ff fs admin override`"
+        )
     members = list(chain.members)
     leaving = next((one for one in members if one.target == request.remove), None)
     if leaving is not None:
@@ -293,11 +298,25 @@ def _override(ledger: Ledger, health: Health, request: Override, now_ns: int) ->
         raise UsageError(
             f"target {member.target} on node {member.node} is not online; start the storage process of the node first"
         )
+    if chain.restored:
+        _check_nobody_acts(health, chain, now_ns)
     if request.confirm != chain.version:
         return OverrideWarning(_warning(ledger, health, chain, member, now_ns), chain.version)
     states = {one.target: TargetState.OFFLINE for one in chain.members} | {member.target: TargetState.SERVING}
     ledger.put_chain(chain.id, in_order(chain.members, states))
     return Done(f"target {member.target} serves chain {chain.id} now, in chain version {chain.version + 1}")
+
+
+def _check_nobody_acts(health: Health, chain: Chain, now_ns: int) -> None:
+    """By what it knew before metadata were loaded. Raises `UsageError`."""
+    for member in chain.members:
+        report = health.report(member.node, member.target)
+        told = report is not None and report.chain in (0, chain.id) and report.chain_version == chain.version
+        if not told and not health.silent(member.node, now_ns):
+            raise UsageError(
+                f"target {member.target} on node {member.node} may serve by what it knew before metadata were loaded; "
+                "wait until it has answered, or counts as failed"
+            )
 
 
 def _usable(report: TargetReport | None, chain: Chain) -> bool:
@@ -307,9 +326,16 @@ def _usable(report: TargetReport | None, chain: Chain) -> bool:
 
 
 def _warning(ledger: Ledger, health: Health, chain: Chain, member: Member, now_ns: int) -> str:
-    last = [one for one in chain.members if one.state is TargetState.LASTSRV]
+    last = [one for one in chain.members if one.state is TargetState.LASTSRV and not chain.restored]
     until = max((_target(ledger, one.target).served_until for one in chain.members), default=0)
-    if member.state is TargetState.LASTSRV:
+    if chain.restored:
+        report = health.report(member.node, member.target)
+        lost = (
+            f"all writes acknowledged since it served last (in version {report.served_in} of the chain)"
+            if report is not None and report.served_in
+            else "all writes of which it does not know (its directory does not say when it served)"
+        )
+    elif member.state is TargetState.LASTSRV:
         lost = "writes that it acknowledged shortly before it failed and that were not on its disk"
     else:
         served = _target(ledger, member.target).served_until

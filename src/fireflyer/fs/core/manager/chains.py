@@ -23,6 +23,8 @@ update is acknowledged when all serving ones have it, and who takes a role away 
 nothing was acknowledged since, and from `syncing` when the target has been given everything in this very version.
 
 One pass is enough: with the same reports the next chain stays as it is.
+
+A chain of a dump that was loaded goes another way until it is known who served last: `restored`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from fireflyer.fs.core.manager.restored import confirmed
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.fs.schema.manager import Condition, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
@@ -50,6 +53,11 @@ def next_chain(
     """The chain after this one, and why; the same object if nothing changes. Reports of another version do not
     count. `complete`: who has every acknowledged update although it does not serve."""
     said = {member.target: _said(reports.get(member.target), chain) for member in chain.members}
+    if chain.restored:
+        known, reason = confirmed(chain, {target: report for target, report in said.items() if report is not None})
+        if known is None:
+            return chain, reason
+        return Chain(chain.id, chain.version + 1, in_order(chain.members, known)), reason
     states: _States = {}
     _serve(chain, said, states)
     if _SERVING not in states.values():

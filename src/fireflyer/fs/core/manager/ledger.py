@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -37,6 +37,9 @@ from fireflyer.fs.schema.routing import Chain, ChainTable, Member, RoutingDelta,
 from fireflyer.kvstore.core.rows import Kind, decode_row, encode_row
 
 __all__ = ["Ledger", "Table"]
+
+_BEING_CHANGED: Final = (TargetState.SERVING, TargetState.SYNCING, None)
+"""None: in no state, since it is not in the chain."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -165,11 +168,20 @@ class Ledger:
         old = self.chains.committed.get(chain_id)
         version = old.version if old is not None else 0
         self.chains.put(chain_id, Chain(chain_id, version + 1, members))
-        serving = [member.target for member in members if member.state is TargetState.SERVING]
-        for member in old.members if old is not None else ():
-            row = self.targets.get(member.target)
-            if member.state is TargetState.SERVING and member.target not in serving and row is not None:
-                self.targets.put(row.id, msgspec.structs.replace(row, served_until=version))
+        before = {member.target: member.state for member in old.members} if old is not None else {}
+        after = {member.target: member.state for member in members}
+        for target in (*before, *(one for one in after if one not in before)):
+            row = self.targets.get(target)
+            if row is None:
+                continue
+            changed = row
+            left = before.get(target) is TargetState.SERVING and after.get(target) is not TargetState.SERVING
+            if left:
+                changed = msgspec.structs.replace(row, served_until=version, intact_until=version)
+            elif after.get(target) in _BEING_CHANGED or target not in before:
+                changed = msgspec.structs.replace(row, intact_until=0)
+            if changed != row:
+                self.targets.put(target, changed)
 
     def new_client(self) -> ClientId:
         """The id of a new session; given out when the draft is committed."""

@@ -138,7 +138,7 @@ def _begin(ledger: Ledger, row: MoveRow, notes: list[str]) -> bool:
     if spare is None or not any(member.state is TargetState.SERVING for member in chain.members):
         return False
     ledger.put_chain(row.id, (*chain.members, Member(spare.id, row.node, TargetState.OFFLINE)))
-    ledger.targets.put(spare.id, msgspec.structs.replace(spare, used=True, served_until=0))
+    ledger.targets.put(spare.id, msgspec.structs.replace(spare, used=True, served_until=0, intact_until=0))
     ledger.moves.put(row.id, msgspec.structs.replace(row, target=spare.id))
     notes.append(f"chain {row.id} gets target {spare.id} on node {row.node}, to replace target {row.source}")
     return True

@@ -38,7 +38,7 @@ fences which end before the next primary, who waits T, takes anything away."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -59,14 +59,14 @@ from fireflyer.base.units import SECOND
 from fireflyer.fs.core.capability import MAX_LIFETIME_S, MAX_SKEW_S
 from fireflyer.fs.core.fence import fence_ns
 from fireflyer.fs.core.manager import admin, migration
-from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions
+from fireflyer.fs.core.manager.acknowledged import AcknowledgedVersions, unchanged
 from fireflyer.fs.core.manager.chains import next_chain
 from fireflyer.fs.core.manager.health import Health
 from fireflyer.fs.core.manager.key_rotation import KeyRotation
 from fireflyer.fs.core.manager.ledger import Ledger
 from fireflyer.fs.core.manager.sessions import SessionTable
 from fireflyer.fs.core.rows import CHAINS, LEASE_KEY, MOVES, NODES, SESSIONS, STATE_KEY, TABLES, TARGETS, NodeRow
-from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion
+from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion, TargetId
 from fireflyer.fs.schema.manager import (
     AdminRequest,
     Answer,
@@ -84,7 +84,9 @@ from fireflyer.fs.schema.manager import (
     RoutingAnswer,
     StaleIncarnation,
     Superseded,
+    TargetReport,
 )
+from fireflyer.fs.schema.routing import Chain
 from fireflyer.fs.schema.sessions import (
     EndSession,
     GetSessions,
@@ -482,12 +484,17 @@ class Manager:
             chain = ledger.chains.get(chain_id)
             if chain is None:
                 continue
-            reports, complete = self._health.reports(chain, draft.replaced), self._learned.complete(chain_id)
+            reports = self._health.reports(chain, draft.replaced)
+            complete = (*self._learned.complete(chain_id), *self._unchanged(ledger, chain, reports))
             following, reason = next_chain(chain, reports, complete)
             if following is not chain:
                 ledger.put_chain(chain_id, following.members)
                 draft.notes.append(f"chain {chain_id} version {following.version}: {reason}")
         draft.chains = {chain_id: None for chain_id, _ in ledger.chains.changes()}
+
+    def _unchanged(self, ledger: Ledger, chain: Chain, reports: Mapping[TargetId, TargetReport]) -> Sequence[TargetId]:
+        rows = ((one.target, ledger.targets.get(one.target)) for one in chain.members)
+        return unchanged(chain, reports, {target: row.intact_until for target, row in rows if row is not None})
 
     def _drafted(self) -> tuple[Ledger, _Draft]:
         if self._ledger is None or self._draft is None:

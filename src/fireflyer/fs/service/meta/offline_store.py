@@ -4,17 +4,19 @@ A dump (`kvstore.dump`) has every row of the store, the manager's too: chains ar
 
 Chunks are not in it, and remember numbers that were given out after it was written: an inode number given again would
 show another file's bytes, a session's would have its updates taken for old ones. A store that is loaded therefore goes
-on with numbers that nobody can have got.
+on with numbers that nobody can have got. Nor does it say who may serve: its chains wait until it is known who served
+last (`core.manager.restored`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import IO, Final
 
 import msgspec
 
 from fireflyer.base.errors import Busy, UsageError
+from fireflyer.fs.core.manager.restored import restored
 from fireflyer.fs.core.meta.context import SYSTEM, ClusterDefaults, Context
 from fireflyer.fs.core.meta.fsck.repair import repair
 from fireflyer.fs.core.meta.fsck.rows import Checker, Problem
@@ -28,15 +30,15 @@ from fireflyer.kvstore import Engine, Page, Reader, Transaction, prefix_range
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 from fireflyer.kvstore.dump import PAGE_ROWS, DumpFormat, DumpWriter, Progress, Row, load_rows, read_dump, silent
 
-__all__ = ["check_store", "dump_store", "load_store", "repair_store"]
+__all__ = ["check_store", "dump_store", "load_store", "repair_store", "rows_to_load"]
 
 FORMAT: Final = DumpFormat(b"fireflyer metadata 1\n", "metadata dump")
 REPAIRED_AT_ONCE: Final = 500
 """Problems in one transaction."""
 NUMBERS_PER_S: Final = 1 << 20
 """Since 1970, more than any cluster gives out: numbers from that time on are new, however often a dump is loaded."""
-CHAIN_CHANGES: Final = 1 << 12
-"""More than a chain has seen since the dump; its version has 32 bits."""
+MAX_CHAIN_VERSION: Final = (1 << 32) - 1
+"""Versions of chains are seconds then: more than any chain changes, as long as 32 bits count these."""
 
 
 async def check_store(engine: Engine, progress: Progress = silent) -> list[Problem]:
@@ -80,14 +82,15 @@ async def load_store(engine: Engine, file: IO[bytes], now_ns: int, progress: Pro
     if (await engine.read(lambda rows: rows.get_range(b"", None, limit=1))).items:
         raise UsageError("the store is not empty; move it away first, or give an empty one with --store")
     first = now_ns // 1_000_000_000 * NUMBERS_PER_S
-    for _ in _renumbered(read_dump(file, FORMAT), first):
+    for _ in rows_to_load(read_dump(file, FORMAT), first):
         """The whole file, before the first row of it counts."""
     file.seek(0)
-    return await load_rows(engine, _renumbered(read_dump(file, FORMAT), first), progress)
+    return await load_rows(engine, rows_to_load(read_dump(file, FORMAT), first), progress)
 
 
-def _renumbered(rows: Iterator[Row], first: int) -> Iterator[Row]:
-    """New inodes, sessions and versions have numbers from `first` on."""
+def rows_to_load(rows: Iterable[Row], first: int) -> Iterator[Row]:
+    """What is written of these rows of a dump: new inodes, sessions and versions have numbers from `first` on, that is
+    `NUMBERS_PER_S` times the seconds since 1970, and no chain serves yet."""
     ids: bytes | None = None
     for key, value in rows:
         if key == IDS_KEY:
@@ -98,7 +101,8 @@ def _renumbered(rows: Iterator[Row], first: int) -> Iterator[Row]:
             yield key, encode_row(msgspec.structs.replace(state, **numbers))
         elif key.startswith(CHAINS.prefix):
             _, chain = CHAINS.decode(key, value)
-            yield key, encode_row(msgspec.structs.replace(chain, version=chain.version + CHAIN_CHANGES))
+            version = max(chain.version + 1, min(first // NUMBERS_PER_S, MAX_CHAIN_VERSION))
+            yield key, encode_row(restored(chain, version))
         else:
             yield key, value
     yield IDS_KEY, skipped(ids, first)

@@ -24,7 +24,7 @@ import resource
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from fireflyer.fs.control import ControlClient
 from fireflyer.fs.core.chain import effects as fx
 from fireflyer.fs.core.chain.node_membership import (
     End,
+    ManagerReply,
     NodeMembership,
     ProcessIdentity,
     SendToManager,
@@ -43,6 +44,7 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.core.chain.replica import Limits, Replica
 from fireflyer.fs.core.chain.role import role_of
+from fireflyer.fs.core.chain.served_notes import ServedNote, notes_due
 from fireflyer.fs.core.chain.storage_node import (
     ClientRecordsFound,
     Effect,
@@ -86,6 +88,8 @@ _log = logging.getLogger(__name__)
 TICK_NS: Final = 40 * MS
 SWEEP_S: Final = 60.0
 LEAVE_NS: Final = 3 * SECOND
+NOTE_S: Final = 2.0
+"""For a disk to take the version of a chain; without an answer of the manager for longer the node fences itself."""
 _EVENTS: Final = 256
 """Of the native node, taken at once."""
 _PAGE: Final = 512
@@ -154,7 +158,7 @@ class _Storage:
         )
         self._asks = ClientRequests(native, secret, post=self._post, find=self._find, verify_soon=self._verify_soon)
         credential = NodeCredential(secret, data.node_identity(config.node))
-        self._control = ControlClient(credential, self._post)
+        self._control = ControlClient(credential, self._answered)
         self._listener = RawListener(
             Accepts(secret, find_user),
             identity=data.node_identity(config.node),
@@ -263,7 +267,9 @@ class _Storage:
         nonce = secrets.token_hex(16)
         identity = ProcessIdentity(self._config.node, nonce, address, machine, boot_id(), self._config.cluster)
         clean = {target: one.directory.clean for target, one in self._targets.items()}
-        membership = NodeMembership(identity, clean, self._config.managers)
+        notes = ((target, one.directory.noted()) for target, one in self._targets.items())
+        noted = {target: note for target, note in notes if note is not None}
+        membership = NodeMembership(identity, clean, self._config.managers, noted)
         return StorageCore(membership, self._targets, self._make_replica)
 
     def _make_replica(self, chain: ChainId, target: TargetId) -> Replica:
@@ -274,6 +280,28 @@ class _Storage:
     def _post(self, event: Event) -> None:
         if self._driver is not None:
             self._driver.post(event)
+
+    def _answered(self, reply: ManagerReply) -> None:
+        """What it lets a target do is noted on its disk first."""
+        due = notes_due(reply.answer, self._targets, self._core.membership.noted) if self._core is not None else {}
+        if not due or self._driver is None:
+            self._post(reply)
+        else:
+            self._driver.spawn(self._noted(reply, due))
+
+    async def _noted(self, reply: ManagerReply, due: Mapping[TargetId, ServedNote]) -> None:
+        await asyncio.gather(*(self._note(target, note) for target, note in due.items()))
+        self._post(reply)
+
+    async def _note(self, target: TargetId, note: ServedNote) -> None:
+        """A target that cannot is not to serve; the others do not wait for a disk that hangs."""
+        try:
+            async with asyncio.timeout(NOTE_S):
+                await asyncio.to_thread(self._targets[target].directory.note, note)
+        except (FireflyerError, OSError, TimeoutError) as error:
+            reason = str(error) or f"not within {NOTE_S:.0f} s"
+            _log.error("noting the chain on the disk failed target=%d reason=%s", target, reason)
+            self._post(TargetScoped(target, fx.DiskFailed(f"the version of its chain cannot be noted: {reason}")))
 
     def _take_events(self) -> None:
         for event in self._native.take(_EVENTS):

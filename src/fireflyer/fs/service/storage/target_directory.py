@@ -2,6 +2,7 @@
 
     DIRECTORY/target.json     cluster and number, written once: a directory without it is no target
     DIRECTORY/run.json        of the last process: the boot of its machine, and what it left behind
+    DIRECTORY/chain.json      which chain it last served, in which version, and beside whom (`chain.served_notes`)
     DIRECTORY/chunks/         the engine's
     DIRECTORY/chunks.damaged/ what an engine refused to open; kept once, for people
 
@@ -29,6 +30,7 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import KIB
+from fireflyer.fs.core.chain.served_notes import ServedNote
 from fireflyer.fs.schema.ids import TargetId
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
@@ -36,6 +38,7 @@ __all__ = ["TargetDirectory", "make_target"]
 
 _IDENTITY: Final = "target.json"
 _RUN: Final = "run.json"
+_CHAIN: Final = "chain.json"
 _CHUNKS: Final = "chunks"
 _DAMAGED: Final = "chunks.damaged"
 _MAX_BYTES: Final = 4 * KIB
@@ -58,6 +61,7 @@ class _Run(msgspec.Struct, frozen=True):
 _VERSION: Final = 1
 _identity_decoder = msgspec.json.Decoder(_Identity)
 _run_decoder = msgspec.json.Decoder(_Run)
+_note_decoder = msgspec.json.Decoder(ServedNote)
 
 
 def make_target(directory: str, cluster: str, target: TargetId) -> None:
@@ -139,6 +143,18 @@ class TargetDirectory:
         self.clean = kept and not self._lost
         self._place = _place_of(self.chunks)
         self._write(_Run(self._boot, durable, self.clean, False))
+
+    def noted(self) -> ServedNote | None:
+        """What `note` has written last; None for nothing, for what cannot be read, and where its chunks are gone."""
+        try:
+            found = _note_decoder.decode(read_private_file(os.path.join(self.path, _CHAIN), _MAX_BYTES))
+        except (NotFound, *DECODE_ERRORS):
+            return None
+        return None if self._lost else found
+
+    def note(self, note: ServedNote) -> None:
+        """Durable when it returns."""
+        write_private_file(os.path.join(self.path, _CHAIN), msgspec.json.encode(note))
 
     def mark_clean(self) -> None:
         """It was synced, or serves."""
