@@ -128,14 +128,14 @@ def test_when_the_primary_dies_the_next_one_leaves_all_roles_where_they_are() ->
 
 def test_without_any_manager_everything_is_fenced_and_nothing_changes() -> None:
     cluster = begun()
-    rows = dict(cluster.store.rows)
+    rows = dict(cluster.store.contents)
     for manager in cluster.managers:
         manager.node.crash()
     cluster.run_for(4 * SECOND)
     processes = [host.process for host in cluster.hosts if host.process is not None]
     assert not any(process.serves(target) for process in processes for target in process.host.targets)
     before, after = (
-        {k: v for k, v in one.items() if k.startswith(CHAINS.prefix)} for one in (rows, cluster.store.rows)
+        {k: v for k, v in one.items() if k.startswith(CHAINS.prefix)} for one in (rows, cluster.store.contents)
     )
     assert before == after
     cluster.managers[0].node.restart()

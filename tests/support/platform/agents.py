@@ -114,7 +114,7 @@ class Agent:
 
     def _may_die(self) -> None:
         """It is started again soon, as systemd does."""
-        if self._grounds.chance(self._grounds.chances.agent_dies):
+        if self._grounds.happens(self._grounds.faults.agent_dies):
             self._host.later(5 * SECOND, self._host.start_agent)
             raise SimCrash
 
@@ -201,7 +201,7 @@ class Agent:
                 for event in self.guards.to_stop(token):
                     self._guard_driver.feed(event)
             case runs.Remember(record):
-                if not self._grounds.chance(self._grounds.chances.disk_full):
+                if not self._grounds.happens(self._grounds.faults.disk_full):
                     host.runs[record.token] = record, host.now_ns
                     self.feed(runs.Remembered(record))
             case runs.Remove(token):
@@ -226,7 +226,7 @@ class Agent:
 
     def _start_launcher(self, record: runs.RunRecord, order: LaunchOrder) -> None:
         host, token = self._host, record.token
-        if self._grounds.chance(self._grounds.chances.disk_full):
+        if self._grounds.happens(self._grounds.faults.disk_full):
             ended = EndedRun(cause=Cause.INFRASTRUCTURE, exit_code=1, reason="no space left on device")
             self.feed(runs.LauncherGone(token, True, ended))
             return

@@ -208,7 +208,7 @@ class Cluster:
         self.store.faults = StoreFaults(
             slow=rng.choice([0.0, 0.05, 0.3]), failed=rng.choice([0.0, 0.05]), unknown=rng.choice([0.0, 0.05, 0.2])
         )
-        self.grounds.chances = rng.choice([ROUGH, ROUGH, Chances()])
+        self.grounds.faults = rng.choice([ROUGH, ROUGH, Chances()])
         faults = (
             self._partition,
             self._stop_or_start_manager,
@@ -323,7 +323,7 @@ class Cluster:
         self._heal()
         self.net.set_default(CALM)
         self.store.faults = None
-        self.grounds.chances = Chances()
+        self.grounds.faults = Chances()
         for host in self.hosts:
             if not host.powered:
                 host.power_on()

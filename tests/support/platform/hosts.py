@@ -21,7 +21,7 @@ from fireflyer.sim import SimClock, SimNode, World
 
 __all__ = ["Chances", "Child", "Grounds", "GuardDisk", "Host", "LauncherLike", "Process", "RanksLike"]
 
-LOOK_NS = 500 * MS
+RANKS_READ_NS = 500 * MS
 """A guard looks so often whether a lease is over."""
 KILL_NS = 500 * MS
 """What it needs at most to kill."""
@@ -121,11 +121,11 @@ class Grounds:
     launchers: list[LauncherLike] = field(default_factory=list)
     ranks: list[RanksLike] = field(default_factory=list)
     """That live, or have not been looked at since they ended."""
-    chances: Chances = field(default_factory=Chances)
+    faults: Chances = field(default_factory=Chances)
     done_ns: dict[int, int] = field(default_factory=dict)
     """What a task has come to, at most."""
 
-    def chance(self, probability: float) -> bool:
+    def happens(self, probability: float) -> bool:
         return probability > 0 and self.world.random.random() < probability
 
     def upto(self, limit_ns: int) -> int:
@@ -157,7 +157,7 @@ class Process:
     def _begin(self, make: Callable[[Process], Child]) -> None:
         if not self.alive:
             return
-        if self.host.grounds.chance(self.host.grounds.chances.start_fails):
+        if self.host.grounds.happens(self.host.grounds.faults.start_fails):
             self.finish(clean=False)
             return
         self.disk.process = self
@@ -171,7 +171,7 @@ class Process:
         if self.host.lease_over() or self.child.lease_over():
             self.disk.expired = True
             self.stop()
-        self.host.world.call_after(LOOK_NS, self._look)
+        self.host.world.call_after(RANKS_READ_NS, self._look)
 
     def hear(self, signal: str) -> None:
         if self.alive and self.child is not None:

@@ -106,7 +106,7 @@ class Launcher:
         self._log: list[Logged] = []
         self._begun_ns = self._started_ns = self.host.now_ns
         self._job_begun = self._ended = False
-        self._deaf = self._grounds.chance(self._grounds.chances.hangs)
+        self._deaf = self._grounds.happens(self._grounds.faults.hangs)
         self._ignores = self.world.random.random() < 0.1
         self._done_ns = self._saved_ns = order.whole_life
         self._stepped_ns: int | None = None
@@ -155,7 +155,7 @@ class Launcher:
         return False
 
     def hear(self, signal: str) -> None:
-        deaf = self._deaf and self._grounds.chances.hangs > 0
+        deaf = self._deaf and self._grounds.faults.hangs > 0
         if deaf or self._ended or not self.alive:
             return
         if self._job_begun:

@@ -56,7 +56,7 @@ class Wire:
                 if not arrive():
                     self.broken = True
                     broke()
-            elif self._grounds.chance(0.5):
+            elif self._grounds.happens(0.5):
                 self.broken = True
                 broke()
             else:
@@ -94,13 +94,13 @@ class Supervisor:
         self._told = False
         self._ends: tuple[RankEnd, ...] = ()
         self._training: Training | None = None
-        self._hangs = self._grounds.chance(self._grounds.chances.hangs)
+        self._hangs = self._grounds.happens(self._grounds.faults.hangs)
         self._lease_ends_ns = host.now_ns + FIRST_LEASE_NS
         self._up = False
 
     @property
     def _is_hung(self) -> bool:
-        return self._hangs and self._grounds.chances.hangs > 0
+        return self._hangs and self._grounds.faults.hangs > 0
 
     # -- its guard -----------------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Training:
             self._broken_steps += 1
             if self._broken_steps > 1:
                 self._end(1, PEER_FAILED)
-        elif self._grounds.chance(self._grounds.chances.rank_dies):
+        elif self._grounds.happens(self._grounds.faults.rank_dies):
             living[0].end_rank(self.attempt, 137)
         elif self._together(living) and not (self._held and len(self._horizons) < self._size):
             self._advance()

@@ -37,10 +37,10 @@ class RestoredWorld(ManagedWorld):
             self.sim.call_after(made_ns, lambda after_ns=loaded_ns - made_ns: self._dump(after_ns))  # type: ignore[misc]
 
     def _dump(self, after_ns: int) -> None:
-        rows = dict(self.store.rows)
-        self.sim.call_after(after_ns, lambda: self._load(rows))
+        kept = dict(self.store.contents)
+        self.sim.call_after(after_ns, lambda: self._load(kept))
 
-    def _load(self, rows: dict[bytes, bytes]) -> None:
+    def _load(self, kept: dict[bytes, bytes]) -> None:
         self.loads += 1
         self.sim.record("load", self.loads)
         for host in self.hosts:
@@ -49,7 +49,7 @@ class RestoredWorld(ManagedWorld):
         for node in self.nodes:
             node.crash(power=self.rng.random() < 0.5)
         first = (SECONDS * self.loads) * NUMBERS_PER_S
-        self.store.replace({key: value for key, value in rows_to_load(rows.items(), first) if key != IDS_KEY})
+        self.store.replace({key: value for key, value in rows_to_load(kept.items(), first) if key != IDS_KEY})
         for host in self.hosts:
             host.node.restart()
         for node in self.nodes:

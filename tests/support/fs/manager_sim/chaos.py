@@ -297,7 +297,7 @@ class Cluster:
                 last = [one for one in chain.members if one.state is TargetState.LASTSRV]
                 if len(last) == 1 and self._reports_unsure(last[0]):
                     self.admin.ask(Override(chain.id, last[0].target))
-        return self.all_serve() and not any(key.startswith(MOVES.prefix) for key in self.store.rows)
+        return self.all_serve() and not any(key.startswith(MOVES.prefix) for key in self.store.contents)
 
 
 def some_cluster(seed: int) -> Cluster:

@@ -89,7 +89,7 @@ class SimStore:
         self._open(_Store(world, on_commit))
 
     @property
-    def rows(self) -> dict[bytes, bytes]:
+    def contents(self) -> dict[bytes, bytes]:
         """What is committed."""
         return self._store.rows
 

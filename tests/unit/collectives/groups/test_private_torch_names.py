@@ -29,6 +29,7 @@ USES: Final = {
     "torch._C._dynamo.eval_frame._FrameExecStrategy": "collectives/torch/methods.py",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": "collectives/torch/methods.py",
     "torch._disable_dynamo": "training/ddp.py",
+    "torch._foreach_copy_": "checkpoint/snapshot.py",
     "torch.autograd.Variable._execution_engine": "training/reducer.py",
     "torch.autograd._unsafe_preserve_version_counter": "training/ddp.py",
     "torch.distributed.ProcessGroup._get_backend": "training/process_groups.py",

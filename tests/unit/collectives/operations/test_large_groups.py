@@ -86,7 +86,7 @@ def test_chunks_that_do_not_fit_into_the_window_are_refused() -> None:
 def test_missing_and_misdirected_connections_are_refused() -> None:
     with pytest.raises(ValueError, match="connection to node 1 is missing"):
         executor([0, 1])
-    for channel, node, socket in [(0, 0, 0), (0, 2, 0), (6, 1, 0), (-2, 1, 0), (0, 1, 8), (0, 1, -1)]:
+    for channel, node, socket in [(0, 0, 0), (0, 2, 0), (8, 1, 0), (-2, 1, 0), (0, 1, 8), (0, 1, -1)]:
         read, write = os.pipe()
         os.close(write)
         with pytest.raises(ValueError, match="leads to no neighbour"):
