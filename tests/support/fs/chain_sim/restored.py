@@ -57,9 +57,12 @@ class RestoredWorld(ManagedWorld):
 
     @property
     def lost(self) -> bool:
-        """Also where one that would have to say when it served never comes back: an administrator decides."""
+        """Also where one that would have to say when it served never comes back, and where bits flipped in the only
+        replica that serves, which a load may leave alone: an administrator decides."""
         chain = self.oracle.chain
-        return super().lost or (chain.restored and any(one.disk_failed for one in self.nodes))
+        serving = [self.nodes[one.target - 1] for one in chain.members if one.state is TargetState.SERVING]
+        flipped = len(serving) == 1 and any(one.damaged for one in serving[0].engine.index.records.values())
+        return super().lost or flipped or (chain.restored and any(one.disk_failed for one in self.nodes))
 
 
 class Mutant(NamedTuple):
