@@ -20,8 +20,9 @@ def of_bytes(
     share = taken.ours.median / bound.median
     target = "" if least is None else f"at least {100 * least:.0f} % of the bound"
     note = f"{100 * share:.0f} % of the bound"
-    if "sockets" in taken.processor_s:
-        part = taken.processor_s["sockets"] / (taken.processor_s["client"] + taken.processor_s["storage"])
+    ours_s = sum(taken.processor_s.get(who, 0.0) for who in ("client", "storage"))  # none where no tick fell on it
+    if "sockets" in taken.processor_s and ours_s > 0:
+        part = taken.processor_s["sockets"] / ours_s
         note += f"; the bound takes {100 * part:.0f} % of the processor time"
     return Result(
         suite="fs", case=case, metric=metric, better="higher", ours=times(taken.ours, MIB),

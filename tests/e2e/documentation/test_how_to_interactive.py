@@ -32,7 +32,7 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
     shell.run("ff", "up", "--nodes", "3", "-d")
     with cleaned_up_at_exit((sys.executable, "-P", "-m", "fireflyer", "down", "--force", *place)):
         try:
-            shell.run("ff", "submit", "--nodes", "2", "train.py")
+            shell.run("ff", "submit", "--nodelist", "agent-1,agent-2", "--nodes", "2", "train.py")
             wait_for(lambda: " running " in shell.run("ff", "ps"), "it runs", limit_s=60)
             assert shell.run(*commands[0]) == f"{os.uname().nodename}\n"
             assert shell.run(*commands[1]) == "I am rank 1 of 2\n"
