@@ -124,6 +124,9 @@ def test_tasks_files_and_their_state_survive_down_and_up(
     assert found["ok"] is True
     assert found["storage"]["summary"]["whole"] == 4
 
+    assert main(["fs", "down", "--dir", whole.layout.storage_directory]) == 2
+    assert "belongs to a platform that runs; end both: ff down --dir" in capfd.readouterr().err
+
     said = whole.ff("down")
     assert "1 task on 1 node: asked to save and to leave." in said
     assert "killed" not in said

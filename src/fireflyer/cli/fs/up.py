@@ -229,14 +229,21 @@ def _described(layout: Layout, cluster: LocalCluster, status: Status) -> str:
 def down_command(*, directory: str, force: bool) -> int:
     """Stop the processes of the cluster in DIR, whether or not it was started with --detach. Its data stay; `ff fs up`
     starts it again."""
+    from fireflyer.cluster.local.layout import PlatformLayout
     from fireflyer.fs.service.local.layout import Layout
-    from fireflyer.runtime.processes.run_lock import end_holder
+    from fireflyer.runtime.processes.run_lock import end_holder, seems_held
 
     layout = Layout(directory)
     try:
         layout.load()
     except NotFound:
         raise NotFound(f"{layout.directory} holds no cluster; give the directory of `ff fs up` with --dir") from None
+    platform = PlatformLayout(os.path.dirname(layout.directory))
+    if layout.directory == platform.storage_directory and seems_held(platform.lock_file):
+        raise UsageError(
+            f"{layout.directory} belongs to a platform that runs; end both: ff down --dir "
+            f"{quote(os.path.relpath(platform.directory))}"
+        )
     pid = end_holder(layout.lock_file, timeout_s=DOWN_S, force=force)
     click.echo(f"The file system in {quote(os.path.relpath(layout.directory))} (process {pid}) has stopped.")
     return 0

@@ -36,7 +36,6 @@ class LocalStorage:
         self.cluster = cluster
         self._lock = lock
         self._up: asyncio.Future[Status] | None = None
-        self._working: asyncio.Task[None] | None = None
 
     @property
     def task_environment(self) -> dict[str, str]:
@@ -63,15 +62,22 @@ class LocalStorage:
         try:
             await asyncio.wait((files, tasks), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (tasks, files):
-                one.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await one
+            try:
+                await _ended(tasks)
+            finally:
+                await _ended(files)
 
     @property
     def status(self) -> Status | None:
         """As it was when it came up."""
         return self._up.result() if self._up is not None and self._up.done() and not self._up.cancelled() else None
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Raises what it raised."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def storage_of(layout: PlatformLayout, wanted: StorageWish, *, new: bool) -> LocalStorage | None:

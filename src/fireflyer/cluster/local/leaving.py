@@ -10,11 +10,12 @@ queue. `ff up` removes the window when it has started all agents.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from typing import Final
 
-from fireflyer.base.errors import NotFound, Timeout
+from fireflyer.base.errors import Busy, NotFound, Timeout
 from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.views import NodeView
@@ -72,11 +73,24 @@ def end_runs(layout: PlatformLayout, platform: LocalPlatform) -> int:
     names = [f"agent-{number}" for number in range(1, platform.nodes + 1)]
     directories = [AgentDirectory(layout.agent_directory(name)) for name in names if layout.has_agent(name)]
     lived = sum(len(directory.living_guards()) for directory in directories)
-    for directory in directories:
-        directory.end_lease()
     until_s = time.monotonic() + KILL_S
+    for directory in directories:
+        _await_end_of_agent(directory, until_s)
+        directory.end_lease()
     while living := [token for directory in directories for token in directory.living_guards()]:
         if time.monotonic() >= until_s:
             raise Timeout(f"processes of {', '.join(living[:3])} live {KILL_S:.0f} s after their lease ended")
         time.sleep(LOOK_S)
     return lived
+
+
+def _await_end_of_agent(directory: AgentDirectory, until_s: float) -> None:
+    """One that lives would write the lease anew. Raises `Busy`."""
+    while True:
+        try:
+            os.close(directory.take())
+            return
+        except Busy:
+            if time.monotonic() >= until_s:
+                raise
+        time.sleep(LOOK_S)
