@@ -116,6 +116,12 @@ def test_a_task_is_submitted_watched_suspended_resumed_read_and_stopped(
     expect(page.get_by_role("heading", name="by-hand")).to_be_visible()
     state = page.locator("dl.facts .state")
     expect(state).to_have_text("running")
+    page.keyboard.press("l")
+    begun = page.get_by_role("region", name="Log lines").locator(".line", has_text="it has begun")
+    for rank in ("0", "1"):  # each has written its line before the run is suspended, as it is looked for below
+        page.get_by_role("combobox", name="Rank").select_option(rank)
+        expect(begun).to_have_count(1)
+    page.get_by_role("link", name="by-hand").click()
     page.get_by_role("button", name="Suspend").click()
     expect(state).to_have_text("suspended")
     expect(page.locator("dd", has_text="resume")).to_be_visible()
