@@ -119,7 +119,7 @@ def renewal_ettr(*, failures_per_s: float, restart_s: float, period_s: float, st
 
 
 class EttrInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What formula 1 needs, measured on one job. Seconds."""
+    """Inputs of formula 1, measured on one job. Seconds."""
 
     failures: int
     failures_per_s: float

@@ -59,7 +59,7 @@ _ERRNO = {FaultKind.EIO: errno.EIO, FaultKind.NO_SPACE: errno.ENOSPC, FaultKind.
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes wrong where. Every given condition must hold; `operation` is a name from `Disk` or `DiskFile`."""
+    """Fault of one place. Every given condition must hold; `operation` is a name from `Disk` or `DiskFile`."""
 
     kind: FaultKind
     index: int | None = None
@@ -114,7 +114,7 @@ class SimDisk:
     # What a crash decides about.
 
     def pending(self, owner: str | None = None) -> Pending:
-        """What is not durable now; with `owner`, only of that mount."""
+        """Changes that are not durable now; with `owner`, only of that mount."""
         files = [_pending_file(path, node, owner) for path, node in self._pending_files(owner)]
         return Pending(tuple(files), tuple(change.what for change in self._pending_changes(owner)))
 

@@ -71,7 +71,7 @@ class PendingFile(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """What is not durable at this moment: the files and the directory changes whose fate a crash decides."""
+    """Changes that are not durable at this moment: the files and the directory changes whose fate a crash decides."""
 
     files: tuple[PendingFile, ...]
     changes: tuple[str, ...]

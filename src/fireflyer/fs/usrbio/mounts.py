@@ -62,7 +62,7 @@ def detach(mount_point: str) -> None:
 
 
 def extract_mount_point(path: str) -> str:
-    """Of the mount that `path` is in, whether or not the path is there. Raises `FileNotFoundError` outside of all."""
+    """Mount point that `path` is in, whether or not the path is there. Raises `FileNotFoundError` outside of all."""
     found = _above(os.path.realpath(path))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "not in a mount of Fire-Flyer; attach() adds other directories", path)
@@ -142,8 +142,8 @@ def register_fd(fd: int) -> None:
 
 
 def deregister_fd(fd: int) -> None:
-    """Before the descriptor is closed. What was written is at the storage nodes then, and its length is known. One that
-    is not registered is none of our business."""
+    """Deregister a descriptor before it is closed: what was written is at the storage nodes then, and its length is
+    known. One that is not registered is left alone."""
     with _lock:
         found = _registered.pop(fd, None)
     if found is not None:
