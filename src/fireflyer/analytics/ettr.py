@@ -137,6 +137,8 @@ class EttrInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ettr(msgspec.Struct, frozen=True, kw_only=True):
+    """Effective training time ratio of one job: measured, and expected by formula 1."""
+
     measured: float | None
     """None where the ranks reported nothing."""
     expected: float | None

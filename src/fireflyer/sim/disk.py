@@ -48,6 +48,8 @@ __all__ = ["Fault", "FaultKind", "MountedDisk", "OperationRecord", "SimDisk", "S
 
 
 class FaultKind(enum.Enum):
+    """Kind of a fault that a simulated disk has."""
+
     CRASH_BEFORE = "crash before"
     CRASH_AFTER = "crash after"
     EIO = "EIO"
@@ -69,6 +71,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRecord(msgspec.Struct, frozen=True):
+    """Operation that a simulated disk carried out."""
+
     index: int
     """0 for the first; reads have none and are recorded as -1 only when a fault hits them."""
     owner: str

@@ -52,6 +52,8 @@ class FateKind(enum.Enum):
 
 
 class DataFate(msgspec.Struct, frozen=True):
+    """Fate of data that were not durable when the power went; `cut`: bytes that are left of a torn file."""
+
     kind: FateKind
     cut: int = 0
 

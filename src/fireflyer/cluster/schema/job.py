@@ -254,6 +254,8 @@ class Culprit(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job."""
+
     exit_code: int
     """0: every rank ended with 0. `SUSPENDED_EXIT_CODE` (85): see `suspended`. Else that of the culprit, or 128 + n
     when signal n stopped the job."""

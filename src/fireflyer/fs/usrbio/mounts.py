@@ -57,6 +57,7 @@ def attach(mount_point: str, files: Any, *, by_path: bool = False) -> None:
 
 
 def detach(mount_point: str) -> None:
+    """Forget the mount at `mount_point`."""
     with _lock:
         _mounts.pop(os.path.realpath(mount_point), None)
 
@@ -119,8 +120,8 @@ def _mount_of(mount_point: str) -> _Mount:
 
 
 def register_fd(fd: int) -> None:
-    """Of an open file in a mount; rings know it from then on, for what it was opened for. Registered twice: once is
-    enough. Raises `OSError`, `UsageError`."""
+    """Register an open file of a mount; rings know it from then on, for what it was opened for. Once is enough.
+    Raises `OSError`, `UsageError`."""
     access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     found = os.fstat(fd)
     what = found.st_dev, found.st_ino, access

@@ -29,6 +29,8 @@ class DeadlinePassed(Exception):
 
 
 class Timing(Protocol):
+    """Clock, chance and pauses of an engine."""
+
     def now_ns(self) -> int: ...
 
     def below(self, bound: int) -> int:
