@@ -18,7 +18,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.fs import spec
 from fireflyer.fs.spec import FireflyerFileSystem
 from fireflyer.fs.tools import connections
-from fireflyer.fs.tools.connections import TARGET_VARIABLE
+from fireflyer.fs.tools.default_cluster import TARGET_VARIABLE
 from fireflyer.fs.tools.trees import LocalFile, LocalTree
 
 

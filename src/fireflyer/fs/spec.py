@@ -27,8 +27,9 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
-from fireflyer.fs.tools.connections import Connected, default_cluster, shared
+from fireflyer.fs.tools.connections import Connected, shared
 from fireflyer.fs.tools.copying import CopyOptions, copy_file
+from fireflyer.fs.tools.default_cluster import require_target
 from fireflyer.fs.tools.trees import NO_REPLACE, Attributes, LocalTree, OpenFile
 
 __all__ = ["FireflyerFile", "FireflyerFileSystem"]
@@ -56,7 +57,7 @@ class FireflyerFileSystem(AbstractFileSystem):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._target, self._auto_mkdir = target or default_cluster(), auto_mkdir
+        self._target, self._auto_mkdir = require_target(target), auto_mkdir
         self._token, self._token_file = token, token_file
 
     @property

@@ -11,16 +11,16 @@ import contextlib
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
-from fireflyer.base.errors import UsageError
-from fireflyer.fs.tools.addresses import clean_path, parse_address
-from fireflyer.fs.tools.default_cluster import default_target
+from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
+from fireflyer.fs.tools.default_cluster import require_target
 from fireflyer.fs.tools.trees import Tree
 
-__all__ = ["TARGET_VARIABLE", "Connected", "at", "close_all", "default_cluster", "shared"]
+__all__ = ["TOKEN_FILE_VARIABLE", "Connected", "Location", "at", "close_all", "shared"]
 
-TARGET_VARIABLE: Final = "FIREFLYER_FS"
+TOKEN_FILE_VARIABLE: Final = "FIREFLYER_FS_TOKEN_FILE"  # noqa: S105 - its name
+_MAX_TOKEN_BYTES: Final = 4096
 _lock = threading.Lock()
 _shared: dict[tuple[int, str, str | None, str | None], Connected] = {}
 
@@ -40,22 +40,30 @@ class Connected(Tree, Protocol):
     def close(self) -> None: ...
 
 
-def default_cluster() -> str:
-    """As `fireflyer.fs.connect` wants it. Raises `UsageError` where there is none."""
-    target = os.environ.get(TARGET_VARIABLE) or default_target()
-    if not target:
-        raise UsageError(
-            "no cluster is named, and none was started here (`ff fs up -d`); use ff://host:7000/path, the option "
-            f"target, or the environment variable {TARGET_VARIABLE}"
-        )
-    return target
+class Location(NamedTuple):
+    files: Connected
+    path: str
+    url: str
+    """That names its cluster, so it means the same in other processes of this machine."""
 
 
-def at(url: str, *, token_file: str | None = None) -> tuple[Connected, str]:
+def at(url: str, *, token_file: str | None = None) -> Location:
     """The file system that `url` (`ff://…`) names, and the path there. Raises `UsageError`, and what connecting
-    raises. `token_file`: of a user, where the URL names managers."""
+    raises. `token_file`: with the token of a user, for a cluster that is named by its managers; else
+    FIREFLYER_FS_TOKEN_FILE names it."""
     address = parse_address(url)
-    return shared(address.target or default_cluster(), token_file=token_file), clean_path(address.path)
+    path = clean_path(address.path)
+    if not address.target:
+        address = _parse_target(require_target())
+    # A local cluster lets in who may read its secret.
+    token_file = None if address.directory else token_file or os.environ.get(TOKEN_FILE_VARIABLE)
+    return Location(shared(address.target, token_file=token_file), path, f"{address.prefix}{path}")
+
+
+def _parse_target(target: str) -> Address:
+    if target.startswith(SCHEME + "/"):
+        return Address(directory=target[len(SCHEME) :].rstrip("/"))
+    return parse_address(target)
 
 
 def shared(target: str, token: str | None = None, token_file: str | None = None) -> Connected:
@@ -75,7 +83,7 @@ def _connect(target: str, token: str | None, token_file: str | None) -> Connecte
     from fireflyer.identity.private_files import read_private_file
 
     if token_file is not None:
-        token = read_private_file(token_file, 4096).decode(errors="replace").strip()
+        token = read_private_file(token_file, _MAX_TOKEN_BYTES).decode(errors="replace").strip()
     return cast("Connected", connect(target, token=token))
 
 
