@@ -122,7 +122,8 @@ class MixtureSampler:
                 f"position={position}, count={count}; the position must be at least {self._since}, where the weights "
                 "began, and the count not negative"
             )
-        periods, places = np.divmod(np.arange(count, dtype=np.int64) + (position - self._since), self.period)
+        ahead = np.arange(count, dtype=np.int64) + np.int64(position - self._since)
+        periods, places = ahead // np.int64(self.period), ahead % np.int64(self.period)
         sources = self._pattern[places]
         ordinals = self._consumed[sources] + periods * self._of_period[sources] + self._ranks[places]
         return sources, ordinals

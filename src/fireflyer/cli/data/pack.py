@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import click
 
@@ -11,6 +11,9 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted, format_bytes, parse_bytes
 from fireflyer.cli.data.progress import Progress
 from fireflyer.cli.fs.files.common import say
+
+if TYPE_CHECKING:
+    from fireflyer.data.packing.inputs import Format
 
 __all__ = ["pack_command", "token_file_option"]
 
@@ -78,7 +81,7 @@ def pack_command(
 
     encoding = encoding_of(tokenizer, end_of_text=not no_end_of_text)
     options = PackOptions(
-        format=form,  # type: ignore[arg-type] - one of the choices
+        format=cast("Format", form),
         field=field,
         columns=columns,
         shard_bytes=_shard_bytes(shard_size),

@@ -57,15 +57,15 @@ def _as_json(records: RecordSet, lengths: Lengths | None) -> dict[str, Any]:
 def _print(records: RecordSet, lengths: Lengths | None) -> None:
     shards = records.shards
     say(f"{records.path}")
-    say(f"records   {len(records)}{', with names' if records.names else ''}")
-    say(f"bytes     {format_bytes(sum(one.data_bytes for one in shards))}")
+    say(f"{'records':<14}{len(records)}{', with names' if records.names else ''}")
+    say(f"{'bytes':<14}{format_bytes(sum(one.data_bytes for one in shards))}")
     size = format_bytes(sum(one.file_bytes for one in shards))
-    say(f"shards    {len(shards)}, {size} with their indexes")
+    say(f"{'shards':<14}{len(shards)}, {size} with their indexes")
     for name, value in records.meta.items():
-        say(f"{name:<9} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
+        say(f"{name:<13} {value if isinstance(value, str) else msgspec.json.encode(value).decode()}")
     if lengths is None:
         return
-    say(f"lengths   {lengths.smallest} to {lengths.largest} bytes")
+    say(f"{'lengths':<14}{lengths.smallest} to {lengths.largest} bytes")
     most = max(one.records for one in lengths.ranges)
     for one in lengths.ranges:
         bar = "#" * round(one.records / most * _BAR_CELLS) or ("." if one.records else "")

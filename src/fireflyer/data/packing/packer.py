@@ -36,7 +36,10 @@ from fireflyer.data.shard_reader import ShardReader
 
 __all__ = ["Observer", "PackOptions", "Packed", "pack"]
 
-_PARTS: Final = re.compile(r"(shard|names)-\d{5}\.ffr|\.(shard|names)-\d{5}\.ffr\.tmp-\d+|\.dataset\.json\.tmp-\d+")
+_PARTS: Final = re.compile(
+    r"(shard|names)-\d{5}\.ffr|\.(shard|names)-\d{5}\.ffr\.tmp-\d+|\.dataset\.json\.tmp-\d+|\.\.packing\.json\.tmp-\d+"
+)
+"""What a packer makes, but for what is there when it has ended well."""
 MAX_TOLD: Final = 100
 """Of inputs that are left out, how many are told."""
 
@@ -190,9 +193,9 @@ class _Packer:
             records=0, skipped=0, source_bytes=0, position=Position(),
         )  # fmt: skip
         if state is None:
-            others = sorted(name for name in self._disk.list(self._directory) if _PARTS.fullmatch(name))
-            if others:
-                raise Exists(f"{self._shown} holds {others[0]}, which is of no data set; choose an empty directory")
+            for name in self._disk.list(self._directory):
+                if _PARTS.fullmatch(name) and not name.startswith("."):
+                    raise Exists(f"{self._shown} holds {name}, which is of no data set; choose an empty directory")
         elif self._options.restart:
             state = None
         else:
@@ -221,7 +224,7 @@ class _Packer:
     def _digest_options(self) -> str:
         """Of the names of the inputs too: with others, positions would mean something else."""
         digest = hashlib.blake2b(digest_size=16)
-        options = msgspec.structs.replace(self._options, restart=False, token_file=None)
+        options = msgspec.structs.replace(self._options, skip_invalid=False, restart=False, token_file=None)
         digest.update(msgspec.json.encode([options, self._encoding.meta]))
         for one in self._inputs:
             digest.update(one.place.name.encode("utf-8", "surrogateescape") + b"\0")
