@@ -34,7 +34,7 @@ def stack(samples: Sequence[Sample]) -> tuple[torch.Tensor, ...]:
 
 
 class PrefetchLoader(Prefetcher[Sample, Batch]):
-    """Of any data set of tuples of tensors, as `TokenWindows`; it is used by several threads at once."""
+    """Loader of any data set of tuples of tensors, as `TokenWindows`, which is used by several threads at once."""
 
     def __init__(
         self,

@@ -40,6 +40,8 @@ MAX_PERIOD: Final = 1 << 16
 
 
 class Source(msgspec.Struct, frozen=True):
+    """One data set of a mixture, and its share."""
+
     name: str
     size: int
     """Samples that it has."""
@@ -55,7 +57,7 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixtureState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint keeps: where the stream is, and where the present weights began."""
+    """State of a mixture that a checkpoint keeps: where the stream is, and where the present weights began."""
 
     seed: int
     shuffle: bool
@@ -115,7 +117,7 @@ class MixtureSampler:
         return numbers
 
     def choices(self, position: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of `count` positions from `position` on: the source of each, and which sample of that source's own stream it
+        """Source of each of `count` positions from `position` on, and which sample of that source's own stream it
         takes; int64 `[count]` both."""
         if position < self._since or count < 0:
             raise UsageError(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.units import GIB
 from fireflyer.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
-from fireflyer.data.places import place_of, read_whole
+from fireflyer.data.places import Place, place_of, read_whole
 from fireflyer.data.read_plan import split_by_bytes
 from fireflyer.data.shard_format import ShardInfo
 from fireflyer.data.shard_reader import (
@@ -137,18 +137,19 @@ class RecordSet:
 
     def __init__(
         self,
-        path: str,
+        path: str | Place,
         *,
         verify: Verify = "always",
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
         max_index_bytes: int = DEFAULT_INDEX_BYTES,
         token_file: str | None = None,
     ) -> None:
-        """`path`: a directory, or `ff://…`. Reads the manifest. `token_file`: of a user, where the URL names managers.
+        """`path`: a directory, or `ff://…`, or a place in a file system that is connected already. Reads the manifest.
+        `token_file`: of a user, where the URL names managers.
         Raises `NotFound`, `DataCorruption`, `UsageError`."""
         if max_open_shards < 1:
             raise UsageError(f"max_open_shards={max_open_shards}; at least 1 is needed")
-        self._place = place_of(path, token_file=token_file)
+        self._place = place_of(path, token_file=token_file) if isinstance(path, str) else path
         self.path = self._place.name
         """Absolute, or an URL that names its cluster."""
         self.verify: Verify = verify
@@ -191,8 +192,8 @@ class RecordSet:
     """As loaders of torch know it."""
 
     def name(self, index: int) -> str:
-        """Of record `index`: the path that it was packed from. Raises `IndexError`, `UsageError` where records have no
-        names."""
+        """Name of record `index`: the path that it was packed from. Raises `IndexError`, `UsageError` where records
+        have no names."""
         if not self.names:
             raise UsageError(f"{self.path}: its records have no names; only records of whole files have")
         return bytes(self._read(self.names, [index])[0]).decode("utf-8", "surrogateescape")
@@ -216,7 +217,7 @@ class RecordSet:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def lengths_of(self, shard: int) -> NDArray[np.int64]:
-        """Those of the records of one shard."""
+        """Length of every record of one shard in bytes, int64 `[records of the shard]`."""
         with self._readers().using([self.shards[shard].name], self._open_shard) as (reader,):
             return reader.lengths.astype(np.int64)
 

@@ -59,7 +59,7 @@ class RecordSetWriter:
 
     @property
     def shards(self) -> tuple[ShardInfo, ...]:
-        """Those that are complete."""
+        """Shards that are complete."""
         return tuple(self._shards)
 
     @property
@@ -96,7 +96,7 @@ class RecordSetWriter:
             self._names_writer = ShardWriter(self._at(names_file(number)), disk=self._disk)
 
     def finish_shard(self) -> None:
-        """What was added until now is durable. The next record begins another shard."""
+        """Complete the shard: what was added until now is durable. The next record begins another one."""
         if self._names_writer is not None:
             self._names.append(self._names_writer.commit())
             self._names_writer = None

@@ -127,8 +127,8 @@ class ShardReader:
             yield from self.read_batch(np.arange(first, end))
 
     def close(self) -> None:
-        """What was read before stays. May be called twice. A forked child's copy of an open file of 3FS stays open: it
-        is its parent's."""
+        """Close the file; what was read before stays. May be called twice. A forked child's copy of an open file of
+        3FS stays open: it is its parent's."""
         if self._open and not (self.place.remote and os.getpid() != self._process):
             self.file.close()
         self._open = False
