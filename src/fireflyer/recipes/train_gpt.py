@@ -36,8 +36,11 @@ from fireflyer.cluster import Reporter
 from fireflyer.cluster.sdk import go_suspend, should_suspend
 from fireflyer.collectives import Communicator, Plan
 from fireflyer.data import Batch, PrefetchLoader, ResumableSampler, SamplerState, TokenWindows
+from fireflyer.data.loader import Samples
+from fireflyer.fs.tools.addresses import SCHEME
 from fireflyer.recipes.corpus import Corpus, build_corpus, open_corpus
 from fireflyer.recipes.gpt import PRESETS, GPTModel
+from fireflyer.recipes.stored_corpus import StoredCorpus, open_stored_corpus
 from fireflyer.runtime import MonotonicClock, RealDisk, Store, open_store, read_environment
 from fireflyer.training import DistributedDataParallel
 
@@ -85,8 +88,8 @@ class Job:
     comm: Communicator
     model: DistributedDataParallel
     optimizer: torch.optim.Optimizer
-    corpus: Corpus
-    windows: TokenWindows
+    corpus: Corpus | StoredCorpus
+    windows: Samples
     sampler: ResumableSampler
     checkpoints: CheckpointManager
     reporter: Reporter
@@ -128,7 +131,7 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed + env.rank)
     corpus = find_corpus(options.corpus_dir)
-    windows = TokenWindows(corpus.records(), options.sequence_length, vocab_size=corpus.vocab_size)
+    windows = windows_of(corpus, options.sequence_length)
     reporter = Reporter.from_environment(env)
     cleanup.callback(reporter.close)
     store = open_store(env)
@@ -154,12 +157,36 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
     )
 
 
-def find_corpus(directory: str) -> Corpus:
-    """The one that this job began with; the first rank that finds none builds it while the others wait."""
+def find_corpus(directory: str) -> Corpus | StoredCorpus:
+    """The one that this job began with; the first rank that finds none builds it while the others wait. One in a file
+    system `ff://` must be there."""
+    if directory.startswith(SCHEME):
+        return open_stored_corpus(directory)
     try:
         return open_corpus(directory)
     except NotFound:
         return build_corpus(directory)
+
+
+def windows_of(corpus: Corpus | StoredCorpus, length: int) -> Samples:
+    if isinstance(corpus, StoredCorpus):
+        return StoredWindows(corpus, length)
+    return TokenWindows(corpus.records(), length, vocab_size=corpus.vocab_size)
+
+
+class StoredWindows:
+    """As `TokenWindows`, read from the file system sample by sample, by the threads that read ahead."""
+
+    def __init__(self, corpus: StoredCorpus, length: int) -> None:
+        self._corpus = corpus
+        self._length = length
+
+    def __len__(self) -> int:
+        return (self._corpus.tokens - 1) // self._length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.from_numpy(self._corpus.read(index * self._length, self._length + 1))
+        return tokens[:-1], tokens[1:]
 
 
 def join_group(
@@ -329,7 +356,7 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
     parser.add_argument("--sequence-length", type=int, default=128, help="tokens per sample")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="small", help="size of the model")
-    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"))
+    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"), help="a directory, or ff://… of 3FS")
     parser.add_argument("--checkpoint-dir", default=os.path.join(base, "checkpoints"))
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints")
@@ -352,7 +379,7 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
         sequence_length=given.sequence_length,
         learning_rate=given.lr,
         preset=given.preset,
-        corpus_dir=os.path.abspath(given.corpus_dir),
+        corpus_dir=given.corpus_dir if given.corpus_dir.startswith(SCHEME) else os.path.abspath(given.corpus_dir),
         checkpoint_dir=os.path.abspath(given.checkpoint_dir),
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
