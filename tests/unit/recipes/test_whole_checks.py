@@ -167,11 +167,11 @@ def test_a_task_that_is_missing_is_found() -> None:
 
 @pytest.mark.parametrize("kind", ["storage", "node", "urgent"])
 def test_a_disturbance_that_did_not_take_place_is_found(kind: str) -> None:
-    assert "demonstration" in failed(change(GOOD, faults=tuple(one for one in GOOD.faults if one.kind != kind)))
+    assert "course" in failed(change(GOOD, faults=tuple(one for one in GOOD.faults if one.kind != kind)))
 
 
 def test_what_kept_the_demonstration_from_going_on_is_told() -> None:
-    assert failed(change(GOOD, trouble=("waited for ever",))) == {"demonstration": "waited for ever"}
+    assert failed(change(GOOD, trouble=("waited for ever",))) == {"course": "waited for ever"}
 
 
 # --- storage ---

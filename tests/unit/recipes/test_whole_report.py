@@ -136,6 +136,13 @@ def test_a_failed_check_is_told_and_hostile_text_is_text() -> None:
     assert "<script" not in page
 
 
+def test_what_no_check_has_shown_is_not_claimed() -> None:
+    facts = change(GOOD, stored=GOOD.stored[1:])
+    rows = {row.label: row.value for row in report_of(PLAN, facts, judge(PLAN, facts), took_ns=SECOND).lost}
+    assert rows["storage 2 killed"] == "see the checks"
+    assert rows["second interrupted"] == "no step"
+
+
 def test_a_report_of_nothing_is_one() -> None:
     """As after a demonstration that ended at once."""
     facts = change(GOOD, faults=(), tasks=(), nodes=(), storage=(), operations=(), stored=(), twins=(), end_ns=0)

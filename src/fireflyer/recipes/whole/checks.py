@@ -34,7 +34,7 @@ class Check(msgspec.Struct, frozen=True):
 def judge(plan: WholePlan, facts: Facts) -> list[Check]:
     """In the order in which they are shown. The demonstration succeeded if all are good."""
     checks: list[tuple[str, Callable[[WholePlan, Facts], tuple[str, list[str]]]]] = [
-        ("demonstration", _course),
+        ("course", _course),
         ("tasks", _tasks),
         ("losses", _losses),
         ("starts", _starts),

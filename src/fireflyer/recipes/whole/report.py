@@ -22,6 +22,7 @@ from fireflyer.recipes.whole.timeline import Lane, degraded, lanes
 __all__ = ["FaultNote", "LossCurves", "WholeReport", "report_of", "throughput"]
 
 BIN_NS: Final = SECOND
+_SEE: Final = "see the checks"
 
 
 class FaultNote(msgspec.Struct, frozen=True):
@@ -77,14 +78,14 @@ def report_of(plan: WholePlan, facts: Facts, checks: Sequence[Check], *, took_ns
         throughput_bands=tuple(Band(begin / SECOND, end / SECOND) for begin, end in degraded(facts.storage)),
         storage=tuple(_storage_rows(facts, storage)),
         ettr=tuple(ettr_of(wanted, task) for wanted, task in planned),
-        lost=tuple(_lost(facts, plan)),
+        lost=tuple(_lost(facts, plan, {check.name for check in checks if not check.good})),
     )
 
 
 def _told(fault: Fault) -> str:
     match fault.kind:
         case "storage":
-            return f"SIGKILL to storage node {fault.what}"
+            return f"SIGKILL to storage node {fault.what}, until the manager counts it as failed"
         case "node":
             return f"SIGKILL to {fault.what}: its agent and its part of {fault.task}, {fault.killed} processes"
         case _:
@@ -166,7 +167,8 @@ def _storage_rows(facts: Facts, fault: Fault | None) -> list[Row]:
 # --- what was lost ---
 
 
-def _lost(facts: Facts, plan: WholePlan) -> list[Row]:
+def _lost(facts: Facts, plan: WholePlan, failed: set[str]) -> list[Row]:
+    """`failed`: checks; what they have not shown is not claimed."""
     rows = []
     for fault in facts.faults:
         task = next((one for one in facts.tasks if one.name == fault.task), None)
@@ -177,11 +179,11 @@ def _lost(facts: Facts, plan: WholePlan) -> list[Row]:
                     f"each chunk has {plan.replicas} replicas on different nodes; those on storage node {fault.what} "
                     f"were brought up to date {format_duration(took_ns)} after its death"
                 )
-                rows.append(Row(f"storage {fault.what} killed", "no byte", note))
+                rows.append(Row(f"storage {fault.what} killed", _SEE if "files" in failed else "no byte", note))
             case "node" if task is not None:
                 rows += _lost_with_node(fault, accounts_of(task))
             case _:
-                rows += _lost_by_interruption(facts)
+                rows += _lost_by_interruption(facts, _SEE if "interruption" in failed else "no step")
     return rows
 
 
@@ -198,7 +200,7 @@ def _lost_with_node(fault: Fault, jobs: Sequence[JobAccount]) -> list[Row]:
     return [Row(f"{fault.what} killed", f"{steps} step{'s' if steps != 1 else ''} of {fault.task}", note)]
 
 
-def _lost_by_interruption(facts: Facts) -> list[Row]:
+def _lost_by_interruption(facts: Facts, lost: str) -> list[Row]:
     rows = []
     for task in facts.tasks:
         for run in task.runs:
@@ -207,5 +209,5 @@ def _lost_by_interruption(facts: Facts) -> list[Row]:
             after = next((one for one in task.runs if one.number == run.number + 1), None)
             waited = "" if after is None else f"; it waited {format_duration(max(0, after.scheduled_ns - run.over_ns))}"
             why = one_line(run.leave_reason, 120) or "for a task of higher priority"
-            rows.append(Row(f"{task.name} interrupted", "no step", f"it saved before it left ({why}){waited}"))
+            rows.append(Row(f"{task.name} interrupted", lost, f"it saved before it left ({why}){waited}"))
     return rows
