@@ -43,7 +43,7 @@ _ASK_NS = SECOND
 
 
 class Stateful(Protocol):
-    """What torch's schedulers, gradient scalers and stateful samplers are. The state holds no tensors."""
+    """Interface of torch's schedulers, gradient scalers and stateful samplers. The state holds no tensors."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
@@ -193,8 +193,8 @@ class TrainingLoop:
                 go_suspend()
 
     def record(self, *, loss: float | None = None, samples: int = 0, tokens: int = 0) -> None:
-        """What the step in progress did: its loss (the mean over all ranks, None where it is not known), samples and
-        tokens of this rank."""
+        """Record what the step in progress did: its loss (the mean over all ranks, None where it is not known), samples
+        and tokens of this rank."""
         self._recorded = {"loss": loss, "samples": samples, "tokens": tokens}
 
     def stop(self) -> None:

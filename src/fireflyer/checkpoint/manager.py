@@ -187,9 +187,9 @@ class CheckpointManager:
         disk: Disk | None = None,
         **options: Any,
     ) -> Self:
-        """For the ranks of `group`, else those that `ff run` started, else those of torch's default process group
-        (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone. Collective. `options`
-        as above but rank, world_size, store, name, attempt and launch, which are found out."""
+        """Manager of the ranks of `group`, else those that `ff run` started, else those of torch's default
+        process group (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone.
+        Collective. `options` as above but rank, world_size, store, name, attempt and launch, which are found out."""
         env = env or read_environment()
         peers = find_peers(env, group)
         manager = cls(
@@ -243,11 +243,11 @@ class CheckpointManager:
         return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
 
     def due_here(self, step: int, now_ns: int) -> bool:
-        """As `due`, by this rank's clock and without asking rank 0."""
+        """Like `due`, by this rank's clock and without asking rank 0."""
         return self._schedule.due(step, now_ns)
 
     def decide(self, mine: bytes) -> bytes:
-        """What rank 0 gives; all ranks call it at the same step. One round trip to the store."""
+        """Decision of rank 0, for all ranks; all ranks call it at the same step. One round trip to the store."""
         if self.world_size == 1:
             return mine
         self._times_due += 1
@@ -259,7 +259,7 @@ class CheckpointManager:
         return answer
 
     def ask_to_stop(self) -> None:
-        """Of any rank, at any time: `asked_to_stop` says so from now on."""
+        """Ask to stop, on any rank at any time: `asked_to_stop` says so from now on."""
         self._asked_to_stop = True
         if self._store is not None:
             self._store.set(f"{self._settings.prefix}/{self._settings.attempt}/stop", b"stop")
@@ -398,7 +398,7 @@ class CheckpointManager:
         return mine
 
     def wait(self) -> None:
-        """Until no save is in flight, tidying up included. Raises nothing."""
+        """Wait until no save is in flight, tidying up included. Raises nothing."""
         if self._current is not None:
             self._current.join()
 

@@ -27,6 +27,8 @@ __all__ = ["CheckpointInfo", "choose", "describe", "stored_job_plan", "stored_pl
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
+    """Checkpoint as it is listed; None where its manifest could not be read."""
+
     name: str
     step: int
     attempt: int | None
@@ -71,7 +73,7 @@ def stored_job_plan(directory: str, disk: Disk | None = None) -> dict[str, Any] 
 
 
 def stored_plans(directory: str, disk: Disk | None = None) -> tuple[PlanRecord, ...]:
-    """With how many ranks, and by which plan, the job in `directory` came to its newest checkpoint whose manifest can
+    """Numbers of ranks and plans with which the job in `directory` came to its newest checkpoint whose manifest can
     be read; empty where there is none. Raises what the disk raises."""
     disk = disk or RealDisk()
     for candidate in candidates(disk.list(directory)) if disk.is_dir(directory) else []:

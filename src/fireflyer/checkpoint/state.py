@@ -26,7 +26,7 @@ __all__ = ["State", "capture", "capture_rng", "load_into", "load_rng", "tensors_
 
 @dataclass(frozen=True)
 class State:
-    """What `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
+    """State that `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
 
     shared: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
