@@ -17,6 +17,7 @@ import gc
 import logging
 import math
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,8 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
     """All parts of the job; what must be closed is given to `cleanup`. Collective."""
     torch.set_num_threads(1)  # ranks share the machine, and the order of additions must not depend on threads
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(options.seed + env.rank)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # checkpoints hold the state of all three
+        seed(options.seed + env.rank)
     corpus = find_corpus(options.corpus_dir)
     windows = windows_of(corpus, options.sequence_length)
     reporter = Reporter.from_environment(env)

@@ -39,6 +39,7 @@ PLAN: Final = WholePlan(
     tasks=(TaskPlan(name="first", user="ada", steps=60, seed=1), TaskPlan(name="second", user=BEN, steps=60, seed=2)),
     urgent=TaskPlan(name="urgent", user=BEN, steps=20, seed=3, priority=30),
 )
+SHARDS: Final = {"shard-00000-of-00002.safetensors": "a" * 64, "shard-00001-of-00002.safetensors": "b" * 64}
 STEP_NS: Final = 100 * MS
 START_NS: Final = 2 * SECOND
 _REQUEUED, _SUSPENDED, _DONE = "lost", "suspended", "succeeded"
@@ -176,7 +177,9 @@ def good_facts() -> Facts:
         ),
         tasks=(first, second, urgent),
         references={
-            task.name: Reference(losses={n: loss_at(task, n) for n in range(1, task.steps + 1)}, cached=False)
+            task.name: Reference(
+                losses={n: loss_at(task, n) for n in range(1, task.steps + 1)}, shards=SHARDS, cached=False
+            )
             for task in PLAN.all_tasks
         },
         nodes=(NodeSpan("agent-1", 0, end_ns, "busy", "first"), NodeSpan("agent-2", 0, end_ns, "down", "first")),
@@ -184,5 +187,6 @@ def good_facts() -> Facts:
         operations=tuple(operations),
         stored=files,
         twins=files,
+        shards={task.name: SHARDS for task in PLAN.all_tasks},
         end_ns=end_ns,
     )  # fmt: skip

@@ -54,7 +54,7 @@ def with_step(name: str, step: int, rank: int, loss: float | None, *, attempt: i
 
 def test_every_check_holds_where_all_is_well() -> None:
     assert failed(GOOD) == {}
-    assert len(judge(PLAN, GOOD)) == 9
+    assert len(judge(PLAN, GOOD)) == 10
 
 
 # --- losses ---
@@ -262,6 +262,29 @@ def test_an_urgent_task_with_other_nodes_or_too_soon_is_found(values: dict[str, 
         return change(task, runs=(change(task.runs[0], **values),))
 
     assert set(failed(with_task("urgent", moved))) == {"interruption"}
+
+
+# --- checkpoints ---
+
+
+@pytest.mark.parametrize("task", ["first", "second", "urgent"])
+def test_a_last_checkpoint_that_differs_or_lacks_a_shard_is_found(task: str) -> None:
+    names = sorted(GOOD.shards[task])
+
+    def with_shards(shards: dict[str, str]) -> dict[str, str]:
+        return failed(change(GOOD, shards={**GOOD.shards, task: shards}))
+
+    assert with_shards({**GOOD.shards[task], names[1]: "c" * 64}) == {
+        "checkpoints": f"{names[1]} of the last checkpoint of {task} differs"
+    }
+    assert set(with_shards({names[0]: GOOD.shards[task][names[0]]})) == {"checkpoints"}
+    assert set(with_shards({})) == {"checkpoints"}
+    assert set(with_shards({**GOOD.shards[task], "shard-9": "d" * 64})) == {"checkpoints"}
+
+
+def test_two_runs_without_shards_prove_nothing() -> None:
+    references = {**GOOD.references, "first": change(GOOD.references["first"], shards={})}
+    assert "checkpoints" in failed(change(GOOD, references=references, shards={**GOOD.shards, "first": {}}))
 
 
 # --- files ---

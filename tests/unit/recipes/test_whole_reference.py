@@ -18,6 +18,7 @@ from fireflyer.recipes.whole.reference import cache_key, code_digest, decode_cac
 TASK = TaskPlan(name="first", user="ada", steps=30, seed=1)
 SCRIPT = JobScript(nodes=2, ranks_per_node=1, steps=30, checkpoint_every=10)
 LOG = make_log(SCRIPT)[0]
+SHARDS = {"shard-00000-of-00002.safetensors": "a" * 64, "shard-00001-of-00002.safetensors": "b" * 64}
 change = msgspec.structs.replace
 
 
@@ -58,22 +59,27 @@ def test_the_digest_of_the_code_changes_with_any_module(tmp_path: Path) -> None:
     assert len({before, changed, code_digest([str(tmp_path)])}) == 3
 
 
-def test_kept_losses_come_back_bit_for_bit() -> None:
+def test_what_is_kept_comes_back_bit_for_bit() -> None:
     losses = {1: math.pi, 2: 5e-324, 3: -0.0}
-    found = decode_cached(encode_cached(losses), 3)
+    found = decode_cached(encode_cached(losses, SHARDS), change(TASK, steps=3))
     assert found is not None
-    assert {step: loss.hex() for step, loss in found.items()} == {step: loss.hex() for step, loss in losses.items()}
+    assert {step: loss.hex() for step, loss in found.losses.items()} == {
+        step: loss.hex() for step, loss in losses.items()
+    }
+    assert (found.shards, found.cached) == (SHARDS, True)
 
 
-def test_a_kept_file_that_is_damaged_or_of_another_length_is_not_used() -> None:
-    data = encode_cached({1: 1.5, 2: 1.25})
-    assert decode_cached(data, 2) == {1: 1.5, 2: 1.25}
-    assert decode_cached(data, 3) is None
-    assert decode_cached(encode_cached({1: 1.5, 3: 1.25}), 2) is None
-    assert decode_cached(b"", 2) is None
+def test_a_kept_file_that_is_damaged_or_of_another_run_is_not_used() -> None:
+    data = encode_cached({1: 1.5, 2: 1.25}, SHARDS)
+    task = change(TASK, steps=2)
+    assert decode_cached(data, task) is not None
+    assert decode_cached(data, change(TASK, steps=3)) is None
+    assert decode_cached(data, change(task, nodes=3)) is None
+    assert decode_cached(encode_cached({1: 1.5, 3: 1.25}, SHARDS), task) is None
+    assert decode_cached(b"", task) is None
     for at in range(len(data)):
         damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        assert decode_cached(damaged, 2) is None, at
+        assert decode_cached(damaged, task) is None, at
 
 
 def test_an_undisturbed_run_gives_its_losses() -> None:

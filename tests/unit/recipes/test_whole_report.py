@@ -113,7 +113,7 @@ def test_the_page_says_everything_and_is_the_same_twice() -> None:
         "curve and legend, of three tasks"
     )
     for said in (
-        "All 9 checks hold",
+        "All 10 checks hold",
         "SIGKILL to storage node 2",
         "SIGKILL to agent-2",
         "What was lost, and why",
@@ -131,7 +131,7 @@ def test_the_page_says_everything_and_is_the_same_twice() -> None:
 def test_a_failed_check_is_told_and_hostile_text_is_text() -> None:
     facts = change(GOOD, trouble=("<script>alert(1)</script>",))
     page = render_whole(report_of(PLAN, facts, judge(PLAN, facts), took_ns=SECOND))
-    assert "1 of 9 checks failed" in page
+    assert "1 of 10 checks failed" in page
     assert "&lt;script&gt;" in page
     assert "<script" not in page
 

@@ -43,6 +43,7 @@ def judge(plan: WholePlan, facts: Facts) -> list[Check]:
         ("compute node", _node),
         ("interruption", _interruption),
         ("files", _files),
+        ("checkpoints", _checkpoints),
     ]
     found = []
     for name, check in checks:
@@ -298,6 +299,24 @@ def _files(_plan: WholePlan, facts: Facts) -> tuple[str, list[str]]:
         problems.append("no file was written")
     size = sum(one.bytes for one in facts.stored)
     return f"all {len(stored)} files in the file system, {size:,} bytes, equal their twins", problems
+
+
+def _checkpoints(plan: WholePlan, facts: Facts) -> tuple[str, list[str]]:
+    """The last checkpoint of each task holds weights, moments and random generators as if nothing had happened."""
+    problems, count = [], 0
+    for wanted in plan.all_tasks:
+        reference = facts.references.get(wanted.name)
+        right = reference.shards if reference is not None else {}
+        found = facts.shards.get(wanted.name, {})
+        if len(right) != wanted.nodes:
+            problems.append(f"the undisturbed run of {wanted.name} has {len(right)} shards, not {wanted.nodes}")
+        problems += [
+            f"{name} of the last checkpoint of {wanted.name} differs"
+            for name in sorted({*right, *found})
+            if right.get(name) != found.get(name)
+        ]
+        count += len(found)
+    return f"all {count} shards of the last checkpoints are bitwise those of the undisturbed runs", problems
 
 
 def _by_path(files: Sequence[FileFact]) -> dict[str, FileFact]:

@@ -81,6 +81,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     losses: dict[int, float]
     """Of each step, as all ranks reported it."""
+    shards: dict[str, str]
+    """Files of its last checkpoint that hold tensors and the states of ranks: name -> SHA-256."""
     cached: bool
 
 
@@ -136,9 +138,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     storage: tuple[StorageSample, ...]
     operations: tuple[Operation, ...]
     stored: tuple[FileFact, ...]
-    """All files that are in the file system at the end."""
+    """All files that are in the file system at the end, but those of checkpoints."""
     twins: tuple[FileFact, ...]
     """All files that must be there."""
+    shards: dict[str, dict[str, str]]
+    """Of each task what `Reference.shards` is of its undisturbed run."""
     end_ns: int
     trouble: tuple[str, ...] = ()
     """What kept the demonstration from going on."""

@@ -22,6 +22,7 @@ from fireflyer.analytics.accounting import account
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import FireflyerError, JobFailed
 from fireflyer.base.events import Logged, StepReport, decode_log
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name
 from fireflyer.cluster import JobSpec, run_job
 from fireflyer.data.files import read_file, replace_file
 from fireflyer.recipes.whole.facts import Reference
@@ -93,31 +94,37 @@ def processor() -> list[str]:
 _PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
 
 
-def encode_cached(losses: Mapping[int, float]) -> bytes:
+def encode_cached(losses: Mapping[int, float], shards: Mapping[str, str]) -> bytes:
     """Losses as hexadecimal floats: exact."""
-    body = {str(step): losses[step].hex() for step in sorted(losses)}
-    return msgspec.json.encode({"losses": body, "digest": _digest(body)})
+    body = _Body({str(step): losses[step].hex() for step in sorted(losses)}, dict(sorted(shards.items())))
+    return msgspec.json.encode(_Cached(body, _digest(body)))
 
 
-def decode_cached(data: bytes, steps: int) -> dict[int, float] | None:
-    """None where this is not what `encode_cached` made of a run of so many steps."""
+def decode_cached(data: bytes, task: TaskPlan) -> Reference | None:
+    """None where this is not what `encode_cached` made of an undisturbed run of `task`."""
     try:
         found = msgspec.json.decode(data, type=_Cached)
-        losses = {int(step): float.fromhex(value) for step, value in found.losses.items()}
+        losses = {int(step): float.fromhex(value) for step, value in found.body.losses.items()}
     except (*DECODE_ERRORS, ValueError, OverflowError):
         return None
-    if found.digest != _digest(found.losses) or sorted(losses) != list(range(1, steps + 1)):
+    whole = sorted(losses) == list(range(1, task.steps + 1)) and len(found.body.shards) == task.nodes
+    if found.digest != _digest(found.body) or not whole:
         return None
-    return losses
+    return Reference(losses=losses, shards=found.body.shards, cached=True)
+
+
+class _Body(msgspec.Struct, frozen=True):
+    losses: dict[str, str]
+    shards: dict[str, str]
 
 
 class _Cached(msgspec.Struct, frozen=True):
-    losses: dict[str, str]
+    body: _Body
     digest: str
 
 
-def _digest(losses: Mapping[str, str]) -> str:
-    return hashlib.sha256(msgspec.json.encode(sorted(losses.items()))).hexdigest()
+def _digest(body: _Body) -> str:
+    return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
 def losses_of(log: Iterable[Logged], task: TaskPlan) -> dict[int, float] | str:
@@ -152,16 +159,17 @@ async def reference_of(
     """From the cache, or computed. `directory`: of all undisturbed runs; `corpus`: a local directory. Raises
     `JobFailed`, `FireflyerError`."""
     path = os.path.join(directory, f"{task.name}-{key}.json")
-    cached = _read(path, task.steps)
+    cached = _read(path, task)
     if cached is not None:
-        return Reference(losses=cached, cached=True)
+        return cached
     run_dir = os.path.join(directory, task.name)
+    checkpoints = os.path.join(run_dir, "checkpoints")
     shutil.rmtree(run_dir, ignore_errors=True)
     result = await run_job(
         JobSpec(
             script="fireflyer.recipes.train_gpt",
             kind="module",
-            args=train_arguments(plan, task, corpus=corpus, checkpoints=os.path.join(run_dir, "checkpoints")),
+            args=train_arguments(plan, task, corpus=corpus, checkpoints=checkpoints),
             run_dir=run_dir,
             nodes=task.nodes,
             ranks_per_node=1,
@@ -173,14 +181,25 @@ async def reference_of(
     losses = losses_of(_log_at(result.events_path), task)
     if isinstance(losses, str):
         raise JobFailed(f"{losses}; its logs are in {result.logs_dir}")
+    shards = shards_in(os.path.join(checkpoints, final_name(task.steps, [])))
     _remove_older(directory, task.name)
-    replace_file(path, encode_cached(losses))
-    return Reference(losses=losses, cached=False)
+    replace_file(path, encode_cached(losses, shards))
+    return Reference(losses=losses, shards=shards, cached=False)
 
 
-def _read(path: str, steps: int) -> dict[int, float] | None:
+def shards_in(checkpoint: str) -> dict[str, str]:
+    """Digests of its files but the manifest, which names the save."""
+    found = {}
+    for name in sorted(os.listdir(checkpoint)):
+        if name != MANIFEST_FILE:
+            with open(os.path.join(checkpoint, name), "rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _read(path: str, task: TaskPlan) -> Reference | None:
     try:
-        return decode_cached(read_file(path, max_bytes=_MAX_CACHE_BYTES), steps)
+        return decode_cached(read_file(path, max_bytes=_MAX_CACHE_BYTES), task)
     except FireflyerError:
         return None
 

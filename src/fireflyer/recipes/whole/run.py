@@ -13,6 +13,7 @@ import msgspec
 
 from fireflyer.base.events import Logged, StepReport
 from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.core.names import final_name
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
 from fireflyer.data.files import replace_file
@@ -24,7 +25,7 @@ from fireflyer.recipes.whole.collecting import stored_files, task_facts, twins_o
 from fireflyer.recipes.whole.director import Action, Director, GiveUp, KillNode, KillStorage, Phase, Seen, Submit
 from fireflyer.recipes.whole.facts import Facts, Fault, FileFact, Reference
 from fireflyer.recipes.whole.plan import TaskPlan, WholePlan, train_arguments
-from fireflyer.recipes.whole.reference import cache_key, code_digest, processor, reference_of, releases
+from fireflyer.recipes.whole.reference import cache_key, code_digest, processor, reference_of, releases, shards_in
 from fireflyer.recipes.whole.traffic import Traffic
 from fireflyer.recipes.whole.watching import NodeHistory, StorageWatch, recovery_of, seen_of
 from fireflyer.runtime import run
@@ -285,9 +286,16 @@ class _Stage:
             operations=tuple(traffic.operations),
             stored=stored_files(files),
             twins=tuple(sorted([*twins, *traffic.twins()], key=lambda one: one.path)),
+            shards={task.name: self._shards(task) for task in self._plan.all_tasks},
             end_ns=end_ns,
             trouble=tuple(self._trouble),
         )
+
+    def _shards(self, task: TaskPlan) -> dict[str, str]:
+        try:
+            return shards_in(os.path.join(self._directory, CHECKPOINTS, task.name, final_name(task.steps, [])))
+        except FileNotFoundError:
+            return {}
 
 
 @contextlib.contextmanager
