@@ -12,7 +12,6 @@ it continues after the newest checkpoint with the same weights, moments and rand
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
 from fireflyer.checkpoint.state import State, capture, changed_by, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
@@ -81,7 +81,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,

@@ -12,8 +12,9 @@ from tests.support.jobs.whole_facts import PLAN, good_facts
 from fireflyer.analytics import expected_ettr
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.recipes.whole.checks import judge
+from fireflyer.recipes.whole.collecting import shards_of
 from fireflyer.recipes.whole.efficiency import ettr_of
-from fireflyer.recipes.whole.facts import Fault, Operation, StorageSample
+from fireflyer.recipes.whole.facts import Fault, FileFact, Operation, StorageSample
 from fireflyer.recipes.whole.html import render_whole
 from fireflyer.recipes.whole.pictures import Curve, chart
 from fireflyer.recipes.whole.report import WholeReport, report_of, throughput
@@ -103,6 +104,18 @@ def test_when_a_storage_node_failed_and_was_back() -> None:
         (None, None, None), (None, None, None), (None, None, None), (12, None, None), (12, 13, None), (12, 13, None),
         (12, 13, 15)]  # fmt: skip
     assert recovery_of([sample(12, incarnation=2)], fault, 1).over_ns is None, "it never counted as failed"
+
+
+def test_the_shards_of_the_last_checkpoint_are_found() -> None:
+    paths = ["step-00000020/shard-0", "step-00000100/shard-0", "step-00000100/shard-1", "step-00000100/manifest.json",
+             ".writer-1/.tmp-step-00000110/shard-0", "job.json"]  # fmt: skip
+    stored = [FileFact(path=f"/checkpoints/first/{one}", bytes=1, digest=one) for one in paths]
+    stored.append(FileFact(path="/checkpoints/second/step-00000200/shard-0", bytes=1, digest="another task's"))
+    assert shards_of(stored, "/checkpoints/first") == {
+        "shard-0": "step-00000100/shard-0",
+        "shard-1": "step-00000100/shard-1",
+    }
+    assert shards_of(stored, "/checkpoints/third") == {}
 
 
 def test_the_page_says_everything_and_is_the_same_twice() -> None:

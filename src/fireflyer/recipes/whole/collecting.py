@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from fireflyer.base.events import JobStarted
 from fireflyer.base.units import MIB, SECOND
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.views import RunView, TaskAnswer
 from fireflyer.cluster.local.layout import PlatformLayout
@@ -19,7 +21,7 @@ from fireflyer.recipes.whole.facts import FileFact, RunFacts, TaskFacts
 if TYPE_CHECKING:
     from fireflyer.fs.client.files.file_system import FileSystem
 
-__all__ = ["stored_files", "task_facts", "twins_of"]
+__all__ = ["shards_of", "stored_files", "task_facts", "twins_of"]
 
 _PIECE_BYTES: Final = 4 * MIB
 
@@ -84,6 +86,18 @@ def stored_files(files: FileSystem) -> tuple[FileFact, ...]:
                     size += count
             found.append(FileFact(path=entry.path, bytes=size, digest=digest.hexdigest()))
     return tuple(sorted(found, key=lambda one: one.path))
+
+
+def shards_of(stored: Iterable[FileFact], directory: str) -> dict[str, str]:
+    """Digests of the files of the last checkpoint in `directory`, by name, but its manifest, which names the save.
+    Pure."""
+    found: dict[str, dict[str, str]] = {}
+    for one in stored:
+        parent, name = posixpath.split(one.path)
+        if posixpath.dirname(parent) == directory:
+            found.setdefault(posixpath.basename(parent), {})[name] = one.digest
+    newest = candidates(list(found))[:1]
+    return {name: digest for last in newest for name, digest in found[last.name].items() if name != MANIFEST_FILE}
 
 
 def twins_of(directory: str, content: Mapping[str, bytes]) -> list[FileFact]:

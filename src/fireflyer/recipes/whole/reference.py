@@ -181,13 +181,13 @@ async def reference_of(
     losses = losses_of(_log_at(result.events_path), task)
     if isinstance(losses, str):
         raise JobFailed(f"{losses}; its logs are in {result.logs_dir}")
-    shards = shards_in(os.path.join(checkpoints, final_name(task.steps, [])))
+    shards = _shards_in(os.path.join(checkpoints, final_name(task.steps, [])))
     _remove_older(directory, task.name)
     replace_file(path, encode_cached(losses, shards))
     return Reference(losses=losses, shards=shards, cached=False)
 
 
-def shards_in(checkpoint: str) -> dict[str, str]:
+def _shards_in(checkpoint: str) -> dict[str, str]:
     """Digests of its files but the manifest, which names the save."""
     found = {}
     for name in sorted(os.listdir(checkpoint)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -13,19 +12,18 @@ import msgspec
 
 from fireflyer.base.events import Logged, StepReport
 from fireflyer.base.units import SECOND
-from fireflyer.checkpoint.core.names import final_name
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
 from fireflyer.data.files import replace_file
 from fireflyer.recipes.corpus import Corpus, build_corpus
-from fireflyer.recipes.stored_corpus import store_corpus
 from fireflyer.recipes.whole.breaking import kill_compute_node, kill_storage_node
 from fireflyer.recipes.whole.cluster import Cluster, running_cluster
-from fireflyer.recipes.whole.collecting import stored_files, task_facts, twins_of
+from fireflyer.recipes.whole.collecting import shards_of, stored_files, task_facts, twins_of
 from fireflyer.recipes.whole.director import Action, Director, GiveUp, KillNode, KillStorage, Phase, Seen, Submit
 from fireflyer.recipes.whole.facts import Facts, Fault, FileFact, Reference
 from fireflyer.recipes.whole.plan import TaskPlan, WholePlan, train_arguments
-from fireflyer.recipes.whole.reference import cache_key, code_digest, processor, reference_of, releases, shards_in
+from fireflyer.recipes.whole.reference import cache_key, code_digest, processor, reference_of, releases
+from fireflyer.recipes.whole.storing import store_corpus
 from fireflyer.recipes.whole.traffic import Traffic
 from fireflyer.recipes.whole.watching import NodeHistory, StorageWatch, recovery_of, seen_of
 from fireflyer.runtime import run
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["CORPUS", "run_whole"]
 
 CORPUS: Final = "/corpus"
-CHECKPOINTS: Final = "checkpoints"
+CHECKPOINTS: Final = "/checkpoints"
 LOOK_S: Final = 0.25
 SAY_S: Final = 4.0
 """Between two lines that say how far everything is."""
@@ -53,7 +51,6 @@ def run_whole(plan: WholePlan, directory: str, say: Callable[[str], None]) -> Fa
         corpus = build_corpus(os.path.join(directory, "corpus"), max_bytes=plan.corpus_bytes)
         say(f"corpus: {corpus}")
         references = _references(plan, directory, corpus, say)
-        shutil.rmtree(os.path.join(directory, CHECKPOINTS), ignore_errors=True)
         with running_cluster(plan, os.path.join(directory, "platform"), say) as cluster:
             facts = _Stage(plan, directory, cluster, references, say).perform(corpus)
         replace_file(os.path.join(directory, "facts.json"), msgspec.json.encode(facts))
@@ -224,7 +221,7 @@ class _Stage:
                 self._say(f"gives up: {reason}")
 
     def _submit(self, task: TaskPlan) -> None:
-        checkpoints = os.path.join(self._directory, CHECKPOINTS, task.name)
+        checkpoints = f"ff://{CHECKPOINTS}/{task.name}"
         program = Program(
             script="fireflyer.recipes.train_gpt",
             kind="module",
@@ -277,6 +274,7 @@ class _Stage:
             unix_zero_ns=self._unix_zero_ns,
         )
         self._say("reading every file back")
+        stored = stored_files(files)
         return Facts(
             faults=tuple(sorted(self._faults.values(), key=lambda fault: fault.at_ns)),
             tasks=tasks,
@@ -284,18 +282,12 @@ class _Stage:
             nodes=self._history.end(end_ns),
             storage=tuple(self._storage.samples),
             operations=tuple(traffic.operations),
-            stored=stored_files(files),
+            stored=tuple(one for one in stored if not one.path.startswith(f"{CHECKPOINTS}/")),
             twins=tuple(sorted([*twins, *traffic.twins()], key=lambda one: one.path)),
-            shards={task.name: self._shards(task) for task in self._plan.all_tasks},
+            shards={task.name: shards_of(stored, f"{CHECKPOINTS}/{task.name}") for task in self._plan.all_tasks},
             end_ns=end_ns,
             trouble=tuple(self._trouble),
         )
-
-    def _shards(self, task: TaskPlan) -> dict[str, str]:
-        try:
-            return shards_in(os.path.join(self._directory, CHECKPOINTS, task.name, final_name(task.steps, [])))
-        except FileNotFoundError:
-            return {}
 
 
 @contextlib.contextmanager
