@@ -375,3 +375,20 @@ def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, 
     ranks.managers[0].close()
     assert listed(os.listdir(tmp_path)) == []
     ranks.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rank_may_have_two_hundred_thousand_tensors(tmp_path: Path) -> None:
+    """Its record is longer than the store takes."""
+    count, names = 200_000, [f"layers.{number}.attention.weight" for number in range(200_000)]
+    rows = torch.arange(3 * count, dtype=torch.float32).view(count, 3)
+    states = [State({"w": torch.ones(2)}, own, {}) for own in ({}, dict(zip(names, rows.unbind(0), strict=True)))]
+    ranks = Ranks(str(tmp_path), 2, None)
+    handles = ranks.together(lambda ours: ours.save(1, states[ours.rank], blocking=True))
+    assert {handle.result() for handle in handles} == {"step-00000001"}
+    restored = ranks.together(lambda ours: ours.restore())[1]
+    assert restored is not None
+    assert restored.own is not None
+    assert torch.equal(torch.stack([restored.own[name] for name in names]), rows)
+    ranks.close()
