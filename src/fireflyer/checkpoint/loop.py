@@ -11,8 +11,10 @@ it continues after the newest checkpoint with the same weights, moments and rand
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
@@ -20,11 +22,12 @@ from typing import Any, Protocol, Self
 import torch
 import torch.distributed as dist
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import Aborted, FireflyerError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
 from fireflyer.checkpoint.state import State, capture, load_into, load_rng, tensors_of
@@ -32,12 +35,15 @@ from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
-from fireflyer.runtime.suspension import go_suspend, should_suspend
+from fireflyer.runtime.suspension import go_suspend, should_suspend, suspend_deadline_ns
 
 __all__ = ["Stateful", "TrainingLoop"]
 
+_log = logging.getLogger(__name__)
 ERROR_WAIT_NS = 5 * SECOND
 """After an exception a save that is in flight gets so long: all ranks may be well, and then it still commits."""
+_LEAVING_NS = 6 * SECOND
+"""Of the grace period, for what follows the save: reports are sent, and the process ends."""
 _ASK_NS = SECOND
 """How often rank 0 looks whether another rank has been told to stop."""
 
@@ -64,7 +70,8 @@ class TrainingLoop:
     set in the main thread only. An exception in the body ends the loop without another checkpoint.
 
     When the job is to be suspended (`fireflyer.cluster.sdk.should_suspend`, asked after each step), all ranks save the
-    same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed.
+    same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed. A save that
+    would take longer than the grace period is given up, and the job goes on from the checkpoint before.
 
     Raises what `CheckpointManager` raises (`UsageError`, `PermissionDenied`, `DataCorruption`, `Fenced`), and
     `UsageError` where the model or the optimizer is not the one that was saved; then the model may be half loaded.
@@ -120,6 +127,20 @@ class TrainingLoop:
         self._directory = directory
         self._asks = period is not None or bool(self._signals)
         self._manager: CheckpointManager | None = None
+        self._saves: list[SaveHandle] = []
+        self._save_error: FireflyerError | None = None
+
+    @property
+    def save_error(self) -> FireflyerError | None:
+        """Why the newest checkpoint that was to be saved failed; None where it did not, or is being written. Log and
+        report have said so when it happened. A script that must not go on without checkpoints may look at each step."""
+        self._notice_saves()
+        return self._save_error
+
+    def _notice_saves(self) -> None:
+        for handle in [one for one in self._saves if one.done()]:
+            self._saves.remove(handle)
+            self._save_error = handle.error()
 
     @property
     def manager(self) -> CheckpointManager:
@@ -189,7 +210,7 @@ class TrainingLoop:
             self._save_if_due(manager, last, done_ns, leaves=leaves)
             self._report(manager, productive_ns=done_ns - start_ns, checkpoint_ns=self._clock.now_ns() - done_ns)
             if leaves:
-                manager.close()
+                manager.close(ERROR_WAIT_NS if manager.saving else None)
                 go_suspend()
 
     def record(self, *, loss: float | None = None, samples: int = 0, tokens: int = 0) -> None:
@@ -207,10 +228,29 @@ class TrainingLoop:
     def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int, *, leaves: bool) -> None:
         due = self._agree(manager, now_ns) if self._asks else manager.due_here(self.step, now_ns)
         final = self._stopping or leaves or self.step >= last
-        if due or final:
+        if leaves:
+            self._save_before_leaving(manager)
+        elif due or final:
             handle = manager.save(self.step, self._state(), blocking=final)
+            self._notice_saves()
+            if not handle.skipped:
+                self._saves.append(handle)
             if final:
                 handle.result()
+
+    def _save_before_leaving(self, manager: CheckpointManager) -> None:
+        """In the time that is left until this rank is stopped. Raises where the save failed for another reason."""
+        deadline_ns = suspend_deadline_ns()
+        left_ns = None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns())
+        limit_ns = None if left_ns is None else left_ns - min(_LEAVING_NS, left_ns // 4)
+        handle = manager.save(self.step, self._state(), blocking=True, timeout_ns=limit_ns)
+        if isinstance(handle.error(), Aborted):
+            _log.warning(
+                "checkpoint of step %d took longer than the grace period and was given up; the job goes on from the "
+                "one before: give it more time, or save more often", self.step,
+            )  # fmt: skip
+        else:
+            handle.result()
 
     def _agree(self, manager: CheckpointManager, now_ns: int) -> bool:
         if self._signal is not None and not manager.asked_to_stop():

@@ -32,7 +32,11 @@ from fireflyer.checkpoint import (
     joining,
     verify,
 )
+from fireflyer.checkpoint.core.manifest import ShardRecord
+from fireflyer.checkpoint.engine import performing
+from fireflyer.checkpoint.engine.image import Share
 from fireflyer.checkpoint.engine.save import BackgroundSave
+from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.runtime.store import LocalStore
 from fireflyer.sim import Fault, FaultKind, SimDisk
@@ -375,6 +379,27 @@ def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, 
     ranks.managers[0].close()
     assert listed(os.listdir(tmp_path)) == []
     ranks.close()
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_a_save_that_one_rank_cannot_finish_in_time_is_given_up_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_rank: int
+) -> None:
+    write_shard = performing.write_shard
+
+    def endless(disk: Disk, path: str, share: Share, **options: int) -> Steps[ShardRecord]:
+        while share.rank == slow_rank:
+            threading.Event().wait(0.001)
+            yield
+        return (yield from write_shard(disk, path, share, **options))
+
+    ranks = Ranks(str(tmp_path), 2, None)
+    ranks.together(lambda ours: ours.save(1, state_of(1), blocking=True).result())
+    monkeypatch.setattr(performing, "write_shard", endless)
+    handles = ranks.together(lambda ours: ours.save(2, state_of(2), blocking=True, timeout_ns=SECOND // 2))
+    assert all(isinstance(handle.error(), Aborted) for handle in handles)
+    ranks.close()
+    assert [info.step for info in verify(str(tmp_path))] == [1]
 
 
 @pytest.mark.slow
