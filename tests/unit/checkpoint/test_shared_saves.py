@@ -34,7 +34,7 @@ from fireflyer.checkpoint import (
 )
 from fireflyer.checkpoint.core.manifest import ShardRecord
 from fireflyer.checkpoint.engine import performing
-from fireflyer.checkpoint.engine.image import Share
+from fireflyer.checkpoint.engine.image import Share, write_shard
 from fireflyer.checkpoint.engine.save import BackgroundSave
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.runtime.disk import RealDisk, RealFile
@@ -385,8 +385,6 @@ def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, 
 def test_a_save_that_one_rank_cannot_finish_in_time_is_given_up_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_rank: int
 ) -> None:
-    write_shard = performing.write_shard
-
     def endless(disk: Disk, path: str, share: Share, **options: int) -> Steps[ShardRecord]:
         while share.rank == slow_rank:
             threading.Event().wait(0.001)
