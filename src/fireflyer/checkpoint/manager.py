@@ -25,7 +25,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -47,6 +47,7 @@ from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
 from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, check_plain, continue_plans, plans_of
@@ -159,7 +160,8 @@ class CheckpointManager:
         self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
         self._by_time = period_ns is not None
         self._periodic = period_steps is not None or period_ns is not None
-        self._buffer = SnapshotBuffer()
+        self._devices = DeviceCopies()
+        self._buffer = SnapshotBuffer(self._devices)
         self._layout: Layout | None = None
         self._current: BackgroundSave | None = None
         self._sequence = 0
@@ -190,9 +192,9 @@ class CheckpointManager:
         disk: Disk | None = None,
         **options: Any,
     ) -> Self:
-        """For the ranks of `group`, else those that `ff run` started, else those of torch's default process group
-        (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone. Collective. `options`
-        as above but rank, world_size, store, name, attempt and launch, which are found out."""
+        """Manager of the ranks of `group`, else those that `ff run` started, else those of torch's default
+        process group (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone.
+        Collective. `options` as above but rank, world_size, store, name, attempt and launch, which are found out."""
         env = env or read_environment()
         peers = find_peers(env, group)
         manager = cls(
@@ -246,11 +248,11 @@ class CheckpointManager:
         return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
 
     def due_here(self, step: int, now_ns: int) -> bool:
-        """As `due`, by this rank's clock and without asking rank 0."""
+        """Like `due`, by this rank's clock and without asking rank 0."""
         return self._schedule.due(step, now_ns)
 
     def decide(self, mine: bytes) -> bytes:
-        """What rank 0 gives; all ranks call it at the same step. One round trip to the store."""
+        """Decision of rank 0, for all ranks; all ranks call it at the same step. One round trip to the store."""
         if self.world_size == 1:
             return mine
         self._times_due += 1
@@ -262,7 +264,7 @@ class CheckpointManager:
         return answer
 
     def ask_to_stop(self) -> None:
-        """Of any rank, at any time: `asked_to_stop` says so from now on."""
+        """Ask to stop, on any rank at any time: `asked_to_stop` says so from now on."""
         self._asked_to_stop = True
         if self._store is not None:
             self._store.set(f"{self._settings.prefix}/{self._settings.attempt}/stop", b"stop")
@@ -281,7 +283,9 @@ class CheckpointManager:
         if self.saving:
             raise UsageError("a save is in flight; call reserve before the first save")
         if blocking:
-            self._buffer.take(0, plan)
+            copies = self._buffer.take(0, plan).copies
+            if copies is not None:
+                copies.wait()
         else:
             self._buffer.reserve_beside(plan)
 
@@ -290,12 +294,24 @@ class CheckpointManager:
         self._layout = plan.layout
         return plan
 
-    def save(self, step: int, state: State, *, blocking: bool = False, timeout_ns: int | None = None) -> SaveHandle:
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        blocking: bool = False,
+        timeout_ns: int | None = None,
+        deferred: Collection[str] = (),
+    ) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
-        and what it replaced is removed.
+        and what it replaced is removed. `timeout_ns`: a blocking save that takes longer is given up, on all ranks:
+        `handle.error()` is `Aborted`, and the checkpoints that were there stay. Close the manager then.
 
-        `timeout_ns`: a blocking save that takes longer is given up, on all ranks: `handle.error()` is `Aborted`, and
-        the checkpoints that were there stay. Close the manager then.
+        Tensors on CUDA devices are saved as they are after what their current streams have been given. They are copied
+        beside training, and the current streams wait for that: nothing that is given to them later changes what is
+        saved, and the call does not wait. Streams that are not current must be made to wait for those that are.
+        `deferred` are names in `state.shared` that do not change before `handle.before_update()` is called, and the
+        current streams do not wait for those before: a forward and backward pass can run beside the copies.
 
         While an earlier save is in flight, a new one is skipped (`handle.skipped`), or waits for it if `blocking`.
         Raises `UsageError` for a state that cannot be stored, and `Fenced`, on all ranks at the same step, when an
@@ -321,7 +337,7 @@ class CheckpointManager:
             handle.skip()
             return handle
         self._schedule.began(step, start_ns)
-        self._begin(step, plan, values, handle, start_ns)
+        self._begin(step, plan, values, handle, start_ns, deferred)
         if blocking:
             self.wait()
         return handle
@@ -334,7 +350,7 @@ class CheckpointManager:
             try:
                 if self._may_begin(max(1, until_ns - self._clock.now_ns())):
                     self._schedule.began(step, start_ns)
-                    self._begin(step, plan, values, handle, start_ns)
+                    self._begin(step, plan, values, handle, start_ns, ())
                     self._join_until(until_ns)
             except Timeout as error:
                 _log.warning("checkpoint step=%d was not begun in time: %s", step, error)
@@ -364,7 +380,15 @@ class CheckpointManager:
             self._current.give_up_and_join()
         return answer == b"go"
 
-    def _begin(self, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int) -> None:
+    def _begin(
+        self,
+        step: int,
+        plan: Snapshot,
+        values: dict[str, Any],
+        handle: SaveHandle,
+        start_ns: int,
+        deferred: Collection[str],
+    ) -> None:
         if self._current is not None and self._current.committed:
             self._forget_from = self._current.sequence
         failure = self._become_writer() if self.rank == 0 else None
@@ -380,7 +404,7 @@ class CheckpointManager:
         def take() -> Share:
             if failure is not None:
                 raise failure
-            return self._buffer.take(step, plan)
+            return self._buffer.take(step, plan, deferred=deferred)
 
         self._current = BackgroundSave(
             machine,
@@ -430,7 +454,7 @@ class CheckpointManager:
         return mine
 
     def wait(self) -> None:
-        """Until no save is in flight, tidying up included. Raises nothing."""
+        """Wait until no save is in flight, tidying up included. Raises nothing."""
         if self._current is not None:
             self._current.join()
 
@@ -475,12 +499,13 @@ class CheckpointManager:
         return stored_plan(self._disk, self.directory)
 
     def restore(self, into: Mapping[str, torch.Tensor] | None = None) -> Restored | None:
-        """The newest valid checkpoint, read into CPU tensors; None when the directory holds none at all. Rank 0
-        verifies every byte of it and decides; the others verify what they read.
+        """The newest valid checkpoint, read into CPU tensors, or into those of `into`; None when the directory holds
+        none at all. Rank 0 verifies every byte of it and decides; the others verify what they read.
 
-        Shared tensors of `into` that are contiguous on the CPU, with the dtype and shape of the stored ones, are filled
-        in place and are what `Restored.shared` holds; for all others new tensors are made. An error may leave them half
-        filled.
+        Shared tensors of `into` that are contiguous, on the CPU or a CUDA device, with the dtype and shape of the
+        stored ones, are filled in place and are what `Restored.shared` holds; for all others new tensors are made. An
+        error may leave them half filled. Those on devices are filled after what the current streams have been given,
+        and all are filled when the call returns.
 
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
@@ -498,7 +523,7 @@ class CheckpointManager:
         collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, into)]
+            collectors[:] = [Collector(self.rank, manifest, into, self._devices)]
             return collectors[0].sink
 
         try:
@@ -531,6 +556,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, into)
+        collector = Collector(self.rank, manifest, into, self._devices)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
         return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -77,7 +77,7 @@ _WRITE_BUFFER_BYTES = 1 << 20
 
 
 class ShardInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data set remembers of a shard, so that another file under its name is noticed."""
+    """Properties of a shard that a data set remembers, so that another file under its name is noticed."""
 
     name: str
     records: int

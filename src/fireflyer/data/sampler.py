@@ -37,7 +37,7 @@ _MASK = (1 << 64) - 1
 
 
 class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint keeps of the sampler."""
+    """State of the sampler that a checkpoint keeps."""
 
     size: int
     seed: int

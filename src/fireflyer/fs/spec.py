@@ -58,7 +58,7 @@ class _Connected(Tree, Protocol):
 
 
 def shared(target: str, token: str | None = None, token_file: str | None = None) -> _Connected:
-    """This process's connection, made by the first who asks. A forked child makes its own. Raises `FireflyerError`."""
+    """Connection of this process, made by the first who asks. A forked child makes its own. Raises `FireflyerError`."""
     key = os.getpid(), target, token, token_file
     with _lock:
         found = _shared.get(key)
@@ -223,7 +223,7 @@ class FireflyerFileSystem(AbstractFileSystem):
             return False
 
     def created(self, path: Any) -> datetime:
-        """When its attributes last changed: the file system does not keep when a file was made."""
+        """Time when its attributes last changed: the file system does not keep when a file was made."""
         return datetime.fromtimestamp(self.info(path)["created"], tz=UTC)
 
     def modified(self, path: Any) -> datetime:
@@ -261,7 +261,7 @@ class FireflyerFileSystem(AbstractFileSystem):
                 raise IsADirectoryError(errno.EISDIR, "is a directory; recursive=True removes it", one)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
-        """Of one path: a rename, which is atomic and replaces a file; into a directory that is there."""
+        """Move one path: a rename, which is atomic and replaces a file; into a directory that is there."""
         from glob import has_magic
 
         if (
