@@ -26,11 +26,12 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from fireflyer.base.errors import (
     DataCorruption,
@@ -58,6 +59,7 @@ from fireflyer.checkpoint.joining import find_peers
 from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
 from fireflyer.checkpoint.reader import choose
 from fireflyer.checkpoint.restored import Collector, Restored
+from fireflyer.checkpoint.saved import saved_now
 from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
 from fireflyer.checkpoint.state import State
 from fireflyer.runtime.clock import MonotonicClock
@@ -87,6 +89,13 @@ class _Choice(msgspec.Struct, frozen=True):
     passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
+class _Targets(NamedTuple):
+    """What a restore is to fill, as the caller gave it."""
+
+    into: Mapping[str, torch.Tensor]
+    like: Mapping[str, DTensor]
+
+
 class CheckpointManager:
     """See the module. Rank 0's constructor makes the directory, fences older attempts (from then on they can change
     nothing in it), removes what they left, and holds `job_plan` to the one stored at the job's first start: it raises
@@ -97,10 +106,10 @@ class CheckpointManager:
     full one is a warning); without one, a directory may be read-only.
 
     `directory` is the same storage for every rank; a relative one is rank 0's, from the working directory that it has
-    now. `keep` counts committed checkpoints. With
-    `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as `read_environment()` gives them; an
-    empty `launch` is different from every other). `on_event` gets one `CheckpointReport` per save and rank, in the
-    background thread. Not to be called from two threads at once.
+    now. `keep` counts committed checkpoints; those whose step is a multiple of `keep_every`, and pinned ones (`ff ckpt
+    pin`), stay beside them. With `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as
+    `read_environment()` gives them; an empty `launch` is different from every other). `on_event` gets one
+    `CheckpointReport` per save and rank, in the background thread. Not to be called from two threads at once.
     """
 
     def __init__(
@@ -112,6 +121,7 @@ class CheckpointManager:
         store: Store | None,
         disk: Disk,
         keep: int = 2,
+        keep_every: int | None = None,
         period_steps: int | None = None,
         period_ns: int | None = None,
         job_plan: Mapping[str, Any] | None = None,
@@ -132,6 +142,8 @@ class CheckpointManager:
             )
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
+        if keep_every is not None and keep_every < 1:
+            raise UsageError(f"keep_every={keep_every} is no number of steps; give 1 or more, or None")
         if world_size > 1 and store is None:
             raise UsageError(
                 f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
@@ -146,6 +158,7 @@ class CheckpointManager:
             world_size=world_size,
             attempt=attempt,
             keep=keep,
+            keep_every=keep_every,
             prefix=f"checkpoint/{name}",
             timeout_ns=timeout_ns,
             job_plan=whole_job,
@@ -343,6 +356,7 @@ class CheckpointManager:
             values=values,
             refused=self._refused,
             forget_from=self._forget_from,
+            saved=saved_now(),
         )
 
         def take() -> Share:
@@ -442,18 +456,22 @@ class CheckpointManager:
         """The plan with which the job was first started, None before that. Raises `DataCorruption`."""
         return stored_plan(self._disk, self.directory)
 
-    def restore(self, into: Mapping[str, torch.Tensor] | None = None) -> Restored | None:
+    def restore(
+        self, into: Mapping[str, torch.Tensor] | None = None, like: Mapping[str, DTensor] | None = None
+    ) -> Restored | None:
         """The newest valid checkpoint, read into CPU tensors; None when the directory holds none at all. Rank 0
         verifies every byte of it and decides; the others verify what they read.
 
         Shared tensors of `into` that are contiguous on the CPU, with the dtype and shape of the stored ones, are filled
         in place and are what `Restored.shared` holds; for all others new tensors are made. An error may leave them half
-        filled.
+        filled. Sharded tensors of `into` (`DTensor`) get this rank's part, whatever the mesh of the job that saved;
+        `like` says for a prefix of names (`optimizer/3`) how to shard what is made new, as `layouts_of` gives it.
+        Without, what was saved in slices is made whole.
 
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
         self._times_restored += 1
-        targets = into or {}
+        targets = _Targets(into or {}, like or {})
         restored, refused = self._restore_first(targets) if self.rank == 0 else self._restore_same(targets)
         for entry in refused:
             _log.warning("checkpoint skipped name=%s reason=%s", entry.name, entry.reason)
@@ -462,11 +480,11 @@ class CheckpointManager:
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored
 
-    def _restore_first(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_first(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, into)]
+            collectors[:] = [Collector(self.rank, manifest, targets.into, targets.like)]
             return collectors[0].sink
 
         try:
@@ -491,7 +509,7 @@ class CheckpointManager:
         if self.world_size > 1:
             self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
 
-    def _restore_same(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_same(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         told = self._agree(f"restore/{self._times_restored}", b"", self._settings.timeout_ns)
         choice = msgspec.json.decode(told, type=_Choice)
         if choice.error is not None:
@@ -499,6 +517,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, into)
+        collector = Collector(self.rank, manifest, targets.into, targets.like)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
         return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError, TransientError
+from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, PermanentError, TransientError
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
-from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, plans_of
-from fireflyer.checkpoint.core.names import Candidate, candidates
-from fireflyer.checkpoint.engine.directory import read_manifest
+from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, decode_manifest, plans_of
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, candidates, parse_final
+from fireflyer.checkpoint.engine.directory import read_file, read_manifest
 from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.opening import stored_plan
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["CheckpointInfo", "choose", "describe", "stored_job_plan", "stored_plans", "verify"]
+__all__ = [
+    "CheckpointInfo",
+    "Opened",
+    "choose",
+    "describe",
+    "open_checkpoint",
+    "stored_job_plan",
+    "stored_plans",
+    "verify",
+]
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -53,6 +62,43 @@ def choose(
         else:
             return (candidate, manifest), tuple(passed_over)
     return None, tuple(passed_over)
+
+
+class Opened(NamedTuple):
+    """A checkpoint whose manifest proves itself; its shards have not been looked at."""
+
+    root: str
+    name: str
+    manifest: Manifest
+
+
+def open_checkpoint(disk: Disk, path: str) -> Opened:
+    """The checkpoint in the directory `path`, or the newest of those in it whose manifest can be read. Raises
+    `NotFound` where there is none, `DataCorruption` where none can be read, and `TransientError`."""
+    root, _, name = path.rstrip("/").rpartition("/")
+    if disk.exists(f"{path}/{MANIFEST_FILE}"):
+        return Opened(root, name, _manifest_in(disk, root, name))
+    found = candidates(disk.list(path)) if disk.is_dir(path) else []
+    damage: FireflyerError | None = None
+    for candidate in found:
+        try:
+            return Opened(path, candidate.name, read_manifest(disk, path, candidate))
+        except TransientError:
+            raise
+        except FireflyerError as error:
+            damage = damage or error
+    if damage is not None:
+        raise DataCorruption(f"none of the {len(found)} checkpoints in {path} can be read: {damage.message}")
+    raise NotFound(f"{path} is no checkpoint and holds none; give a directory with {MANIFEST_FILE}, or one of those")
+
+
+def _manifest_in(disk: Disk, root: str, name: str) -> Manifest:
+    """Of a checkpoint of any name."""
+    candidate = parse_final(name)
+    if candidate is not None:
+        return read_manifest(disk, root, candidate)
+    path = f"{root}/{name}/{MANIFEST_FILE}"
+    return decode_manifest(read_file(disk, path), path)
 
 
 def describe(directory: str, disk: Disk | None = None) -> list[CheckpointInfo]:

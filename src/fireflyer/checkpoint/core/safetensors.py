@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.checkpoint.core.slices import Slice
 
 __all__ = [
     "DTYPE_BYTES",
@@ -51,11 +52,13 @@ _METADATA = "__metadata__"
 _ALIGNMENT_BYTES = 64
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     dtype: str
     """As safetensors calls it: `F32`, `BF16`, …"""
     shape: tuple[int, ...]
+    slice: Slice | None = None
+    """Of what it is a slice, if it is one."""
 
     @property
     def size_bytes(self) -> int:
