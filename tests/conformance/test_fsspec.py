@@ -16,7 +16,8 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs import spec
-from fireflyer.fs.spec import TARGET_VARIABLE, FireflyerFileSystem
+from fireflyer.fs.spec import FireflyerFileSystem
+from fireflyer.fs.tools.default_cluster import TARGET_VARIABLE
 from fireflyer.fs.tools.trees import LocalFile, LocalTree
 
 

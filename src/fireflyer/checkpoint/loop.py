@@ -11,7 +11,6 @@ it continues after the newest checkpoint with the same weights, moments and rand
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from fireflyer.base.units import SECOND, parse_duration
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
 from fireflyer.checkpoint.state import State, capture, layouts_of, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
@@ -73,7 +73,7 @@ class TrainingLoop:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,

@@ -62,8 +62,8 @@ from fireflyer.checkpoint.restored import Collector, Restored
 from fireflyer.checkpoint.saved import saved_now
 from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
 from fireflyer.checkpoint.state import State
+from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
 from fireflyer.runtime.clock import MonotonicClock
-from fireflyer.runtime.disk import RealDisk
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.store import Store
 
@@ -105,21 +105,23 @@ class CheckpointManager:
     period a directory that may not be written (`PermissionDenied`) is noticed at the start and not at the first save (a
     full one is a warning); without one, a directory may be read-only.
 
-    `directory` is the same storage for every rank; a relative one is rank 0's, from the working directory that it has
-    now. `keep` counts committed checkpoints; those whose step is a multiple of `keep_every`, and pinned ones (`ff ckpt
-    pin`), stay beside them. With `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as
-    `read_environment()` gives them; an empty `launch` is different from every other). `on_event` gets one
-    `CheckpointReport` per save and rank, in the background thread. Not to be called from two threads at once.
+    `directory` is the same storage for every rank: an address of 3FS (`ff://…/path`, as `open_storage` takes it), or a
+    directory; a relative one is rank 0's, from the working directory that it has now. `disk`: on which it is a
+    directory, where that is none of both. `keep` counts committed checkpoints; those whose step is a multiple of
+    `keep_every`, and pinned ones (`ff ckpt pin`), stay beside them. With `world_size` 1 `store` may be None. `attempt`
+    counts within `launch` (both as `read_environment()` gives them; an empty `launch` is different from every other).
+    `on_event` gets one `CheckpointReport` per save and rank, in the background thread. Not to be called from two
+    threads at once.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         *,
         rank: int,
         world_size: int,
         store: Store | None,
-        disk: Disk,
+        disk: Disk | None = None,
         keep: int = 2,
         keep_every: int | None = None,
         period_steps: int | None = None,
@@ -133,9 +135,6 @@ class CheckpointManager:
         name: str = "main",
         timeout_ns: int = COMMIT_TIMEOUT_NS,
     ) -> None:
-        given = os.fspath(directory)
-        if not given or not os.path.abspath(given).strip("/"):
-            raise UsageError(f"checkpoint directory {given!r} must be a directory below /")
         if not 0 <= rank < world_size:
             raise UsageError(
                 f"rank {rank} is out of range for world_size {world_size}; pass both as read_environment() gives them"
@@ -148,8 +147,9 @@ class CheckpointManager:
             raise UsageError(
                 f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
             )
+        storage = open_storage(directory, disk=disk)
         self.rank, self.world_size = rank, world_size
-        self._store, self._disk, self._on_event = store, disk, on_event
+        self._store, self._disk, self._on_event = store, storage.disk, on_event
         self._clock = clock or MonotonicClock()
         whole_job = None if job_plan is None else check_plain(job_plan, "job_plan")
         self._plan_now: dict[str, Any] = check_plain(plan or {}, "plan")
@@ -181,10 +181,10 @@ class CheckpointManager:
         self._owned_store: Store | None = None
         self._waits_at_the_end = False
         self._asked_to_stop = False
-        self.directory = os.path.abspath(given)
-        if not os.path.isabs(given) and world_size > 1:
+        self.directory, self._shown = storage.root, storage.name
+        if world_size > 1 and not is_remote(directory) and not os.path.isabs(directory):
             told = self._agree("directory", self.directory.encode())
-            self.directory = told.decode(errors="surrogateescape")
+            self.directory = self._shown = told.decode(errors="surrogateescape")
         if rank == 0:
             if store is not None and attempt > 0:
                 store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
@@ -193,7 +193,7 @@ class CheckpointManager:
     @classmethod
     def from_environment(
         cls,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         *,
         env: RankEnvironment | None = None,
         group: dist.ProcessGroup | None = None,
@@ -210,7 +210,7 @@ class CheckpointManager:
             rank=peers.rank,
             world_size=peers.world_size,
             store=peers.store,
-            disk=disk or RealDisk(),
+            disk=disk,
             attempt=env.attempt,
             launch=env.launch,
             name=peers.name,
@@ -232,7 +232,7 @@ class CheckpointManager:
         )
         opened = run_steps(steps)
         for note in opened.notes:
-            _log.warning("checkpoint directory needs attention directory=%s reason=%s", self.directory, note)
+            _log.warning("checkpoint directory needs attention directory=%s reason=%s", self._shown, note)
         if opened.writer is not None:
             self._settings = msgspec.structs.replace(self._settings, writer_directory=opened.writer.name)
         if plan is None:
@@ -491,7 +491,7 @@ class CheckpointManager:
             chosen, passed_over = choose(self._disk, self.directory, make_sink)
             if chosen is None and passed_over:
                 raise DataCorruption(
-                    f"none of the {len(passed_over)} checkpoints in {self.directory} is valid (the newest: "
+                    f"none of the {len(passed_over)} checkpoints in {self._shown} is valid (the newest: "
                     f"{passed_over[0].reason}); repair one, or move them away to start over"
                 )
         except FireflyerError as error:

@@ -28,15 +28,13 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
-from fireflyer.base.errors import UsageError
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
 from fireflyer.fs.tools.copying import CopyOptions, copy_file
-from fireflyer.fs.tools.default_cluster import default_target
+from fireflyer.fs.tools.default_cluster import require_target
 from fireflyer.fs.tools.trees import NO_REPLACE, Attributes, LocalTree, OpenFile, Tree
 
-__all__ = ["TARGET_VARIABLE", "FireflyerFile", "FireflyerFileSystem", "shared"]
+__all__ = ["FireflyerFile", "FireflyerFileSystem", "shared"]
 
-TARGET_VARIABLE: Final = "FIREFLYER_FS"
 MAX_READS: Final = 1024
 """Of one `read_batch` of `cat_ranges`."""
 MAX_ATTEMPTS: Final = 8
@@ -105,13 +103,7 @@ class FireflyerFileSystem(AbstractFileSystem):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        target = target or os.environ.get(TARGET_VARIABLE) or default_target()
-        if not target:
-            raise UsageError(
-                "no cluster is named, and none was started here (`ff fs up -d`); use ff://host:7000/path, the option "
-                f"target, or the environment variable {TARGET_VARIABLE}"
-            )
-        self._target, self._auto_mkdir = target, auto_mkdir
+        self._target, self._auto_mkdir = require_target(target), auto_mkdir
         self._token, self._token_file = token, token_file
 
     @property

@@ -27,9 +27,8 @@ from fireflyer.checkpoint.core.slices import Box, whole
 from fireflyer.checkpoint.dcp.foreign import DcpFiles, is_dcp
 from fireflyer.checkpoint.dcp.objects import BYTES_PREFIX, VALUES_KEY, check_safe, saved_bytes
 from fireflyer.checkpoint.engine.ranges import Request, TensorReader
-from fireflyer.checkpoint.reader import Opened, open_checkpoint
+from fireflyer.checkpoint.reader import open_checkpoint
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled
-from fireflyer.runtime.disk import RealDisk
 
 __all__ = ["FireFlyerReader"]
 
@@ -65,8 +64,7 @@ class FireFlyerReader(StorageReader):
         self, path: str | os.PathLike[str] = "", *, trust_pickles: bool = False, disk: Disk | None = None
     ) -> None:
         self._given, self._trusts = os.fspath(path), trust_pickles
-        self._disk = disk or RealDisk()
-        self._opened: Opened | None = None
+        self._disk = disk
         self._tensors: TensorReader | None = None
         self._foreign: DcpFiles | None = None
         self.error: Exception | None = None
@@ -79,7 +77,7 @@ class FireFlyerReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
             self._given = os.fspath(checkpoint_id)
-        self._opened = self._tensors = self._foreign = self.error = None
+        self._tensors = self._foreign = self.error = None
 
     @property
     def checkpoint_id(self) -> str:
@@ -94,12 +92,11 @@ class FireFlyerReader(StorageReader):
             raise
 
     def _read_metadata(self) -> Metadata:
-        path = os.path.abspath(self._given)
-        if is_dcp(path):
-            self._foreign = DcpFiles(path, trust_pickles=self._trusts)
+        if self._disk is None and is_dcp(self._given):
+            self._foreign = DcpFiles(self._given, trust_pickles=self._trusts)
             return self._foreign.read_metadata()
-        opened = self._opened = open_checkpoint(self._disk, path)
-        reader = self._tensors = TensorReader(self._disk, opened.root, opened.name, opened.manifest)
+        opened = open_checkpoint(self._given, self._disk)
+        reader = self._tensors = TensorReader(opened.disk, opened.root, opened.name, opened.manifest)
         of_dcp = opened.manifest.values.get(VALUES_KEY)
         of_dcp = of_dcp if isinstance(of_dcp, dict) else {}
         self._values = _mapping(of_dcp, "values")

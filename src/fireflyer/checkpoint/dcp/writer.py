@@ -26,32 +26,28 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from fireflyer.base.errors import Exists, NoSpace, NotFound, UsageError
+from fireflyer.base.errors import NoSpace, NotFound, UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.checkpoint.core.manifest import (
     Manifest,
     Saved,
     ShardRecord,
     check_plain,
-    decode_manifest,
     decode_record,
-    encode_manifest,
     encode_record,
     version_of,
 )
-from fireflyer.checkpoint.core.names import MANIFEST_FILE, MAX_STEP, final_name, parse_final, shard_name
+from fireflyer.checkpoint.core.names import MAX_STEP, final_name, parse_final, shard_name
 from fireflyer.checkpoint.core.safetensors import TensorSpec, place
 from fireflyer.checkpoint.core.shares import OWN_PREFIX
 from fireflyer.checkpoint.core.slices import Box, Slice, slice_name, whole
 from fireflyer.checkpoint.dcp.objects import BYTES_PREFIX, VALUES_KEY, plain_value
-from fireflyer.checkpoint.engine.directory import remove_tree, write_file
 from fireflyer.checkpoint.engine.image import header_of
-from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.engine.stream import write_stream
-from fireflyer.checkpoint.opening import ensure_directory
+from fireflyer.checkpoint.fresh import begin, commit_manifest, temporary_names
 from fireflyer.checkpoint.saved import saved_now
+from fireflyer.checkpoint.storage import open_storage
 from fireflyer.checkpoint.tensors import bytes_of, spec_of
-from fireflyer.runtime.disk import RealDisk
 
 __all__ = ["FireFlyerWriter"]
 
@@ -82,8 +78,9 @@ class FireFlyerWriter(StorageWriter):
         dcp.save(state, storage_writer=FireFlyerWriter("checkpoints", step=100))        # the same
         dcp.save(state, checkpoint_id="checkpoints/100", storage_writer=FireFlyerWriter())
 
-    `path` is the checkpoint, a directory that does not exist yet; with `step` it is the directory of all checkpoints.
-    Without `step` the number at the end of the name is the step, or 0. Nothing is ever overwritten.
+    `path` is the checkpoint, a directory that does not exist yet, or `ff://…/path` of 3FS; with `step` it is the
+    directory of all checkpoints. Without `step` the number at the end of the name is the step, or 0. Nothing is ever
+    overwritten.
     Raises `UsageError` for a path that exists, a dtype that safetensors has no name for, and a name that begins with
     `own/`; `NoSpace` and other `FireflyerError`s of the disk. DCP wraps what a rank raises into `CheckpointException`,
     which is no `Exception`; `fireflyer.checkpoint.dcp.save` unwraps it.
@@ -92,7 +89,7 @@ class FireFlyerWriter(StorageWriter):
     def __init__(self, path: str | os.PathLike[str] = "", *, step: int | None = None, disk: Disk | None = None) -> None:
         if step is not None and not 0 <= step <= MAX_STEP:
             raise UsageError(f"step {step} is out of range; it must be between 0 and {MAX_STEP}")
-        self._given_step, self._disk = step, disk or RealDisk()
+        self._given_step, self._given_disk = step, disk
         self._given = os.fspath(path)
         self._save_id = ""
         self._directory = ""
@@ -121,14 +118,15 @@ class FireFlyerWriter(StorageWriter):
             raise UsageError("FireFlyerWriter needs a path, or dcp.save a checkpoint_id")
         self._is_coordinator = is_coordinator
         self._save_id = secrets.token_hex(8)
-        self._parent, self._name, self._step = self._target()
+        storage = open_storage(self._given, disk=self._given_disk)
+        self._disk = storage.disk
+        self._parent, self._name, self._step = self._target(storage.root)
 
-    def _target(self) -> tuple[str, str, int]:
+    def _target(self, root: str) -> tuple[str, str, int]:
         """The directory of checkpoints, the name in it, the step."""
-        path = os.path.abspath(self._given)
         if self._given_step is not None:
-            return path, final_name(self._given_step, []), self._given_step
-        parent, _, name = path.rpartition("/")
+            return root, final_name(self._given_step, []), self._given_step
+        parent, _, name = root.rpartition("/")
         if not name or name.startswith("."):
             raise UsageError(f"{self._given!r} is no name for a checkpoint; give a directory that does not exist yet")
         final, digits = parse_final(name), _DIGITS.search(name)
@@ -139,26 +137,11 @@ class FireFlyerWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        parent, disk = self._parent, self._disk
-        if disk.exists(f"{parent}/{self._name}"):
-            raise UsageError(f"{parent}/{self._name} exists already; give another path")
-        run_steps(ensure_directory(disk, parent))
-        for name in self._temporary_names():
-            run_steps(remove_tree(disk, f"{parent}/{name}"))
-        self._directory = f"{self._temporary_prefix()}{self._save_id}"
-        disk.mkdir(f"{parent}/{self._directory}")
+        self._directory = begin(self._disk, self._parent, self._name, self._save_id)
         return [
             dataclasses.replace(plan, storage_data=_Place(rank, len(plans), self._directory)) if plan.usable else plan
             for rank, plan in enumerate(plans)
         ]
-
-    def _temporary_prefix(self) -> str:
-        return f".tmp-{self._name}-"
-
-    def _temporary_names(self) -> list[str]:
-        prefix = self._temporary_prefix()
-        found = [name for name in self._disk.list(self._parent) if name.startswith(prefix)]
-        return [name for name in found if re.fullmatch("[0-9a-f]{16}", name.removeprefix(prefix))]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         target = plan.storage_data
@@ -194,7 +177,7 @@ class FireFlyerWriter(StorageWriter):
             return self._directory
         if self._disk.is_dir(f"{self._parent}/{target.directory}"):
             return target.directory
-        names = self._temporary_names()
+        names = temporary_names(self._disk, self._parent, self._name)
         if len(names) != 1:
             raise NotFound(
                 f"{len(names)} saves of {self._parent}/{self._name} are in progress; all ranks need the same storage, "
@@ -215,16 +198,7 @@ class FireFlyerWriter(StorageWriter):
             shards.append(decode_record(bytes(written.record), rank, len(results)))
             values.update(written.values)
         manifest = _manifest(self._step, shards, values, metadata, saved_now())
-        data = encode_manifest(manifest)
-        decode_manifest(data)  # it must be one that is read again
-        parent, disk, temporary = self._parent, self._disk, f"{self._parent}/{self._directory}"
-        run_steps(write_file(disk, f"{temporary}/{MANIFEST_FILE}", data))
-        disk.sync_dir(temporary)
-        try:
-            disk.rename(temporary, f"{parent}/{self._name}")
-        except Exists:
-            raise UsageError(f"{parent}/{self._name} exists already; give another path") from None
-        disk.sync_dir(parent)
+        commit_manifest(self._disk, self._parent, self._name, self._directory, manifest)
 
 
 def _manifest(
