@@ -15,7 +15,7 @@ from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates, is_pinned
 from fireflyer.checkpoint.engine.directory import remove_tree, write_file
 from fireflyer.checkpoint.engine.loading import load
 from fireflyer.checkpoint.engine.steps import run_steps
-from fireflyer.checkpoint.reader import look
+from fireflyer.checkpoint.reader import look, open_checkpoint
 from fireflyer.checkpoint.storage import CheckpointPath, open_storage
 
 __all__ = ["damages", "pin", "remove", "unpin"]
@@ -92,9 +92,16 @@ def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
     return look(disk, root, name, names, deep=True).problem is None
 
 
-def damages(disk: Disk, root: str, name: str, manifest: Manifest) -> Iterator[str]:
+def damages(disk: Disk, root: str, name: str) -> Iterator[str]:
     """Reads every byte. Everything that is wrong, by file and tensor; where a tensor is, the others are read on.
     Raises `TransientError`."""
+    try:
+        manifest = open_checkpoint(f"{root}/{name}", disk).manifest
+    except TransientError:
+        raise
+    except FireflyerError as error:
+        yield error.message
+        return
     for shard in manifest.shards:
         alone = msgspec.structs.replace(manifest, shards=(shard,))
         if _problem(disk, root, name, alone) is None:
