@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.base.errors import Exists, FireflyerError, NotFound, TransientError, UsageError
 from fireflyer.base.ports import Disk
-from fireflyer.checkpoint.core.manifest import Manifest
+from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates, is_pinned, parse_final, pin_name, trash_name
 from fireflyer.checkpoint.engine.directory import remove_tree, write_file
 from fireflyer.checkpoint.engine.loading import load
@@ -103,20 +103,20 @@ def damages(disk: Disk, root: str, name: str) -> Iterator[str]:
         yield error.message
         return
     for shard in manifest.shards:
-        alone = msgspec.structs.replace(manifest, shards=(shard,))
-        if _problem(disk, root, name, alone) is None:
+        if _problem(disk, root, name, _only(manifest, shard, shard.tensors)) is None:
             continue
-        found = 0
-        for tensor in shard.tensors:
-            only = msgspec.structs.replace(shard, tensors=(tensor,))
-            problem = _problem(disk, root, name, msgspec.structs.replace(manifest, shards=(only,)))
-            if problem is not None:
-                found += 1
-                yield problem
-                if "tensor" not in problem:
-                    break  # the file itself: the same for each of its tensors
-        if not found:
+        of_file = _problem(disk, root, name, _only(manifest, shard, ()))  # its length, its header
+        if of_file is not None:
+            yield of_file
+            continue
+        found = [_problem(disk, root, name, _only(manifest, shard, (tensor,))) for tensor in shard.tensors]
+        yield from filter(None, found)
+        if not any(found):
             yield f"{root}/{name}/{shard.file} was damaged when it was read first, and not when it was read again"
+
+
+def _only(manifest: Manifest, shard: ShardRecord, tensors: tuple[TensorRecord, ...]) -> Manifest:
+    return msgspec.structs.replace(manifest, shards=(msgspec.structs.replace(shard, tensors=tensors),))
 
 
 def _problem(disk: Disk, root: str, name: str, manifest: Manifest) -> str | None:
