@@ -25,7 +25,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -46,6 +46,7 @@ from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
 from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, check_plain, continue_plans, plans_of
@@ -169,7 +170,8 @@ class CheckpointManager:
         self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
         self._by_time = period_ns is not None
         self._periodic = period_steps is not None or period_ns is not None
-        self._buffer = SnapshotBuffer()
+        self._devices = DeviceCopies()
+        self._buffer = SnapshotBuffer(self._devices)
         self._layout: Layout | None = None
         self._current: BackgroundSave | None = None
         self._sequence = 0
@@ -200,9 +202,9 @@ class CheckpointManager:
         disk: Disk | None = None,
         **options: Any,
     ) -> Self:
-        """For the ranks of `group`, else those that `ff run` started, else those of torch's default process group
-        (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone. Collective. `options`
-        as above but rank, world_size, store, name, attempt and launch, which are found out."""
+        """Manager of the ranks of `group`, else those that `ff run` started, else those of torch's default
+        process group (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone.
+        Collective. `options` as above but rank, world_size, store, name, attempt and launch, which are found out."""
         env = env or read_environment()
         peers = find_peers(env, group)
         manager = cls(
@@ -256,11 +258,11 @@ class CheckpointManager:
         return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
 
     def due_here(self, step: int, now_ns: int) -> bool:
-        """As `due`, by this rank's clock and without asking rank 0."""
+        """Like `due`, by this rank's clock and without asking rank 0."""
         return self._schedule.due(step, now_ns)
 
     def decide(self, mine: bytes) -> bytes:
-        """What rank 0 gives; all ranks call it at the same step. One round trip to the store."""
+        """Decision of rank 0, for all ranks; all ranks call it at the same step. One round trip to the store."""
         if self.world_size == 1:
             return mine
         self._times_due += 1
@@ -272,7 +274,7 @@ class CheckpointManager:
         return answer
 
     def ask_to_stop(self) -> None:
-        """Of any rank, at any time: `asked_to_stop` says so from now on."""
+        """Ask to stop, on any rank at any time: `asked_to_stop` says so from now on."""
         self._asked_to_stop = True
         if self._store is not None:
             self._store.set(f"{self._settings.prefix}/{self._settings.attempt}/stop", b"stop")
@@ -291,7 +293,9 @@ class CheckpointManager:
         if self.saving:
             raise UsageError("a save is in flight; call reserve before the first save")
         if blocking:
-            self._buffer.take(0, plan)
+            copies = self._buffer.take(0, plan).copies
+            if copies is not None:
+                copies.wait()
         else:
             self._buffer.reserve_beside(plan)
 
@@ -300,9 +304,15 @@ class CheckpointManager:
         self._layout = plan.layout
         return plan
 
-    def save(self, step: int, state: State, *, blocking: bool = False) -> SaveHandle:
+    def save(self, step: int, state: State, *, blocking: bool = False, deferred: Collection[str] = ()) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
         and what it replaced is removed.
+
+        Tensors on CUDA devices are saved as they are after what their current streams have been given. They are copied
+        beside training, and the current streams wait for that: nothing that is given to them later changes what is
+        saved, and the call does not wait. Streams that are not current must be made to wait for those that are.
+        `deferred` are names in `state.shared` that do not change before `handle.before_update()` is called, and the
+        current streams do not wait for those before: a forward and backward pass can run beside the copies.
 
         While an earlier save is in flight, a new one is skipped (`handle.skipped`), or waits for it if `blocking`.
         Raises `UsageError` for a state that cannot be stored, and `Fenced`, on all ranks at the same step, when an
@@ -326,7 +336,7 @@ class CheckpointManager:
             handle.skip()
             return handle
         self._schedule.began(step, start_ns)
-        self._begin(step, plan, values, handle, start_ns)
+        self._begin(step, plan, values, handle, start_ns, deferred)
         if blocking:
             self.wait()
         return handle
@@ -345,7 +355,15 @@ class CheckpointManager:
             self._current.give_up_and_join()
         return answer == b"go"
 
-    def _begin(self, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int) -> None:
+    def _begin(
+        self,
+        step: int,
+        plan: Snapshot,
+        values: dict[str, Any],
+        handle: SaveHandle,
+        start_ns: int,
+        deferred: Collection[str],
+    ) -> None:
         if self._current is not None and self._current.committed:
             self._forget_from = self._current.sequence
         failure = self._become_writer() if self.rank == 0 else None
@@ -362,7 +380,7 @@ class CheckpointManager:
         def take() -> Share:
             if failure is not None:
                 raise failure
-            return self._buffer.take(step, plan)
+            return self._buffer.take(step, plan, deferred=deferred)
 
         self._current = BackgroundSave(
             machine,
@@ -412,7 +430,7 @@ class CheckpointManager:
         return mine
 
     def wait(self) -> None:
-        """Until no save is in flight, tidying up included. Raises nothing."""
+        """Wait until no save is in flight, tidying up included. Raises nothing."""
         if self._current is not None:
             self._current.join()
 
@@ -459,14 +477,17 @@ class CheckpointManager:
     def restore(
         self, into: Mapping[str, torch.Tensor] | None = None, like: Mapping[str, DTensor] | None = None
     ) -> Restored | None:
-        """The newest valid checkpoint, read into CPU tensors; None when the directory holds none at all. Rank 0
-        verifies every byte of it and decides; the others verify what they read.
+        """The newest valid checkpoint, read into CPU tensors, or into those of `into`; None when the directory holds
+        none at all. Rank 0 verifies every byte of it and decides; the others verify what they read.
 
-        Shared tensors of `into` that are contiguous on the CPU, with the dtype and shape of the stored ones, are filled
-        in place and are what `Restored.shared` holds; for all others new tensors are made. An error may leave them half
-        filled. Sharded tensors of `into` (`DTensor`) get this rank's part, whatever the mesh of the job that saved;
-        `like` says for a prefix of names (`optimizer/3`) how to shard what is made new, as `layouts_of` gives it.
-        Without, what was saved in slices is made whole.
+        Shared tensors of `into` that are contiguous, on the CPU or a CUDA device, with the dtype and shape of the
+        stored ones, are filled in place and are what `Restored.shared` holds; for all others new tensors are made. An
+        error may leave them half filled. Those on devices are filled after what the current streams have been given,
+        and all are filled when the call returns.
+
+        Sharded tensors of `into` (`DTensor`) get this rank's part, whatever the mesh of the job that saved; `like` says
+        for a prefix of names (`optimizer/3`) how to shard what is made new, as `layouts_of` gives it. Without, what was
+        saved in slices is made whole.
 
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
@@ -484,7 +505,7 @@ class CheckpointManager:
         collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, targets.into, targets.like)]
+            collectors[:] = [Collector(self.rank, manifest, targets.into, self._devices, targets.like)]
             return collectors[0].sink
 
         try:
@@ -517,6 +538,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, targets.into, targets.like)
+        collector = Collector(self.rank, manifest, targets.into, self._devices, targets.like)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
         return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

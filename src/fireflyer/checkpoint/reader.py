@@ -37,6 +37,8 @@ __all__ = [
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
+    """Checkpoint as it is listed; None where its manifest could not be read."""
+
     name: str
     step: int
     attempt: int | None
@@ -125,7 +127,7 @@ def stored_job_plan(directory: CheckpointPath, disk: Disk | None = None) -> dict
 
 
 def stored_plans(directory: CheckpointPath, disk: Disk | None = None) -> tuple[PlanRecord, ...]:
-    """With how many ranks, and by which plan, the job in `directory` came to its newest checkpoint whose manifest can
+    """Numbers of ranks and plans with which the job in `directory` came to its newest checkpoint whose manifest can
     be read; empty where there is none. Raises what the disk raises."""
     disk, root, _ = open_storage(directory, disk=disk)
     for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:

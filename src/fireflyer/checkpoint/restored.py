@@ -9,13 +9,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from fireflyer.base.events import SkippedCheckpoint
+from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, plans_of
 from fireflyer.checkpoint.core.shares import split_own
 from fireflyer.checkpoint.core.slices import Box, whole
-from fireflyer.checkpoint.engine.loading import Place
+from fireflyer.checkpoint.engine.loading import DevicePlace, Place
 from fireflyer.checkpoint.engine.ranges import scatter
 from fireflyer.checkpoint.sharding import box_of, local_part, new_like
-from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled, empty_tensor
+from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled, empty_tensor, flat_bytes
 
 __all__ = ["Collector", "Restored"]
 
@@ -54,12 +55,13 @@ class _Target(NamedTuple):
     tensor: torch.Tensor
     """What `Restored.shared` holds: whole, or sharded as the caller has it."""
     part: torch.Tensor
-    """Contiguous on the CPU: this rank's part of it, or what is copied there at the end."""
+    """Contiguous: this rank's part of it, or what is copied there at the end. On a device only where one read fills
+    it."""
     box: Box
 
 
 class Collector:
-    """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones.
+    """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones in host memory.
 
     A sharded tensor of `into` gets this rank's part, whatever the slices in which it is stored; one of the shape of
     `like[prefix]`, for a name `prefix/…`, becomes a new tensor that is sharded as that one. All others are whole.
@@ -70,9 +72,11 @@ class Collector:
         rank: int,
         manifest: Manifest,
         into: Mapping[str, torch.Tensor],
+        devices: DeviceCopies,
         like: Mapping[str, DTensor] | None = None,
     ) -> None:
         self._into = into
+        self._devices = devices
         self._like = like or {}
         self._targets: dict[str, _Target] = {}
         self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
@@ -88,17 +92,19 @@ class Collector:
             return bytes_of(target)
         name = record.whole_name
         if name not in self._targets:
-            self._targets[name] = self._target(name, record.dtype, record.whole_shape)
+            self._targets[name] = self._target(record)
         found = self._targets[name]
-        place = bytes_of(found.part)
-        return place if record.box == found.box else scatter(record, [(found.box, place)])
+        if record.box == found.box:
+            return self._place(found.part)
+        return scatter(record, [(found.box, bytes_of(found.part))])
 
-    def _target(self, name: str, dtype: str, shape: tuple[int, ...]) -> _Target:
+    def _target(self, record: TensorRecord) -> _Target:
+        name, dtype, shape = record.whole_name, record.dtype, record.whole_shape
         given, like = self._into.get(name), self._like.get(name.rpartition("/")[0])
         if isinstance(given, DTensor) and tuple(given.shape) == shape and given.dtype == DTYPES[dtype]:
             part = local_part(given.detach())
             box = box_of(given)
-            if not can_be_filled(part, dtype, box.shape):
+            if not can_be_filled(part, dtype, box.shape) or self._devices.device_of(part) is not None:
                 part = empty_tensor(dtype, box.shape)
             return _Target(given, part, box)
         if given is None and like is not None and tuple(like.shape) == shape:
@@ -107,7 +113,14 @@ class Collector:
             return _Target(new_like(like, part), part, box)
         if given is None or not can_be_filled(given, dtype, shape):
             given = empty_tensor(dtype, shape)
-        return _Target(given, given, whole(shape))
+        pieces = record.slice is not None and self._devices.device_of(given) is not None
+        return _Target(given, empty_tensor(dtype, shape) if pieces else given, whole(shape))
+
+    def _place(self, tensor: torch.Tensor) -> Place:
+        device = self._devices.device_of(tensor)
+        if device is None or tensor.numel() == 0:
+            return bytes_of(tensor) if device is None else memoryview(bytearray())
+        return DevicePlace(self._devices.engine(device), flat_bytes(tensor))
 
     @torch.no_grad()
     def restored(self, name: str, passed_over: tuple[SkippedCheckpoint, ...]) -> Restored:

@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.sharding import address_of, local_part, sharded_like
 
-__all__ = ["State", "capture", "capture_rng", "layouts_of", "load_into", "load_rng", "tensors_of"]
+__all__ = ["State", "capture", "capture_rng", "changed_by", "layouts_of", "load_into", "load_rng", "tensors_of"]
 
 
 @dataclass(frozen=True)
 class State:
-    """What `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
+    """State that `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
 
     shared: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -69,6 +69,17 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     what it reads."""
     described = model.state_dict()
     return {f"model/{name}": value for name, value in described.items() if isinstance(value, torch.Tensor)}
+
+
+def changed_by(optimizer: torch.optim.Optimizer, state: State) -> frozenset[str]:
+    """The names in `state.shared`, as `capture` made it, of what only a step of this optimizer changes: its parameters
+    and its state. A model may change others (buffers) in a forward pass, and another optimizer those it has."""
+    parameters = {address_of(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return frozenset(
+        name
+        for name, tensor in state.shared.items()
+        if name.startswith("optimizer/") or address_of(tensor) in parameters
+    )
 
 
 def layouts_of(optimizer: torch.optim.Optimizer | None) -> dict[str, DTensor]:

@@ -32,7 +32,7 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB, SECOND, format_bytes
 from fireflyer.data import END_OF_TEXT, BpeTokenizer, RecordSet, RecordSetWriter
-from fireflyer.data.files import read_file, replace_file
+from fireflyer.data.files import make_directories, read_file, replace_file
 from fireflyer.runtime.disk import RealDisk
 
 __all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_VOCAB_SIZE", "Corpus", "build_corpus", "open_corpus"]
@@ -111,7 +111,7 @@ def build_corpus(
     sources = _read_sources(disk, source or sysconfig.get_paths()["stdlib"], max_bytes)
     fingerprint = _fingerprint(sources, vocab_size)
     name = f"corpus-{fingerprint[:16]}"
-    _make_directories(disk, directory)
+    make_directories(disk, directory)
     with _locked(os.path.join(directory, _LOCK)):
         target = os.path.join(directory, name)
         corpus = _intact(disk, target, fingerprint)
@@ -227,13 +227,6 @@ def _describe(target: str) -> Corpus:
         except msgspec.ValidationError as error:
             raise DataCorruption(f"{target}: not a corpus of ours ({error}); remove it, and build again") from error
     return Corpus(directory=target, reused=True, **msgspec.to_builtins(meta))
-
-
-def _make_directories(disk: Disk, path: str) -> None:
-    if not disk.is_dir(path):
-        _make_directories(disk, os.path.dirname(path))
-        with contextlib.suppress(Exists):
-            disk.mkdir(path)
 
 
 def _remove_directory(disk: Disk, path: str) -> None:

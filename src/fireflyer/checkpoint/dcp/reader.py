@@ -172,7 +172,7 @@ class FireFlyerReader(StorageReader):
         tensor = self._reader().tensors[item.storage_index.fqn]
         target = planner.resolve_tensor(item).detach()
         shape = tuple(item.lengths)
-        fits = can_be_filled(target, tensor.dtype, shape)
+        fits = target.device.type == "cpu" and can_be_filled(target, tensor.dtype, shape)
         return _Read(item, target, target if fits else torch.empty(shape, dtype=DTYPES[tensor.dtype]))
 
     def _finish(self, batch: Sequence[_Read], planner: LoadPlanner) -> None:
