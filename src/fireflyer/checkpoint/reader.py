@@ -109,10 +109,11 @@ def _manifest_in(disk: Disk, root: str, name: str) -> Manifest:
     return decode_manifest(read_file(disk, path), path)
 
 
-def describe(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
-    """All checkpoints in `directory` (as of `open_storage`), newest first, by their manifests alone: quick. Raises
-    `NotFound`."""
-    return _look_at_all(open_storage(directory, disk=disk), deep=False)
+def describe(directory: CheckpointPath, disk: Disk | None = None, *, other_names: bool = False) -> list[CheckpointInfo]:
+    """All checkpoints in `directory` (as of `open_storage`), newest first, by their manifests alone: quick. With
+    `other_names` also those that are not called `step-…`: a restore does not look at them, but users of DCP choose
+    names. Raises `NotFound`."""
+    return _look_at_all(open_storage(directory, disk=disk), deep=False, other_names=other_names)
 
 
 def verify(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
@@ -136,13 +137,13 @@ def stored_plans(directory: CheckpointPath, disk: Disk | None = None) -> tuple[P
     return ()
 
 
-def _look_at_all(storage: Storage, *, deep: bool) -> list[CheckpointInfo]:
-    """Also those of other names than `step-…`, which a restore does not look at: DCP's users choose names."""
+def _look_at_all(storage: Storage, *, deep: bool, other_names: bool = False) -> list[CheckpointInfo]:
     disk, root, _ = storage
     names = disk.list(root)
     found = [candidate.name for candidate in candidates(names)]
-    others = [name for name in names if not name.startswith(".") and name not in found]
-    found += [name for name in reversed(others) if disk.is_dir(f"{root}/{name}") and _has_manifest(disk, root, name)]
+    if other_names:
+        others = [name for name in names if not name.startswith(".") and name not in found]
+        found += [name for name in others if disk.is_dir(f"{root}/{name}") and _has_manifest(disk, root, name)]
     looked = [look(disk, root, name, names, deep=deep) for name in found]
     return sorted(looked, key=lambda info: -info.step)
 

@@ -29,7 +29,7 @@ def ls_command(*, directory: str, as_json: bool) -> int:
     manifests are read; `ff ckpt verify` reads everything."""
     from fireflyer.checkpoint import describe
 
-    found = describe(directory)
+    found = describe(directory, other_names=True)
     if as_json:
         for info in found:
             click.echo(msgspec.json.encode(info))
@@ -170,7 +170,7 @@ def _verified(path: str) -> list[_Verified]:
         root = root.rpartition("/")[0]
         found = [look(disk, root, name, disk.list(root), deep=False)]
     else:
-        found = describe(path)
+        found = describe(path, other_names=True)
     if not found:
         raise NotFound(f"no checkpoint in {shown}")
     verified = []
