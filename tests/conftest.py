@@ -36,10 +36,12 @@ notice_stalls()
 
 # How long an example takes is a matter of the machine: benchmarks are for that. The examples of a commit are always the
 # same ones, so that what passed here passes there, too; FIREFLYER_TEST_EXAMPLES=new looks for others.
+_new = os.environ.get("FIREFLYER_TEST_EXAMPLES") == "new"
 settings.register_profile(
     "fireflyer",
+    max_examples=200 if _new else 50,
     deadline=None,
-    derandomize=os.environ.get("FIREFLYER_TEST_EXAMPLES") != "new",
+    derandomize=not _new,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fireflyer")

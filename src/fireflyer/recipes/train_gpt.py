@@ -17,6 +17,7 @@ import gc
 import logging
 import math
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,7 +128,8 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
     """All parts of the job; what must be closed is given to `cleanup`. Collective."""
     torch.set_num_threads(1)  # ranks share the machine, and the order of additions must not depend on threads
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(options.seed + env.rank)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # checkpoints hold the state of all three
+        seed(options.seed + env.rank)
     corpus = find_corpus(options.corpus_dir)
     windows = TokenWindows(corpus.records(), options.sequence_length, vocab_size=corpus.vocab_size)
     reporter = Reporter.from_environment(env)
@@ -156,10 +158,13 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
 
 
 def find_corpus(directory: str) -> Corpus:
-    """The one that this job began with; the first rank that finds none builds it while the others wait."""
+    """The one that this job began with; the first rank that finds none builds it while the others wait. In 3FS it must
+    be there."""
     try:
         return open_corpus(directory)
     except NotFound:
+        if is_remote(directory):
+            raise
         return build_corpus(directory)
 
 
@@ -328,8 +333,8 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
     parser.add_argument("--sequence-length", type=int, default=128, help="tokens per sample")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="small", help="size of the model")
-    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"))
     place = "a directory, or ff://… of 3FS"
+    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"), help=place)
     parser.add_argument("--checkpoint-dir", default=os.path.join(base, "checkpoints"), help=place)
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints")
@@ -352,14 +357,16 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
         sequence_length=given.sequence_length,
         learning_rate=given.lr,
         preset=given.preset,
-        corpus_dir=os.path.abspath(given.corpus_dir),
-        checkpoint_dir=given.checkpoint_dir
-        if is_remote(given.checkpoint_dir)
-        else os.path.abspath(given.checkpoint_dir),
+        corpus_dir=place_of(given.corpus_dir),
+        checkpoint_dir=place_of(given.checkpoint_dir),
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
         timeout_ns=parse_duration(given.timeout),
     )
+
+
+def place_of(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
 
 
 if __name__ == "__main__":
