@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from fireflyer.checkpoint.core.manifest import PlanRecord
 from fireflyer.checkpoint.reader import CheckpointInfo, describe, stored_job_plan, stored_plans, verify
+from fireflyer.checkpoint.storage import open_storage
 
 if TYPE_CHECKING:
     from fireflyer.checkpoint.engine.save import SaveHandle
     from fireflyer.checkpoint.loop import Stateful, TrainingLoop
     from fireflyer.checkpoint.manager import CheckpointManager
     from fireflyer.checkpoint.restored import Restored
-    from fireflyer.checkpoint.state import State, capture, capture_rng, load_into, load_rng
+    from fireflyer.checkpoint.state import State, capture, capture_rng, layouts_of, load_into, load_rng
 
 __all__ = [
     "CheckpointInfo",
@@ -30,8 +31,10 @@ __all__ = [
     "capture",
     "capture_rng",
     "describe",
+    "layouts_of",
     "load_into",
     "load_rng",
+    "open_storage",
     "stored_job_plan",
     "stored_plans",
     "verify",
@@ -46,6 +49,7 @@ _LAZY = {
     "TrainingLoop": "loop",
     "capture": "state",
     "capture_rng": "state",
+    "layouts_of": "state",
     "load_into": "state",
     "load_rng": "state",
 }

@@ -144,7 +144,7 @@ Credential = NodeCredential | UserCredential | DerivedCredential
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """What the server keeps of a token: whose it is, and `token_key(token)`."""
+    """Key that a server keeps of a token: whose it is, and `token_key(token)`."""
 
     user: str
     key: bytes = field(repr=False)
@@ -152,7 +152,7 @@ class UserKey:
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """Whom a server lets in: holders of `secret`, and users whose token `find_user(token_id)` knows. Each may be
+    """Peers that a server lets in: holders of `secret`, and users whose token `find_user(token_id)` knows. Each may be
     None. `find_user` is where expiry is looked at, with the caller's clock."""
 
     secret: Secret | None

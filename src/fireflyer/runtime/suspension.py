@@ -48,6 +48,7 @@ __all__ = [
     "set_watchdog_time",
     "set_whole_life_state",
     "should_suspend",
+    "suspend_deadline_ns",
     "whole_life_state_of",
 ]
 
@@ -202,6 +203,17 @@ def go_suspend() -> NoReturn:
         os._exit(SUSPENDED_EXIT_CODE)
 
 
+def suspend_deadline_ns() -> int | None:
+    """`time.monotonic_ns()` at which this rank is stopped if it has not left: `--suspend-grace` after it was asked.
+    None where nobody has asked, or nobody has said how long it has. A save that takes longer is better given up: the
+    last checkpoint is there, and `go_suspend()` tells the launcher that all is well."""
+    rank = _this_rank()
+    asked_ns = 0 if rank.cells is None else rank.cells.asked_ns
+    if not asked_ns or rank.env.suspend_grace_ns is None:
+        return None
+    return asked_ns + rank.env.suspend_grace_ns
+
+
 def get_whole_life_state() -> int:
     """The integer that `set_whole_life_state` was last called with, by any rank in any run of the job; at first 0. Asks
     the launcher: some milliseconds. Without `ff run` it is this process's own, and begins with FF_WHOLE_LIFE_STATE.
@@ -210,14 +222,14 @@ def get_whole_life_state() -> int:
 
 
 def set_whole_life_state(value: int) -> None:
-    """When it returns, the launcher has `value` on its disk. Raises `UsageError` for one that 64 bits do not hold, and
+    """Store `value`: the launcher has it on its disk then. Raises `UsageError` for one that 64 bits do not hold, and
     `FireflyerError` when the launcher does not answer or cannot write."""
     _check_state(value)
     _this_rank().whole_life_state(value)
 
 
 def set_watchdog_time(seconds: float) -> None:
-    """From now on the job counts as hung when no rank has printed or reported anything for so long (`ff run
+    """Set the time of silence: the job counts as hung when no rank has printed or reported for so long (`ff run
     --watchdog`); 0: never. Nothing happens without `ff run`. Raises `UsageError` for a time that is negative or
     above a week."""
     if not 0 <= seconds <= _MAX_WATCHDOG_S:
