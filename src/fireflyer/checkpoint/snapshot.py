@@ -7,17 +7,20 @@ long as they stay the same: with ten thousand tensors it takes longer than to co
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 
-from fireflyer.base.ports import DIRECT_ALIGN_BYTES
+from fireflyer.checkpoint.copying import Device, DeviceCopies
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
-from fireflyer.checkpoint.core.shares import layout_digest, own_name, share_of
+from fireflyer.checkpoint.core.shares import HeldSlice, layout_digest, own_name, share_of
 from fireflyer.checkpoint.engine.image import Share, header_of
 from fireflyer.checkpoint.engine.memory import aligned_memory
+from fireflyer.checkpoint.sharding import describe, local_part
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, spec_of
+from fireflyer.collectives.devices.copies import HostMemory
 
 __all__ = ["Layout", "Snapshot", "SnapshotBuffer", "plan_snapshot"]
 
@@ -33,6 +36,7 @@ class Layout(NamedTuple):
     shared: list[TensorSpec]
     own: list[TensorSpec]
     of_rank_0: frozenset[str]
+    held: list[HeldSlice]
     digest: int
     placed: list[PlacedTensor]
     size_bytes: int
@@ -60,19 +64,32 @@ def plan_snapshot(
 ) -> Snapshot:
     """This rank's share of the state. `last` is taken if it is of such a state. Raises `UsageError` for what cannot be
     stored."""
-    shared_specs = [spec_of(name, tensor) for name, tensor in shared.items()]
+    described = [describe(name, tensor) for name, tensor in shared.items()]
+    shared_specs = [each.spec for each in described]
+    held = [each.held for each in described if each.held is not None]
     own_specs = [spec_of(name, tensor) for name, tensor in own.items()]
-    key = (rank, world_size, shared_specs, own_specs, of_rank_0)
+    key = (rank, world_size, shared_specs, own_specs, of_rank_0, held)
     layout = last if last is not None and last[: len(key)] == key else _lay_out(*key)
     mine = {own_name(rank, name): tensor for name, tensor in own.items()}
-    sources = [mine[name] if (name := item.spec.name) in mine else shared[name] for item in layout.placed]
+    sources = [
+        mine[spec.name]
+        if (spec := item.spec).name in mine
+        else local_part(shared[spec.slice.of if spec.slice else spec.name])
+        for item in layout.placed
+    ]
     return Snapshot(layout, sources)
 
 
 def _lay_out(
-    rank: int, world_size: int, shared: list[TensorSpec], own: list[TensorSpec], of_rank_0: frozenset[str]
+    rank: int,
+    world_size: int,
+    shared: list[TensorSpec],
+    own: list[TensorSpec],
+    of_rank_0: frozenset[str],
+    held: list[HeldSlice],
 ) -> Layout:
-    placed = place(share_of(rank, shared, own, world_size, of_rank_0))
+    whole = [spec for spec in shared if spec.slice is None]
+    placed = place(share_of(rank, whole, own, world_size, of_rank_0, held))
     total_bytes = _size_bytes(shared) + world_size * _size_bytes(own)
     return Layout(
         rank=rank,
@@ -80,6 +97,7 @@ def _lay_out(
         shared=shared,
         own=own,
         of_rank_0=of_rank_0,
+        held=held,
         digest=layout_digest(shared, of_rank_0),
         placed=placed,
         size_bytes=_size_bytes([item.spec for item in placed]),
@@ -92,10 +110,14 @@ def _size_bytes(specs: Sequence[TensorSpec]) -> int:
 
 
 class SnapshotBuffer:
-    """Memory for one rank's shard, allocated and touched once and then reused."""
+    """Memory for one rank's shard, allocated and touched once and then reused. Pinned from the first snapshot on that
+    has tensors on a device. What is called `take` and `reserve` here may be called when the copies into the image of
+    the last snapshot have ended (`Share.copies`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: DeviceCopies | None = None) -> None:
+        self._devices = devices or DeviceCopies()
         self._image = torch.empty(0, dtype=torch.uint8)
+        self._pinned: HostMemory | None = None
         self._views: list[torch.Tensor] = []
         self._views_of: tuple[Layout, int] | None = None
         """The layout, and the bytes of the header, that `_views` belong to."""
@@ -108,7 +130,7 @@ class SnapshotBuffer:
         self._reserving = threading.Thread(
             target=self.reserve,
             args=(size_bytes + _HEADER_GROWTH_BYTES,),
-            kwargs={"pinned": any(source.is_cuda for source in plan.sources)},
+            kwargs={"device": self._devices.any_of(plan.sources)},
             name="checkpoint-reserve",
             daemon=True,
         )
@@ -119,28 +141,37 @@ class SnapshotBuffer:
         if thread is not None:
             thread.join()
 
-    def reserve(self, size_bytes: int, *, pinned: bool = False) -> None:
-        """Makes room and touches it: the first touch of fresh memory is ten times slower than the second."""
-        if self._image.numel() >= size_bytes:
-            return
-        self._views, self._views_of = [], None
-        self._image = torch.empty(0, dtype=torch.uint8)  # first: there may be no room for both
-        self._image = _pinned_image(size_bytes) if pinned else _image(size_bytes)
+    def reserve(self, size_bytes: int, *, device: Device | None = None) -> None:
+        """Makes room and touches it: the first touch of fresh memory is ten times slower than the second. Pins it if
+        tensors on a device are to be copied there."""
+        if self._image.numel() < size_bytes:
+            self._views, self._views_of = [], None
+            if self._pinned is not None:
+                self._pinned.release()
+            self._pinned = None
+            self._image = torch.empty(0, dtype=torch.uint8)  # first: there may be no room for both
+            self._image = torch.frombuffer(aligned_memory(size_bytes), dtype=torch.uint8).zero_()
+        if device is not None and self._pinned is None:
+            self._pinned = self._devices.engine(device).pin(np.asarray(self._image))
 
     @torch.no_grad()
-    def take(self, step: int, plan: Snapshot) -> Share:
-        """Copies. What is returned is overwritten by the next `take`."""
+    def take(self, step: int, plan: Snapshot, *, deferred: Collection[str] = ()) -> Share:
+        """Copies; what lies on devices they copy themselves, in the order that `core.copying` says. `deferred`: names
+        of tensors that do not change before `Share.copies.before_update`. What is returned is overwritten by the next
+        `take`."""
         layout, sources = plan
         header = header_of(layout.placed, step=step, rank=layout.rank)
         image_bytes = len(header) + layout.size_bytes
-        on_device = any(source.is_cuda for source in sources)
+        device = self._devices.any_of(sources)
         self._join()
-        self.reserve(image_bytes, pinned=on_device)
+        self.reserve(image_bytes, device=device)
         views = self._views_for(layout, len(header))
-        if views:
-            torch._foreach_copy_(views, sources, non_blocking=on_device)
-        if on_device:
-            torch.cuda.synchronize()
+        copies = None
+        if device is not None:
+            names = [spec.slice.of if (spec := item.spec).slice else spec.name for item in layout.placed]
+            copies = self._devices.start(names, sources, views, deferred)
+        elif views:
+            torch._foreach_copy_(views, sources)
         image = bytes_of(self._image[:image_bytes])
         image[: len(header)] = header
         return Share(
@@ -151,6 +182,7 @@ class SnapshotBuffer:
             header_bytes=len(header),
             image=image,
             total_bytes=layout.total_bytes + layout.world_size * len(header),
+            copies=copies,
         )
 
     def _views_for(self, layout: Layout, header_bytes: int) -> list[torch.Tensor]:
@@ -164,13 +196,3 @@ class SnapshotBuffer:
         begin = header_bytes + item.offset
         flat = self._image[begin : begin + item.spec.size_bytes]
         return flat.view(DTYPES[item.spec.dtype]).view(item.spec.shape)
-
-
-def _image(size_bytes: int) -> torch.Tensor:
-    return torch.frombuffer(aligned_memory(size_bytes), dtype=torch.uint8).zero_()
-
-
-def _pinned_image(size_bytes: int) -> torch.Tensor:
-    memory = torch.zeros(size_bytes + DIRECT_ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
-    skipped = -memory.data_ptr() % DIRECT_ALIGN_BYTES
-    return memory[skipped : skipped + size_bytes]

@@ -39,7 +39,7 @@ def unit_option(function: click.decorators.FC) -> click.decorators.FC:
     return click.option(
         "--unit",
         type=click.Choice(["system", "user"]),
-        help="Print a unit with which the systemd of the machine, or of this user, runs it, and end.",
+        help="Print a unit by which systemd, of the machine or of this user, runs it, and end.  [default: run it]",
     )(function)
 
 

@@ -5,23 +5,34 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from fireflyer.base.ports import Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
+from fireflyer.checkpoint.core.blocks import block_sizes, summed
 from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import cut
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.native import crc32c
 
-__all__ = ["WRITE_BYTES", "RunningSums", "Share", "header_of", "write_shard"]
+__all__ = ["WRITE_BYTES", "ImageCopies", "RunningSums", "Share", "header_of", "records_of", "write_shard"]
 
 WRITE_BYTES: Final = 16 * MIB
 """One write."""
 _WRITES_IN_FLIGHT: Final = 3
+
+
+class ImageCopies(Protocol):
+    """What devices still copy into an image."""
+
+    def before_update(self) -> None:
+        """What the calling thread gives to the devices from now on starts after all copies. Does not block."""
+
+    def wait(self) -> None:
+        """Blocks until every copy has ended, then raises if one has failed. May be called again."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -35,6 +46,8 @@ class Share(msgspec.Struct, frozen=True):
     image: memoryview
     total_bytes: int = 0
     """Of the shards of all ranks, about; 0: not known."""
+    copies: ImageCopies | None = None
+    """Until these have ended, nothing may read or replace the image."""
 
 
 def header_of(placed: Sequence[PlacedTensor], *, step: int, rank: int) -> bytes:
@@ -64,11 +77,14 @@ class RunningSums:
 
 def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES) -> Steps[ShardRecord]:
     """Creates the shard file `path`; the file and its name are durable at the end. However it ends, nothing reads the
-    image any more. Raises what the disk raises."""
+    image any more. Raises what the disk raises, and what a device does that has failed to copy its tensors."""
     file = disk.create(path, direct=True)
     with contextlib.closing(file):
         yield
         file.allocate(len(share.image))
+        if share.copies is not None:
+            yield
+            share.copies.wait()
         sums = yield from _write_image(file, share, piece_bytes)
         yield
         file.fsync()
@@ -79,8 +95,9 @@ def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE
 
 
 def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[int]]:
-    """Returns the sums of the header and of each tensor, formed while pieces are on their way."""
-    sums = RunningSums([share.header_bytes, *(item.spec.size_bytes for item in share.placed)])
+    """Returns the sums of the header and of the blocks of each tensor, formed while pieces are on their way."""
+    blocks = [size for item in share.placed for size in block_sizes(item.spec.size_bytes)]
+    sums = RunningSums([share.header_bytes, *blocks])
     flight: deque[Transfer] = deque()
     try:
         for piece in cut(len(share.image), piece_bytes):
@@ -101,15 +118,23 @@ def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[i
 
 
 def _record(share: Share, name: str, sums: Sequence[int]) -> ShardRecord:
-    tensors = [
+    tensors = records_of(share.placed, share.header_bytes, sums[1:])
+    return ShardRecord(share.rank, name, len(share.image), share.header_bytes, sums[0], share.layout, tensors)
+
+
+def records_of(placed: Sequence[PlacedTensor], header_bytes: int, sums: Sequence[int]) -> tuple[TensorRecord, ...]:
+    """From the sums of the blocks of all tensors, one after the other."""
+    of_each = summed([item.spec.size_bytes for item in placed], sums)
+    return tuple(
         TensorRecord(
             item.spec.name,
             item.spec.dtype,
             item.spec.shape,
-            share.header_bytes + item.offset,
+            header_bytes + item.offset,
             item.spec.size_bytes,
-            crc,
+            found.crc32c,
+            found.blocks,
+            item.spec.slice,
         )
-        for item, crc in zip(share.placed, sums[1:], strict=True)
-    ]
-    return ShardRecord(share.rank, name, len(share.image), share.header_bytes, sums[0], share.layout, tuple(tensors))
+        for item, found in zip(placed, of_each, strict=True)
+    )
