@@ -298,7 +298,7 @@ FORMATS: Final = (
     Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
     Format("data.recordset", "json", data_manifest.Manifest),
-    Format("data.recordset-body", "json", data_manifest.Body, revision=2),
+    Format("data.recordset-body", "json", data_manifest.ManifestBody, revision=2),
     Format("data.packing-file", "json", state_file._File),
     Format("data.packing-state", "json", state_file.State),
     Format("data.mixture-state", "json", mixture.MixtureState),
