@@ -290,6 +290,7 @@ FORMATS: Final = (
     Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
     Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
+    Format("checkpoint.record-parts", "json", checkpoint_saves._InParts),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
     Format("data.recordset", "json", recordset._Manifest),
     Format("data.recordset-body", "json", recordset._Body),
