@@ -46,8 +46,8 @@ setup: system $(VENV)/.native  ## Virtual environment, pinned packages, native e
 
 native: $(VENV)/.native  ## Rebuild the extension after a change in cpp/
 
-demo: setup  ## Train on real text, lose a node, finish anyway; ends with a report
-	$(BIN)/ff demo
+demo: setup  ## Platform, file system and training, through two deaths and an interruption; ends with a report
+	$(BIN)/ff demo --whole
 
 lint: setup  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

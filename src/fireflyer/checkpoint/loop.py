@@ -32,7 +32,7 @@ from fireflyer.base.units import SECOND, parse_duration
 from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
-from fireflyer.checkpoint.state import State, capture, changed_by, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.state import State, capture, changed_by, layouts_of, load_into, load_rng, tensors_of
 from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
@@ -61,7 +61,8 @@ class TrainingLoop:
     """See the module. A context manager; all ranks enter it, take the same steps, and leave it.
 
     `directory` as of `CheckpointManager`. A checkpoint is written in the background every `period_steps` steps and
-    whenever `period` ("10m", "30s") has passed since the last one; `keep` of them are kept. The one of the last step is
+    whenever `period` ("10m", "30s") has passed since the last one; `keep` of them are kept, and those
+    whose step is a multiple of `keep_every`. The one of the last step is
     waited for, and raises if it fails; others that fail are logged and reported, and training goes on. `stateful` are
     other objects to save and restore, by name; `values` holds plain values (None, bool, text, numbers, lists, dicts)
     that are saved with each checkpoint and are there again after a restore. With `reporter` every step, resume and
@@ -94,6 +95,7 @@ class TrainingLoop:
         period_steps: int | None = None,
         period: str | None = None,
         keep: int = 2,
+        keep_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         values: Mapping[str, Any] | None = None,
         job_plan: Mapping[str, Any] | None = None,
@@ -134,6 +136,7 @@ class TrainingLoop:
             "period_steps": period_steps,
             "period_ns": None if period is None else parse_duration(period),
             "keep": keep,
+            "keep_every": keep_every,
             "job_plan": job_plan,
             "plan": plan,
             "env": self._env,
@@ -190,7 +193,7 @@ class TrainingLoop:
 
     def _restore(self, manager: CheckpointManager) -> None:
         start_ns = self._clock.now_ns()
-        restored = self.restored = manager.restore(into=tensors_of(self.model))
+        restored = self.restored = manager.restore(tensors_of(self.model), layouts_of(self.optimizer))
         if restored is not None:
             user = load_into(restored.shared, restored.values, self.model, self.optimizer)
             self.values = dict(user.get("values", {}))

@@ -26,11 +26,12 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from fireflyer.base.errors import (
     Aborted,
@@ -61,6 +62,7 @@ from fireflyer.checkpoint.joining import find_peers
 from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
 from fireflyer.checkpoint.reader import choose
 from fireflyer.checkpoint.restored import Collector, Restored
+from fireflyer.checkpoint.saved import saved_now
 from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
@@ -92,6 +94,13 @@ class _Choice(msgspec.Struct, frozen=True):
     passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
+class _Targets(NamedTuple):
+    """What a restore is to fill, as the caller gave it."""
+
+    into: Mapping[str, torch.Tensor]
+    like: Mapping[str, DTensor]
+
+
 class CheckpointManager:
     """See the module. Rank 0's constructor makes the directory, fences older attempts (from then on they can change
     nothing in it), removes what they left, and holds `job_plan` to the one stored at the job's first start: it raises
@@ -103,10 +112,11 @@ class CheckpointManager:
 
     `directory` is the same storage for every rank: an address of 3FS (`ff://…/path`, as `open_storage` takes it), or a
     directory; a relative one is rank 0's, from the working directory that it has now. `disk`: on which it is a
-    directory, where that is none of both. `keep` counts committed checkpoints. With
-    `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as `read_environment()` gives them; an
-    empty `launch` is different from every other). `on_event` gets one `CheckpointReport` per save and rank, in the
-    background thread. Not to be called from two threads at once.
+    directory, where that is none of both. `keep` counts committed checkpoints; those whose step is a multiple of
+    `keep_every`, and pinned ones (`ff ckpt pin`), stay beside them. With `world_size` 1 `store` may be None. `attempt`
+    counts within `launch` (both as `read_environment()` gives them; an empty `launch` is different from every other).
+    `on_event` gets one `CheckpointReport` per save and rank, in the background thread. Not to be called from two
+    threads at once.
     """
 
     def __init__(
@@ -118,6 +128,7 @@ class CheckpointManager:
         store: Store | None,
         disk: Disk | None = None,
         keep: int = 2,
+        keep_every: int | None = None,
         period_steps: int | None = None,
         period_ns: int | None = None,
         job_plan: Mapping[str, Any] | None = None,
@@ -135,6 +146,8 @@ class CheckpointManager:
             )
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
+        if keep_every is not None and keep_every < 1:
+            raise UsageError(f"keep_every={keep_every} is no number of steps; give 1 or more, or None")
         if world_size > 1 and store is None:
             raise UsageError(
                 f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
@@ -150,6 +163,7 @@ class CheckpointManager:
             world_size=world_size,
             attempt=attempt,
             keep=keep,
+            keep_every=keep_every,
             prefix=f"checkpoint/{name}",
             timeout_ns=timeout_ns,
             job_plan=whole_job,
@@ -399,6 +413,7 @@ class CheckpointManager:
             values=values,
             refused=self._refused,
             forget_from=self._forget_from,
+            saved=saved_now(),
         )
 
         def take() -> Share:
@@ -498,7 +513,9 @@ class CheckpointManager:
         """The plan with which the job was first started, None before that. Raises `DataCorruption`."""
         return stored_plan(self._disk, self.directory)
 
-    def restore(self, into: Mapping[str, torch.Tensor] | None = None) -> Restored | None:
+    def restore(
+        self, into: Mapping[str, torch.Tensor] | None = None, like: Mapping[str, DTensor] | None = None
+    ) -> Restored | None:
         """The newest valid checkpoint, read into CPU tensors, or into those of `into`; None when the directory holds
         none at all. Rank 0 verifies every byte of it and decides; the others verify what they read.
 
@@ -507,10 +524,14 @@ class CheckpointManager:
         error may leave them half filled. Those on devices are filled after what the current streams have been given,
         and all are filled when the call returns.
 
+        Sharded tensors of `into` (`DTensor`) get this rank's part, whatever the mesh of the job that saved; `like` says
+        for a prefix of names (`optimizer/3`) how to shard what is made new, as `layouts_of` gives it. Without, what was
+        saved in slices is made whole.
+
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
         self._times_restored += 1
-        targets = into or {}
+        targets = _Targets(into or {}, like or {})
         restored, refused = self._restore_first(targets) if self.rank == 0 else self._restore_same(targets)
         for entry in refused:
             _log.warning("checkpoint skipped name=%s reason=%s", entry.name, entry.reason)
@@ -519,11 +540,11 @@ class CheckpointManager:
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored
 
-    def _restore_first(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_first(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, into, self._devices)]
+            collectors[:] = [Collector(self.rank, manifest, targets.into, self._devices, targets.like)]
             return collectors[0].sink
 
         try:
@@ -548,7 +569,7 @@ class CheckpointManager:
         if self.world_size > 1:
             self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
 
-    def _restore_same(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_same(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         told = self._agree(f"restore/{self._times_restored}", b"", self._settings.timeout_ns)
         choice = msgspec.json.decode(told, type=_Choice)
         if choice.error is not None:
@@ -556,6 +577,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, into, self._devices)
+        collector = Collector(self.rank, manifest, targets.into, self._devices, targets.like)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
         return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -45,9 +45,11 @@ _COMMANDS = {
     "whoami": "fireflyer.cli.platform.users:whoami_command",
     "webhook": "fireflyer.cli.platform.webhooks:webhook_command",
     "report": "fireflyer.cli.jobs.report",
+    "ckpt": "fireflyer.cli.checkpoints.command",
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
     "collectives": "fireflyer.cli.collectives.command",
+    "data": "fireflyer.cli.data.command",
     "demo": "fireflyer.cli.jobs.demo",
     "up": "fireflyer.cli.platform.up",
     "down": "fireflyer.cli.platform.down",
@@ -65,7 +67,7 @@ _COMMANDS = {
     "completion": "fireflyer.cli.completion",
 }
 _SECTIONS = {
-    "For researchers": ("run", "report", "collectives", "demo"),
+    "For researchers": ("run", "data", "report", "ckpt", "collectives", "demo"),
     "Tasks of the platform": (
         "submit",
         "ps",

@@ -17,7 +17,9 @@ import gc
 import logging
 import math
 import os
+import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,6 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 20
     keep: int = 2
     timeout_ns: int = 30 * SECOND
+    least_step_ns: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -127,7 +130,8 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
     """All parts of the job; what must be closed is given to `cleanup`. Collective."""
     torch.set_num_threads(1)  # ranks share the machine, and the order of additions must not depend on threads
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(options.seed + env.rank)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # checkpoints hold the state of all three
+        seed(options.seed + env.rank)
     corpus = find_corpus(options.corpus_dir)
     windows = TokenWindows(corpus.records(), options.sequence_length, vocab_size=corpus.vocab_size)
     reporter = Reporter.from_environment(env)
@@ -156,10 +160,13 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
 
 
 def find_corpus(directory: str) -> Corpus:
-    """The one that this job began with; the first rank that finds none builds it while the others wait."""
+    """The one that this job began with; the first rank that finds none builds it while the others wait. In 3FS it must
+    be there."""
     try:
         return open_corpus(directory)
     except NotFound:
+        if is_remote(directory):
+            raise
         return build_corpus(directory)
 
 
@@ -270,6 +277,7 @@ def train(job: Job, steps_done: int, position: int) -> None:
             if leaves:
                 job.checkpoints.close()
                 go_suspend()
+            time.sleep(max(0, options.least_step_ns - (job.clock.now_ns() - started_ns)) / SECOND)
 
 
 def train_step(job: Job, step: int, batch: Batch) -> float:
@@ -328,12 +336,13 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
     parser.add_argument("--sequence-length", type=int, default=128, help="tokens per sample")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="small", help="size of the model")
-    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"))
     place = "a directory, or ff://… of 3FS"
+    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"), help=place)
     parser.add_argument("--checkpoint-dir", default=os.path.join(base, "checkpoints"), help=place)
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints")
     parser.add_argument("--timeout", default="30s", help="how long a collective may wait for another rank")
+    parser.add_argument("--least-step", default="0s", help="wait after a step that took less, to be watched")
     given = parser.parse_args(arguments)
     for name in ("steps", "global_batch", "sequence_length", "checkpoint_every", "keep"):
         if getattr(given, name) < 1:
@@ -352,14 +361,17 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
         sequence_length=given.sequence_length,
         learning_rate=given.lr,
         preset=given.preset,
-        corpus_dir=os.path.abspath(given.corpus_dir),
-        checkpoint_dir=given.checkpoint_dir
-        if is_remote(given.checkpoint_dir)
-        else os.path.abspath(given.checkpoint_dir),
+        corpus_dir=place_of(given.corpus_dir),
+        checkpoint_dir=place_of(given.checkpoint_dir),
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
         timeout_ns=parse_duration(given.timeout),
+        least_step_ns=parse_duration(given.least_step),
     )
+
+
+def place_of(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
+from fireflyer.checkpoint.core import safetensors
+from fireflyer.checkpoint.dcp import writer as checkpoint_dcp
 from fireflyer.cli.fs.admin.placement import Domains
 from fireflyer.cli.jobs import agent as agent_command
 from fireflyer.cluster.agent import records as agent_records
@@ -52,7 +54,9 @@ from fireflyer.collectives.planning import declaration
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.torch import store as torch_store
 from fireflyer.collectives.torch_pair_join import _CudaIpcHandle
-from fireflyer.data import recordset, tokenizer
+from fireflyer.data import manifest as data_manifest
+from fireflyer.data import mixture, tokenizer
+from fireflyer.data.packing import state_file
 from fireflyer.fs.client.local import _Cluster
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
@@ -286,14 +290,19 @@ FORMATS: Final = (
     Format("collectives.flight-dump", "json", flight.Dump),
     # Checkpoints and data sets.
     Format("checkpoint.envelope", "json", checkpoint_manifest._Envelope),
-    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest, revision=2),
+    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest, revision=3),
     Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
-    Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord),
+    Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord, revision=2),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
     Format("checkpoint.record-parts", "json", checkpoint_saves._InParts),
+    Format("checkpoint.dcp-shard", "json", checkpoint_dcp._Written),
+    Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
-    Format("data.recordset", "json", recordset._Manifest),
-    Format("data.recordset-body", "json", recordset._Body),
+    Format("data.recordset", "json", data_manifest.Manifest),
+    Format("data.recordset-body", "json", data_manifest.Body, revision=2),
+    Format("data.packing-file", "json", state_file._File),
+    Format("data.packing-state", "json", state_file.State),
+    Format("data.mixture-state", "json", mixture.MixtureState),
     Format("data.tokenizer", "json", tokenizer._File),
     Format("recipes.corpus-current", "json", corpus._Current),
     Format("recipes.corpus-meta", "object", corpus._Meta),

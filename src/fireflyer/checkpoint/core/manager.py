@@ -62,14 +62,15 @@ from fireflyer.checkpoint.core.effects import (
     WriteShard,
 )
 from fireflyer.checkpoint.core.manifest import (
-    FORMAT_VERSION,
     Manifest,
     PlanRecord,
+    Saved,
     ShardRecord,
     decode_manifest,
     decode_record,
     encode_manifest,
     encode_record,
+    version_of,
 )
 from fireflyer.checkpoint.core.names import MAX_STEP, is_temporary, shard_name, temporary_name
 from fireflyer.checkpoint.core.record_parts import MAX_PARTS, WHOLE_BYTES, join_parts, split_record
@@ -85,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     attempt: int
     keep: int
+    keep_every: int | None = None
     prefix: str
     timeout_ns: int
     job_plan: dict[str, Any] | None = None
@@ -169,6 +171,7 @@ class SaveMachine:
         values: dict[str, Any],
         refused: Sequence[str] = (),
         forget_from: int | None = None,
+        saved: Saved | None = None,
     ) -> None:
         if not 0 <= step <= MAX_STEP:
             raise UsageError(f"step {step} is out of range; it must be between 0 and {MAX_STEP}")
@@ -181,6 +184,7 @@ class SaveMachine:
         """Rank 0's, from the checkpoint directory; the others are told with `dir`."""
         self._values = values
         self._refused = refused
+        self._saved = saved
         self._records: list[ShardRecord] = []
         self._forget_from = sequence if forget_from is None else forget_from
         self._parts: list[bytes] = []
@@ -253,7 +257,7 @@ class SaveMachine:
         if rank < self.settings.world_size:
             return self._enter(Phase.COLLECTING, Await(self._key(f"record/{rank}"), self.settings.timeout_ns))
         manifest = Manifest(
-            version=FORMAT_VERSION,
+            version=version_of(self._records),
             step=self.step,
             attempt=self.settings.attempt,
             world_size=self.settings.world_size,
@@ -261,6 +265,7 @@ class SaveMachine:
             values=self._values,
             job_plan=self.settings.job_plan,
             plans=self.settings.plans,
+            saved=self._saved,
         )
         try:
             data = encode_manifest(manifest)
@@ -339,7 +344,8 @@ class SaveMachine:
 
     def _plan_tidying(self, names: list[str]) -> list[Effect]:
         committed = self._answer.name or ""
-        removable = to_remove(names, committed=committed, keep=self.settings.keep, refused=self._refused)
+        keep, keep_every = self.settings.keep, self.settings.keep_every
+        removable = to_remove(names, committed=committed, keep=keep, keep_every=keep_every, refused=self._refused)
         self._tidy = [self._discard(name) for name in removable]
         if self.settings.world_size > 1:
             # Every rank has sent its record of this save, so none still reads keys of those before.
