@@ -295,6 +295,7 @@ FORMATS: Final = (
     Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
     Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord, revision=2),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
+    Format("checkpoint.record-parts", "json", checkpoint_saves._InParts),
     Format("checkpoint.dcp-shard", "json", checkpoint_dcp._Written),
     Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
