@@ -34,10 +34,12 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fireflyer.base.errors import (
+    Aborted,
     DataCorruption,
     Fenced,
     FireflyerError,
     InvariantViolation,
+    Timeout,
     UsageError,
     error_from_wire,
     error_to_wire,
@@ -55,7 +57,7 @@ from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.image import Share
 from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
-from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
 from fireflyer.checkpoint.joining import find_peers
 from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
 from fireflyer.checkpoint.reader import choose
@@ -80,6 +82,8 @@ COMMIT_TIMEOUT_NS = 1800 * SECOND
 LEAVE_TIMEOUT_NS = 10 * SECOND
 """How long rank 0 waits for the others when all close their managers."""
 _FENCED = b"fenced "
+_GIVING_UP_NS = SECOND
+"""For the operation at hand of a save that is given up. It may hang; then nobody waits for it."""
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -304,9 +308,18 @@ class CheckpointManager:
         self._layout = plan.layout
         return plan
 
-    def save(self, step: int, state: State, *, blocking: bool = False, deferred: Collection[str] = ()) -> SaveHandle:
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        blocking: bool = False,
+        timeout_ns: int | None = None,
+        deferred: Collection[str] = (),
+    ) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
-        and what it replaced is removed.
+        and what it replaced is removed. `timeout_ns`: a blocking save that takes longer is given up, on all ranks:
+        `handle.error()` is `Aborted`, and the checkpoints that were there stay. Close the manager then.
 
         Tensors on CUDA devices are saved as they are after what their current streams have been given. They are copied
         beside training, and the current streams wait for that: nothing that is given to them later changes what is
@@ -329,6 +342,8 @@ class CheckpointManager:
         values = check_plain(state.values, "state.values")
         plan = self._plan(state)
         handle = SaveHandle(step)
+        if blocking and timeout_ns is not None:
+            return self._save_within(start_ns + timeout_ns, step, plan, values, handle, start_ns)
         if blocking and self._current is not None:
             self._current.join()
         if not self._may_begin(self._settings.timeout_ns if blocking else AGREE_TIMEOUT_NS):
@@ -340,6 +355,30 @@ class CheckpointManager:
         if blocking:
             self.wait()
         return handle
+
+    def _save_within(
+        self, until_ns: int, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int
+    ) -> SaveHandle:
+        """Rank 0 says whether it may begin, and nobody who waits for it has more time than it."""
+        if self._join_until(until_ns):
+            try:
+                if self._may_begin(max(1, until_ns - self._clock.now_ns())):
+                    self._schedule.began(step, start_ns)
+                    self._begin(step, plan, values, handle, start_ns, ())
+                    self._join_until(until_ns)
+            except Timeout as error:
+                _log.warning("checkpoint step=%d was not begun in time: %s", step, error)
+        if self._current is not None and self.saving:
+            self._current.give_up()
+            self._current.join(_GIVING_UP_NS)
+        handle.finish(None, Aborted(GIVEN_UP))  # nothing happens where it has ended
+        return handle
+
+    def _join_until(self, until_ns: int) -> bool:
+        """Whether no save is in flight any more."""
+        if self._current is not None:
+            self._current.join(max(0, until_ns - self._clock.now_ns()))
+        return not self.saving
 
     def _may_begin(self, timeout_ns: int) -> bool:
         """Rank 0 decides. The others finish what they were at: rank 0 has, so theirs is committed or given up. Before a

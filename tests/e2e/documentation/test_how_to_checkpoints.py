@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.how_to import Shell
 from tests.support.patience import allowed_s
 
 from fireflyer.checkpoint import CheckpointManager, capture, verify
@@ -150,6 +151,19 @@ def test_killed_under_either_launcher_it_ends_bitwise_as_an_undisturbed_run(tmp_
     assert report(whole)
     read = subprocess.run([sys.executable, "read.py"], cwd=ours, capture_output=True, text=True, check=True).stdout
     assert "['0.bias', '0.weight', '3.bias', '3.weight'] 1153 parameters" in read
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_same_on_3fs(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    (tmp_path / "on_3fs.py").write_text(script("on_3fs.py"))
+    with shell.chunk_store(TEXT):
+        assert shell.run("python", "on_3fs.py").splitlines() == [
+            "step-00000030 30.0",
+            "[('step-00000030', None), ('step-00000020', None)]",
+            "['manifest.json', 'shard-00000-of-00001.safetensors']",
+        ]
 
 
 @pytest.mark.processes

@@ -8,6 +8,7 @@ sorted by falling element size, so that each is aligned to its element without g
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -27,6 +28,7 @@ __all__ = [
     "place",
 ]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 DTYPE_BYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -90,7 +92,7 @@ def place(specs: Iterable[TensorSpec]) -> list[PlacedTensor]:
 
 
 def _check_name(name: str) -> None:
-    encodable = not any("\ud800" <= character <= "\udfff" for character in name)
+    encodable = name.isascii() or _SURROGATE.search(name) is None
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or name == _METADATA or not encodable:
         raise UsageError(
             f"tensor name {name[:80]!r} is not allowed; use 1 to {MAX_NAME_CHARACTERS} characters of valid Unicode, "
