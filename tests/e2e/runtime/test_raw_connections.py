@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.loops import on_loop
+from tests.support.network.known_users import known
 
 from fireflyer.base.errors import PermissionDenied, Timeout, Unreachable
 from fireflyer.base.units import MS
@@ -26,7 +27,7 @@ class _Taken:
     """A listener and what it has handed on."""
 
     def __init__(self, limits: HandshakeLimits) -> None:
-        accepts = Accepts(SECRET, lambda name: UserKey("ann", token_key(TOKEN)) if name == token_id_of(TOKEN) else None)
+        accepts = Accepts(SECRET, known({token_id_of(TOKEN): UserKey("ann", token_key(TOKEN))}))
         self.connections: asyncio.Queue[RawConnection] = asyncio.Queue()
         self.listener = RawListener(
             accepts,

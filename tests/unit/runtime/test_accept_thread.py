@@ -108,7 +108,7 @@ def test_silent_strangers_are_refused_in_time() -> None:
 def test_no_exception_for_one_client_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, calls = ServerHandshake.on_hello, itertools.count()
 
-    def broken_once(self: ServerHandshake, data: bytes) -> bytes:
+    def broken_once(self: ServerHandshake, data: bytes) -> bytes | None:
         if next(calls) == 0:
             raise ZeroDivisionError
         return usual(self, data)

@@ -47,7 +47,7 @@ from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
 from fireflyer.cluster.manager.webhooks import WebhookSender
 from fireflyer.cluster.objects import open_objects
-from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, load_secret
+from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, UserKey, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
@@ -83,8 +83,11 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     async with await open_store(config.store) as engine:
         machines = Machines(engine)
         await machines.refresh()
-        accepts = Accepts(None, lambda token_id: machines.find(token_id, int(time.time())))
-        server = RpcServer(accepts, identity=f"platform manager {config.name}", limits=_LIMITS)
+
+        async def find_machine(token_id: str) -> UserKey | None:
+            return machines.find(token_id, int(time.time()))
+
+        server = RpcServer(Accepts(None, find_machine), identity=f"platform manager {config.name}", limits=_LIMITS)
         agents = AgentService(machines)
         agents.register(server)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
@@ -132,7 +133,6 @@ class MetaRig:
             settings or MetaSettings(trusted_root=True),
             self.secret,
             administrators=("admin",),
-            accounts=self.accounts.get,
             cluster_view=_FakeClusterView(self.secret, self.chunks),
             shared_store=shared_store,
             later=later,
@@ -196,6 +196,8 @@ class MetaRig:
                 self.numbers[client] = self.numbers.get(client, 0) + 1
             given = number or self.numbers.get(client, 0)
             calls.append(Call(request, given if is_changing(request) else 0, actor))
+        if caller.role == "user":  # as the handshake would have found it
+            caller = dataclasses.replace(caller, account=self.accounts.get(caller.identity))
         return (await self.service.serve(Calls(client, done_below, tuple(calls)), caller)).answers
 
 

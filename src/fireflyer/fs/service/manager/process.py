@@ -8,8 +8,8 @@
 Ticks, transactions and the end are `kvstore.fenced_driver`.
 
 Who may ask for what is decided here, by what the connection has proven, before the machine hears of it: services
-(the node secret) everything, administrators (users who are named in the configuration) everything but what storage
-processes say, other users what concerns routing, status and their own sessions.
+(the node secret) everything, administrators (`fs.service.rights`) everything but what storage processes say, other
+users what concerns routing, status and their own sessions.
 
 Capabilities are signed here, since the machine knows no secrets and no time of day.
 """
@@ -23,6 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from fireflyer.accounts.finders import finder_in_file
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.control import ASK, META
@@ -68,6 +69,7 @@ from fireflyer.fs.service.manager.file_counts import Counter
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.fs.service.meta.cluster_view import OpenChunks
 from fireflyer.fs.service.meta.registry import LiveServices
+from fireflyer.fs.service.rights import FS_ADMIN, is_administrator
 from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
@@ -102,12 +104,12 @@ def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]
     name = type(request).__name__
     if isinstance(request, _OF_STORAGE):
         raise PermissionDenied(f"only storage processes, authenticated with the node secret, may send {name}")
-    if caller.identity in administrators:
+    if is_administrator(caller, administrators):
         return True
     if not isinstance(request, _OF_USERS):
         raise PermissionDenied(
-            f"only administrators may send {name}, and user {caller.identity} is not one (see `administrators` in the "
-            "configuration of the manager)"
+            f"only administrators may send {name}, and user {caller.identity} is not one, or shows the token of a run; "
+            f"administrators have the role {FS_ADMIN}, or stand in the configuration of the manager"
         )
     return False
 
@@ -119,8 +121,7 @@ async def run_manager(
     listens. `open_chunks`: for the meta service, which runs in this process unless the configuration says otherwise.
     Raises `FireflyerError` when it cannot begin or go on."""
     secret = load_secret(config.secret_file)
-    tokens = TokenStore(config.tokens_file) if config.tokens_file else None
-    find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
+    find_user = finder_in_file(TokenStore(config.tokens_file)) if config.tokens_file else None
     host, port = parse_listen(config.listen)
     async with await open_store(config.store) as engine:
         accepts, limits = Accepts(secret, find_user), config.limits.of_server()
@@ -133,7 +134,7 @@ async def run_manager(
         server.register(ASK, ask)
         files = None
         if config.serve_files and open_chunks is not None:
-            files = ManagerFiles(config, engine, secret, tokens, open_chunks)
+            files = ManagerFiles(config, engine, secret, open_chunks)
             server.register(META, files.service.serve)
         listening = await server.start(host, port)
         address = config.advertise or str(listening)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
+from fireflyer.accounts.finders import finder_in_file
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.control import META
 from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
@@ -30,8 +30,7 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             "postgresql://user@host/database; with an embedded store the manager process contains it"
         )
     secret = load_secret(config.secret_file)
-    tokens = TokenStore(config.tokens_file) if config.tokens_file else None
-    find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
+    find_user = finder_in_file(TokenStore(config.tokens_file)) if config.tokens_file else None
     host, port = parse_listen(config.listen)
 
     async def managers() -> Sequence[str]:
@@ -43,7 +42,6 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             config.files,
             secret,
             administrators=config.administrators,
-            accounts=(lambda _: None) if tokens is None else tokens.account,
             cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
             shared_store=True,
         )

@@ -1,6 +1,6 @@
 """The meta service: requests about names and files, carried out over a key-value engine.
 
-    service = MetaService(engine, settings, secret, accounts=...)
+    service = MetaService(engine, settings, secret)
     await service.start()                       makes "/" the first time
     server.register(META, service.serve)
     ...
@@ -67,7 +67,7 @@ from fireflyer.fs.service.meta.requests import (
     prefetch_all,
     refusal,
 )
-from fireflyer.identity import Account, Secret
+from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine
 from fireflyer.runtime.metrics import Series
 from fireflyer.runtime.rpc import Caller
@@ -163,7 +163,6 @@ class MetaService:
         secret: Secret,
         *,
         administrators: Collection[str] = (),
-        accounts: Callable[[str], Account | None] = lambda _: None,
         cluster_view: ClusterView | None = None,
         shared_store: bool = False,
         later: Later = in_loop,
@@ -180,7 +179,7 @@ class MetaService:
             prefetch=prefetch_all if shared_store else None,
             later=later,
         )
-        self._callers = Callers(settings, administrators, accounts)
+        self._callers = Callers(settings, administrators)
         self._cluster_view = cluster_view
         self._started = asyncio.Event()
         self._failed: FireflyerError | None = None

@@ -28,6 +28,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from fireflyer.accounts.finders import finder_in_file
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.fs.control import ControlClient
@@ -151,8 +152,7 @@ class _Storage:
         """Set when it may have become known that the target has everything."""
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
-        store = TokenStore(config.tokens_file) if config.tokens_file else None
-        find_user = (lambda token_id: store.find(token_id, int(time.time()))) if store else None
+        find_user = finder_in_file(TokenStore(config.tokens_file)) if config.tokens_file else None
         self._links = DataConnections(
             native, config.node, secret, lambda node: self._post(NodeLost(node)), find_user=find_user
         )
