@@ -258,7 +258,7 @@ class ManagerRequests:
             now_ns += 10**8
         for caller in (_NODE, user("ada")):
             try:
-                trusted = check_role(request, caller, ())
+                trusted = check_role(request, caller)
             except PermissionDenied:
                 continue
             answered = await handle(RequestReceived(1, request, "" if trusted else "ada", trusted))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
 from fireflyer.runtime.rpc import Caller
@@ -10,12 +9,9 @@ from fireflyer.runtime.rpc import Caller
 __all__ = ["FS_ADMIN", "is_administrator"]
 
 FS_ADMIN: Final = "fs:admin"
-"""The role."""
+"""The role. It is all that counts: whoever may add users to a platform could take a name."""
 
 
-def is_administrator(caller: Caller, administrators: Collection[str]) -> bool:
-    """A user who has the role or is named in the configuration, with a token of their own: the token of a run is worth
-    no more than files of its user."""
-    if caller.role != "user" or caller.scope != "user":
-        return False
-    return FS_ADMIN in caller.roles or caller.identity in administrators
+def is_administrator(caller: Caller) -> bool:
+    """A user who shows a token that carries the role: that of a run carries none."""
+    return caller.role == "user" and FS_ADMIN in caller.roles

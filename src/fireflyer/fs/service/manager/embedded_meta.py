@@ -41,7 +41,6 @@ class ManagerFiles:
             engine,
             config.files,
             secret,
-            administrators=config.administrators,
             cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), self._managers, open_chunks),
             shared_store=config.shared_store,
         )

@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from fireflyer.accounts.finders import finder_in_file
+from fireflyer.accounts.serving import serve_accounts
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.control import ASK, META
@@ -63,6 +63,7 @@ from fireflyer.fs.schema.sessions import (
     OpenSession,
     SessionKept,
 )
+from fireflyer.fs.service.finding_users import finding_users
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.manager.embedded_meta import ManagerFiles
 from fireflyer.fs.service.manager.file_counts import Counter
@@ -70,7 +71,7 @@ from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.fs.service.meta.cluster_view import OpenChunks
 from fireflyer.fs.service.meta.registry import LiveServices
 from fireflyer.fs.service.rights import FS_ADMIN, is_administrator
-from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
+from fireflyer.identity import Accepts, NodeCredential, Secret, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.kvstore.fenced_driver import FencedDriver
@@ -97,19 +98,19 @@ _OF_USERS: Final = (
 )
 
 
-def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]) -> bool:
+def check_role(request: Request, caller: Caller) -> bool:
     """Whether the caller is a service or an administrator. Raises `PermissionDenied` for what it may not ask."""
     if caller.role == "node":
         return True
     name = type(request).__name__
     if isinstance(request, _OF_STORAGE):
         raise PermissionDenied(f"only storage processes, authenticated with the node secret, may send {name}")
-    if is_administrator(caller, administrators):
+    if is_administrator(caller):
         return True
     if not isinstance(request, _OF_USERS):
         raise PermissionDenied(
-            f"only administrators may send {name}, and user {caller.identity} is not one, or shows the token of a run; "
-            f"administrators have the role {FS_ADMIN}, or stand in the configuration of the manager"
+            f"only administrators may send {name}, and user {caller.identity} is not one: the role {FS_ADMIN} (or the "
+            "configuration of the manager, for users in its file) makes one, and the token of a run has no role"
         )
     return False
 
@@ -121,9 +122,12 @@ async def run_manager(
     listens. `open_chunks`: for the meta service, which runs in this process unless the configuration says otherwise.
     Raises `FireflyerError` when it cannot begin or go on."""
     secret = load_secret(config.secret_file)
-    find_user = finder_in_file(TokenStore(config.tokens_file)) if config.tokens_file else None
     host, port = parse_listen(config.listen)
-    async with await open_store(config.store) as engine:
+    credential = NodeCredential(secret, f"manager {config.name}")
+    async with (
+        await open_store(config.store) as engine,
+        finding_users(config.tokens_file, config.administrators, config.accounts, credential) as find_user,
+    ):
         accepts, limits = Accepts(secret, find_user), config.limits.of_server()
         server = RpcServer(accepts, identity=f"manager {config.name}", limits=limits, recheck_tokens=True)
         started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
@@ -132,6 +136,7 @@ async def run_manager(
             return await (await asyncio.shield(started)).ask(request, caller)
 
         server.register(ASK, ask)
+        serve_accounts(server, find_user, secret)
         files = None
         if config.serve_files and open_chunks is not None:
             files = ManagerFiles(config, engine, secret, open_chunks)
@@ -200,7 +205,7 @@ class _Service:
     # --- requests ---
 
     async def ask(self, request: Request, caller: Caller) -> Answer:
-        trusted = check_role(request, caller, self._config.administrators)
+        trusted = check_role(request, caller)
         user = caller.identity if caller.role == "user" else ""
         if isinstance(request, GetCapability):
             return await self._mint(request, user)

@@ -14,7 +14,6 @@ Accounts are those that the handshake found; `runtime.token_watch` ends a connec
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.fs.core.meta.context import Requester
@@ -29,11 +28,8 @@ __all__ = ["Callers"]
 
 
 class Callers:
-    """`administrators`: names of users, beside those with the role."""
-
-    def __init__(self, settings: MetaSettings, administrators: Collection[str]) -> None:
+    def __init__(self, settings: MetaSettings) -> None:
         self._settings = settings
-        self._administrators = administrators
 
     def user_of(self, caller: Caller) -> str:
         """Empty for a service."""
@@ -43,7 +39,7 @@ class Callers:
         """Where no actor is named. Raises `PermissionDenied`."""
         if caller.role == "node":
             return self._trusted(client, Actor(0, 0))
-        if is_administrator(caller, self._administrators):
+        if is_administrator(caller):
             return Requester(client, 0, 0, (), unrestricted=True)
         account = caller.account
         if account is None:

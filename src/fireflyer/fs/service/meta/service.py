@@ -24,7 +24,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -162,12 +162,11 @@ class MetaService:
         settings: MetaSettings,
         secret: Secret,
         *,
-        administrators: Collection[str] = (),
         cluster_view: ClusterView | None = None,
         shared_store: bool = False,
         later: Later = in_loop,
     ) -> None:
-        """`administrators`: users who act as uid 0. `cluster_view`: without them, requests that need chunks are `Busy`.
+        """`cluster_view`: without them, requests that need chunks are `Busy`.
         `shared_store`: other processes write there too. `later`: as of `CommitQueues`."""
         self._settings = settings
         self._service_context = ServiceContext(
@@ -179,7 +178,7 @@ class MetaService:
             prefetch=prefetch_all if shared_store else None,
             later=later,
         )
-        self._callers = Callers(settings, administrators)
+        self._callers = Callers(settings)
         self._cluster_view = cluster_view
         self._started = asyncio.Event()
         self._failed: FireflyerError | None = None
