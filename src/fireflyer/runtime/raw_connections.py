@@ -183,7 +183,7 @@ class RawListener:
         return None if self._accepts.find_user is None else await self._accepts.find_user(token_id)
 
     def _found(self, search: int, done: asyncio.Task[UserKey | None]) -> None:
-        if done.cancelled():
+        if done.cancelled() or not self._listening:
             return
         reason = done.exception()
         if reason is None:
