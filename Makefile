@@ -23,7 +23,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint format native clean
+.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint docs format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -46,8 +46,8 @@ setup: system $(VENV)/.native  ## Virtual environment, pinned packages, native e
 
 native: $(VENV)/.native  ## Rebuild the extension after a change in cpp/
 
-demo: setup  ## Train on real text, lose a node, finish anyway; ends with a report
-	$(BIN)/ff demo
+demo: setup  ## Platform, file system and training, through two deaths and an interruption; ends with a report
+	$(BIN)/ff demo --whole
 
 lint: setup  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
@@ -56,6 +56,9 @@ lint: setup  ## Format check, lint, types, import contracts
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup  ## The API reference, from docstrings, into build/docs
+	$(BIN)/python scripts/api-reference build/docs
 
 format: setup  ## Apply the formatters and the safe lint fixes
 	$(BIN)/ruff format .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from tests.support.campaigns.shards import commit_count, expected_s, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
 from tests.support.fs.clusters.local_cluster import shared_cluster, whole_session_cluster
 from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
-from tests.support.patience import notice_stalls
+from tests.support.patience import allowed_s, notice_stalls
 from tests.support.shared_paths import module_path, session_path
 
 __all__ = ["module_path", "session_path", "shared_cluster", "whole_session_cluster"]
@@ -36,10 +36,12 @@ notice_stalls()
 
 # How long an example takes is a matter of the machine: benchmarks are for that. The examples of a commit are always the
 # same ones, so that what passed here passes there, too; FIREFLYER_TEST_EXAMPLES=new looks for others.
+_new = os.environ.get("FIREFLYER_TEST_EXAMPLES") == "new"
 settings.register_profile(
     "fireflyer",
+    max_examples=200 if _new else 50,
     deadline=None,
-    derandomize=os.environ.get("FIREFLYER_TEST_EXAMPLES") != "new",
+    derandomize=not _new,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("fireflyer")
@@ -64,6 +66,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Every run that imports all files checks what `--slow-files` assumes."""
     if item.get_closest_marker("slow") is not None and not can_have_slow_tests(item.path, TESTS):
         raise pytest.UsageError(f"{item.nodeid} is slow: {item.path.name} must name the marker, for --slow-files")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The time after which a test counts as hung is stated for a machine with nothing else to do, too."""
+    marker = item.get_closest_marker("timeout")
+    stated = marker.args[0] if marker is not None else item.config.getoption("timeout") or item.config.getini("timeout")
+    item.add_marker(pytest.mark.timeout(allowed_s(float(stated))), append=False)
+    return (yield)
 
 
 @pytest.hookimpl(trylast=True)

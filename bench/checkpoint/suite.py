@@ -3,6 +3,7 @@
 `save/SHAPE`: from the call until the checkpoint is durable; processor time of it, with the kernel's in our threads;
 memory beside the state, at the most. `stall/SHAPE`: how long the caller is held up. `load/SHAPE/existing` and
 `load/SHAPE/new`: the newest checkpoint, from the disk, into tensors that are there or into new memory.
+`gpu/SHAPE` and `gpu/SHAPE/load`: tensors on a GPU (`bench.checkpoint.gpu`).
 
 Bounds: the disk (the same bytes with O_DIRECT from memory that is ready), and for stalls one copy of the tensors into
 memory that is touched. Only ours and the DCP peers can be loaded without trusting what is in the file, and only ours
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import safetensors
 import torch
 
+from bench.checkpoint import gpu
 from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Program, empty_like
 from bench.checkpoint.peak import peak_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
@@ -66,6 +68,9 @@ def run(options: Options) -> Suite:
             continue
         with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
             results += _measure(options, shape, os.path.abspath(directory))
+    for one in gpu.run(options):
+        print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
+        results.append(one)
     remarks = (
         f"{os.cpu_count()} processors; torch {torch.__version__}, safetensors {safetensors.__version__}; DCP writes "
         "with two threads, its stager is reused; peers have no checksums and no commit",

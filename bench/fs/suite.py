@@ -7,7 +7,19 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.fs.cases import basics, growth, incast, loading, many_chunks, many_names, mounted, names, recovery, streams
+from bench.fs.cases import (
+    basics,
+    growth,
+    incast,
+    loading,
+    many_chunks,
+    many_names,
+    mounted,
+    names,
+    record_sets,
+    recovery,
+    streams,
+)
 from bench.report import Options, Result, Suite, results_path, write_results
 
 __all__ = ["run"]
@@ -22,6 +34,7 @@ _FAMILIES: Final[tuple[Callable[[Options], Iterator[Result]], ...]] = (
     many_names.run,
     streams.run,
     loading.run,
+    record_sets.run,
     mounted.run,
 )
 

@@ -1,9 +1,10 @@
-"""What every disk must do: the contract of the `Disk` port, on the real one and on the simulated one."""
+"""What every disk must do: the contract of the `Disk` port, on the real one, the simulated one, and on 3FS."""
 
 from __future__ import annotations
 
 import mmap
 import random
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.disks import DISKS
+from tests.support.fs.clusters.local_cluster import LocalCluster
 
 from fireflyer.base.errors import Exists, FireflyerError, NotFound, UsageError
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Data, Disk
+from fireflyer.checkpoint import open_storage
 
 
 @dataclass
@@ -37,9 +40,14 @@ class Place:
         return data
 
 
-@pytest.fixture(params=sorted(DISKS))
+@pytest.fixture(params=[*sorted(DISKS), "3FS"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(*DISKS[request.param](tmp_path))
+    if request.param in DISKS:
+        return Place(*DISKS[request.param](tmp_path))
+    cluster: LocalCluster = request.getfixturevalue("shared_cluster")
+    storage = open_storage(cluster.url(f"/disk-{secrets.token_hex(8)}"))
+    storage.disk.mkdir(storage.root)
+    return Place(storage.disk, storage.root)
 
 
 def test_what_was_written_is_read_back_by_another_handle(place: Place) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs import spec
-from fireflyer.fs.spec import TARGET_VARIABLE, FireflyerFileSystem
+from fireflyer.fs.spec import FireflyerFileSystem
+from fireflyer.fs.tools import connections
+from fireflyer.fs.tools.default_cluster import TARGET_VARIABLE
 from fireflyer.fs.tools.trees import LocalFile, LocalTree
 
 
@@ -24,9 +26,9 @@ from fireflyer.fs.tools.trees import LocalFile, LocalTree
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FireflyerFileSystem]:
     root = tmp_path / "remote"
     root.mkdir()
-    monkeypatch.setattr(spec, "_connect", lambda *_: LocalTree(str(root)))
+    monkeypatch.setattr(connections, "_connect", lambda *_: LocalTree(str(root)))
     yield FireflyerFileSystem(target="ff://here:1", skip_instance_cache=True)
-    spec._shared.clear()
+    connections._shared.clear()
 
 
 class OverADirectory(abstract.AbstractFixtures):
@@ -220,8 +222,8 @@ class Crowded(LocalTree):
 
 def crowded(root: Path, monkeypatch: pytest.MonkeyPatch, *others: Callable[[], None]) -> FireflyerFileSystem:
     tree = Crowded(str(root), list(others))
-    monkeypatch.setattr(spec, "_connect", lambda *_: tree)
-    spec._shared.clear()
+    monkeypatch.setattr(connections, "_connect", lambda *_: tree)
+    connections._shared.clear()
     return FireflyerFileSystem(target="ff://crowded:1", skip_instance_cache=True)
 
 
@@ -231,7 +233,7 @@ def test_a_directory_that_another_writer_makes_in_the_meantime_is_there(
     fs = crowded(tmp_path, monkeypatch, lambda: (tmp_path / "array").mkdir())
     fs.pipe_file("/array/0.0", b"x")
     assert (tmp_path / "array/0.0").read_bytes() == b"x"
-    spec._shared.clear()
+    connections._shared.clear()
 
 
 def test_a_directory_that_another_one_removes_is_made_again_but_not_for_ever(
@@ -251,7 +253,7 @@ def test_a_directory_that_another_one_removes_is_made_again_but_not_for_ever(
     monkeypatch.setattr(LocalTree, "makedirs", real)
     fs.pipe_file("/none/x", b"x")
     assert (tmp_path / "none/x").read_bytes() == b"x"
-    spec._shared.clear()
+    connections._shared.clear()
 
 
 def test_what_is_missing_for_another_reason_is_an_error(files: FireflyerFileSystem, tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from tests.support.fs.clusters.data_users import with_duckdb, with_pandas, with_pyarrow, with_torch
 
-from fireflyer.fs import spec
 from fireflyer.fs.spec import FireflyerFileSystem
+from fireflyer.fs.tools import connections
 from fireflyer.fs.tools.trees import LocalTree
 
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(spec, "_connect", lambda *_: LocalTree(str(tmp_path)))
+    monkeypatch.setattr(connections, "_connect", lambda *_: LocalTree(str(tmp_path)))
     yield "ff://here:1/data"
-    spec._shared.clear()
+    connections._shared.clear()
     FireflyerFileSystem.clear_instance_cache()
 
 

@@ -15,9 +15,19 @@ import pytest
 from tests.support.kvstore.engines import KINDS, Opened, Place, place_of, put, values
 from tests.support.kvstore.histories import explained, random_plans, run_interleaved
 from tests.support.loops import on_loop
+from tests.support.patience import allowed_s
 
 from fireflyer.base.units import SECOND
 from fireflyer.kvstore import Conflict, Engine, Reader, Transaction
+from fireflyer.kvstore.core.keys import ATTEMPT_LIMIT_NS
+
+ALLOWED_NS = int(allowed_s(ATTEMPT_LIMIT_NS / SECOND) * SECOND)
+
+
+@pytest.fixture(autouse=True)
+def _attempts_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new connection to PostgreSQL is a new process there, which takes its time on a busy machine."""
+    monkeypatch.setattr("fireflyer.kvstore.engine.ATTEMPT_LIMIT_NS", ALLOWED_NS)
 
 
 @pytest.fixture(params=KINDS)
@@ -38,7 +48,7 @@ async def _outcomes(*sides: Opened) -> list[bool]:
 
 
 async def _pair(kv: Engine) -> tuple[Opened, Transaction, Opened, Transaction]:
-    one, other = Opened(kv), Opened(kv)
+    one, other = (Opened(kv, timeout_ns=ALLOWED_NS) for _ in range(2))
     return one, await one.begin(), other, await other.begin()
 
 

@@ -16,7 +16,7 @@ from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.objects.blobs import hash_of
 from fireflyer.cluster.objects import DirectoryObjects, Objects, UrlObjects, open_objects
-from fireflyer.fs import spec
+from fireflyer.fs.tools import connections
 from fireflyer.fs.tools.trees import LocalTree
 
 HOUR_NS = 3600 * SECOND
@@ -55,9 +55,9 @@ def objects(
 ) -> Iterator[Objects]:
     """Of our own file system: over a directory, in the place of a cluster."""
     (tmp_path / "cluster").mkdir()
-    monkeypatch.setattr(spec, "_connect", lambda *_: LocalTree(str(tmp_path / "cluster")))
+    monkeypatch.setattr(connections, "_connect", lambda *_: LocalTree(str(tmp_path / "cluster")))
     yield MAKERS[request.param](tmp_path, clock)
-    spec._shared.clear()
+    connections._shared.clear()
 
 
 def put(objects: Objects, data: bytes) -> str:

@@ -9,7 +9,10 @@ import pytest
 from tests.support.torch_ranks.calls import SCENARIOS
 from tests.support.torch_ranks.processes import run_torch_ranks
 
-LAYOUTS = [[(0, 0)], [(0, 0, 0, 0), (0, 0, 1, 1)]]
+LAYOUTS = [
+    pytest.param([(0, 0), (0, 1)], id="2 ranks"),
+    pytest.param([(0, 0, 0, 0), (0, 0, 1, 1)], id="4 ranks", marks=pytest.mark.slow),
+]
 
 
 def outcomes(backend: str, nodes: Sequence[int]) -> list[dict[str, Any]]:
@@ -22,7 +25,7 @@ def outcomes(backend: str, nodes: Sequence[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("layouts", LAYOUTS, ids=["2 ranks", "4 ranks"])
+@pytest.mark.parametrize("layouts", LAYOUTS)
 def test_results_are_those_of_gloo(layouts: list[tuple[int, ...]]) -> None:
     expected = outcomes("gloo", (0,) * len(layouts[0]))
     for nodes in layouts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -123,3 +125,42 @@ def test_a_batch_that_does_not_divide_evenly_is_told_once_by_rank_0(caplog: pyte
     ]
     assert describe_uneven(16, 4) is None
     assert str(describe_uneven(1, 2)).endswith("it divides among 1 ranks")
+
+
+def chi_square(counts: np.ndarray[Any, np.dtype[np.int64]], expected: float) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("size", [12, 37, 64])
+def test_over_many_epochs_each_sample_is_equally_likely_at_each_place(size: int) -> None:
+    """Chi-square of (place, sample) over 3000 seeds, whose degrees of freedom are (size - 1)²; 5 standard deviations
+    above are allowed. The seeds are fixed, so it either holds or does not."""
+    seeds = 3000
+    counts = np.zeros((size, size), np.int64)
+    natural = np.arange(size)
+    for seed in range(seeds):
+        counts[natural, permute(natural, size, seed, epoch=0)] += 1
+    freedom = (size - 1) ** 2
+    assert chi_square(counts, seeds / size) < freedom + 5 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("size", [30, 1009])
+def test_neighbours_are_as_far_apart_as_chance_puts_them(size: int) -> None:
+    """Chi-square of the distance, around the ring, between samples that follow each other; over 400 epochs."""
+    counts = np.zeros(size, np.int64)
+    for epoch in range(400):
+        order = permute(np.arange(size), size, 11, epoch)
+        counts += np.bincount(np.diff(order) % size, minlength=size)
+    freedom = size - 2
+    assert counts[0] == 0
+    assert chi_square(counts[1:], 400 * (size - 1) / (size - 1)) < freedom + 5 * np.sqrt(2 * freedom)
+
+
+def test_a_batch_is_spread_over_a_large_data_set_as_drawn_ones_are() -> None:
+    """Chi-square of 2000 batches of 64 of 10¹² samples over 64 equal parts; and of how many of a batch share a part."""
+    sampler = ResumableSampler(10**12, global_batch=64, seed=5)
+    parts = sampler.stream(7 * 10**11, 2000 * 64) // (10**12 // 64)
+    assert chi_square(np.bincount(parts, minlength=64), 2000) < 63 + 5 * np.sqrt(2 * 63)
+    distinct = np.array([len(set(row)) for row in parts.reshape(2000, 64).tolist()])
+    expected = 64 * (1 - (1 - 1 / 64) ** 64)
+    assert abs(distinct.mean() - expected) < 5 * 2.5 / np.sqrt(2000)

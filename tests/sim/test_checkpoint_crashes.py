@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support.campaigns import shards
 from tests.support.checkpoints.jobs import ROOT, Job, Wrap, check_recovery, restore
 
 from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
@@ -119,8 +120,14 @@ def test_two_ranks_crashed_at_every_operation_restore_the_newest_complete_checkp
     assert results.disks > 3 * results.points
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "world_size",
+    [
+        pytest.param(1, marks=shards.campaign(expected_s=15)),
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=shards.campaign(expected_s=25)),
+    ],
+)
 def test_every_operation_before_and_after_under_many_schedules(world_size: int) -> None:
     kinds = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
     campaign(prepared(), world_size=world_size, limit=200, before=5, seeds=range(3), kinds=kinds)

@@ -67,7 +67,14 @@ def test_predictions_hold(network: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_messages", [8_000, pytest.param(40_000, marks=campaign(expected_s=60))])
+@pytest.mark.parametrize(
+    "most_messages",
+    [
+        3_000,
+        pytest.param(8_000, marks=campaign(expected_s=4)),
+        pytest.param(40_000, marks=campaign(expected_s=60)),
+    ],
+)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("kind", [kind for kind in SUITABLE if kind != "barrier"])
 def test_predictions_hold_for_large_arrays_too(network: str, kind: str, most_messages: int) -> None:
@@ -98,7 +105,12 @@ def check_choices(found: list[Case]) -> None:
 
 @pytest.mark.parametrize(
     "zones",
-    [(0,) * 4 + (1,) * 4, (0,) * 7 + (1,) * 2, pytest.param((0, 1) * 16, marks=pytest.mark.slow)],
+    [
+        (0,) * 4 + (1,) * 4,
+        (0,) * 7 + (1,) * 2,
+        pytest.param((0, 1) * 8, marks=pytest.mark.slow),
+        pytest.param((0, 1) * 16, marks=campaign(expected_s=30)),
+    ],
 )
 def test_few_links_between_zones_are_foreseen(zones: tuple[int, ...]) -> None:
     """The links between the zones carry as much as one node's card, or a tenth of it, at ten times the latency."""

@@ -64,6 +64,8 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class LossPoint(msgspec.Struct, frozen=True):
+    """Loss that was reported for a step, and by which attempt."""
+
     step: int
     loss: float
     attempt: int
@@ -82,6 +84,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Failure that ended an attempt, when it was noticed and what it cost."""
+
     attempt: int
     noticed_ns: int
     reason: str
@@ -109,6 +113,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """Account of one job: where its time went, its steps, checkpoints and failures."""
+
     job: str
     command: tuple[str, ...]
     nodes: int

@@ -119,7 +119,7 @@ def renewal_ettr(*, failures_per_s: float, restart_s: float, period_s: float, st
 
 
 class EttrInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What formula 1 needs, measured on one job. Seconds."""
+    """Inputs of formula 1, measured on one job. Seconds."""
 
     failures: int
     failures_per_s: float
@@ -137,6 +137,8 @@ class EttrInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ettr(msgspec.Struct, frozen=True, kw_only=True):
+    """Effective training time ratio of one job: measured, and expected by formula 1."""
+
     measured: float | None
     """None where the ranks reported nothing."""
     expected: float | None

@@ -93,21 +93,29 @@ class PermanentError(FireflyerError):
 
 
 class NotFound(PermanentError, FileNotFoundError):
+    """Something that was named is not there."""
+
     code = "not_found"
     errno = errno.ENOENT
 
 
 class Exists(PermanentError, FileExistsError):
+    """Something that was to be made is there already."""
+
     code = "exists"
     errno = errno.EEXIST
 
 
 class NoSpace(PermanentError, OSError):
+    """No space is left, or a quota is used up."""
+
     code = "no_space"
     errno = errno.ENOSPC
 
 
 class PermissionDenied(PermanentError, PermissionError):
+    """The caller may not do this, or was not recognised."""
+
     code = "permission_denied"
     errno = errno.EACCES
 

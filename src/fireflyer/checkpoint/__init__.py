@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fireflyer.checkpoint.core.manifest import PlanRecord
 from fireflyer.checkpoint.reader import CheckpointInfo, describe, stored_job_plan, stored_plans, verify
+from fireflyer.checkpoint.storage import open_storage
 
 if TYPE_CHECKING:
     from fireflyer.checkpoint.engine.save import SaveHandle
@@ -32,6 +33,7 @@ __all__ = [
     "describe",
     "load_into",
     "load_rng",
+    "open_storage",
     "stored_job_plan",
     "stored_plans",
     "verify",

@@ -11,24 +11,27 @@ it continues after the newest checkpoint with the same weights, moments and rand
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
-from fireflyer.checkpoint.state import State, capture, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.state import State, capture, changed_by, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
@@ -43,7 +46,7 @@ _ASK_NS = SECOND
 
 
 class Stateful(Protocol):
-    """What torch's schedulers, gradient scalers and stateful samplers are. The state holds no tensors."""
+    """Interface of torch's schedulers, gradient scalers and stateful samplers. The state holds no tensors."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
@@ -66,13 +69,19 @@ class TrainingLoop:
     When the job is to be suspended (`fireflyer.cluster.sdk.should_suspend`, asked after each step), all ranks save the
     same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed.
 
+    Where the model is on CUDA devices, its checkpoint is copied beside the forward and backward pass of the next step:
+    `optimizer.step` waits for the copies, on the devices. From the end of a step to the next `optimizer.step` nobody
+    else may change the parameters or state of `optimizer`; where somebody does, `copies_beside_steps=False` makes all
+    that is computed on the devices after a checkpoint wait for its copies. So it is after a step without a call of
+    `optimizer.step` as well: where a CUDA graph replays it, no call says when to wait.
+
     Raises what `CheckpointManager` raises (`UsageError`, `PermissionDenied`, `DataCorruption`, `Fenced`), and
     `UsageError` where the model or the optimizer is not the one that was saved; then the model may be half loaded.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
@@ -85,6 +94,7 @@ class TrainingLoop:
         plan: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
         stop_signals: Sequence[int] = (signal.SIGTERM,),
+        copies_beside_steps: bool = True,
         env: RankEnvironment | None = None,
         group: dist.ProcessGroup | None = None,
         clock: Clock | None = None,
@@ -104,6 +114,14 @@ class TrainingLoop:
         self._stopping = False
         self._ended = False
         self._reserved = False
+        self._copies_beside_steps = copies_beside_steps
+        self._updated = False
+        """The step in progress has called `optimizer.step`."""
+        self._copying: SaveHandle | None = None
+        """A save with deferred tensors, until the next update waits for its copies."""
+        self._captured = False
+        """A CUDA graph has captured `optimizer.step`, and may replay it at any time."""
+        self._hook: RemovableHandle | None = None
         self._next_ask_ns = 0
         self._recorded: dict[str, Any] = {}
         self._options: dict[str, Any] = {
@@ -140,6 +158,11 @@ class TrainingLoop:
         try:
             self._manager = CheckpointManager.from_environment(self._directory, **self._options)
             self._restore(self._manager)
+            if self.optimizer is not None and self._copies_beside_steps:
+                with contextlib.suppress(
+                    AttributeError
+                ):  # a wrapper that is half an Optimizer: its hooks are not called
+                    self._hook = self.optimizer.register_step_pre_hook(self._before_update)
         except BaseException:
             self._give_signals_back()
             raise
@@ -179,6 +202,7 @@ class TrainingLoop:
         while self.step < last and not self._stopping:
             start_ns = self._clock.now_ns()
             self._recorded = {}
+            self._updated = False
             yield self.step + 1
             self.step += 1
             leaves = self.step < last and should_suspend(self.step)
@@ -193,8 +217,8 @@ class TrainingLoop:
                 go_suspend()
 
     def record(self, *, loss: float | None = None, samples: int = 0, tokens: int = 0) -> None:
-        """What the step in progress did: its loss (the mean over all ranks, None where it is not known), samples and
-        tokens of this rank."""
+        """Record what the step in progress did: its loss (the mean over all ranks, None where it is not known), samples
+        and tokens of this rank."""
         self._recorded = {"loss": loss, "samples": samples, "tokens": tokens}
 
     def stop(self) -> None:
@@ -208,9 +232,34 @@ class TrainingLoop:
         due = self._agree(manager, now_ns) if self._asks else manager.due_here(self.step, now_ns)
         final = self._stopping or leaves or self.step >= last
         if due or final:
-            handle = manager.save(self.step, self._state(), blocking=final)
+            state = self._state()
+            deferred = () if final else self._deferred(state)
+            handle = manager.save(self.step, state, blocking=final, deferred=deferred)
             if final:
                 handle.result()
+            elif deferred and not handle.skipped:
+                self._copying = handle
+
+    def _deferred(self, state: State) -> Collection[str]:
+        """What waits for the next update only. After a step that has not called `optimizer.step`, the next one may not
+        call it either, and change the parameters all the same."""
+        calls_it = self._updated and not self._captured
+        return changed_by(self.optimizer, state) if self.optimizer is not None and calls_it else ()
+
+    def _before_update(self, *_: object) -> None:
+        initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch lacks annotations
+        if initialized and torch.cuda.is_current_stream_capturing():
+            self._captured = True
+            if self._copying is not None:
+                raise UsageError(
+                    "a CUDA graph captures optimizer.step while a checkpoint is being copied, and would not wait for "
+                    "it when it is replayed; capture it before the first checkpoint, or give copies_beside_steps=False"
+                )
+            return
+        self._updated = True
+        handle, self._copying = self._copying, None
+        if handle is not None:
+            handle.before_update()
 
     def _agree(self, manager: CheckpointManager, now_ns: int) -> bool:
         if self._signal is not None and not manager.asked_to_stop():
@@ -257,6 +306,8 @@ class TrainingLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         manager, self._manager, self._ended = self.manager, None, True
+        if self._hook is not None:
+            self._hook.remove()
         try:
             manager.close(None if error is None else ERROR_WAIT_NS)
         finally:

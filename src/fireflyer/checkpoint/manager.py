@@ -25,7 +25,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -45,6 +45,7 @@ from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
 from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, check_plain, continue_plans, plans_of
@@ -60,8 +61,8 @@ from fireflyer.checkpoint.reader import choose
 from fireflyer.checkpoint.restored import Collector, Restored
 from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
 from fireflyer.checkpoint.state import State
+from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
 from fireflyer.runtime.clock import MonotonicClock
-from fireflyer.runtime.disk import RealDisk
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.store import Store
 
@@ -96,8 +97,9 @@ class CheckpointManager:
     period a directory that may not be written (`PermissionDenied`) is noticed at the start and not at the first save (a
     full one is a warning); without one, a directory may be read-only.
 
-    `directory` is the same storage for every rank; a relative one is rank 0's, from the working directory that it has
-    now. `keep` counts committed checkpoints. With
+    `directory` is the same storage for every rank: an address of 3FS (`ff://…/path`, as `open_storage` takes it), or a
+    directory; a relative one is rank 0's, from the working directory that it has now. `disk`: on which it is a
+    directory, where that is none of both. `keep` counts committed checkpoints. With
     `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as `read_environment()` gives them; an
     empty `launch` is different from every other). `on_event` gets one `CheckpointReport` per save and rank, in the
     background thread. Not to be called from two threads at once.
@@ -105,12 +107,12 @@ class CheckpointManager:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         *,
         rank: int,
         world_size: int,
         store: Store | None,
-        disk: Disk,
+        disk: Disk | None = None,
         keep: int = 2,
         period_steps: int | None = None,
         period_ns: int | None = None,
@@ -123,9 +125,6 @@ class CheckpointManager:
         name: str = "main",
         timeout_ns: int = COMMIT_TIMEOUT_NS,
     ) -> None:
-        given = os.fspath(directory)
-        if not given or not os.path.abspath(given).strip("/"):
-            raise UsageError(f"checkpoint directory {given!r} must be a directory below /")
         if not 0 <= rank < world_size:
             raise UsageError(
                 f"rank {rank} is out of range for world_size {world_size}; pass both as read_environment() gives them"
@@ -136,8 +135,9 @@ class CheckpointManager:
             raise UsageError(
                 f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
             )
+        storage = open_storage(directory, disk=disk)
         self.rank, self.world_size = rank, world_size
-        self._store, self._disk, self._on_event = store, disk, on_event
+        self._store, self._disk, self._on_event = store, storage.disk, on_event
         self._clock = clock or MonotonicClock()
         whole_job = None if job_plan is None else check_plain(job_plan, "job_plan")
         self._plan_now: dict[str, Any] = check_plain(plan or {}, "plan")
@@ -156,7 +156,8 @@ class CheckpointManager:
         self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
         self._by_time = period_ns is not None
         self._periodic = period_steps is not None or period_ns is not None
-        self._buffer = SnapshotBuffer()
+        self._devices = DeviceCopies()
+        self._buffer = SnapshotBuffer(self._devices)
         self._layout: Layout | None = None
         self._current: BackgroundSave | None = None
         self._sequence = 0
@@ -168,10 +169,10 @@ class CheckpointManager:
         self._owned_store: Store | None = None
         self._waits_at_the_end = False
         self._asked_to_stop = False
-        self.directory = os.path.abspath(given)
-        if not os.path.isabs(given) and world_size > 1:
+        self.directory, self._shown = storage.root, storage.name
+        if world_size > 1 and not is_remote(directory) and not os.path.isabs(directory):
             told = self._agree("directory", self.directory.encode())
-            self.directory = told.decode(errors="surrogateescape")
+            self.directory = self._shown = told.decode(errors="surrogateescape")
         if rank == 0:
             if store is not None and attempt > 0:
                 store.delete_prefix(f"{self._settings.prefix}/{attempt - 1}/")
@@ -180,16 +181,16 @@ class CheckpointManager:
     @classmethod
     def from_environment(
         cls,
-        directory: str | os.PathLike[str],
+        directory: CheckpointPath,
         *,
         env: RankEnvironment | None = None,
         group: dist.ProcessGroup | None = None,
         disk: Disk | None = None,
         **options: Any,
     ) -> Self:
-        """For the ranks of `group`, else those that `ff run` started, else those of torch's default process group
-        (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone. Collective. `options`
-        as above but rank, world_size, store, name, attempt and launch, which are found out."""
+        """Manager of the ranks of `group`, else those that `ff run` started, else those of torch's default
+        process group (torchrun, mpirun, spawn: call `init_process_group` first), else for this process alone.
+        Collective. `options` as above but rank, world_size, store, name, attempt and launch, which are found out."""
         env = env or read_environment()
         peers = find_peers(env, group)
         manager = cls(
@@ -197,7 +198,7 @@ class CheckpointManager:
             rank=peers.rank,
             world_size=peers.world_size,
             store=peers.store,
-            disk=disk or RealDisk(),
+            disk=disk,
             attempt=env.attempt,
             launch=env.launch,
             name=peers.name,
@@ -219,7 +220,7 @@ class CheckpointManager:
         )
         opened = run_steps(steps)
         for note in opened.notes:
-            _log.warning("checkpoint directory needs attention directory=%s reason=%s", self.directory, note)
+            _log.warning("checkpoint directory needs attention directory=%s reason=%s", self._shown, note)
         if opened.writer is not None:
             self._settings = msgspec.structs.replace(self._settings, writer_directory=opened.writer.name)
         if plan is None:
@@ -243,11 +244,11 @@ class CheckpointManager:
         return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
 
     def due_here(self, step: int, now_ns: int) -> bool:
-        """As `due`, by this rank's clock and without asking rank 0."""
+        """Like `due`, by this rank's clock and without asking rank 0."""
         return self._schedule.due(step, now_ns)
 
     def decide(self, mine: bytes) -> bytes:
-        """What rank 0 gives; all ranks call it at the same step. One round trip to the store."""
+        """Decision of rank 0, for all ranks; all ranks call it at the same step. One round trip to the store."""
         if self.world_size == 1:
             return mine
         self._times_due += 1
@@ -259,7 +260,7 @@ class CheckpointManager:
         return answer
 
     def ask_to_stop(self) -> None:
-        """Of any rank, at any time: `asked_to_stop` says so from now on."""
+        """Ask to stop, on any rank at any time: `asked_to_stop` says so from now on."""
         self._asked_to_stop = True
         if self._store is not None:
             self._store.set(f"{self._settings.prefix}/{self._settings.attempt}/stop", b"stop")
@@ -278,7 +279,9 @@ class CheckpointManager:
         if self.saving:
             raise UsageError("a save is in flight; call reserve before the first save")
         if blocking:
-            self._buffer.take(0, plan)
+            copies = self._buffer.take(0, plan).copies
+            if copies is not None:
+                copies.wait()
         else:
             self._buffer.reserve_beside(plan)
 
@@ -287,9 +290,15 @@ class CheckpointManager:
         self._layout = plan.layout
         return plan
 
-    def save(self, step: int, state: State, *, blocking: bool = False) -> SaveHandle:
+    def save(self, step: int, state: State, *, blocking: bool = False, deferred: Collection[str] = ()) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
         and what it replaced is removed.
+
+        Tensors on CUDA devices are saved as they are after what their current streams have been given. They are copied
+        beside training, and the current streams wait for that: nothing that is given to them later changes what is
+        saved, and the call does not wait. Streams that are not current must be made to wait for those that are.
+        `deferred` are names in `state.shared` that do not change before `handle.before_update()` is called, and the
+        current streams do not wait for those before: a forward and backward pass can run beside the copies.
 
         While an earlier save is in flight, a new one is skipped (`handle.skipped`), or waits for it if `blocking`.
         Raises `UsageError` for a state that cannot be stored, and `Fenced`, on all ranks at the same step, when an
@@ -313,7 +322,7 @@ class CheckpointManager:
             handle.skip()
             return handle
         self._schedule.began(step, start_ns)
-        self._begin(step, plan, values, handle, start_ns)
+        self._begin(step, plan, values, handle, start_ns, deferred)
         if blocking:
             self.wait()
         return handle
@@ -332,7 +341,15 @@ class CheckpointManager:
             self._current.give_up_and_join()
         return answer == b"go"
 
-    def _begin(self, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int) -> None:
+    def _begin(
+        self,
+        step: int,
+        plan: Snapshot,
+        values: dict[str, Any],
+        handle: SaveHandle,
+        start_ns: int,
+        deferred: Collection[str],
+    ) -> None:
         if self._current is not None and self._current.committed:
             self._forget_from = self._current.sequence
         failure = self._become_writer() if self.rank == 0 else None
@@ -348,7 +365,7 @@ class CheckpointManager:
         def take() -> Share:
             if failure is not None:
                 raise failure
-            return self._buffer.take(step, plan)
+            return self._buffer.take(step, plan, deferred=deferred)
 
         self._current = BackgroundSave(
             machine,
@@ -398,7 +415,7 @@ class CheckpointManager:
         return mine
 
     def wait(self) -> None:
-        """Until no save is in flight, tidying up included. Raises nothing."""
+        """Wait until no save is in flight, tidying up included. Raises nothing."""
         if self._current is not None:
             self._current.join()
 
@@ -443,12 +460,13 @@ class CheckpointManager:
         return stored_plan(self._disk, self.directory)
 
     def restore(self, into: Mapping[str, torch.Tensor] | None = None) -> Restored | None:
-        """The newest valid checkpoint, read into CPU tensors; None when the directory holds none at all. Rank 0
-        verifies every byte of it and decides; the others verify what they read.
+        """The newest valid checkpoint, read into CPU tensors, or into those of `into`; None when the directory holds
+        none at all. Rank 0 verifies every byte of it and decides; the others verify what they read.
 
-        Shared tensors of `into` that are contiguous on the CPU, with the dtype and shape of the stored ones, are filled
-        in place and are what `Restored.shared` holds; for all others new tensors are made. An error may leave them half
-        filled.
+        Shared tensors of `into` that are contiguous, on the CPU or a CUDA device, with the dtype and shape of the
+        stored ones, are filled in place and are what `Restored.shared` holds; for all others new tensors are made. An
+        error may leave them half filled. Those on devices are filled after what the current streams have been given,
+        and all are filled when the call returns.
 
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
@@ -466,14 +484,14 @@ class CheckpointManager:
         collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, into)]
+            collectors[:] = [Collector(self.rank, manifest, into, self._devices)]
             return collectors[0].sink
 
         try:
             chosen, passed_over = choose(self._disk, self.directory, make_sink)
             if chosen is None and passed_over:
                 raise DataCorruption(
-                    f"none of the {len(passed_over)} checkpoints in {self.directory} is valid (the newest: "
+                    f"none of the {len(passed_over)} checkpoints in {self._shown} is valid (the newest: "
                     f"{passed_over[0].reason}); repair one, or move them away to start over"
                 )
         except FireflyerError as error:
@@ -499,6 +517,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, into)
+        collector = Collector(self.rank, manifest, into, self._devices)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
         return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -21,12 +21,14 @@ from fireflyer.checkpoint.core.names import Candidate, candidates
 from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.opening import stored_plan
-from fireflyer.runtime.disk import RealDisk
+from fireflyer.checkpoint.storage import CheckpointPath, Storage, open_storage
 
 __all__ = ["CheckpointInfo", "choose", "describe", "stored_job_plan", "stored_plans", "verify"]
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
+    """Checkpoint as it is listed; None where its manifest could not be read."""
+
     name: str
     step: int
     attempt: int | None
@@ -55,33 +57,36 @@ def choose(
     return None, tuple(passed_over)
 
 
-def describe(directory: str, disk: Disk | None = None) -> list[CheckpointInfo]:
-    """All checkpoints in `directory`, newest first, by their manifests alone: quick. Raises `NotFound`."""
-    return _look_at_all(directory, disk or RealDisk(), deep=False)
+def describe(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
+    """All checkpoints in `directory` (as of `open_storage`), newest first, by their manifests alone: quick. Raises
+    `NotFound`."""
+    return _look_at_all(open_storage(directory, disk=disk), deep=False)
 
 
-def verify(directory: str, disk: Disk | None = None) -> list[CheckpointInfo]:
+def verify(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
     """All checkpoints in `directory`, newest first, with every byte read and checked. Raises `NotFound`."""
-    return _look_at_all(directory, disk or RealDisk(), deep=True)
+    return _look_at_all(open_storage(directory, disk=disk), deep=True)
 
 
-def stored_job_plan(directory: str, disk: Disk | None = None) -> dict[str, Any] | None:
+def stored_job_plan(directory: CheckpointPath, disk: Disk | None = None) -> dict[str, Any] | None:
     """The plan with which the job in `directory` was first started; None before that. Raises `DataCorruption`."""
-    return stored_plan(disk or RealDisk(), directory)
+    storage = open_storage(directory, disk=disk)
+    return stored_plan(storage.disk, storage.root)
 
 
-def stored_plans(directory: str, disk: Disk | None = None) -> tuple[PlanRecord, ...]:
-    """With how many ranks, and by which plan, the job in `directory` came to its newest checkpoint whose manifest can
+def stored_plans(directory: CheckpointPath, disk: Disk | None = None) -> tuple[PlanRecord, ...]:
+    """Numbers of ranks and plans with which the job in `directory` came to its newest checkpoint whose manifest can
     be read; empty where there is none. Raises what the disk raises."""
-    disk = disk or RealDisk()
-    for candidate in candidates(disk.list(directory)) if disk.is_dir(directory) else []:
+    disk, root, _ = open_storage(directory, disk=disk)
+    for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:
         with contextlib.suppress(DataCorruption, PermanentError):
-            return plans_of(read_manifest(disk, directory, candidate))
+            return plans_of(read_manifest(disk, root, candidate))
     return ()
 
 
-def _look_at_all(directory: str, disk: Disk, *, deep: bool) -> list[CheckpointInfo]:
-    return [_look(disk, directory, candidate, deep=deep) for candidate in candidates(disk.list(directory))]
+def _look_at_all(storage: Storage, *, deep: bool) -> list[CheckpointInfo]:
+    disk, root, _ = storage
+    return [_look(disk, root, candidate, deep=deep) for candidate in candidates(disk.list(root))]
 
 
 def _look(disk: Disk, root: str, candidate: Candidate, *, deep: bool) -> CheckpointInfo:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from fireflyer.base.events import SkippedCheckpoint
+from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, plans_of
 from fireflyer.checkpoint.core.shares import split_own
-from fireflyer.checkpoint.tensors import bytes_of, can_be_filled, empty_tensor
+from fireflyer.checkpoint.engine.loading import DevicePlace, Place
+from fireflyer.checkpoint.tensors import bytes_of, can_be_filled, empty_tensor, flat_bytes
 
 __all__ = ["Collector", "Restored"]
 
@@ -43,28 +45,37 @@ class Restored:
 
 
 class Collector:
-    """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones."""
+    """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones in host memory."""
 
-    def __init__(self, rank: int, manifest: Manifest, into: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, rank: int, manifest: Manifest, into: Mapping[str, torch.Tensor], devices: DeviceCopies) -> None:
         self._into = into
+        self._devices = devices
         self.shared: dict[str, torch.Tensor] = {}
         self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
         self._rank = rank
         self._manifest = manifest
 
-    def sink(self, _writer: int, tensor: TensorRecord) -> memoryview | None:
+    def sink(self, _writer: int, tensor: TensorRecord) -> Place | None:
         own = split_own(tensor.name)
         if own is not None and own[0] != self._rank:
             return None
         if own is None:
             given = self._into.get(tensor.name)
-            fits = given is not None and can_be_filled(given, tensor.dtype, tensor.shape)
-            target = self.shared[tensor.name] = given if fits and given is not None else self._new(tensor)
+            if given is not None and can_be_filled(given, tensor.dtype, tensor.shape):
+                self.shared[tensor.name] = given
+                return self._place(given)
+            target = self.shared[tensor.name] = self._new(tensor)
             return bytes_of(target)
         target = self._new(tensor)
         if self.own is not None:
             self.own[own[1]] = target
         return bytes_of(target)
+
+    def _place(self, tensor: torch.Tensor) -> Place:
+        device = self._devices.device_of(tensor)
+        if device is None or tensor.numel() == 0:
+            return bytes_of(tensor) if device is None else memoryview(bytearray())
+        return DevicePlace(self._devices.engine(device), flat_bytes(tensor))
 
     @staticmethod
     def _new(tensor: TensorRecord) -> torch.Tensor:

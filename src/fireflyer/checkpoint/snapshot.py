@@ -7,17 +7,19 @@ long as they stay the same: with ten thousand tensors it takes longer than to co
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 
-from fireflyer.base.ports import DIRECT_ALIGN_BYTES
+from fireflyer.checkpoint.copying import Device, DeviceCopies
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
 from fireflyer.checkpoint.core.shares import layout_digest, own_name, share_of
 from fireflyer.checkpoint.engine.image import Share, header_of
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, spec_of
+from fireflyer.collectives.devices.copies import HostMemory
 
 __all__ = ["Layout", "Snapshot", "SnapshotBuffer", "plan_snapshot"]
 
@@ -92,10 +94,14 @@ def _size_bytes(specs: Sequence[TensorSpec]) -> int:
 
 
 class SnapshotBuffer:
-    """Memory for one rank's shard, allocated and touched once and then reused."""
+    """Memory for one rank's shard, allocated and touched once and then reused. Pinned from the first snapshot on that
+    has tensors on a device. What is called `take` and `reserve` here may be called when the copies into the image of
+    the last snapshot have ended (`Share.copies`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: DeviceCopies | None = None) -> None:
+        self._devices = devices or DeviceCopies()
         self._image = torch.empty(0, dtype=torch.uint8)
+        self._pinned: HostMemory | None = None
         self._views: list[torch.Tensor] = []
         self._views_of: tuple[Layout, int] | None = None
         """The layout, and the bytes of the header, that `_views` belong to."""
@@ -108,7 +114,7 @@ class SnapshotBuffer:
         self._reserving = threading.Thread(
             target=self.reserve,
             args=(size_bytes + _HEADER_GROWTH_BYTES,),
-            kwargs={"pinned": any(source.is_cuda for source in plan.sources)},
+            kwargs={"device": self._devices.any_of(plan.sources)},
             name="checkpoint-reserve",
             daemon=True,
         )
@@ -119,28 +125,36 @@ class SnapshotBuffer:
         if thread is not None:
             thread.join()
 
-    def reserve(self, size_bytes: int, *, pinned: bool = False) -> None:
-        """Makes room and touches it: the first touch of fresh memory is ten times slower than the second."""
-        if self._image.numel() >= size_bytes:
-            return
-        self._views, self._views_of = [], None
-        self._image = torch.empty(0, dtype=torch.uint8)  # first: there may be no room for both
-        self._image = _pinned_image(size_bytes) if pinned else _image(size_bytes)
+    def reserve(self, size_bytes: int, *, device: Device | None = None) -> None:
+        """Makes room and touches it: the first touch of fresh memory is ten times slower than the second. Pins it if
+        tensors on a device are to be copied there."""
+        if self._image.numel() < size_bytes:
+            self._views, self._views_of = [], None
+            if self._pinned is not None:
+                self._pinned.release()
+            self._pinned = None
+            self._image = torch.empty(0, dtype=torch.uint8)  # first: there may be no room for both
+            self._image = torch.frombuffer(aligned_memory(size_bytes), dtype=torch.uint8).zero_()
+        if device is not None and self._pinned is None:
+            self._pinned = self._devices.engine(device).pin(np.asarray(self._image))
 
     @torch.no_grad()
-    def take(self, step: int, plan: Snapshot) -> Share:
-        """Copies. What is returned is overwritten by the next `take`."""
+    def take(self, step: int, plan: Snapshot, *, deferred: Collection[str] = ()) -> Share:
+        """Copies; what lies on devices they copy themselves, in the order that `core.copying` says. `deferred`: names
+        of tensors that do not change before `Share.copies.before_update`. What is returned is overwritten by the next
+        `take`."""
         layout, sources = plan
         header = header_of(layout.placed, step=step, rank=layout.rank)
         image_bytes = len(header) + layout.size_bytes
-        on_device = any(source.is_cuda for source in sources)
+        device = self._devices.any_of(sources)
         self._join()
-        self.reserve(image_bytes, pinned=on_device)
+        self.reserve(image_bytes, device=device)
         views = self._views_for(layout, len(header))
-        if views:
-            torch._foreach_copy_(views, sources, non_blocking=on_device)
-        if on_device:
-            torch.cuda.synchronize()
+        copies = None
+        if device is not None:
+            copies = self._devices.start([item.spec.name for item in layout.placed], sources, views, deferred)
+        elif views:
+            torch._foreach_copy_(views, sources)
         image = bytes_of(self._image[:image_bytes])
         image[: len(header)] = header
         return Share(
@@ -151,6 +165,7 @@ class SnapshotBuffer:
             header_bytes=len(header),
             image=image,
             total_bytes=layout.total_bytes + layout.world_size * len(header),
+            copies=copies,
         )
 
     def _views_for(self, layout: Layout, header_bytes: int) -> list[torch.Tensor]:
@@ -164,13 +179,3 @@ class SnapshotBuffer:
         begin = header_bytes + item.offset
         flat = self._image[begin : begin + item.spec.size_bytes]
         return flat.view(DTYPES[item.spec.dtype]).view(item.spec.shape)
-
-
-def _image(size_bytes: int) -> torch.Tensor:
-    return torch.frombuffer(aligned_memory(size_bytes), dtype=torch.uint8).zero_()
-
-
-def _pinned_image(size_bytes: int) -> torch.Tensor:
-    memory = torch.zeros(size_bytes + DIRECT_ALIGN_BYTES, dtype=torch.uint8, pin_memory=True)
-    skipped = -memory.data_ptr() % DIRECT_ALIGN_BYTES
-    return memory[skipped : skipped + size_bytes]

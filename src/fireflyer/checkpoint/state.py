@@ -21,12 +21,12 @@ import torch
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["State", "capture", "capture_rng", "load_into", "load_rng", "tensors_of"]
+__all__ = ["State", "capture", "capture_rng", "changed_by", "load_into", "load_rng", "tensors_of"]
 
 
 @dataclass(frozen=True)
 class State:
-    """What `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
+    """State that `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
 
     shared: Mapping[str, torch.Tensor]
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -67,6 +67,17 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     what it reads."""
     described = model.state_dict()
     return {f"model/{name}": value for name, value in described.items() if isinstance(value, torch.Tensor)}
+
+
+def changed_by(optimizer: torch.optim.Optimizer, state: State) -> frozenset[str]:
+    """The names in `state.shared`, as `capture` made it, of what only a step of this optimizer changes: its parameters
+    and its state. A model may change others (buffers) in a forward pass, and another optimizer those it has."""
+    parameters = {parameter.data_ptr() for group in optimizer.param_groups for parameter in group["params"]}
+    return frozenset(
+        name
+        for name, tensor in state.shared.items()
+        if name.startswith("optimizer/") or tensor.data_ptr() in parameters
+    )
 
 
 def _names(described: Mapping[str, Any]) -> dict[int, str]:

@@ -7,7 +7,7 @@ import torch
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 
-__all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "spec_of"]
+__all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "flat_bytes", "spec_of"]
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -51,7 +51,7 @@ def can_be_filled(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> b
     """Whether the bytes of a stored tensor can be put into this one as they are."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)  # a subclass may keep its values elsewhere
-        and tensor.device.type == "cpu"
+        and tensor.device.type in ("cpu", "cuda")
         and tensor.layout == torch.strided
         and tensor.is_contiguous()
         and tensor.dtype == DTYPES[dtype]
@@ -59,8 +59,13 @@ def can_be_filled(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> b
     )
 
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor on any device: flat, of uint8, without a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, writable, without a copy. The tensor must outlive it."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    return flat_bytes(tensor).numpy().data

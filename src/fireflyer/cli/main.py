@@ -48,6 +48,7 @@ _COMMANDS = {
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
     "collectives": "fireflyer.cli.collectives.command",
+    "data": "fireflyer.cli.data.command",
     "demo": "fireflyer.cli.jobs.demo",
     "up": "fireflyer.cli.platform.up",
     "down": "fireflyer.cli.platform.down",
@@ -65,7 +66,7 @@ _COMMANDS = {
     "completion": "fireflyer.cli.completion",
 }
 _SECTIONS = {
-    "For researchers": ("run", "report", "collectives", "demo"),
+    "For researchers": ("run", "data", "report", "collectives", "demo"),
     "Tasks of the platform": (
         "submit",
         "ps",

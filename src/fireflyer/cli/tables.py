@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fireflyer.analytics.report import JobReport, PartRow, Row
 
-__all__ = ["print_report"]
+__all__ = ["print_report", "print_rows"]
 
 _STYLES = {
     "productive": "green",
@@ -43,7 +43,7 @@ def print_report(console: Console, report: JobReport) -> None:
     console.print(Text.assemble((report.title, "bold"), " · ", (word, style)))
     console.print(Text(report.headline))
     if not report.account.reported:
-        _print_rows(console, "Checks", report.facts)
+        print_rows(console, "Checks", report.facts)
         console.print(Text(HOW_TO_REPORT, style="bright_black"))
         return
     sections: list[tuple[str, Sequence[Row]]] = [
@@ -53,9 +53,9 @@ def print_report(console: Console, report: JobReport) -> None:
         ("Checkpoints", report.checkpoints),
     ]
     for title, rows in sections:
-        _print_rows(console, title, rows)
+        print_rows(console, title, rows)
     _print_parts(console, report.parts)
-    _print_rows(console, "Effective training time ratio", report.ettr_rows)
+    print_rows(console, "Effective training time ratio", report.ettr_rows)
 
 
 def _grid(console: Console, title: str) -> Table:
@@ -66,7 +66,7 @@ def _grid(console: Console, title: str) -> Table:
     return table
 
 
-def _print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
+def print_rows(console: Console, title: str, rows: Sequence[Row]) -> None:
     if not rows:
         return
     table = _grid(console, title)

@@ -116,11 +116,11 @@ class Client(Requests):
         )
 
     def would_start(self, spec: TaskSpec) -> Why:
-        """When the task would start if it was submitted now."""
+        """Time at which the task would start if it was submitted now."""
         return self.ask("POST", "/tasks/test", Why, spec)
 
     def task_logs(self, task: int) -> TaskLogs:
-        """Which logs there are."""
+        """Names of the logs that there are."""
         return self.ask("GET", f"/tasks/{task}/logs", TaskLogs)
 
     def log_piece(self, task: int, run: int, stream: str, *, offset: int = 0, limit: int = MAX_CHUNK_BYTES) -> LogPiece:
@@ -144,7 +144,7 @@ class Client(Requests):
     def logs(
         self, task: int, *, run: int | None = None, rank: int | None = None, follow: bool = False
     ) -> Iterator[LogEvent]:
-        """What the ranks print, run after run; the last event is `LogsEnded`. `follow`: until the task has finished.
+        """Lines of the ranks, run after run; the last event is `LogsEnded`. `follow`: until the task has finished.
         A connection that ends is made again, and nothing is lost or told twice; raises `Unreachable` when no manager
         answered for `LOGS_PATIENCE_S`."""
         heard = Heard()
@@ -177,7 +177,7 @@ class Client(Requests):
 
     @property
     def manager(self) -> ManagerAddress:
-        """That answered last."""
+        """Manager that answered last."""
         return self._manager
 
     @property
@@ -190,7 +190,7 @@ class Client(Requests):
         return self.ask("POST", "/commands", Commanded, msgspec.Raw(body)).text
 
     def stop(self, task: int, reason: str = "") -> str:
-        """For good. What is said of this and of the following is `command`'s line."""
+        """Stop for good. What is said of this and of the following is `command`'s line."""
         return self.command(StopTask(task, reason))
 
     def suspend(self, task: int) -> str:
@@ -205,7 +205,7 @@ class Client(Requests):
     # --- snapshots; `cluster.sending` sends a directory ---
 
     def begin_snapshot(self, snapshot: str, manifest: bytes) -> tuple[str, ...]:
-        """Which blobs of it to send."""
+        """Blobs of the snapshot that have to be sent."""
         return self.ask("POST", f"/snapshots/{snapshot}", MissingBlobs, manifest).blobs
 
     def send_blobs(self, snapshot: str, size_bytes: int, frames: Callable[[], Iterable[bytes]]) -> None:
@@ -225,43 +225,43 @@ class Client(Requests):
         return self.ask("GET", f"/nodes/{quote(name, safe='')}", NodeView)
 
     def join_token(self, name: str, *, lifetime_s: int = 600) -> str:
-        """With which the machine `name` joins, once. For operators."""
+        """Token with which the machine `name` joins, once. For operators."""
         asked = JoinTokenRequest(lifetime_s)
         return self.ask("POST", f"/machines/{quote(name, safe='')}/token", JoinTokenAnswer, asked).token
 
     def revoke_machine(self, name: str) -> str:
-        """Its agent is let in no more. For operators."""
+        """Revoke a machine: its agent is let in no more. For operators."""
         return self.ask("DELETE", f"/machines/{quote(name, safe='')}", Commanded).text
 
     def all_nodes(self) -> Iterator[NodeView]:
-        """By name."""
+        """All nodes, by name."""
         after = ""
         while page := self.nodes(after=after):
             yield from page
             after = page[-1].name
 
     def drain_node(self, name: str, reason: str) -> str:
-        """For operators, as `resume_node`."""
+        """Drain a node. For operators, as `resume_node`."""
         return self.command(DrainNode(name, reason))
 
     def resume_node(self, name: str) -> str:
         return self.command(ResumeNode(name))
 
     def add_reservation(self, reservation: Reservation) -> str:
-        """In the place of one of the same name. For operators."""
+        """Add a reservation, in the place of one of the same name. For operators."""
         return self.command(AddReservation(reservation))
 
     def remove_reservation(self, name: str) -> str:
         return self.command(RemoveReservation(name))
 
     def reservations(self) -> tuple[Reservation, ...]:
-        """Those that are over, too, until another one is made."""
+        """Reservations; those that are over, too, until another one is made."""
         return self.cluster().config.reservations
 
     # --- limits ---
 
     def quota(self) -> QuotaView:
-        """What limits the user who asks, and what of it they use."""
+        """Limits of the user who asks, and what of them is used."""
         return self.ask("GET", "/quota", QuotaView)
 
     def limits(self) -> tuple[LimitUse, ...]:
@@ -269,7 +269,7 @@ class Client(Requests):
         return self.ask("GET", "/limits", tuple[LimitUse, ...])
 
     def set_limit(self, limit: Limit) -> str:
-        """In the place of one for the same users, nodes and priority. For operators, as `remove_limit`."""
+        """Set a limit, in the place of one for the same users, nodes and priority. For operators, as `remove_limit`."""
         return self.command(SetLimit(limit))
 
     def remove_limit(self, limit: Limit) -> str:
@@ -277,7 +277,7 @@ class Client(Requests):
         return self.command(RemoveLimit(kind, name, node_group, priority))
 
     def set_share(self, user: str, nodes: float | None) -> str:
-        """For administrators."""
+        """Set the share of a user. For administrators."""
         return self.command(SetShare(user, nodes))
 
     def users(self) -> tuple[UserView, ...]:
@@ -286,7 +286,7 @@ class Client(Requests):
     # --- users ---
 
     def known_users(self, *, after: str = "", limit: int = 1000) -> tuple[KnownUser, ...]:
-        """By name. For operators, as all changes of others."""
+        """Users by name. For operators, as all changes of others."""
         return self.ask("GET", "/identity/users", tuple[KnownUser, ...], query={"after": after, "limit": limit})
 
     def create_user(self, name: str, *, roles: tuple[str, ...] = (), uid: int | None = None) -> KnownUser:
@@ -302,7 +302,7 @@ class Client(Requests):
         return self.ask("DELETE", f"{_user(name)}/roles/{quote(role, safe='')}", Commanded).text
 
     def tokens(self, name: str) -> tuple[TokenInfo, ...]:
-        """Without what makes them valid."""
+        """Tokens of a user, without what makes them valid."""
         return self.ask("GET", f"{_user(name)}/tokens", tuple[TokenInfo, ...])
 
     def issue_token(self, name: str, *, lifetime_s: int | None = None, label: str = "") -> ShownToken:
@@ -345,7 +345,7 @@ class Client(Requests):
         return self.ask("GET", "/utilisation", UtilisationReport, query=query)
 
     def usage(self, *, start_ns: int | None = None, end_ns: int | None = None, by: str = "user") -> UsageReport:
-        """What users, or groups (`by` group), had of the cluster; by default in the last day."""
+        """Usage: what users, or groups (`by` group), had of the cluster; by default in the last day."""
         return self.ask("GET", "/usage", UsageReport, query={"start_ns": start_ns, "end_ns": end_ns, "by": by})
 
     def past_tasks(
@@ -364,7 +364,7 @@ class Client(Requests):
         return self.ask("GET", "/history/tasks", PastTaskPage, query={**query, "after": after, "limit": limit})
 
     def past_task(self, task: int) -> PastTaskAnswer:
-        """Also one that the manager has forgotten."""
+        """Task of the history, also one that the manager has forgotten."""
         return self.ask("GET", f"/history/tasks/{task}", PastTaskAnswer)
 
     def audit(
@@ -378,13 +378,13 @@ class Client(Requests):
         after: str = "",
         limit: int = 100,
     ) -> AuditPage:
-        """Who changed what, the newest first. For administrators."""
+        """Audit log: who changed what, the newest first. For administrators."""
         query = {"user": user, "command": command, "target": target, "since_ns": since_ns, "until_ns": until_ns}
         return self.ask("GET", "/history/audit", AuditPage, query={**query, "after": after, "limit": limit})
 
     def changes(self, heard: int | None = None) -> Iterator[Change | None]:
-        """From now on, or after the one with this number; None every few seconds in which nothing changed. Raises
-        `Unreachable` when the connection ends: go on with the last number."""
+        """Changes from now on, or after the one with this number; None every few seconds in which nothing changed.
+        Raises `Unreachable` when the connection ends: go on with the last number."""
         for _, change in self.stream_events("/events", Change, "" if heard is None else str(heard), {}):
             yield change
 

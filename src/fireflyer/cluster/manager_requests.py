@@ -57,7 +57,7 @@ _KINDS: Final[Mapping[str, type[FireflyerError]]] = {
 
 
 class ManagerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a manager is and how it is known: by the SHA-256 of its certificate, or, where that is empty, by who
+    """Address of a manager, and how it is known: by the SHA-256 of its certificate, or, where that is empty, by who
     signed it. `url` begins with https, or with http on this machine."""
 
     url: str

@@ -71,7 +71,7 @@ _EMPTY: Final = FlatArray(0, 0, "f8e4m3", None)
 
 
 class Stats(NamedTuple):
-    """What this rank has finished so far."""
+    """Counts of what this rank has finished so far."""
 
     bytes: int
     """Of the arrays of finished operations."""
@@ -247,7 +247,7 @@ class Communicator(GroupMember):
         out: Any = None,
         async_op: bool = False,
     ) -> Work:
-        """As `allreduce`, but only rank `root` receives the result; the arrays of the others stay as they are."""
+        """Like `allreduce`, but only rank `root` receives the result; the arrays of the others stay as they are."""
         root = check_rank("root", root, self.world_size)
         if root == self.rank:
             source, target = self._pair(array, out, dtype, sums=True)

@@ -57,7 +57,7 @@ TAG: Final = 1
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured once and follows from it. JSON-able; to be stored with the job."""
+    """Measurement, and what follows from it. JSON-able; to be stored with the job."""
 
     speeds: Speeds
     plan: Plan

@@ -68,7 +68,7 @@ class Work:
 
     @property
     def source(self) -> int:
-        """Of a `recv` that is done: the rank that sent. -1 for other operations."""
+        """Rank that sent, of a `recv` that is done; -1 for other operations."""
         return -1 if self._native is None else self._native.source()
 
     def done(self) -> bool:
@@ -76,7 +76,7 @@ class Work:
         return self._native is None or self._native.done()
 
     def error(self) -> FireflyerError | None:
-        """What it failed with; None while it runs and after success."""
+        """Failure; None while it runs and after success."""
         if self._native is None:
             return None
         failure = self._native.failure()

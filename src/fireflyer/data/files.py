@@ -6,6 +6,7 @@ and syncs the directory. A reader sees the old file or the new one. A crash leav
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 
@@ -13,7 +14,7 @@ from fireflyer.base.errors import Busy, DataCorruption, Exists
 from fireflyer.base.ports import Data, Disk, DiskFile
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["create_temporary", "default_disk", "publish", "read_file", "replace_file"]
+__all__ = ["create_temporary", "default_disk", "make_directories", "publish", "read_file", "replace_file"]
 
 _MAX_TEMPORARIES = 1000
 
@@ -32,6 +33,14 @@ def create_temporary(disk: Disk, path: str) -> tuple[str, DiskFile]:
         except Exists:
             continue
     raise Busy(f"{path}: {_MAX_TEMPORARIES} old temporary files beside it; remove {directory}/.{name}.tmp-*")
+
+
+def make_directories(disk: Disk, path: str) -> None:
+    """`path` and what is missing above it; nothing where it is there."""
+    if not disk.is_dir(path):
+        make_directories(disk, posixpath.dirname(path))
+        with contextlib.suppress(Exists):
+            disk.mkdir(path)
 
 
 def publish(disk: Disk, temporary: str, path: str) -> None:

@@ -1,185 +1,235 @@
-"""A data set: a directory of record shards and the manifest `dataset.json` that lists them.
+"""All records of a data set, numbered through its shards in the order of the manifest (`fireflyer.data.manifest`).
 
-    dataset.json          {"crc32c": n, "body": {"format", "version", "shards": [...], "meta": {...}}}
-    shard-00000.ffr …     record shards, see `fireflyer.data.records`
+    with RecordSet("ff:///corpora/web") as records:      # or a directory
+        batch = records.read_batch([7, 3_000_000, 12])    # one batch of reads
 
-`crc32c` is that of the bytes of `body` as they stand in the file. The manifest is written last, atomically: a directory
-without it holds no data set. It names each shard's record count and index CRC, so a shard of another data set under the
-right name is refused. Records are numbered through all shards in the order of the manifest.
+Shards are opened when they are first needed. How many stay open, with their indexes, is bounded by `max_open_shards`
+and `max_index_bytes`; those that were not used for the longest time are closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import DataCorruption, Exists, NotFound, UsageError
-from fireflyer.base.ports import Data, Disk
-from fireflyer.base.units import MIB
-from fireflyer.data.files import default_disk, read_file, replace_file
-from fireflyer.data.records import MAX_RECORDS, ShardInfo, ShardReader, ShardWriter, Verify
-from fireflyer.native import crc32c
+from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.units import GIB
+from fireflyer.data.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
+from fireflyer.data.places import Place, place_of, read_whole
+from fireflyer.data.read_plan import split_by_bytes
+from fireflyer.data.shard_format import ShardInfo
+from fireflyer.data.shard_reader import (
+    SEQUENTIAL_BYTES,
+    SEQUENTIAL_RECORDS,
+    ShardReader,
+    Verify,
+    as_array,
+    check_numbers,
+    read_records,
+)
 
-__all__ = ["MANIFEST_NAME", "MAX_SHARDS", "RecordSet", "RecordSetWriter"]
+__all__ = ["DEFAULT_OPEN_SHARDS", "RecordSet"]
 
-MANIFEST_NAME: Final = "dataset.json"
-MAX_SHARDS: Final = 1 << 16
-_MAX_MANIFEST_BYTES = 64 * MIB
-_FORMAT = "fireflyer-dataset"
-
-
-class _Body(msgspec.Struct, frozen=True):
-    format: str
-    version: int
-    shards: tuple[ShardInfo, ...]
-    meta: dict[str, Any]
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    crc32c: int
-    body: msgspec.Raw
+DEFAULT_OPEN_SHARDS: Final = 256
+DEFAULT_INDEX_BYTES: Final = GIB
+_Integers = NDArray[np.int64]
 
 
-class RecordSetWriter:
-    """Fills a directory with shards of about `shard_bytes` each; `commit` writes the manifest. Not thread-safe.
+class _Opened:
+    def __init__(self, reader: ShardReader) -> None:
+        self.reader = reader
+        self.users = 0
+        """Calls that read from it now."""
+        self.dropped = False
 
-    As a context manager it commits at the end and removes what it wrote on an exception.
+
+class _OpenShards:
+    """The shards that are open, the least recently used first. Thread-safe; those in use are closed by their last
+    user."""
+
+    def __init__(self, max_open: int, max_index_bytes: int) -> None:
+        self._max_open, self._max_index_bytes = max_open, max_index_bytes
+        self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
+        self._open: OrderedDict[str, _Opened] = OrderedDict()
+        self._index_bytes = 0
+
+    @contextlib.contextmanager
+    def using(self, wanted: Sequence[str], open_it: Any) -> Iterator[list[ShardReader]]:
+        """`open_it(name)` opens those that are not open."""
+        held: list[_Opened] = []
+        try:
+            for name in wanted:
+                held.append(self._acquire(name, open_it))  # noqa: PERF401 - those before one that fails are given back
+            yield [one.reader for one in held]
+        finally:
+            with self._lock:
+                for one in held:
+                    one.users -= 1
+                    if one.dropped and not one.users:
+                        one.reader.close()
+
+    def _acquire(self, name: str, open_it: Any) -> _Opened:
+        with self._lock:
+            found = self._find(name)
+            opening = self._opening.setdefault(name, threading.Lock())
+        if found is not None:
+            return found
+        with opening:  # one thread opens it; the others go on with other shards, or wait for this one
+            with self._lock:
+                found = self._find(name)
+            if found is not None:
+                return found
+            reader = open_it(name)
+            with self._lock:
+                return self._insert(name, _Opened(reader))
+
+    def _find(self, name: str) -> _Opened | None:
+        found = self._open.get(name)
+        if found is not None:
+            self._open.move_to_end(name)
+            found.users += 1
+        return found
+
+    def _insert(self, name: str, opened: _Opened) -> _Opened:
+        there = self._find(name)
+        if there is not None:  # it was dropped and opened by another thread in the meantime
+            opened.reader.close()
+            return there
+        opened.users += 1
+        self._open[name] = opened
+        self._index_bytes += opened.reader.index_bytes
+        while len(self._open) > 1 and (len(self._open) > self._max_open or self._index_bytes > self._max_index_bytes):
+            self._drop(next(iter(self._open)))
+        return opened
+
+    def _drop(self, name: str) -> None:
+        one = self._open.pop(name)
+        self._opening.pop(name, None)
+        self._index_bytes -= one.reader.index_bytes
+        one.dropped = True
+        if not one.users:
+            one.reader.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for name in list(self._open):
+                self._drop(name)
+
+    def abandon(self) -> None:
+        """In a forked child, where nobody uses them: the lock may be held by a thread that is not here."""
+        for one in self._open.values():
+            one.reader.close()
+
+
+class RecordSet:
+    """`records[i]` is a read-only view of record i, `records.read_batch([…])` are many at once. Thread-safe.
+
+    Pickled by path: another process opens it itself, and so does a forked child.
     """
 
     def __init__(
         self,
-        directory: str,
+        path: str | Place,
         *,
-        shard_bytes: int = 64 * MIB,
-        meta: Mapping[str, Any] | None = None,
-        disk: Disk | None = None,
+        verify: Verify = "always",
+        max_open_shards: int = DEFAULT_OPEN_SHARDS,
+        max_index_bytes: int = DEFAULT_INDEX_BYTES,
+        token_file: str | None = None,
     ) -> None:
-        """`directory` must exist and hold no data set yet (`NotFound`, `Exists`). `meta`: JSON-able, the caller's."""
-        self.directory = os.path.abspath(directory)
-        self.shard_bytes = shard_bytes
-        self._disk = default_disk(disk)
-        self._meta = dict(meta or {})
-        self._shards: list[ShardInfo] = []
-        self._writer: ShardWriter | None = None
-        self._open = True
-        if not self._disk.is_dir(self.directory):
-            raise NotFound(f"{self.directory} is not a directory; create it first")
-        if MANIFEST_NAME in self._disk.list(self.directory):
-            raise Exists(f"{self.directory} holds a data set already; choose an empty directory")
-
-    def add(self, record: Data) -> int:
-        """Appends a record and returns its number in the data set. Raises `UsageError`, `NoSpace`."""
-        if not self._open:
-            raise UsageError(f"{self.directory}: this writer was committed or aborted")
-        length = memoryview(record).nbytes
-        if self._writer is not None and len(self._writer) and not self._writer.fits(length):
-            self._finish_shard()
-        if self._writer is None:
-            if len(self._shards) == MAX_SHARDS:
-                raise UsageError(
-                    f"{self.directory}: more than {MAX_SHARDS} shards; raise shard_bytes={self.shard_bytes}"
-                )
-            name = f"shard-{len(self._shards):05d}.ffr"
-            self._writer = ShardWriter(os.path.join(self.directory, name), disk=self._disk, max_bytes=self.shard_bytes)
-        return sum(shard.records for shard in self._shards) + self._writer.add(record)
-
-    def commit(self) -> None:
-        self._finish_shard()
-        body = msgspec.json.encode(_Body(_FORMAT, 1, tuple(self._shards), self._meta))
-        manifest = msgspec.json.encode(_Manifest(crc32c=crc32c(body), body=msgspec.Raw(body)))
-        replace_file(os.path.join(self.directory, MANIFEST_NAME), manifest, disk=self._disk)
-        self._open = False
-
-    def abort(self) -> None:
-        """Removes every shard that this writer wrote; harmless after `commit`."""
-        if not self._open:
-            return
-        self._open = False
-        if self._writer is not None:
-            self._writer.abort()
-        for shard in self._shards:
-            self._disk.remove(os.path.join(self.directory, shard.name))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abort()
-        elif self._open:
-            self.commit()
-
-    def _finish_shard(self) -> None:
-        if self._writer is not None:
-            self._shards.append(self._writer.commit())
-            self._writer = None
-
-
-class RecordSet:
-    """All records of a data set: `records[i]` is a read-only view of record i, wherever it lies. Thread-safe.
-
-    Shards are mapped when first needed; `max_open_shards` bounds how many stay mapped (one file descriptor each).
-    """
-
-    def __init__(
-        self, directory: str, *, verify: Verify = "always", max_open_shards: int = 256, disk: Disk | None = None
-    ) -> None:
-        """Reads the manifest (through `disk`; shards are always mapped from the real one). Raises `NotFound`,
-        `DataCorruption`."""
+        """`path`: a directory, or `ff://…`, or a place in a file system that is connected already. Reads the manifest.
+        `token_file`: of a user, where the URL names managers.
+        Raises `NotFound`, `DataCorruption`, `UsageError`."""
         if max_open_shards < 1:
             raise UsageError(f"max_open_shards={max_open_shards}; at least 1 is needed")
-        self.directory = os.path.abspath(directory)
+        self._place = place_of(path, token_file=token_file) if isinstance(path, str) else path
+        self.path = self._place.name
+        """Absolute, or an URL that names its cluster."""
         self.verify: Verify = verify
-        self.max_open_shards = max_open_shards
-        body = _read_manifest(os.path.join(self.directory, MANIFEST_NAME), disk)
+        self._options = (max_open_shards, max_index_bytes)
+        self._token_file = token_file
+        manifest = self._place.below(MANIFEST_NAME)
+        body = decode_manifest(manifest.name, read_whole(manifest, MAX_MANIFEST_BYTES))
         self.shards = body.shards
+        self.names = body.names
+        """Shards of the names of records; none where they have no names."""
         self.meta = body.meta
+        self._listed = {one.name: one for one in (*body.shards, *body.names)}
         self._ends = np.cumsum([shard.records for shard in self.shards], dtype=np.int64)
-        self._lock = threading.Lock()
         self._process = os.getpid()
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._open = _OpenShards(*self._options)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, index: int) -> tuple[int, int]:
         """`(shard, record in the shard)` of record `index` (negative counts from the end). Raises `IndexError`."""
-        number = index + len(self) if index < 0 else index
-        if not 0 <= number < len(self):
-            raise IndexError(f"{self.directory}: record {index} is out of range; there are {len(self)}")
-        shard = int(np.searchsorted(self._ends, number, side="right"))
-        return shard, number - (int(self._ends[shard - 1]) if shard else 0)
+        shards, records = self._locate(check_numbers([index], len(self), self.path))
+        return int(shards[0]), int(records[0])
+
+    def _locate(self, numbers: _Integers) -> tuple[_Integers, _Integers]:
+        shards = np.searchsorted(self._ends, numbers, side="right")
+        firsts = np.concatenate((np.zeros(1, np.int64), self._ends))
+        return shards, numbers - firsts[shards]
 
     def __getitem__(self, index: int) -> memoryview:
         """Raises `IndexError`, and `DataCorruption` naming file and record."""
-        shard, record = self.locate(index)
-        return self._reader(shard)[record]
+        return self.read_batch([index])[0]
+
+    def read_batch(self, indices: Sequence[int] | _Integers) -> list[memoryview]:
+        """Read-only bytes of each of these records, in their order: one batch of reads, into one buffer that lives as
+        long as one of the views. Raises `IndexError`, and `DataCorruption` naming file and record."""
+        return self._read(self.shards, indices)
+
+    __getitems__ = read_batch
+    """As loaders of torch know it."""
+
+    def name(self, index: int) -> str:
+        """Name of record `index`: the path that it was packed from. Raises `IndexError`, `UsageError` where records
+        have no names."""
+        if not self.names:
+            raise UsageError(f"{self.path}: its records have no names; only records of whole files have")
+        return bytes(self._read(self.names, [index])[0]).decode("utf-8", "surrogateescape")
+
+    def _read(self, listed: Sequence[ShardInfo], indices: Sequence[int] | _Integers) -> list[memoryview]:
+        numbers = check_numbers(indices, len(self), self.path)
+        if not len(numbers):
+            return []
+        shards, records = self._locate(numbers)
+        wanted, of = np.unique(shards, return_inverse=True)
+        with self._readers().using([listed[shard].name for shard in wanted], self._open_shard) as readers:
+            return read_records(readers, of.reshape(-1), records)
 
     def array(self, index: int, dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
-        """Record `index` as a read-only array `[n]` of `dtype`, without a copy."""
-        shard, record = self.locate(index)
-        return self._reader(shard).array(record, dtype)
+        """Record `index` as a read-only array `[n]` of `dtype`. Raises `DataCorruption`."""
+        return as_array(self[index], dtype, f"{self.path}: record {index}")
 
     def lengths(self) -> NDArray[np.int64]:
         """Length of every record in bytes, int64 `[len(self)]`. Opens every shard once."""
-        parts = [self._reader(shard).lengths.astype(np.int64) for shard in range(len(self.shards))]
+        parts = [self.lengths_of(shard) for shard in range(len(self.shards))]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
+    def lengths_of(self, shard: int) -> NDArray[np.int64]:
+        """Length of every record of one shard in bytes, int64 `[records of the shard]`."""
+        with self._readers().using([self.shards[shard].name], self._open_shard) as (reader,):
+            return reader.lengths.astype(np.int64)
+
     def __iter__(self) -> Iterator[memoryview]:
-        return map(self.__getitem__, range(len(self)))
+        for number, shard in enumerate(self.shards):
+            begin = int(self._ends[number]) - shard.records
+            for first, end in split_by_bytes(self.lengths_of(number), SEQUENTIAL_BYTES, SEQUENTIAL_RECORDS):
+                yield from self.read_batch(np.arange(begin + first, begin + end))
 
     def close(self) -> None:
-        with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()
+        """Closes all shards; one that is wanted afterwards is opened again."""
+        self._readers().close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,25 +238,18 @@ class RecordSet:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.directory, self.verify, self.max_open_shards)
+        return _reopen, (self.path, self.verify, *self._options, self._token_file)
 
-    def _reader(self, shard: int) -> ShardReader:
-        if os.getpid() != self._process:  # forked, perhaps while a thread that is not here held the lock
-            self._lock, self._process = threading.Lock(), os.getpid()
-        with self._lock:
-            reader = self._open.get(shard)
-            if reader is None:
-                reader = self._open_shard(self.shards[shard])
-                self._open[shard] = reader
-                if len(self._open) > self.max_open_shards:
-                    # Dropped, not closed: another thread may be reading from it; the last reference unmaps.
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(shard)
-            return reader
+    def _readers(self) -> _OpenShards:
+        if os.getpid() != self._process:
+            # Forked, perhaps while a thread that is not here held the lock, and the client of 3FS is the parent's.
+            self._open.abandon()
+            self._place = place_of(self.path, token_file=self._token_file)
+            self._open, self._process = _OpenShards(*self._options), os.getpid()
+        return self._open
 
-    def _open_shard(self, expected: ShardInfo) -> ShardReader:
-        reader = ShardReader(os.path.join(self.directory, expected.name), verify=self.verify)
+    def _open_shard(self, name: str) -> ShardReader:
+        reader, expected = ShardReader(self._place.below(name), verify=self.verify), self._listed[name]
         if reader.info != expected:
             reader.close()
             raise DataCorruption(
@@ -216,29 +259,11 @@ class RecordSet:
         return reader
 
 
-def _reopen(directory: str, verify: Verify, max_open_shards: int) -> RecordSet:
-    return RecordSet(directory, verify=verify, max_open_shards=max_open_shards)
-
-
-def _read_manifest(path: str, disk: Disk | None) -> _Body:
-    data = read_file(path, max_bytes=_MAX_MANIFEST_BYTES, disk=disk)
-    advice = "restore it from a copy or rebuild the data set"
-    try:
-        manifest = msgspec.json.decode(data, type=_Manifest)
-        if crc32c(bytes(manifest.body)) != manifest.crc32c:
-            raise DataCorruption(f"{path}: does not match its CRC32C; {advice}")
-        body = msgspec.json.decode(manifest.body, type=_Body)
-    except DECODE_ERRORS as error:
-        raise DataCorruption(f"{path}: not a manifest: {error}; {advice}") from error
-    if body.format != _FORMAT or body.version != 1:
-        raise DataCorruption(
-            f"{path}: format {body.format!r} version {body.version}, not {_FORMAT!r} version 1; {advice}"
-        )
-    if len(body.shards) > MAX_SHARDS:
-        raise DataCorruption(f"{path}: lists {len(body.shards)} shards, more than {MAX_SHARDS}; {advice}")
-    for shard in body.shards:
-        if os.path.basename(shard.name) != shard.name or shard.name in ("", ".", "..") or "\0" in shard.name:
-            raise DataCorruption(f"{path}: shard name {shard.name!r} is not a plain file name; {advice}")
-        if not 0 <= shard.records <= MAX_RECORDS:
-            raise DataCorruption(f"{path}: shard {shard.name} is listed with {shard.records} records; {advice}")
-    return body
+def _reopen(path: str, verify: Verify, max_open_shards: int, max_index_bytes: int, token_file: str | None) -> RecordSet:
+    return RecordSet(
+        path,
+        verify=verify,
+        max_open_shards=max_open_shards,
+        max_index_bytes=max_index_bytes,
+        token_file=token_file,
+    )

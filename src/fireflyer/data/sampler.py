@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["MAX_SAMPLES", "ResumableSampler", "SamplerState", "describe_uneven", "permute", "slice_of_rank"]
+__all__ = ["MAX_SAMPLES", "ResumableSampler", "SamplerState", "SliceWarning", "check_stream", "describe_uneven"]
+__all__ += ["permute", "slice_of_rank"]
 
 MAX_SAMPLES = 1 << 48
 """Keeps every product of the network below 2**63."""
@@ -37,7 +38,7 @@ _MASK = (1 << 64) - 1
 
 
 class SamplerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint keeps of the sampler."""
+    """State of the sampler that a checkpoint keeps."""
 
     size: int
     seed: int
@@ -59,26 +60,18 @@ class ResumableSampler:
     def __init__(self, size: int, *, global_batch: int, seed: int, shuffle: bool = True) -> None:
         if not 1 <= size <= MAX_SAMPLES:
             raise UsageError(f"size={size} samples; the sampler needs 1 to {MAX_SAMPLES}")
-        if not 1 <= global_batch <= MAX_SAMPLES:
-            raise UsageError(f"global_batch={global_batch}; it must be 1 to {MAX_SAMPLES}")
-        if not 0 <= seed < 1 << 63:
-            raise UsageError(f"seed={seed}; it must be 0 to 2**63 - 1")
+        check_stream(global_batch, seed)
         self.size = size
         self.global_batch = global_batch
         self.seed = seed
         self.shuffle = shuffle
-        self._world_size = 0
-        """For which it was said whether the batch divides evenly."""
+        self._warning = SliceWarning()
 
     def batch(self, position: int, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """Sample indices of `rank`, int64 `[n]`: n is `global_batch / world_size`, rounded up or down. Rank 0 logs a
         warning where ranks have different numbers of samples."""
         first, end = slice_of_rank(self.global_batch, rank, world_size)
-        if world_size != self._world_size:
-            self._world_size = world_size
-            uneven = describe_uneven(self.global_batch, world_size) if rank == 0 else None
-            if uneven is not None:
-                _log.warning("%s", uneven)
+        self._warning.look(self.global_batch, rank, world_size)
         return self.stream(position + first, end - first)
 
     def stream(self, position: int, count: int) -> NDArray[np.int64]:
@@ -115,6 +108,29 @@ class ResumableSampler:
         if state.position < 0:
             raise UsageError(f"sampler state has position {state.position}, which is negative")
         return state.position
+
+
+def check_stream(global_batch: int, seed: int) -> None:
+    """Raises `UsageError`."""
+    if not 1 <= global_batch <= MAX_SAMPLES:
+        raise UsageError(f"global_batch={global_batch}; it must be 1 to {MAX_SAMPLES}")
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"seed={seed}; it must be 0 to 2**63 - 1")
+
+
+class SliceWarning:
+    """Says once for each world size, on rank 0, that a batch does not divide evenly."""
+
+    def __init__(self) -> None:
+        self._world_size = 0
+
+    def look(self, global_batch: int, rank: int, world_size: int) -> None:
+        if world_size == self._world_size:
+            return
+        self._world_size = world_size
+        uneven = describe_uneven(global_batch, world_size) if rank == 0 else None
+        if uneven is not None:
+            _log.warning("%s", uneven)
 
 
 def slice_of_rank(count: int, rank: int, world_size: int) -> tuple[int, int]:

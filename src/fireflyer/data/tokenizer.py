@@ -119,7 +119,7 @@ class BpeTokenizer:
         return b"".join(map(self._bytes.__getitem__, array.tolist()))
 
     def decode_text(self, ids: ArrayLike) -> str:
-        """As text for people: bytes that are not UTF-8 (half a character at the cut) become U+FFFD."""
+        """Decode to text for people: bytes that are not UTF-8 (half a character at the cut) become U+FFFD."""
         return self.decode(ids).decode("utf-8", errors="replace")
 
     def to_json(self) -> bytes:

@@ -7,12 +7,15 @@ is left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.data.recordset import RecordSet
+from fireflyer.data.shard_reader import check_numbers
 
 __all__ = ["TokenWindows"]
 
@@ -34,36 +37,50 @@ class TokenWindows:
         odd = np.flatnonzero(lengths_bytes % _TOKEN.itemsize)
         if odd.size:
             raise DataCorruption(
-                f"{records.directory}: record {odd[0]} has an odd number of bytes, so it does not hold uint16 tokens"
+                f"{records.path}: record {odd[0]} has an odd number of bytes, so it does not hold uint16 tokens"
             )
         self._ends = np.cumsum(lengths_bytes // _TOKEN.itemsize)
         self.tokens = int(self._ends[-1]) if len(self._ends) else 0
         if self.tokens <= length:
-            raise UsageError(f"{records.directory}: {self.tokens} tokens, one window of {length} needs {length + 1}")
+            raise UsageError(f"{records.path}: {self.tokens} tokens, one window of {length} needs {length + 1}")
 
     def __len__(self) -> int:
         return (self.tokens - 1) // self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.records.directory}: window {index} is out of range; there are {len(self)}")
-        tokens = torch.from_numpy(self._row(index * self.length, self.length + 1))
-        return tokens[:-1], tokens[1:]
+        if not 0 <= index < len(self):  # a loop over all of them ends here, as over any sequence
+            raise IndexError(f"{self.records.path}: window {index} is out of range; there are {len(self)}")
+        return self.__getitems__([index])[0]
 
-    def _row(self, first: int, count: int) -> NDArray[np.int64]:
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The records of all these windows are read in one batch, each once. Raises `IndexError`, `DataCorruption`."""
+        wanted = check_numbers(indices, len(self), f"{self.records.path}, windows") * self.length
+        spans = [self._records_of(first, self.length + 1) for first in wanted.tolist()]
+        numbers = sorted({record for span in spans for record in span})
+        found = dict(zip(numbers, self.records.read_batch(numbers), strict=True))
+        samples = []
+        for first, span in zip(wanted.tolist(), spans, strict=True):
+            tokens = torch.from_numpy(self._row(first, self.length + 1, [(at, found[at]) for at in span]))
+            samples.append((tokens[:-1], tokens[1:]))
+        return samples
+
+    def _records_of(self, first: int, count: int) -> range:
+        """Those with tokens of `[first, first + count)`."""
+        begin, end = np.searchsorted(self._ends, [first, first + count - 1], side="right").tolist()
+        return range(begin, end + 1)
+
+    def _row(self, first: int, count: int, records: Sequence[tuple[int, memoryview]]) -> NDArray[np.int64]:
         """Tokens `[first, first + count)` of the long row, int64."""
         row = np.empty(count, np.int64)
         filled = 0
-        record = int(np.searchsorted(self._ends, first, side="right"))
-        while filled < count:
+        for record, content in records:
             begin = int(self._ends[record - 1]) if record else 0
-            piece = self.records.array(record, _TOKEN)[first + filled - begin :][: count - filled]
+            piece = np.frombuffer(content, _TOKEN)[first + filled - begin :][: count - filled]
             row[filled : filled + len(piece)] = piece
             filled += len(piece)
-            record += 1
         if int(row.max()) >= self.vocab_size:
             raise DataCorruption(
-                f"{self.records.directory}: token {row.max()} near token {first} of the data set, the vocabulary has "
+                f"{self.records.path}: token {row.max()} near token {first} of the data set, the vocabulary has "
                 f"{self.vocab_size}: these records were made with another tokenizer"
             )
         return row

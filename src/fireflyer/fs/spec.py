@@ -13,81 +13,33 @@ process that name the same cluster in the same way share one connection. Nothing
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import io
 import os
 import posixpath
 import stat
-import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike, stringify_path
 
-from fireflyer.base.errors import UsageError
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
+from fireflyer.fs.tools.connections import Connected, shared
 from fireflyer.fs.tools.copying import CopyOptions, copy_file
-from fireflyer.fs.tools.default_cluster import default_target
-from fireflyer.fs.tools.trees import NO_REPLACE, Attributes, LocalTree, OpenFile, Tree
+from fireflyer.fs.tools.default_cluster import require_target
+from fireflyer.fs.tools.trees import NO_REPLACE, Attributes, LocalTree, OpenFile
 
-__all__ = ["TARGET_VARIABLE", "FireflyerFile", "FireflyerFileSystem", "shared"]
+__all__ = ["FireflyerFile", "FireflyerFileSystem"]
 
-TARGET_VARIABLE: Final = "FIREFLYER_FS"
 MAX_READS: Final = 1024
 """Of one `read_batch` of `cat_ranges`."""
 MAX_ATTEMPTS: Final = 8
 """To write a file whose directories others make and remove at the same time."""
-_lock = threading.Lock()
-_shared: dict[tuple[int, str, str | None, str | None], _Connected] = {}
-
-
-def _in_child() -> None:
-    """Another thread may have had the lock when this process was forked, and is not there to let it go."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-class _Connected(Tree, Protocol):
-    def read_batch(self, reads: Sequence[tuple[Any, int, memoryview]]) -> list[Any]: ...
-    def close(self) -> None: ...
-
-
-def shared(target: str, token: str | None = None, token_file: str | None = None) -> _Connected:
-    """This process's connection, made by the first who asks. A forked child makes its own. Raises `FireflyerError`."""
-    key = os.getpid(), target, token, token_file
-    with _lock:
-        found = _shared.get(key)
-        if found is None:
-            if not _shared:
-                atexit.register(_close_all)
-            found = _shared[key] = _connect(target, token, token_file)
-        return found
-
-
-def _connect(target: str, token: str | None, token_file: str | None) -> _Connected:
-    from fireflyer.fs import connect
-    from fireflyer.identity.private_files import read_private_file
-
-    if token_file is not None:
-        token = read_private_file(token_file, 4096).decode(errors="replace").strip()
-    return cast("_Connected", connect(target, token=token))
-
-
-def _close_all() -> None:
-    for (pid, *_), connected in list(_shared.items()):
-        if pid == os.getpid():
-            with contextlib.suppress(Exception):
-                connected.close()
-    _shared.clear()
 
 
 class FireflyerFileSystem(AbstractFileSystem):
@@ -107,17 +59,11 @@ class FireflyerFileSystem(AbstractFileSystem):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        target = target or os.environ.get(TARGET_VARIABLE) or default_target()
-        if not target:
-            raise UsageError(
-                "no cluster is named, and none was started here (`ff fs up -d`); use ff://host:7000/path, the option "
-                f"target, or the environment variable {TARGET_VARIABLE}"
-            )
-        self._target, self._auto_mkdir = target, auto_mkdir
+        self._target, self._auto_mkdir = require_target(target), auto_mkdir
         self._token, self._token_file = token, token_file
 
     @property
-    def files(self) -> _Connected:
+    def files(self) -> Connected:
         """The file system itself, for what fsspec has no words for."""
         return shared(self._target, self._token, self._token_file)
 
@@ -233,7 +179,7 @@ class FireflyerFileSystem(AbstractFileSystem):
             return False
 
     def created(self, path: Any) -> datetime:
-        """When its attributes last changed: the file system does not keep when a file was made."""
+        """Time when its attributes last changed: the file system does not keep when a file was made."""
         return datetime.fromtimestamp(self.info(path)["created"], tz=UTC)
 
     def modified(self, path: Any) -> datetime:
@@ -271,7 +217,7 @@ class FireflyerFileSystem(AbstractFileSystem):
                 raise IsADirectoryError(errno.EISDIR, "is a directory; recursive=True removes it", one)
 
     def mv(self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any) -> None:
-        """Of one path: a rename, which is atomic and replaces a file; into a directory that is there."""
+        """Move one path: a rename, which is atomic and replaces a file; into a directory that is there."""
         from glob import has_magic
 
         if (

@@ -146,7 +146,7 @@ Credential = NodeCredential | UserCredential | DerivedCredential
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """What the server keeps of a token: whose it is, and `token_key(token)`; where users have accounts, also who that
+    """Key that a server keeps of a token: whose it is, and `token_key(token)`; where users have accounts, also who that
     is in a file system, and the roles that the token carries."""
 
     user: str
@@ -162,7 +162,7 @@ FindUser = Callable[[str], Awaitable[UserKey | None]]
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
-    """Whom a server lets in: holders of `secret`, and users whose token `find_user(token_id)` knows. Each may be
+    """Peers that a server lets in: holders of `secret`, and users whose token `find_user(token_id)` knows. Each may be
     None. `find_user` is where expiry is looked at, with the caller's clock. It is the listener that awaits it; what is
     pure only looks whether there is one."""
 

@@ -115,7 +115,7 @@ class TokenStore:
     def create_user(
         self, name: str, now_s: int, *, uid: int | None = None, gid: int | None = None, groups: Sequence[int] = ()
     ) -> Account:
-        """As in `IdentityStore`, like the methods of the same names below."""
+        """Create a user as in `IdentityStore`, like the methods of the same names below."""
         check_name(name)
         check_ids(name, uid, gid, groups)
         with self._changing():
@@ -224,7 +224,7 @@ class TokenStore:
         return UserKey(user.name, bytes.fromhex(found[1].sha256), _account(user), roles, scope)
 
     def account(self, name: str) -> Account | None:
-        """As it is now; None when there is no such user."""
+        """Account as it is now; None when there is no such user."""
         user = self.user(name)
         return None if user is None else user.account
 

@@ -66,7 +66,7 @@ class UserInfo(msgspec.Struct, frozen=True):
 
 
 class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be shown of a token. `expires_s` is None for one that does not expire."""
+    """Public part of a token. `expires_s` is None for one that does not expire."""
 
     id: str
     user: str
@@ -77,7 +77,7 @@ class TokenInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who showed a token. `roles`: of the user now; none for the scope `run`."""
+    """User who showed a token. `roles`: of the user now; none for the scope `run`."""
 
     user: str
     scope: Scope
@@ -102,19 +102,19 @@ class IdentityStore(Protocol):
         another user has this uid), `UsageError` for a bad name or number, or too many users or groups."""
 
     async def remove_user(self, name: str) -> None:
-        """With all tokens and roles. Raises `NotFound`."""
+        """Remove a user with all tokens and roles. Raises `NotFound`."""
 
     async def user(self, name: str) -> UserInfo | None:
-        """As they are now; None when there is no such user."""
+        """User as they are now; None when there is no such user."""
 
     async def users(self, after: str = "", limit: int = MAX_USERS_PER_PAGE) -> list[UserInfo]:
-        """Those whose names come after this one, sorted by name; `MAX_USERS_PER_PAGE` at most."""
+        """Users whose names come after this one, sorted by name; `MAX_USERS_PER_PAGE` at most."""
 
     async def grant_role(self, name: str, role: str) -> None:
-        """Nothing happens where the user has it. Raises `NotFound`, `UsageError` for a bad role, or too many."""
+        """Grant a role; one that the user has is no error. Raises `NotFound`, and `UsageError` for a bad role."""
 
     async def revoke_role(self, name: str, role: str) -> None:
-        """Nothing happens where the user has it not. Raises `NotFound` (no such user)."""
+        """Revoke a role. Nothing happens where the user has it not. Raises `NotFound` (no such user)."""
 
     async def issue(
         self, user: str, now_s: int, *, lifetime_s: int | None = None, label: str = "", scope: Scope = "user"
@@ -123,18 +123,18 @@ class IdentityStore(Protocol):
         ones make room. Raises `NotFound` (no such user), `UsageError` over a limit."""
 
     async def revoke(self, token_id: str) -> None:
-        """From now on the token is refused. Raises `NotFound`."""
+        """Revoke a token: from now on it is refused. Raises `NotFound`."""
 
     async def tokens(self, user: str) -> list[TokenInfo]:
         """The user's tokens in the order of issue; of those that have expired some may be missing. Raises
         `NotFound`."""
 
     async def verify(self, token: str, now_s: int) -> Identity:
-        """Who shows this token, of either scope. Raises `PermissionDenied`, with one message for every reason."""
+        """User who shows this token, of either scope. Raises `PermissionDenied`, with one message for every reason."""
 
     async def find(self, token_id: str, now_s: int, scopes: Collection[Scope] = USER_SCOPE) -> UserKey | None:
-        """What a handshake needs to check a token, with the account of its user and the roles that it carries now; None
-        when it is unknown, revoked, expired, or of another scope."""
+        """Find the key that checks a token, with the account of its user and the roles that it carries now; None when
+        it is unknown, revoked, expired, or of another scope."""
 
 
 class NewToken(NamedTuple):

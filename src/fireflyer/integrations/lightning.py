@@ -138,7 +138,7 @@ def take_apart(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def put_together(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What `take_apart` took apart."""
+    """Put together what `take_apart` took apart."""
     ((kind, inner),) = value.items()
     if kind == "tensor":
         return tensors[inner]

@@ -32,7 +32,7 @@ class Reader(Protocol):
         """None if there is no such key."""
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get` of each, in this order; where the store is another process, with one question. At most
+        """Like `get` of each, in this order; where the store is another process, with one question. At most
         `MAX_PAGE_ITEMS` keys, of values that are small: their bytes are not bounded."""
 
     async def get_range(
@@ -55,20 +55,20 @@ class Transaction(Reader, Protocol):
         """Creates or replaces."""
 
     def clear(self, key: bytes) -> None:
-        """Nothing happens if there is no such key."""
+        """Remove a key. Nothing happens if there is no such key."""
 
     def clear_range(self, begin: bytes, end: bytes | None) -> None:
         """Clears all keys from `begin` up to but without `end` (None: to the last)."""
 
     def frees_space(self) -> None:
-        """What it does makes room in the end, though it writes something first: where a disk is full it may use the
+        """Declare that it makes room in the end, though it writes something first: where a disk is full it may use the
         room that is kept for clearing keys. For little, and nothing that goes on for ever without clearing."""
 
     def apply(self, mutations: Mutations) -> None:
         """All of them, whose keys and values have been checked: see `Part`."""
 
     def add_read_conflict(self, begin: bytes, end: bytes | None = None) -> None:
-        """As if the key `begin` had been read, or with `end` the range: `Conflict` if another writes there."""
+        """Count the key `begin` as read, or with `end` the range: `Conflict` if another writes there."""
 
 
 class Engine(Protocol):

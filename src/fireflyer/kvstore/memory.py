@@ -23,6 +23,8 @@ __all__ = ["CommitFault", "MemoryEngine"]
 
 
 class CommitFault(enum.Enum):
+    """Fault that the commit of a transaction has."""
+
     NONE = enum.auto()
     CONFLICT = enum.auto()
     DISCONNECTED = enum.auto()
@@ -33,6 +35,8 @@ class CommitFault(enum.Enum):
 
 
 class MemoryEngine(AttemptingEngine):
+    """Engine that keeps everything in the memory of this process, for tests and simulations."""
+
     def __init__(
         self,
         store: MemoryStore | None = None,

@@ -76,7 +76,7 @@ class TransactionBatch:
 
     @property
     def fullness(self) -> float:
-        """Of the limits of a transaction; conflicts are not counted."""
+        """Used share of the limits of a transaction; conflicts are not counted."""
         return max(self.kept_entries / MAX_ENTRIES, self.kept_bytes / MAX_TRANSACTION_BYTES)
 
     async def get(self, key: bytes) -> bytes | None:
@@ -101,7 +101,7 @@ class TransactionBatch:
         return await self._below.get_range(begin, end, limit=limit, reverse=reverse)
 
     def apply(self, overlay: Overlay) -> None:
-        """Of a savepoint that is released."""
+        """Apply what a savepoint that is released wrote."""
         writes = self._writes
         if writes is None:
             raise TypeError("this transaction only reads; its parts cannot write")
@@ -174,11 +174,11 @@ class Savepoint:
         self._overlay.clear_range(checked_range(begin, end))
 
     def rollback(self) -> None:
-        """Nothing was written; it may go on."""
+        """Undo what was written; it may go on."""
         self._overlay = Overlay()
 
     def release(self) -> None:
-        """What was written is the transaction's. Raises `UsageError` when that becomes too large by it: then the
+        """Give what was written to the transaction. Raises `UsageError` when that becomes too large by it: then the
         transaction has failed."""
         if self._overlay.entries:
             self._transaction_batch.apply(self._overlay)

@@ -16,6 +16,8 @@ __all__ = ["LoopTiming"]
 
 
 class LoopTiming(Timing):
+    """Time and chance for the event loop that runs."""
+
     def __init__(self, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._rng = rng or random.Random()

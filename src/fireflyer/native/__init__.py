@@ -96,5 +96,5 @@ __all__ = [
 
 
 def ucx_module() -> str:
-    """Where the build puts the module that `Fabric` loads, if it was built."""
+    """Path of the module that `Fabric` loads, if it was built."""
     return os.path.join(os.path.dirname(_core.__file__ or ""), "_ucx.so")

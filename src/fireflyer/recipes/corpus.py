@@ -32,7 +32,8 @@ from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB, SECOND, format_bytes
 from fireflyer.data import END_OF_TEXT, BpeTokenizer, RecordSet, RecordSetWriter
-from fireflyer.data.files import read_file, replace_file
+from fireflyer.data.files import make_directories, read_file, replace_file
+from fireflyer.data.places import place_of, read_whole
 from fireflyer.runtime.disk import RealDisk
 
 __all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_VOCAB_SIZE", "Corpus", "build_corpus", "open_corpus"]
@@ -49,6 +50,7 @@ _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "dist-packages", "idle_test", "
 _MAX_SOURCE_BYTES = 4 * MIB
 _TOKENIZER_SAMPLE_BYTES = 1_000_000
 _SHARD_BYTES = 2 * MIB
+_MAX_TOKENIZER_BYTES = 64 * MIB
 
 
 class _Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +70,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
     """A complete corpus on disk, and its figures."""
 
     directory: str
-    """That of the record set and the tokenizer."""
+    """That of the record set and the tokenizer, or its URL."""
     fingerprint: str
     files: int
     source_bytes: int
@@ -83,7 +85,8 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         return RecordSet(self.directory)
 
     def tokenizer(self) -> BpeTokenizer:
-        return BpeTokenizer.load(os.path.join(self.directory, _TOKENIZER))
+        place = place_of(self.directory).below(_TOKENIZER)
+        return BpeTokenizer.from_json(read_whole(place, _MAX_TOKENIZER_BYTES), name=place.name)
 
     def __str__(self) -> str:
         how = "reused" if self.reused else f"built in {self.build_ns / SECOND:.1f} s"
@@ -111,7 +114,7 @@ def build_corpus(
     sources = _read_sources(disk, source or sysconfig.get_paths()["stdlib"], max_bytes)
     fingerprint = _fingerprint(sources, vocab_size)
     name = f"corpus-{fingerprint[:16]}"
-    _make_directories(disk, directory)
+    make_directories(disk, directory)
     with _locked(os.path.join(directory, _LOCK)):
         target = os.path.join(directory, name)
         corpus = _intact(disk, target, fingerprint)
@@ -123,15 +126,17 @@ def build_corpus(
 
 
 def open_corpus(directory: str) -> Corpus:
-    """The directory's current corpus as it was built. Raises `NotFound` if none was, `DataCorruption`."""
-    path = os.path.join(os.path.abspath(directory), _CURRENT)
+    """The directory's current corpus as it was built; also of a copy of the directory in 3FS, `ff://…`. Raises
+    `NotFound` if none was, `DataCorruption`."""
+    place = place_of(directory)
+    path = place.below(_CURRENT)
     try:
-        current = msgspec.json.decode(read_file(path, max_bytes=4096), type=_Current)
+        current = msgspec.json.decode(read_whole(path, 4096), type=_Current)
     except DECODE_ERRORS as error:
-        raise DataCorruption(f"{path}: {error}; remove the file, the corpus is then built again") from error
+        raise DataCorruption(f"{path.name}: {error}; remove the file, the corpus is then built again") from error
     if os.path.basename(current.name) != current.name or not current.name.startswith("corpus-"):
-        raise DataCorruption(f"{path}: {current.name!r} is not a corpus; remove the file, and it is built again")
-    return _describe(os.path.join(os.path.dirname(path), current.name))
+        raise DataCorruption(f"{path.name}: {current.name!r} is not a corpus; remove the file, and it is built again")
+    return _describe(place.below(current.name).name)
 
 
 def _read_sources(disk: Disk, source: str, max_bytes: int) -> list[tuple[str, bytes]]:
@@ -227,13 +232,6 @@ def _describe(target: str) -> Corpus:
         except msgspec.ValidationError as error:
             raise DataCorruption(f"{target}: not a corpus of ours ({error}); remove it, and build again") from error
     return Corpus(directory=target, reused=True, **msgspec.to_builtins(meta))
-
-
-def _make_directories(disk: Disk, path: str) -> None:
-    if not disk.is_dir(path):
-        _make_directories(disk, os.path.dirname(path))
-        with contextlib.suppress(Exists):
-            disk.mkdir(path)
 
 
 def _remove_directory(disk: Disk, path: str) -> None:

@@ -28,6 +28,8 @@ __all__ = ["CurveComparison", "DemoResult", "DemoSpec", "compare_curves", "judge
 
 
 class DemoSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Demonstration: its steps, checkpoints, nodes, and the failure it plants."""
+
     directory: str
     """Everything is written beneath it; the runs of an earlier demonstration are replaced, its corpus is reused."""
     steps: int = 120
@@ -64,6 +66,8 @@ class CurveComparison(msgspec.Struct, frozen=True):
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a demonstration, and what it has checked."""
+
     ok: bool
     facts: tuple[tuple[str, str], ...]
     """What the report says beside its own figures: (name, value), in the order to be shown."""

@@ -23,6 +23,8 @@ __all__ = ["PRESETS", "GPTConfig", "GPTModel"]
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a GPT, and the seed of its weights."""
+
     vocab_size: int = 1024
     layers: int = 4
     heads: int = 4
@@ -52,6 +54,8 @@ PRESETS: Final[dict[str, GPTConfig]] = {
 
 
 class GPTModel(nn.Module):
+    """GPT with learned positions: tokens (batch, time) int64 in, logits (batch, time, vocabulary) fp32 out."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config

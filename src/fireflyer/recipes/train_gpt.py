@@ -17,6 +17,7 @@ import gc
 import logging
 import math
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,16 +30,17 @@ import torch
 from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
-from fireflyer.base.ports import Clock, Disk
+from fireflyer.base.ports import Clock
 from fireflyer.base.units import SECOND, format_duration, parse_duration
 from fireflyer.checkpoint import CheckpointManager, capture, load_into, load_rng, stored_job_plan, stored_plans
+from fireflyer.checkpoint.storage import is_remote
 from fireflyer.cluster import Reporter
 from fireflyer.cluster.sdk import go_suspend, should_suspend
 from fireflyer.collectives import Communicator, Plan
 from fireflyer.data import Batch, PrefetchLoader, ResumableSampler, SamplerState, TokenWindows
 from fireflyer.recipes.corpus import Corpus, build_corpus, open_corpus
 from fireflyer.recipes.gpt import PRESETS, GPTModel
-from fireflyer.runtime import MonotonicClock, RealDisk, Store, open_store, read_environment
+from fireflyer.runtime import MonotonicClock, Store, open_store, read_environment
 from fireflyer.training import DistributedDataParallel
 
 __all__ = ["Options", "main", "parse_options"]
@@ -126,7 +128,8 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
     """All parts of the job; what must be closed is given to `cleanup`. Collective."""
     torch.set_num_threads(1)  # ranks share the machine, and the order of additions must not depend on threads
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(options.seed + env.rank)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):  # checkpoints hold the state of all three
+        seed(options.seed + env.rank)
     corpus = find_corpus(options.corpus_dir)
     windows = TokenWindows(corpus.records(), options.sequence_length, vocab_size=corpus.vocab_size)
     reporter = Reporter.from_environment(env)
@@ -155,10 +158,13 @@ def build(options: Options, env: RankEnvironment, cleanup: contextlib.ExitStack)
 
 
 def find_corpus(directory: str) -> Corpus:
-    """The one that this job began with; the first rank that finds none builds it while the others wait."""
+    """The one that this job began with; the first rank that finds none builds it while the others wait. In 3FS it must
+    be there."""
     try:
         return open_corpus(directory)
     except NotFound:
+        if is_remote(directory):
+            raise
         return build_corpus(directory)
 
 
@@ -167,16 +173,14 @@ def join_group(
 ) -> tuple[Communicator, CheckpointManager]:
     """Meets the other ranks. The plan with which the job had as many ranks is used again, so that sums are formed in
     its order; only another number of ranks or nodes needs another plan, and its losses agree but for rounding."""
-    disk = RealDisk()
-    first = stored_job_plan(options.checkpoint_dir, disk)  # of a release that kept the job's first plan there
-    plan = stored_plan_for(options, env, disk, first)
+    first = stored_job_plan(options.checkpoint_dir)  # of a release that kept the job's first plan there
+    plan = stored_plan_for(options, env, first)
     comm = Communicator.from_environment(env, plan=plan, timeout_ns=options.timeout_ns)
     checkpoints = CheckpointManager(
         options.checkpoint_dir,
         rank=env.rank,
         world_size=env.world_size,
         store=store,
-        disk=disk,
         keep=options.keep,
         period_steps=options.checkpoint_every,
         job_plan=first,
@@ -188,9 +192,9 @@ def join_group(
     return comm, checkpoints
 
 
-def stored_plan_for(options: Options, env: RankEnvironment, disk: Disk, first: dict[str, Any] | None) -> Plan | None:
+def stored_plan_for(options: Options, env: RankEnvironment, first: dict[str, Any] | None) -> Plan | None:
     """The last plan of the job with as many ranks and nodes as it has now."""
-    kept = [record.plan for record in stored_plans(options.checkpoint_dir, disk) if "collectives" in record.plan]
+    kept = [record.plan for record in stored_plans(options.checkpoint_dir) if "collectives" in record.plan]
     plans = [stored_as(Plan, one.get("collectives"), options) for one in ([] if first is None else [first]) + kept]
     fitting = [plan for plan in plans if (plan.world_size, plan.nodes) == (env.world_size, env.nodes)]
     return fitting[-1] if fitting else None
@@ -329,8 +333,9 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
     parser.add_argument("--sequence-length", type=int, default=128, help="tokens per sample")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="small", help="size of the model")
-    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"))
-    parser.add_argument("--checkpoint-dir", default=os.path.join(base, "checkpoints"))
+    place = "a directory, or ff://… of 3FS"
+    parser.add_argument("--corpus-dir", default=os.path.join(base, "corpus"), help=place)
+    parser.add_argument("--checkpoint-dir", default=os.path.join(base, "checkpoints"), help=place)
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints")
     parser.add_argument("--timeout", default="30s", help="how long a collective may wait for another rank")
@@ -352,12 +357,16 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
         sequence_length=given.sequence_length,
         learning_rate=given.lr,
         preset=given.preset,
-        corpus_dir=os.path.abspath(given.corpus_dir),
-        checkpoint_dir=os.path.abspath(given.checkpoint_dir),
+        corpus_dir=place_of(given.corpus_dir),
+        checkpoint_dir=place_of(given.checkpoint_dir),
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
         timeout_ns=parse_duration(given.timeout),
     )
+
+
+def place_of(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
 
 
 if __name__ == "__main__":

@@ -10,5 +10,5 @@ __all__ = ["read_environment"]
 
 
 def read_environment() -> RankEnvironment:
-    """What `ff run` or `torchrun` told this process; rank 0 of 1 when started by hand. Raises `UsageError`."""
+    """Read what `ff run` or `torchrun` told this process; rank 0 of 1 when started by hand. Raises `UsageError`."""
     return RankEnvironment.from_mapping(os.environ)

@@ -133,7 +133,7 @@ class Reporter:
             self._put(PeerFailureReport(self._rank, self._attempt or 0, error.rank, error.message))
 
     def saturation(self, group: str, saturated: int, values: int) -> None:
-        """Of `values` results of fp8 sums in `group` so far, this rank has rounded `saturated` that did not fit."""
+        """Report that this rank rounded `saturated` of `values` results of fp8 sums in `group`, as they did not fit."""
         if self._rank is not None:
             self._put(SaturationReport(self._rank, self._attempt or 0, group, saturated, values))
 

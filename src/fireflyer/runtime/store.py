@@ -135,11 +135,11 @@ class StoreService:
         server.register(_DELETE, self._delete)
 
     def delete_prefix(self, prefix: str) -> int:
-        """For the launcher itself: clears what an attempt left behind."""
+        """Delete, for the launcher itself, what an attempt left behind."""
         return self._table.delete_prefix(prefix)
 
     def set(self, key: str, value: bytes) -> None:
-        """For the launcher itself."""
+        """Set a value, for the launcher itself."""
         self._wake(self._table.set(key, value))
 
     def _wake(self, ready: list[int]) -> None:

@@ -210,14 +210,14 @@ def get_whole_life_state() -> int:
 
 
 def set_whole_life_state(value: int) -> None:
-    """When it returns, the launcher has `value` on its disk. Raises `UsageError` for one that 64 bits do not hold, and
+    """Store `value`: the launcher has it on its disk then. Raises `UsageError` for one that 64 bits do not hold, and
     `FireflyerError` when the launcher does not answer or cannot write."""
     _check_state(value)
     _this_rank().whole_life_state(value)
 
 
 def set_watchdog_time(seconds: float) -> None:
-    """From now on the job counts as hung when no rank has printed or reported anything for so long (`ff run
+    """Set the time of silence: the job counts as hung when no rank has printed or reported for so long (`ff run
     --watchdog`); 0: never. Nothing happens without `ff run`. Raises `UsageError` for a time that is negative or
     above a week."""
     if not 0 <= seconds <= _MAX_WATCHDOG_S:

@@ -48,6 +48,8 @@ __all__ = ["Fault", "FaultKind", "MountedDisk", "OperationRecord", "SimDisk", "S
 
 
 class FaultKind(enum.Enum):
+    """Kind of a fault that a simulated disk has."""
+
     CRASH_BEFORE = "crash before"
     CRASH_AFTER = "crash after"
     EIO = "EIO"
@@ -59,7 +61,7 @@ _ERRNO = {FaultKind.EIO: errno.EIO, FaultKind.NO_SPACE: errno.ENOSPC, FaultKind.
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes wrong where. Every given condition must hold; `operation` is a name from `Disk` or `DiskFile`."""
+    """Fault of one place. Every given condition must hold; `operation` is a name from `Disk` or `DiskFile`."""
 
     kind: FaultKind
     index: int | None = None
@@ -69,6 +71,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperationRecord(msgspec.Struct, frozen=True):
+    """Operation that a simulated disk carried out."""
+
     index: int
     """0 for the first; reads have none and are recorded as -1 only when a fault hits them."""
     owner: str
@@ -114,7 +118,7 @@ class SimDisk:
     # What a crash decides about.
 
     def pending(self, owner: str | None = None) -> Pending:
-        """What is not durable now; with `owner`, only of that mount."""
+        """Changes that are not durable now; with `owner`, only of that mount."""
         files = [_pending_file(path, node, owner) for path, node in self._pending_files(owner)]
         return Pending(tuple(files), tuple(change.what for change in self._pending_changes(owner)))
 

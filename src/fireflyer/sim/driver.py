@@ -21,6 +21,8 @@ EventIn = TypeVar("EventIn", contravariant=True)
 
 
 class Machine(Protocol[EventIn, F]):
+    """State machine without IO, whose effects `MachineDriver` performs."""
+
     def handle(self, now_ns: int, event: EventIn, /) -> list[F]: ...
 
 

@@ -52,6 +52,8 @@ class FateKind(enum.Enum):
 
 
 class DataFate(msgspec.Struct, frozen=True):
+    """Fate of data that were not durable when the power went; `cut`: bytes that are left of a torn file."""
+
     kind: FateKind
     cut: int = 0
 
@@ -71,7 +73,7 @@ class PendingFile(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """What is not durable at this moment: the files and the directory changes whose fate a crash decides."""
+    """Changes that are not durable at this moment: the files and the directory changes whose fate a crash decides."""
 
     files: tuple[PendingFile, ...]
     changes: tuple[str, ...]

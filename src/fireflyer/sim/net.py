@@ -55,7 +55,7 @@ class SimNet:
         self._default = link
 
     def partition(self, left: Iterable[str], right: Iterable[str], *, symmetric: bool = True) -> None:
-        """Nothing passes from `left` to `right`, nor back when `symmetric`."""
+        """Let nothing pass from `left` to `right`, nor back when `symmetric`."""
         others = list(right)
         for source in left:
             for target in others:

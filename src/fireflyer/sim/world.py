@@ -46,7 +46,7 @@ class SimClock:
 
 
 class Trace:
-    """What happened, one line each: `time kind field field …`. Fields are integers, text or bytes (shown as a hash)."""
+    """Record of events, a line each: `time kind field field …`. Fields: integers, text or bytes (shown as a hash)."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []

@@ -81,7 +81,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.numa_nodes, key=farness).node
 
     def gpus(self) -> tuple[Device, ...]:
-        """By bus address, which is CUDA's order for equal cards."""
+        """GPUs by bus address, which is CUDA's order for equal cards."""
         return tuple(device for device in self.devices if device.kind == "gpu")
 
     def nics(self) -> tuple[Device, ...]:

@@ -33,7 +33,7 @@ Group = tuple[int, ...]
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """For one local rank. Give `cpus` to the collective thread and bind the arena to `memory_node`."""
+    """Placement of one local rank. Give `cpus` to the collective thread and bind the arena to `memory_node`."""
 
     rank: int
     """Of the node, from 0."""
@@ -56,7 +56,7 @@ def rank_placement(
     masks: Sequence[Collection[int]] | None = None,
     near: Sequence[int | None] | None = None,
 ) -> tuple[Placement, ...]:
-    """For each of the `ranks` processes of this node, in order.
+    """Placement of each of the `ranks` processes of this node, in order.
 
     `masks[r]` are the processors on which rank r may run (None: all have the mask of this process); `near[r]` is the
     NUMA node that rank r should be on, e.g. that of its GPU (`Machine.gpus`). Raises `UsageError` for lists that do not
@@ -84,7 +84,7 @@ def rank_placement(
 
 
 def network_placement(machine: Machine) -> Placement:
-    """For the leader's thread that talks to other nodes, and the slots it receives into: near the fastest NIC.
+    """Placement of the leader's thread that talks to other nodes, and of its receive slots: near the fastest NIC.
 
     `rank` is 0 and means nothing.
     """

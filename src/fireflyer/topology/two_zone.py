@@ -82,7 +82,7 @@ def zone_order(zones: Sequence[int]) -> tuple[int, ...]:
 
 
 def pairs_across(pairs: Iterable[Edge], zones: Sequence[int]) -> tuple[Edge, ...]:
-    """Those of different zones, each once and in ascending order."""
+    """Pairs of different zones, each once and in ascending order."""
     return tuple(sorted({(min(a, b), max(a, b)) for a, b in pairs if zones[a] != zones[b]}))
 
 

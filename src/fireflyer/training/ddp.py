@@ -205,7 +205,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> JoinedRank:
-        """For `Join`, also with other `Joinable`s. Takes `divide_by_initial_world_size`, by default True."""
+        """Hook for `Join`, also with other `Joinable`s. Takes `divide_by_initial_world_size`, by default True."""
         self._divide_by_initial_world_size = bool(kwargs.get("divide_by_initial_world_size", True))
         self._reducer.ranks = None if self._divide_by_initial_world_size else lambda: self._comm.world_size
         return JoinedRank(self._take_part, self._end_join)
@@ -227,7 +227,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @property
     def bucket_bytes_cap(self) -> int:
-        """Where dynamo cuts a graph that it compiles, so that sums can start before the whole backward pass has ended.
+        """Bytes at which dynamo cuts a graph that it compiles, so that sums start before the backward pass has ended.
         It refuses less than its own first bucket (1 MiB)."""
         return max(self._bucket_bytes, dist._DEFAULT_FIRST_BUCKET_BYTES)  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -273,12 +273,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     @property
     def communicator(self) -> Communicator:
-        """What gradients are summed over: that which was given, or that beside the process group."""
+        """Communicator over which gradients are summed: that which was given, or that beside the process group."""
         return self._comm
 
     @property
     def last_pass(self) -> Interval | None:
-        """When the last backward pass that averaged was computing: (start, last gradient) in nanoseconds of `now_ns`,
+        """Time in which the last backward pass that averaged was computing: (start, last gradient) in ns of `now_ns`,
         by default those of `Communicator.records()`; None before the first. For `overlap.overlap_of`."""
         return self._reducer.last_pass
 

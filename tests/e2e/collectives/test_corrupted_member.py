@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.network.frame_proxy import Alteration, FrameProxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Ranks, ranks_running
@@ -27,7 +28,7 @@ LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
 NODES = [0, 0, 1]
 CORRUPTED = 2
 CONTROL, DATA, ALL = range(1), range(1, 1 << 16), range(1 << 16)
-SLOW = pytest.mark.slow
+TURNS = rotating(expected_s=2)
 OTHER_OPERATION = 3
 
 
@@ -84,7 +85,7 @@ ALTERED = {
 
 
 @pytest.mark.parametrize(
-    "wrong", [pytest.param(name, marks=() if name == "wrong payload checksum" else SLOW) for name in ALTERED]
+    "wrong", [pytest.param(name, marks=() if name == "wrong payload checksum" else TURNS) for name in ALTERED]
 )
 def test_wrong_frames_on_a_lane_between_nodes(wrong: str, tmp_path: Path) -> None:
     proxy = FrameProxy()
@@ -99,8 +100,14 @@ HARMLESS = ("another chunk", "another count", "another number", "another operati
 "another chunk": a short message between two ranks has none."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", [name for name in ALTERED if name not in HARMLESS])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("too long", "another version") else TURNS)
+        for name in ALTERED
+        if name not in HARMLESS
+    ],
+)
 def test_wrong_frames_on_the_control_connection(wrong: str, tmp_path: Path) -> None:
     proxy = FrameProxy()
     with ranks_over({0: proxy}, tmp_path, "allreduce") as ranks:
@@ -111,7 +118,11 @@ def test_wrong_frames_on_the_control_connection(wrong: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "wrong",
-    [pytest.param(name, marks=() if name == "another number" else SLOW) for name in ALTERED if name != "another chunk"],
+    [
+        pytest.param(name, marks=() if name == "another number" else TURNS)
+        for name in ALTERED
+        if name != "another chunk"
+    ],
 )
 def test_wrong_messages_between_two_ranks(wrong: str, tmp_path: Path) -> None:
     """Rank 2 is alone on its node, so each of its connections is over TCP, and goes through a proxy."""

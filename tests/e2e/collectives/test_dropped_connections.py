@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.network.tcp_proxy import Blow, End, Proxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
@@ -25,7 +26,7 @@ NOTICED_S = 1.0
 HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
 NODES = [0, 0, 1]
 ENDS = (0, 2)  # the leaders; rank 2 connects to rank 0
-SLOW = pytest.mark.slow
+TURNS = rotating(expected_s=2)
 CONTROL, DATA, ALL = range(1), range(1, 1 << 16), range(1 << 16)  # the control connection is made first
 
 
@@ -76,12 +77,12 @@ def verdict_of(tmp_path: Path) -> Verdict:
 @pytest.mark.parametrize(
     ("blow", "numbers"),
     [
-        pytest.param("reset", CONTROL, id="reset control", marks=SLOW),
+        pytest.param("reset", CONTROL, id="reset control", marks=TURNS),
         pytest.param("reset", range(1, 2), id="reset data"),
         pytest.param("finish", CONTROL, id="finish control"),
-        pytest.param("finish", range(1, 2), id="finish data", marks=SLOW),
-        pytest.param("reset", ALL, id="reset all", marks=SLOW),
-        pytest.param("finish", ALL, id="finish all", marks=SLOW),
+        pytest.param("finish", range(1, 2), id="finish data", marks=TURNS),
+        pytest.param("reset", ALL, id="reset all", marks=TURNS),
+        pytest.param("finish", ALL, id="finish all", marks=TURNS),
     ],
 )
 def test_a_connection_that_is_reset_or_closed_is_named_by_all_ranks(blow: Blow, numbers: range, tmp_path: Path) -> None:
@@ -98,11 +99,11 @@ def test_a_connection_that_is_reset_or_closed_is_named_by_all_ranks(blow: Blow, 
     ("blow", "numbers", "towards"),
     [
         pytest.param("freeze", range(1, 2), "server", id="one data connection, to rank 0"),
-        pytest.param("freeze", DATA, "client", id="data, to rank 2", marks=SLOW),
-        pytest.param("freeze", DATA, None, id="data, both ways", marks=SLOW),
-        pytest.param("swallow", DATA, "server", id="data swallowed, to rank 0", marks=SLOW),
-        pytest.param("swallow", range(1, 2), "client", id="one data connection swallowed, to rank 2", marks=SLOW),
-        pytest.param("swallow", ALL, "client", id="everything swallowed, to rank 2", marks=SLOW),
+        pytest.param("freeze", DATA, "client", id="data, to rank 2", marks=TURNS),
+        pytest.param("freeze", DATA, None, id="data, both ways", marks=TURNS),
+        pytest.param("swallow", DATA, "server", id="data swallowed, to rank 0", marks=TURNS),
+        pytest.param("swallow", range(1, 2), "client", id="one data connection swallowed, to rank 2", marks=TURNS),
+        pytest.param("swallow", ALL, "client", id="everything swallowed, to rank 2", marks=TURNS),
     ],
 )
 def test_a_connection_on_which_bytes_stop_is_named_by_all_ranks_and_by_the_dumps(

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
 
@@ -24,7 +25,7 @@ LAYOUTS = {
     "3+1": [0, 0, 0, 1],
 }
 SMALL, LARGE = 100, 300_000
-SLOW = pytest.mark.slow
+TURNS = rotating(expected_s=2)
 
 
 def all_name(ranks: Ranks, culprit: int, others: list[int], since: float, limit_s: float) -> dict[int, Event]:
@@ -45,9 +46,9 @@ def all_name(ranks: Ranks, culprit: int, others: list[int], since: float, limit_
         ("1x4", 3, "all_to_all", LARGE),
         ("2x2", 2, "ring", LARGE),
         ("3+1", 3, "all_to_all", SMALL),
-        pytest.param("4x1", 1, "all_to_all", LARGE, marks=SLOW),
-        pytest.param("4x1", 0, "ring", SMALL, marks=SLOW),
-        pytest.param("2x2", 1, "all_to_all", SMALL, marks=SLOW),
+        pytest.param("4x1", 1, "all_to_all", LARGE, marks=TURNS),
+        pytest.param("4x1", 0, "ring", SMALL, marks=TURNS),
+        pytest.param("2x2", 1, "all_to_all", SMALL, marks=TURNS),
     ],
 )
 def test_a_killed_rank_is_named_by_all_others_within_a_second(
@@ -67,9 +68,9 @@ def test_a_killed_rank_is_named_by_all_others_within_a_second(
         ("1x4", 0, "ring", LARGE),
         ("2x2", 2, "all_to_all", LARGE),
         ("3+1", 1, "ring", SMALL),
-        pytest.param("1x4", 2, "all_to_all", SMALL, marks=SLOW),
-        pytest.param("4x1", 3, "ring", LARGE, marks=SLOW),
-        pytest.param("4x1", 0, "all_to_all", LARGE, marks=SLOW),
+        pytest.param("1x4", 2, "all_to_all", SMALL, marks=TURNS),
+        pytest.param("4x1", 3, "ring", LARGE, marks=TURNS),
+        pytest.param("4x1", 0, "all_to_all", LARGE, marks=TURNS),
     ],
 )
 def test_a_stopped_rank_is_named_by_all_others_in_time(
@@ -89,8 +90,8 @@ def test_a_stopped_rank_is_named_by_all_others_in_time(
         ("1x4", 2, "ring"),
         ("2x2", 0, "all_to_all"),
         ("4x1", 1, "ring"),
-        pytest.param("1x4", 0, "all_to_all", marks=SLOW),
-        pytest.param("3+1", 3, "ring", marks=SLOW),
+        pytest.param("1x4", 0, "all_to_all", marks=TURNS),
+        pytest.param("3+1", 3, "ring", marks=TURNS),
     ],
 )
 def test_a_rank_that_never_calls_is_named_by_all_others_in_time(

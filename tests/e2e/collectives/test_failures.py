@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.network.tcp_proxy import Proxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
@@ -28,7 +29,7 @@ LAYOUTS = {
     "3x2": [0, 0, 1, 1, 2, 2],
 }
 SMALL, LARGE = 1000, 2_000_000
-SLOW = pytest.mark.slow
+TURNS = rotating(expected_s=2)
 
 
 def in_full_swing(ranks: Ranks, nodes: list[int]) -> None:
@@ -55,11 +56,11 @@ def all_name(ranks: Ranks, culprit: int, others: list[int], since: float, limit_
         ("1x4", 3, SMALL),
         ("2x2", 0, SMALL),
         ("3x2", 3, LARGE),
-        pytest.param("1x4", 2, LARGE, marks=SLOW),
-        pytest.param("2x2", 1, LARGE, marks=SLOW),
-        pytest.param("2x2", 3, SMALL, marks=SLOW),
-        pytest.param("4x1", 2, LARGE, marks=SLOW),
-        pytest.param("3x2", 4, LARGE, marks=SLOW),
+        pytest.param("1x4", 2, LARGE, marks=TURNS),
+        pytest.param("2x2", 1, LARGE, marks=TURNS),
+        pytest.param("2x2", 3, SMALL, marks=TURNS),
+        pytest.param("4x1", 2, LARGE, marks=TURNS),
+        pytest.param("3x2", 4, LARGE, marks=TURNS),
     ],
 )
 def test_a_killed_rank_is_named_by_all_others_within_a_second(
@@ -79,9 +80,9 @@ def test_a_killed_rank_is_named_by_all_others_within_a_second(
         ("1x4", 0, LARGE),
         ("2x2", 2, LARGE),
         ("3x2", 5, SMALL),
-        pytest.param("1x4", 3, SMALL, marks=SLOW),
-        pytest.param("2x2", 1, LARGE, marks=SLOW),
-        pytest.param("4x1", 3, SMALL, marks=SLOW),
+        pytest.param("1x4", 3, SMALL, marks=TURNS),
+        pytest.param("2x2", 1, LARGE, marks=TURNS),
+        pytest.param("4x1", 3, SMALL, marks=TURNS),
     ],
 )
 def test_a_stopped_rank_is_named_by_all_others_in_time(layout: str, victim: int, count: int, tmp_path: Path) -> None:
@@ -97,9 +98,9 @@ def test_a_stopped_rank_is_named_by_all_others_in_time(layout: str, victim: int,
     ("victim", "sign"),
     [
         (1, signal.SIGSTOP),
-        pytest.param(0, signal.SIGKILL, marks=SLOW),
-        pytest.param(2, signal.SIGSTOP, marks=SLOW),
-        pytest.param(3, signal.SIGKILL, marks=SLOW),
+        pytest.param(0, signal.SIGKILL, marks=TURNS),
+        pytest.param(2, signal.SIGSTOP, marks=TURNS),
+        pytest.param(3, signal.SIGKILL, marks=TURNS),
     ],
 )
 def test_a_rank_that_ends_while_others_work_for_it_is_named(victim: int, sign: signal.Signals, tmp_path: Path) -> None:
@@ -115,8 +116,8 @@ def test_a_rank_that_ends_while_others_work_for_it_is_named(victim: int, sign: s
     [
         ("ring", signal.SIGKILL),
         ("halving_doubling", signal.SIGSTOP),
-        pytest.param("ring", signal.SIGSTOP, marks=SLOW),
-        pytest.param("halving_doubling", signal.SIGKILL, marks=SLOW),
+        pytest.param("ring", signal.SIGSTOP, marks=TURNS),
+        pytest.param("halving_doubling", signal.SIGKILL, marks=TURNS),
     ],
 )
 def test_a_node_that_ends_is_named_whatever_the_algorithm(algorithm: str, sign: signal.Signals, tmp_path: Path) -> None:
@@ -140,9 +141,9 @@ def test_a_node_that_ends_is_named_whatever_the_algorithm(algorithm: str, sign: 
         ("1x4", 2),
         ("2x2", 2),
         ("3x2", 5),
-        pytest.param("1x4", 0, marks=SLOW),
-        pytest.param("2x2", 3, marks=SLOW),
-        pytest.param("4x1", 1, marks=SLOW),
+        pytest.param("1x4", 0, marks=TURNS),
+        pytest.param("2x2", 3, marks=TURNS),
+        pytest.param("4x1", 1, marks=TURNS),
     ],
 )
 def test_a_rank_that_never_calls_is_named_by_all_others_in_time(layout: str, victim: int, tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_rank_that_is_late_but_comes_in_time_holds_nobody_up(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("layout", "count"),
-    [("2x2", LARGE), ("4x1", SMALL), pytest.param("2x2", SMALL, marks=SLOW), pytest.param("4x1", LARGE, marks=SLOW)],
+    [("2x2", LARGE), ("4x1", SMALL), pytest.param("2x2", SMALL, marks=TURNS), pytest.param("4x1", LARGE, marks=TURNS)],
 )
 def test_a_half_open_connection_is_named_by_all_others_in_time(layout: str, count: int, tmp_path: Path) -> None:
     """Node 0 is cut off: its connections stay open, but nothing arrives on them any more."""

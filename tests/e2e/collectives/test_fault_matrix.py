@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.network.tcp_proxy import Proxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import ranks_running
@@ -28,12 +29,18 @@ KINDS = ("gather", "scatter", "reduce_scatter", "allgather", "broadcast", "reduc
 AT_ONCE_NS = 60 * SECOND
 """The timeout of groups in which something is to be told without waiting for it; nor may it pass on a busy machine."""
 FAST = {("gather", "2x2", signal.SIGKILL), ("reduce_scatter", "1x3", signal.SIGSTOP)}
-SLOW = pytest.mark.slow
+OFTEN = {("all_to_all", "2x2", signal.SIGKILL), ("barrier", "1x3", signal.SIGSTOP)}
+TURNS = rotating(expected_s=2)
+
+
+def marks_of(case: Any, fast: set[Any], often: set[Any]) -> Any:
+    """What is neither in `make test` nor in every `make test-slow` takes its turn."""
+    return () if case in fast else pytest.mark.slow if case in often else TURNS
 
 
 def cases() -> list[Any]:
     return [
-        pytest.param(kind, layout, sign, marks=() if (kind, layout, sign) in FAST else SLOW)
+        pytest.param(kind, layout, sign, marks=marks_of((kind, layout, sign), FAST, OFTEN))
         for kind in KINDS
         for layout in LAYOUTS
         for sign in (signal.SIGKILL, signal.SIGSTOP)
@@ -80,14 +87,15 @@ def mismatches() -> list[Any]:
     rows = [(kind, way, ways[way]) for way in ways for kind in takes[way]]
     rows += [("all_to_all", "dtype", ways["dtype"])]
     rows += [(kind, "order", {"kind": "barrier"}) for kind in KINDS if kind != "barrier"]
-    fast = {("scatter", "root"), ("allgather", "order")}
+    fast = {("scatter", "root", "1x3"), ("allgather", "order", "1x3")}
+    often = {("allreduce", "op", "2x2"), ("gather", "dtype", "1x3"), ("broadcast", "count", "2x2")}
     return [
         pytest.param(
             kind,
             other,
             layout,
             id=f"{kind}-{way}-{layout}",
-            marks=() if (kind, way) in fast and layout == "1x3" else SLOW,
+            marks=marks_of((kind, way, layout), fast, often),
         )
         for kind, way, other in rows
         for layout in LAYOUTS
@@ -110,7 +118,7 @@ def test_calls_that_differ_are_both_named_by_all_ranks(
             assert event["message"].count("called ") >= 2, event
 
 
-@pytest.mark.parametrize("layout", [pytest.param("1x3", marks=SLOW), "2x2"])
+@pytest.mark.parametrize("layout", [pytest.param("1x3", marks=TURNS), "2x2"])
 def test_splits_that_differ_are_both_named_by_all_ranks(layout: str, tmp_path: Path) -> None:
     nodes, usual = LAYOUTS[layout], {"kind": "all_to_all", "count": 1000}
     with ranks_running(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.collectives.thread_ranks import together
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, store_running
@@ -15,7 +16,9 @@ from tests.support.ranks.reform_scenarios import sum_digest
 
 pytestmark = pytest.mark.processes
 
-SLOW = pytest.mark.slow
+TURNS = rotating(expected_s=3)
+OFTEN = ((1, 6), (0, 2), (2, 4))
+"""Who dies second and after how many calls, in every commit; the others take turns."""
 LAYOUTS = {"1x4": [0, 0, 0, 0], "2x2": [0, 0, 1, 1], "4x1": [0, 1, 2, 3]}
 REFORM_LIMIT_S = 4.0
 """A second for the killed rank to come after all, the rendezvous, and the slack of a busy test machine."""
@@ -58,7 +61,7 @@ def check(formed: dict[int, Event], order: Sequence[int], nodes: list[int], limi
         assert {event["digest"]} == digests
 
 
-@pytest.mark.parametrize("layout", ["2x2", pytest.param("1x4", marks=SLOW), pytest.param("4x1", marks=SLOW)])
+@pytest.mark.parametrize("layout", ["2x2", pytest.param("1x4", marks=TURNS), pytest.param("4x1", marks=TURNS)])
 def test_three_go_on_without_a_killed_one_and_then_with_a_new_one(layout: str, job: Job) -> None:
     nodes, victim = LAYOUTS[layout], 1
     job.start_all(nodes, last_size=4)
@@ -80,7 +83,7 @@ def test_three_go_on_without_a_killed_one_and_then_with_a_new_one(layout: str, j
 @pytest.mark.parametrize(
     ("victim", "calls"),
     [
-        pytest.param(victim, calls, marks=SLOW)
+        pytest.param(victim, calls, marks=pytest.mark.slow if (victim, calls) in OFTEN else TURNS)
         for victim, calls in [(1, 6), *((v, n) for v in (0, 2) for n in (1, 2, 3, 4, 5, 7, 9, 11))]
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.campaigns.shards import campaign
+from tests.support.campaigns.shards import rotating
 from tests.support.collectives.calls import PLACES
 from tests.support.collectives.fp8_overflow import expected_clipped, overflows
 from tests.support.ranks.processes import ranks_running
@@ -31,6 +31,8 @@ COMBINED_COUNTS = [*COUNTS[:-1], 25_013]
 """Where every operation meets every size and memory: the largest is still more than a window of each type, and takes a
 third of the bytes. Those of `COUNTS` are sent with every operation and type, in every layout, by `make test`."""
 SLOW = pytest.mark.slow
+OFTEN = ("1x4", "2x2", "5x1")
+"""Layouts of which every commit sends each size from each memory; the others take turns."""
 ROUND_S = 0.8
 """Processor time of a round of all operations, of all ranks."""
 
@@ -63,15 +65,15 @@ def combined() -> Iterator[Any]:
     """Layouts, ways to reach the memory of others on the node, and rounds: the first ones have every size and every
     memory, all of them half of the combinations of both."""
     first, end = len(PLACES), len(PLACES) * len(COMBINED_COUNTS) // 2
-    marks = [*campaign(expected_s=first * ROUND_S), pytest.mark.rotates]
+    turns = rotating(expected_s=first * ROUND_S)
     for layout, nodes in LAYOUTS.items():
         for peer_memory in (True, False):
             if not peer_memory and len(set(nodes)) == len(nodes):
                 continue  # who is alone on its node has nobody whose memory to read
             name = f"{layout}-{'peer memory' if peer_memory else 'staged'}"
-            yield pytest.param(layout, peer_memory, (0, first), id=name, marks=SLOW)
+            yield pytest.param(layout, peer_memory, (0, first), id=name, marks=SLOW if layout in OFTEN else turns)
             for at in range(first, end, first):
-                yield pytest.param(layout, peer_memory, (at, at + first), id=f"{name}-{at}", marks=marks)
+                yield pytest.param(layout, peer_memory, (at, at + first), id=f"{name}-{at}", marks=turns)
 
 
 @pytest.mark.processes
@@ -103,11 +105,11 @@ def test_a_line_agrees_whatever_the_operation(layout: str, tmp_path: Path) -> No
     [
         pytest.param("1x4", {}, id="1x4"),
         pytest.param("2+1", {"algorithm": "ring"}, id="2+1-ring"),
-        pytest.param("1x4", {"peer_memory": False}, id="1x4-staged", marks=SLOW),
+        pytest.param("1x4", {"peer_memory": False}, id="1x4-staged", marks=rotating(expected_s=2)),
         pytest.param("2x2", {}, id="2x2", marks=SLOW),
-        pytest.param("interleaved", {"peer_memory": False}, id="interleaved-staged", marks=SLOW),
-        pytest.param("5x1", {"algorithm": "halving_doubling"}, id="5x1-halving_doubling", marks=SLOW),
-        pytest.param("3x1", {}, id="3x1", marks=SLOW),
+        pytest.param("interleaved", {"peer_memory": False}, id="interleaved-staged", marks=rotating(expected_s=2)),
+        pytest.param("5x1", {"algorithm": "halving_doubling"}, id="5x1-halving_doubling", marks=rotating(expected_s=2)),
+        pytest.param("3x1", {}, id="3x1", marks=rotating(expected_s=2)),
     ],
 )
 def test_every_fp8_number_that_does_not_fit_is_counted_once(

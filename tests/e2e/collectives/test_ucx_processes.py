@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.campaigns.shards import campaign
+from tests.support.campaigns.shards import rotating
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
 
@@ -20,8 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not os.path.exists(ucx_module()), reason="this build has no UCX (Debian: libucx-dev)"),
 ]
 
-SLOW = pytest.mark.slow
-TURNS = [*campaign(expected_s=4), pytest.mark.rotates]
+TURNS = rotating(expected_s=3)
 """Of ways to send of which others below send, in another layout."""
 TIMEOUT_NS = 2 * SECOND
 DEATH_LIMIT_S = 1.0
@@ -86,10 +85,10 @@ def all_name(ranks: Ranks, culprit: int, others: list[int], since: float, limit_
     [
         ("3x1", 1, "tcp", 2_000_000, True),
         ("2x2", 2, "shm", 2_000_000, False),
-        pytest.param("3x1", 0, "tcp", 1000, False, marks=SLOW),
-        pytest.param("3x1", 2, "shm", 1000, False, marks=SLOW),
-        pytest.param("2x2", 3, "tcp", 2_000_000, False, marks=SLOW),
-        pytest.param("3x1", 1, "shm", 2_000_000, True, marks=SLOW),
+        pytest.param("3x1", 0, "tcp", 1000, False, marks=TURNS),
+        pytest.param("3x1", 2, "shm", 1000, False, marks=TURNS),
+        pytest.param("2x2", 3, "tcp", 2_000_000, False, marks=TURNS),
+        pytest.param("3x1", 1, "shm", 2_000_000, True, marks=TURNS),
     ],
 )
 def test_a_killed_rank_is_named_within_a_second(
@@ -109,9 +108,9 @@ def test_a_killed_rank_is_named_within_a_second(
     ("layout", "victim", "tls", "count"),
     [
         ("2x1", 1, "tcp", 2_000_000),
-        pytest.param("3x1", 1, "shm", 2_000_000, marks=SLOW),
-        pytest.param("2x2", 3, "tcp", 1000, marks=SLOW),
-        pytest.param("2x2", 0, "shm", 2_000_000, marks=SLOW),
+        pytest.param("3x1", 1, "shm", 2_000_000, marks=TURNS),
+        pytest.param("2x2", 3, "tcp", 1000, marks=TURNS),
+        pytest.param("2x2", 0, "shm", 2_000_000, marks=TURNS),
     ],
 )
 def test_a_stopped_rank_is_named_in_time(layout: str, victim: int, tls: str, count: int, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import ranks_running
 
@@ -25,14 +26,13 @@ SIZES = {  # what is sent, and what is expected, in hundredths of the usual
     "nothing is expected": (100, 0),
     "one more is sent": (101, 100),
 }
+TURNS = rotating(expected_s=2)
 FAST = {("1x3", "more is sent", LARGE), ("2+1", "nothing is sent", SMALL)}
 
 
 def cases() -> list[Any]:
     return [
-        pytest.param(
-            layout, how, usual, memory, id=f"{layout}-{how}-{usual}-{memory}", marks=() if fast else pytest.mark.slow
-        )
+        pytest.param(layout, how, usual, memory, id=f"{layout}-{how}-{usual}-{memory}", marks=() if fast else TURNS)
         for layout in LAYOUTS
         for number, how in enumerate(SIZES)
         for usual in (SMALL, LARGE)

@@ -161,6 +161,7 @@ def test_agents_that_are_killed_and_started_again_adopt_what_runs_and_the_job_go
 @pytest.mark.slow
 def test_the_agent_is_no_ancestor_of_ranks(machines: Machines) -> None:
     join_all(machines, "a", "b")
+    machines["b"].run(["mkdir", "-p", f"{HOME}/sums"], user=USER, check=True)  # rank 0 is there, and may come to save
     job = AgentJob(machines, "--hosts=b", "--via=agent", steps=100_000)
     wait_until(lambda: bool(ranks_on(machines["b"])), allowed_s(30))
     (pid,) = ranks_on(machines["b"])

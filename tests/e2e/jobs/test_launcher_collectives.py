@@ -123,7 +123,7 @@ if env.attempt == 0 and env.rank == 0:
 """
 
 
-@pytest.mark.parametrize("tune", [False, True])
+@pytest.mark.parametrize("tune", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_restart_sums_alike_by_the_plan_that_the_job_keeps(tmp_path: Path, tune: bool) -> None:
     """The plan comes from what was declared, or also measured; only the first attempt decides."""
     spec = JobSpec(

@@ -177,6 +177,7 @@ def test_a_job_runs_on_machines_that_share_no_run_directory_and_its_logs_are_in_
     assert not list(machines["b"].path("/tmp").glob("fireflyer-*/*")), "files of the job are left"
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_machine_that_is_cut_off(
     machines: Machines, tmp_path: Path, undisturbed: str, shared: Path
 ) -> None:

@@ -444,6 +444,7 @@ def test_the_openapi_document_describes_all_routes(manager: ManagerProcess) -> N
     assert {(method, API + path) for method, path in documented() if method != "WEBSOCKET"} == paths
 
 
+@pytest.mark.slow  # test_webhooks and test_run_tokens kill theirs in every run
 def test_a_manager_that_was_killed_has_lost_nothing(tmp_path: Path) -> None:
     manager = ManagerProcess(tmp_path / "manager", lease_ms=2000)
     with manager:

@@ -7,6 +7,7 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -48,23 +49,29 @@ while not (here / "go").exists():
 """
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[ManagerProcess]:
-    with ManagerProcess(tmp_path / "manager") as running:
-        wait_for(lambda: running.ask("GET", f"{API}/health").status == 200, "it leads")
+def leads(manager: ManagerProcess) -> bool:
+    return manager.ask("GET", f"{API}/health").status == 200
+
+
+@pytest.fixture(scope="module")
+def manager(module_path: Path) -> Iterator[ManagerProcess]:
+    with ManagerProcess(module_path / "manager") as running:
+        wait_for(lambda: leads(running), "it leads")
         yield running
 
 
-def submitted(manager: ManagerProcess, agent: ScriptedAgent, name: str) -> tuple[int, str]:
-    """A task of ada that is to start on the node of the agent, and the token of its run."""
-    with manager.client("ada") as client:
+def submitted(manager: ManagerProcess, agent: ScriptedAgent, name: str, user: str = "ada") -> tuple[int, str]:
+    """A task that is to start on the node of the agent, and the token of its run."""
+    with manager.client(user) as client:
         (task,) = client.submit(TaskSpec(name=name, program=Program(script="train.py")), key=name)
     wait_for(lambda: any(run.launch for run in agent.sync().runs), "it is to start")
     return task, agent.run_token(task)
 
 
-def test_a_token_counts_for_its_run_alone_whichever_leader_sends_it(manager: ManagerProcess, tmp_path: Path) -> None:
-    with ScriptedAgent(manager, "gpu-1") as agent:
+def test_a_token_counts_for_its_run_alone_whichever_leader_sends_it(tmp_path: Path) -> None:
+    with ManagerProcess(tmp_path / "manager") as manager, ExitStack() as stack:
+        wait_for(lambda: leads(manager), "it leads")
+        agent = stack.enter_context(ScriptedAgent(manager, "gpu-1"))
         task, token = submitted(manager, agent, "train")
 
         def status(method: str, path: str, body: object = None) -> int:
@@ -92,7 +99,7 @@ def test_a_token_counts_for_its_run_alone_whichever_leader_sends_it(manager: Man
 
         manager.end(signal.SIGKILL)
         manager.start()
-        wait_for(lambda: manager.ask("GET", f"{API}/health").status == 200, "it leads again")
+        wait_for(lambda: leads(manager), "it leads again")
         agent.move_to(manager)
         wait_for(lambda: any(run.launch for run in agent.sync().runs), "the order comes again")
         assert agent.run_token(task) == token
@@ -116,12 +123,12 @@ def test_a_token_is_refused_once_its_run_is_to_stop_or_its_user_is_gone(manager:
         agent.sync()
         agent.follow()
 
-        task, token = submitted(manager, agent, "removed")
+        task, token = submitted(manager, agent, "removed", "bob")
         assert manager.ask("GET", f"{API}/session", token=token).status == 200
         with manager.client("admin") as client:
-            client.remove_user("ada")
+            client.remove_user("bob")
             assert manager.ask("GET", f"{API}/session", token=token).status == 401
-            client.create_user("ada")
+            client.create_user("bob")
         assert manager.ask("GET", f"{API}/session", token=token).status == 401
 
 

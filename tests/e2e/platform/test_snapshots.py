@@ -164,6 +164,7 @@ def test_a_node_gets_blobs_of_the_snapshots_of_its_runs_alone(
 # --- the whole platform ---
 
 
+@pytest.mark.slow
 def test_a_run_sees_the_directory_as_it_was_submitted(directory: Path, tmp_path: Path) -> None:
     """Edited after the submission, while no node was free; the second submission sends what changed alone."""
     with RunningPlatform(directory / "platform", nodes=1) as platform:

@@ -40,7 +40,7 @@ def run_ranks(directory: Path, nodes: Sequence[int], scenario: str, **params: An
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1, 1]], ids=str)
+@pytest.mark.parametrize("nodes", [[0, 1], pytest.param([0, 0, 1, 1], marks=pytest.mark.slow)], ids=str)
 def test_gradients_are_those_of_one_process_and_training_repeats_bit_for_bit(nodes: list[int], tmp_path: Path) -> None:
     outcomes = run_ranks(tmp_path / "job", nodes, "train", steps=6, gradients=str(tmp_path / "gradients.pt"))
     results = [result for result in outcomes if result is not None]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks
 from tests.support.torch_ranks.processes import torch_ranks_running
@@ -33,7 +34,7 @@ CALL = r"(allreduce|reduce_scatter|allgather|all_to_all) #\d+"
 
 def cases(*faults: str) -> list[Any]:
     return [
-        pytest.param(way, fault, marks=() if (way, fault) in FAST else pytest.mark.slow)
+        pytest.param(way, fault, marks=() if (way, fault) in FAST else rotating(expected_s=6))
         for way in WAYS
         for fault in faults
     ]

@@ -28,7 +28,11 @@ def check(ranks: list[dict[str, Any]], way: str, model: str, *, relative: float 
         assert rank[way][model][0] == pytest.approx(rank["gloo"][model][0], rel=relative), f"{way}, {model}"
 
 
-@pytest.mark.parametrize(("nodes", "models"), [((0, 0), ("vgg", "gpt")), ((0, 0, 1, 1), ("gpt",))], ids=str)
+@pytest.mark.parametrize(
+    ("nodes", "models"),
+    [((0, 0), ("vgg", "gpt")), pytest.param((0, 0, 1, 1), ("gpt",), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_losses_are_those_of_stock_ddp(nodes: tuple[int, ...], models: tuple[str, ...]) -> None:
     """A sum of two has one order only: there every bit is the same."""
     ranks = results("data_parallel", nodes, models)
@@ -43,7 +47,9 @@ def test_losses_are_those_of_stock_ddp(nodes: tuple[int, ...], models: tuple[str
     assert [rank["memory"] for rank in ranks] == [[True] * 3] * len(nodes), "gradients lie outside of shared memory"
 
 
-@pytest.mark.parametrize(("nodes", "model"), [((0, 0), "vgg"), ((0, 0, 1, 1), "gpt")], ids=str)
+@pytest.mark.parametrize(
+    ("nodes", "model"), [((0, 0), "vgg"), pytest.param((0, 0, 1, 1), "gpt", marks=pytest.mark.slow)], ids=str
+)
 def test_losses_are_those_of_stock_fsdp(nodes: tuple[int, ...], model: str) -> None:
     ranks = results("fully_sharded", nodes, [model])
     for way in ("hooks", "hfreduce", "hfreduce memory"):

@@ -29,7 +29,7 @@ from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, plac
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.flight import dump as flight
 from fireflyer.collectives.planning.plan import make_plan
-from fireflyer.data.recordset import RecordSetWriter
+from fireflyer.data.recordset_writer import RecordSetWriter
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
 from fireflyer.fs.core.meta import open_rows, replies, tables

@@ -122,7 +122,7 @@ def _calls(module: Module, node: ast.AST, around: tuple[ast.AST, ...]) -> Iterat
 
 def _calls_of(name: str) -> Iterator[Call]:
     for module in modules():
-        if name in module.text:
+        if f"{name}(" in module.text:
             yield from (call for call in module.calls if call.name == name)
 
 

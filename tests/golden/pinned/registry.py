@@ -53,7 +53,9 @@ from fireflyer.collectives.planning import declaration
 from fireflyer.collectives.planning.plan import Plan
 from fireflyer.collectives.torch import store as torch_store
 from fireflyer.collectives.torch_pair_join import _CudaIpcHandle
-from fireflyer.data import recordset, tokenizer
+from fireflyer.data import manifest as data_manifest
+from fireflyer.data import mixture, tokenizer
+from fireflyer.data.packing import state_file
 from fireflyer.fs.client.local import _Cluster
 from fireflyer.fs.core import capability
 from fireflyer.fs.core import rows as manager_rows
@@ -292,8 +294,11 @@ FORMATS: Final = (
     Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
-    Format("data.recordset", "json", recordset._Manifest),
-    Format("data.recordset-body", "json", recordset._Body),
+    Format("data.recordset", "json", data_manifest.Manifest),
+    Format("data.recordset-body", "json", data_manifest.Body, revision=2),
+    Format("data.packing-file", "json", state_file._File),
+    Format("data.packing-state", "json", state_file.State),
+    Format("data.mixture-state", "json", mixture.MixtureState),
     Format("data.tokenizer", "json", tokenizer._File),
     Format("recipes.corpus-current", "json", corpus._Current),
     Format("recipes.corpus-meta", "object", corpus._Meta),

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-__all__ = ["campaign", "commit_count", "expected_s", "parts"]
+__all__ = ["campaign", "commit_count", "expected_s", "parts", "rotating"]
 
 REPOSITORY: Final = Path(__file__).parents[3]
 
@@ -17,6 +17,12 @@ REPOSITORY: Final = Path(__file__).parents[3]
 def campaign(*, expected_s: float) -> list[pytest.MarkDecorator]:
     """Of a test that `make test-campaigns` runs to its end. `expected_s`: the processor time that it takes."""
     return [pytest.mark.slow, pytest.mark.campaign(expected_s=expected_s), pytest.mark.timeout(60 + 20 * expected_s)]
+
+
+def rotating(*, expected_s: float) -> list[pytest.MarkDecorator]:
+    """Of a campaign of processes that may run beside other tests: for cases of a family of which others are slow or
+    fast, so that each mechanism is in every commit. `expected_s`: the processor time that it takes."""
+    return [*campaign(expected_s=expected_s), pytest.mark.rotates]
 
 
 def parts(costs_s: Sequence[float], most_s: float) -> list[list[int]]:

@@ -122,6 +122,14 @@ class ThreadCopies:
         self.follow([copied])
         return copied
 
+    def tensors_to_host(self, sources: Sequence[Any], targets: Sequence[Any], after: Sequence[CopyEvent]) -> CopyEvent:
+        return self._copy("down", list(zip(targets, sources, strict=True)), after)
+
+    def tensors_to_device(
+        self, sources: Sequence[Any], targets: Sequence[Any], after: Sequence[CopyEvent]
+    ) -> CopyEvent:
+        return self._copy("up", list(zip(targets, sources, strict=True)), after)
+
     def aside(self) -> AbstractContextManager[object]:
         return nullcontext()
 
@@ -163,8 +171,11 @@ class ThreadCopies:
                 point.wait()
             self._before(direction, number)
             for target, source in pairs:
-                half = len(target) // 2  # as a copy that is seen half done
-                with torch.inference_mode(target.is_inference()):
+                half = len(target) // 2 if target.ndim else 0  # as a copy that is seen half done
+                with torch.inference_mode(target.is_inference()), torch.no_grad():
+                    if not target.ndim:
+                        target.copy_(source)
+                        continue
                     target[:half].copy_(source[:half])
                     time.sleep(0)
                     target[half:].copy_(source[half:])

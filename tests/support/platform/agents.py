@@ -61,6 +61,10 @@ class Agents:
         self._agents[host.name] = agent = Agent(self, host, node)
         agent.begin()
 
+    def left(self, host: Host, code: int) -> None:
+        """Its orders are to go: only an agent of a job of a batch system gets them."""
+        raise AssertionError(f"{host.name} is to go with {code}")
+
     def of(self, host: Host) -> Agent | None:
         """None: it does not run."""
         return self._agents[host.name] if host.powered and host.agent.alive else None
@@ -183,6 +187,8 @@ class Agent:
             self._choice.answers(sent[2])
             self._round = []
             self.feed(runs.OrdersHeard(tell.body, sent[1]))
+            if tell.body.leave is not None:
+                self._agents.left(self._host, tell.body.leave)
             self._later(100 * MS, self._again)
 
     # -- runs: as `agent.runs` -----------------------------------------------------------------------------------------

@@ -2,109 +2,48 @@
 
 from __future__ import annotations
 
-import msgspec
 from tests.support.platform.agents import Agents
-from tests.support.platform.clients import Client
-from tests.support.platform.hosts import ROUGH, Chances, Grounds, Host
-from tests.support.platform.managers import ManagerHost
-from tests.support.platform.oracle import PlatformOracle
-from tests.support.platform.post import Post
-from tests.support.platform.store import SimStore, StoreFaults
+from tests.support.platform.hosts import Chances, Host
+from tests.support.platform.site import ADMIN, CALM, LONGEST_DELAY_NS, USERS, Site
 
-from fireflyer.base.units import MS, SECOND
+from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.commands import (
     AddReservation,
-    Command,
     DrainNode,
     MoveNode,
     ResumeNode,
-    ResumeTask,
     SetLimit,
     SetLimits,
     SetPolicy,
-    SetPriority,
     SetShares,
-    StopTask,
-    SuspendTask,
 )
-from fireflyer.cluster.core.platform.messages import Commanded, Submitted
 from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Reservation
-from fireflyer.cluster.schema.tasks import After, Cause, Program, TaskSpec
-from fireflyer.sim import Link, SimNet, World
+from fireflyer.cluster.schema.tasks import After, Cause
 
 __all__ = ["Cluster", "chaos", "copied_late", "flooded", "lost_slowly", "unheard"]
 
-MAX_DRIFT_PPM = 9_900
 CHAOS_NS = 60 * SECOND
 FLOOD_NS = 40 * SECOND
 HEAL_NS = 900 * SECOND
-CALM = Link(min_delay_ns=MS // 4, max_delay_ns=4 * MS)
-USERS = ("ann", "bob", "cyd")
-GROUPS = {"ann": "lab", "bob": "lab"}
-ADMIN = ("platform:admin",)
-SPEC = TaskSpec(name="t", program=Program(script="train.py"), grace_ns=4 * SECOND, max_requeues=4, max_restarts=1)
 LIMITS = (Limit(kind=LimitKind.USER, name="cyd", nodes=3),)
-LONGEST_DELAY_NS = 12 * SECOND
 
 
-class Cluster:
+class Cluster(Site):
+    """Whose agents stay on their nodes: our scheduler places."""
+
     def __init__(self, seed: int, *, managers: int = 2, nodes: int = 5) -> None:
-        self.world = World(seed)
-        self.rng = self.world.fork_random("chaos")
-        self.net = SimNet(self.world, default=CALM)
-        self.post = Post(self.net)
-        self.oracle = PlatformOracle(self.world)
-        self.store = SimStore(self.world, self.oracle.committed)
-        self.oracle.store = self.store
-        self._cut: dict[tuple[str, str], bool] = {}
-        work = self.world.fork_random("work")
-        self._works = [work.choice([work.randrange(2, 25), work.randrange(20, 70)]) * SECOND for _ in range(200)]
-        self._causes = [work.choice([Cause.SUCCEEDED] * 6 + [Cause.PROGRAM, Cause.INFRASTRUCTURE]) for _ in range(200)]
-        self.grounds = Grounds(
-            self.world,
-            self.oracle.launch,
-            self.oracle.started,
-            lambda task: self._works[task % 200],
-            lambda task: self._causes[task % 200],
-            cut=lambda a, b: self._cut.get((a, b), False),
-        )
-        self.oracle.grounds = self.grounds
-        names = [f"m{number}" for number in range(managers)]
-        self.managers = [
-            ManagerHost(self.world, self.post, self.store, self.oracle, self.oracle.tables, name, self._drift())
-            for name in names
-        ]
-        agents = Agents(self.grounds, self.post, names, self.oracle.said)
+        super().__init__(seed, managers=managers, nodes=nodes)
+
+    def _build(self, managers: list[str], nodes: int) -> None:
+        agents = Agents(self.grounds, self.post, managers, self.oracle.said)
         self.hosts = [
             Host(self.world, self.grounds, f"n{number}", self._drift(), agents.boot) for number in range(nodes)
         ]
-        self.clients = [Client(self.world, self.post, user, names) for user in USERS]
-        self._keys = 0
-        self._check()
 
-    def _drift(self) -> int:
-        return self.rng.choice([-MAX_DRIFT_PPM, 0, MAX_DRIFT_PPM, self.rng.randint(-9000, 9000)])
-
-    def _check(self) -> None:
-        self.oracle.every_second()
-        self.world.call_after(SECOND, self._check)
+    def _places(self) -> list[str]:
+        return [one.name for one in self.managers] + [one.name for one in self.hosts]
 
     # --- what users do ---
-
-    def submit(self, client: Client, **fields: object) -> None:
-        self._keys += 1
-        base = msgspec.structs.replace(SPEC, name=f"t{self._keys}")
-        request = Submitted(
-            call=0,
-            user=client.name,
-            group=GROUPS.get(client.name, ""),
-            key=f"k{self._keys}",
-            specs=(msgspec.structs.replace(base, **fields),),
-        )
-        client.ask(request)
-
-    def command(self, client: Client, command: Command, roles: tuple[str, ...] = ()) -> None:
-        client.ask(Commanded(call=0, user=client.name, roles=roles, command=command))
 
     def submit_something(self) -> None:
         rng = self.rng
@@ -120,16 +59,6 @@ class Cluster:
         if known and rng.random() < 0.15:
             fields["after"] = (After(rng.choice(known), rng.random() < 0.5),)
         self.submit(client, **fields)
-
-    def command_something(self) -> None:
-        rng = self.rng
-        client = rng.choice(self.clients)
-        known = [task for tasks in client.submitted.values() for task in tasks]
-        if not known:
-            return
-        task = rng.choice(known[-4:])
-        commands: list[Command] = [StopTask(task), SuspendTask(task), ResumeTask(task), SetPriority(task, 20)]
-        self.command(client, rng.choices(commands, [1, 2, 3, 1])[0])
 
     def drain_something(self) -> None:
         node = self.rng.choice(self.hosts).name
@@ -168,12 +97,6 @@ class Cluster:
 
     # --- running ---
 
-    def run_for(self, duration_ns: int) -> None:
-        self.world.run(until_ns=self.world.now_ns + duration_ns)
-        for client in self.clients:
-            for tasks in client.submitted.values():
-                self.oracle.acknowledged.update(dict.fromkeys(tasks))
-
     def begin(self, age_step_ns: int = 30 * SECOND, gang_age_ns: int = 20 * SECOND) -> None:
         self.run_for(20 * SECOND)
         policy = Policy(
@@ -194,21 +117,8 @@ class Cluster:
     # --- faults ---
 
     def roughen(self) -> None:
+        self._roughen_links()
         rng = self.rng
-        self.net.set_default(
-            Link(
-                min_delay_ns=MS // 4,
-                max_delay_ns=40 * MS,
-                loss=rng.choice([0.0, 0.02, 0.1]),
-                duplication=rng.choice([0.0, 0.05, 0.3]),
-                slow_probability=rng.choice([0.0, 0.04, 0.2]),
-                slow_ns=rng.choice([2 * SECOND, LONGEST_DELAY_NS]),
-            )
-        )
-        self.store.faults = StoreFaults(
-            slow=rng.choice([0.0, 0.05, 0.3]), failed=rng.choice([0.0, 0.05]), unknown=rng.choice([0.0, 0.05, 0.2])
-        )
-        self.grounds.faults = rng.choice([ROUGH, ROUGH, Chances()])
         faults = (
             self._partition,
             self._stop_or_start_manager,
@@ -224,71 +134,15 @@ class Cluster:
         )
         self._faults = [(self.submit_something, 6), (self._heal, 3), *((one, rng.choice([0, 1, 3])) for one in faults)]
 
-    def disturb(self) -> None:
-        self.rng.choices([fault for fault, _ in self._faults], [weight for _, weight in self._faults])[0]()
-
-    def _names(self) -> list[str]:
-        return [one.name for one in self.managers] + [one.name for one in self.hosts]
-
-    def _partition(self) -> None:
-        left = [name for name in self._names() if self.rng.random() < 0.4]
-        right = [name for name in self._names() if name not in left]
-        self._divide(left, right, symmetric=self.rng.random() < 0.6)
-
     def _isolate(self) -> None:
         """One node from all managers, and not from other nodes."""
         self.cut_off_from_managers(self.rng.choice(self.hosts).name, symmetric=self.rng.random() < 0.6)
-
-    def replace_leader(self) -> None:
-        """It leaves, the one that left before comes back."""
-        self._start_managers()
-        for manager in self.managers:
-            if manager.acts():
-                manager.leave()
-
-    def cut_off_from_managers(self, name: str, *, symmetric: bool = True) -> None:
-        self._divide([name], [one.name for one in self.managers], symmetric=symmetric)
-
-    def cut_off(self, name: str) -> None:
-        self._divide([name], [other for other in self._names() if other != name], symmetric=True)
-
-    def short_tasks(self) -> None:
-        self._works[:] = [2 * SECOND for _ in self._works]
 
     def long_tasks_first(self) -> None:
         """As many as there are nodes."""
         rng = self.rng
         self._works[:] = [(100 if task <= len(self.hosts) else rng.randrange(5, 12)) * SECOND for task in range(200)]
         self._causes[:] = [Cause.SUCCEEDED for _ in self._causes]
-
-    def slow_tasks(self) -> None:
-        self._works[:] = [100 * SECOND for _ in self._works]
-        self._causes[:] = [Cause.SUCCEEDED for _ in self._causes]
-
-    def _divide(self, left: list[str], right: list[str], *, symmetric: bool) -> None:
-        self.net.partition(left, right, symmetric=symmetric)
-        for a in left:
-            for b in right:
-                self._cut[a, b] = True
-                self._cut[b, a] = self._cut.get((b, a), False) or symmetric
-
-    def _heal(self) -> None:
-        self.net.heal()
-        self._cut.clear()
-        self.store.cut.clear()
-
-    def _stop_or_start_manager(self) -> None:
-        manager = self.rng.choice(self.managers)
-        if not manager.node.alive or self.rng.random() < 0.5:
-            manager.node.restart()
-        elif self.rng.random() < 0.3:
-            manager.leave()
-        else:
-            manager.node.crash()
-
-    def _cut_store(self) -> None:
-        name = self.rng.choice(self.managers).name
-        self.store.cut[name] = not self.store.cut.get(name, False)
 
     def _restart_agent(self) -> None:
         host = self.rng.choice(self.hosts)
@@ -350,41 +204,6 @@ class Cluster:
             self.run_for(2 * SECOND)
         assert self._ended(), f"seed {self.world.seed}: {self.describe()}"
         self.oracle.check_end()
-
-    def _start_managers(self) -> None:
-        for manager in self.managers:
-            if not manager.node.alive:
-                manager.node.restart()
-
-    def _resume_held(self) -> None:
-        for client in self.clients:
-            for task in [task for tasks in client.submitted.values() for task in tasks]:
-                row = self.oracle.tasks.get(task)
-                if row is not None and row.held and client.idle:
-                    self.command(client, ResumeTask(task))
-
-    def _ended(self) -> bool:
-        tasks = self.oracle.tasks.values()
-        return (
-            all(client.idle for client in self.clients)
-            and all(row.ended_ns is not None for row in tasks)
-            and not self.oracle.places
-        )
-
-    def describe(self) -> str:
-        rows = [
-            f"{row.id}: {row.state.value} run {row.runs - 1}"
-            for row in self.oracle.tasks.values()
-            if row.ended_ns is None
-        ]
-        leader = next((one for one in self.managers if one.acts()), None)
-        whys = [
-            leader.machine.why(row.id, leader.now_ns).text
-            for row in self.oracle.tasks.values()
-            if row.ended_ns is None and leader is not None
-        ]
-        waiting = [str(one) for client in self.clients for one in client.waiting.values()]
-        return f"not all has ended: {rows} {whys} {sorted(self.oracle.places)} {waiting}"
 
 
 def lost_slowly(seed: int) -> Cluster:

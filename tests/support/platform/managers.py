@@ -66,6 +66,8 @@ class Watcher(Protocol):
 
 
 class ManagerHost:
+    settings = SETTINGS
+
     def __init__(
         self,
         world: World,
@@ -78,7 +80,7 @@ class ManagerHost:
     ) -> None:
         self.world, self.post, self.store, self.watcher, self.name = world, post, store, watcher, name
         self.wall_skew_ns = world.random.randrange(-3600, 3600) * SECOND
-        self.machine = PlatformMachine(SETTINGS)
+        self.machine = PlatformMachine(self.settings)
         self.tables = tables
         self.notes: list[str] = []
         self._askers: dict[int, tuple[str, int]] = {}
@@ -100,7 +102,7 @@ class ManagerHost:
 
     def _boot(self, node: SimNode) -> None:
         holder = f"{self.name}/{node.incarnation}"
-        self.machine = PlatformMachine(msgspec.structs.replace(SETTINGS, holder=holder, address=self.name))
+        self.machine = PlatformMachine(msgspec.structs.replace(self.settings, holder=holder, address=self.name))
         self._askers, self._held = {}, {}
         copier = SimCopier(self.world, self.store, self.tables, self)
 
@@ -126,9 +128,12 @@ class ManagerHost:
         if isinstance(ask.body, Sync):
             self._on_sync(source, ask.number, ask.body)
         elif isinstance(ask.body, Submitted | Commanded):
-            self._calls += 1
-            self._askers[self._calls] = (source, ask.number)
-            self._handle(msgspec.structs.replace(ask.body, call=self._calls))
+            self._asked(source, ask.number, ask.body)
+
+    def _asked(self, source: str, number: int, body: Submitted | Commanded) -> None:
+        self._calls += 1
+        self._askers[self._calls] = (source, number)
+        self._handle(msgspec.structs.replace(body, call=self._calls))
 
     def _on_sync(self, node: str, number: int, sync: Sync) -> None:
         self._handle(Synced(node, sync))

@@ -205,18 +205,22 @@ class PlatformOracle:
         interrupted = run.wish is Wish.INTERRUPT and (old is None or old.wish is not Wish.INTERRUPT)
         if interrupted and not run.backfilled:
             self.preempted += 1
-            assert run.wanted_ns is not None
-            lasted_ns = run.wanted_ns - run.scheduled_ns
-            row, spec = self.tasks[run.task], self.specs[run.task]
-            early = may_leave_early(run, row, spec, self.config.reservations)
-            guaranteed = early or lasted_ns >= self.config.guaranteed_ns
-            assert guaranteed, f"task {run.task} is interrupted after {lasted_ns} ns"
+            self._check_guarantee(run)
         if old is None:
             others = [other for other in self.runs.values() if other.task == run.task]
             assert all(other.state is RunState.OVER for other in others), f"task {run.task} has two runs"
             assert all(other.token != run.token for other in self.runs.values()), "a token is given twice"
             assert self.tasks[run.task].state is TaskState.SCHEDULED
         self.runs[run.task, run.number] = run
+
+    def _check_guarantee(self, run: RunRow) -> None:
+        """It is interrupted now."""
+        assert run.wanted_ns is not None
+        lasted_ns = run.wanted_ns - run.scheduled_ns
+        row, spec = self.tasks[run.task], self.specs[run.task]
+        early = may_leave_early(run, row, spec, self.config.reservations)
+        guaranteed = early or lasted_ns >= self.config.guaranteed_ns
+        assert guaranteed, f"task {run.task} is interrupted after {lasted_ns} ns"
 
     def _place(self, key: bytes, value: bytes | None) -> None:
         name = key[len(PLACES.prefix) :].decode()
@@ -258,14 +262,17 @@ class PlatformOracle:
 
     def looked_at(self, manager: ManagerHost) -> None:
         machine, now_ns = manager.machine, manager.now_ns
-        assert self.grounds is not None
-        time_ns = machine.time_ns(now_ns)
-        self.maintenance.look(time_ns, self.config, self.specs, self.grounds)
-        self.starvation.look(time_ns, self.config, self.tasks, self.specs, self.zones, self.places)
+        self._look_at_policy(machine.time_ns(now_ns))
         for view in machine.tasks(now_ns, limit=3):
             assert machine.why(view.id, now_ns).text, f"nobody knows why of task {view.id}"
             until_ns = view.ended_ns if view.ended_ns is not None else machine.time_ns(now_ns)
             assert view.account.total_ns == until_ns - view.submitted_ns, f"task {view.id}: the shown account is wrong"
+
+    def _look_at_policy(self, time_ns: int) -> None:
+        """`time_ns`: of the cluster."""
+        assert self.grounds is not None
+        self.maintenance.look(time_ns, self.config, self.specs, self.grounds)
+        self.starvation.look(time_ns, self.config, self.tasks, self.specs, self.zones, self.places)
 
     # --- processes ---
 

@@ -29,6 +29,8 @@ __all__ = ["Command", "Control", "Supervisor", "Training", "Wire"]
 BEAT_NS = SECOND
 DELAY_NS = 40 * MS
 RETRY_NS = 500 * MS
+BREAKS = 0.1
+"""Per try of a message that meets a cut link: TCP goes on trying for longer than most cuts here last."""
 FIRST_LEASE_NS = 12 * SECOND
 STEP_NS = SECOND
 SAVE_STEPS = 5
@@ -56,7 +58,7 @@ class Wire:
                 if not arrive():
                     self.broken = True
                     broke()
-            elif self._grounds.happens(0.5):
+            elif self._grounds.happens(BREAKS):
                 self.broken = True
                 broke()
             else:

@@ -14,6 +14,7 @@ from fireflyer.cli import main
 from fireflyer.cli.collectives.command import command as collectives_command
 from fireflyer.cli.completion import COMPLETE_VARIABLE, SHELLS
 from fireflyer.cli.completion import command as completion_command
+from fireflyer.cli.data.command import command as data_command
 from fireflyer.cli.jobs.agent import command as agent_command
 from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
@@ -48,6 +49,7 @@ COMMANDS: Mapping[str, click.Command] = {
     "quota": quota_command,
     **{f"quota {name}": one for name, one in quota_command.commands.items()},
     **{f"reservation {name}": one for name, one in reservation_command.commands.items()},
+    **{f"data {name}": one for name, one in data_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],
 }

@@ -14,6 +14,7 @@ from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.core.platform.messages import SlurmFollowed
 from fireflyer.cluster.core.platform.slurm.messages import (
     Cancel,
+    JobSubmitted,
     SlurmEvent,
     SlurmSaid,
     SlurmSettings,
@@ -22,22 +23,33 @@ from fireflyer.cluster.core.platform.slurm.messages import (
     Work,
 )
 from fireflyer.cluster.core.slurm.output import SlurmNode
+from fireflyer.cluster.core.slurm.request import JobRequest
 from fireflyer.cluster.manager.config import SlurmConfig
 from fireflyer.cluster.manager.slurm.loop import SlurmLoop
+from fireflyer.cluster.manager.slurm.records import SlurmRecords
+from fireflyer.cluster.schema.tasks import Program, TaskSpec
 
 
 class Commands:
     """Of a Slurm that has one node and no jobs."""
 
     def __init__(self) -> None:
+        self.asked: list[str] = []
         self.cancelled: list[int] = []
+        self.submitted = 0
         self.has_cancelled = asyncio.Event()
 
     async def nodes(self) -> tuple[SlurmNode, ...]:
+        self.asked.append("nodes")
         return (SlurmNode(name="n1", state="idle"),)
 
     async def jobs(self, _names: list[str]) -> tuple[()]:
+        self.asked.append("jobs")
         return ()
+
+    async def submit(self, *_arguments: object) -> int:
+        self.submitted += 1
+        return 7
 
     async def preempted(self, _names: list[str]) -> dict[int, int]:
         return {}
@@ -45,6 +57,12 @@ class Commands:
     async def cancel(self, slurm_id: int, _name: str) -> None:
         self.cancelled.append(slurm_id)
         self.has_cancelled.set()
+
+
+SUBMIT = Submit(
+    task=1, number=0, attempt=5, user="ann", job="t1-0", most_nodes=1,
+    request=JobRequest(name="ff-1", task=1, spec=TaskSpec(name="t", program=Program(script="x.py"))),
+)  # fmt: skip
 
 
 class Leader:
@@ -56,13 +74,14 @@ class Leader:
         self.committed = asyncio.Event()
         self.asked_for_work = 0
         self.leads = True
+        self.work: tuple[Work, ...] = (Cancel(7, "ff-7", "its task needs it no more"),)
 
     def slurm_jobs(self) -> tuple[WatchedJob, ...]:
         return ()
 
     def slurm_work(self) -> tuple[Work, ...]:
         self.asked_for_work += 1
-        return (Cancel(7, "ff-7", "its task needs it no more"),)
+        return self.work
 
     async def tell_slurm(self, event: SlurmEvent) -> None:
         self.told.append(event)
@@ -79,6 +98,9 @@ class NoMachines:
     async def retire_jobs(self, _jobs: list[str]) -> None:
         pass
 
+    async def issue_for_job(self, _job: str, _nodes: int, _lifetime_s: int) -> str:
+        return "token"
+
 
 async def others_have_had_their_turns() -> None:
     for _ in range(100):
@@ -87,9 +109,9 @@ async def others_have_had_their_turns() -> None:
 
 def loop_of(leader: Leader) -> tuple[SlurmLoop, Commands]:
     machines: Any = NoMachines()
-    loop = SlurmLoop(SlurmConfig(own_user=True), leader, machines, lambda: (), Accounts(1000))
     commands: Any = Commands()
-    loop.commands = commands
+    config, records = SlurmConfig(own_user=True), SlurmRecords(commands, "")
+    loop = SlurmLoop(config, leader, machines, lambda: (), Accounts(1000), commands=commands, records=records)
     return loop, commands
 
 
@@ -125,6 +147,39 @@ async def test_a_manager_that_leads_no_more_does_nothing() -> None:
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+@on_loop
+async def test_nodes_are_asked_for_after_the_jobs_so_that_one_that_is_given_up_is_not_taken_for_heard() -> None:
+    leader = Leader()
+    leader.committed.set()
+    loop, commands = loop_of(leader)
+    await loop.turn()
+    assert commands.asked == ["jobs", "nodes"]
+
+
+@on_loop
+async def test_what_became_of_a_submission_is_told_before_anything_is_submitted_again() -> None:
+    """The manager did not lead for a moment, and leads on: what is committed still wants the job."""
+    leader = Leader()
+    leader.work = (SUBMIT,)
+    loop, commands = loop_of(leader)
+    told = leader.tell_slurm
+
+    async def not_now(event: SlurmEvent) -> None:
+        if isinstance(event, JobSubmitted):
+            raise Unreachable("nobody leads")
+        await told(event)
+
+    leader.committed.set()
+    leader.tell_slurm = not_now  # type: ignore[method-assign]
+    await loop.turn()
+    await loop.turn()
+    assert commands.submitted == 1
+    leader.tell_slurm = told  # type: ignore[method-assign]
+    leader.work = ()
+    await loop.turn()
+    assert leader.told.count(JobSubmitted(1, 0, 7)) == 1
 
 
 def test_the_machine_says_when_what_slurm_said_is_committed() -> None:

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fireflyer.base.errors import DataCorruption, Exists, FireflyerError, NoSpace, NotFound, UsageError
-from fireflyer.data.records import ShardReader, ShardWriter
+from fireflyer.data import ShardReader, ShardWriter
 from fireflyer.native import crc32c
 from fireflyer.sim.disk import Fault, FaultKind, SimDisk
 
@@ -72,7 +72,7 @@ def test_views_are_read_only_without_a_copy_and_outlive_the_reader(tmp_path: Pat
     reader.close()
     assert bytes(view) == b"abc"
     assert np.array_equal(array, numbers)
-    with pytest.raises(IndexError):
+    with pytest.raises(UsageError, match="this reader is closed"):
         reader[0]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fireflyer.base.errors import DataCorruption, Exists, NotFound, UsageError
-from fireflyer.data.recordset import RecordSet, RecordSetWriter
+from fireflyer.data import RecordSet, RecordSetWriter
 from fireflyer.native import crc32c
 from fireflyer.sim.disk import Fault, FaultKind, MountedDisk, SimDisk
 from fireflyer.sim.outcomes import enumerate_outcomes

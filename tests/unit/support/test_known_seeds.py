@@ -41,5 +41,12 @@ def test_a_mutant_that_no_seed_finds_is_an_error(asked: list[int]) -> None:
 
 def test_seeds_are_recorded_where_that_is_asked_for(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FF_ACCEPT", "1")
-    assert search("w", "b", 20, lambda seed: "wrong" if seed in (3, 7) else None) == Found(3, "wrong")
-    assert json.loads(known_seeds.RECORD.read_text()) == {"w": {"b": 3}}
+    assert search("w", "b", 20, lambda seed: "wrong" if seed == 5 else None) == Found(5, "wrong")
+    assert search("w", "c", 20, lambda seed: "wrong" if seed == 2 else None) == Found(2, "wrong")
+    assert json.loads(known_seeds.RECORD.read_text()) == {"w": {"b": 5, "c": 2}}
+
+
+def test_a_recorded_seed_that_still_finds_the_mutant_stays(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FF_ACCEPT", "1")
+    assert search("w", "b", 20, lambda seed: "wrong" if seed in (3, 7) else None) == Found(7, "wrong")
+    assert json.loads(known_seeds.RECORD.read_text()) == {"w": {"b": 7}}

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from tests.support.patience import allowed_s
 
 PROGRAM = """
@@ -46,3 +47,16 @@ def test_a_limit_grows_with_the_load_and_by_the_time_in_which_the_process_stood_
 
 def test_a_limit_is_never_shorter() -> None:
     assert allowed_s(3.0) >= 3.0
+
+
+LIMIT_S = 700.0
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_the_time_after_which_a_test_counts_as_hung_grows_as_well(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Its marker is in front of the stated one, which does not matter any more."""
+    grown, stated = (marker.args[0] for marker in request.node.iter_markers("timeout"))
+    assert stated == LIMIT_S
+    assert grown >= LIMIT_S

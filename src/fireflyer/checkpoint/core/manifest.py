@@ -73,7 +73,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True):
-    """With how many ranks the job went on from `step`, the first that they did, and by which plan."""
+    """Number of ranks with which the job went on from `step`, the first that they did, and by which plan."""
 
     step: int
     world_size: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,11 +17,21 @@ from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.native import crc32c
 
-__all__ = ["WRITE_BYTES", "RunningSums", "Share", "header_of", "write_shard"]
+__all__ = ["WRITE_BYTES", "ImageCopies", "RunningSums", "Share", "header_of", "write_shard"]
 
 WRITE_BYTES: Final = 16 * MIB
 """One write."""
 _WRITES_IN_FLIGHT: Final = 3
+
+
+class ImageCopies(Protocol):
+    """What devices still copy into an image."""
+
+    def before_update(self) -> None:
+        """What the calling thread gives to the devices from now on starts after all copies. Does not block."""
+
+    def wait(self) -> None:
+        """Blocks until every copy has ended, then raises if one has failed. May be called again."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -35,6 +45,8 @@ class Share(msgspec.Struct, frozen=True):
     image: memoryview
     total_bytes: int = 0
     """Of the shards of all ranks, about; 0: not known."""
+    copies: ImageCopies | None = None
+    """Until these have ended, nothing may read or replace the image."""
 
 
 def header_of(placed: Sequence[PlacedTensor], *, step: int, rank: int) -> bytes:
@@ -64,11 +76,14 @@ class RunningSums:
 
 def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES) -> Steps[ShardRecord]:
     """Creates the shard file `path`; the file and its name are durable at the end. However it ends, nothing reads the
-    image any more. Raises what the disk raises."""
+    image any more. Raises what the disk raises, and what a device does that has failed to copy its tensors."""
     file = disk.create(path, direct=True)
     with contextlib.closing(file):
         yield
         file.allocate(len(share.image))
+        if share.copies is not None:
+            yield
+            share.copies.wait()
         sums = yield from _write_image(file, share, piece_bytes)
         yield
         file.fsync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from fireflyer.checkpoint.core.effects import (
     TakeSnapshot,
 )
 from fireflyer.checkpoint.core.manager import SaveMachine
-from fireflyer.checkpoint.engine.image import Share
+from fireflyer.checkpoint.engine.image import ImageCopies, Share
 from fireflyer.checkpoint.engine.performing import perform
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.runtime.driver import BlockingDriver
@@ -47,6 +48,13 @@ class SaveHandle:
         self._ended = threading.Event()
         self._name: str | None = None
         self._error: FireflyerError | None = None
+        self._copies: ImageCopies | None = None
+
+    def before_update(self) -> None:
+        """To be called before tensors change that were given to `CheckpointManager.save` as `deferred`, by the thread
+        that changes them: its current streams wait for the copies; the call itself does not. May be called again."""
+        if self._copies is not None:
+            self._copies.before_update()
 
     def done(self) -> bool:
         return self._ended.is_set()
@@ -67,6 +75,9 @@ class SaveHandle:
         if self._error is not None:
             raise self._error
         return self._name
+
+    def copies_began(self, copies: ImageCopies | None) -> None:
+        self._copies = copies
 
     def skip(self) -> None:
         self.skipped = True
@@ -114,7 +125,8 @@ class BackgroundSave:
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
 
     def start(self) -> None:
-        """Takes the snapshot, then returns; a snapshot that fails is reported like a failed write."""
+        """Takes the snapshot, then returns; a snapshot that fails is reported like a failed write. What devices copy is
+        on its way then: the thread waits for it before it writes."""
         self._driver.post(Begin())
         self._driver.step()
         self._stall_ns = self._clock.now_ns() - self._start_ns
@@ -142,8 +154,16 @@ class BackgroundSave:
         except Exception as error:
             _log.exception("checkpoint save failed on an internal error step=%d", self._machine.step)
             self._finish(Finish(None, 0, Failed(*error_to_wire(error))))
+        finally:
+            self._end_copies()
         for text in self._machine.notes:
             _log.warning("checkpoint step=%d note=%s", self._machine.step, text)
+
+    def _end_copies(self) -> None:
+        """The next snapshot uses the same image. A save that has not come to write it waits here."""
+        if self._share is not None and self._share.copies is not None:
+            with contextlib.suppress(Exception):  # has been reported if the image was to be read
+                self._share.copies.wait()
 
     def _perform(self, effect: Effect) -> Event:
         try:
@@ -161,6 +181,7 @@ class BackgroundSave:
                     return Done()
                 case TakeSnapshot():
                     self._share = self._take()
+                    self._handle.copies_began(self._share.copies)
                     return Done()
             return run_steps(perform(effect, self._disk, self._root, self._share), self._given_up.is_set)
         except Exception as error:

@@ -11,7 +11,9 @@ from typing import Any, Final, TypeVar
 import click
 import msgspec
 
+from fireflyer.base.errors import UsageError
 from fireflyer.cli.toml_files import read_toml
+from fireflyer.cli.units import print_unit, unit_option
 
 __all__ = ["READY", "log_option", "manager_command", "read_config", "run_process", "storage_command"]
 
@@ -40,8 +42,9 @@ def log_option(function: click.decorators.FC) -> click.decorators.FC:
     "manager", short_help="Run a cluster manager.", epilog="Example: ff fs manager /etc/fireflyer/manager.toml"
 )
 @log_option
+@unit_option
 @click.argument("config_file", metavar="CONFIG")
-def manager_command(*, config_file: str, log_file: str | None) -> int:
+def manager_command(*, config_file: str, log_file: str | None, unit: str | None) -> int:
     """Run a cluster manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints
     `ready HOST:PORT` when it serves."""
     from fireflyer.fs.client.chunk_session import open_chunk_session
@@ -49,6 +52,11 @@ def manager_command(*, config_file: str, log_file: str | None) -> int:
     from fireflyer.fs.service.manager.process import run_manager
 
     config = read_config(config_file, ManagerConfig)
+    if unit is not None:
+        return print_unit(
+            unit, name="fireflyer-fs-manager", what="cluster manager of 3FS", words=("fs", "manager"),
+            config=config_file, log_file=log_file,
+        )  # fmt: skip
     return run_process(
         lambda on_ready: run_manager(config, on_ready=on_ready, open_chunks=open_chunk_session), log_file
     )
@@ -63,14 +71,22 @@ def manager_command(*, config_file: str, log_file: str | None) -> int:
     help="First create the target directories that CONFIG names; they must be missing or empty.",
 )
 @log_option
+@unit_option
 @click.argument("config_file", metavar="CONFIG")
-def storage_command(*, config_file: str, make_targets: bool, log_file: str | None) -> int:
+def storage_command(*, config_file: str, make_targets: bool, log_file: str | None, unit: str | None) -> int:
     """Run a storage process in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints
     `ready HOST:PORT` when it serves."""
     from fireflyer.fs.service.storage.config import StorageConfig
     from fireflyer.fs.service.storage.process import run_storage
 
     config = read_config(config_file, StorageConfig)
+    if unit is not None:
+        if make_targets:
+            raise UsageError("--make-targets is for one start by hand, not for a unit; leave it out")
+        return print_unit(
+            unit, name="fireflyer-fs-storage", what="storage process of 3FS", words=("fs", "storage"),
+            config=config_file, log_file=log_file,
+        )  # fmt: skip
     if make_targets:
         from fireflyer.fs.service.storage.target_directory import make_target
 
@@ -83,14 +99,20 @@ def run_process(main: Callable[[Callable[[str], None]], Coroutine[Any, Any, None
     """Runs until SIGTERM or SIGINT, upon which it is cancelled: then 0. `log_file`: of the log, if not standard
     error."""
     from fireflyer.runtime import run
+    from fireflyer.runtime.processes.service_manager import ServiceManager
     from fireflyer.runtime.service_log import open_log, start_logging
 
     _allow_descriptors()
+    service_manager = ServiceManager()
     start_logging(None if log_file is None else open_log(log_file))
+
+    def ready(address: str) -> None:
+        click.echo(f"{READY}{address}")
+        service_manager.ready()
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        working = loop.create_task(main(lambda address: click.echo(f"{READY}{address}")))
+        working = loop.create_task(main(ready))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, working.cancel)
         try:

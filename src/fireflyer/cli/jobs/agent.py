@@ -16,6 +16,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB, SECOND, format_duration
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration, WholeNumber
+from fireflyer.cli.units import exec_line
 
 __all__ = ["command"]
 
@@ -340,12 +341,5 @@ def leave_command() -> int:
 )
 def unit_command() -> int:
     """Print a unit with which the systemd of this user runs the agent; how to install it is in its first lines."""
-    line = [sys.executable, "-P", "-m", "fireflyer", "agent", "run"]
-    click.echo(_UNIT.format(user=getpass.getuser(), command=" ".join(_quoted(word) for word in line)), nl=False)
+    click.echo(_UNIT.format(user=getpass.getuser(), command=exec_line("agent", "run")), nl=False)
     return 0
-
-
-def _quoted(word: str) -> str:
-    """As systemd.service(5) takes it: `%` and `$` are not to be replaced."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
-    return f'"{word}"' if any(char in word for char in " '\"\\") else word

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 
 import click
+from click.core import ParameterSource
 
-from fireflyer.base.errors import NotFound
+from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.cli.completion import complete_directory
 from fireflyer.cli.numbers import WholeNumber
 
@@ -17,15 +19,23 @@ __all__ = ["command"]
 @click.command(
     "demo",
     short_help="Kill a node during training, and check that the result is the same.",
-    epilog="Example: ff demo --steps 60 --kill-step 35 --checkpoint-every 10",
+    epilog="""\b
+Examples:
+  ff demo --steps 60 --kill-step 35 --checkpoint-every 10
+  ff demo --whole              platform, file system, three tasks, three disturbances""",
 )
 @click.option(
     "--directory",
     metavar="DIR",
     shell_complete=complete_directory,
-    default=os.path.join("build", "demo"),
-    show_default=True,
-    help="Directory for the corpus, the runs and the report; runs of an earlier demonstration are replaced.",
+    help="Directory for the corpus, the runs and the report; runs of an earlier demonstration are replaced.  "
+    "[default: build/demo, with --whole build/whole-demo]",
+)
+@click.option(
+    "--whole",
+    is_flag=True,
+    help="Show platform and file system: three tasks of two users on four nodes, through the deaths of a storage node "
+    "and of a compute node and an interruption.",
 )
 @click.option("--steps", type=WholeNumber(min=3), default=120, show_default=True, help="Training steps of each run.")
 @click.option(
@@ -42,12 +52,28 @@ __all__ = ["command"]
     "--seed", type=int, default=0, show_default=True, help="Seed of both runs, for weights and the order of the data."
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print only what the ranks print, and errors.")
-def command(*, directory: str, steps: int, kill_step: int, checkpoint_every: int, seed: int, quiet: bool) -> int:
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    directory: str | None,
+    whole: bool,
+    steps: int,
+    kill_step: int,
+    checkpoint_every: int,
+    seed: int,
+    quiet: bool,
+) -> int:
     """Train a small GPT on two nodes with two ranks each, kill one node, and finish from the last checkpoint.
 
     The same job runs first without a failure. Exit code 0: after the failure the loss of every step is bitwise the same
     as in the run without it. All processes run on this machine; it needs torch and no GPU.
+
+    With --whole tasks run on a platform with a file system of its own, both started here and ended afterwards, and
+    the report shows what each disturbance cost. Its steps and disturbances are fixed.
     """
+    if whole:
+        return _whole(context, os.path.abspath(directory or os.path.join("build", "whole-demo")), quiet=quiet)
     try:
         from fireflyer.recipes.demo import DemoResult, DemoSpec, run_demo
     except ModuleNotFoundError as error:
@@ -58,7 +84,7 @@ def command(*, directory: str, steps: int, kill_step: int, checkpoint_every: int
     from fireflyer.runtime import run
 
     spec = DemoSpec(
-        directory=os.path.abspath(directory),
+        directory=os.path.abspath(directory or os.path.join("build", "demo")),
         steps=steps,
         kill_step=kill_step,
         checkpoint_every=checkpoint_every,
@@ -76,3 +102,16 @@ def command(*, directory: str, steps: int, kill_step: int, checkpoint_every: int
     for problem in result.problems:
         click.echo(f"error: {' '.join(problem.split())}", err=True)
     return 0 if result.ok else 1
+
+
+def _whole(context: click.Context, directory: str, *, quiet: bool) -> int:
+    for name in ("steps", "kill_step", "checkpoint_every", "seed"):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} cannot be combined with --whole, whose tasks are fixed; leave one of them out")
+    missing = [name for name in ("torch", "fsspec", "litestar") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotFound(f"the whole demonstration needs {missing[0]}: pip install 'fireflyer[train,platform,fsspec]'")
+    from fireflyer.cli.jobs.whole_demo import run_and_report
+
+    return run_and_report(directory, quiet=quiet)

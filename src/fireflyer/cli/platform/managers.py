@@ -15,6 +15,7 @@ from fireflyer.base.units import MS, SECOND, format_bytes, format_duration
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.new_file import new_file
+from fireflyer.cli.units import print_unit, unit_option
 
 if TYPE_CHECKING:
     from fireflyer.cluster.manager.config import PlatformConfig
@@ -48,8 +49,9 @@ def manager_command() -> None:
                          epilog="Example: ff manager run /etc/fireflyer/platform.toml")  # fmt: skip
 @click.option("--new-admin", metavar="NAME", help="Make NAME an administrator, print a token for them, and end.  "
               "[default: run the manager]")  # fmt: skip
+@unit_option
 @click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
-def run_command(*, config_file: str, new_admin: str | None) -> int:
+def run_command(*, config_file: str, new_admin: str | None, unit: str | None) -> int:
     """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
     URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error.
 
@@ -62,6 +64,10 @@ def run_command(*, config_file: str, new_admin: str | None) -> int:
     if new_admin is not None:
         click.echo(asyncio.run(new_administrator(config, new_admin)))
         return 0
+    if unit is not None:
+        return print_unit(
+            unit, name="fireflyer-manager", what="manager of the platform", words=("manager", "run"), config=config_file
+        )
     return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))
 
 

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable
 from typing import Final, NoReturn
@@ -58,6 +57,7 @@ from fireflyer.cluster.schema.wire import Done
 from fireflyer.cluster.supervisor.remote import probe
 from fireflyer.identity.derived import apply_pad, derive_key, unseal
 from fireflyer.identity.handshake import Accepts, UserCredential, token_key
+from fireflyer.runtime.processes.service_manager import ServiceManager
 from fireflyer.runtime.rpc import Caller, RpcClient, RpcServer, ServerLimits
 
 __all__ = ["serve_agent"]
@@ -91,10 +91,10 @@ async def serve_agent(
             raise UsageError(
                 "this machine has not joined; get a token with `ff agent token NAME`, then `ff agent join`"
             )
-        systemd = os.environ.pop("NOTIFY_SOCKET", "")  # not for ranks
+        service_manager = ServiceManager()
 
         def ready(address: str) -> None:
-            _notify(systemd, b"READY=1")
+            service_manager.ready()
             on_ready(address)
 
         return await _Agent(directory, membership, accounts, accounts_dir, logs_bytes).run(ready)
@@ -398,15 +398,3 @@ class _Agent:
         return msgspec.structs.replace(
             status, clean=end.clean, exit_code=end.exit_code, reason=" ".join(end.reason.split())[:1000]
         )
-
-
-def _notify(path: str, text: bytes) -> None:
-    """Tells systemd (sd_notify(3)), where it asked to be told: `path` is what NOTIFY_SOCKET says."""
-    if not path:
-        return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-            notify.connect("\0" + path[1:] if path.startswith("@") else path)
-            notify.send(text)
-    except OSError as error:
-        _log.warning("systemd was not told that the agent serves reason=%s", error)

@@ -90,7 +90,7 @@ class AgentTarget:
 
 
 class UserToken(NamedTuple):
-    """Of the user of a run of the platform: each node of the run has it in a file."""
+    """Token of the user of a run of the platform: each node of the run has it in a file."""
 
     path: str
     """Of the file on the launcher's machine."""

@@ -37,7 +37,9 @@ from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.metrics import manager_series
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.manager.run_tokens import RunTokens
+from fireflyer.cluster.manager.slurm.commands import SlurmCommands
 from fireflyer.cluster.manager.slurm.loop import SlurmLoop
+from fireflyer.cluster.manager.slurm.records import SlurmRecords
 from fireflyer.cluster.manager.snapshots import Snapshots
 from fireflyer.cluster.manager.tickets import Tickets
 from fireflyer.cluster.manager.users import Users
@@ -201,7 +203,9 @@ def _snapshots_at(config: PlatformConfig) -> str:
 
 def _slurm(config: SlurmConfig, platform: Platform, machines: Machines, agents: AgentService) -> SlurmLoop:
     accounts = Accounts(os.geteuid(), config.accounts or None, own_user=config.own_user)
-    return SlurmLoop(config, platform, machines, lambda: agents.managers, accounts)
+    commands = SlurmCommands(config.path, config.command_timeout_ms * MS)
+    records = SlurmRecords(commands, config.jobcomp)
+    return SlurmLoop(config, platform, machines, lambda: agents.managers, accounts, commands=commands, records=records)
 
 
 def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:

@@ -71,7 +71,7 @@ class DirectoryObjects(Objects):
             os.chmod(self._root, 0o700)
 
     def path_of(self, blob: str) -> str:
-        """Where its bytes are. Nobody may write there."""
+        """Path of its bytes. Nobody may write there."""
         return os.path.join(self._root, check_hash(blob)[:2], blob)
 
     def put(self, blob: str, size_bytes: int, pieces: Iterable[Data]) -> bool:

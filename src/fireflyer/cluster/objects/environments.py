@@ -58,7 +58,7 @@ _STOPPED: Final = "the run was stopped while its environment was built"
 
 
 class Environment:
-    """In use until it is closed. `fd`: pass it on to the processes of a run, and it is in use until they end."""
+    """Environment in use until it is closed; where `fd` is passed on to the processes of a run, until they end."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path

@@ -23,7 +23,7 @@ class LockFile(NamedTuple):
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Title for people."""
         return "uv.lock" if self.whole else self.kind
 
     @classmethod
@@ -41,7 +41,7 @@ class LockFile(NamedTuple):
 
     @staticmethod
     def kind_of(path: str) -> LockKind:
-        """By its name. Raises `UsageError`."""
+        """Kind of a lock file, by its name. Raises `UsageError`."""
         name = os.path.basename(path)
         if name.startswith("pylock.") and name.endswith(".toml"):
             return "pylock.toml"
@@ -52,7 +52,7 @@ class LockFile(NamedTuple):
         raise UsageError(f"{path} is no lock file; give a requirements file (.txt, .lock), uv.lock or pylock.toml")
 
     def installable(self) -> LockFile:
-        """As pip and uv install it into an environment that is there already. Raises `UsageError`."""
+        """Lock file as pip and uv install it into an environment that is there already. Raises `UsageError`."""
         if self.kind != "uv.lock":
             return self
         return LockFile("requirements.txt", requirements_of(self.data), whole=True)

@@ -131,7 +131,7 @@ class LogStore:
         return answer
 
     def close(self, run: RunKey, end: LogEnd) -> LogAnswer:
-        """What the node sent before is durable, and nothing comes after it, if the answer says `closed`."""
+        """End the log: if the answer says `closed`, all that the node sent is durable and nothing comes after it."""
         with self._used(run, make=True) as loaded, loaded.lock:
             files = self._stream(loaded, end.stream)
             grown = self._apply(loaded, files, Append(ends(files.state, end.end)), b"")
@@ -143,12 +143,12 @@ class LogStore:
     # -- for people ----------------------------------------------------------------------------------------------------
 
     def streams(self, run: RunKey) -> tuple[LogInfo, ...]:
-        """By name. Raises `NotFound`."""
+        """Streams of a run by name. Raises `NotFound`."""
         with self._used(run) as loaded, loaded.lock:
             return tuple(_info(name, loaded.streams[name]) for name in sorted(loaded.streams))
 
     def read(self, run: RunKey, stream: str, offset: int, max_bytes: int = MAX_READ_BYTES) -> LogPage:
-        """What is there from `offset` on, `max_bytes` at most. Raises `NotFound`."""
+        """Read the bytes from `offset` on, `max_bytes` at most. Raises `NotFound`."""
         if not 0 < max_bytes <= MAX_READ_BYTES or offset < 0:
             raise UsageError(f"offset {offset} and max_bytes {max_bytes} must be in 0…, 1…{MAX_READ_BYTES}")
         with self._used(run) as loaded, loaded.lock:
@@ -165,7 +165,7 @@ class LogStore:
             return LogPage(begin, bytes(data), at, last and files.state.cut, last and files.state.closed)
 
     def wait(self, run: RunKey, stream: str, offset: int, wait_ns: int) -> None:
-        """Until the log has more than `offset` bytes or nothing more will come, at most `wait_ns`. Raises
+        """Wait until the log has more than `offset` bytes or nothing more will come, at most `wait_ns`. Raises
         `NotFound`."""
         deadline_ns = time.monotonic_ns() + min(wait_ns, MAX_WAIT_NS)
         with self._used(run) as loaded, loaded.lock:
@@ -226,7 +226,7 @@ class LogStore:
             return loaded.size_bytes
 
     def remove(self, run: RunKey) -> None:
-        """Its blobs go with the next collection. Nothing happens where there is no such run."""
+        """Remove the log; its blobs go with the next collection. Nothing happens where there is no such run."""
         with self._lock:
             loaded = self._runs.pop(run, None)
         if loaded is not None:
@@ -255,7 +255,7 @@ class LogStore:
             yield from found
 
     def changed_ns(self, run: RunKey) -> int:
-        """When something was last written of it, Unix time; 0 where there is no such run."""
+        """Time of the last write to the log, Unix time; 0 where there is no such run."""
         newest_ns = self._indexes.changed_ns(*run)
         for directory, _, names in os.walk(self._directory(run)):
             for path in (directory, *(os.path.join(directory, name) for name in names)):

@@ -55,7 +55,7 @@ async def ship_logs(
     shipper: LogShipper | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Until `ended` is set and the manager has all, durably. Raises `NotFound` when it takes nothing any more."""
+    """Ship logs until `ended` is set and the manager has all, durably. Raises `NotFound` when it takes no more."""
     await _Tail(sources, send, shipper or LogShipper(), clock or MonotonicClock()).run(ended)
 
 

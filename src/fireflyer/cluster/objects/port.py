@@ -37,7 +37,7 @@ class Objects(Protocol):
         """Raises `NotFound`."""
 
     def renew(self, blobs: Sequence[str]) -> list[bool]:
-        """Which of them are there. Those have the time of now."""
+        """Names of those that are there; each of them gets the time of now."""
 
     def delete(self, blobs: Sequence[str], renewed_before_ns: int) -> list[str]:
         """Removes those that were renewed before, and says which."""

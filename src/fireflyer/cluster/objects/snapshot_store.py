@@ -79,7 +79,7 @@ class SnapshotStore:
         """Blobs of the snapshots that nodes have asked for lately."""
 
     def load(self, named: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-        """At the start: what owners are charged for. Gives the snapshots whose manifest cannot be read."""
+        """Load, at the start, what owners are charged for. Gives the snapshots whose manifest cannot be read."""
         damaged = []
         for owner, snapshot in named:
             try:
@@ -92,9 +92,9 @@ class SnapshotStore:
         return tuple(dict.fromkeys(damaged))
 
     def begin(self, owner: str, snapshot: str, manifest: bytes | None = None) -> tuple[str, ...]:
-        """Which blobs to send. Without `manifest`: of a snapshot that the owner has had already. Raises `NotFound`
-        where the manifest must be sent, `UsageError` for one that is not allowed, `NoSpace` over the owner's quota,
-        `Busy`."""
+        """Blobs that have to be sent. Without `manifest`: of a snapshot that the owner has had already. Raises
+        `NotFound` where the manifest must be sent, `UsageError` for one that is not allowed, `NoSpace` over the owner's
+        quota, `Busy`."""
         check_hash(snapshot)
         if manifest is None:
             with self._lock:
@@ -138,7 +138,7 @@ class SnapshotStore:
             reservation.owed.pop(blob, None)
 
     def seal(self, owner: str, snapshot: str) -> None:
-        """That all of the snapshot is there and stays until `release`. Raises `NotFound` where something is missing."""
+        """Confirm that the snapshot is whole and stays until `release`. Raises `NotFound` where a part is missing."""
         with self._lock:
             reservation = self._found(owner, snapshot)
             if reservation.owed:
@@ -160,7 +160,7 @@ class SnapshotStore:
             return self._accounts.usage(owner)
 
     def manifest(self, snapshot: str) -> bytes:
-        """For a node that is to have it. Raises `NotFound`, `DataCorruption`."""
+        """Manifest, for a node that is to have it. Raises `NotFound`, `DataCorruption`."""
         return read_blob(self._objects, check_hash(snapshot), MAX_MANIFEST_BYTES)
 
     def open(self, snapshot: str, blob: str) -> tuple[int, Iterator[bytes]]:

@@ -54,7 +54,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 class StatCache:
-    """Of the files of one directory. Only what was asked for or put since it was read is written again."""
+    """Cache for the files of one directory. Only what was asked for or put since it was read is written again."""
 
     def __init__(self, path: str, directory: str) -> None:
         """`path` of the cache's own file. Reads it."""

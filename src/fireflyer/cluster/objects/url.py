@@ -194,7 +194,7 @@ class UrlObjects(Objects):
 
 
 def open_objects(where: str) -> Objects:
-    """Of a directory (an absolute path) or a URL of fsspec. Raises `UsageError`."""
+    """Open the objects of a directory (an absolute path) or of a URL of fsspec. Raises `UsageError`."""
     if "://" in where:
         return UrlObjects(where)
     if not os.path.isabs(where):

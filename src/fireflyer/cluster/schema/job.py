@@ -218,7 +218,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """At most."""
+        """Number of ranks at most."""
         return sum(self.node_ranks)
 
     def ranks_on(self, host: int) -> int:
@@ -227,7 +227,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node_ranks(self) -> tuple[int, ...]:
-        """Of the largest attempt: how many ranks each node has, in the order of the hosts."""
+        """Number of ranks of each node in the largest attempt, in the order of the hosts."""
         if not self.host_ranks:
             return (self.ranks_per_node,) * self.nodes
         largest = sorted(range(len(self.hosts)), key=lambda host: (-self.host_ranks[host], host))[: self.nodes]
@@ -244,7 +244,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Culprit(msgspec.Struct, frozen=True):
-    """Who ended the last failed attempt. `rank` is None where a whole node was lost."""
+    """Culprit of the last failed attempt. `rank` is None where a whole node was lost."""
 
     attempt: int
     node: int
@@ -254,6 +254,8 @@ class Culprit(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a job."""
+
     exit_code: int
     """0: every rank ended with 0. `SUSPENDED_EXIT_CODE` (85): see `suspended`. Else that of the culprit, or 128 + n
     when signal n stopped the job."""

@@ -48,7 +48,7 @@ _LAST_NEWS_S = 2.0
 
 
 class JoinSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line of `ff run` on a machine that joins says."""
+    """Command line of `ff run` on a machine that joins."""
 
     endpoint: str
     """`host:port` of the launcher."""

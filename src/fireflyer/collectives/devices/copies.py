@@ -61,6 +61,16 @@ class CopyEngine(Protocol):
     def put(self, slot: Any, array: Any, moves: Sequence[Move]) -> CopyEvent:
         """Starts copying from the host to the device, in the order of what the calling thread gives to the device."""
 
+    def tensors_to_host(self, sources: Sequence[Any], targets: Sequence[Any], after: Sequence[CopyEvent]) -> CopyEvent:
+        """Starts copying tensors of any shape and layout to others of their shapes and types on the host, contiguous
+        and in memory of `pin`, after `after`. The memory of the sources is not given to others before they are copied.
+        If it raises, copies that it has started have ended."""
+
+    def tensors_to_device(
+        self, sources: Sequence[Any], targets: Sequence[Any], after: Sequence[CopyEvent]
+    ) -> CopyEvent:
+        """The other direction, with the same promises for the targets, which are contiguous too."""
+
     def aside(self) -> AbstractContextManager[object]:
         """Inside, what the calling thread gives to the device runs beside what it gave before and gives later."""
 

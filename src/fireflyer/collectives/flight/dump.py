@@ -103,7 +103,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.started_ns > 0
 
     def call(self) -> str:
-        """What was called, without its number: `allreduce of 1000 f32 (max)`, `recv of 8 i64 from rank 3, tag 7`."""
+        """Call, without its number: `allreduce of 1000 f32 (max)`, `recv of 8 i64 from rank 3, tag 7`."""
         text = self.kind
         if self.kind == "all_to_all" and not self.count and self.bytes:
             text += f" of uneven parts of {self.dtype}"
@@ -120,7 +120,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerProgress(msgspec.Struct, frozen=True):
-    """What the rank that dumped knew of another: from the memory of its node, or a neighbour's last heartbeat."""
+    """Progress of another rank as the dumping rank knew it: from its node's memory or a neighbour's last heartbeat."""
 
     rank: Rank
     entered: Count
@@ -189,7 +189,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What the operations of the group failed with on this rank."""
+    """Failure of the operations of the group on this rank."""
 
     code: Word
     """Of the error class: `peer_failed`, `usage`, `aborted`, `data_corruption`."""
@@ -239,7 +239,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def snapshot_from_native(native: Mapping[str, Any]) -> Snapshot:
-    """Of what `native.Recorder.snapshot()` returns."""
+    """Make a snapshot from what `native.Recorder.snapshot()` returns."""
     return msgspec.convert(native, Snapshot)
 
 
@@ -249,7 +249,7 @@ def plan_digest(plan: msgspec.Struct) -> str:
 
 
 def fault_from_native(failure: tuple[int, int, int, str]) -> Fault | None:
-    """Of what `native.NativeWork.failure()` returns: (kind, culprit, seq, text); None where nothing failed."""
+    """Fault of what `native.NativeWork.failure()` returns, (kind, culprit, seq, text); None where nothing failed."""
     kind, culprit, seq, text = failure
     if kind == 0:
         return None

@@ -80,7 +80,7 @@ class RankRow(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was found. `culprits` is empty for `nothing`, and for `undecided` holds suspects, if anybody."""
+    """Finding. `culprits` is empty for `nothing`, and for `undecided` holds suspects, if anybody."""
 
     group: str
     kind: Kind

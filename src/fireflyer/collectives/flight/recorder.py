@@ -67,7 +67,7 @@ class FlightRecorder:
         self._tell = tell
 
     def failed(self, failure: tuple[int, int, int, str]) -> str:
-        """To be told what an operation failed with, (kind, culprit, seq, text), any number of times. How far the
+        """Record what an operation failed with, (kind, culprit, seq, text), any number of times. How far the
         operation of that number came on this rank, for people; empty where nothing can be said. Never raises."""
         with self._lock:
             if self._fault is None:

@@ -178,7 +178,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def largest_chunk_bytes(self) -> int:
-        """What a slot of the window must hold."""
+        """Bytes that a slot of the window must hold."""
         return max(route.chunk_bytes for route in self.all_routes())
 
     def all_routes(self) -> tuple[Route, ...]:

@@ -38,7 +38,9 @@ class CudaCopyEvent:
         self.event.record(stream)
 
     def wait(self) -> None:
-        self.event.synchronize()
+        # In the thread of another device CUDA would make a context on that one, which takes half a GiB of it.
+        with torch.cuda.device(self.event.device):
+            self.event.synchronize()
 
     def spin(self, limit_ns: int) -> None:
         """As `wait`, after it has polled for `limit_ns`."""
@@ -71,9 +73,7 @@ class PinnedMemory:
         result = int(_runtime().cudaHostRegister(address, size_bytes, _PORTABLE))
         self.pinned = result == 0
         if not self.pinned:
-            text = (
-                f"CUDA did not pin {size_bytes} bytes of the arena (error {result}), so copies will not run beside sums"
-            )
+            text = f"CUDA did not pin {size_bytes} bytes (error {result}), so copies will not run beside anything else"
             warnings.warn(f"{text}; raise the limit on locked memory (ulimit -l)", RuntimeWarning, stacklevel=2)
         # the array is an argument so that its memory does not go back to the arena while it is pinned
         self._finalizer = weakref.finalize(self, _unpin, address, array, self.pinned)
@@ -141,6 +141,35 @@ class CudaCopyEngine:
             for to, at, size in moves:
                 array[to : to + size].copy_(slot[at : at + size], non_blocking=True)
         return self._point(stream)
+
+    def tensors_to_host(self, sources: Sequence[Any], targets: Sequence[Any], after: Sequence[CopyEvent]) -> CopyEvent:
+        return self._copy_tensors(self._to_host, sources, targets, sources, after)
+
+    def tensors_to_device(
+        self, sources: Sequence[Any], targets: Sequence[Any], after: Sequence[CopyEvent]
+    ) -> CopyEvent:
+        return self._copy_tensors(self._to_device, sources, targets, targets, after)
+
+    def _copy_tensors(
+        self,
+        stream: torch.cuda.Stream,
+        sources: Sequence[Any],
+        targets: Sequence[Any],
+        guarded: Sequence[Any],
+        after: Sequence[CopyEvent],
+    ) -> CopyEvent:
+        inference = any(target.is_inference() for target in targets)
+        with torch.cuda.stream(stream), torch.inference_mode(inference), torch.no_grad():  # no_grad last: it is undone
+            _wait_for(stream, after)
+            try:
+                for tensor in guarded:
+                    tensor.record_stream(stream)
+                for source, target in zip(sources, targets, strict=True):
+                    target.copy_(source, non_blocking=True)
+            except BaseException:
+                stream.synchronize()
+                raise
+            return self._point(stream)
 
     def aside(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._aside)

@@ -142,11 +142,11 @@ class Chunks(ControlListener, ProcessBound):
 
     @property
     def routing(self) -> Routing:
-        """As this client knows it."""
+        """Routing, as this client knows it."""
         return self._dispatch.routing
 
     def chains(self, table: int = 1) -> tuple[ChainId, ...]:
-        """Of this chain table, in its order: place i of a file's layout is the i-th. Raises `NotFound`."""
+        """Chains of this chain table, in its order: place i of a file's layout is the i-th. Raises `NotFound`."""
         return chains_of(self.routing, table)
 
     # --- reads ---
@@ -164,7 +164,7 @@ class Chunks(ControlListener, ProcessBound):
         self, chain: ChainId, chunk: ChunkId, offset: int = 0, length: int | None = None,
         *, timeout_ns: int | None = None,
     ) -> bytearray:  # fmt: skip
-        """As `read_into`, into new memory; to the end without `length`."""
+        """Like `read_into`, into new memory; to the end without `length`."""
         if length is None:
             length = max(0, (await self.stat(chain, chunk, timeout_ns=timeout_ns)).length - offset)
         memory = bytearray(length)
@@ -212,7 +212,7 @@ class Chunks(ControlListener, ProcessBound):
     async def remove(
         self, chain: ChainId, chunk: ChunkId, *, timeout_ns: int | None = None, session: ClientId = 0
     ) -> Done:
-        """Also of a chunk that is not there."""
+        """Remove a chunk; one that is not there is no error."""
         return _done(await self._one(chain, chunk, Change(Operation.REMOVE), None, timeout_ns, session))
 
     # --- what there is ---
@@ -298,12 +298,12 @@ class Chunks(ControlListener, ProcessBound):
             self._wake()
 
     def give_up(self, operation: int) -> None:
-        """Its memory is not touched any more, and `done` is not called."""
+        """Give up an operation: its memory is not touched any more, and `done` is not called."""
         self._dispatch.give_up(operation)
         self._wake()
 
     def present(self, right: Right, capability: bytes, presented: Callable[[FireflyerError | None], None]) -> None:
-        """To all nodes, on all connections from now on."""
+        """Present a capability to all nodes, on all connections from now on."""
         self._dispatch.present(right, capability, presented)
 
     def forget(self, right: Right) -> None:

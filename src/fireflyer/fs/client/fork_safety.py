@@ -56,9 +56,9 @@ _T = TypeVar("_T", bound=_Closes)
 
 
 class PerProcess(Generic[_T]):
-    """What `open_it(*given, **named)` returns, once for each process that asks: forked ones, and those to which this
-    object was pickled. Not for several threads. What workers of `multiprocessing` (and so of PyTorch) opened is closed
-    when they end."""
+    """Value that `open_it(*given, **named)` returns, once for each process that asks: forked ones, and those to which
+    this object was pickled. Not for several threads. What workers of `multiprocessing` (and so of PyTorch) opened is
+    closed when they end."""
 
     def __init__(self, open_it: Callable[..., _T], *given: Any, **named: Any) -> None:
         self._open, self._given, self._named = open_it, given, named

@@ -80,7 +80,7 @@ def open_ring(
     managers: Sequence[str], credential: Credential, *, name: str = "", options: Options | None = None,
     timeout_ns: int = DEFAULT_TIMEOUT_NS,
 ) -> Ring:  # fmt: skip
-    """As `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
+    """Like `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
     return ring_of(ControlThread(managers, credential, name=name), options or Options(), timeout_ns)
 
 
@@ -128,7 +128,7 @@ class Ring(ControlListener, ProcessBound):
         return self._dispatch.routing
 
     def chains(self, table: int = 1) -> tuple[ChainId, ...]:
-        """Of this chain table, in its order. Raises `NotFound`."""
+        """Chains of this chain table, in its order. Raises `NotFound`."""
         return chains_of(self.routing, table)
 
     @property
@@ -224,7 +224,7 @@ class Ring(ControlListener, ProcessBound):
     # --- wait ---
 
     def wait(self, least: int = 1, timeout_ns: int = -1) -> Completed:
-        """At least so many operations, fewer only when `timeout_ns` has passed or so many are not under way."""
+        """Wait for at least so many operations, fewer when `timeout_ns` has passed or so many are not under way."""
         self.check_process()
         self._dispatch.ring.submit()
         least = min(least, self.under_way)
@@ -341,11 +341,11 @@ class Ring(ControlListener, ProcessBound):
         self._dispatch.flush()
 
     def give_up(self, operation: int) -> None:
-        """Its memory is not touched any more, and `done` is not called."""
+        """Give up an operation: its memory is not touched any more, and `done` is not called."""
         self._dispatch.give_up(operation)
 
     def present(self, right: Right, capability: bytes, presented: Callable[[FireflyerError | None], None]) -> None:
-        """To all nodes, on all connections from now on."""
+        """Present a capability to all nodes, on all connections from now on."""
         self._dispatch.present(right, capability, presented)
 
     def forget(self, right: Right) -> None:
@@ -362,7 +362,7 @@ class Ring(ControlListener, ProcessBound):
         poll.poll(limit_ns / MS)
 
     def take(self, least: int = 0, limit_ns: int = 0) -> Completed | None:
-        """What has come; with `least`, waits about so long for so many. None: nothing that has a tag."""
+        """Take what has come; with `least`, waits about so long for so many. None: nothing that has a tag."""
         self._deliver()
         now_ns = time.monotonic_ns()
         self._turn(least, now_ns, now_ns + limit_ns)

@@ -28,7 +28,7 @@ PATIENCE_NS: Final = 10 * SECOND
 
 
 class ControlClient:
-    """Of one process. `on_reply` is called in the loop, once for each answer that comes."""
+    """Client of one process. `on_reply` is called in the loop, once for each answer that comes."""
 
     def __init__(self, credential: Credential, on_reply: Callable[[ManagerReply], None]) -> None:
         self._lines = ConnectionPool(credential)

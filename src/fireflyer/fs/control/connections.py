@@ -45,7 +45,7 @@ class ConnectionPool:
         return await self.call_method(address, ASK, request, timeout_ns)
 
     async def call_method(self, address: str, method: Method[Req, Resp], request: Req, timeout_ns: int) -> Resp:
-        """As `call`, of another method that is served there."""
+        """Like `call`, of another method that is served there."""
         line = self._line(address)
         async with line.lock:
             if line.client is None or line.client.lost is not None:

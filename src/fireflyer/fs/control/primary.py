@@ -45,7 +45,7 @@ class ManagerClient:
         self._lines = ConnectionPool(credential)
 
     async def ask(self, request: Request, *, timeout_ns: int = 10 * SECOND) -> Answer:
-        """What the primary answers: never `NotPrimary` or `ManagerError`. Raises the error of a refusal, `Timeout`
+        """Answer of the primary: never `NotPrimary` or `ManagerError`. Raises the error of a refusal, `Timeout`
         when none
         answered as primary in time, `PermissionDenied` for a credential that they do not know."""
         loop = asyncio.get_running_loop()

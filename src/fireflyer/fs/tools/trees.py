@@ -226,7 +226,7 @@ class LocalTree:
 
     def read_batch(self, reads: Sequence[tuple[LocalFile, int, memoryview]]) -> list[int]:
         """How many bytes each of (file, offset, buffer) got: fewer than asked for at the end of its file."""
-        return [os.preadv(file.fileno(), [buffer], offset) for file, offset, buffer in reads]
+        return [_read_all(file.fileno(), buffer, offset) for file, offset, buffer in reads]
 
     def write_batch(self, writes: Sequence[tuple[LocalFile, int, memoryview]]) -> list[int]:
         """(file, offset, data)."""
@@ -238,6 +238,14 @@ class LocalTree:
 
     def close(self) -> None:
         pass
+
+
+def _read_all(fd: int, buffer: memoryview, offset: int) -> int:
+    """The kernel reads at most 2 GiB at a time, and some file systems less."""
+    done = os.preadv(fd, [buffer], offset)
+    while 0 < done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], offset + done)):
+        done += count
+    return done
 
 
 def join(directory: str, name: str) -> str:

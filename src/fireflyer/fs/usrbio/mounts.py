@@ -57,12 +57,13 @@ def attach(mount_point: str, files: Any, *, by_path: bool = False) -> None:
 
 
 def detach(mount_point: str) -> None:
+    """Forget the mount at `mount_point`."""
     with _lock:
         _mounts.pop(os.path.realpath(mount_point), None)
 
 
 def extract_mount_point(path: str) -> str:
-    """Of the mount that `path` is in, whether or not the path is there. Raises `FileNotFoundError` outside of all."""
+    """Mount point that `path` is in, whether or not the path is there. Raises `FileNotFoundError` outside of all."""
     found = _above(os.path.realpath(path))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "not in a mount of Fire-Flyer; attach() adds other directories", path)
@@ -119,8 +120,8 @@ def _mount_of(mount_point: str) -> _Mount:
 
 
 def register_fd(fd: int) -> None:
-    """Of an open file in a mount; rings know it from then on, for what it was opened for. Registered twice: once is
-    enough. Raises `OSError`, `UsageError`."""
+    """Register an open file of a mount; rings know it from then on, for what it was opened for. Once is enough.
+    Raises `OSError`, `UsageError`."""
     access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     found = os.fstat(fd)
     what = found.st_dev, found.st_ino, access
@@ -142,8 +143,8 @@ def register_fd(fd: int) -> None:
 
 
 def deregister_fd(fd: int) -> None:
-    """Before the descriptor is closed. What was written is at the storage nodes then, and its length is known. One that
-    is not registered is none of our business."""
+    """Deregister a descriptor before it is closed: what was written is at the storage nodes then, and its length is
+    known. One that is not registered is left alone."""
     with _lock:
         found = _registered.pop(fd, None)
     if found is not None:

@@ -59,6 +59,8 @@ class iovec:  # noqa: N801  # as its users write it
 
 
 class Result(msgspec.Struct, frozen=True):
+    """Result of one operation of a ring."""
+
     result: int
     """Bytes, or an errno below 0. Fewer bytes than asked for: the file ends there."""
     userdata: Any = None
@@ -148,7 +150,7 @@ def _alone(action: Callable[[list[Any]], list[int]], wanted: Any) -> int:
 
 
 class ioring:  # noqa: N801  # as its users write it
-    """Of `make_ioring`."""
+    """Ring, as `make_ioring` gives it."""
 
     def __init__(self, entries: int, for_read: bool, io_depth: int, timeout_s: float | None) -> None:
         self._entries = entries
@@ -186,7 +188,7 @@ class ioring:  # noqa: N801  # as its users write it
         return len(self._prepared)
 
     def submit(self) -> Self:
-        """What was prepared may be carried out now. Leave its memory alone until `wait` has given it back."""
+        """Submit what was prepared. Leave its memory alone until `wait` has given it back."""
         now_s = time.monotonic()
         for one in self._prepared:
             one.queued_s = now_s
@@ -203,7 +205,7 @@ class ioring:  # noqa: N801  # as its users write it
         min_results: int | None = None,
         timeout: datetime.timedelta | float | None = None,
     ) -> list[Result]:
-        """At least `min_results` (1), unless `timeout` (seconds, or a timedelta; None: for ever) ends before; at most
+        """Wait for `min_results` (1), unless `timeout` (seconds, or a timedelta; None: for ever) ends before; at most
         `max_results`. In the order in which they were submitted, but for those of other batches."""
         least = 1 if min_results is None else min_results
         most = self._entries if max_results is None else max_results

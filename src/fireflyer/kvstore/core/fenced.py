@@ -44,7 +44,7 @@ class Page(Protocol):
 
     @property
     def more(self) -> bool:
-        """There may be rows behind the last one."""
+        """Whether there may be rows behind the last one."""
 
 
 class Rows(Protocol):

@@ -29,6 +29,8 @@ class DeadlinePassed(Exception):
 
 
 class Timing(Protocol):
+    """Clock, chance and pauses of an engine."""
+
     def now_ns(self) -> int: ...
 
     def below(self, bound: int) -> int:
@@ -37,7 +39,7 @@ class Timing(Protocol):
     async def sleep(self, delay_ns: int) -> None: ...
 
     async def pause(self) -> None:
-        """Before an operation of an engine that does not wait by itself: others may run."""
+        """Pause before an operation of an engine that does not wait by itself: others may run."""
 
     def limit(self, deadline_ns: int) -> AbstractAsyncContextManager[None]:
         """Cancels what stands inside when the time has come, and raises `DeadlinePassed`."""

@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class BlockingRpcClient:
-    """As `RpcClient`, for synchronous callers; made by `connect`. Also a context manager."""
+    """Like `RpcClient`, for synchronous callers; made by `connect`. Also a context manager."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: RpcClient) -> None:
         self.address = client.address

@@ -64,7 +64,7 @@ _LAST_NOTIFICATIONS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, as the handshake has proven it. `connection` numbers the connections of this server from 1. Of a user
+    """Caller, as the handshake has proven it. `connection` numbers the connections of this server from 1. Of a user
     of a store with accounts: who that is in a file system, and which roles the token carries."""
 
     role: Role
@@ -98,7 +98,7 @@ class ServerLimits:
     frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
 
     def shares(self) -> Shares:
-        """Of a new server: nothing is in use."""
+        """Shares of a new server: nothing is in use."""
         return Shares(
             connections=self.connections,
             connections_per_peer=self.connections_per_peer,
@@ -203,7 +203,7 @@ class RpcServer:
         return len(self._tasks)
 
     def metrics(self) -> list[Series]:
-        """What peers use of it, and how often which bound has refused them."""
+        """Metrics: what peers use of the server, and how often which bound has refused them."""
         shares, refused = self._shares, self._shares.refused
         connections, waiting = shares.connections_of_roles.items(), shares.bytes_of_roles.items()
         return [

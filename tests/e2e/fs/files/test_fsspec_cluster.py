@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 from tests.support.fs.clusters.data_users import with_duckdb, with_pandas, with_pyarrow, with_torch
 from tests.support.fs.clusters.local_cluster import LocalCluster
 
-from fireflyer.fs import spec
 from fireflyer.fs.spec import FireflyerFileSystem
+from fireflyer.fs.tools import connections
 from fireflyer.fs.tools.addresses import Address
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -24,10 +23,7 @@ DATA, USERS, T = "/fsspec-data", "/fsspec-users", "/fsspec-t"
 @pytest.fixture(scope="module")
 def cluster(shared_cluster: LocalCluster) -> Iterator[LocalCluster]:
     yield shared_cluster
-    for one in spec._shared.values():
-        with contextlib.suppress(Exception):
-            one.close()
-    spec._shared.clear()
+    connections.close_all()
     FireflyerFileSystem.clear_instance_cache()
 
 

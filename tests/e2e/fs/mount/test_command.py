@@ -92,13 +92,13 @@ def test_a_mount_that_another_namespace_has_too_is_ended_all_the_same(cluster: L
     """A container or a service that starts while it is mounted: the kernel tells its process nothing then."""
     script = """
         trap 'umount -l "$1" 2>/dev/null; kill $other 2>/dev/null' EXIT
-        $FF mount "$1" --dir "$2" -d >/dev/null && echo stored > "$1/file" || exit 1
+        $FF mount "$1" --dir "$2" -d >/dev/null && echo stored > "$1/stored" || exit 1
         unshare --mount --propagation private sh -c 'echo; exec sleep 300' > "$2/other" & other=$!
         while [ ! -s "$2/other" ]; do :; done
         timeout 100 $FF umount "$1" 2>&1
     """
     assert _in_a_namespace(script, tmp_path, cluster) == f"{tmp_path} is unmounted.\n"
-    assert cluster.ff("cat", "/file") == "stored\n"
+    assert cluster.ff("cat", "/stored") == "stored\n"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_figures_of_a_mount(cluster: LocalCluster, tmp_path: Path) -> None:
         name, address = mount.process.stdout.readline().split()
         assert name == "metrics:"
         before = _figures(address)
-        path = Path(mount.path, "file")
+        path = Path(mount.path, "counted")  # which is not there yet: the kernel looks, then creates
         path.write_bytes(bytes(3_000_000))
         assert len(path.read_bytes()) == 3_000_000
         for _ in range(3):
@@ -152,7 +152,7 @@ def test_figures_of_a_mount(cluster: LocalCluster, tmp_path: Path) -> None:
         with open(path, "rb") as one, open(path, "rb"), os.scandir(mount.path) as listing:
             next(listing)
             fcntl.flock(one, fcntl.LOCK_EX)
-            waiting = subprocess.Popen(mount.command(["flock", "file", "true"]))
+            waiting = subprocess.Popen(mount.command(["flock", "counted", "true"]))
             found = _until(address, lambda figures: figures["under_way", "flock"] == 1)
             assert found["open_files", ""] == 3
             assert found["inodes", ""] == found["open_directories", ""] == 1

@@ -19,6 +19,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.cli.fs.connect import local
 from fireflyer.cli.fs.status import look, to_json
 from fireflyer.fs.schema.manager import TargetReport
+from fireflyer.fs.tools.addresses import Address
 from fireflyer.runtime.processes.guarded import descendants
 
 __all__ = ["LocalCluster", "shared_cluster", "wait_gone", "whole_session_cluster"]
@@ -86,6 +87,10 @@ class LocalCluster:
         reports = [one["report"] for one in status["status"]["targets"] if one["chain"] is not None]
         told = all(report is not None and report[CLEAN] for report in reports)
         return bool(told and summary["whole"] == summary["chains"] > 0 and summary["alive"] == summary["nodes"])
+
+    def url(self, path: str) -> str:
+        """Of a file or directory in it."""
+        return Address(directory=str(self.directory)).prefix + path
 
     @property
     def pid(self) -> int:

@@ -9,9 +9,10 @@ this manager leads, and ends within its time limit: a successor waits for longer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -33,11 +34,10 @@ from fireflyer.cluster.core.platform.slurm.messages import (
 from fireflyer.cluster.core.slurm.output import Phase, SlurmJob
 from fireflyer.cluster.core.slurm.request import JobOrders, arguments, script
 from fireflyer.cluster.manager.config import SlurmConfig
-from fireflyer.cluster.manager.machines import Machines
 from fireflyer.cluster.manager.slurm.commands import SlurmCommands
 from fireflyer.cluster.manager.slurm.records import SlurmRecords
 
-__all__ = ["SlurmLoop"]
+__all__ = ["JobMachines", "Leader", "SlurmLoop"]
 
 _log = logging.getLogger(__name__)
 _TOKEN_LIFETIME_S: Final = 90 * 24 * 3600
@@ -59,38 +59,52 @@ class Leader(Protocol):
     def require_lead(self) -> int: ...
 
 
+class JobMachines(Protocol):
+    """Of `manager.machines`, as this loop uses it. Methods raise `FireflyerError`."""
+
+    async def issue_for_job(self, job: str, nodes: int, lifetime_s: int) -> str: ...
+
+    async def retire_jobs(self, living: Collection[str]) -> None: ...
+
+
 class SlurmLoop:
     def __init__(
         self,
         config: SlurmConfig,
         leader: Leader,
-        machines: Machines,
+        machines: JobMachines,
         managers: Callable[[], tuple[str, ...]],
         accounts: Accounts,
+        *,
+        commands: SlurmCommands,
+        records: SlurmRecords,
     ) -> None:
         self._config = config
         self._leader = leader
         self._machines = machines
         self._managers = managers
         self._accounts = accounts
-        self.commands = SlurmCommands(config.path, config.command_timeout_ms * MS)
-        self._records = SlurmRecords(self.commands, config.jobcomp)
-        self._attempts: dict[tuple[int, int], int] = {}
-        """(task, number) -> the attempt that was made."""
+        self.commands, self._records = commands, records
+        self._untold: JobSubmitted | JobNotSubmitted | None = None
+        """What became of the last `sbatch`, until that is committed: else it would be started again."""
         self._was_silent = ""
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
             try:
-                await self._round()
-            except TransientError:
-                self._attempts.clear()  # another manager leads, or none
+                await self.turn()
             except Exception:  # without this loop tasks would wait for ever, and nobody would know why
                 _log.exception("the loop of Slurm goes on after an error")
             await asyncio.sleep(self._config.poll_ms * MS / SECOND)
 
+    async def turn(self) -> None:
+        """Asks once, and does what is to be done then; nothing, where another manager leads, or none."""
+        with contextlib.suppress(TransientError):
+            await self._round()
+
     async def _round(self) -> None:
+        await self._tell_outcome()
         watched = self._leader.slurm_jobs()
         await self._leader.tell_slurm(await self._ask(watched))
         await self._retire(watched)
@@ -98,7 +112,8 @@ class SlurmLoop:
         for one in self._leader.slurm_work():
             match one:
                 case Submit():
-                    submitted += await self._submit(one)
+                    await self._submit(one)
+                    submitted += 1
                     if submitted >= _SUBMITTED_PER_ROUND:
                         return
                 case Cancel():
@@ -106,10 +121,11 @@ class SlurmLoop:
 
     async def _ask(self, watched: tuple[WatchedJob, ...]) -> SlurmSaid | SlurmSilent:
         try:
-            nodes = await self.commands.nodes()
             jobs = await self.commands.jobs([job.name for job in watched])
             runs = [job.name for job in jobs if job.phase is Phase.RUNNING]
             preempted = await self.commands.preempted(runs)
+            # After the jobs: one may end because a node is given up, and then that node must not count as heard.
+            nodes = await self.commands.nodes()
         except FireflyerError as error:
             if str(error) != self._was_silent:
                 self._was_silent = str(error)
@@ -143,12 +159,9 @@ class SlurmLoop:
         except FireflyerError as error:
             _log.warning("nodes of jobs that ended are still let in reason=%s", error)
 
-    async def _submit(self, one: Submit) -> bool:
-        key = one.task, one.number
-        if self._attempts.get(key) == one.attempt:
-            return False
+    async def _submit(self, one: Submit) -> None:
         self._leader.require_lead()
-        self._attempts[key] = one.attempt
+        self._untold = _not_submitted(one, "the manager does not know whether Slurm has it", certain=False)
         try:
             account = self._account(one.user)
             token = await self._machines.issue_for_job(one.job, one.most_nodes, _TOKEN_LIFETIME_S)
@@ -158,13 +171,17 @@ class SlurmLoop:
             slurm_id = await self.commands.submit(arguments(one.request), script(python, orders), account)
         except (PermanentError, TransientError) as error:
             _log.warning("sbatch did not succeed task=%d reason=%s", one.task, error)
-            certain = isinstance(error, PermanentError)
-            event: SlurmEvent = JobNotSubmitted(one.task, one.number, str(error), certain)
+            self._untold = _not_submitted(one, str(error), certain=isinstance(error, PermanentError))
         else:
             _log.info("submitted to Slurm task=%d job=%d", one.task, slurm_id)
-            event = JobSubmitted(one.task, one.number, slurm_id)
-        await self._leader.tell_slurm(event)
-        return True
+            self._untold = JobSubmitted(one.task, one.number, slurm_id)
+        await self._tell_outcome()
+
+    async def _tell_outcome(self) -> None:
+        """Again, where this manager did not lead meanwhile: it may lead on in the same term."""
+        if self._untold is not None:
+            await self._leader.tell_slurm(self._untold)
+            self._untold = None
 
     async def _cancel(self, one: Cancel) -> None:
         self._leader.require_lead()
@@ -174,6 +191,10 @@ class SlurmLoop:
             _log.warning("scancel did not succeed job=%d reason=%s", one.slurm_id, error)
         else:
             _log.info("cancelled in Slurm job=%d reason=%s", one.slurm_id, one.reason)
+
+
+def _not_submitted(one: Submit, reason: str, *, certain: bool) -> JobNotSubmitted:
+    return JobNotSubmitted(one.task, one.number, reason, certain, one.attempt)
 
 
 def _not_shown(

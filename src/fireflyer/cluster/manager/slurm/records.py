@@ -10,7 +10,7 @@ import datetime
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fireflyer.base.errors import FireflyerError
@@ -30,9 +30,17 @@ _KEPT_DAYS: Final = 30
 
 
 class SlurmRecords:
-    def __init__(self, commands: SlurmCommands, jobcomp: str) -> None:
+    def __init__(
+        self,
+        commands: SlurmCommands,
+        jobcomp: str,
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
         self._commands = commands
         self._jobcomp = jobcomp
+        self._monotonic_s, self._unix_s = monotonic_s, unix_s
         self._not_before_s: dict[str, float] = {}
         """Source -> when it may be asked again."""
 
@@ -51,17 +59,17 @@ class SlurmRecords:
         return (*(best(job, records) for job in shown), *(job for job in found if job.state))
 
     def _may_ask(self, source: str) -> bool:
-        return time.monotonic() >= self._not_before_s.get(source, 0.0)
+        return self._monotonic_s() >= self._not_before_s.get(source, 0.0)
 
     def _failed(self, source: str, error: FireflyerError) -> None:
         if source not in self._not_before_s:
             _log.info("ends of jobs are known without %s reason=%s", source, error)
-        self._not_before_s[source] = time.monotonic() + _PAUSE_S
+        self._not_before_s[source] = self._monotonic_s() + _PAUSE_S
 
     async def _sacct(self, jobs: Sequence[SlurmJob]) -> list[SlurmJob]:
         if not self._may_ask("sacct"):
             return []
-        long_ago_s = int(time.time()) - _KEPT_DAYS * _DAY_S
+        long_ago_s = int(self._unix_s()) - _KEPT_DAYS * _DAY_S
         since_s = min(job.submit_s if job.submit_s is not None else long_ago_s for job in jobs)
         try:
             return list(await self._commands.accounted(sorted({job.name for job in jobs}), since_s))

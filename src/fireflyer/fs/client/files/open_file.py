@@ -14,7 +14,7 @@ from fireflyer.base.errors import (
 )
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.files.attributes import Attributes
-from fireflyer.fs.client.files.open_inode import LOST, OpenInode, as_file_error, file_of
+from fireflyer.fs.client.files.open_inode import LOST, BegunRead, OpenInode, as_file_error, file_of
 from fireflyer.fs.client.files.orphaned_handles import OrphanedHandles, UnansweredClose
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.client.memory import memory_of
@@ -121,6 +121,14 @@ class File:
         except FireflyerError as error:
             raise as_file_error(error, self.path) from error
 
+    async def begin_read(self, buffer: Any, offset: int) -> BegunRead:
+        """As `pread_into`, and returns when it is asked for: for reads of which several are under way. What its `end`
+        raises is a `FireflyerError` of the chunk store."""
+        self._check(self.readable)
+        if offset < 0:
+            raise file_error(errno.EINVAL, f"offset {offset} is negative", self.path)
+        return await self._body.begin_read(memory_of(buffer, writable=True), offset)
+
     # --- writing ---
 
     async def pwrite(self, data: Any, offset: int, *, lent: bool = False) -> int:
@@ -153,10 +161,10 @@ class File:
         await self.pwrite(memory, answer.offset)
         return answer.offset
 
-    async def flush(self) -> None:
-        """All that was written is at the storage nodes. Others may not know of the length yet."""
+    async def flush(self, begin: int = 0, end: int = END_OF_FILE) -> None:
+        """All that was written, of these bytes, is at the storage nodes. Others may not know of the length yet."""
         self._check(open_=True)
-        await self._body.flush()
+        await self._body.flush(begin, end)
         if self.lost:
             raise self._lost()
         self._raise_error()
@@ -299,4 +307,4 @@ class File:
         body = self._body
         if (self.handle or also_reading) and body.error is not None and self._seen < body.errors:
             self._seen = body.errors
-            raise as_file_error(body.error, self.path)
+            raise as_file_error(body.error, self.path) from body.error.__cause__

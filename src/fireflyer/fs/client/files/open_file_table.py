@@ -31,6 +31,8 @@ _LATE_NS: Final = 5 * SECOND
 
 
 class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a file system client: memory for reads and writes, and the umask."""
+
     write_bytes: int = 32 * MIB
     """Written and not at the storage nodes yet, of all files; who writes more waits."""
     ahead_bytes: int = 8 * MIB

@@ -61,7 +61,7 @@ from fireflyer.fs.schema.meta import (
 )
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["LOST", "OpenFile", "OpenInode", "as_file_error", "file_of", "zero_behind"]
+__all__ = ["LOST", "BegunRead", "OpenFile", "OpenInode", "as_file_error", "file_of", "zero_behind"]
 
 _FRESH_NS: Final = SECOND
 """A length is believed for so long by who reads beyond it."""
@@ -96,6 +96,29 @@ class OpenFile(Protocol):
     ahead: ReadAhead
 
     async def close(self) -> None: ...
+
+
+class BegunRead:
+    """A read that is on its way. Its memory must stay until `end` has returned or raised, or `give_up`."""
+
+    def __init__(self, size: int, asked: Sequence[tuple[ClientFuture[int], memoryview]]) -> None:
+        self.size = size
+        """Bytes that the file has there, fewer than were asked for at its end."""
+        self._asked = asked
+
+    async def end(self) -> int:
+        """`size`, when all of it is there. Raises `FireflyerError`; then nothing of it is on its way any more."""
+        try:
+            for future, view in self._asked:
+                zero_behind(view, await future)
+        except BaseException:
+            self.give_up()
+            raise
+        return self.size
+
+    def give_up(self) -> None:
+        for future, _ in self._asked:
+            future.give_up()
 
 
 class OpenInode:
@@ -255,6 +278,7 @@ class OpenInode:
         else:
             self.unknown = self.unknown or isinstance(future.error, Timeout)
             self.error = as_file_error(future.error, None)
+            self.error.__cause__ = future.error
             self.errors += 1
 
     def lose(self) -> None:
@@ -273,10 +297,10 @@ class OpenInode:
         if self.error is not None:
             self.error = file_error(errno.ESTALE, LOST)
 
-    async def flush(self) -> None:
-        """All that was written until now is at the storage nodes, or in `error`."""
+    async def flush(self, begin: int = 0, end: int = END_OF_FILE) -> None:
+        """All that was written until now of these bytes is at the storage nodes, or in `error`."""
         self.begin(everything=True)
-        for future in list(self.in_flight.values()):
+        for future in [future for one, future in self.in_flight.items() if one.begin < end and begin < one.end]:
             try:
                 await future
             except FireflyerError:
@@ -428,6 +452,14 @@ class OpenInode:
         if self.pending:
             self.pending.over(offset, into)
         return size
+
+    async def begin_read(self, into: memoryview, offset: int) -> BegunRead:
+        """As `read`, nothing of it fetched ahead: what is asked for is on its way when this returns."""
+        await self.refresh(offset + len(into))
+        size = max(0, min(len(into), self.length - offset))
+        if self.pending.overlaps(offset, size):
+            await self.flush(offset, offset + size)
+        return BegunRead(size, self._ask(into[:size], offset))
 
     async def _fill(
         self, into: memoryview, offset: int, ahead: ReadAhead | None, passed: list[Block], fetch: list[Block]

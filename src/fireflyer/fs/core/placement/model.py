@@ -29,7 +29,7 @@ MAX_REPLICAS_PLACED: Final = 8
 
 
 class DiskLocation(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Where a target lies: the disk with this number, from 0, of this node."""
+    """Place of a target: the disk with this number, from 0, of this node."""
 
     node: NodeId
     disk: int

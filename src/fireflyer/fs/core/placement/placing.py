@@ -62,7 +62,7 @@ def place(
 
 
 def quality_of(cluster: Cluster, table: Table) -> Quality:
-    """Of any table whose places are all in the cluster. Raises `UsageError`."""
+    """Quality of any table whose places are all in the cluster. Raises `UsageError`."""
     check_table(table)
     index = {node.id: i for i, node in enumerate(cluster)}
     unknown = sorted({place.node for chain in table.chains for place in chain} - index.keys())

@@ -322,7 +322,7 @@ class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag=39):
 
 
 class SetDefaults(msgspec.Struct, frozen=True, array_like=True, tag=40):
-    """Of a directory, for what is made in it from now on; by its owner. Answered by `Found`."""
+    """Set the defaults of a directory, for what is made in it from now on; by its owner. Answered by `Found`."""
 
     place: PathRef
     defaults: Defaults

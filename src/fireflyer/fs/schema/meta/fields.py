@@ -70,7 +70,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)]
 
 
 class PathRef(msgspec.Struct, frozen=True, array_like=True):
-    """Where: a path from the directory `base`; b"" is `base` itself, whatever its kind. A path that begins with "/"
+    """Place: a path from the directory `base`; b"" is `base` itself, whatever its kind. A path that begins with "/"
     begins at the root. Longer ones, and longer names, are ENAMETOOLONG: so they are allowed to come here."""
 
     base: InodeId
@@ -78,7 +78,7 @@ class PathRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Actor(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks, as a trusted mount says. Users do not say: they are who they have proven to be."""
+    """User who asks, as a trusted mount says. Users do not say: they are who they have proven to be."""
 
     uid: U32
     gid: U32

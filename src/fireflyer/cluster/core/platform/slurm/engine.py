@@ -144,8 +144,8 @@ class SlurmEngine:
                         self._reconcile(self._ledger.jobs.known(key), now_ns)
                 case SlurmSilent(reason):
                     self.silent = reason
-                case JobSubmitted(task, number, slurm_id):
-                    self._change((task, number), slurm_id=slurm_id, state=JobState.WAITING, refusal="", retry_ns=None)
+                case JobSubmitted():
+                    self._submitted(event)
                 case JobNotSubmitted():
                     self._not_submitted(event)
         for key in list(self._open):
@@ -170,7 +170,18 @@ class SlurmEngine:
             self._ledger.jobs.put(key, new)
         return new
 
+    def _submitted(self, event: JobSubmitted) -> None:
+        """Nothing, where the job was found before that was told."""
+        key = event.task, event.number
+        row = self._ledger.jobs.get(key)
+        if row is not None and not row.slurm_id:
+            self._change(key, slurm_id=event.slurm_id, state=JobState.WAITING, refusal="", retry_ns=None)
+
     def _not_submitted(self, event: JobNotSubmitted) -> None:
+        """Nothing, where it was asked for again since, or was found."""
+        row = self._ledger.jobs.get((event.task, event.number))
+        if row is None or row.slurm_id or row.asked_ns != event.attempt:
+            return
         pause = self._slurm.refusal_pause_ns if event.certain else self._slurm.submit_slack_ns
         self._change((event.task, event.number), refusal=event.reason, retry_ns=self._tasks.now_ns + pause)
         self._tasks.notes.append(f"task {event.task}: sbatch did not succeed: {event.reason}")
@@ -189,8 +200,9 @@ class SlurmEngine:
             case AskAgain():
                 self._change(key, asked_ns=self._tasks.now_ns, term=self._ledger.term, retry_ns=None)
             case Nothing():
-                if row.state is JobState.ASKED and row.term != self._ledger.term and row.retry_ns is None:
-                    # Another manager was to ask, and may just do it.
+                nobody_asks = row.term != self._ledger.term or row.leave is not None
+                if row.state is JobState.ASKED and nobody_asks and row.retry_ns is None:
+                    # Another manager was to ask, or this one for a task that needs it no more: it may be under way.
                     self._change(key, retry_ns=self._tasks.now_ns + self._slurm.submit_slack_ns)
 
     def _shown(self, row: JobRow, job: SlurmJob) -> None:

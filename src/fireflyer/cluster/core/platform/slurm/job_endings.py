@@ -12,8 +12,9 @@ from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.states import pause_ns
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.core.platform.slurm.reconcile import FORGOTTEN
 from fireflyer.cluster.core.platform.store.ledger import Ledger
-from fireflyer.cluster.core.platform.store.rows import JobRow, RunState, TaskRow
+from fireflyer.cluster.core.platform.store.rows import JobRow, RunState, TaskRow, Wish
 from fireflyer.cluster.core.slurm.output import SlurmJob, SlurmNode
 from fireflyer.cluster.core.slurm.request import node_of
 from fireflyer.cluster.schema.sync import EndedRun
@@ -34,6 +35,10 @@ class JobEndings:
         if run is None or run.state is RunState.OVER:
             return
         cause = Cause.INTERRUPTED if _is_interrupted(job) else Cause.INFRASTRUCTURE
+        if job.state == FORGOTTEN:
+            # slurmctld may have lost a job that lives on: agents say that the run is gone, or their leases end.
+            self._tasks.leave(run, "stop", Wish.LOST, words)
+            return
         bad = tuple(name for name in run.nodes if not _is_certain(name, nodes))
         at_ns = min(self._tasks.now_ns, job.end_s * SECOND) if job.end_s is not None else self._tasks.now_ns
         ran_ns = max(0, at_ns - run.started_ns) if run.started_ns is not None else 0

@@ -61,12 +61,13 @@ class JobSubmitted(msgspec.Struct, frozen=True, tag="JobSubmitted"):
 
 
 class JobNotSubmitted(msgspec.Struct, frozen=True, tag="JobNotSubmitted"):
-    """`certain`: Slurm refused it; else nobody knows whether it has the job."""
+    """`certain`: Slurm refused it; else nobody knows whether it has the job. `attempt`: of `Submit`."""
 
     task: int
     number: int
     reason: str
     certain: bool
+    attempt: int
 
 
 SlurmEvent: TypeAlias = SlurmSaid | SlurmSilent | JobSubmitted | JobNotSubmitted
@@ -88,7 +89,7 @@ class WatchedJob(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
-    """Once for each `attempt`."""
+    """Once for each `attempt`: what became of it is told before the work is asked for again."""
 
     task: int
     number: int

@@ -1,0 +1,1 @@
+"""`ff data`: record shards."""

@@ -1,0 +1,276 @@
+"""Packs inputs into a data set, and goes on where an earlier attempt ended.
+
+    read an item -> it does not fit any more: finish the shard, note where the item begins -> add it
+
+After each shard the state file says how many shards are there and at which item the next one begins. Whenever the
+packer ends, for whatever reason, the same call goes on there; the shard that was not finished is made again, from the
+same items. Readers see nothing before the manifest is written, which is last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import posixpath
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from fireflyer.base.errors import Exists, Fenced, NotFound, UsageError
+from fireflyer.base.ports import Disk
+from fireflyer.data.files import make_directories
+from fireflyer.data.manifest import MANIFEST_NAME, names_file, shard_file
+from fireflyer.data.packing.inputs import Format, Input, InputsDigest, find_inputs
+from fireflyer.data.packing.items import InvalidInput, Item, Position
+from fireflyer.data.packing.parquet import read_parquet, require_pyarrow
+from fireflyer.data.packing.readers import read_files, read_jsonl, same_until
+from fireflyer.data.packing.state_file import STATE_NAME, State, load_state, save_state
+from fireflyer.data.packing.values import Encoding
+from fireflyer.data.places import disk_of, place_of
+from fireflyer.data.recordset_writer import DEFAULT_SHARD_BYTES, RecordSetWriter
+from fireflyer.data.shard_format import ShardInfo
+from fireflyer.data.shard_reader import ShardReader
+
+__all__ = ["Observer", "PackOptions", "Packed", "pack"]
+
+_PARTS: Final = re.compile(
+    r"(shard|names)-\d{5}\.ffr|\.(shard|names)-\d{5}\.ffr\.tmp-\d+|\.dataset\.json\.tmp-\d+|\.\.packing\.json\.tmp-\d+"
+)
+"""What a packer makes, but for what is there when it has ended well."""
+MAX_TOLD: Final = 100
+"""Of inputs that are left out, how many are told."""
+
+
+class PackOptions(msgspec.Struct, frozen=True, kw_only=True):
+    format: Format
+    field: str | None = None
+    """JSONL: of each object; None: the whole line."""
+    columns: tuple[str, ...] = ()
+    """Parquet."""
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    skip_invalid: bool = False
+    """Go on after an item that cannot be a record, and count it, instead of stopping there."""
+    restart: bool = False
+    """Begin anew what was left unfinished."""
+    token_file: str | None = None
+
+
+class Packed(msgspec.Struct, frozen=True):
+    records: int
+    data_bytes: int
+    shards: int
+    skipped: int
+    continued: int
+    """Records that an earlier attempt had packed."""
+
+
+class Observer(Protocol):
+    def begun(self, total_bytes: int, done_bytes: int, records: int) -> None: ...
+    def advanced(self, source_bytes: int, records: int) -> None: ...
+    def skipped(self, problem: str) -> None: ...
+
+
+def pack(paths: Sequence[str], target: str, encoding: Encoding, options: PackOptions, observer: Observer) -> Packed:
+    """`paths`: files and directories; both they and `target` may be `ff://…`. The directory `target` is made. Raises
+    `InvalidInput`, `Exists` where it holds a data set, `UsageError`, `NotFound`, `NoSpace`."""
+    _check(options)
+    inputs = find_inputs(paths, options.format, token_file=options.token_file)
+    disk, directory, shown = disk_of(target, token_file=options.token_file)
+    make_directories(disk, directory)
+    if MANIFEST_NAME in disk.list(directory):
+        with contextlib.suppress(NotFound):
+            disk.remove(posixpath.join(directory, STATE_NAME))  # of a packer that ended just after the manifest
+        raise Exists(f"{shown} holds a data set already; choose another directory")
+    return _Packer(inputs, target, (disk, directory, shown), encoding, options, observer).run()
+
+
+def _check(options: PackOptions) -> None:
+    if options.field is not None and options.format != "jsonl":
+        raise UsageError(f"a field is of JSONL; the format is {options.format}")
+    if options.columns and options.format != "parquet":
+        raise UsageError(f"columns are of Parquet; the format is {options.format}")
+    if options.format == "parquet":
+        require_pyarrow()
+
+
+class _Packer:
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        target: str,
+        place: tuple[Disk, str, str],
+        encoding: Encoding,
+        options: PackOptions,
+        observer: Observer,
+    ) -> None:
+        self._inputs, self._target = inputs, target
+        self._disk, self._directory, self._shown = place
+        self._encoding, self._options, self._observer = encoding, options, observer
+        self._owner = uuid.uuid4().hex
+        self._options_digest = self._digest_options()
+        self._digest = InputsDigest(inputs)
+        self._skipped = 0
+        self._read_bytes = 0
+
+    def run(self) -> Packed:
+        begun = self._begin()
+        self._skipped, self._read_bytes = begun.skipped, begun.source_bytes
+        self._observer.begun(sum(one.size for one in self._inputs), begun.source_bytes, begun.records)
+        writer = RecordSetWriter(
+            self._target,
+            shard_bytes=self._options.shard_bytes,
+            named=self._options.format == "files",
+            done=self._finished(begun.shards),
+            token_file=self._options.token_file,
+        )
+        try:
+            self._fill(writer, begun.position)
+            writer.meta.update(self._meta())
+            self._require_mine()
+            writer.commit()
+        except BaseException:
+            writer.suspend()
+            raise
+        self._disk.remove(self._at(STATE_NAME))
+        return Packed(
+            sum(one.records for one in writer.shards),
+            sum(one.data_bytes for one in writer.shards),
+            len(writer.shards),
+            self._skipped,
+            begun.records,
+        )
+
+    def _fill(self, writer: RecordSetWriter, position: Position) -> None:
+        for item in self._items(position):
+            if item.record is None:
+                self._skip(item)
+            else:
+                if not writer.fits(len(item.record)):
+                    writer.finish_shard()
+                    self._note(writer, position)
+                writer.add(item.record, item.name)
+            position = item.after
+            self._read_bytes += item.source_bytes
+            self._observer.advanced(item.source_bytes, int(item.record is not None))
+
+    def _items(self, position: Position) -> Iterator[Item]:
+        match self._options.format:
+            case "files":
+                return read_files(self._inputs, position, self._encoding)
+            case "jsonl":
+                return read_jsonl(self._inputs, position, self._encoding, self._options.field)
+            case "parquet":
+                return read_parquet(self._inputs, position, self._encoding, self._options.columns)
+
+    def _skip(self, item: Item) -> None:
+        if not self._options.skip_invalid:
+            raise InvalidInput(
+                f"{item.problem}; correct it and run the same command again, which goes on after the shards that are "
+                "done, or leave such inputs out with --skip-invalid"
+            )
+        self._skipped += 1
+        if self._skipped <= MAX_TOLD:
+            self._observer.skipped(item.problem)
+
+    def _meta(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"format": self._options.format, **self._encoding.meta, "inputs": len(self._inputs)}
+        if self._options.field is not None:
+            found["field"] = self._options.field
+        if self._options.columns:
+            found["columns"] = list(self._options.columns)
+        return {**found, "source_bytes": self._read_bytes, "skipped": self._skipped}
+
+    # --- how far it is ---
+
+    def _begin(self) -> State:
+        path = self._at(STATE_NAME)
+        state = load_state(self._disk, path, f"{self._shown}/{STATE_NAME}")
+        fresh = State(
+            owner=self._owner, options=self._options_digest, inputs=InputsDigest(()).of_first(0), shards=0,
+            records=0, skipped=0, source_bytes=0, position=Position(),
+        )  # fmt: skip
+        if state is None:
+            for name in self._disk.list(self._directory):
+                if _PARTS.fullmatch(name) and not name.startswith("."):
+                    raise Exists(f"{self._shown} holds {name}, which is of no data set; choose an empty directory")
+        elif self._options.restart:
+            state = None
+        else:
+            self._require_same(state)
+        begun = fresh if state is None else msgspec.structs.replace(state, owner=self._owner)
+        save_state(self._disk, path, begun)
+        self._remove_parts(begun.shards)
+        return begun
+
+    def _require_same(self, state: State) -> None:
+        what = f"{self._shown} holds an unfinished data set"
+        if state.options != self._options_digest:
+            raise UsageError(
+                f"{what} that was begun with other inputs or options; repeat that command, or begin anew with --restart"
+            )
+        if state.position.input > len(self._inputs) or state.inputs != self._inputs_digest(state.position):
+            raise UsageError(f"{what}, and files that were packed into it have changed; begin anew with --restart")
+        if self._options.format == "jsonl" and state.position.at:
+            one = self._inputs[state.position.input]
+            if not same_until(one, state.position):
+                raise UsageError(
+                    f"{what}, and the first {state.position.line} lines of {one.place.name} have changed since they "
+                    "were packed into it; begin anew with --restart"
+                )
+
+    def _digest_options(self) -> str:
+        """Of the names of the inputs too: with others, positions would mean something else."""
+        digest = hashlib.blake2b(digest_size=16)
+        options = msgspec.structs.replace(self._options, skip_invalid=False, restart=False, token_file=None)
+        digest.update(msgspec.json.encode([options, self._encoding.meta]))
+        for one in self._inputs:
+            digest.update(one.place.name.encode("utf-8", "surrogateescape") + b"\0")
+        return digest.hexdigest()
+
+    def _inputs_digest(self, position: Position) -> str:
+        """Of what was packed. Of JSONL the file that was begun may grow or be corrected behind the position."""
+        end = position.input + (1 if position.at and self._options.format != "jsonl" else 0)
+        return self._digest.of_first(end)
+
+    def _note(self, writer: RecordSetWriter, position: Position) -> None:
+        self._require_mine()
+        state = State(
+            owner=self._owner,
+            options=self._options_digest,
+            inputs=self._inputs_digest(position),
+            shards=len(writer.shards),
+            records=sum(one.records for one in writer.shards),
+            skipped=self._skipped,
+            source_bytes=self._read_bytes,
+            position=position,
+        )
+        save_state(self._disk, self._at(STATE_NAME), state)
+
+    def _require_mine(self) -> None:
+        state = load_state(self._disk, self._at(STATE_NAME), f"{self._shown}/{STATE_NAME}")
+        if state is None or state.owner != self._owner:
+            raise Fenced(f"{self._shown}: another pack into this directory has begun; this one ends")
+
+    def _remove_parts(self, shards: int) -> None:
+        """What is left of a packer that ended: shards that it did not count, and temporary files."""
+        kept = {shard_file(number) for number in range(shards)} | {names_file(number) for number in range(shards)}
+        for name in self._disk.list(self._directory):
+            if _PARTS.fullmatch(name) and name not in kept:
+                self._disk.remove(self._at(name))
+
+    def _finished(self, count: int) -> tuple[list[ShardInfo], list[ShardInfo]]:
+        """The shards that are there, looked at. Raises `DataCorruption`, `NotFound`."""
+        place = place_of(self._target, token_file=self._options.token_file)
+        found: tuple[list[ShardInfo], list[ShardInfo]] = [], []
+        for number in range(count):
+            files = [shard_file(number), names_file(number)][: 2 if self._options.format == "files" else 1]
+            for name, into in zip(files, found, strict=False):
+                with ShardReader(place.below(name)) as reader:
+                    into.append(reader.info)
+        return found
+
+    def _at(self, name: str) -> str:
+        return posixpath.join(self._directory, name)

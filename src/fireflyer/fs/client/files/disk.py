@@ -1,0 +1,253 @@
+"""A connected file system behind the `Disk` port: what works on a disk of this machine works in a cluster.
+
+Bytes of transfers are not copied: whole units of a write are sent from the caller's memory, and reads come straight
+into it, several at once. A change of names is durable when the meta service has answered, so `sync_dir` only looks
+whether the directory is there. Errors are those of the port, by what the caller must do: a chain that does not answer
+in time is a `TransientError`, never a file that is damaged or missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from fireflyer.base.errors import Exists, FireflyerError, PermanentError, UsageError, error_from_wire
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.base.ports import Data, Disk, DiskFile, Transfer
+from fireflyer.base.units import MIB, SECOND
+from fireflyer.fs.client.chunks import Options
+from fireflyer.fs.client.files.file_objects import OpenFile
+from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.client.files.open_file_table import FileOptions
+from fireflyer.fs.client.files.open_inode import BegunRead
+from fireflyer.fs.schema.errors import FileError
+from fireflyer.fs.schema.meta import AllocateMode, RenameFlag
+
+__all__ = ["DISK_OPTIONS", "FileSystemDisk", "FileSystemFile"]
+
+_PATIENCE_NS: Final = 300 * SECOND
+"""For a chunk: a node that died is noticed, and its chain goes on without it, long before. No write is given up for
+that."""
+DISK_OPTIONS: Final = FileOptions(write_bytes=96 * MIB, ahead_bytes=0, chunks=Options(timeout_ns=_PATIENCE_NS))
+"""For `connect`: several large writes of one file under way, nothing fetched that was not asked for."""
+_UNKNOWN_BYTES: Final = 1 << 62
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileError as error:
+        raise _translate(error, what) from error
+
+
+def _translate(error: FileError, what: str) -> FireflyerError:
+    cause = error.__cause__
+    if isinstance(cause, FireflyerError) and not isinstance(cause, FileError):
+        return error_from_wire(cause.code, f"{what}: {cause.message}")  # what the chunk store said, and not just EIO
+    return translate_os_error(OSError(error.errno, error.strerror), what)
+
+
+class _Write(Transfer):
+    def __init__(self, file: FileSystemFile, offset: int, size: int) -> None:
+        self._file, self._offset, self._size = file, offset, size
+        self._waited = False
+
+    def wait(self) -> int:
+        if not self._waited:
+            self._file.wait_written(self._offset, self._size)
+            self._waited = True
+        return self._size
+
+
+class _Read(Transfer):
+    def __init__(self, file: FileSystemFile, begun: BegunRead) -> None:
+        self._file, self._begun = file, begun
+        self._waited = False
+
+    def wait(self) -> int:
+        if not self._waited:
+            self._file.wait_read(self._begun)
+            self._waited = True
+        return self._begun.size
+
+
+class FileSystemFile(DiskFile):
+    """After a write or an fsync that failed every call raises, as for a file of this machine: what is in the file is
+    not known."""
+
+    def __init__(self, files: FileSystem, file: OpenFile, shown: str) -> None:
+        self._files, self._file, self._shown = files, file, shown
+        self._given_up = False
+        self._reads: dict[BegunRead, None] = {}
+
+    def pwrite(self, data: Data, offset: int) -> None:
+        self._check(offset)
+        with self._writing("write"):
+            self._file.pwrite(data, offset)
+
+    def start_pwrite(self, data: memoryview, offset: int) -> Transfer:
+        self._check(offset)
+        with self._writing("write"):
+            self._files.run(self._file.file.pwrite(data, offset, lent=True))
+        return _Write(self, offset, len(data))
+
+    def wait_written(self, offset: int, size: int) -> None:
+        """Nobody reads the memory of the write any more when this returns or raises."""
+        self._check(offset)
+        with self._writing("write"):
+            self._files.run(self._file.file.flush(offset, offset + size))
+
+    def pread(self, length: int, offset: int) -> bytes:
+        self._check(offset)
+        if length < 0:
+            raise UsageError(f"length {length} in {self._shown} is negative")
+        with _translated(f"read {self._shown}"):
+            return self._file.pread(offset, length)
+
+    def start_pread(self, target: memoryview, offset: int) -> Transfer:
+        self._check(offset)
+        with _translated(f"read {self._shown}"):
+            begun = self._files.run(self._file.file.begin_read(target, offset))
+        self._reads[begun] = None
+        return _Read(self, begun)
+
+    def wait_read(self, begun: BegunRead) -> None:
+        self._check(0)
+        self._reads.pop(begun, None)
+        try:
+            self._files.run(begun.end())
+        except FireflyerError as error:
+            raise error_from_wire(error.code, f"read {self._shown}: {error.message}") from error
+
+    def allocate(self, size_bytes: int) -> None:
+        self._check(0)
+        if size_bytes:
+            with self._writing("allocate"):
+                self._file.allocate(AllocateMode.DEFAULT, 0, size_bytes)
+
+    def size(self) -> int:
+        self._check(0)
+        with _translated(f"stat {self._shown}"):
+            return self._file.stat().st_size
+
+    def fsync(self) -> None:
+        self._check(0)
+        with self._writing("fsync"):
+            self._file.fsync()
+
+    def close(self) -> None:
+        reads, self._reads = self._reads, {}
+        if reads:
+            self._files.run(_give_up(reads))
+        if not self._file.closed:
+            with contextlib.suppress(FileError) if self._given_up else _translated(f"close {self._shown}"):
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _writing(self, verb: str) -> Iterator[None]:
+        try:
+            with _translated(f"{verb} {self._shown}"):
+                yield
+        except UsageError:  # nothing was written
+            raise
+        except BaseException:
+            self._given_up = True
+            raise
+
+    def _check(self, offset: int) -> None:
+        if self._file.closed:
+            raise UsageError(f"{self._shown} is closed")
+        if offset < 0:
+            raise UsageError(f"offset {offset} in {self._shown} is negative")
+        if self._given_up:
+            raise PermanentError(f"{self._shown}: an earlier write failed; write a new file instead")
+
+
+async def _give_up(reads: dict[BegunRead, None]) -> None:
+    for begun in reads:
+        begun.give_up()
+
+
+class FileSystemDisk(Disk):
+    """`prefix` stands before paths in messages, like `ff://host:7000`. Connect `files` with `DISK_OPTIONS`; it is its
+    owner's, and belongs to one process. For any number of threads, each file for one at a time."""
+
+    def __init__(self, files: FileSystem, prefix: str = "ff://") -> None:
+        self._files, self._prefix = files, prefix
+
+    def _shown(self, path: str) -> str:
+        return f"{self._prefix}{path}"
+
+    @contextlib.contextmanager
+    def _of(self, verb: str, *paths: str) -> Iterator[None]:
+        for path in paths:
+            if not path.startswith("/") or "\0" in path:
+                raise UsageError(f"path {path!r} is not an absolute POSIX path")
+        with _translated(f"{verb} {' to '.join(map(self._shown, paths))}"):
+            yield
+
+    def create(self, path: str, *, direct: bool = False) -> FileSystemFile:  # noqa: ARG002 - no page cache here
+        with self._of("create", path):
+            return self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def open(self, path: str, *, direct: bool = False) -> FileSystemFile:  # noqa: ARG002
+        with self._of("open", path):
+            return self._open(path, os.O_RDONLY)
+
+    def _open(self, path: str, flags: int) -> FileSystemFile:
+        return FileSystemFile(self._files, self._files.open_file(path, flags, 0o666), self._shown(path))
+
+    def mkdir(self, path: str) -> None:
+        with self._of("mkdir", path):
+            self._files.mkdir(path)
+
+    def rename(self, source: str, target: str) -> None:
+        with self._of("rename", source, target):
+            try:
+                self._files.rename(source, target, RenameFlag.NO_REPLACE)
+            except FileExistsError:
+                # Without the flag an empty directory would be replaced; the port promises never to.
+                if self.is_dir(target):
+                    raise Exists(
+                        f"rename {self._shown(source)} to {self._shown(target)}: the target is a directory that exists "
+                        "already"
+                    ) from None
+                self._files.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        with self._of("remove", path):
+            self._files.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        with self._of("rmdir", path):
+            self._files.rmdir(path)
+
+    def list(self, path: str) -> list[str]:
+        with self._of("list", path):
+            return sorted(self._files.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        with self._of("stat", path):
+            return self._files.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        with self._of("stat", path):
+            try:
+                return self._files.stat(path).is_dir()
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+
+    def sync_dir(self, path: str) -> None:
+        with self._of("sync directory", path):
+            if not self._files.stat(path).is_dir():
+                raise translate_os_error(OSError(errno.ENOTDIR, ""), f"sync directory {self._shown(path)}")
+
+    def free_bytes(self, path: str) -> int:
+        """Of the cluster, divided by its replicas, or what the quota of the directory leaves."""
+        with self._of("statvfs", path):
+            status = self._files.statvfs(path)
+            return status.f_bavail * status.f_frsize if status.f_blocks else _UNKNOWN_BYTES

@@ -1,0 +1,346 @@
+"""Packing: every value becomes a record or an error that names its place; whatever ends a pack, it goes on there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fireflyer.base.errors import DataCorruption, Exists, Fenced, NotFound, UsageError
+from fireflyer.data import END_OF_TEXT, BpeTokenizer, RecordSet
+from fireflyer.data import places as places_module
+from fireflyer.data.packing import Encoding, InvalidInput, Packed, PackOptions, encoding_of, pack
+from fireflyer.data.packing.packer import MAX_TOLD
+from fireflyer.runtime.disk import RealDisk
+
+pyarrow = pytest.importorskip("pyarrow")
+LINES = [f"line {number} " * (number % 9) for number in range(120)]
+
+
+class Watch:
+    """Remembers what it is told, and calls `each` after every item."""
+
+    def __init__(self, each: Any = None) -> None:
+        self.total, self.bytes, self.records = 0, 0, 0
+        self.problems: list[str] = []
+        self._each = each
+
+    def begun(self, total_bytes: int, done_bytes: int, records: int) -> None:
+        self.total, self.bytes, self.records = total_bytes, done_bytes, records
+
+    def advanced(self, source_bytes: int, records: int) -> None:
+        self.bytes += source_bytes
+        self.records += records
+        if self._each is not None:
+            self._each(self)
+
+    def skipped(self, problem: str) -> None:
+        self.problems.append(problem)
+
+
+def jsonl(path: Path, values: list[Any]) -> str:
+    path.write_bytes(b"".join(msgspec.json.encode(value) + b"\n" for value in values))
+    return str(path)
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> str:
+    return jsonl(tmp_path / "lines.jsonl", [{"n": number, "text": text} for number, text in enumerate(LINES)])
+
+
+def run(source: str | list[str], target: Path, watch: Watch | None = None, **options: Any) -> Packed:
+    encoding = options.pop("encoding", Encoding())
+    named: dict[str, Any] = {"format": "jsonl", "field": "text", "shard_bytes": 4096}
+    chosen = PackOptions(**named | options)
+    sources = [source] if isinstance(source, str) else source
+    return pack(sources, str(target), encoding, chosen, watch or Watch())
+
+
+def content(target: Path) -> list[bytes]:
+    with RecordSet(str(target)) as records:
+        return [bytes(one) for one in records]
+
+
+def files(target: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in target.iterdir()}
+
+
+def test_a_field_of_each_line_is_a_record(tmp_path: Path, lines: str) -> None:
+    watch = Watch()
+    packed = run(lines, tmp_path / "new" / "set", watch)
+    assert content(tmp_path / "new" / "set") == [text.encode() for text in LINES]
+    assert packed.shards > 1
+    assert (packed.records, packed.data_bytes) == (120, sum(map(len, LINES)))
+    assert (watch.records, watch.bytes, watch.total) == (120, os.path.getsize(lines), os.path.getsize(lines))
+    with RecordSet(str(tmp_path / "new" / "set")) as records:
+        assert records.meta == {
+            "format": "jsonl", "encoding": "bytes", "inputs": 1, "field": "text", "skipped": 0,
+            "source_bytes": os.path.getsize(lines),
+        }  # fmt: skip
+        with pytest.raises(UsageError, match="have no names"):
+            records.name(0)
+
+
+def test_whole_lines_keep_their_bytes_and_empty_ones_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1.50}\r\n\n  \n["\\u00e9"]')
+    run(str(tmp_path), tmp_path / "set", field=None)
+    assert content(tmp_path / "set") == [b'{"a": 1.50}', b'["\\u00e9"]']
+
+
+def test_each_file_is_a_record_with_its_name(tmp_path: Path) -> None:
+    names = {"b.bin": b"\0\1", "a/long name": b"", "a/é\udcff": b"x" * 3000, "c": b"y" * 3000}
+    root = tmp_path / "files"
+    for name, data in names.items():
+        path = Path(os.fsdecode(os.fsencode(str(root / name))))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (root / ".hidden").write_text("no")
+    (root / "link").symlink_to(root / "c")
+    run(str(root), tmp_path / "set", format="files", field=None)
+    with RecordSet(str(tmp_path / "set")) as records:
+        assert len(records.shards) == 2
+        assert {records.name(at): bytes(records[at]) for at in range(len(records))} == names
+        assert [records.name(at) for at in range(4)] == sorted(names, key=os.fsencode)
+
+
+def test_text_becomes_tokens_and_lists_are_tokens_already(tmp_path: Path) -> None:
+    tokenizer = BpeTokenizer.train(LINES, 300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    source = jsonl(tmp_path / "a.jsonl", [{"text": "line 3"}, {"text": [5, 65535]}, {"text": ""}, {"text": []}])
+    run(source, tmp_path / "set", encoding=encoding_of(str(tmp_path / "tokenizer.json")))
+    with RecordSet(str(tmp_path / "set")) as records:
+        rows = [records.array(at, np.dtype("<u2")).tolist() for at in range(4)]
+        assert rows == [[*tokenizer.encode("line 3"), END_OF_TEXT], [5, 65535], [END_OF_TEXT], []]
+        assert records.meta["vocab_size"] == tokenizer.vocab_size
+    run(source, tmp_path / "plain", encoding=encoding_of("bytes", end_of_text=False))
+    assert content(tmp_path / "plain")[0] == np.frombuffer(b"line 3", np.uint8).astype("<u2").tobytes()
+
+
+def parquet(path: Path, columns: dict[str, Any], rows: int = 7) -> str:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=rows)
+    return str(path)
+
+
+def test_rows_of_parquet_are_records(tmp_path: Path) -> None:
+    one = parquet(tmp_path / "a.parquet", {"text": LINES, "n": list(range(120)), "ids": [[1, 2]] * 120})
+    run(one, tmp_path / "text", format="parquet", field=None, columns=("text",))
+    assert content(tmp_path / "text") == [text.encode() for text in LINES]
+    run(one, tmp_path / "ids", format="parquet", field=None, columns=("ids",))
+    assert content(tmp_path / "ids")[5] == b"\1\0\2\0"
+    run(one, tmp_path / "both", format="parquet", field=None, columns=("n", "text"))
+    assert msgspec.json.decode(content(tmp_path / "both")[7]) == {"n": 7, "text": LINES[7]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'{"text":"a"}\n{bad\n', r"a\.jsonl:2: is not JSON: "),
+        (b'{"text":"a"}\n\n[1]\n', r"a\.jsonl:3: is not an object with a field 'text'"),
+        (b'{"txt":"a","b":1}', r"a\.jsonl:1: has no field 'text'; its fields: 'txt', 'b'"),
+        (b'{"text":null}', r"a\.jsonl:1: field 'text' is null, not text"),
+        (b'{"text":[1,70000]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":[1,"a"]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":[[1],[2,3]]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
+        (b'{"text":"\xff"}', r"a\.jsonl:1: is not JSON: "),
+    ],
+)
+def test_a_wrong_line_is_named_and_may_be_left_out(tmp_path: Path, text: bytes, said: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(text)
+    with pytest.raises(InvalidInput, match=said) as caught:
+        run(str(tmp_path / "a.jsonl"), tmp_path / "set")
+    assert "\n" not in str(caught.value)
+    watch = Watch()
+    packed = run(str(tmp_path / "a.jsonl"), tmp_path / "set", watch, skip_invalid=True)
+    assert (packed.skipped, packed.records) == (1, text.count(b'"a"}\n'))
+    assert len(watch.problems) == 1
+    with RecordSet(str(tmp_path / "set")) as records:
+        assert records.meta["skipped"] == 1
+
+
+def test_a_corrected_file_goes_on_after_the_shards_that_are_done(tmp_path: Path, lines: str) -> None:
+    path = Path(lines)
+    right = path.read_bytes()
+    broken = right.replace(b'{"n":100,', b'{"n":100;')
+    path.write_bytes(broken)
+    with pytest.raises(InvalidInput, match=r"lines\.jsonl:101: is not JSON"):
+        run(lines, tmp_path / "set")
+    assert sum(name.endswith(".ffr") for name in files(tmp_path / "set")) >= 1
+    with pytest.raises(NotFound):
+        RecordSet(str(tmp_path / "set"))
+    path.write_bytes(right)
+    packed = run(lines, tmp_path / "set")
+    assert packed.continued > 0
+    assert content(tmp_path / "set") == [text.encode() for text in LINES]
+
+
+def test_what_was_packed_must_not_have_changed(tmp_path: Path, lines: str) -> None:
+    path = Path(lines)
+    right = path.read_bytes()
+    path.write_bytes(right + b"{bad")
+    with pytest.raises(InvalidInput):
+        run(lines, tmp_path / "set")
+    path.write_bytes(right.replace(b'{"n":1,', b'{"n":7,'))
+    with pytest.raises(UsageError, match=r"the first \d+ lines of .* have changed .* --restart"):
+        run(lines, tmp_path / "set")
+    path.write_bytes(right)
+    with pytest.raises(UsageError, match="other inputs or options"):
+        run(lines, tmp_path / "set", field="n")
+    with pytest.raises(UsageError, match="other inputs or options"):
+        run([lines, lines], tmp_path / "set")
+    run(lines, tmp_path / "set", restart=True, shard_bytes=8192)
+    assert content(tmp_path / "set") == [text.encode() for text in LINES]
+
+
+class Killed(BaseException):
+    """Of a process that is gone: nothing of it runs any more."""
+
+
+class DyingDisk(RealDisk):
+    """Its process dies at operation `left`, before it or after it; nothing it does then has an effect."""
+
+    def __init__(self, left: int, *, after: bool) -> None:
+        self.left, self.after, self.dead = left, after, False
+
+    def _do(self, operation: Any, *arguments: Any) -> Any:
+        if self.dead:
+            raise Killed
+        self.left -= 1
+        self.dead = self.left < 0
+        if self.dead and not self.after:
+            raise Killed
+        found = operation(*arguments)
+        if self.dead:
+            raise Killed
+        return found
+
+    def create(self, path: str, *, direct: bool = False) -> Any:
+        return self._do(super().create, path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._do(super().rename, source, target)
+
+    def remove(self, path: str) -> None:
+        self._do(super().remove, path)
+
+    def mkdir(self, path: str) -> None:
+        self._do(super().mkdir, path)
+
+    def exists(self, path: str) -> bool:
+        if self.dead:
+            raise Killed
+        return super().exists(path)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("form", ["jsonl", "files", "parquet"])
+def test_a_pack_that_dies_anywhere_goes_on_to_the_same_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Before and after each operation that changes names; nobody sees a data set until it is whole."""
+    source = tmp_path / "source"
+    source.mkdir()
+    if form == "parquet":
+        parquet(source / "a.parquet", {"text": LINES[:40]})
+        parquet(source / "b.parquet", {"text": LINES[40:]}, rows=50)
+    for number in range(0, 120, 40):
+        if form == "jsonl":
+            jsonl(source / f"{number:03}.jsonl", [{"text": text} for text in LINES[number : number + 40]])
+        elif form == "files":
+            (source / f"{number:03}").write_bytes(b"x" * 3000)
+    options: dict[str, Any] = {"format": form} if form == "jsonl" else {"format": form, "field": None}
+    run(str(source), tmp_path / "undisturbed", **options)
+    wanted = files(tmp_path / "undisturbed")
+    assert len(wanted) > 2
+    died = True
+    left = 0
+    while died:
+        died = False
+        for after in (False, True):
+            target = tmp_path / f"set-{left}-{after}"
+            disk = DyingDisk(left, after=after)
+            with monkeypatch.context() as patched:
+                patched.setattr(places_module, "default_disk", lambda given, disk=disk: given or disk)
+                try:
+                    run(str(source), target, **options)
+                except Killed:
+                    died = True
+            if (target / "dataset.json").exists():
+                with pytest.raises(Exists, match="holds a data set already"):
+                    run(str(source), target, **options)
+            else:
+                run(str(source), target, **options)
+            assert files(target) == wanted
+        left += 1
+    assert left > 8
+
+
+def test_of_two_packs_into_one_directory_the_later_goes_on(tmp_path: Path, lines: str) -> None:
+    others: list[Packed] = []
+
+    def interfere(watch: Watch) -> None:
+        if watch.records == 60 and not others:
+            others.append(run(lines, tmp_path / "set"))
+
+    with pytest.raises((Fenced, Exists)):
+        run(lines, tmp_path / "set", Watch(interfere))
+    assert content(tmp_path / "set") == [text.encode() for text in LINES]
+
+
+def test_a_directory_with_foreign_shards_is_left_alone(tmp_path: Path, lines: str) -> None:
+    target = tmp_path / "set"
+    target.mkdir()
+    (target / "shard-00000.ffr").write_bytes(b"precious")
+    with pytest.raises(Exists, match=r"shard-00000\.ffr, which is of no data set"):
+        run(lines, target)
+    assert (target / "shard-00000.ffr").read_bytes() == b"precious"
+
+
+def test_a_damaged_state_file_is_said(tmp_path: Path, lines: str) -> None:
+    target = tmp_path / "set"
+    target.mkdir()
+    for text in (b"", b"{}", b'{"crc32c":1,"body":{}}'):
+        (target / ".packing.json").write_bytes(text)
+        with pytest.raises(DataCorruption, match=r"\.packing\.json: .*--restart"):
+            run(lines, target)
+
+
+def test_misuse_is_refused(tmp_path: Path, lines: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, said in (
+        ({"format": "files"}, "a field is of JSONL"),
+        ({"columns": ("a",)}, "columns are of Parquet"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            run(lines, tmp_path / "set", **options)
+    with pytest.raises(NotFound, match="missing"):
+        run(str(tmp_path / "missing"), tmp_path / "set")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match=r"holds no files that end in \.jsonl or \.ndjson"):
+        run(str(tmp_path / "empty"), tmp_path / "set")
+    with pytest.raises(UsageError, match="give a tokenizer"):
+        encoding_of(None, end_of_text=False)
+    (tmp_path / "a.parquet").write_bytes(b"no parquet at all")
+    with pytest.raises(InvalidInput, match=r"a\.parquet: not a Parquet file"):
+        run(str(tmp_path), tmp_path / "set", format="parquet", field=None)
+    parquet(tmp_path / "a.parquet", {"a": [1], "b": [2]})
+    for columns, said in (((), "has the columns a, b; say which"), (("c",), "has no column 'c'; its columns: a, b")):
+        with pytest.raises(UsageError, match=said):
+            run(str(tmp_path), tmp_path / "set", format="parquet", field=None, columns=columns, restart=True)
+    with pytest.raises(InvalidInput, match=r"a\.parquet: row 1: column 'a' is a number"):
+        run(str(tmp_path), tmp_path / "set", format="parquet", field=None, columns=("a",), restart=True)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match=r"not installed; run: pip install 'fireflyer\[parquet\]'"):
+        run(str(tmp_path), tmp_path / "set", format="parquet", field=None, columns=("a",), restart=True)
+
+
+def test_few_of_many_wrong_lines_are_told(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [None] * (MAX_TOLD + 50))
+    watch = Watch()
+    packed = run(source, tmp_path / "set", watch, skip_invalid=True)
+    assert (packed.skipped, packed.records, len(watch.problems)) == (MAX_TOLD + 50, 0, MAX_TOLD)
