@@ -13,7 +13,7 @@ Scope = Literal["user", "run"]
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Who a user is in a file system. `groups`: supplementary ones, sorted."""
+    """Numbers of a user in a file system. `groups`: supplementary ones, sorted."""
 
     name: str
     uid: int

@@ -372,7 +372,7 @@ class ServerHandshake:
 
     @property
     def token_id(self) -> str:
-        """Of which the user is to be found; empty where nothing is."""
+        """Number of the token of which the user is to be found; empty where nothing is."""
         return "" if self._hello is None else self._hello.identity
 
     def on_hello(self, data: bytes) -> bytes | None:
