@@ -109,7 +109,7 @@ bench-kvstore: setup  ## Transactions per second of the key-value engines
 bench-cluster: setup  ## The scheduler: passes, events, a month of tasks; suspension
 	$(BIN)/python -m bench cluster --full $(OPTIONS)
 
-bench-checkpoint: setup  ## Checkpoints of one rank beside torch, safetensors and a plain program with O_DIRECT
+bench-checkpoint: setup  ## Checkpoints of one rank beside torch, safetensors and a plain program with O_DIRECT; on 3FS beside its chunk client
 	$(BIN)/python -m bench checkpoint --full $(OPTIONS)
 
 bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk

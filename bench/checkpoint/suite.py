@@ -1,4 +1,4 @@
-"""Checkpoints of one rank on the local disk, ours and those of peers in turns.
+"""Checkpoints of one rank on the local disk, ours and those of peers in turns; and on 3FS (`cluster`).
 
 `save/SHAPE`: from the call until the checkpoint is durable; processor time of it, with the kernel's in our threads;
 memory beside the state, at the most. `stall/SHAPE`: how long the caller is held up. `load/SHAPE/existing` and
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import safetensors
 import torch
 
-from bench.checkpoint import gpu
+from bench.checkpoint import cluster, gpu
 from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Program, empty_like
 from bench.checkpoint.peak import peak_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
@@ -64,10 +64,10 @@ def run(options: Options) -> Suite:
     where.mkdir(parents=True, exist_ok=True)
     for shape in SHAPES[options.scale]:
         cases = [f"save/{shape.name}", f"stall/{shape.name}", f"load/{shape.name}/existing", f"load/{shape.name}/new"]
-        if not any(map(options.selects, cases)):
-            continue
-        with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
-            results += _measure(options, shape, os.path.abspath(directory))
+        for wanted, measure in ((cases, _measure), (cluster.cases_of(shape), cluster.measure)):
+            if any(map(options.selects, wanted)):
+                with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
+                    results += measure(options, shape, os.path.abspath(directory))
     for one in gpu.run(options):
         print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
         results.append(one)

@@ -63,7 +63,7 @@ _ALL_NAMES = {
     "FF_RUN_DIR",
     "FF_SECRET_FILE",
 }
-_ALL_NAMES |= {"FF_SUSPENSION", "FF_WHOLE_LIFE_STATE"}
+_ALL_NAMES |= {"FF_SUSPEND_GRACE_NS", "FF_SUSPENSION", "FF_WHOLE_LIFE_STATE"}
 
 
 def misspelt_settings(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -109,6 +109,8 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str | None = None
     suspension: str | None = None
     """File of the cells by which the rank is asked to leave, see `base.suspension`."""
+    suspend_grace_ns: int | None = None
+    """How long a rank has from being asked to leave until it is stopped (FF_SUSPEND_GRACE_NS). None: not known."""
     tune: bool = False
     """Measure the network before the first plan is made (FF_TUNE=1)."""
     pin: bool = True
@@ -157,6 +159,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             "FF_SECRET_FILE": self.secret_file,
             "FF_RUN_DIR": self.run_dir,
             "FF_SUSPENSION": self.suspension,
+            "FF_SUSPEND_GRACE_NS": self.suspend_grace_ns,
             "FF_MIN_NODES": self.min_nodes,
             "FF_MAX_NODES": self.max_nodes,
             "FF_NODE_RANKS": self.node_ranks or None,
@@ -219,6 +222,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             secret_file=environ.get("FF_SECRET_FILE"),
             run_dir=environ.get("FF_RUN_DIR"),
             suspension=environ.get("FF_SUSPENSION") or None,
+            suspend_grace_ns=integer("FF_SUSPEND_GRACE_NS", 0) or None,
             tune=switch("FF_TUNE", False),
             pin=switch("FF_PIN", True),
             peer_memory=switch("FF_PEER_MEMORY", True),

@@ -47,7 +47,7 @@ MAX_POINT = 1 << 40
 NEVER = -1
 """The point of a rank that has not come to any."""
 
-_WORD, _POINT, _LEFT, _OWNER = 0, 1, 2, 3
+_WORD, _POINT, _LEFT, _OWNER, _ASKED = 0, 1, 2, 3, 4
 _GO_ON, _WAITING = -1, -2
 
 
@@ -88,6 +88,11 @@ class RankCells:
             return Answer.WAIT
         return Answer.LEAVE if 0 <= word <= self._point else Answer.GO_ON
 
+    @property
+    def asked_ns(self) -> int:
+        """When this rank was asked to leave, by the machine's monotonic clock; 0: it was not."""
+        return self._cells[_ASKED]
+
     def leave(self) -> None:
         """The exit code that follows is meant."""
         self._cells[_LEFT] = 1
@@ -101,8 +106,10 @@ class NodeCells:
         for cells in ranks:
             cells[_WORD], cells[_POINT] = _GO_ON, NEVER
 
-    def hold(self) -> None:
+    def hold(self, now_ns: int = 0) -> None:
         """A rank that comes to a point from now on waits there. A memory barrier must follow before `points`."""
+        for cells in self._ranks:
+            cells[_ASKED] = now_ns
         self._set(_WAITING, over=_GO_ON)
 
     def points(self, *, exact: bool) -> tuple[int, ...]:

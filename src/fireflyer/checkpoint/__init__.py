@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fireflyer.checkpoint.loop import Stateful, TrainingLoop
     from fireflyer.checkpoint.manager import CheckpointManager
     from fireflyer.checkpoint.restored import Restored
-    from fireflyer.checkpoint.state import State, capture, capture_rng, load_into, load_rng
+    from fireflyer.checkpoint.state import State, capture, capture_rng, layouts_of, load_into, load_rng
 
 __all__ = [
     "CheckpointInfo",
@@ -31,6 +31,7 @@ __all__ = [
     "capture",
     "capture_rng",
     "describe",
+    "layouts_of",
     "load_into",
     "load_rng",
     "open_storage",
@@ -48,6 +49,7 @@ _LAZY = {
     "TrainingLoop": "loop",
     "capture": "state",
     "capture_rng": "state",
+    "layouts_of": "state",
     "load_into": "state",
     "load_rng": "state",
 }

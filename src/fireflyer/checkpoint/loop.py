@@ -12,8 +12,10 @@ it continues after the newest checkpoint with the same weights, moments and rand
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
@@ -22,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import Aborted, FireflyerError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
@@ -30,17 +32,20 @@ from fireflyer.base.units import SECOND, parse_duration
 from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
-from fireflyer.checkpoint.state import State, capture, changed_by, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.state import State, capture, changed_by, layouts_of, load_into, load_rng, tensors_of
 from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
 from fireflyer.runtime.reporter import Reporter
-from fireflyer.runtime.suspension import go_suspend, should_suspend
+from fireflyer.runtime.suspension import go_suspend, should_suspend, suspend_deadline_ns
 
 __all__ = ["Stateful", "TrainingLoop"]
 
+_log = logging.getLogger(__name__)
 ERROR_WAIT_NS = 5 * SECOND
 """After an exception a save that is in flight gets so long: all ranks may be well, and then it still commits."""
+_LEAVING_NS = 6 * SECOND
+"""Of the grace period, for what follows the save: reports are sent, and the process ends."""
 _ASK_NS = SECOND
 """How often rank 0 looks whether another rank has been told to stop."""
 
@@ -56,7 +61,8 @@ class TrainingLoop:
     """See the module. A context manager; all ranks enter it, take the same steps, and leave it.
 
     `directory` as of `CheckpointManager`. A checkpoint is written in the background every `period_steps` steps and
-    whenever `period` ("10m", "30s") has passed since the last one; `keep` of them are kept. The one of the last step is
+    whenever `period` ("10m", "30s") has passed since the last one; `keep` of them are kept, and those
+    whose step is a multiple of `keep_every`. The one of the last step is
     waited for, and raises if it fails; others that fail are logged and reported, and training goes on. `stateful` are
     other objects to save and restore, by name; `values` holds plain values (None, bool, text, numbers, lists, dicts)
     that are saved with each checkpoint and are there again after a restore. With `reporter` every step, resume and
@@ -67,7 +73,8 @@ class TrainingLoop:
     set in the main thread only. An exception in the body ends the loop without another checkpoint.
 
     When the job is to be suspended (`fireflyer.cluster.sdk.should_suspend`, asked after each step), all ranks save the
-    same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed.
+    same step and the process ends in `steps` with the exit code 85; what follows the loop is not executed. A save that
+    would take longer than the grace period is given up, and the job goes on from the checkpoint before.
 
     Where the model is on CUDA devices, its checkpoint is copied beside the forward and backward pass of the next step:
     `optimizer.step` waits for the copies, on the devices. From the end of a step to the next `optimizer.step` nobody
@@ -88,6 +95,7 @@ class TrainingLoop:
         period_steps: int | None = None,
         period: str | None = None,
         keep: int = 2,
+        keep_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         values: Mapping[str, Any] | None = None,
         job_plan: Mapping[str, Any] | None = None,
@@ -128,6 +136,7 @@ class TrainingLoop:
             "period_steps": period_steps,
             "period_ns": None if period is None else parse_duration(period),
             "keep": keep,
+            "keep_every": keep_every,
             "job_plan": job_plan,
             "plan": plan,
             "env": self._env,
@@ -138,6 +147,20 @@ class TrainingLoop:
         self._directory = directory
         self._asks = period is not None or bool(self._signals)
         self._manager: CheckpointManager | None = None
+        self._saves: list[SaveHandle] = []
+        self._save_error: FireflyerError | None = None
+
+    @property
+    def save_error(self) -> FireflyerError | None:
+        """Why the newest checkpoint that was to be saved failed; None where it did not, or is being written. Log and
+        report have said so when it happened. A script that must not go on without checkpoints may look at each step."""
+        self._notice_saves()
+        return self._save_error
+
+    def _notice_saves(self) -> None:
+        for handle in [one for one in self._saves if one.done()]:
+            self._saves.remove(handle)
+            self._save_error = handle.error()
 
     @property
     def manager(self) -> CheckpointManager:
@@ -170,7 +193,7 @@ class TrainingLoop:
 
     def _restore(self, manager: CheckpointManager) -> None:
         start_ns = self._clock.now_ns()
-        restored = self.restored = manager.restore(into=tensors_of(self.model))
+        restored = self.restored = manager.restore(tensors_of(self.model), layouts_of(self.optimizer))
         if restored is not None:
             user = load_into(restored.shared, restored.values, self.model, self.optimizer)
             self.values = dict(user.get("values", {}))
@@ -213,7 +236,7 @@ class TrainingLoop:
             self._save_if_due(manager, last, done_ns, leaves=leaves)
             self._report(manager, productive_ns=done_ns - start_ns, checkpoint_ns=self._clock.now_ns() - done_ns)
             if leaves:
-                manager.close()
+                manager.close(ERROR_WAIT_NS if manager.saving else None)
                 go_suspend()
 
     def record(self, *, loss: float | None = None, samples: int = 0, tokens: int = 0) -> None:
@@ -231,10 +254,15 @@ class TrainingLoop:
     def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int, *, leaves: bool) -> None:
         due = self._agree(manager, now_ns) if self._asks else manager.due_here(self.step, now_ns)
         final = self._stopping or leaves or self.step >= last
-        if due or final:
+        if leaves:
+            self._save_before_leaving(manager)
+        elif due or final:
             state = self._state()
             deferred = () if final else self._deferred(state)
             handle = manager.save(self.step, state, blocking=final, deferred=deferred)
+            self._notice_saves()
+            if not handle.skipped:
+                self._saves.append(handle)
             if final:
                 handle.result()
             elif deferred and not handle.skipped:
@@ -260,6 +288,20 @@ class TrainingLoop:
         handle, self._copying = self._copying, None
         if handle is not None:
             handle.before_update()
+
+    def _save_before_leaving(self, manager: CheckpointManager) -> None:
+        """In the time that is left until this rank is stopped. Raises where the save failed for another reason."""
+        deadline_ns = suspend_deadline_ns()
+        left_ns = None if deadline_ns is None else max(0, deadline_ns - time.monotonic_ns())
+        limit_ns = None if left_ns is None else left_ns - min(_LEAVING_NS, left_ns // 4)
+        handle = manager.save(self.step, self._state(), blocking=True, timeout_ns=limit_ns)
+        if isinstance(handle.error(), Aborted):
+            _log.warning(
+                "checkpoint of step %d took longer than the grace period and was given up; the job goes on from the "
+                "one before: give it more time, or save more often", self.step,
+            )  # fmt: skip
+        else:
+            handle.result()
 
     def _agree(self, manager: CheckpointManager, now_ns: int) -> bool:
         if self._signal is not None and not manager.asked_to_stop():

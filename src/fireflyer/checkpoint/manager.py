@@ -26,17 +26,20 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from fireflyer.base.errors import (
+    Aborted,
     DataCorruption,
     Fenced,
     FireflyerError,
     InvariantViolation,
+    Timeout,
     UsageError,
     error_from_wire,
     error_to_wire,
@@ -54,11 +57,12 @@ from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.image import Share
 from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
-from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
 from fireflyer.checkpoint.joining import find_peers
 from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
 from fireflyer.checkpoint.reader import choose
 from fireflyer.checkpoint.restored import Collector, Restored
+from fireflyer.checkpoint.saved import saved_now
 from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
@@ -78,6 +82,8 @@ COMMIT_TIMEOUT_NS = 1800 * SECOND
 LEAVE_TIMEOUT_NS = 10 * SECOND
 """How long rank 0 waits for the others when all close their managers."""
 _FENCED = b"fenced "
+_GIVING_UP_NS = SECOND
+"""For the operation at hand of a save that is given up. It may hang; then nobody waits for it."""
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -86,6 +92,13 @@ class _Choice(msgspec.Struct, frozen=True):
     error: tuple[str, str] | None = None
     candidate: Candidate | None = None
     passed_over: tuple[SkippedCheckpoint, ...] = ()
+
+
+class _Targets(NamedTuple):
+    """What a restore is to fill, as the caller gave it."""
+
+    into: Mapping[str, torch.Tensor]
+    like: Mapping[str, DTensor]
 
 
 class CheckpointManager:
@@ -99,10 +112,11 @@ class CheckpointManager:
 
     `directory` is the same storage for every rank: an address of 3FS (`ff://…/path`, as `open_storage` takes it), or a
     directory; a relative one is rank 0's, from the working directory that it has now. `disk`: on which it is a
-    directory, where that is none of both. `keep` counts committed checkpoints. With
-    `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as `read_environment()` gives them; an
-    empty `launch` is different from every other). `on_event` gets one `CheckpointReport` per save and rank, in the
-    background thread. Not to be called from two threads at once.
+    directory, where that is none of both. `keep` counts committed checkpoints; those whose step is a multiple of
+    `keep_every`, and pinned ones (`ff ckpt pin`), stay beside them. With `world_size` 1 `store` may be None. `attempt`
+    counts within `launch` (both as `read_environment()` gives them; an empty `launch` is different from every other).
+    `on_event` gets one `CheckpointReport` per save and rank, in the background thread. Not to be called from two
+    threads at once.
     """
 
     def __init__(
@@ -114,6 +128,7 @@ class CheckpointManager:
         store: Store | None,
         disk: Disk | None = None,
         keep: int = 2,
+        keep_every: int | None = None,
         period_steps: int | None = None,
         period_ns: int | None = None,
         job_plan: Mapping[str, Any] | None = None,
@@ -131,6 +146,8 @@ class CheckpointManager:
             )
         if keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint; it must be at least 1")
+        if keep_every is not None and keep_every < 1:
+            raise UsageError(f"keep_every={keep_every} is no number of steps; give 1 or more, or None")
         if world_size > 1 and store is None:
             raise UsageError(
                 f"{world_size} ranks need a rendezvous store to commit checkpoints together; pass store=open_store(env)"
@@ -146,6 +163,7 @@ class CheckpointManager:
             world_size=world_size,
             attempt=attempt,
             keep=keep,
+            keep_every=keep_every,
             prefix=f"checkpoint/{name}",
             timeout_ns=timeout_ns,
             job_plan=whole_job,
@@ -290,9 +308,18 @@ class CheckpointManager:
         self._layout = plan.layout
         return plan
 
-    def save(self, step: int, state: State, *, blocking: bool = False, deferred: Collection[str] = ()) -> SaveHandle:
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        blocking: bool = False,
+        timeout_ns: int | None = None,
+        deferred: Collection[str] = (),
+    ) -> SaveHandle:
         """Copies this rank's share and writes it in the background; with `blocking` returns when it is committed
-        and what it replaced is removed.
+        and what it replaced is removed. `timeout_ns`: a blocking save that takes longer is given up, on all ranks:
+        `handle.error()` is `Aborted`, and the checkpoints that were there stay. Close the manager then.
 
         Tensors on CUDA devices are saved as they are after what their current streams have been given. They are copied
         beside training, and the current streams wait for that: nothing that is given to them later changes what is
@@ -315,6 +342,8 @@ class CheckpointManager:
         values = check_plain(state.values, "state.values")
         plan = self._plan(state)
         handle = SaveHandle(step)
+        if blocking and timeout_ns is not None:
+            return self._save_within(start_ns + timeout_ns, step, plan, values, handle, start_ns)
         if blocking and self._current is not None:
             self._current.join()
         if not self._may_begin(self._settings.timeout_ns if blocking else AGREE_TIMEOUT_NS):
@@ -326,6 +355,30 @@ class CheckpointManager:
         if blocking:
             self.wait()
         return handle
+
+    def _save_within(
+        self, until_ns: int, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int
+    ) -> SaveHandle:
+        """Rank 0 says whether it may begin, and nobody who waits for it has more time than it."""
+        if self._join_until(until_ns):
+            try:
+                if self._may_begin(max(1, until_ns - self._clock.now_ns())):
+                    self._schedule.began(step, start_ns)
+                    self._begin(step, plan, values, handle, start_ns, ())
+                    self._join_until(until_ns)
+            except Timeout as error:
+                _log.warning("checkpoint step=%d was not begun in time: %s", step, error)
+        if self._current is not None and self.saving:
+            self._current.give_up()
+            self._current.join(_GIVING_UP_NS)
+        handle.finish(None, Aborted(GIVEN_UP))  # nothing happens where it has ended
+        return handle
+
+    def _join_until(self, until_ns: int) -> bool:
+        """Whether no save is in flight any more."""
+        if self._current is not None:
+            self._current.join(max(0, until_ns - self._clock.now_ns()))
+        return not self.saving
 
     def _may_begin(self, timeout_ns: int) -> bool:
         """Rank 0 decides. The others finish what they were at: rank 0 has, so theirs is committed or given up. Before a
@@ -360,6 +413,7 @@ class CheckpointManager:
             values=values,
             refused=self._refused,
             forget_from=self._forget_from,
+            saved=saved_now(),
         )
 
         def take() -> Share:
@@ -459,7 +513,9 @@ class CheckpointManager:
         """The plan with which the job was first started, None before that. Raises `DataCorruption`."""
         return stored_plan(self._disk, self.directory)
 
-    def restore(self, into: Mapping[str, torch.Tensor] | None = None) -> Restored | None:
+    def restore(
+        self, into: Mapping[str, torch.Tensor] | None = None, like: Mapping[str, DTensor] | None = None
+    ) -> Restored | None:
         """The newest valid checkpoint, read into CPU tensors, or into those of `into`; None when the directory holds
         none at all. Rank 0 verifies every byte of it and decides; the others verify what they read.
 
@@ -468,10 +524,14 @@ class CheckpointManager:
         error may leave them half filled. Those on devices are filled after what the current streams have been given,
         and all are filled when the call returns.
 
+        Sharded tensors of `into` (`DTensor`) get this rank's part, whatever the mesh of the job that saved; `like` says
+        for a prefix of names (`optimizer/3`) how to shard what is made new, as `layouts_of` gives it. Without, what was
+        saved in slices is made whole.
+
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
         self._times_restored += 1
-        targets = into or {}
+        targets = _Targets(into or {}, like or {})
         restored, refused = self._restore_first(targets) if self.rank == 0 else self._restore_same(targets)
         for entry in refused:
             _log.warning("checkpoint skipped name=%s reason=%s", entry.name, entry.reason)
@@ -480,11 +540,11 @@ class CheckpointManager:
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored
 
-    def _restore_first(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_first(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         collectors: list[Collector] = []
 
         def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, into, self._devices)]
+            collectors[:] = [Collector(self.rank, manifest, targets.into, self._devices, targets.like)]
             return collectors[0].sink
 
         try:
@@ -509,7 +569,7 @@ class CheckpointManager:
         if self.world_size > 1:
             self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
 
-    def _restore_same(self, into: Mapping[str, torch.Tensor]) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
+    def _restore_same(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
         told = self._agree(f"restore/{self._times_restored}", b"", self._settings.timeout_ns)
         choice = msgspec.json.decode(told, type=_Choice)
         if choice.error is not None:
@@ -517,6 +577,6 @@ class CheckpointManager:
         if choice.candidate is None:
             return None, choice.passed_over
         manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, into, self._devices)
+        collector = Collector(self.rank, manifest, targets.into, self._devices, targets.like)
         load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
         return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -8,22 +8,32 @@ the machine was short of file descriptors would throw work away.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError, TransientError
+from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, PermanentError, TransientError
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.base.ports import Disk
-from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, plans_of
-from fireflyer.checkpoint.core.names import Candidate, candidates
-from fireflyer.checkpoint.engine.directory import read_manifest
+from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, Saved, decode_manifest, plans_of
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, Candidate, candidates, is_pinned, parse_final
+from fireflyer.checkpoint.engine.directory import read_file, read_manifest
 from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.opening import stored_plan
 from fireflyer.checkpoint.storage import CheckpointPath, Storage, open_storage
 
-__all__ = ["CheckpointInfo", "choose", "describe", "stored_job_plan", "stored_plans", "verify"]
+__all__ = [
+    "CheckpointInfo",
+    "Opened",
+    "choose",
+    "describe",
+    "look",
+    "open_checkpoint",
+    "stored_job_plan",
+    "stored_plans",
+    "verify",
+]
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
@@ -36,6 +46,8 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     size_bytes: int | None
     problem: str | None
     """None: nothing wrong was found, as far as was looked."""
+    pinned: bool = False
+    saved: Saved | None = None
 
 
 def choose(
@@ -57,10 +69,51 @@ def choose(
     return None, tuple(passed_over)
 
 
-def describe(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
-    """All checkpoints in `directory` (as of `open_storage`), newest first, by their manifests alone: quick. Raises
-    `NotFound`."""
-    return _look_at_all(open_storage(directory, disk=disk), deep=False)
+class Opened(NamedTuple):
+    """A checkpoint whose manifest proves itself; its shards have not been looked at."""
+
+    disk: Disk
+    root: str
+    """The directory of checkpoints that it is in."""
+    name: str
+    manifest: Manifest
+
+
+def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
+    """The checkpoint in the directory `path` (as of `open_storage`), or the newest of those in it whose manifest can be
+    read. Raises `NotFound` where there is none, `DataCorruption` where none can be read, and `TransientError`."""
+    disk, root, shown = open_storage(path, disk=disk)
+    if disk.exists(f"{root}/{MANIFEST_FILE}"):
+        parent, _, name = root.rpartition("/")
+        return Opened(disk, parent, name, _manifest_in(disk, parent, name))
+    found = candidates(disk.list(root)) if disk.is_dir(root) else []
+    damage: FireflyerError | None = None
+    for candidate in found:
+        try:
+            return Opened(disk, root, candidate.name, read_manifest(disk, root, candidate))
+        except TransientError:
+            raise
+        except FireflyerError as error:
+            damage = damage or error
+    if damage is not None:
+        raise DataCorruption(f"none of the {len(found)} checkpoints in {shown} can be read: {damage.message}")
+    raise NotFound(f"{shown} is no checkpoint and holds none; give a directory with {MANIFEST_FILE}, or one of those")
+
+
+def _manifest_in(disk: Disk, root: str, name: str) -> Manifest:
+    """Of a checkpoint of any name."""
+    candidate = parse_final(name)
+    if candidate is not None:
+        return read_manifest(disk, root, candidate)
+    path = f"{root}/{name}/{MANIFEST_FILE}"
+    return decode_manifest(read_file(disk, path), path)
+
+
+def describe(directory: CheckpointPath, disk: Disk | None = None, *, other_names: bool = False) -> list[CheckpointInfo]:
+    """All checkpoints in `directory` (as of `open_storage`), newest first, by their manifests alone: quick. With
+    `other_names` also those that are not called `step-…`: a restore does not look at them, but users of DCP choose
+    names. Raises `NotFound`."""
+    return _look_at_all(open_storage(directory, disk=disk), deep=False, other_names=other_names)
 
 
 def verify(directory: CheckpointPath, disk: Disk | None = None) -> list[CheckpointInfo]:
@@ -84,21 +137,37 @@ def stored_plans(directory: CheckpointPath, disk: Disk | None = None) -> tuple[P
     return ()
 
 
-def _look_at_all(storage: Storage, *, deep: bool) -> list[CheckpointInfo]:
+def _look_at_all(storage: Storage, *, deep: bool, other_names: bool = False) -> list[CheckpointInfo]:
     disk, root, _ = storage
-    return [_look(disk, root, candidate, deep=deep) for candidate in candidates(disk.list(root))]
+    names = disk.list(root)
+    found = [candidate.name for candidate in candidates(names)]
+    if other_names:
+        others = [name for name in names if not name.startswith(".") and name not in found]
+        found += [name for name in others if disk.is_dir(f"{root}/{name}") and _has_manifest(disk, root, name)]
+    looked = [look(disk, root, name, names, deep=deep) for name in found]
+    return sorted(looked, key=lambda info: -info.step)
 
 
-def _look(disk: Disk, root: str, candidate: Candidate, *, deep: bool) -> CheckpointInfo:
+def _has_manifest(disk: Disk, root: str, name: str) -> bool:
+    return disk.exists(f"{root}/{name}/{MANIFEST_FILE}")
+
+
+def look(disk: Disk, root: str, name: str, names: Sequence[str], *, deep: bool) -> CheckpointInfo:
+    """The checkpoint `root`/`name`, by its manifest, or with `deep` every byte. `names`: all in `root`."""
     manifest: Manifest | None = None
     problem: str | None = None
+    pinned = is_pinned(name, names)
     try:
-        manifest = read_manifest(disk, root, candidate)
+        manifest = _manifest_in(disk, root, name)
         if deep:
-            load(disk, root, candidate.name, manifest, lambda _rank, _tensor: None)
+            load(disk, root, name, manifest, lambda _rank, _tensor: None)
     except FireflyerError as error:
         problem = error.message
+    candidate = parse_final(name)
+    step = manifest.step if manifest is not None else candidate.step if candidate is not None else 0
     if manifest is None:
-        return CheckpointInfo(candidate.name, candidate.step, None, None, None, problem)
+        return CheckpointInfo(name, step, None, None, None, problem, pinned)
     size_bytes = sum(shard.file_bytes for shard in manifest.shards)
-    return CheckpointInfo(candidate.name, candidate.step, manifest.attempt, manifest.world_size, size_bytes, problem)
+    return CheckpointInfo(
+        name, step, manifest.attempt, manifest.world_size, size_bytes, problem, pinned, manifest.saved
+    )

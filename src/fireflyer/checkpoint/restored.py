@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, plans_of
 from fireflyer.checkpoint.core.shares import split_own
+from fireflyer.checkpoint.core.slices import Box, whole
 from fireflyer.checkpoint.engine.loading import DevicePlace, Place
-from fireflyer.checkpoint.tensors import bytes_of, can_be_filled, empty_tensor, flat_bytes
+from fireflyer.checkpoint.engine.ranges import scatter
+from fireflyer.checkpoint.sharding import box_of, local_part, new_like
+from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled, empty_tensor, flat_bytes
 
 __all__ = ["Collector", "Restored"]
 
@@ -44,32 +49,72 @@ class Restored:
         return f"Restored({self.name!r}, {len(self.shared)} shared tensors, skipped {len(self.passed_over)})"
 
 
-class Collector:
-    """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones in host memory."""
+class _Target(NamedTuple):
+    """Where the bytes of a tensor go."""
 
-    def __init__(self, rank: int, manifest: Manifest, into: Mapping[str, torch.Tensor], devices: DeviceCopies) -> None:
+    tensor: torch.Tensor
+    """What `Restored.shared` holds: whole, or sharded as the caller has it."""
+    part: torch.Tensor
+    """Contiguous: this rank's part of it, or what is copied there at the end. On a device only where one read fills
+    it."""
+    box: Box
+
+
+class Collector:
+    """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones in host memory.
+
+    A sharded tensor of `into` gets this rank's part, whatever the slices in which it is stored; one of the shape of
+    `like[prefix]`, for a name `prefix/…`, becomes a new tensor that is sharded as that one. All others are whole.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        manifest: Manifest,
+        into: Mapping[str, torch.Tensor],
+        devices: DeviceCopies,
+        like: Mapping[str, DTensor] | None = None,
+    ) -> None:
         self._into = into
         self._devices = devices
-        self.shared: dict[str, torch.Tensor] = {}
+        self._like = like or {}
+        self._targets: dict[str, _Target] = {}
         self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
         self._rank = rank
         self._manifest = manifest
 
-    def sink(self, _writer: int, tensor: TensorRecord) -> Place | None:
-        own = split_own(tensor.name)
-        if own is not None and own[0] != self._rank:
-            return None
-        if own is None:
-            given = self._into.get(tensor.name)
-            if given is not None and can_be_filled(given, tensor.dtype, tensor.shape):
-                self.shared[tensor.name] = given
-                return self._place(given)
-            target = self.shared[tensor.name] = self._new(tensor)
+    def sink(self, _writer: int, record: TensorRecord) -> Place | None:
+        own = split_own(record.name)
+        if own is not None:
+            if own[0] != self._rank or self.own is None:
+                return None
+            target = self.own[own[1]] = empty_tensor(record.dtype, record.shape)
             return bytes_of(target)
-        target = self._new(tensor)
-        if self.own is not None:
-            self.own[own[1]] = target
-        return bytes_of(target)
+        name = record.whole_name
+        if name not in self._targets:
+            self._targets[name] = self._target(record)
+        found = self._targets[name]
+        if record.box == found.box:
+            return self._place(found.part)
+        return scatter(record, [(found.box, bytes_of(found.part))])
+
+    def _target(self, record: TensorRecord) -> _Target:
+        name, dtype, shape = record.whole_name, record.dtype, record.whole_shape
+        given, like = self._into.get(name), self._like.get(name.rpartition("/")[0])
+        if isinstance(given, DTensor) and tuple(given.shape) == shape and given.dtype == DTYPES[dtype]:
+            part = local_part(given.detach())
+            box = box_of(given)
+            if not can_be_filled(part, dtype, box.shape) or self._devices.device_of(part) is not None:
+                part = empty_tensor(dtype, box.shape)
+            return _Target(given, part, box)
+        if given is None and like is not None and tuple(like.shape) == shape:
+            box = box_of(like)
+            part = empty_tensor(dtype, box.shape)
+            return _Target(new_like(like, part), part, box)
+        if given is None or not can_be_filled(given, dtype, shape):
+            given = empty_tensor(dtype, shape)
+        pieces = record.slice is not None and self._devices.device_of(given) is not None
+        return _Target(given, empty_tensor(dtype, shape) if pieces else given, whole(shape))
 
     def _place(self, tensor: torch.Tensor) -> Place:
         device = self._devices.device_of(tensor)
@@ -77,10 +122,12 @@ class Collector:
             return bytes_of(tensor) if device is None else memoryview(bytearray())
         return DevicePlace(self._devices.engine(device), flat_bytes(tensor))
 
-    @staticmethod
-    def _new(tensor: TensorRecord) -> torch.Tensor:
-        return empty_tensor(tensor.dtype, tensor.shape)
-
+    @torch.no_grad()
     def restored(self, name: str, passed_over: tuple[SkippedCheckpoint, ...]) -> Restored:
         """When everything has been loaded."""
-        return Restored(name=name, manifest=self._manifest, shared=self.shared, own=self.own, passed_over=passed_over)
+        for target in self._targets.values():
+            into = local_part(target.tensor.detach())
+            if into.data_ptr() != target.part.data_ptr():
+                into.copy_(target.part)
+        shared = {name: target.tensor for name, target in self._targets.items()}
+        return Restored(name=name, manifest=self._manifest, shared=shared, own=self.own, passed_over=passed_over)

@@ -15,9 +15,10 @@ import torch
 
 from fireflyer.checkpoint.copying import Device, DeviceCopies
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
-from fireflyer.checkpoint.core.shares import layout_digest, own_name, share_of
+from fireflyer.checkpoint.core.shares import HeldSlice, layout_digest, own_name, share_of
 from fireflyer.checkpoint.engine.image import Share, header_of
 from fireflyer.checkpoint.engine.memory import aligned_memory
+from fireflyer.checkpoint.sharding import describe, local_part
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, spec_of
 from fireflyer.collectives.devices.copies import HostMemory
 
@@ -35,6 +36,7 @@ class Layout(NamedTuple):
     shared: list[TensorSpec]
     own: list[TensorSpec]
     of_rank_0: frozenset[str]
+    held: list[HeldSlice]
     digest: int
     placed: list[PlacedTensor]
     size_bytes: int
@@ -62,19 +64,32 @@ def plan_snapshot(
 ) -> Snapshot:
     """This rank's share of the state. `last` is taken if it is of such a state. Raises `UsageError` for what cannot be
     stored."""
-    shared_specs = [spec_of(name, tensor) for name, tensor in shared.items()]
+    described = [describe(name, tensor) for name, tensor in shared.items()]
+    shared_specs = [each.spec for each in described]
+    held = [each.held for each in described if each.held is not None]
     own_specs = [spec_of(name, tensor) for name, tensor in own.items()]
-    key = (rank, world_size, shared_specs, own_specs, of_rank_0)
+    key = (rank, world_size, shared_specs, own_specs, of_rank_0, held)
     layout = last if last is not None and last[: len(key)] == key else _lay_out(*key)
     mine = {own_name(rank, name): tensor for name, tensor in own.items()}
-    sources = [mine[name] if (name := item.spec.name) in mine else shared[name] for item in layout.placed]
+    sources = [
+        mine[spec.name]
+        if (spec := item.spec).name in mine
+        else local_part(shared[spec.slice.of if spec.slice else spec.name])
+        for item in layout.placed
+    ]
     return Snapshot(layout, sources)
 
 
 def _lay_out(
-    rank: int, world_size: int, shared: list[TensorSpec], own: list[TensorSpec], of_rank_0: frozenset[str]
+    rank: int,
+    world_size: int,
+    shared: list[TensorSpec],
+    own: list[TensorSpec],
+    of_rank_0: frozenset[str],
+    held: list[HeldSlice],
 ) -> Layout:
-    placed = place(share_of(rank, shared, own, world_size, of_rank_0))
+    whole = [spec for spec in shared if spec.slice is None]
+    placed = place(share_of(rank, whole, own, world_size, of_rank_0, held))
     total_bytes = _size_bytes(shared) + world_size * _size_bytes(own)
     return Layout(
         rank=rank,
@@ -82,6 +97,7 @@ def _lay_out(
         shared=shared,
         own=own,
         of_rank_0=of_rank_0,
+        held=held,
         digest=layout_digest(shared, of_rank_0),
         placed=placed,
         size_bytes=_size_bytes([item.spec for item in placed]),
@@ -152,7 +168,8 @@ class SnapshotBuffer:
         views = self._views_for(layout, len(header))
         copies = None
         if device is not None:
-            copies = self._devices.start([item.spec.name for item in layout.placed], sources, views, deferred)
+            names = [spec.slice.of if (spec := item.spec).slice else spec.name for item in layout.placed]
+            copies = self._devices.start(names, sources, views, deferred)
         elif views:
             torch._foreach_copy_(views, sources)
         image = bytes_of(self._image[:image_bytes])

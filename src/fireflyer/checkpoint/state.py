@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from fireflyer.base.errors import UsageError
+from fireflyer.checkpoint.sharding import address_of, local_part, sharded_like
 
-__all__ = ["State", "capture", "capture_rng", "changed_by", "load_into", "load_rng", "tensors_of"]
+__all__ = ["State", "capture", "capture_rng", "changed_by", "layouts_of", "load_into", "load_rng", "tensors_of"]
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,17 @@ def capture(
     Of what is no parameter of `model` rank 0's values are stored, as data parallelism goes on from rank 0's buffers."""
     shared: dict[str, torch.Tensor] = {}
     buffers: list[str] = []
-    parameters = {parameter.data_ptr() for parameter in model.parameters()}
     described = model.state_dict()
+    parameters = _parameters(model, described)
     for name, value in described.items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"model state {name!r} is {type(value).__name__}, only tensors can be stored")
         shared[f"model/{name}"] = value
-        if value.data_ptr() not in parameters:
+        if name not in parameters:
             buffers.append(f"model/{name}")
     plain: dict[str, Any] = {"user": dict(values or {})}
     if optimizer is not None:
-        plain["optimizer"] = _capture_optimizer(optimizer, shared, _names(described))
+        plain["optimizer"] = _capture_optimizer(optimizer, shared, _names(model, described))
     return State(shared, capture_rng() if rng else {}, plain, frozenset(buffers))
 
 
@@ -72,26 +74,58 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def changed_by(optimizer: torch.optim.Optimizer, state: State) -> frozenset[str]:
     """The names in `state.shared`, as `capture` made it, of what only a step of this optimizer changes: its parameters
     and its state. A model may change others (buffers) in a forward pass, and another optimizer those it has."""
-    parameters = {parameter.data_ptr() for group in optimizer.param_groups for parameter in group["params"]}
+    parameters = {address_of(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return frozenset(
         name
         for name, tensor in state.shared.items()
-        if name.startswith("optimizer/") or tensor.data_ptr() in parameters
+        if name.startswith("optimizer/") or address_of(tensor) in parameters
     )
 
 
-def _names(described: Mapping[str, Any]) -> dict[int, str]:
-    """By address: what the state dict calls the parameter that lies there."""
+def layouts_of(optimizer: torch.optim.Optimizer | None) -> dict[str, DTensor]:
+    """How the state of each sharded parameter is sharded: as the parameter. By the prefix of the names under which
+    `capture` stores it, for `CheckpointManager.restore(like=…)`, as the optimizer of a new process has no state yet."""
+    if optimizer is None:
+        return {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        f"optimizer/{number}": parameter
+        for number, parameter in enumerate(parameters)
+        if isinstance(parameter, DTensor)
+    }
+
+
+def _names(model: torch.nn.Module, described: Mapping[str, Any]) -> dict[int, str]:
+    """What the state dict calls a parameter: by `_key`, as a rank may have nothing of a sharded one, and so no
+    address."""
     names: dict[int, str] = {}
     for name, value in described.items():
-        if isinstance(value, torch.Tensor):
-            names.setdefault(value.data_ptr(), name)
+        if isinstance(value, torch.Tensor) and address_of(value):
+            names.setdefault(address_of(value), name)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not address_of(parameter) and name in described:
+            names[id(parameter)] = name
     return names
+
+
+def _key(parameter: torch.Tensor) -> int:
+    return address_of(parameter) or id(parameter)
+
+
+def _parameters(model: torch.nn.Module, described: Mapping[str, Any]) -> dict[str, None]:
+    """The names in the state dict that are parameters, and no buffers."""
+    addresses = {address_of(parameter): None for parameter in model.parameters()}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    return {
+        name: None
+        for name, value in described.items()
+        if name in named or (isinstance(value, torch.Tensor) and address_of(value) in addresses)
+    }
 
 
 def _order(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str | None]]:
     """The parameters of each group by name; None for what is not in the model."""
-    return [[names.get(parameter.data_ptr()) for parameter in group["params"]] for group in optimizer.param_groups]
+    return [[names.get(_key(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def _capture_optimizer(
@@ -123,7 +157,7 @@ def load_into(
     if optimizer is not None:
         if "optimizer" not in values:
             raise UsageError("the checkpoint holds no optimizer; load it without one")
-        _check_optimizer(values["optimizer"], optimizer, _names(model.state_dict()))
+        _check_optimizer(values["optimizer"], optimizer, _names(model, model.state_dict()))
         _load_optimizer(shared, values["optimizer"], optimizer)
     return dict(values.get("user", {}))
 
@@ -142,8 +176,9 @@ def _load_model(stored: Mapping[str, torch.Tensor], model: torch.nn.Module) -> N
             )
     with torch.no_grad():
         for name, tensor in stored.items():
-            if tensor.data_ptr() != current[name].data_ptr():  # else it was read into its place
-                current[name].copy_(tensor)
+            ours = current[name]
+            if address_of(tensor) != address_of(ours):  # else it was read into its place
+                local_part(ours).copy_(local_part(_sharded_like(tensor, ours)))
 
 
 def _check_optimizer(plain: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
@@ -197,9 +232,17 @@ def _load_optimizer(
 
 def _placed_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """On the parameter's device, and in its memory format, as fused optimizers walk through both side by side."""
+    if isinstance(parameter, DTensor):
+        return _sharded_like(tensor, parameter).to(parameter.device)
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
         return tensor.to(parameter.device)
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+
+
+def _sharded_like(tensor: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+    if isinstance(ours, DTensor) and not isinstance(tensor, DTensor) and tensor.shape == ours.shape:
+        return sharded_like(tensor, ours)
+    return tensor
 
 
 def _like(value: Any, current: Any) -> Any:

@@ -45,6 +45,7 @@ _COMMANDS = {
     "whoami": "fireflyer.cli.platform.users:whoami_command",
     "webhook": "fireflyer.cli.platform.webhooks:webhook_command",
     "report": "fireflyer.cli.jobs.report",
+    "ckpt": "fireflyer.cli.checkpoints.command",
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
     "collectives": "fireflyer.cli.collectives.command",
@@ -66,7 +67,7 @@ _COMMANDS = {
     "completion": "fireflyer.cli.completion",
 }
 _SECTIONS = {
-    "For researchers": ("run", "data", "report", "collectives", "demo"),
+    "For researchers": ("run", "data", "report", "ckpt", "collectives", "demo"),
     "Tasks of the platform": (
         "submit",
         "ps",

@@ -19,6 +19,7 @@ import math
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -67,6 +68,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 20
     keep: int = 2
     timeout_ns: int = 30 * SECOND
+    least_step_ns: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -275,6 +277,7 @@ def train(job: Job, steps_done: int, position: int) -> None:
             if leaves:
                 job.checkpoints.close()
                 go_suspend()
+            time.sleep(max(0, options.least_step_ns - (job.clock.now_ns() - started_ns)) / SECOND)
 
 
 def train_step(job: Job, step: int, batch: Batch) -> float:
@@ -339,6 +342,7 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
     parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--keep", type=int, default=2, help="checkpoints")
     parser.add_argument("--timeout", default="30s", help="how long a collective may wait for another rank")
+    parser.add_argument("--least-step", default="0s", help="wait after a step that took less, to be watched")
     given = parser.parse_args(arguments)
     for name in ("steps", "global_batch", "sequence_length", "checkpoint_every", "keep"):
         if getattr(given, name) < 1:
@@ -362,6 +366,7 @@ def parse_options(arguments: Sequence[str] | None, env: RankEnvironment) -> Opti
         checkpoint_every=given.checkpoint_every,
         keep=given.keep,
         timeout_ns=parse_duration(given.timeout),
+        least_step_ns=parse_duration(given.least_step),
     )
 
 

@@ -48,6 +48,7 @@ __all__ = [
     "set_watchdog_time",
     "set_whole_life_state",
     "should_suspend",
+    "suspend_deadline_ns",
     "whole_life_state_of",
 ]
 
@@ -200,6 +201,17 @@ def go_suspend() -> NoReturn:
             stream.flush()
     finally:
         os._exit(SUSPENDED_EXIT_CODE)
+
+
+def suspend_deadline_ns() -> int | None:
+    """`time.monotonic_ns()` at which this rank is stopped if it has not left: `--suspend-grace` after it was asked.
+    None where nobody has asked, or nobody has said how long it has. A save that takes longer is better given up: the
+    last checkpoint is there, and `go_suspend()` tells the launcher that all is well."""
+    rank = _this_rank()
+    asked_ns = 0 if rank.cells is None else rank.cells.asked_ns
+    if not asked_ns or rank.env.suspend_grace_ns is None:
+        return None
+    return asked_ns + rank.env.suspend_grace_ns
 
 
 def get_whole_life_state() -> int:

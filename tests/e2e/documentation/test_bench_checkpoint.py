@@ -38,11 +38,14 @@ def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: 
         ("stall/8x64KiB", "stall_s"),
         *((existing, metric) for metric in ("loaded_s", "processor_s", "peak_bytes")),
         *((new, metric) for metric in ("loaded_s", "processor_s")),
+        ("save/3FS/8x64KiB", "committed_s"),
+        ("load/3FS/8x64KiB/existing", "loaded_s"),
     }
     for result in results.values():
         assert all(isinstance(peer, Figure) for peer in result.peers.values()), result.peers
     peers = {"O_DIRECT program", "torch.save", "safetensors", "DCP", "DCP async"}
     assert results[save, "committed_s"].peers.keys() == peers
     assert results[save, "committed_s"].bound is not None
+    assert results["save/3FS/8x64KiB", "committed_s"].peers.keys() == {"chunk client"}
     assert results["stall/8x64KiB", "stall_s"].ours.median > 0
     assert not [left for left in (tmp_path / "build/bench").iterdir() if left.is_dir()]

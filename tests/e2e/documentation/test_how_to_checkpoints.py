@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.how_to import Shell
 from tests.support.patience import allowed_s
+
+from fireflyer.checkpoint import CheckpointManager, capture, verify
+from fireflyer.cli.main import main
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/checkpoints.md").read_text()
 FF_RUN = [sys.executable, "-m", "fireflyer", "run", "--ranks-per-node", "2"]
@@ -80,6 +84,50 @@ def test_the_commands_on_the_page_are_those_that_run_here() -> None:
     assert len(script("train.py").splitlines()) <= 46
 
 
+def test_the_commands_for_checkpoints_do_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"## Look after checkpoints\n```\n(.*?)```", TEXT, re.DOTALL)
+    lines = [line.partition("#")[0].split() for line in block.splitlines()]
+    assert [line[:2] for line in lines] == [["ff", "ckpt"]] * 7
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "checkpoints", 50)
+    save_model(tmp_path / "checkpoints", 60)
+    for line in lines:
+        assert main(line[1:]) == 0, (line, capsys.readouterr())
+    said = capsys.readouterr().out
+    assert "step-00000060: whole" in said
+    assert "step-00000060: pinned" in said
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*0")] == ["step-00000060"]
+    assert load_file(tmp_path / "model" / "model.safetensors").keys() == {"weight", "bias"}
+    assert verify(tmp_path / "other")[0].problem is None
+
+
+def save_model(directory: Path, step: int) -> None:
+    with CheckpointManager(directory, rank=0, world_size=1, store=None) as manager:
+        manager.save(step, capture(torch.nn.Linear(3, 2)), blocking=True).result()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_script_for_dcp_saves_and_loads_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "dcp.py").write_text(script("dcp.py"))
+    (command,) = re.findall(r"^torchrun (.* dcp\.py)$", TEXT, re.MULTILINE)
+    environment = {**os.environ, **NEW_STORES, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command.split()],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=allowed_s(200),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"loaded step 100 norm [1-9]\d*\.\d+\n", done.stdout)
+    assert [info.problem for info in verify(tmp_path / "dcp")] == [None]
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.campaign(expected_s=50)
@@ -103,6 +151,19 @@ def test_killed_under_either_launcher_it_ends_bitwise_as_an_undisturbed_run(tmp_
     assert report(whole)
     read = subprocess.run([sys.executable, "read.py"], cwd=ours, capture_output=True, text=True, check=True).stdout
     assert "['0.bias', '0.weight', '3.bias', '3.weight'] 1153 parameters" in read
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_same_on_3fs(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    (tmp_path / "on_3fs.py").write_text(script("on_3fs.py"))
+    with shell.chunk_store(TEXT):
+        assert shell.run("python", "on_3fs.py").splitlines() == [
+            "step-00000030 30.0",
+            "[('step-00000030', None), ('step-00000020', None)]",
+            "['manifest.json', 'shard-00000-of-00001.safetensors']",
+        ]
 
 
 @pytest.mark.processes

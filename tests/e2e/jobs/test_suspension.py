@@ -25,11 +25,12 @@ TRAINING = str(Path(__file__).parents[2] / "support" / "jobs" / "suspended_train
 QUICK = Timeouts(stop_grace_ns=300 * MS, suspend_settle_ns=300 * MS)
 
 ASKS = """
-from fireflyer.cluster.sdk import go_suspend, should_suspend
+from fireflyer.cluster.sdk import go_suspend, should_suspend, suspend_deadline_ns
 for step in range(1, 100_000):
     print("step", step, flush=True)
     if should_suspend():
         print("left at", step, flush=True)
+        print("time left", suspend_deadline_ns() - time.monotonic_ns(), flush=True)
         go_suspend()
     time.sleep(0.005)
 """
@@ -72,6 +73,9 @@ def test_all_ranks_leave_at_the_same_call(tmp_path: Path) -> None:
     assert len(left) == 1
     assert only(Suspended, events) == Suspended(attempt=0, horizon=int(left.pop()), ended_ranks=0)
     assert [event.exit_code for event in events if isinstance(event, RankExited)] == [SUSPENDED_EXIT_CODE] * 4
+    time_left = [int(one) for one in re.findall(r"time left (\d+)", printed(spec))]
+    assert len(time_left) == 4
+    assert 0 < min(time_left) <= max(time_left) <= spec.suspend_grace_ns
 
 
 def test_ranks_that_never_ask_are_terminated_and_then_killed(tmp_path: Path) -> None:

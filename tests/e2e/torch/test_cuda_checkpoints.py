@@ -108,6 +108,7 @@ def test_deferred_copies_hold_up_the_update_and_nothing_before_it(ours: Checkpoi
     x, buffer, other = (torch.full((COUNT,), value, device=gpu()) for value in (3.0, 4.0, 0.0))
     state = State({"x": x, "buffer": buffer})
     warm(ours, state)
+    other.add_(1.0)  # the first use of a kernel waits until the device has loaded it, and so for all that runs there
     released = hold_copies(ours)
     handle = ours.save(2, state, deferred={"x", "buffer"})
     other.add_(1.0)
@@ -268,11 +269,11 @@ def test_damage_is_found_where_tensors_are_on_a_gpu(ours: CheckpointManager, tmp
 
 
 class Model(nn.Module):
-    """Has parameters that only the optimizer changes, and buffers that a forward pass does."""
+    """Has parameters that only the optimizer changes, and with `buffers` some that a forward pass does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, buffers: bool) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(256)
+        self.norm: nn.Module = nn.BatchNorm1d(256) if buffers else nn.LayerNorm(256)
         self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -285,11 +286,13 @@ class Model(nn.Module):
 Step = Callable[[TrainingLoop, torch.optim.Optimizer], None]
 
 
-def train(directory: Path, last: int, *, beside: bool, update: Step, capturable: bool = False) -> None:
+def train(
+    directory: Path, last: int, *, beside: bool, update: Step, capturable: bool = False, buffers: bool = True
+) -> None:
     """Saves after each step, and then looks whether each checkpoint is what a copy on the device was at its step. The
     copies of a checkpoint are held up, so that the next step finds them not made."""
     torch.manual_seed(5)
-    model = Model().to(gpu())
+    model = Model(buffers=buffers).to(gpu())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=capturable)
     rows = torch.randn(64, 256, device=gpu())
     expected: dict[int, dict[str, torch.Tensor]] = {}
@@ -323,15 +326,19 @@ def eagerly(loop: TrainingLoop, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("buffers", [True, False], ids=["buffers", "parameters alone"])
 @pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside steps"])
-def test_checkpoints_of_a_training_that_goes_on_are_those_of_their_steps(tmp_path: Path, beside: bool) -> None:
-    train(tmp_path / "c", 5, beside=beside, update=eagerly)
+def test_checkpoints_of_a_training_that_goes_on_are_those_of_their_steps(
+    tmp_path: Path, beside: bool, buffers: bool
+) -> None:
+    train(tmp_path / "c", 5, beside=beside, update=eagerly, buffers=buffers)
 
 
 def test_a_loop_whose_optimizer_does_not_wait_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SaveHandle, "before_update", lambda self: None)
     with pytest.raises(AssertionError, match="tensors are not those of the step"):
-        train(tmp_path / "c", 4, beside=True, update=eagerly)
+        # Without buffers: the forward pass waits for their copies, and those of parameters follow at once.
+        train(tmp_path / "c", 4, beside=True, update=eagerly, buffers=False)
 
 
 def test_a_graph_that_replays_the_update_changes_nothing_that_is_saved(tmp_path: Path) -> None:

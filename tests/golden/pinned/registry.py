@@ -18,6 +18,8 @@ from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
+from fireflyer.checkpoint.core import safetensors
+from fireflyer.checkpoint.dcp import writer as checkpoint_dcp
 from fireflyer.cli.fs.admin.placement import Domains
 from fireflyer.cli.jobs import agent as agent_command
 from fireflyer.cluster.agent import records as agent_records
@@ -289,10 +291,12 @@ FORMATS: Final = (
     Format("collectives.flight-dump", "json", flight.Dump),
     # Checkpoints and data sets.
     Format("checkpoint.envelope", "json", checkpoint_manifest._Envelope),
-    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest, revision=2),
+    Format("checkpoint.manifest", "json", checkpoint_manifest.Manifest, revision=3),
     Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
-    Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord),
+    Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord, revision=2),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
+    Format("checkpoint.dcp-shard", "json", checkpoint_dcp._Written),
+    Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
     Format("data.recordset", "json", data_manifest.Manifest),
     Format("data.recordset-body", "json", data_manifest.Body, revision=2),

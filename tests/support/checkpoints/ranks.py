@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.ports import Disk
@@ -14,6 +14,8 @@ from fireflyer.runtime.store import LocalStore
 __all__ = ["Ranks"]
 
 T = TypeVar("T")
+LIMIT_S: Final = 600
+"""Of one call: a busy machine may need minutes for the largest."""
 
 
 class Ranks:
@@ -23,7 +25,7 @@ class Ranks:
         self,
         directory: str,
         world_size: int,
-        disk: Disk,
+        disk: Disk | None,
         *,
         attempt: int = 0,
         store: LocalStore | None = None,
@@ -48,7 +50,7 @@ class Ranks:
 
     def together(self, call: Callable[[CheckpointManager], T]) -> list[T]:
         futures = [self._pool.submit(call, manager) for manager in self.managers]
-        return [future.result(timeout=60) for future in futures]
+        return [future.result(timeout=LIMIT_S) for future in futures]
 
     def close(self) -> None:
         self.together(lambda manager: manager.close())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support.checkpoints.states import listed
 from fireflyer.base.errors import NoSpace, UsageError
 from fireflyer.base.events import CheckpointReport, ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
+from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import CheckpointManager, TrainingLoop, describe
 from fireflyer.runtime.reporter import Reporter
 
@@ -22,6 +24,10 @@ ENV = RankEnvironment()
 
 
 class Died(Exception):
+    pass
+
+
+class Left(BaseException):
     pass
 
 
@@ -104,9 +110,6 @@ def test_a_signal_saves_the_step_in_progress_and_ends_the_process_as_the_signal_
 def test_a_loop_that_is_to_leave_saves_the_step_in_progress_and_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Left(BaseException):
-        pass
-
     def go_suspend() -> None:
         raise Left
 
@@ -175,6 +178,65 @@ def test_the_last_checkpoint_raises_when_it_fails(tmp_path: Path, monkeypatch: p
     with pytest.raises(NoSpace):
         train(tmp_path, period_steps=5, at=at)
     assert steps_in(tmp_path) == [5]
+
+
+def test_a_failed_save_is_told_at_the_next_step_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> object:
+        raise NoSpace("no space left on the device")
+
+    def at(step: int, loop: TrainingLoop) -> None:
+        told = [record.getMessage() for record in caplog.records if "checkpoint failed" in record.getMessage()]
+        failed = step in (5, 6)  # the save of step 4 has failed, and that of step 6 comes when its body has ended
+        assert isinstance(loop.save_error, NoSpace) if failed else loop.save_error is None, step
+        assert len(told) == (step >= 5)
+        if step == 5:
+            patch.undo()
+        if step == 3:
+            patch.setattr("fireflyer.checkpoint.engine.performing.write_shard", full)
+
+    with monkeypatch.context() as patch:
+        train(tmp_path, last=8, period_steps=2, at=at, keep=9)
+    assert steps_in(tmp_path) == [8, 6, 2]
+
+
+def test_a_save_that_takes_longer_than_the_grace_period_is_given_up_and_the_one_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(*_: object, **__: object) -> Iterator[None]:
+        while True:
+            time.sleep(0.001)
+            yield
+
+    def go_suspend() -> None:
+        raise Left
+
+    def at(step: int, _: TrainingLoop) -> None:
+        if step == 4:
+            patch.setattr("fireflyer.checkpoint.engine.performing.write_shard", endless)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fireflyer.checkpoint.loop.should_suspend", lambda step: step >= 4)
+        patch.setattr("fireflyer.checkpoint.loop.suspend_deadline_ns", lambda: time.monotonic_ns() + SECOND // 5)
+        patch.setattr("fireflyer.checkpoint.loop.go_suspend", go_suspend)
+        with pytest.raises(Left):
+            train(tmp_path / "run", period_steps=3, at=at)
+    assert steps_in(tmp_path / "run") == [3]
+    assert train(tmp_path / "run") == train(tmp_path / "whole")[3:]
+    assert not list((tmp_path / "run").rglob(".tmp-*")), "what was given up is removed at the next start"
+
+
+def test_a_save_within_the_grace_period_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def go_suspend() -> None:
+        raise Left
+
+    monkeypatch.setattr("fireflyer.checkpoint.loop.should_suspend", lambda step: step >= 4)
+    monkeypatch.setattr("fireflyer.checkpoint.loop.suspend_deadline_ns", lambda: time.monotonic_ns() + 3600 * SECOND)
+    monkeypatch.setattr("fireflyer.checkpoint.loop.go_suspend", go_suspend)
+    with pytest.raises(Left):
+        train(tmp_path, period_steps=3)
+    assert steps_in(tmp_path) == [4, 3]
 
 
 def test_every_step_resume_and_checkpoint_is_reported(tmp_path: Path) -> None:

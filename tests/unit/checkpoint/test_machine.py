@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from collections import deque
 
 import pytest
 from tests.support.checkpoints.jobs import make_share
 
 from fireflyer.base.errors import InvariantViolation, UsageError
+from fireflyer.checkpoint.core import record_parts
 from fireflyer.checkpoint.core.effects import (
     Await,
     Begin,
@@ -134,6 +136,65 @@ def test_two_ranks_save_in_this_order() -> None:
         ["TakeSnapshot", "Await dir", "WriteShard", "Publish record/1", "Await outcome", "Finish"],
     ]
     assert {finish.name for finish in run.finished.values()} == {"step-00000020"}
+
+
+@pytest.fixture
+def long_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every record had many tensors."""
+    monkeypatch.setattr("fireflyer.checkpoint.core.manager.WHOLE_BYTES", 10)
+    monkeypatch.setattr(record_parts, "PART_BYTES", 120)
+
+
+@pytest.mark.usefixtures("long_records")
+def test_a_long_record_is_published_in_parts_which_are_forgotten_when_they_are_collected() -> None:
+    run = Run().run()
+    sent = [effect for effect in run.log[1] if "record" in effect]
+    assert len(sent) > 2
+    parts = [f"record/1/part/{number}" for number in range(len(sent) - 1)]
+    assert sent == [*(f"Publish {part}" for part in parts), "Publish record/1"]
+    collected = ["Await record/1", *(f"Await {part}" for part in parts), "Forget", "Commit"]
+    assert run.log[0][4 : 4 + len(collected)] == collected
+    assert {finish.name for finish in run.finished.values()} == {"step-00000020"}
+
+
+@pytest.mark.usefixtures("long_records")
+@pytest.mark.parametrize("fails", [(1, Publish, 0), (1, Publish, 1), (0, Await, 1), (0, Forget, 0)])
+def test_a_part_that_is_not_heard_ends_the_save_on_every_rank(fails: tuple[int, type[Effect], int]) -> None:
+    run = Run(fails=fails).run()
+    assert {finish.error.code for finish in run.finished.values() if finish.error} == {"no_space"}
+    assert len(run.finished) == WORLD
+    assert "Commit" not in run.log[0]
+
+
+@pytest.mark.usefixtures("long_records")
+@pytest.mark.parametrize("wrong", [b"", b"junk", zlib.compress(b"{}"), zlib.compress(bytes(3_000))[:-3]])
+def test_parts_that_are_no_record_are_refused(wrong: bytes) -> None:
+    run = Run()
+    honest = run.store
+
+    class Damaged(dict[str, bytes]):
+        def __getitem__(self, key: str) -> bytes:
+            return wrong if key.endswith("part/0") else honest[key]
+
+        def __contains__(self, key: object) -> bool:
+            return key in honest
+
+        def __setitem__(self, key: str, value: bytes) -> None:
+            honest[key] = value
+
+    run.store = Damaged()
+    run.run()
+    assert {finish.error.code for finish in run.finished.values() if finish.error} == {"data_corruption"}
+    assert "Commit" not in run.log[0]
+
+
+def test_a_number_of_parts_that_nobody_needs_is_refused() -> None:
+    leader, answer = machine(0), b'{"record":{"parts":%d}}' % (record_parts.MAX_PARTS + 1)
+    for event in (Begin(), Done(), Done(), Done(), ShardWritten(record(0, WORLD))):
+        leader.handle(0, event)
+    (effect,) = leader.handle(0, KeyReceived(answer))
+    assert isinstance(effect, Publish)
+    assert b"claims 129 parts" in effect.payload
 
 
 def test_a_single_rank_needs_no_store() -> None:

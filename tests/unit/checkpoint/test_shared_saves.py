@@ -32,7 +32,11 @@ from fireflyer.checkpoint import (
     joining,
     verify,
 )
+from fireflyer.checkpoint.core.manifest import ShardRecord
+from fireflyer.checkpoint.engine import performing
+from fireflyer.checkpoint.engine.image import Share, write_shard
 from fireflyer.checkpoint.engine.save import BackgroundSave
+from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.runtime.store import LocalStore
 from fireflyer.sim import Fault, FaultKind, SimDisk
@@ -323,16 +327,15 @@ def test_a_writer_of_a_save_that_was_given_up_stops_when_the_next_one_begins(tmp
     assert [info.problem for info in verify(str(tmp_path))] == [None]
 
 
-def test_a_record_too_long_for_the_store_fails_the_save_at_once(tmp_path: Path, disk: Disk) -> None:
-    def save(ours: CheckpointManager) -> str:
-        shared = {f"{'x' * 900}/{index}": torch.zeros(1) for index in range(9000)}
-        return str(ours.save(10, State(shared), blocking=True).error())
-
+def test_a_record_may_be_longer_than_the_store_takes(tmp_path: Path, disk: Disk) -> None:
+    shared = {f"{'x' * 900}/{index}": torch.full((1,), index) for index in range(9000)}
     ranks = Ranks(str(tmp_path), 2, disk)
-    for error in ranks.together(save):
-        assert "at most 4194304 are allowed" in error
+    handles = ranks.together(lambda ours: ours.save(10, State(shared), blocking=True))
+    assert [handle.error() for handle in handles] == [None, None]
+    for restored in ranks.together(lambda ours: ours.restore()):
+        assert restored is not None
+        assert all(torch.equal(restored.shared[name], tensor) for name, tensor in shared.items())
     ranks.close()
-    assert listed(os.listdir(tmp_path)) == []
 
 
 def test_what_rank_0_said_before_a_save_was_given_up_is_heard(tmp_path: Path, disk: Disk) -> None:
@@ -374,4 +377,40 @@ def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, 
     assert "a rank has ended, or its disk hangs" in str(error)
     ranks.managers[0].close()
     assert listed(os.listdir(tmp_path)) == []
+    ranks.close()
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_a_save_that_one_rank_cannot_finish_in_time_is_given_up_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_rank: int
+) -> None:
+    def endless(disk: Disk, path: str, share: Share, **options: int) -> Steps[ShardRecord]:
+        while share.rank == slow_rank:
+            threading.Event().wait(0.001)
+            yield
+        return (yield from write_shard(disk, path, share, **options))
+
+    ranks = Ranks(str(tmp_path), 2, None)
+    ranks.together(lambda ours: ours.save(1, state_of(1), blocking=True).result())
+    monkeypatch.setattr(performing, "write_shard", endless)
+    handles = ranks.together(lambda ours: ours.save(2, state_of(2), blocking=True, timeout_ns=SECOND // 2))
+    assert all(isinstance(handle.error(), Aborted) for handle in handles)
+    ranks.close()
+    assert [info.step for info in verify(str(tmp_path))] == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_rank_may_have_two_hundred_thousand_tensors(tmp_path: Path) -> None:
+    """Its record is longer than the store takes."""
+    count, names = 200_000, [f"layers.{number}.attention.weight" for number in range(200_000)]
+    rows = torch.arange(3 * count, dtype=torch.float32).view(count, 3)
+    states = [State({"w": torch.ones(2)}, own, {}) for own in ({}, dict(zip(names, rows.unbind(0), strict=True)))]
+    ranks = Ranks(str(tmp_path), 2, None)
+    handles = ranks.together(lambda ours: ours.save(1, states[ours.rank], blocking=True))
+    assert {handle.result() for handle in handles} == {"step-00000001"}
+    restored = ranks.together(lambda ours: ours.restore())[1]
+    assert restored is not None
+    assert restored.own is not None
+    assert torch.equal(torch.stack([restored.own[name] for name in names]), rows)
     ranks.close()

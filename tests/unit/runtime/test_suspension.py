@@ -15,8 +15,8 @@ from fireflyer.runtime.suspension import get_whole_life_state, set_watchdog_time
 from fireflyer.runtime.suspension_memory import SharedCells, memory_barrier
 
 
-def rank(program: str, memory: SharedCells) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "FF_SUSPENSION": memory.path}
+def rank(program: str, memory: SharedCells, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FF_SUSPENSION": memory.path, **variables}
     text = "import atexit, os, sys\nfrom fireflyer.cluster.sdk import *\n" + program
     return subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=False)
 
@@ -32,6 +32,19 @@ def test_a_rank_reads_what_its_supervisor_writes() -> None:
     assert done.returncode == SUSPENDED_EXIT_CODE
     assert node.points(exact=memory_barrier()) in ((4,), (5,))
     assert node.has_left(0)
+    memory.close()
+
+
+def test_a_rank_knows_until_when_it_has_to_leave() -> None:
+    memory = SharedCells.create()
+    program = "print(suspend_deadline_ns())"
+    assert rank(program, memory, FF_SUSPEND_GRACE_NS="7000").stdout == "None\n", "nobody has asked"
+    NodeCells([memory.cells]).hold(1000)
+    assert rank(program, memory).stdout == "None\n", "nobody has said how long"
+    memory.close()
+    memory = SharedCells.create()
+    NodeCells([memory.cells]).hold(1000)
+    assert rank(program, memory, FF_SUSPEND_GRACE_NS="7000").stdout == "8000\n"
     memory.close()
 
 

@@ -15,6 +15,9 @@ made for each save. Ranks talk through keys of the store, below `prefix/attempt/
     Listing, Discard …   (older ones beyond `keep`)
     Forget      keys of the save before
 
+A record that is long (many tensors) is published in parts, `record/r/part/0` and so on, before `record/r`, which says
+how many there are; rank 0 awaits and forgets them one rank after the other.
+
 Why it is safe. A record is published when its shard and the shard's name are durable, and the manifest, written after
 the last record, is made durable before the rename: a directory that is called `step-…` is whole. It is made in the
 directory of this attempt's writer; its name carries the attempt, the sequence number and rank 0's random tag, and files
@@ -59,16 +62,18 @@ from fireflyer.checkpoint.core.effects import (
     WriteShard,
 )
 from fireflyer.checkpoint.core.manifest import (
-    FORMAT_VERSION,
     Manifest,
     PlanRecord,
+    Saved,
     ShardRecord,
     decode_manifest,
     decode_record,
     encode_manifest,
     encode_record,
+    version_of,
 )
 from fireflyer.checkpoint.core.names import MAX_STEP, is_temporary, shard_name, temporary_name
+from fireflyer.checkpoint.core.record_parts import MAX_PARTS, WHOLE_BYTES, join_parts, split_record
 from fireflyer.checkpoint.core.retention import to_remove
 
 __all__ = ["Phase", "SaveMachine", "Schedule", "Settings"]
@@ -81,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     attempt: int
     keep: int
+    keep_every: int | None = None
     prefix: str
     timeout_ns: int
     job_plan: dict[str, Any] | None = None
@@ -127,6 +133,7 @@ class Phase(enum.Enum):
     INVITED = "waiting for the directory"
     WRITING = "writing"
     COLLECTING = "waiting for the other ranks' shards"
+    FORGETTING = "forgetting the parts of a record"
     COMMITTING = "committing"
     ANNOUNCING = "announcing"
     REPORTING = "reporting"
@@ -145,6 +152,12 @@ class _Answer(msgspec.Struct, frozen=True):
     record: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _InParts(msgspec.Struct, frozen=True):
+    """In the place of a record: it is in so many parts."""
+
+    parts: int = 0
+
+
 class SaveMachine:
     """One save on one rank. `refused` are the checkpoints that the restore of this attempt passed over; the store may
     still hold keys of the sequence numbers from `forget_from` on (None: of none)."""
@@ -158,6 +171,7 @@ class SaveMachine:
         values: dict[str, Any],
         refused: Sequence[str] = (),
         forget_from: int | None = None,
+        saved: Saved | None = None,
     ) -> None:
         if not 0 <= step <= MAX_STEP:
             raise UsageError(f"step {step} is out of range; it must be between 0 and {MAX_STEP}")
@@ -170,8 +184,14 @@ class SaveMachine:
         """Rank 0's, from the checkpoint directory; the others are told with `dir`."""
         self._values = values
         self._refused = refused
+        self._saved = saved
         self._records: list[ShardRecord] = []
         self._forget_from = sequence if forget_from is None else forget_from
+        self._parts: list[bytes] = []
+        """Of the record that rank 0 is collecting."""
+        self._parts_left = 0
+        self._whole: list[ShardRecord] = []
+        """The one that was collected in parts, while these are being forgotten."""
         self._announcements: list[Effect] = []
         self._tidy: list[Effect] = []
         self._answer = _Answer()
@@ -216,7 +236,7 @@ class SaveMachine:
             case (Phase.WRITING, ShardWritten(record)):
                 return self._collect(record)
             case (Phase.COLLECTING, KeyReceived(payload)):
-                return self._receive_record(payload)
+                return self._receive(payload)
             case (Phase.COMMITTING, Committed(name)):
                 size_bytes = sum(record.file_bytes for record in self._records)
                 self._answer = _Answer(name=name, size_bytes=size_bytes)
@@ -227,8 +247,8 @@ class SaveMachine:
                 return self._after_finish()
             case (Phase.TIDYING, Listed(names)):
                 return self._plan_tidying(list(names))
-            case (Phase.TIDYING, Done()):
-                return self._tidy_next()
+            case (Phase.FORGETTING | Phase.TIDYING, Done()):
+                return self._forgotten()
         raise self._unexpected(event)
 
     def _collect(self, record: ShardRecord) -> list[Effect]:
@@ -237,7 +257,7 @@ class SaveMachine:
         if rank < self.settings.world_size:
             return self._enter(Phase.COLLECTING, Await(self._key(f"record/{rank}"), self.settings.timeout_ns))
         manifest = Manifest(
-            version=FORMAT_VERSION,
+            version=version_of(self._records),
             step=self.step,
             attempt=self.settings.attempt,
             world_size=self.settings.world_size,
@@ -245,6 +265,7 @@ class SaveMachine:
             values=self._values,
             job_plan=self.settings.job_plan,
             plans=self.settings.plans,
+            saved=self._saved,
         )
         try:
             data = encode_manifest(manifest)
@@ -253,19 +274,52 @@ class SaveMachine:
             return self._failed(Failed(error.code, error.message))
         return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data))
 
+    def _forgotten(self) -> list[Effect]:
+        return self._collect(self._whole.pop()) if self.phase is Phase.FORGETTING else self._tidy_next()
+
+    def _receive(self, payload: bytes) -> list[Effect]:
+        return self._receive_part(payload) if self._parts_left else self._receive_record(payload)
+
     def _receive_record(self, payload: bytes) -> list[Effect]:
         rank = len(self._records)
         try:
             answer = _decode_answer(payload)
             if answer.failed is not None:
                 return self._failed(Failed(answer.failed.code, f"rank {rank}: {answer.failed.message}"))
-            record = decode_record(bytes(answer.record), rank, self.settings.world_size)
-        except DataCorruption as error:
+            self._parts_left = _parts_of(answer, rank)
+            if self._parts_left:
+                self._parts = []
+                return self._await_part()
+            record = self._decoded(bytes(answer.record))
+        except (DataCorruption, UsageError) as error:
             return self._failed(Failed(error.code, error.message))
-        if record.layout != self._records[0].layout:
-            text = f"rank {rank} has other shared tensors than rank 0; State.shared must be the same on every rank"
-            return self._failed(Failed(UsageError.code, text))
         return self._collect(record)
+
+    def _await_part(self) -> list[Effect]:
+        key = self._key(f"record/{len(self._records)}/part/{len(self._parts)}")
+        return self._enter(Phase.COLLECTING, Await(key, self.settings.timeout_ns))
+
+    def _receive_part(self, payload: bytes) -> list[Effect]:
+        self._parts.append(payload)
+        self._parts_left -= 1
+        if self._parts_left:
+            return self._await_part()
+        rank, parts, self._parts = len(self._records), self._parts, []
+        try:
+            self._whole = [self._decoded(join_parts(parts, f"shard record of rank {rank}"))]
+        except (DataCorruption, UsageError) as error:
+            return self._failed(Failed(error.code, error.message))
+        return self._enter(Phase.FORGETTING, Forget(self._key(f"record/{rank}/part/")))
+
+    def _decoded(self, data: bytes) -> ShardRecord:
+        """Of the rank whose turn it is."""
+        rank = len(self._records)
+        record = decode_record(data, rank, self.settings.world_size)
+        if record.layout != self._records[0].layout:
+            raise UsageError(
+                f"rank {rank} has other shared tensors than rank 0; State.shared must be the same on every rank"
+            )
+        return record
 
     def _announce(self, *keys: str) -> list[Effect]:
         payload = msgspec.json.encode(self._answer)
@@ -290,7 +344,8 @@ class SaveMachine:
 
     def _plan_tidying(self, names: list[str]) -> list[Effect]:
         committed = self._answer.name or ""
-        removable = to_remove(names, committed=committed, keep=self.settings.keep, refused=self._refused)
+        keep, keep_every = self.settings.keep, self.settings.keep_every
+        removable = to_remove(names, committed=committed, keep=keep, keep_every=keep_every, refused=self._refused)
         self._tidy = [self._discard(name) for name in removable]
         if self.settings.world_size > 1:
             # Every rank has sent its record of this save, so none still reads keys of those before.
@@ -316,8 +371,9 @@ class SaveMachine:
             case (Phase.INVITED, KeyReceived(payload)):
                 return self._hear(payload) or self._accept()
             case (Phase.WRITING, ShardWritten(record)):
-                answer = _Answer(record=msgspec.Raw(encode_record(record)))
-                return self._report(Phase.REPORTING, answer)
+                return self._send_record(encode_record(record))
+            case (Phase.REPORTING, Done()) if self._announcements:
+                return self._enter(Phase.REPORTING, self._announcements.pop(0))
             case (Phase.REPORTING, Done()) if self._answer.failed is None:
                 return self._enter(Phase.LISTENING, Await(self._key("outcome"), self.settings.timeout_ns))
             case (Phase.REPORTING, Done()):
@@ -337,9 +393,18 @@ class SaveMachine:
         self.directory = name
         return self._write()
 
-    def _report(self, phase: Phase, answer: _Answer) -> list[Effect]:
+    def _send_record(self, record: bytes) -> list[Effect]:
+        if len(record) <= WHOLE_BYTES:
+            return self._report(_Answer(record=msgspec.Raw(record)))
+        parts = split_record(record)
+        keys = [self._key(f"record/{self.settings.rank}/part/{number}") for number in range(len(parts))]
+        self._announcements = [Publish(key, part) for key, part in zip(keys, parts, strict=True)]
+        self._announcements += self._report(_Answer(record=msgspec.Raw(msgspec.json.encode(_InParts(len(parts))))))
+        return self._enter(Phase.REPORTING, self._announcements.pop(0))
+
+    def _report(self, answer: _Answer) -> list[Effect]:
         key = self._key(f"record/{self.settings.rank}")
-        return self._enter(phase, Publish(key, msgspec.json.encode(answer)))
+        return self._enter(Phase.REPORTING, Publish(key, msgspec.json.encode(answer)))
 
     def _hear(self, payload: bytes) -> list[Effect] | None:
         """Takes over what rank 0 said. Effects when that ends the save."""
@@ -369,8 +434,20 @@ class SaveMachine:
             early = self.phase in (Phase.SNAPSHOT, Phase.OPENING, Phase.INVITING)
             return self._announce("dir", "outcome") if early else self._announce("outcome")
         if self.phase in (Phase.SNAPSHOT, Phase.INVITED, Phase.WRITING, Phase.REPORTING):
-            return self._report(Phase.REPORTING, self._answer)
+            self._announcements = []
+            return self._report(self._answer)
         return self._finish()
+
+
+def _parts_of(answer: _Answer, rank: int) -> int:
+    """0: the record is in the answer. Raises `DataCorruption`."""
+    try:
+        parts = msgspec.json.decode(answer.record, type=_InParts).parts
+    except DECODE_ERRORS as error:
+        raise DataCorruption(f"shard record of rank {rank} is not readable: {error}") from error
+    if not 0 <= parts <= MAX_PARTS:
+        raise DataCorruption(f"shard record of rank {rank} claims {parts} parts, at most {MAX_PARTS} are allowed")
+    return parts
 
 
 def _decode_answer(payload: bytes) -> _Answer:

@@ -9,22 +9,26 @@ A body of a newer `version` is refused; unknown fields of the same version are i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.names import MAX_RANKS, MAX_STEP, shard_name
 from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, MAX_HEADER_BYTES
+from fireflyer.checkpoint.core.slices import Box, Slice, covers, slice_name
 from fireflyer.native import crc32c
 
 __all__ = [
     "FORMAT_VERSION",
     "MAX_MANIFEST_BYTES",
+    "SLICED_VERSION",
     "Manifest",
     "PlanRecord",
+    "Saved",
     "ShardRecord",
     "TensorRecord",
     "check_plain",
@@ -36,9 +40,12 @@ __all__ = [
     "encode_manifest",
     "encode_record",
     "plans_of",
+    "version_of",
 ]
 
 FORMAT_VERSION = 1
+SLICED_VERSION = 2
+"""Of a checkpoint in which a tensor is stored as slices: releases that read version 1 alone cannot load it."""
 MAX_MANIFEST_BYTES = 256 << 20
 MAX_SHARD_BYTES = 1 << 50
 MAX_DIMENSIONS = 64
@@ -49,7 +56,7 @@ _MAX_PLAIN_DEPTH = 64
 T = TypeVar("T")
 
 
-class TensorRecord(msgspec.Struct, frozen=True):
+class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -57,6 +64,25 @@ class TensorRecord(msgspec.Struct, frozen=True):
     """From the start of the file, in bytes."""
     size_bytes: int
     crc32c: int
+    blocks: tuple[int, ...] = ()
+    """CRC32C of each `BLOCK_BYTES` of it, where it is larger than that: what verifies a part of it. Releases that wrote
+    none did so for all tensors."""
+    slice: Slice | None = None
+    """Of what it is a slice, if it is one."""
+
+    @property
+    def whole_name(self) -> str:
+        """Of the tensor that it is, or is a slice of."""
+        return self.name if self.slice is None else self.slice.of
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        return self.shape if self.slice is None else self.slice.shape
+
+    @property
+    def box(self) -> Box:
+        """What it is of the whole tensor."""
+        return Box((0,) * len(self.shape) if self.slice is None else self.slice.offset, self.shape)
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
@@ -81,6 +107,16 @@ class PlanRecord(msgspec.Struct, frozen=True):
     """What the script gave; plain values."""
 
 
+class Saved(msgspec.Struct, frozen=True):
+    """When and by whom a checkpoint was saved; for people, nothing is decided by it."""
+
+    at: str = ""
+    """UTC, as 2026-01-31T12:00:00Z, by the clock of rank 0."""
+    user: str = ""
+    host: str = ""
+    program: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     version: int
     step: int
@@ -92,6 +128,8 @@ class Manifest(msgspec.Struct, frozen=True):
     job_plan: dict[str, Any] | None = None
     plans: tuple[PlanRecord, ...] = ()
     """From the job's first step to this one. Empty: written by a release that did not record them."""
+    saved: Saved | None = None
+    """None: written by a release that did not record it."""
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -126,6 +164,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     body = msgspec.structs.asdict(manifest)
     if not manifest.plans:
         del body["plans"]  # as it is in checkpoints of releases that recorded none
+    if manifest.saved is None:
+        del body["saved"]
     data = _seal(msgspec.json.encode(body))
     if len(data) > MAX_MANIFEST_BYTES:
         raise UsageError(
@@ -137,8 +177,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
     """Raises `DataCorruption` naming what is wrong."""
     manifest = _unseal(data, Manifest, what)
-    if manifest.version != FORMAT_VERSION:
-        raise DataCorruption(f"{what} has format version {manifest.version}; this program reads {FORMAT_VERSION}")
+    if manifest.version not in (FORMAT_VERSION, SLICED_VERSION):
+        known = f"{FORMAT_VERSION} and {SLICED_VERSION}"
+        raise DataCorruption(f"{what} has format version {manifest.version}; this program reads {known}")
+    if manifest.version != version_of(manifest.shards):
+        raise DataCorruption(f"{what} has format version {manifest.version}, which its tensors do not have")
     if not 0 <= manifest.step <= MAX_STEP or not 0 < manifest.world_size <= MAX_RANKS:
         raise DataCorruption(f"{what} names step {manifest.step} of {manifest.world_size} ranks, which is out of range")
     if [shard.rank for shard in manifest.shards] != list(range(manifest.world_size)):
@@ -151,7 +194,29 @@ def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
             if tensor.name in names:
                 raise DataCorruption(f"{what} lists tensor {tensor.name[:80]!r} twice")
             names[tensor.name] = None
+    _check_slices(manifest, what)
     return manifest
+
+
+def version_of(shards: Iterable[ShardRecord]) -> int:
+    """The format version that a manifest of `shards` has."""
+    sliced = any(tensor.slice is not None for shard in shards for tensor in shard.tensors)
+    return SLICED_VERSION if sliced else FORMAT_VERSION
+
+
+def _check_slices(manifest: Manifest, what: str) -> None:
+    """All slices of a tensor are of the same tensor, and are all of it."""
+    parts: dict[str, list[TensorRecord]] = {}
+    for shard in manifest.shards:
+        for tensor in shard.tensors:
+            if tensor.slice is not None:
+                parts.setdefault(tensor.slice.of, []).append(tensor)
+    plain = {tensor.name: None for shard in manifest.shards for tensor in shard.tensors if tensor.slice is None}
+    for name, records in parts.items():
+        if name in plain or len({(record.dtype, record.whole_shape) for record in records}) > 1:
+            raise DataCorruption(f"{what} describes tensor {name[:80]!r} in two ways")
+        if not covers((record.box for record in records), records[0].whole_shape):
+            raise DataCorruption(f"{what} lists slices that are not all of tensor {name[:80]!r}")
 
 
 def _check_plans(manifest: Manifest, what: str) -> None:
@@ -209,9 +274,26 @@ def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
             raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r}, which is out of range")
         if tensor.size_bytes != math.prod(tensor.shape) * element_bytes or tensor.offset != end:
             raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an invalid offset or size")
+        _check_parts(tensor, element_bytes, what)
         end += tensor.size_bytes
     if end != shard.file_bytes:
         raise DataCorruption(f"{what} gives {shard.file} {shard.file_bytes} bytes, its tensors need {end}")
+
+
+def _check_parts(tensor: TensorRecord, element_bytes: int, what: str) -> None:
+    """Its blocks, and what it is a slice of."""
+    if len(tensor.blocks) not in (0, -(-tensor.size_bytes // BLOCK_BYTES)) or len(tensor.blocks) == 1:
+        raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} {len(tensor.blocks)} sums of blocks")
+    part = tensor.slice
+    if part is None:
+        return
+    ranks = {len(part.offset), len(part.shape), len(tensor.shape)}
+    if len(ranks) > 1 or min((*part.offset, *part.shape), default=0) < 0:
+        raise DataCorruption(f"{what} says of tensor {tensor.name[:80]!r} that it is a slice, which is invalid")
+    if math.prod(max(1, size) for size in part.shape) * element_bytes > MAX_SHARD_BYTES:
+        raise DataCorruption(f"{what} describes tensor {part.of[:80]!r}, which is out of range")
+    if tensor.name != slice_name(part.of, tensor.box):
+        raise DataCorruption(f"{what} calls a slice of {part.of[:80]!r} {tensor.name[:80]!r}")
 
 
 def encode_job_plan(job_plan: Mapping[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
     job.json                                     the job's plan, written once
     step-00000120/                               a committed checkpoint: complete, or damaged later
     step-00000120.2/                             the same step saved again after the first was damaged
+    step-00000120.pinned                         an empty file: no job removes step-00000120
       manifest.json                              written last, says what a complete checkpoint holds
       shard-00000-of-00004.safetensors           one per rank
     .writer-00000004-00003-…/                    of the attempt that may change this directory, see `fence`
@@ -16,6 +17,7 @@ in it is removed. So a `step-…` name always stands for a whole checkpoint, wha
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -30,7 +32,10 @@ __all__ = [
     "candidates",
     "final_name",
     "is_leftover",
+    "is_pinned",
     "is_temporary",
+    "parse_final",
+    "pin_name",
     "shard_name",
     "temporary_name",
     "trash_name",
@@ -82,6 +87,21 @@ def trash_name(name: str, existing: list[str]) -> str:
 
 def is_leftover(name: str) -> bool:
     return name.startswith((".tmp-", ".trash-"))
+
+
+def pin_name(name: str) -> str:
+    """Of the file that keeps the checkpoint `name` from being removed."""
+    return f"{name}.pinned"
+
+
+def is_pinned(name: str, names: Iterable[str]) -> bool:
+    return pin_name(name) in names
+
+
+def parse_final(name: str) -> Candidate | None:
+    """What `name` claims to be; None for what is no name of a committed checkpoint."""
+    found = candidates([name])
+    return found[0] if found else None
 
 
 def candidates(names: list[str]) -> list[Candidate]:

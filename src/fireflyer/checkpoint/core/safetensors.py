@@ -8,11 +8,14 @@ sorted by falling element size, so that each is aligned to its element without g
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 import msgspec
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.checkpoint.core.slices import Slice
 
 __all__ = [
     "DTYPE_BYTES",
@@ -21,9 +24,11 @@ __all__ = [
     "PlacedTensor",
     "TensorSpec",
     "build_header",
+    "parse_header",
     "place",
 ]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 DTYPE_BYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -51,11 +56,13 @@ _METADATA = "__metadata__"
 _ALIGNMENT_BYTES = 64
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     dtype: str
     """As safetensors calls it: `F32`, `BF16`, …"""
     shape: tuple[int, ...]
+    slice: Slice | None = None
+    """Of what it is a slice, if it is one."""
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +92,7 @@ def place(specs: Iterable[TensorSpec]) -> list[PlacedTensor]:
 
 
 def _check_name(name: str) -> None:
-    encodable = not any("\ud800" <= character <= "\udfff" for character in name)
+    encodable = name.isascii() or _SURROGATE.search(name) is None
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or name == _METADATA or not encodable:
         raise UsageError(
             f"tensor name {name[:80]!r} is not allowed; use 1 to {MAX_NAME_CHARACTERS} characters of valid Unicode, "
@@ -115,3 +122,34 @@ def build_header(placed: Iterable[PlacedTensor], metadata: dict[str, str]) -> by
     if len(text) > MAX_HEADER_BYTES:
         raise UsageError(f"{len(text)} bytes of tensor names in one shard, above {MAX_HEADER_BYTES}; use more ranks")
     return len(text).to_bytes(8, "little") + text
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """Of a tensor; all fields have defaults for the sake of `__metadata__`, which has others."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def parse_header(text: bytes, data_bytes: int, what: str) -> list[PlacedTensor]:
+    """The tensors of a file of anybody, in the order of their bytes. `text` is the JSON header, `data_bytes` what
+    follows it. Raises `DataCorruption` for what is no header, or describes tensors that overlap or leave the file."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, _Entry])
+    except DECODE_ERRORS as error:
+        raise DataCorruption(f"the header of {what} is not readable: {error}") from error
+    found.pop(_METADATA, None)
+    placed = [
+        PlacedTensor(TensorSpec(name, entry.dtype, entry.shape), entry.data_offsets[0]) for name, entry in found.items()
+    ]
+    placed.sort(key=lambda item: (item.offset, found[item.spec.name].data_offsets[1]))
+    end = 0
+    for item in placed:
+        spec, (begin, stop) = item.spec, found[item.spec.name].data_offsets
+        if spec.dtype not in DTYPE_BYTES or min(spec.shape, default=0) < 0:
+            raise DataCorruption(f"{what} gives tensor {spec.name[:80]!r} an unknown dtype or an invalid shape")
+        if begin < end or stop > data_bytes or stop - begin != spec.size_bytes:
+            raise DataCorruption(f"{what} gives tensor {spec.name[:80]!r} an invalid offset or size")
+        end = stop
+    return placed

@@ -11,13 +11,14 @@ import msgspec
 
 from fireflyer.base.ports import Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
+from fireflyer.checkpoint.core.blocks import block_sizes, summed
 from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import cut
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.native import crc32c
 
-__all__ = ["WRITE_BYTES", "ImageCopies", "RunningSums", "Share", "header_of", "write_shard"]
+__all__ = ["WRITE_BYTES", "ImageCopies", "RunningSums", "Share", "header_of", "records_of", "write_shard"]
 
 WRITE_BYTES: Final = 16 * MIB
 """One write."""
@@ -94,8 +95,9 @@ def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE
 
 
 def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[int]]:
-    """Returns the sums of the header and of each tensor, formed while pieces are on their way."""
-    sums = RunningSums([share.header_bytes, *(item.spec.size_bytes for item in share.placed)])
+    """Returns the sums of the header and of the blocks of each tensor, formed while pieces are on their way."""
+    blocks = [size for item in share.placed for size in block_sizes(item.spec.size_bytes)]
+    sums = RunningSums([share.header_bytes, *blocks])
     flight: deque[Transfer] = deque()
     try:
         for piece in cut(len(share.image), piece_bytes):
@@ -116,15 +118,23 @@ def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[i
 
 
 def _record(share: Share, name: str, sums: Sequence[int]) -> ShardRecord:
-    tensors = [
+    tensors = records_of(share.placed, share.header_bytes, sums[1:])
+    return ShardRecord(share.rank, name, len(share.image), share.header_bytes, sums[0], share.layout, tensors)
+
+
+def records_of(placed: Sequence[PlacedTensor], header_bytes: int, sums: Sequence[int]) -> tuple[TensorRecord, ...]:
+    """From the sums of the blocks of all tensors, one after the other."""
+    of_each = summed([item.spec.size_bytes for item in placed], sums)
+    return tuple(
         TensorRecord(
             item.spec.name,
             item.spec.dtype,
             item.spec.shape,
-            share.header_bytes + item.offset,
+            header_bytes + item.offset,
             item.spec.size_bytes,
-            crc,
+            found.crc32c,
+            found.blocks,
+            item.spec.slice,
         )
-        for item, crc in zip(share.placed, sums[1:], strict=True)
-    ]
-    return ShardRecord(share.rank, name, len(share.image), share.header_bytes, sums[0], share.layout, tuple(tensors))
+        for item, found in zip(placed, of_each, strict=True)
+    )

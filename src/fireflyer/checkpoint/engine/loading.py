@@ -10,8 +10,9 @@ buffer is used again when its copies have ended.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,18 +20,43 @@ import numpy as np
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
+from fireflyer.checkpoint.core.blocks import BLOCK_BYTES, block_sizes, needed_blocks
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import ReadPiece, plan_reads
+from fireflyer.checkpoint.core.slices import Run
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
 from fireflyer.native import crc32c, crc32c_copy
 
-__all__ = ["READ_BYTES", "DevicePlace", "Place", "Sink", "load"]
+__all__ = ["READ_BYTES", "DevicePlace", "Place", "Scattered", "Sink", "load"]
 
 READ_BYTES: Final = 8 * MIB
 """The most that is read in one call."""
 _BUFFERS: Final = 4
 """One is checked and copied, the others are on their way."""
+
+
+class Scattered:
+    """Where parts of a stored tensor go: `runs` of it, in rising order, each into the memory beside them."""
+
+    def __init__(self, parts: Sequence[tuple[Sequence[Run], memoryview]]) -> None:
+        self._parts = [(runs, [run.source for run in runs], target) for runs, target in parts]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """(begin, size) in the tensor of what is wanted, in rising order for each target."""
+        return [(run.source, run.size_bytes) for runs, _, _ in self._parts for run in runs]
+
+    def put(self, start: int, data: memoryview) -> None:
+        """Copies what is wanted of `data`, the bytes of the tensor from `start` on."""
+        end = start + len(data)
+        for runs, begins, target in self._parts:
+            for run in runs[max(bisect_right(begins, start) - 1, 0) :]:
+                if run.source >= end:
+                    break
+                begin, stop = max(run.source, start), min(run.source + run.size_bytes, end)
+                if begin < stop:
+                    at = run.target + begin - run.source
+                    target[at : at + stop - begin] = data[begin - start : stop - start]
 
 
 class DevicePlace(NamedTuple):
@@ -41,14 +67,20 @@ class DevicePlace(NamedTuple):
     """Flat, of uint8."""
 
 
-Place = memoryview | DevicePlace
+Place = memoryview | DevicePlace | Scattered
 Sink = Callable[[int, TensorRecord], Place | None]
 """Given the rank whose shard holds it and the record of a tensor, says where its bytes go; None to only verify it."""
 
 
 class _Wanted(NamedTuple):
+    """Bytes of a tensor that have a sum: all of it, or a block."""
+
     tensor: TensorRecord
     place: Place | None
+    begin: int
+    """In the tensor."""
+    size_bytes: int
+    crc32c: int
 
 
 class _Buffer:
@@ -99,9 +131,9 @@ class _PendingRead(NamedTuple):
 
 
 def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, only_wanted: bool = False) -> None:
-    """Reads and verifies every shard; with `only_wanted` just the tensors for which `sink` gives a place. When it
-    returns, devices have copied theirs. Raises `DataCorruption`, and what the disk and devices raise; then what `sink`
-    gave holds nothing usable."""
+    """Reads and verifies every shard; with `only_wanted` just the tensors for which `sink` gives a place, and of those
+    that are scattered just the blocks which have something that is wanted. When it returns, devices have copied theirs.
+    Raises `DataCorruption`, and what the disk and devices raise; then what `sink` gave holds nothing usable."""
     largest = min(READ_BYTES, max(shard.file_bytes for shard in manifest.shards))
     buffers = [_Buffer(largest + -largest % DIRECT_ALIGN_BYTES) for _ in range(_BUFFERS)]
     try:
@@ -109,15 +141,26 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
             path = f"{root}/{name}/{shard.file}"
             with contextlib.closing(disk.open(path, direct=True)) as file:
                 _check_frame(file, path, shard)  # before `sink` takes memory for what the manifest only claims
-                wanted = [_Wanted(tensor, sink(shard.rank, tensor)) for tensor in shard.tensors]
-                if only_wanted:
-                    wanted = [each for each in wanted if each.place is not None]
+                wanted: list[_Wanted] = []
+                for tensor in shard.tensors:
+                    wanted += _wanted(tensor, sink(shard.rank, tensor), only_wanted=only_wanted)
                 _read_tensors(file, path, wanted, buffers)
         for buffer in buffers:
             buffer.wait()
     finally:
         for buffer in buffers:
             buffer.close()
+
+
+def _wanted(tensor: TensorRecord, place: Place | None, *, only_wanted: bool) -> Iterator[_Wanted]:
+    if only_wanted and place is None:
+        return
+    if not only_wanted or not isinstance(place, Scattered) or not tensor.blocks:
+        yield _Wanted(tensor, place, 0, tensor.size_bytes, tensor.crc32c)
+    else:
+        sizes = block_sizes(tensor.size_bytes)
+        for number in needed_blocks(tensor.size_bytes, place.ranges()):
+            yield _Wanted(tensor, place, number * BLOCK_BYTES, sizes[number], tensor.blocks[number])
 
 
 def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:
@@ -133,7 +176,7 @@ def _read_tensors(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers:
     free, pending = deque(buffers), deque[_PendingRead]()
     piece_bytes = len(buffers[0].memory)
     try:
-        for piece in plan_reads([_extent(each.tensor) for each in wanted], piece_bytes, DIRECT_ALIGN_BYTES):
+        for piece in plan_reads([_extent(each) for each in wanted], piece_bytes, DIRECT_ALIGN_BYTES):
             if not free:
                 free.append(_finish_read(pending, path, wanted, sums))
             buffer = free.popleft()
@@ -147,12 +190,12 @@ def _read_tensors(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers:
             with contextlib.suppress(Exception):
                 read.transfer.wait()
     for each, crc in zip(wanted, sums, strict=True):
-        if crc != each.tensor.crc32c:
+        if crc != each.crc32c:
             raise DataCorruption(f"tensor {each.tensor.name!r} in {path} does not match its checksum")
 
 
-def _extent(tensor: TensorRecord) -> tuple[int, int]:
-    return tensor.offset, tensor.size_bytes
+def _extent(wanted: _Wanted) -> tuple[int, int]:
+    return wanted.tensor.offset + wanted.begin, wanted.size_bytes
 
 
 def _finish_read(pending: deque[_PendingRead], path: str, wanted: Sequence[_Wanted], sums: list[int]) -> _Buffer:
@@ -167,8 +210,10 @@ def _finish_read(pending: deque[_PendingRead], path: str, wanted: Sequence[_Want
         if isinstance(place, memoryview):
             sums[index] = crc32c_copy(place[start : start + size_bytes], data, sums[index])
             continue
-        if place is not None:
-            on_devices.append((place, start, at, size_bytes))
         sums[index] = crc32c(data, sums[index])
+        if isinstance(place, Scattered):
+            place.put(wanted[index].begin + start, data)
+        elif place is not None:
+            on_devices.append((place, start, at, size_bytes))
     buffer.copy_to_devices(on_devices)
     return buffer

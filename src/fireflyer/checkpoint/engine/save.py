@@ -27,7 +27,7 @@ from fireflyer.checkpoint.core.effects import (
 from fireflyer.checkpoint.core.manager import SaveMachine
 from fireflyer.checkpoint.engine.image import ImageCopies, Share
 from fireflyer.checkpoint.engine.performing import perform
-from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
 from fireflyer.runtime.driver import BlockingDriver
 from fireflyer.runtime.store import Store
 
@@ -143,9 +143,14 @@ class BackgroundSave:
     def join(self, timeout_ns: int | None = None) -> None:
         self._thread.join(None if timeout_ns is None else timeout_ns / SECOND)
 
-    def give_up_and_join(self) -> None:
-        """Stops writing and waiting as soon as the operation at hand is over. Not for rank 0, which tidies up."""
+    def give_up(self) -> None:
+        """Stops writing and waiting as soon as the operation at hand is over. What rank 0 has not committed then never
+        will be, and is removed at the next start."""
         self._given_up.set()
+
+    def give_up_and_join(self) -> None:
+        """Not for rank 0, which tidies up."""
+        self.give_up()
         self._thread.join()
 
     def _run(self) -> None:
@@ -204,7 +209,7 @@ class BackgroundSave:
                     waited = format_duration(timeout_ns)
                     raise Timeout(f"{key} was not set within {waited}: a rank has ended, or its disk hangs") from None
             if given_up:
-                raise Aborted("the save was given up because a newer one began")
+                raise Aborted(GIVEN_UP)
 
     def _finish(self, effect: Finish) -> None:
         error = None if effect.error is None else error_from_wire(effect.error.code, effect.error.message)

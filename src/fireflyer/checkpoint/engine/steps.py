@@ -7,11 +7,13 @@ simulation lets other ranks run in between, and kills the rank at every operatio
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from fireflyer.base.errors import Aborted
 
-__all__ = ["Steps", "run_steps"]
+__all__ = ["GIVEN_UP", "Steps", "run_steps"]
+
+GIVEN_UP: Final = "the save was given up: a newer one began, or there was no time left"
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -22,7 +24,7 @@ def run_steps(steps: Steps[T], stopped: Callable[[], bool] = lambda: False) -> T
     while True:
         if stopped():
             steps.close()
-            raise Aborted("the save was given up because a newer one began")
+            raise Aborted(GIVEN_UP)
         try:
             next(steps)
         except StopIteration as end:

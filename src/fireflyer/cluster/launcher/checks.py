@@ -30,6 +30,7 @@ _OURS = frozenset(
             secret_file="",
             run_dir="",
             suspension="",
+            suspend_grace_ns=0,
             error_file="",
             min_nodes=0,
             max_nodes=0,

@@ -380,6 +380,7 @@ class Job:
             control=self._control_address(machine),
             secret_file=self._secret_of(machine),
             run_dir=machine.directory,
+            suspend_grace_ns=spec.suspend_grace_ns,
             tune=spec.tune,
             transport=spec.transport,
             address=machine.addresses if machine.chosen else None,

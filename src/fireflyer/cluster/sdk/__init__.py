@@ -12,6 +12,7 @@ from fireflyer.runtime.suspension import (
     set_watchdog_time,
     set_whole_life_state,
     should_suspend,
+    suspend_deadline_ns,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "set_watchdog_time",
     "set_whole_life_state",
     "should_suspend",
+    "suspend_deadline_ns",
 ]

@@ -16,6 +16,7 @@ import os
 import random
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -255,7 +256,7 @@ class Supervisor:
 
     async def _collect_points(self, command: CollectPoints) -> None:
         if command.attempt == self._attempt:
-            self._cells.hold()
+            self._cells.hold(time.monotonic_ns())
             exact = await asyncio.to_thread(memory_barrier)
             self._news.put_nowait((POINTS, Points(command.attempt, self._cells.points(exact=exact))))
 

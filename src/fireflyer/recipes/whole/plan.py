@@ -45,6 +45,9 @@ class WholePlan(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int = 8
     sequence_length: int = 128
     corpus_bytes: int = 2_000_000
+    least_step: str = "120ms"
+    """Tasks wait after a step that took less: a storage node counts as failed after 6 s on every machine, and on a fast
+    one they would have ended by then."""
 
     def __post_init__(self) -> None:
         if sum(task.nodes for task in self.tasks) != self.nodes:

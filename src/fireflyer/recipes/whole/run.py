@@ -227,7 +227,11 @@ class _Stage:
         program = Program(
             script="fireflyer.recipes.train_gpt",
             kind="module",
-            args=train_arguments(self._plan, task, corpus=f"ff://{CORPUS}", checkpoints=checkpoints),
+            args=(
+                *train_arguments(self._plan, task, corpus=f"ff://{CORPUS}", checkpoints=checkpoints),
+                "--least-step",
+                self._plan.least_step,
+            ),
             workdir=self._directory,
         )
         spec = TaskSpec(

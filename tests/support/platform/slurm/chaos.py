@@ -10,6 +10,7 @@ from tests.support.platform.site import ADMIN, CALM, LONGEST_DELAY_NS, Site
 from tests.support.platform.slurm.controller import OURS, THEIRS, Controller, Job, Machine, SlurmChances, Step
 from tests.support.platform.slurm.managers import SlurmManager
 from tests.support.platform.slurm.oracle import SlurmOracle
+from tests.support.platform.slurm.programs import TIMEOUT_NS
 from tests.support.platform.slurm.steps import AgentStep, ForeignStep, JobAgents, JobTokens, Joining
 
 from fireflyer.base.units import SECOND
@@ -17,10 +18,12 @@ from fireflyer.cluster.core.platform.commands import DrainNode, ResumeNode
 from fireflyer.cluster.core.slurm.request import node_of
 from fireflyer.cluster.schema.tasks import After
 
-__all__ = ["SlurmSite", "slurm_chaos"]
+__all__ = ["SlurmSite", "led_on", "lost_job", "lost_node", "slurm_chaos"]
 
 CHAOS_NS = 60 * SECOND
 HEAL_NS = 900 * SECOND
+LED_ON_NS = 2 * SECOND + SECOND // 2
+"""A manager that cannot reach its store for so long acts no more, and still has its lease."""
 
 
 class SlurmSite(Site):
@@ -239,6 +242,60 @@ class SlurmSite(Site):
             == {name: self.slurm.state_of(name) for name in self._node_names}
             == dict.fromkeys(self._node_names, "idle")
         ), shown
+
+
+def _with_a_run(seed: int) -> tuple[SlurmSite, str]:
+    """Of one task, on the node that is named."""
+    site = SlurmSite(seed)
+    site.run_for(20 * SECOND)
+    site.slow_tasks()
+    site.submit(site.clients[0], least_nodes=1, most_nodes=1)
+    site.world.run(until_ns=site.world.now_ns + 60 * SECOND, stop=lambda: bool(site.grounds.living_ranks()))
+    (ranks,) = site.grounds.living_ranks()
+    return site, node_of(ranks.host.name)[0]
+
+
+def lost_node(seed: int) -> SlurmSite:
+    """Nobody reaches the node of a run any more: Slurm soon says that its job has ended, and it lives."""
+    site, node = _with_a_run(seed)
+    site.cut_off(node)
+    site.run_for(60 * SECOND)
+    site.heal()
+    return site
+
+
+def lost_job(seed: int) -> SlurmSite:
+    """slurmctld goes on from a state without the job of a run, whose node nobody reaches: Slurm does not know the job,
+    shows the node as answering for a while, and the run lives."""
+    site, node = _with_a_run(seed)
+    site.slurm.crash()
+    site.slurm.forget_all()
+    site.cut_off(node)
+    site.slurm.start()
+    site.run_for(60 * SECOND)
+    site.heal()
+    return site
+
+
+def led_on(seed: int) -> SlurmSite:
+    """The only manager does not know what became of its `sbatch`, does not lead when it would tell that, and leads on
+    in the same term."""
+    site = SlurmSite(seed, managers=1)
+    site.run_for(20 * SECOND)
+    (manager,) = site.managers
+    term = manager.machine.term
+    site.slurm.chances = SlurmChances(late=1.0)
+    site.submit(site.clients[0], least_nodes=1, most_nodes=1)
+    site.world.run(until_ns=site.world.now_ns + 60 * SECOND, stop=lambda: "sbatch" in site.slurm.asked)
+    site.run_for(TIMEOUT_NS - LED_ON_NS)
+    site.store.cut[manager.name] = True
+    site.run_for(LED_ON_NS + SECOND // 50)
+    assert not manager.acts(), "it leads all the time"
+    site.store.cut.clear()
+    site.run_for(8 * SECOND)
+    assert manager.machine.term == term, "it leads in another term"
+    site.heal()
+    return site
 
 
 def slurm_chaos(seed: int) -> SlurmSite:

@@ -124,6 +124,8 @@ class Controller:
         self.rng = world.fork_random("slurm")
         self.chances = SlurmChances()
         self.up = True
+        self.asked: dict[str, None] = {}
+        """Commands that were ever started."""
         self.sends_term = self.rng.random() < 0.3
         """To jobs that it preempts, instead of waiting for as long as its partition grants."""
         self.returns = self.rng.random() < 0.7
@@ -164,6 +166,10 @@ class Controller:
 
     def crash(self) -> None:
         self.up = False
+
+    def forget_all(self) -> None:
+        """What was saved."""
+        self._saved = [({}, 1)]
 
     def start(self) -> None:
         if not self.up:

@@ -60,6 +60,10 @@ def every_node_is_certain(patch: Patch) -> None:
     patch.setattr(job_endings, "_is_certain", lambda _slot, _nodes: True)
 
 
+def a_job_that_is_not_shown_is_dead(patch: Patch) -> None:
+    patch.setattr(job_endings, "FORGOTTEN", "")
+
+
 def every_cancelled_job_was_wanted(patch: Patch) -> None:
     """Also where slurmd did it."""
     patch.setattr(engine, "is_wanted", lambda row, job: job.state == "CANCELLED" and row.leave is None)
@@ -87,6 +91,7 @@ SLURM_MUTANTS: dict[str, Callable[[Patch], None]] = {
         what_was_submitted_is_not_told_again,
         a_row_that_nobody_submits_stays,
         every_node_is_certain,
+        a_job_that_is_not_shown_is_dead,
         every_cancelled_job_was_wanted,
         jobs_of_anybody_are_ours,
         agents_go_while_the_run_lives,

@@ -32,6 +32,7 @@ class SimCommands(SlurmCommands):
     async def _run(self, command: Sequence[str], given: str = "") -> str:
         controller, world = self._controller, self._controller.world
         later: Later[str] = Later(world)
+        controller.asked[command[0]] = None
         rng, chances = controller.rng, controller.chances
         away = self._cut(self._manager, "slurmctld") or self._cut("slurmctld", self._manager)
         slow_ns = rng.randrange(3 * SECOND) if controller.happens(chances.slow) else 0

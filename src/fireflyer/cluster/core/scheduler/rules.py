@@ -175,7 +175,7 @@ class Turns:
             if claim & ~self.free:
                 return self._keep(task, kept, "the tasks on its nodes are leaving")
             return self._start(task, kept)
-        wanted = msgspec.structs.replace(request, most_nodes=min(request.most_nodes, room))
+        wanted = _with_most(request, min(request.most_nodes, room))
         placed = self._place_kindly(wanted, self.free & eligible)
         if placed is not None:
             return self._start(task, placed)
@@ -220,6 +220,8 @@ class Turns:
         return tuple(name for name in claim if name in self._sets.number)
 
     def _place(self, request: Request, free: int) -> _Chosen | None:
+        if free.bit_count() < request.least_nodes:
+            return None
         numbers = place(request, free, self._sets, self._standing.policy, self.crossing)
         if numbers is None:
             return None
@@ -276,7 +278,7 @@ class Turns:
         self.crossing -= self._sets.zones_of(chosen.nodes) > 1
 
     def _make_room(self, task: Task, eligible: int) -> Verdict:
-        least = msgspec.structs.replace(task.request, most_nodes=task.request.least_nodes)
+        least = _with_most(task.request, task.request.least_nodes)
         soon = (self.free | self._leaving) & eligible
         chosen = self._place_kindly(least, soon)
         if chosen is not None:
@@ -385,6 +387,10 @@ class Turns:
         ]
         more = f" and {len(found) - MAX_NAMED} others" if len(found) > MAX_NAMED else ""
         return f": {', '.join(words)}{more}" if words else ""
+
+
+def _with_most(request: Request, nodes: int) -> Request:
+    return request if request.most_nodes == nodes else msgspec.structs.replace(request, most_nodes=nodes)
 
 
 def _joined(in_zone: Mapping[str, Sequence[Victim]], scope: Sequence[str]) -> list[Victim]:

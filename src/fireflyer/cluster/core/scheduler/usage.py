@@ -47,19 +47,35 @@ class UsageWindow:
         self._nodes[user] = self._nodes.get(user, 0) + nodes
 
     def sample(self, now_ns: int) -> dict[str, float]:
-        for user in list(self._used):
-            if self._bring(user, now_ns) < FORGOTTEN and not self._nodes.get(user):
-                del self._used[user], self._at_ns[user]
-                self._nodes.pop(user, None)
+        forgotten, window_s = [], self._window_s
+        kept_of: dict[int, float] = {}
+        """Most users were brought to the same moment before."""
+        for user, used in self._used.items():
+            passed_ns = now_ns - self._at_ns[user]
+            nodes = self._nodes.get(user, 0)
+            if passed_ns:
+                kept = kept_of.get(passed_ns)
+                if kept is None:
+                    kept = kept_of[passed_ns] = self._kept(passed_ns)
+                used = used * kept + nodes * window_s * (1.0 - kept)
+                self._used[user] = used
+                self._at_ns[user] = now_ns
+            if used < FORGOTTEN and not nodes:
+                forgotten.append(user)
+        for user in forgotten:
+            del self._used[user], self._at_ns[user]
+            self._nodes.pop(user, None)
         return dict(self._used)
 
-    def _bring(self, user: str, now_ns: int) -> float:
+    def _kept(self, passed_ns: int) -> float:
+        return float(2.0 ** (-passed_ns / self._half_life_ns))
+
+    def _bring(self, user: str, now_ns: int) -> None:
         """To this moment."""
         passed_ns = now_ns - self._at_ns.get(user, now_ns)
         used = self._used.get(user, 0.0)
         if passed_ns:
-            kept = 2.0 ** (-passed_ns / self._half_life_ns)
+            kept = self._kept(passed_ns)
             used = used * kept + self._nodes.get(user, 0) * self._window_s * (1.0 - kept)
         self._used[user] = used
         self._at_ns[user] = now_ns
-        return used

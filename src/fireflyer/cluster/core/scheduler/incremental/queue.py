@@ -186,7 +186,8 @@ class Queue:
 
     def in_order(self, family: Family, below: int | None = None) -> Iterator[Entry]:
         """The classes of a family, by their first tasks; only those of lower aged priority than `below`."""
-        for aged in sorted(family.levels, reverse=True):
+        # Most families have one level, and the generator is asked for one class of most.
+        for aged in sorted(family.levels, reverse=True) if len(family.levels) > 1 else list(family.levels):
             if below is None or aged < below:
                 level = family.levels[aged]
                 if level.version != self._version:
@@ -335,14 +336,22 @@ class Queue:
             del its.family.levels[level.aged]
 
     def _sort(self, level: Level) -> None:
+        ratios, first = self._ratios, -level.aged
+        order: list[Entry] = []
         for its in level.classes:
-            its.entry = self._entry(its, level)
-        level.order = sorted(its.entry for its in level.classes if its.entry is not None)
-        level.version = self._version
+            ratio = ratios.get(its.user)
+            if ratio is None:
+                ratio = self._ratio(its.user)
+            its.entry = (first, ratio, *its.first), its
+            order.append(its.entry)
+        order.sort()
+        level.order, level.version = order, self._version
 
     def _entry(self, its: EqualTasks, level: Level) -> Entry:
-        ratio = self._ratios.get(its.user)
+        return (-level.aged, self._ratio(its.user), *its.first), its
+
+    def _ratio(self, user: str) -> float:
+        ratio = self._ratios.get(user)
         if ratio is None:
-            ratio = usage_over_share(its.user, self._standing.usage, self._standing.share)
-            self._ratios[its.user] = ratio
-        return (-level.aged, ratio, *its.first), its
+            ratio = self._ratios[user] = usage_over_share(user, self._standing.usage, self._standing.share)
+        return ratio

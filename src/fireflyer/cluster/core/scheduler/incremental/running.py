@@ -175,14 +175,15 @@ class GroupRuns:
             if other.run.backfilled:
                 known.until_ns = min(known.until_ns, ages_next_ns(other, now_ns, standing.policy))
                 may = may_interrupt(known.task, other, now_ns, standing)
+            elif asked.priority > other.request.priority:
+                may = True
+            elif asked.user == other.request.user:
+                may = False
             else:
                 its, until_ns = counts_as(other, now_ns, standing.policy)
                 if until_ns is not None and until_ns < known.until_ns:
                     known.until_ns = until_ns
-                user = other.request.user
-                may = asked.priority > other.request.priority or (
-                    user != asked.user and (aged > its or (aged == its and self._ratio(user) > mine))
-                )
+                may = aged > its or (aged == its and self._ratio(other.request.user) > mine)
             if may:
                 known.tasks[other.id] = other
                 known.nodes |= self._nodes[other.id]

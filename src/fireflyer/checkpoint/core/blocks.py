@@ -1,0 +1,89 @@
+"""Sums of blocks: what lets a part of a large tensor be verified without reading all of it.
+
+A tensor that is larger than a block has, beside its own CRC32C, one of each block of `BLOCK_BYTES` from its first byte
+on. Its own sum is formed from those of its blocks: bytes are read once for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Final, NamedTuple
+
+__all__ = ["BLOCK_BYTES", "Summed", "block_sizes", "combine", "needed_blocks", "summed"]
+
+BLOCK_BYTES: Final = 4 << 20
+"""Part of the format: `TensorRecord.blocks` counts in it."""
+_POLYNOMIAL: Final = 0x82F63B78
+"""Of CRC32C, bits reflected."""
+
+Matrix = tuple[int, ...]
+"""Over GF(2): 32 columns of 32 bits."""
+
+
+class Summed(NamedTuple):
+    crc32c: int
+    blocks: tuple[int, ...]
+    """Empty for a tensor that is not larger than a block."""
+
+
+def block_sizes(size_bytes: int) -> list[int]:
+    """Of the blocks of a tensor; of one that is not larger than a block, its size."""
+    if size_bytes <= BLOCK_BYTES:
+        return [size_bytes]
+    return [min(BLOCK_BYTES, size_bytes - begin) for begin in range(0, size_bytes, BLOCK_BYTES)]
+
+
+def summed(sizes: Sequence[int], sums: Sequence[int]) -> Iterator[Summed]:
+    """Of tensors of these sizes, from the sums of their `block_sizes`, one after the other."""
+    at = 0
+    for size_bytes in sizes:
+        blocks = block_sizes(size_bytes)
+        of_blocks = tuple(sums[at : at + len(blocks)])
+        at += len(blocks)
+        crc = of_blocks[0]
+        for block, size in zip(of_blocks[1:], blocks[1:], strict=True):
+            crc = combine(crc, block, size)
+        yield Summed(crc, of_blocks if len(blocks) > 1 else ())
+
+
+def needed_blocks(size_bytes: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """The numbers of the blocks of a tensor that have bytes of `ranges`, (begin, size), rising."""
+    numbers: dict[int, None] = {}
+    for begin, size in ranges:
+        if size:
+            numbers.update(dict.fromkeys(range(begin // BLOCK_BYTES, (begin + size - 1) // BLOCK_BYTES + 1)))
+    return sorted(number for number in numbers if number * BLOCK_BYTES < size_bytes)
+
+
+def combine(first: int, second: int, second_bytes: int) -> int:
+    """CRC32C of two ranges of bytes, one after the other, from that of each and the length of the second."""
+    power = 0
+    while second_bytes:
+        if second_bytes & 1:
+            first = _apply(_zeros(power), first)
+        second_bytes >>= 1
+        power += 1
+    return first ^ second
+
+
+@cache
+def _zeros(power: int) -> Matrix:
+    """What 2**power zero bytes after it make of a sum."""
+    if power:
+        half = _zeros(power - 1)
+        return tuple(_apply(half, column) for column in half)
+    bit = (_POLYNOMIAL, *(1 << number for number in range(31)))
+    for _ in range(3):
+        bit = tuple(_apply(bit, column) for column in bit)
+    return bit
+
+
+def _apply(matrix: Matrix, vector: int) -> int:
+    result, column = 0, 0
+    while vector:
+        if vector & 1:
+            result ^= matrix[column]
+        vector >>= 1
+        column += 1
+    return result

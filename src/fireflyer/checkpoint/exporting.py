@@ -1,0 +1,92 @@
+"""Writes whole tensors of a checkpoint as safetensors files that other programs read, in bounded memory."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.ports import Disk
+from fireflyer.base.units import MIB
+from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
+from fireflyer.checkpoint.core.exporting import INDEX_FILE, export_names, index_json, plan_export
+from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, place
+from fireflyer.checkpoint.core.slices import Box
+from fireflyer.checkpoint.engine.directory import write_file
+from fireflyer.checkpoint.engine.ranges import Request, StoredTensor, TensorReader
+from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.engine.stream import write_stream
+from fireflyer.checkpoint.fresh import begin, commit
+from fireflyer.checkpoint.reader import open_checkpoint
+from fireflyer.checkpoint.storage import CheckpointPath, open_storage
+
+__all__ = ["MAX_FILE_BYTES", "Exported", "export"]
+
+MAX_FILE_BYTES: Final = 5_000_000_000
+"""As Hugging Face cuts models."""
+_BAND_BYTES: Final = 64 * MIB
+
+
+class Exported(NamedTuple):
+    files: tuple[str, ...]
+    tensors: int
+    size_bytes: int
+
+
+def export(
+    path: CheckpointPath,
+    target: CheckpointPath,
+    *,
+    prefix: str | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    disk: Disk | None = None,
+) -> Exported:
+    """The tensors of the checkpoint `path` (or of the newest in it) as files of a new directory `target`, each tensor
+    verified and put together from its slices. `prefix` as of `export_names`. Takes some 150 MiB of memory, or the
+    largest tensor where an older release saved it without sums of blocks. Raises `UsageError` for a target that exists,
+    `NotFound`, `DataCorruption` and what the disk raises; then there is no `target`."""
+    if max_file_bytes < 1:
+        raise UsageError(f"max_file_bytes={max_file_bytes} is no size of a file; give 1 or more bytes")
+    opened = open_checkpoint(path, disk)
+    reader = TensorReader(opened.disk, opened.root, opened.name, opened.manifest)
+    stored_name = export_names(reader.tensors, prefix)
+    specs = [_spec(name, reader.tensors[stored]) for name, stored in stored_name.items()]
+    files = plan_export(specs, max_file_bytes)
+    into, root, _ = open_storage(target, disk=disk)
+    parent, _, name = root.rpartition("/")
+    temporary = begin(into, parent or "/", name, secrets.token_hex(8))
+
+    def source(spec: TensorSpec) -> Iterator[memoryview]:
+        return _bands(reader, reader.tensors[stored_name[spec.name]])
+
+    for file in files:
+        placed = place(file.tensors)
+        header = build_header(placed, {"format": "pt"})
+        write_stream(into, f"{parent}/{temporary}/{file.name}", header, placed, source)
+    if len(files) > 1:
+        run_steps(write_file(into, f"{parent}/{temporary}/{INDEX_FILE}", index_json(files)))
+    commit(into, parent or "/", name, temporary)
+    return Exported(tuple(file.name for file in files), len(specs), sum(spec.size_bytes for spec in specs))
+
+
+def _spec(name: str, tensor: StoredTensor) -> TensorSpec:
+    return TensorSpec(name, tensor.dtype, tensor.shape)
+
+
+def _bands(reader: TensorReader, tensor: StoredTensor) -> Iterator[memoryview]:
+    """The bytes of a whole tensor, in order, some rows at a time."""
+    if not tensor.size_bytes:
+        return
+    shape = tensor.shape or (1,)
+    row_bytes = tensor.size_bytes // shape[0]
+    # Without sums of blocks a part is verified by reading all of it: once, then.
+    in_one = any(part.size_bytes > BLOCK_BYTES and not part.blocks for part in tensor.parts)
+    rows = shape[0] if in_one else max(1, min(shape[0], _BAND_BYTES // row_bytes))
+    buffer = memoryview(bytearray(rows * row_bytes))
+    for first in range(0, shape[0], rows):
+        count = min(rows, shape[0] - first)
+        box = Box((first, *(0 for _ in shape[1:])), (count, *shape[1:])) if tensor.shape else Box((), ())
+        target = buffer[: count * row_bytes]
+        reader.read([Request(tensor.name, box, target)])
+        yield target

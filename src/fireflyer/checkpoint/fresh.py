@@ -1,0 +1,62 @@
+"""A directory that is filled under a temporary name and then gets its own, for saves that no `SaveMachine` makes."""
+
+from __future__ import annotations
+
+import re
+
+from fireflyer.base.errors import Exists, UsageError
+from fireflyer.base.ports import Disk
+from fireflyer.checkpoint.core.manifest import Manifest, decode_manifest, encode_manifest
+from fireflyer.checkpoint.core.names import MANIFEST_FILE
+from fireflyer.checkpoint.engine.directory import remove_tree, write_file
+from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.opening import ensure_directory
+
+__all__ = ["begin", "commit", "commit_manifest", "temporary_names"]
+
+
+def temporary_names(disk: Disk, parent: str, name: str) -> list[str]:
+    """Of what is being filled, or was left, to become `parent`/`name`."""
+    prefix = _prefix(name)
+    found = [each for each in disk.list(parent) if each.startswith(prefix)]
+    return [each for each in found if re.fullmatch("[0-9a-f]{16}", each.removeprefix(prefix))]
+
+
+def begin(disk: Disk, parent: str, name: str, tag: str) -> str:
+    """Makes the directory to fill, after removing what earlier ones left; returns its name in `parent`. `tag`: 16
+    hexadecimal digits. Raises `UsageError` where `name` exists."""
+    if disk.exists(f"{parent}/{name}"):
+        raise _exists(parent, name)
+    run_steps(ensure_directory(disk, parent))
+    for left in temporary_names(disk, parent, name):
+        run_steps(remove_tree(disk, f"{parent}/{left}"))
+    temporary = f"{_prefix(name)}{tag}"
+    disk.mkdir(f"{parent}/{temporary}")
+    return temporary
+
+
+def commit_manifest(disk: Disk, parent: str, name: str, temporary: str, manifest: Manifest) -> None:
+    """Writes the manifest, and gives the directory its name. Raises as `commit`, and what a manifest that cannot be
+    read again raises."""
+    data = encode_manifest(manifest)
+    decode_manifest(data)
+    run_steps(write_file(disk, f"{parent}/{temporary}/{MANIFEST_FILE}", data))
+    commit(disk, parent, name, temporary)
+
+
+def commit(disk: Disk, parent: str, name: str, temporary: str) -> None:
+    """Gives a directory, whose files are durable, its name: durable when this returns."""
+    disk.sync_dir(f"{parent}/{temporary}")
+    try:
+        disk.rename(f"{parent}/{temporary}", f"{parent}/{name}")
+    except Exists:
+        raise _exists(parent, name) from None
+    disk.sync_dir(parent)
+
+
+def _prefix(name: str) -> str:
+    return f".tmp-{name}-"
+
+
+def _exists(parent: str, name: str) -> UsageError:
+    return UsageError(f"{parent}/{name} exists already; give another path")

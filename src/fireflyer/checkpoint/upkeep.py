@@ -1,0 +1,129 @@
+"""What people do with checkpoints: keep one, remove one, find out what is wrong with one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from fireflyer.base.errors import Exists, FireflyerError, NotFound, TransientError, UsageError
+from fireflyer.base.ports import Disk
+from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
+from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates, is_pinned, parse_final, pin_name, trash_name
+from fireflyer.checkpoint.engine.directory import remove_tree, write_file
+from fireflyer.checkpoint.engine.loading import load
+from fireflyer.checkpoint.engine.steps import run_steps
+from fireflyer.checkpoint.reader import look, open_checkpoint
+from fireflyer.checkpoint.storage import CheckpointPath, open_storage
+
+__all__ = ["damages", "pin", "remove", "unpin"]
+
+
+class _Located(NamedTuple):
+    disk: Disk
+    root: str
+    """The directory of checkpoints."""
+    name: str
+    shown: str
+    """The path for people."""
+
+
+def _locate(path: CheckpointPath, disk: Disk | None) -> _Located:
+    """The checkpoint that `path` names, whole or damaged. Raises `NotFound`, and `UsageError` for another directory."""
+    disk, where, shown = open_storage(path, disk=disk)
+    root, _, name = where.rpartition("/")
+    if not disk.is_dir(where):
+        raise NotFound(f"{shown} is no directory; give a checkpoint, as checkpoints/step-00000100")
+    if parse_final(name) is None and not disk.exists(f"{where}/{MANIFEST_FILE}"):
+        raise UsageError(f"{shown} is no checkpoint; give one of those in it, as {shown}/step-00000100")
+    return _Located(disk, root or "/", name, shown)
+
+
+def pin(path: CheckpointPath, disk: Disk | None = None) -> bool:
+    """From now on no job and no `remove` removes the checkpoint. Returns whether it was not pinned before. Raises
+    `NotFound`, also where a job removes it at this moment."""
+    disk, root, name, shown = _locate(path, disk)
+    marker = f"{root}/{pin_name(name)}"
+    try:
+        run_steps(write_file(disk, marker, b""))
+    except Exists:
+        return False
+    disk.sync_dir(root)
+    if not disk.is_dir(f"{root}/{name}"):
+        with contextlib.suppress(NotFound):
+            disk.remove(marker)
+        raise NotFound(f"{shown} was removed by the job that saves there")
+    return True
+
+
+def unpin(path: CheckpointPath, disk: Disk | None = None) -> bool:
+    """It may be removed again. Returns whether it was pinned."""
+    disk, root, name, _ = _locate(path, disk)
+    try:
+        disk.remove(f"{root}/{pin_name(name)}")
+    except NotFound:
+        return False
+    disk.sync_dir(root)
+    return True
+
+
+def remove(path: CheckpointPath, *, force: bool = False, disk: Disk | None = None) -> None:
+    """Removes a checkpoint. Raises `UsageError` for a pinned one, and without `force` for one that is whole where no
+    other is: others are read until one is found, newest first."""
+    disk, root, name, shown = _locate(path, disk)
+    names = disk.list(root)
+    if is_pinned(name, names):
+        raise UsageError(f"{shown} is pinned; run `ff ckpt unpin {shown}` first")
+    if not force and _is_last(disk, root, name, names):
+        raise UsageError(f"{shown} is the last whole checkpoint there; give --force to remove it all the same")
+    trash = trash_name(name, names)
+    disk.rename(f"{root}/{name}", f"{root}/{trash}")
+    disk.sync_dir(root)
+    run_steps(remove_tree(disk, f"{root}/{trash}"))
+
+
+def _is_last(disk: Disk, root: str, name: str, names: list[str]) -> bool:
+    """Whether it is whole, and no other that a restore would take is."""
+    others = [candidate.name for candidate in candidates(names) if candidate.name != name]
+    if any(look(disk, root, other, names, deep=True).problem is None for other in others):
+        return False
+    return look(disk, root, name, names, deep=True).problem is None
+
+
+def damages(disk: Disk, root: str, name: str) -> Iterator[str]:
+    """Reads every byte. Everything that is wrong, by file and tensor; where a tensor is, the others are read on.
+    Raises `TransientError`."""
+    try:
+        manifest = open_checkpoint(f"{root}/{name}", disk).manifest
+    except TransientError:
+        raise
+    except FireflyerError as error:
+        yield error.message
+        return
+    for shard in manifest.shards:
+        if _problem(disk, root, name, _only(manifest, shard, shard.tensors)) is None:
+            continue
+        of_file = _problem(disk, root, name, _only(manifest, shard, ()))  # its length, its header
+        if of_file is not None:
+            yield of_file
+            continue
+        found = [_problem(disk, root, name, _only(manifest, shard, (tensor,))) for tensor in shard.tensors]
+        yield from filter(None, found)
+        if not any(found):
+            yield f"{root}/{name}/{shard.file} was damaged when it was read first, and not when it was read again"
+
+
+def _only(manifest: Manifest, shard: ShardRecord, tensors: tuple[TensorRecord, ...]) -> Manifest:
+    return msgspec.structs.replace(manifest, shards=(msgspec.structs.replace(shard, tensors=tensors),))
+
+
+def _problem(disk: Disk, root: str, name: str, manifest: Manifest) -> str | None:
+    try:
+        load(disk, root, name, manifest, lambda _rank, _tensor: None)
+    except TransientError:
+        raise
+    except FireflyerError as error:
+        return error.message
+    return None

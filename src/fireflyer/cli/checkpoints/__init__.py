@@ -1,0 +1,1 @@
+"""`ff ckpt`: checkpoints that are there."""

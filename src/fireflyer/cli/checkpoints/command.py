@@ -1,0 +1,30 @@
+"""`ff ckpt`: checkpoints that are there."""
+
+from __future__ import annotations
+
+from fireflyer.cli.checkpoints.change import pin_command, rm_command, unpin_command
+from fireflyer.cli.checkpoints.convert import export_command, import_command
+from fireflyer.cli.checkpoints.show import ls_command, show_command, verify_command
+from fireflyer.cli.fs.sections import SectionedGroup
+
+__all__ = ["command"]
+
+command = SectionedGroup(
+    "ckpt",
+    short_help="List, verify, keep, remove, export and import checkpoints.",
+    help="""Checkpoints that `TrainingLoop`, `CheckpointManager` or `dcp.save` with `FireFlyerWriter` have saved.
+
+    PATH is one checkpoint (runs/checkpoints/step-00000100), DIR the directory that holds them; both may be of the
+    file system: ff://HOST:PORT/ckpt/run1, or ff:///ckpt/run1 in the cluster that $FIREFLYER_FS names.""",
+    sections={
+        "Look at them": (ls_command, show_command, verify_command),
+        "Keep and remove": (pin_command, unpin_command, rm_command),
+        "Other programs": (export_command, import_command),
+    },
+    examples=(
+        ("ff ckpt ls runs/checkpoints", "steps, sizes, when and by whom"),
+        ("ff ckpt verify runs/checkpoints", "which file and which tensor is damaged"),
+        ("ff ckpt pin runs/checkpoints/step-00000100", "no job removes it"),
+        ("ff ckpt export runs/checkpoints model", "safetensors files as Hugging Face has them"),
+    ),
+)

@@ -1,0 +1,143 @@
+"""The arithmetic of slices and blocks, against the plain way: indexing arrays, and sums of whole bytes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import UsageError
+from fireflyer.checkpoint.core import blocks
+from fireflyer.checkpoint.core.blocks import block_sizes, combine, needed_blocks, summed
+from fireflyer.checkpoint.core.safetensors import TensorSpec
+from fireflyer.checkpoint.core.shares import HeldSlice, assign_slices
+from fireflyer.checkpoint.core.slices import Box, covers, overlap, runs, whole
+from fireflyer.checkpoint.engine.loading import Scattered
+from fireflyer.native import crc32c
+
+
+def boxes_in(shape: list[int]) -> st.SearchStrategy[Box]:
+    def to_box(ends: list[tuple[int, int]]) -> Box:
+        return Box(tuple(min(pair) for pair in ends), tuple(max(pair) - min(pair) for pair in ends))
+
+    return st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in shape)).map(list).map(to_box)
+
+
+shapes = st.lists(st.integers(1, 5), max_size=4)
+two_boxes = shapes.flatmap(lambda shape: st.tuples(st.just(shape), boxes_in(shape), boxes_in(shape)))
+
+
+def part(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
+    ranges = (slice(begin, begin + size) for begin, size in zip(box.offset, box.shape, strict=True))
+    return array[(*ranges, ...)]
+
+
+@given(two_boxes, st.sampled_from([1, 2, 8]))
+def test_runs_move_exactly_what_both_boxes_have(case: tuple[list[int], Box, Box], element_bytes: int) -> None:
+    shape, stored, wanted = case
+    array = np.arange(int(np.prod(shape)), dtype=f"u{element_bytes}").reshape(shape)
+    source = np.ascontiguousarray(part(array, stored)).tobytes()
+    target = bytearray(b"\xff" * (wanted.elements * element_bytes))
+    found = runs(stored, wanted, element_bytes)
+    for run in found:
+        target[run.target : run.target + run.size_bytes] = source[run.source : run.source + run.size_bytes]
+    expected = np.full(shape, -1, dtype=f"i{element_bytes}").view(f"u{element_bytes}")
+    part(expected, stored)[...] = part(array, stored)
+    assert bytes(target) == np.ascontiguousarray(part(expected, wanted)).tobytes()
+
+    common = overlap(stored, wanted)
+    assert sum(run.size_bytes for run in found) == (common.elements * element_bytes if common else 0)
+    for one, other in itertools.pairwise(found):
+        assert one.source + one.size_bytes <= other.source, "in rising order"
+        assert one.target + one.size_bytes <= other.target
+        together = one.source + one.size_bytes == other.source and one.target + one.size_bytes == other.target
+        assert not together, "as long as they can be"
+
+
+@given(two_boxes, st.integers(1, 7))
+def test_pieces_of_any_size_bring_what_the_whole_does(case: tuple[list[int], Box, Box], piece: int) -> None:
+    shape, stored, wanted = case
+    array = np.arange(int(np.prod(shape)), dtype="u2").reshape(shape)
+    source = memoryview(np.ascontiguousarray(part(array, stored)).tobytes())
+    found = runs(stored, wanted, 2)
+    at_once, in_pieces = (bytearray(wanted.elements * 2) for _ in range(2))
+    Scattered([(found, memoryview(at_once))]).put(0, source)
+    scattered = Scattered([(found, memoryview(in_pieces))])
+    for begin in range(0, len(source), piece):
+        scattered.put(begin, source[begin : begin + piece])
+    assert in_pieces == at_once
+
+
+@given(shapes, st.integers(1, 6))
+def test_slices_along_any_axis_are_all_of_a_tensor_and_with_one_missing_they_are_not(shape: list[int], n: int) -> None:
+    if not shape:
+        assert covers([whole(())], ())
+        return
+    edges = [shape[0] * rank // n for rank in range(n + 1)]
+    parts = [Box((a, *([0] * (len(shape) - 1))), (b - a, *shape[1:])) for a, b in itertools.pairwise(edges)]
+    assert covers(parts, shape)
+    full = [box for box in parts if box.elements]
+    assert not covers(full[1:], shape)
+    assert not covers([*full[1:], Box((shape[0], *full[0].offset[1:]), full[0].shape)], shape), "outside of it"
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_sum_of_two_ranges_follows_from_their_sums(first: bytes, second: bytes) -> None:
+    assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1, (12 << 20) - 1, 12 << 20])
+def test_a_tensor_has_its_own_sum_and_one_of_each_block(size: int) -> None:
+    data = np.arange(size, dtype=np.uint8).tobytes()
+    ends = list(itertools.accumulate(block_sizes(size), initial=0))
+    sums = [crc32c(data[begin:end]) for begin, end in itertools.pairwise(ends)]
+    (found,) = summed([size], sums)
+    assert found.crc32c == crc32c(data)
+    assert found.blocks == (tuple(sums) if size > blocks.BLOCK_BYTES else ())
+
+
+@given(st.integers(1, 1 << 26), st.data())
+def test_the_needed_blocks_are_those_with_a_wanted_byte(size: int, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, size - 1))
+    length = data.draw(st.integers(0, size - begin))
+    found = needed_blocks(size, [(begin, length)])
+    expected = [
+        number
+        for number in range(-(-size // blocks.BLOCK_BYTES))
+        if length and number * blocks.BLOCK_BYTES < begin + length and (number + 1) * blocks.BLOCK_BYTES > begin
+    ]
+    assert found == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 3)), max_size=40),
+    st.lists(st.integers(0, 500), min_size=8, max_size=8),
+)
+def test_replicas_agree_on_one_writer_for_each_slice_and_share_the_bytes(
+    slices: list[tuple[int, int]], loads: list[int]
+) -> None:
+    """Four groups of two replicas: ranks 0 and 4 have the same slices, 1 and 5, …"""
+    held = [HeldSlice(TensorSpec(f"{n}", "U8", (size,)), (group, group + 4)) for n, (size, group) in enumerate(slices)]
+    of_all = assign_slices(held, loads)
+    for rank in range(8):
+        mine = [each for each in held if rank in each.holders]
+        assert assign_slices(mine, loads) == {each.spec.name: of_all[each.spec.name] for each in mine}
+    for each in held:
+        assert of_all[each.spec.name] in each.holders
+    for group in range(4):
+        written = dict.fromkeys((group, group + 4), 0)
+        for each in held:
+            if each.holders[0] == group:
+                written[of_all[each.spec.name]] += each.spec.size_bytes
+        one, other = (loads[rank] + size for rank, size in written.items())
+        if all(written.values()):
+            assert abs(one - other) <= max(each.spec.size_bytes for each in held if each.holders[0] == group)
+
+
+def test_a_mesh_with_ranks_that_do_not_save_is_refused() -> None:
+    with pytest.raises(UsageError, match="needs all ranks of the device mesh"):
+        assign_slices([HeldSlice(TensorSpec("w", "U8", (3,)), (0, 2))], [0, 0])

@@ -1,0 +1,270 @@
+"""`ff ckpt`: what it shows, keeps, removes, exports and imports."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.support.checkpoints.states import SHARD, flip, listed, manager, newest, save_all, state_of
+from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from fireflyer.base.errors import UsageError
+from fireflyer.checkpoint import capture, load_into
+from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
+from fireflyer.checkpoint.core.exporting import plan_export
+from fireflyer.checkpoint.core.retention import to_remove
+from fireflyer.checkpoint.core.safetensors import TensorSpec
+from fireflyer.checkpoint.dcp import load
+from fireflyer.checkpoint.importing import import_checkpoint
+from fireflyer.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+def ff(capsys: Capture, *arguments: str | Path) -> tuple[int, str, str]:
+    code = main(["ckpt", *map(str, arguments)])
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def names(directory: Path) -> list[str]:
+    return [name for name in listed(path.name for path in directory.iterdir()) if name != "job.json"]
+
+
+def save_model(directory: Path, step: int = 7) -> nn.Module:
+    torch.manual_seed(step)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 300_000))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with manager(directory) as ours:
+        ours.save(step, capture(model, optimizer), blocking=True).result()
+    return model
+
+
+# Looking.
+
+
+def test_ls_shows_steps_sizes_when_and_by_whom(tmp_path: Path, capsys: Capture) -> None:
+    save_all(tmp_path, [10, 20])
+    code, out, _ = ff(capsys, "ls", tmp_path)
+    assert code == 0
+    header, second, first = out.splitlines()
+    assert header.split() == ["NAME", "STEP", "SIZE", "RANKS", "SAVED", "BY", "STATE"]
+    assert re.fullmatch(r"step-00000020 +20 +\S+ \S+ +1 +\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ +\S+@\S+ +-", second)
+    assert first.startswith("step-00000010")
+    flip(tmp_path / "step-00000010" / "manifest.json", 30)
+    _, out, _ = ff(capsys, "ls", "--json", tmp_path)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["step"], row["problem"] is None, row["pinned"]) for row in rows] == [
+        (20, True, False),
+        (10, False, False),
+    ]
+    assert ff(capsys, "ls", tmp_path / "none")[0] == 1
+    (tmp_path / "empty").mkdir()
+    assert ff(capsys, "ls", tmp_path / "empty") == (0, f"no checkpoint in {tmp_path / 'empty'}\n", "")
+
+
+def test_show_lists_tensors_with_types_shapes_and_sizes(tmp_path: Path, capsys: Capture) -> None:
+    save_model(tmp_path)
+    code, out, _ = ff(capsys, "show", tmp_path)
+    assert code == 0
+    assert "step       7\n" in out
+    assert re.search(r"^model/0.weight +F32 +4x5 +80 B +whole$", out, re.MULTILINE)
+    _, out, _ = ff(capsys, "show", "--json", tmp_path / "step-00000007")
+    shown = json.loads(out)
+    assert shown["values"]["optimizer"]["kind"] == "SGD"
+    assert {"name": "model/1.bias", "shape": [300_000]}.items() <= next(
+        tensor for tensor in shown["tensors"] if tensor["name"] == "model/1.bias"
+    ).items()
+
+
+def test_verify_names_every_damaged_file_and_tensor(tmp_path: Path, capsys: Capture) -> None:
+    save_all(tmp_path, [10, 20])
+    code, out, _ = ff(capsys, "verify", tmp_path)
+    assert (code, [line.split(" (")[0] for line in out.splitlines()]) == (
+        0,
+        ["step-00000020: whole", "step-00000010: whole"],
+    )
+    shard = tmp_path / "step-00000010" / SHARD
+    content = shard.read_bytes()
+    for name in ("w0", "w3"):
+        flip(shard, content.index(state_of(10).shared[name].numpy().tobytes()))
+    code, out, _ = ff(capsys, "verify", tmp_path / "step-00000010")
+    assert code == 1
+    first, *problems = out.splitlines()
+    assert first.startswith("step-00000010: damaged")
+    assert [re.findall(r"tensor '(\w+)' in .*/step-00000010/shard-00000-of-00001", line) for line in problems] == [
+        ["w0"],
+        ["w3"],
+    ]
+    shard.write_bytes(content[:-1])
+    code, out, _ = ff(capsys, "verify", "--json", tmp_path)
+    whole, damaged = (json.loads(line) for line in out.splitlines())
+    assert (code, whole["problems"], len(damaged["problems"])) == (1, [], 1)
+    assert f"bytes instead of {len(content)}" in damaged["problems"][0]
+
+
+# Keeping and removing.
+
+
+def test_a_job_keeps_the_newest_every_nth_and_the_pinned(tmp_path: Path, capsys: Capture) -> None:
+    save_all(tmp_path, [10, 20], keep=2)
+    assert ff(capsys, "pin", tmp_path / "step-00000010")[:2] == (0, f"{tmp_path}/step-00000010: pinned\n")
+    assert "pinned already" in ff(capsys, "pin", tmp_path / "step-00000010")[1]
+    save_all(tmp_path, [30, 40, 50, 60], keep=2, keep_every=20)
+    kept = ["step-00000010", "step-00000010.pinned", *(f"step-000000{step}" for step in (20, 40, 50, 60))]
+    assert names(tmp_path) == kept
+    assert newest(tmp_path).step == 60
+    assert "pinned" in next(line for line in ff(capsys, "ls", tmp_path)[1].splitlines() if "step-00000010" in line)
+    assert "unpinned" in ff(capsys, "unpin", tmp_path / "step-00000010")[1]
+    assert "not pinned" in ff(capsys, "unpin", tmp_path / "step-00000010")[1]
+    save_all(tmp_path, [70], keep=1)
+    assert names(tmp_path) == ["step-00000070"]
+
+
+def test_what_a_restore_passed_over_stays_if_it_is_pinned() -> None:
+    found = ["step-00000005", "step-00000020", "step-00000020.pinned", "step-00000030"]
+    assert to_remove(found, committed="step-00000030", keep=1, refused=["step-00000020"]) == ["step-00000005"]
+    found.remove("step-00000020.pinned")
+    removed = to_remove(found, committed="step-00000030", keep=1, refused=["step-00000020"])
+    assert removed == ["step-00000005", "step-00000020"]
+
+
+def test_rm_refuses_the_pinned_and_the_last_whole_one(tmp_path: Path, capsys: Capture) -> None:
+    save_all(tmp_path, [10, 20, 30], keep=3)
+    ff(capsys, "pin", tmp_path / "step-00000010")
+    code, _, err = ff(capsys, "rm", tmp_path / "step-00000010", "--force")
+    assert (code, "is pinned; run `ff ckpt unpin" in err) == (2, True)
+    assert ff(capsys, "rm", tmp_path / "step-00000030")[0] == 0
+    assert names(tmp_path) == ["step-00000010", "step-00000010.pinned", "step-00000020"]
+    flip(tmp_path / "step-00000010" / SHARD, -1)
+    code, _, err = ff(capsys, "rm", tmp_path / "step-00000020")
+    assert (code, "is the last whole checkpoint there" in err) == (2, True), "the other is damaged"
+    assert ff(capsys, "rm", "--force", tmp_path / "step-00000020")[0] == 0
+    assert names(tmp_path) == ["step-00000010", "step-00000010.pinned"]
+    ff(capsys, "unpin", tmp_path / "step-00000010")
+    assert ff(capsys, "rm", tmp_path / "step-00000010")[0] == 0, "a damaged one is not the last whole one"
+    for arguments in (("rm", tmp_path), ("pin", tmp_path), ("rm", tmp_path / "step-00000099")):
+        code, _, err = ff(capsys, *arguments)
+        assert code in (1, 2)
+        assert err.count("\n") == 1
+
+
+# Other programs.
+
+
+def test_an_export_is_the_model_as_hugging_face_names_it(tmp_path: Path, capsys: Capture) -> None:
+    model = save_model(tmp_path / "c")
+    code, out, _ = ff(capsys, "export", tmp_path / "c", tmp_path / "one")
+    assert (code, out) == (0, f"{tmp_path}/one: 4 tensors, 5.7 MiB in 1 file\n")
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["model.safetensors"]
+    state = model.state_dict()
+    found = load_file(tmp_path / "one" / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], value) for name, value in state.items())
+
+    assert ff(capsys, "export", tmp_path / "c", tmp_path / "many", "--max-file", "1MiB")[0] == 0
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in state.values())
+    assert sorted({*index["weight_map"].values()}) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    for name, file in index["weight_map"].items():
+        assert torch.equal(load_file(tmp_path / "many" / file)[name], state[name])
+
+    code, _, err = ff(capsys, "export", tmp_path / "c", tmp_path / "one")
+    assert (code, "exists already" in err) == (2, True)
+    assert ff(capsys, "export", tmp_path / "c", tmp_path / "two", "--prefix", "none/")[0] == 2
+
+
+def test_an_export_of_damage_leaves_nothing(tmp_path: Path, capsys: Capture) -> None:
+    model = save_model(tmp_path / "c")
+    shard = tmp_path / "c" / "step-00000007" / SHARD
+    flip(shard, shard.read_bytes().index(model.state_dict()["1.bias"].numpy().tobytes()) + 5)
+    code, _, err = ff(capsys, "export", tmp_path / "c", tmp_path / "out")
+    assert (code, "'model/1.bias'" in err) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_are_filled_in_order_up_to_their_size() -> None:
+    specs = [TensorSpec(name, "U8", (size,)) for name, size in (("a", 4), ("b", 5), ("c", 30), ("d", 1), ("e", 9))]
+    assert [[spec.name for spec in file.tensors] for file in plan_export(specs, 10)] == [["a", "b"], ["c"], ["d", "e"]]
+    assert [file.name for file in plan_export(specs, 100)] == ["model.safetensors"]
+
+
+def test_what_another_program_wrote_becomes_a_checkpoint_that_a_loop_restores(tmp_path: Path, capsys: Capture) -> None:
+    model = save_model(tmp_path / "c")
+    ff(capsys, "export", tmp_path / "c", tmp_path / "hf", "--max-file", "1MiB")
+    code, out, _ = ff(capsys, "import", tmp_path / "hf", tmp_path / "new", "--step", "3", "--prefix", "model/")
+    assert (code, out) == (0, f"{tmp_path}/new/step-00000003: 4 tensors, 5.7 MiB\n")
+    other = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 300_000))
+    restored = newest(tmp_path / "new")
+    load_into(restored.shared, restored.values, other)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in other.state_dict().items())
+    code, _, err = ff(capsys, "import", tmp_path / "hf", tmp_path / "new", "--step", "3")
+    assert (code, "has a checkpoint of step 3 already" in err) == (2, True)
+    with pytest.raises(UsageError, match="is no checkpoint of DCP"):
+        import_checkpoint(str(tmp_path / "hf"), tmp_path / "new", step=4, model="model")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"short", "is no safetensors file"),
+        ((1 << 40).to_bytes(8, "little") + b"{}", "is no safetensors file"),
+        ((9).to_bytes(8, "little") + b"{not json", "is not readable"),
+        ((63).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'.ljust(63), "offset"),
+    ],
+)
+def test_files_that_are_no_safetensors_are_refused(
+    tmp_path: Path, capsys: Capture, content: bytes, reason: str
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    code, _, err = ff(capsys, "import", tmp_path / "a.safetensors", tmp_path / "new", "--step", "3")
+    assert (code, reason in err, err.count("\n")) == (1, True, 1), err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_of_dcp_becomes_one_of_ours(tmp_path: Path, capsys: Capture) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    state: dict[str, Any] = {"model": model.state_dict(), "lr": 0.5, "odd": (1, 2)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        state_dict_saver.save(state, storage_writer=FileSystemWriter(tmp_path / "theirs"))
+        assert ff(capsys, "import", tmp_path / "theirs", tmp_path / "new", "--step", "3")[0] == 0
+        found: dict[str, Any] = {"model": nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), "lr": 0, "odd": ()}
+        load(found, tmp_path / "new")
+    assert (found["lr"], found["odd"]) == (0.5, (1, 2))
+    for name, value in found["model"].state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+
+    assert ff(capsys, "import", tmp_path / "theirs", tmp_path / "new", "--step", "4", "--model", "model")[0] == 0
+    other = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    restored = newest(tmp_path / "new")
+    assert restored.step == 4
+    load_into(
+        {name: value for name, value in restored.shared.items() if "/" in name and "bytes" not in name}, {}, other
+    )
+    assert torch.equal(other.state_dict()["0.weight"], model.state_dict()["0.weight"])
+    code, _, err = ff(capsys, "import", tmp_path / "theirs", tmp_path / "new", "--step", "5", "--model", "net")
+    assert (code, "has no model below 'net'; its keys are lr, model, odd" in err) == (2, True), err
+
+
+def test_large_tensors_are_exported_in_bands_and_imported_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fireflyer.checkpoint import exporting
+
+    monkeypatch.setattr(exporting, "_BAND_BYTES", BLOCK_BYTES + 1000)
+    tensors = {"w": torch.arange(3 * BLOCK_BYTES // 4 + 77, dtype=torch.int32), "s": torch.tensor(3.0)}
+    tensors["m"] = torch.rand(1001, 1500)
+    save_file(tensors, tmp_path / "a.safetensors")
+    import_checkpoint(str(tmp_path / "a.safetensors"), tmp_path / "c", step=1)
+    exporting.export(tmp_path / "c", tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
