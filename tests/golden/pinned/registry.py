@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
+from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
@@ -193,7 +194,7 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=4),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=5),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.uv-lock", "toml", uv_lock._Lock),
     Format("platform.up-file", "toml", platform_up.UpConfig, revision=3),
@@ -329,6 +330,8 @@ FORMATS: Final = (
     Format("fs.target.run", "json", target_directory._Run),
     Format("fs.target.chain", "json", served_notes.ServedNote),
     # Metadata.
+    Format("rpc.accounts.find-token.request", "msgpack", account_calls.FindToken),
+    Format("rpc.accounts.find-token.answer", "msgpack", account_calls.FoundToken),
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
     Format("fs.meta.call", "msgpack", meta.Call),
@@ -349,11 +352,11 @@ FORMATS: Final = (
     Format("fs.meta.service-row", "msgpack", registry.ServiceRow),
     Format("fs.meta.dump-row", "msgpack", Row),
     # Files of administrators, and of clusters on one machine.
-    Format("fs.config.manager", "toml", ManagerConfig, revision=2),
+    Format("fs.config.manager", "toml", ManagerConfig, revision=3),
     Format("fs.config.meta", "toml", MetaConfig, revision=2),
     Format("fs.config.storage", "toml", StorageConfig, revision=2),
     Format("fs.config.domains", "toml", Domains),
-    Format("fs.local.cluster", "json", LocalCluster),
+    Format("fs.local.cluster", "json", LocalCluster, revision=2),
     Format("fs.local.cluster-of-client", "json", _Cluster),
     Format("fs.local.lock", "json", _Holder),
 )
