@@ -38,8 +38,9 @@ two_boxes = shapes.flatmap(lambda shape: st.tuples(st.just(shape), boxes_in(shap
 
 
 def part(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
-    ranges: list[Any] = [slice(begin, begin + size) for begin, size in zip(box.offset, box.shape, strict=True)]
-    found: np.ndarray[Any, Any] = array[(*ranges, ...)]
+    ranges = (slice(begin, begin + size) for begin, size in zip(box.offset, box.shape, strict=True))
+    index: Any = (*ranges, ...)
+    found: np.ndarray[Any, Any] = array[index]
     return found
 
 
