@@ -21,10 +21,16 @@ from fireflyer.native import crc32c
 
 
 def boxes_in(shape: list[int]) -> st.SearchStrategy[Box]:
-    def to_box(ends: list[tuple[int, int]]) -> Box:
-        return Box(tuple(min(pair) for pair in ends), tuple(max(pair) - min(pair) for pair in ends))
+    """Often all of a dim: then runs are longer than a row."""
 
-    return st.tuples(*(st.tuples(st.integers(0, n), st.integers(0, n)) for n in shape)).map(list).map(to_box)
+    def ranges(n: int) -> st.SearchStrategy[tuple[int, int]]:
+        some = st.integers(0, n - 1).flatmap(lambda begin: st.tuples(st.just(begin), st.integers(0, n - begin)))
+        return st.one_of(st.just((0, n)), some)
+
+    def to_box(found: list[tuple[int, int]]) -> Box:
+        return Box(tuple(begin for begin, _ in found), tuple(size for _, size in found))
+
+    return st.tuples(*map(ranges, shape)).map(list).map(to_box)
 
 
 shapes = st.lists(st.integers(1, 5), max_size=4)
@@ -38,9 +44,27 @@ def part(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
     return found
 
 
+def all_boxes(shape: list[int]) -> list[Box]:
+    per_dim = [[(begin, size) for begin in range(n) for size in range(1, n - begin + 1)] for n in shape]
+    return [
+        Box(tuple(begin for begin, _ in found), tuple(size for _, size in found))
+        for found in itertools.product(*per_dim)
+    ]
+
+
+def test_runs_of_all_boxes_of_a_small_tensor_move_what_both_have() -> None:
+    shape = [3, 2, 2]
+    assert len(all_boxes(shape)) == 54
+    for stored, wanted in itertools.product(all_boxes(shape), repeat=2):
+        check_runs(shape, stored, wanted, 2)
+
+
 @given(two_boxes, st.sampled_from([1, 2, 8]))
 def test_runs_move_exactly_what_both_boxes_have(case: tuple[list[int], Box, Box], element_bytes: int) -> None:
-    shape, stored, wanted = case
+    check_runs(*case, element_bytes)
+
+
+def check_runs(shape: list[int], stored: Box, wanted: Box, element_bytes: int) -> None:
     array = np.arange(int(np.prod(shape)), dtype=f"u{element_bytes}").reshape(shape)
     source = np.ascontiguousarray(part(array, stored)).tobytes()
     target = bytearray(b"\xff" * (wanted.elements * element_bytes))
@@ -102,17 +126,20 @@ def test_a_tensor_has_its_own_sum_and_one_of_each_block(size: int) -> None:
     assert found.blocks == (tuple(sums) if size > blocks.BLOCK_BYTES else ())
 
 
-@given(st.integers(1, 1 << 26), st.data())
-def test_the_needed_blocks_are_those_with_a_wanted_byte(size: int, data: st.DataObject) -> None:
-    begin = data.draw(st.integers(0, size - 1))
-    length = data.draw(st.integers(0, size - begin))
-    found = needed_blocks(size, [(begin, length)])
-    expected = [
-        number
-        for number in range(-(-size // blocks.BLOCK_BYTES))
-        if length and number * blocks.BLOCK_BYTES < begin + length and (number + 1) * blocks.BLOCK_BYTES > begin
-    ]
-    assert found == expected
+BYTES = blocks.BLOCK_BYTES
+
+
+@pytest.mark.parametrize("size", [5, BYTES, 3 * BYTES, 3 * BYTES + 7])
+def test_the_needed_blocks_are_those_with_a_wanted_byte(size: int) -> None:
+    edges = [0, 1, 5, BYTES - 1, BYTES, BYTES + 1, 2 * BYTES, 3 * BYTES, 3 * BYTES + 7]
+    for begin, end in itertools.combinations_with_replacement([edge for edge in edges if edge <= size], 2):
+        expected = [
+            number
+            for number in range(-(-size // BYTES))
+            if begin < end and number * BYTES < end and (number + 1) * BYTES > begin
+        ]
+        assert needed_blocks(size, [(begin, end - begin)]) == expected
+    assert needed_blocks(3 * BYTES, [(0, 1), (2 * BYTES, 1)]) == [0, 2]
 
 
 @given(
