@@ -33,7 +33,9 @@ two_boxes = shapes.flatmap(lambda shape: st.tuples(st.just(shape), boxes_in(shap
 
 def part(array: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
     ranges = (slice(begin, begin + size) for begin, size in zip(box.offset, box.shape, strict=True))
-    return array[(*ranges, ...)]
+    index: Any = (*ranges, ...)
+    found: np.ndarray[Any, Any] = array[index]
+    return found
 
 
 @given(two_boxes, st.sampled_from([1, 2, 8]))

@@ -230,21 +230,26 @@ class AccountStore:
     async def verify(self, token: str, now_s: int) -> Identity:
         token_id = token_id_or_refused(token)
 
-        async def body(rows: Reader) -> tuple[TokenRow | None, UserRow | None]:
-            found = await _token(rows, token_id)
-            return found, None if found is None else await _user(rows, found.user)
-
-        found, user = await self._read(body)
+        found, user = await self._token_and_user(token_id)
         right = hmac.compare_digest(handshake.token_key(token), found.sha256 if found is not None else _NOBODY)
         if found is None or user is None or not right or _expired(found, now_s):
             raise refused_token()
         return Identity(user.name, found.scope, user.roles if found.scope == "user" else (), found.id, found.label)
 
     async def find(self, token_id: str, now_s: int, scopes: Collection[Scope] = USER_SCOPE) -> UserKey | None:
-        found = await self._read(lambda rows: _token(rows, token_id))
-        if found is None or _expired(found, now_s) or found.scope not in scopes:
+        found, user = await self._token_and_user(token_id)
+        if found is None or user is None or _expired(found, now_s) or found.scope not in scopes:
             return None
-        return UserKey(found.user, found.sha256)
+        return UserKey(
+            user.name, found.sha256, _account(user), user.roles if found.scope == "user" else (), found.scope
+        )
+
+    async def _token_and_user(self, token_id: str) -> tuple[TokenRow | None, UserRow | None]:
+        async def body(rows: Reader) -> tuple[TokenRow | None, UserRow | None]:
+            found = await _token(rows, token_id)
+            return found, None if found is None else await _user(rows, found.user)
+
+        return await self._read(body)
 
     async def _change(self, body: Callable[[Transaction], Awaitable[T]]) -> T:
         return await self._engine.transact(body, timeout_ns=self._timeout_ns, idempotent=True)

@@ -16,14 +16,13 @@ from typing import Final, NamedTuple
 from fireflyer.base.errors import UsageError
 from fireflyer.base.ports import Disk
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
-from fireflyer.fs.tools.default_cluster import require_target
+from fireflyer.fs.tools.default_cluster import TOKEN_FILE_VARIABLE, default_token_file, require_target
 from fireflyer.identity.private_files import read_private_file
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["TOKEN_FILE_VARIABLE", "CheckpointPath", "Storage", "is_remote", "open_storage"]
+__all__ = ["CheckpointPath", "Storage", "is_remote", "open_storage"]
 
 CheckpointPath = str | os.PathLike[str]
-TOKEN_FILE_VARIABLE: Final = "FIREFLYER_FS_TOKEN_FILE"  # noqa: S105 - a name
 _MAX_TOKEN_BYTES: Final = 4096
 
 
@@ -43,8 +42,8 @@ def is_remote(path: CheckpointPath) -> bool:
 def open_storage(path: CheckpointPath, *, disk: Disk | None = None, token_file: str | None = None) -> Storage:
     """The storage that `path` names, connected. `disk`: on which it is a directory, where that is known. `token_file`:
     with the token of a user of 3FS, for clusters that are named by their managers; else FIREFLYER_FS_TOKEN_FILE names
-    it. A process connects to each cluster once, and stays connected. Raises `UsageError` for a path that names no
-    directory below /, and what `fireflyer.fs.connect` raises."""
+    it, or in a task FF_TOKEN_FILE. A process connects to each cluster once, and stays connected. Raises `UsageError`
+    for a path that names no directory below /, and what `fireflyer.fs.connect` raises."""
     given = os.fspath(path)
     if disk is not None or not is_remote(given):
         root = os.path.abspath(given)
@@ -91,7 +90,7 @@ def _connected(target: str, token_file: str | None) -> Disk:
 
     prefix = _prefix_of(target)
     if token_file is None and not parse_address(prefix).directory:  # a local cluster lets in who may read its secret
-        token_file = os.environ.get(TOKEN_FILE_VARIABLE)
+        token_file = default_token_file()
     key = os.getpid(), target, token_file
     with _lock:
         if key not in _disks:

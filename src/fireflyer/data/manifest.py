@@ -21,7 +21,7 @@ from fireflyer.base.units import MIB
 from fireflyer.data.shard_format import MAX_RECORDS, ShardInfo
 from fireflyer.native import crc32c
 
-__all__ = ["MANIFEST_NAME", "MAX_MANIFEST_BYTES", "MAX_SHARDS", "Body", "Manifest", "decode_manifest"]
+__all__ = ["MANIFEST_NAME", "MAX_MANIFEST_BYTES", "MAX_SHARDS", "Manifest", "ManifestBody", "decode_manifest"]
 __all__ += ["encode_manifest", "names_file", "shard_file"]
 
 MANIFEST_NAME: Final = "dataset.json"
@@ -31,7 +31,7 @@ _FORMAT = "fireflyer-dataset"
 _ADVICE = "restore it from a copy or rebuild the data set"
 
 
-class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+class ManifestBody(msgspec.Struct, frozen=True, omit_defaults=True):
     format: str
     version: int
     shards: tuple[ShardInfo, ...]
@@ -53,17 +53,17 @@ def names_file(number: int) -> str:
 
 
 def encode_manifest(shards: Sequence[ShardInfo], names: Sequence[ShardInfo], meta: Mapping[str, Any]) -> bytes:
-    body = msgspec.json.encode(Body(_FORMAT, 1, tuple(shards), dict(meta), tuple(names)))
+    body = msgspec.json.encode(ManifestBody(_FORMAT, 1, tuple(shards), dict(meta), tuple(names)))
     return msgspec.json.encode(Manifest(crc32c=crc32c(body), body=msgspec.Raw(body)))
 
 
-def decode_manifest(path: str, data: bytes) -> Body:
+def decode_manifest(path: str, data: bytes) -> ManifestBody:
     """Raises `DataCorruption` naming `path`."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
         if crc32c(bytes(manifest.body)) != manifest.crc32c:
             raise DataCorruption(f"{path}: does not match its CRC32C; {_ADVICE}")
-        body = msgspec.json.decode(manifest.body, type=Body)
+        body = msgspec.json.decode(manifest.body, type=ManifestBody)
     except DECODE_ERRORS as error:
         raise DataCorruption(f"{path}: not a manifest: {error}; {_ADVICE}") from error
     if body.format != _FORMAT or body.version != 1:

@@ -3,7 +3,9 @@
 `fsspec.open("ff://host:7000/data/x.parquet", token_file="…")`; the forms of addresses are in `fs.tools.addresses`. The
 cluster of `ff:///path` and `ff://path` is the option `target` (`ff://host:7000`, or `ff:///directory` of a local
 cluster), else what the environment's FIREFLYER_FS says, else that in the working directory
-(`fs.tools.default_cluster`). Installed with `pip install fireflyer[fsspec]`; fsspec finds it by its entry point.
+(`fs.tools.default_cluster`). A cluster that is named by its managers asks who you are: the option `token` or
+`token_file` says it, else, in a task of the platform, the token of its run. Installed with `pip install
+fireflyer[fsspec]`; fsspec finds it by its entry point.
 
 fsspec makes an instance for each thread and copies instances to other processes by their options; all instances of a
 process that name the same cluster in the same way share one connection. Nothing is cached: each call asks.

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fireflyer.identity.account import Account
     from fireflyer.identity.handshake import (
         Accepts,
         ClientHandshake,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fireflyer.identity.secrets import Secret, load_secret, new_secret, save_secret
     from fireflyer.identity.token_file import TokenFile
     from fireflyer.identity.tokens import TokenStore
-    from fireflyer.identity.users import Account, Identity, IdentityStore, TokenInfo, UserInfo
+    from fireflyer.identity.users import Identity, IdentityStore, TokenInfo, UserInfo
 
 __all__ = [
     "Accepts",
@@ -55,7 +56,7 @@ __all__ = [
 
 _HOME = {
     "Accepts": "fireflyer.identity.handshake",
-    "Account": "fireflyer.identity.users",
+    "Account": "fireflyer.identity.account",
     "ClientHandshake": "fireflyer.identity.handshake",
     "Credential": "fireflyer.identity.handshake",
     "HandshakeRefused": "fireflyer.identity.handshake",

@@ -1,13 +1,20 @@
 """Half-open connections of one listener, as a state machine without IO: who may try, for how long, and who goes first.
 
-    opened --> hello --> proof --> HandOver          the client has proven itself
-                 |         |
-                 +---------+-----> Refuse ----> Close      told why; what it still sends is read and dropped for a while
-                 +---------+----------------->  Close      it left, or makes room for another one
+    opened --> hello --> proof --> HandOver                the client has proven itself
+                 | |       ^ |
+                 | +-> finding                             a user: `Find`, until `found` or `not_found`
+                 |         | |
+                 +---------+-+---> Refuse ----> Close      told why; what it still sends is read and dropped for a while
+                 +---------+-+--------------->  Close      it left, or makes room for another one
 
-The owner numbers connections (a descriptor will do), says what was read, and performs the effects in order. Bytes: at
-most `wanted` are read at a time, one message is buffered. Time: each connection has `handshake_ns` to prove itself and
-`refusal_ns` to read why it was refused, from `now_ns` of the call that began it; the owner calls `expire` at
+The owner numbers connections (a descriptor will do), says what was read, and performs the effects in order.
+
+Whose token it is lies in a store behind IO, so it is asked for with `Find`, which has a number of its own: that of a
+connection may be another one's by the time the answer comes. Until then nothing is read of the connection; its time
+goes on. An answer for a connection that is gone changes nothing.
+
+Bytes: at most `wanted` are read at a time, one message is buffered. Time: each connection has `handshake_ns` to prove
+itself and `refusal_ns` to read why it was refused, from `now_ns` of the call that began it; the owner calls `expire` at
 `next_deadline_ns`. Number: at most `per_source` connections of one source and `total` of all are half-open.
 
 Why strangers cannot keep others out. A newcomer is never turned away for the number of the others: one of those goes.
@@ -30,11 +37,20 @@ from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, Timeou
 from fireflyer.base.report_limit import ReportLimit
 from fireflyer.base.units import KIB, MIB, SECOND, format_duration
 from fireflyer.identity.conversation import ServerConversation
-from fireflyer.identity.handshake import NONCE_BYTES, Accepts, Session, pack_message, refusal_message
+from fireflyer.identity.handshake import (
+    NONCE_BYTES,
+    Accepts,
+    HandshakeRefused,
+    Session,
+    UserKey,
+    pack_message,
+    refusal_message,
+)
 
 __all__ = [
     "AcceptorEffect",
     "Close",
+    "Find",
     "HandOver",
     "HandshakeAcceptor",
     "HandshakeLimits",
@@ -75,6 +91,16 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Find:
+    """Find out whose token `token_id` is, and say it with `found`, or `not_found` where that cannot be known now.
+    Nothing is read of the connection before the next `Send` or `Refuse`. `number`: of this search, never used again."""
+
+    connection: int
+    number: int
+    token_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandOver:
     """The connection is the owner's; the acceptor has forgotten it."""
 
@@ -99,7 +125,7 @@ class Report:
     left_out: int
 
 
-AcceptorEffect = Send | Refuse | HandOver | Close | Report
+AcceptorEffect = Send | Find | Refuse | HandOver | Close | Report
 
 
 @dataclass(slots=True)
@@ -110,6 +136,8 @@ class _HalfOpen:
     """None once it was refused."""
     unread_bytes: int
     has_spoken: bool = False
+    search: int = 0
+    """Number of its `Find` that was not answered; 0: none."""
 
 
 class HandshakeAcceptor:
@@ -136,6 +164,8 @@ class HandshakeAcceptor:
         self._decoy_key = random_bytes(32)
         self._half_open: dict[int, _HalfOpen] = {}  # oldest first
         self._by_source: dict[str, dict[int, None]] = {}  # likewise
+        self._searches: dict[int, int] = {}  # number of a `Find` that was not answered, its connection
+        self._last_search = 0
         self._reports = ReportLimit()
         self.refused = 0
         """Connections that were not admitted, but for those that left without a byte."""
@@ -188,9 +218,11 @@ class HandshakeAcceptor:
         one.has_spoken = True
         try:
             reply = one.conversation.receive(data)
+            if one.conversation.asks_for:
+                return [self._find(connection, one, one.conversation.asks_for)]
         except PermissionDenied as error:
             if data:
-                return self._refuse(now_ns, connection, one, error, getattr(error, "reply", None))
+                return self._refuse(now_ns, connection, one, error, _told(error))
             return self.lost(now_ns, connection, error)
         except FireflyerError as error:
             return self.lost(now_ns, connection, error)
@@ -199,10 +231,32 @@ class HandshakeAcceptor:
             return [Send(connection, reply)] if reply else []
         busy = None if self._full is None else self._full(session)
         if busy is not None:
-            return self._refuse(now_ns, connection, one, busy, None)
+            return self._refuse(now_ns, connection, one, busy, _told(busy))
         verdict = one.conversation.verdict
         self._forget(connection)
         return [Send(connection, verdict), HandOver(connection, session)]
+
+    def found(self, now_ns: int, number: int, user: UserKey | None) -> list[AcceptorEffect]:
+        """The answer to `Find`: whose token it is, None where it counts for nothing. Nothing when the connection is
+        gone, or was refused meanwhile."""
+        connection = self._searched(number)
+        one = None if connection is None else self._half_open[connection]
+        if connection is None or one is None or one.conversation is None:
+            return []
+        try:
+            return [Send(connection, one.conversation.found(user))]
+        except PermissionDenied as error:
+            return self._refuse(now_ns, connection, one, error, _told(error))
+
+    def not_found(self, now_ns: int, number: int, reason: Exception) -> list[AcceptorEffect]:
+        """Whose token it is cannot be known now. The client is told to try again, the log is told why: who asks is a
+        stranger still."""
+        connection = self._searched(number)
+        if connection is None:
+            return []
+        one = self._half_open[connection]
+        busy = Busy("whose token this is cannot be looked up at the moment; try again later")
+        return self._refuse(now_ns, connection, one, reason, refusal_message(busy))
 
     def lost(self, now_ns: int, connection: int, reason: Exception) -> list[AcceptorEffect]:
         """It broke, or it does not read what it is sent. Nothing when it is forgotten already."""
@@ -222,9 +276,8 @@ class HandshakeAcceptor:
                 effects.append(self._forget(connection))
                 continue
             limit = format_duration(self._limits.handshake_ns)
-            effects += self._refuse(
-                now_ns, connection, one, Timeout(f"the client did not authenticate within {limit}"), None
-            )
+            late = Timeout(f"the client did not authenticate within {limit}")
+            effects += self._refuse(now_ns, connection, one, late, _told(late))
         return effects
 
     def _conversation(self) -> ServerConversation:
@@ -236,13 +289,27 @@ class HandshakeAcceptor:
             decoy_key=self._decoy_key,
         )
 
+    def _find(self, connection: int, one: _HalfOpen, token_id: str) -> Find:
+        self._last_search += 1
+        one.search = self._last_search
+        self._searches[one.search] = connection
+        return Find(connection, one.search, token_id)
+
+    def _searched(self, number: int) -> int | None:
+        """Whose search it was, which has ended; None where nobody waits for it."""
+        connection = self._searches.pop(number, None)
+        if connection is not None:
+            self._half_open[connection].search = 0
+        return connection
+
     def _refuse(
-        self, now_ns: int, connection: int, one: _HalfOpen, error: FireflyerError, reply: bytes | None
+        self, now_ns: int, connection: int, one: _HalfOpen, reason: Exception, reply: bytes
     ) -> list[AcceptorEffect]:
+        """`reply`: what the client is told; `reason`: what the log is."""
         one.conversation = None
+        self._searches.pop(one.search, None)
         one.deadline_ns = now_ns + self._limits.refusal_ns
-        told = Refuse(connection, pack_message(reply or refusal_message(error)))
-        return [told, *self._report(now_ns, one.source, error)]
+        return [Refuse(connection, pack_message(reply)), *self._report(now_ns, one.source, reason)]
 
     def _evict(self, now_ns: int, source: str) -> list[AcceptorEffect]:
         oldest = next(iter(self._by_source[source]))
@@ -250,6 +317,7 @@ class HandshakeAcceptor:
 
     def _forget(self, connection: int) -> Close:
         one = self._half_open.pop(connection)
+        self._searches.pop(one.search, None)
         of_source = self._by_source[one.source]
         del of_source[connection]
         if not of_source:
@@ -260,3 +328,7 @@ class HandshakeAcceptor:
         self.refused += 1
         left_out = self._reports.ask(now_ns)
         return [] if left_out is None else [Report(source, str(reason), left_out)]
+
+
+def _told(error: FireflyerError) -> bytes:
+    return error.reply if isinstance(error, HandshakeRefused) else refusal_message(error)

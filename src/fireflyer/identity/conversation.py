@@ -17,6 +17,7 @@ from fireflyer.identity.handshake import (
     Credential,
     ServerHandshake,
     Session,
+    UserKey,
     message_length,
     pack_message,
 )
@@ -96,8 +97,9 @@ class ClientConversation:
 
 
 class ServerConversation:
-    """The accepting end: give to `receive` what was read and send what it returns. When `proven` is set the client has
-    proven itself, and `verdict` is to be sent to tell it so."""
+    """The accepting end: give to `receive` what was read and send what it returns. While `asks_for` is the number of a
+    token, nothing is read: `found` is to be told whose it is, and what it returns is sent. When `proven` is set the
+    client has proven itself, and `verdict` is to be sent to tell it so."""
 
     def __init__(self, accepts: Accepts, *, identity: str, purpose: str, nonce: bytes, decoy_key: bytes) -> None:
         self._handshake = ServerHandshake(accepts, identity=identity, purpose=purpose, nonce=nonce, decoy_key=decoy_key)
@@ -108,8 +110,17 @@ class ServerConversation:
 
     @property
     def wanted(self) -> int:
-        """How many bytes may be read now, at most; 0 once the client has proven itself."""
-        return 0 if self.proven is not None else self._reader.wanted
+        """How many bytes may be read now, at most; 0 while it asks for a token, and once the client has proven
+        itself."""
+        return 0 if self.proven is not None or self.asks_for else self._reader.wanted
+
+    @property
+    def asks_for(self) -> str:
+        return self._handshake.token_id
+
+    def found(self, user: UserKey | None) -> bytes:
+        """`user`: of the token `asks_for`, or None. Raises `HandshakeRefused`."""
+        return pack_message(self._handshake.on_found(user))
 
     def receive(self, data: bytes) -> bytes:
         """`data`: 1 to `wanted` bytes, or none when the client has closed the connection. Raises `PermissionDenied`
@@ -122,7 +133,7 @@ class ServerConversation:
         if not self._greeted:
             challenge = self._handshake.on_hello(message)
             self._greeted = True
-            return pack_message(challenge)
+            return b"" if challenge is None else pack_message(challenge)
         self.proven, verdict = self._handshake.on_proof(message)
         self.verdict = pack_message(verdict)
         return b""

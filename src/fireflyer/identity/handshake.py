@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -37,6 +37,7 @@ import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, FireflyerError, PermissionDenied, UsageError
+from fireflyer.identity.account import Account, Scope
 from fireflyer.identity.secrets import Secret
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "ClientHandshake",
     "Credential",
     "DerivedCredential",
+    "FindUser",
     "HandshakeRefused",
     "NodeCredential",
     "Role",
@@ -144,19 +146,28 @@ Credential = NodeCredential | UserCredential | DerivedCredential
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """Key that a server keeps of a token: whose it is, and `token_key(token)`."""
+    """Key that a server keeps of a token: whose it is, and `token_key(token)`; where users have accounts, also who that
+    is in a file system, and the roles that the token carries."""
 
     user: str
     key: bytes = field(repr=False)
+    account: Account | None = None
+    roles: tuple[str, ...] = ()
+    scope: Scope = "user"
+
+
+FindUser = Callable[[str], Awaitable[UserKey | None]]
+"""Whose token it is, by its public number; None when it does not count (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepts:
     """Peers that a server lets in: holders of `secret`, and users whose token `find_user(token_id)` knows. Each may be
-    None. `find_user` is where expiry is looked at, with the caller's clock."""
+    None. `find_user` is where expiry is looked at, with the caller's clock. It is the listener that awaits it; what is
+    pure only looks whether there is one."""
 
     secret: Secret | None
-    find_user: Callable[[str], UserKey | None] | None = None
+    find_user: FindUser | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,10 @@ class Session:
     key: bytes = field(repr=False)
     token_id: str = ""
     """On the server, of a user: which token it was, so that its revocation can end the connection."""
+    account: Account | None = None
+    """On the server, of a user: as it was found for the handshake; so are `roles` and `scope`."""
+    roles: tuple[str, ...] = ()
+    scope: Scope = "user"
 
 
 class HandshakeRefused(PermissionDenied):
@@ -336,8 +351,10 @@ class ClientHandshake:
 
 
 class ServerHandshake:
-    """The accepting side: `on_hello` (send what it returns), then `on_proof` (send the bytes, the session is open).
-    Raises `HandshakeRefused` (send its `reply`, close) or `PermissionDenied` (just close)."""
+    """The accepting side: `on_hello`, then `on_proof` (send the bytes, the session is open). `on_hello` returns the
+    challenge to be sent, or None for a user: whose token `token_id` is must be found out, and `on_found`, which is told
+    it, returns the challenge. Raises `HandshakeRefused` (send its `reply`, close) or `PermissionDenied` (just close).
+    """
 
     def __init__(
         self, accepts: Accepts, *, identity: str, purpose: str, nonce: bytes, decoy_key: bytes | None = None
@@ -349,11 +366,16 @@ class ServerHandshake:
         self._nonce = nonce
         self._decoy_key = decoy_key
         self._transcript: _Transcript | None = None
+        self._hello: _Hello | None = None
+        self._found: UserKey | None = None
         self._key = b""
-        self._peer = ""
-        self._known = False
 
-    def on_hello(self, data: bytes) -> bytes:
+    @property
+    def token_id(self) -> str:
+        """Number of the token of which the user is to be found; empty where nothing is."""
+        return "" if self._hello is None else self._hello.identity
+
+    def on_hello(self, data: bytes) -> bytes | None:
         version = _decode(_version_decoder, data, "the client's hello").version
         if version != HANDSHAKE_VERSION:
             raise _handshake_refused(_version_text(version))
@@ -367,7 +389,29 @@ class ServerHandshake:
                 f"this port serves {self._purpose!r}, and the client asked for {hello.purpose[:40]!r}; check the "
                 "address"
             )
-        self._find_key(hello)
+        if hello.role == "node":
+            if self._accepts.secret is None:
+                raise _handshake_refused("this service does not accept the node secret; use a user token")
+            return self._challenge(hello, self._accepts.secret.reveal())
+        if self._accepts.find_user is None:
+            raise _handshake_refused("this service does not accept user tokens; use the node secret")
+        self._hello = hello
+        return None
+
+    def on_found(self, user: UserKey | None) -> bytes:
+        """`user`: of the token `token_id`; None where it counts for nothing."""
+        hello, self._hello = self._hello, None
+        if hello is None:
+            raise UsageError("on_found comes once, after an on_hello that returned None")
+        self._found = user
+        if user is not None:
+            return self._challenge(hello, user.key)
+        if self._decoy_key is None:
+            raise _handshake_refused("the token is unknown or expired; ask an administrator for a new one")
+        return self._challenge(hello, self._decoy_key)
+
+    def _challenge(self, hello: _Hello, key: bytes) -> bytes:
+        self._key = key
         self._transcript = _Transcript(
             hello.role, hello.identity, self._identity, self._purpose, hello.nonce, self._nonce
         )
@@ -386,28 +430,17 @@ class ServerHandshake:
         if transcript is None:
             raise UsageError("on_proof comes after on_hello")
         right = hmac.compare_digest(transcript.proof(self._key, _CLIENT_LABEL), message.proof)
-        if not right or not self._known:
+        user = self._found
+        if not right or (transcript.role == "user" and user is None):
             raise _handshake_refused("the proof of the client is wrong; check its secret file or token")
-        token_id = transcript.client if transcript.role == "user" else ""
         key = transcript.proof(self._key, _SESSION_LABEL)
-        session = Session(transcript.role, self._peer, self._purpose, key, token_id)
-        return session, _encoder.encode(_Verdict(transcript.proof(self._key, _VERDICT_LABEL)))
-
-    def _find_key(self, hello: _Hello) -> None:
-        if hello.role == "node":
-            if self._accepts.secret is None:
-                raise _handshake_refused("this service does not accept the node secret; use a user token")
-            self._key, self._peer, self._known = self._accepts.secret.reveal(), hello.identity, True
-            return
-        if self._accepts.find_user is None:
-            raise _handshake_refused("this service does not accept user tokens; use the node secret")
-        user = self._accepts.find_user(hello.identity)
-        if user is not None:
-            self._key, self._peer, self._known = user.key, user.user, True
-        elif self._decoy_key is not None:
-            self._key = self._decoy_key
+        if user is None:
+            session = Session("node", transcript.client, self._purpose, key)
         else:
-            raise _handshake_refused("the token is unknown or expired; ask an administrator for a new one")
+            session = Session(
+                "user", user.user, self._purpose, key, transcript.client, user.account, user.roles, user.scope
+            )
+        return session, _encoder.encode(_Verdict(transcript.proof(self._key, _VERDICT_LABEL)))
 
 
 def _version_text(version: int) -> str:

@@ -213,13 +213,15 @@ class TokenStore:
         return Identity(user, entry.scope, roles if entry.scope == "user" else (), entry.id, entry.label)
 
     def find(self, token_id: str, now_s: int, scopes: Collection[Scope] = USER_SCOPE) -> UserKey | None:
-        """Used as `Accepts(secret, lambda token_id: store.find(token_id, int(time.time())))`."""
         with self._lock:
             self._refresh()
             found = self._tokens.get(token_id)
-        if found is None or _expired(found[1], now_s) or found[1].scope not in scopes:
+            user = None if found is None else self._users.get(found[0])
+        if found is None or user is None or _expired(found[1], now_s) or found[1].scope not in scopes:
             return None
-        return UserKey(found[0], bytes.fromhex(found[1].sha256))
+        scope = found[1].scope
+        roles = tuple(user.roles) if scope == "user" else ()
+        return UserKey(user.name, bytes.fromhex(found[1].sha256), _account(user), roles, scope)
 
     def account(self, name: str) -> Account | None:
         """Account as it is now; None when there is no such user."""

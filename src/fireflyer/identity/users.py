@@ -19,11 +19,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from fireflyer.base.errors import Exists, NotFound, PermissionDenied, UsageError
+from fireflyer.identity.account import Account, Scope
 from fireflyer.identity.handshake import BEARER_MARK, UserKey, token_id_of, token_key
 
 __all__ = ["FIRST_UID", "MAX_GROUPS", "MAX_ID", "MAX_LIFETIME_S", "MAX_ROLES", "MAX_RUN_LIFETIME_S"]
@@ -53,17 +54,7 @@ _MAX_LABEL_CHARS: Final = 80
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _ROLE = re.compile(r"[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}")
 
-Scope = Literal["user", "run"]
 USER_SCOPE: Final[tuple[Scope, ...]] = ("user",)
-
-
-class Account(msgspec.Struct, frozen=True):
-    """Numbers of a user in a file system. `groups`: supplementary ones, sorted."""
-
-    name: str
-    uid: int
-    gid: int
-    groups: tuple[int, ...] = ()
 
 
 class UserInfo(msgspec.Struct, frozen=True):
@@ -142,7 +133,8 @@ class IdentityStore(Protocol):
         """User who shows this token, of either scope. Raises `PermissionDenied`, with one message for every reason."""
 
     async def find(self, token_id: str, now_s: int, scopes: Collection[Scope] = USER_SCOPE) -> UserKey | None:
-        """Find the key that checks a token; None when it is unknown, revoked, expired, or of another scope."""
+        """Find the key that checks a token, with the account of its user and the roles that it carries now; None when
+        it is unknown, revoked, expired, or of another scope."""
 
 
 class NewToken(NamedTuple):

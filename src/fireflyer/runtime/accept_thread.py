@@ -39,7 +39,8 @@ class AcceptThread:
         on_connection: Callable[[socket.socket, Session], None],
         limits: HandshakeLimits | None = None,
     ) -> None:
-        """Raises `Busy` when the process may open no more files."""
+        """Raises `Busy` when the process may open no more files, `UsageError` where `accepts` lets users in: whose
+        token it is, coroutines find out."""
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._poll = select.poll()  # select() knows no descriptors beyond 1023
         self._sockets = HandshakeSockets(

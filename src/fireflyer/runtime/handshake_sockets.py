@@ -1,7 +1,8 @@
 """The half-open sockets of a listener: performs what a `HandshakeAcceptor` decides. It waits for nothing itself.
 
 `AcceptThread` (a thread that polls) and `RawListener` (asyncio) say when a socket is readable or a deadline has passed.
-A connection is numbered by its descriptor. Not for use by two threads at once.
+Whose token it is, is found out by `find`, which returns at once and calls `found` or `not_found` later; while it looks,
+the socket is not watched. A connection is numbered by its descriptor. Not for use by two threads at once.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from fireflyer.base.errors import Busy, Unreachable
+from fireflyer.base.errors import Busy, Unreachable, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.identity.acceptor import (
     AcceptorEffect,
+    Find,
     HandOver,
     HandshakeAcceptor,
     HandshakeLimits,
@@ -26,7 +28,7 @@ from fireflyer.identity.acceptor import (
     Report,
     Send,
 )
-from fireflyer.identity.handshake import Accepts, Session
+from fireflyer.identity.handshake import Accepts, Session, UserKey
 
 __all__ = ["ACCEPT_PAUSE_NS", "HandshakeSockets", "source_of"]
 
@@ -38,8 +40,16 @@ _NETWORK_BYTES: Final = 8
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 
 
+class Search(Protocol):
+    """That is under way."""
+
+    def cancel(self) -> object:
+        """Nobody waits for its answer any more. Nothing when it has ended."""
+
+
 class HandshakeSockets:
-    """`watch` and `unwatch` are called with descriptors of sockets to be read. `on_connection` owns the non-blocking
+    """`watch` and `unwatch` are called with descriptors of sockets to be read. `find`: of a listener that lets users
+    in; it is given the number of a search and of a token. `on_connection` owns the non-blocking
     socket that it gets; it gets what the client has proven to be, and where it comes from, for people."""
 
     def __init__(
@@ -53,7 +63,13 @@ class HandshakeSockets:
         on_connection: Callable[[socket.socket, Session], None],
         limits: HandshakeLimits | None = None,
         full: Callable[[Session], Busy | None] | None = None,
+        find: Callable[[int, str], Search] | None = None,
     ) -> None:
+        """Raises `UsageError` where users are accepted and nobody finds them."""
+        if accepts.find_user is not None and find is None:
+            raise UsageError("this listener cannot look tokens up; let it accept the node secret alone")
+        self._find = find
+        self._searches: dict[int, Search] = {}
         self._acceptor = HandshakeAcceptor(
             accepts,
             identity=identity,
@@ -108,7 +124,7 @@ class HandshakeSockets:
 
     def readable(self, connection: int) -> None:
         """Reads what has come and answers it."""
-        while (sock := self._sockets.get(connection)) is not None:
+        while (sock := self._sockets.get(connection)) is not None and connection not in self._searches:
             try:
                 data = sock.recv(self._acceptor.wanted(connection))
             except (BlockingIOError, InterruptedError):
@@ -124,6 +140,14 @@ class HandshakeSockets:
                 return
             self._perform(effects)
 
+    def found(self, search: int, user: UserKey | None) -> None:
+        """Whose token it is. Not called by `find` itself."""
+        self._perform(self._acceptor.found(time.monotonic_ns(), search, user))
+
+    def not_found(self, search: int, reason: Exception) -> None:
+        """Nobody can say at the moment whose token it is."""
+        self._perform(self._acceptor.not_found(time.monotonic_ns(), search, reason))
+
     def expire(self) -> None:
         """Ends those whose time is over."""
         self._perform(self._acceptor.expire(time.monotonic_ns()))
@@ -138,6 +162,7 @@ class HandshakeSockets:
         for sock in list(self._sockets.values()):
             sock.close()
         self._sockets.clear()
+        self._searches.clear()
 
     def _perform(self, effects: list[AcceptorEffect]) -> None:
         for effect in effects:
@@ -147,7 +172,9 @@ class HandshakeSockets:
             sock = self._sockets.get(effect.connection)
             if sock is None:
                 continue  # an effect before this one found it broken
-            if isinstance(effect, Send):
+            if isinstance(effect, Find):
+                self._search(effect)
+            elif isinstance(effect, Send):
                 self._send(effect.connection, sock, effect.data)
             elif isinstance(effect, Refuse):
                 self._send(effect.connection, sock, effect.data, last=True)
@@ -156,7 +183,16 @@ class HandshakeSockets:
             else:
                 self._forget(effect.connection)
 
+    def _search(self, wanted: Find) -> None:
+        self._unwatch(wanted.connection)
+        if self._find is not None:
+            self._searches[wanted.connection] = self._find(wanted.number, wanted.token_id)
+
     def _send(self, connection: int, sock: socket.socket, data: bytes, *, last: bool = False) -> None:
+        search = self._searches.pop(connection, None)
+        if search is not None:
+            search.cancel()
+            self._watch(connection)
         try:
             if sock.send(data) != len(data):
                 raise Unreachable("the client does not read the messages of the handshake")
@@ -181,8 +217,12 @@ class HandshakeSockets:
 
     def _forget(self, connection: int) -> None:
         sock = self._sockets.pop(connection, None)
+        search = self._searches.pop(connection, None)
+        if search is not None:
+            search.cancel()
         if sock is not None:
-            self._unwatch(connection)
+            if search is None:
+                self._unwatch(connection)
             sock.close()
 
     def _report(self, report: Report) -> None:

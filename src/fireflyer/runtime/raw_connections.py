@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import secrets
 import socket
 import time
@@ -34,13 +35,14 @@ from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.acceptor import HandshakeLimits
 from fireflyer.identity.conversation import ClientConversation
-from fireflyer.identity.handshake import NONCE_BYTES, Accepts, Credential, Session
+from fireflyer.identity.handshake import NONCE_BYTES, Accepts, Credential, Session, UserKey
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.handshake_sockets import ACCEPT_PAUSE_NS, HandshakeSockets
 from fireflyer.runtime.port_search import listen_in_range
 
 __all__ = ["RawConnection", "RawListener", "connect_raw", "open_raw"]
 
+_log = logging.getLogger(__name__)
 _CONNECT_NS: Final = 10 * SECOND
 _BACKLOG: Final = 512
 _ACCEPTS_PER_TURN: Final = 64
@@ -110,6 +112,7 @@ class RawListener:
         full: Callable[[Session], Busy | None] | None = None,
     ) -> None:
         self._on_connection = on_connection
+        self._accepts = accepts
         self._listening: list[socket.socket] = []
         self._timer: asyncio.TimerHandle | None = None
         self._paused: asyncio.TimerHandle | None = None
@@ -122,6 +125,7 @@ class RawListener:
             on_connection=self._take,
             limits=limits,
             full=full,
+            find=self._find,
         )
 
     async def start(self, host: str, port: int, ports: PortRange | None = None) -> Address:
@@ -169,6 +173,26 @@ class RawListener:
         self._on_connection(RawConnection(sock, session, Address(str(peer[0]), int(peer[1]))))
 
     # --- in the loop ---
+
+    def _find(self, search: int, token_id: str) -> asyncio.Task[UserKey | None]:
+        task = asyncio.get_running_loop().create_task(self._user_of(token_id))
+        task.add_done_callback(lambda done: self._found(search, done))
+        return task
+
+    async def _user_of(self, token_id: str) -> UserKey | None:
+        return None if self._accepts.find_user is None else await self._accepts.find_user(token_id)
+
+    def _found(self, search: int, done: asyncio.Task[UserKey | None]) -> None:
+        if done.cancelled() or not self._listening:
+            return
+        reason = done.exception()
+        if reason is None:
+            self._sockets.found(search, done.result())
+        else:
+            if not isinstance(reason, FireflyerError | OSError):
+                _log.error("looking a token up failed on an unexpected error", exc_info=reason)
+            self._sockets.not_found(search, reason if isinstance(reason, Exception) else Unreachable(str(reason)))
+        self._set_timer()
 
     def _watch(self, fd: int) -> None:
         asyncio.get_running_loop().add_reader(fd, self._readable, fd)

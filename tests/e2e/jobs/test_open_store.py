@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.loops import on_loop
+from tests.support.network.known_users import known
 
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied, Unreachable, UsageError
 from fireflyer.base.launch import RankEnvironment
@@ -98,7 +99,7 @@ async def test_a_waiting_rank_learns_that_the_launcher_died(tmp_path: Path) -> N
 async def test_users_have_no_access_to_the_store() -> None:
     token = "fft1.0123.words"
     secret = new_secret()
-    server = RpcServer(Accepts(secret, {"0123": UserKey("ada", token_key(token))}.get))
+    server = RpcServer(Accepts(secret, known({"0123": UserKey("ada", token_key(token))})))
     StoreService(server)
     address = await server.start("127.0.0.1", 0)
     client = await RpcClient.connect(address, UserCredential(token), SECOND)

@@ -164,7 +164,7 @@ class FakeManager:
         opened = open_launch(launch, token_key(self.credentials[launch.nodes[0].name]))
         return opened.tickets[[node.name for node in launch.nodes].index(name)]
 
-    def _find(self, token_id: str) -> UserKey | None:
+    async def _find(self, token_id: str) -> UserKey | None:
         for name, credential in self.credentials.items():
             if token_id_of(credential) == token_id:
                 return UserKey(name, token_key(credential))

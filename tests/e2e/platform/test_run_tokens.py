@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,16 +12,21 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.loops import on_loop
 from tests.support.patience import allowed_s
 from tests.support.platform.manager import ManagerProcess, ScriptedAgent
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
+from fireflyer.accounts.remembered import RememberedUsers
+from fireflyer.accounts.remote import RemoteAccounts
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.commands import StopTask
 from fireflyer.cluster.local.layout import read_connection
 from fireflyer.cluster.schema.logs import LogText
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, Program, TaskSpec
+from fireflyer.identity import NodeCredential, UserKey, new_secret, save_secret
+from fireflyer.identity.handshake import token_id_of, token_key
 
 pytestmark = pytest.mark.processes
 
@@ -123,6 +130,33 @@ def test_a_token_is_refused_once_its_run_is_to_stop_or_its_user_is_gone(manager:
             assert manager.ask("GET", f"{API}/session", token=token).status == 401
             client.create_user("bob")
         assert manager.ask("GET", f"{API}/session", token=token).status == 401
+
+
+@on_loop
+async def test_services_of_a_file_system_are_told_whose_token_it_is_as_long_as_it_counts(tmp_path: Path) -> None:
+    secret = new_secret()
+    save_secret(secret, str(tmp_path / "node-secret"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        at = f"127.0.0.1:{free.getsockname()[1]}"
+    settings = {"listen_accounts": at, "accounts_secret_file": str(tmp_path / "node-secret")}
+    with ManagerProcess(tmp_path / "manager", **settings) as manager:
+        await asyncio.to_thread(wait_for, lambda: manager.ask("GET", f"{API}/health").status == 200, "it leads")
+        with ScriptedAgent(manager, "gpu-1") as agent:
+            task, token = await asyncio.to_thread(submitted, manager, agent, "train")
+            ada = manager.users.account("ada")
+            async with RemoteAccounts([at], NodeCredential(secret, "fs manager")) as accounts:
+                accounts._remembered = RememberedUsers(lifetime_ns=0)
+                own = await accounts.find(token_id_of(manager.tokens["ada"]))
+                assert own == UserKey("ada", token_key(manager.tokens["ada"]), ada)
+                of_run = await accounts.find(f"run-{task}-0")
+                assert of_run == UserKey("ada", token_key(token), ada, scope="run")
+                for other in (f"run-{task}-1", "run-99-0", "run-x", "run-", "0" * 16, "é"):
+                    assert await accounts.find(other) is None
+                agent.follow_starts()
+                await asyncio.to_thread(agent.sync)
+                with manager.client("ada") as client:
+                    await asyncio.to_thread(client.command, StopTask(task=task))
+                assert await accounts.find(f"run-{task}-0") is None
 
 
 def test_a_stream_of_logs_ends_with_the_token_that_asked(manager: ManagerProcess) -> None:

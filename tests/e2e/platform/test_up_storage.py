@@ -10,15 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 from tests.support.patience import allowed_s
 from tests.support.platform.running import task_of, wait_for
 
+from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.cli import main
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.views import TaskAnswer
 from fireflyer.cluster.local.layout import PlatformLayout, read_connection
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome
+from fireflyer.fs import connect
+from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.service.local.layout import Layout
+from fireflyer.identity.handshake import token_id_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -44,6 +50,27 @@ while not __import__("os").path.exists(sys.argv[1] + ".over"):
 """
 
 
+OF_ADA: Final = """\
+import fsspec, os, pathlib, sys, time
+here = pathlib.Path(sys.argv[1])
+fsspec.filesystem("ff").pipe("ff:///ada/x", b"by ada")
+(here / "part").write_text(os.environ["FIREFLYER_FS"] + " " + pathlib.Path(os.environ["FF_TOKEN_FILE"]).read_text())
+os.rename(here / "part", here / "told")
+while not (here / "go").exists():
+    time.sleep(0.02)
+"""
+OF_BOB: Final = """\
+import fsspec, sys
+files, said = fsspec.filesystem("ff"), []
+for work in (lambda: files.cat("ff:///ada/x"), lambda: files.pipe("ff:///ada/y", b""), lambda: files.rm("ff:///ada/x")):
+    try:
+        work()
+    except PermissionError:
+        said.append("refused")
+open(sys.argv[1], "w").write(" ".join(said))
+"""
+
+
 class Whole:
     """What `ff up` runs in a directory, by the commands that a user types."""
 
@@ -63,8 +90,10 @@ class Whole:
     def client(self) -> Client:
         return Client(read_connection(self.layout.connection_file))
 
-    def submit(self, script: Path, name: str, *args: str) -> int:
-        with self.client() as client:
+    def submit(self, script: Path, name: str, *args: str, token: str = "") -> int:
+        """`token`: of the user whose task it is, by default the administrator."""
+        connection = read_connection(self.layout.connection_file)
+        with Client(msgspec.structs.replace(connection, token=token or connection.token)) as client:
             return client.submit(task_of(script, name, *args), key=name)[0]
 
     def task(self, task: int) -> TaskAnswer:
@@ -159,3 +188,63 @@ def test_a_run_that_does_not_leave_is_killed_and_queued_again(whole: Whole, tmp_
     assert done.task.outcome is Outcome.SUCCEEDED
     assert len(done.runs) == 2
     assert not (whole.directory / "storage").exists()
+
+
+def test_a_task_is_its_user_in_the_file_system_by_the_token_of_its_run(
+    whole: Whole, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole.ff("up", "--nodes", "1", "--storage", "1", "-d")
+    with whole.client() as client:
+        tokens = {}
+        for name, uid in (("ada", 4242), ("bob", 4243)):
+            client.create_user(name, uid=uid)
+            tokens[name] = client.issue_token(name).token
+    storage = Layout(whole.layout.storage_directory)
+    target = f"ff://{','.join(storage.load().managers)}"
+    assert not storage.has_own_users
+
+    where = ["--dir", storage.directory]
+    assert main(["fs", "mkdir", "-m", "700", "/ada", *where]) == 0
+    assert main(["fs", "chown", "4242:4242", "/ada", *where]) == 0
+    assert main(["fs", "admin", "user", "list", *where]) == 2
+    assert "are those of its platform: ff user add" in capfd.readouterr().err
+    script = tmp_path / "of_ada.py"
+    script.write_text(OF_ADA)
+    of_ada = whole.submit(script, "of-ada", str(tmp_path), token=tokens["ada"])
+    wait_for((tmp_path / "told").exists, "the task has written", limit_s=60)
+    told, run_token = (tmp_path / "told").read_text().split()
+    assert told == target, "tasks are told where the managers are, and no directory with secrets"
+    assert token_id_of(run_token) == f"run-{of_ada}-0"
+
+    with connect(target, token=storage.admin_token()) as files:
+        found = files.stat("/ada/x")
+        assert (found.st_uid, found.st_gid) == (4242, 4242)
+    with connect(target, token=tokens["ada"]) as files, files.open("/ada/x", "rb") as file:
+        assert file.read() == b"by ada", "her own token is good for it, too"
+    script, said = tmp_path / "of_bob.py", tmp_path / "said"
+    script.write_text(OF_BOB)
+    with connect(target, token=run_token) as held:
+        assert held.stat("/ada/x").st_size == 6
+        (tmp_path / "go").touch()
+        assert whole.finished(of_ada).task.outcome is Outcome.SUCCEEDED
+        wait_for(lambda: _refused(target, run_token), "the token of the run that has ended is refused", limit_s=10)
+        wait_for(lambda: not _works(held), "what was open with it is closed", limit_s=10)
+    of_bob = whole.submit(script, "of-bob", str(said), token=tokens["bob"])
+    assert whole.finished(of_bob).task.outcome is Outcome.SUCCEEDED
+    assert said.read_text() == "refused refused refused"
+
+
+def _refused(target: str, token: str) -> bool:
+    try:
+        connect(target, token=token).close()
+    except PermissionDenied:
+        return True
+    return False
+
+
+def _works(files: FileSystem) -> bool:
+    try:
+        files.stat("/ada/x")
+    except FireflyerError:
+        return False
+    return True

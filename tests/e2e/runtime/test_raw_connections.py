@@ -9,11 +9,22 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.loops import on_loop
+from tests.support.network.known_users import known
 
-from fireflyer.base.errors import PermissionDenied, Timeout, Unreachable
+from fireflyer.base.errors import Busy, PermissionDenied, Timeout, Unreachable
 from fireflyer.base.units import MS
 from fireflyer.identity.acceptor import HandshakeLimits
-from fireflyer.identity.handshake import Accepts, NodeCredential, UserCredential, UserKey, token_id_of, token_key
+from fireflyer.identity.conversation import ClientConversation
+from fireflyer.identity.handshake import (
+    NONCE_BYTES,
+    Accepts,
+    FindUser,
+    NodeCredential,
+    UserCredential,
+    UserKey,
+    token_id_of,
+    token_key,
+)
 from fireflyer.identity.secrets import Secret
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.raw_connections import RawConnection, RawListener, connect_raw
@@ -25,8 +36,8 @@ NODE = NodeCredential(SECRET, "node 1")
 class _Taken:
     """A listener and what it has handed on."""
 
-    def __init__(self, limits: HandshakeLimits) -> None:
-        accepts = Accepts(SECRET, lambda name: UserKey("ann", token_key(TOKEN)) if name == token_id_of(TOKEN) else None)
+    def __init__(self, limits: HandshakeLimits, find_user: FindUser) -> None:
+        accepts = Accepts(SECRET, find_user)
         self.connections: asyncio.Queue[RawConnection] = asyncio.Queue()
         self.listener = RawListener(
             accepts,
@@ -39,8 +50,9 @@ class _Taken:
 
 
 @contextlib.asynccontextmanager
-async def listening(limits: HandshakeLimits | None = None) -> AsyncIterator[_Taken]:
-    taken = _Taken(limits or HandshakeLimits())
+async def listening(limits: HandshakeLimits | None = None, find_user: FindUser | None = None) -> AsyncIterator[_Taken]:
+    ann = known({token_id_of(TOKEN): UserKey("ann", token_key(TOKEN))})
+    taken = _Taken(limits or HandshakeLimits(), find_user or ann)
     taken.address = await taken.listener.start("127.0.0.1", 0)
     yield taken
     await taken.listener.close()
@@ -82,6 +94,49 @@ async def test_a_user_is_known_by_name_and_a_wrong_token_is_refused() -> None:
         with pytest.raises(PermissionDenied, match="does not accept this token"):
             await connect_raw(taken.address, UserCredential("fft1.abc.wrong"), purpose="fs data")
         assert taken.connections.empty()
+
+
+@on_loop
+async def test_while_it_is_found_out_whose_token_it_is_others_are_served_and_who_leaves_is_forgotten() -> None:
+    came, go = asyncio.Event(), asyncio.Event()
+
+    async def find(_: str) -> UserKey | None:
+        came.set()
+        await go.wait()
+        return UserKey("ann", token_key(TOKEN))
+
+    async with listening(find_user=find) as taken:
+        waiting = asyncio.create_task(connect_raw(taken.address, UserCredential(TOKEN), purpose="fs data"))
+        await came.wait()
+        left = socket.create_connection(taken.address)
+        client = ClientConversation(UserCredential(TOKEN), purpose="fs data", nonce=bytes(NONCE_BYTES))
+        came.clear()
+        left.sendall(client.hello())
+        await came.wait()
+        left.close()
+        (await connect_raw(taken.address, NODE, purpose="fs data")).socket.close()
+        node = await taken.connections.get()
+        node.socket.close()
+        assert node.session.peer == "node 1"
+        go.set()
+        (await waiting).socket.close()
+        user = await taken.connections.get()
+        user.socket.close()
+        assert user.session.peer == "ann"
+        while taken.listener._sockets.next_deadline_ns is not None:  # noqa: ASYNC110, until who left is forgotten
+            await asyncio.sleep(0.01)
+        assert taken.connections.empty()
+
+
+@on_loop
+async def test_where_nobody_can_say_whose_token_it_is_the_client_is_told_to_try_again() -> None:
+    async def away(_: str) -> UserKey | None:
+        raise Unreachable("no manager at 10.0.0.1:7000")
+
+    async with listening(find_user=away) as taken:
+        with pytest.raises(Busy, match="cannot be looked up at the moment; try again later"):
+            await connect_raw(taken.address, UserCredential(TOKEN), purpose="fs data")
+        assert taken.listener.refused == 1
 
 
 @on_loop

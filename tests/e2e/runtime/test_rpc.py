@@ -9,6 +9,7 @@ import struct
 import msgspec
 import pytest
 from tests.support.loops import on_loop
+from tests.support.network.known_users import known
 from tests.support.network.rpc_service import ADD, ECHO, FAIL, HANG, SLOW, WHO, Add, Blob, Name, Number, serving
 
 from fireflyer.base.errors import (
@@ -342,7 +343,7 @@ async def test_strangers_are_refused_and_the_log_says_so(caplog: pytest.LogCaptu
 async def test_users_are_let_in_by_their_token() -> None:
     token = "fft1.0123.words"
     users = {"0123": UserKey("ada", token_key(token))}
-    async with serving(accepts=Accepts(None, users.get)) as service:
+    async with serving(accepts=Accepts(None, known(users))) as service:
         client = await RpcClient.connect(str(service.address), UserCredential(token), SECOND)
         assert await client.call(WHO, Name(""), SECOND) == Name("user ada 1")
         await client.close()
@@ -354,12 +355,12 @@ async def test_users_are_let_in_by_their_token() -> None:
 async def test_a_revoked_token_ends_its_open_connections_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_watch, "RECHECK_S", 0.05)
     tokens = {name: f"{BEARER_MARK}.{name}.secret" for name in ("first", "second")}
-    known = {name: UserKey("alice", token_key(token)) for name, token in tokens.items()}
-    async with serving(accepts=Accepts(None, known.get), recheck_tokens=True) as service:
+    users = {name: UserKey("alice", token_key(token)) for name, token in tokens.items()}
+    async with serving(accepts=Accepts(None, known(users)), recheck_tokens=True) as service:
         first, second = [
             await RpcClient.connect(service.address, UserCredential(token), SECOND) for token in tokens.values()
         ]
-        del known["first"]
+        del users["first"]
         assert isinstance(await first.wait_lost(), Unreachable)
         assert await second.call(ADD, Add(1, 1), SECOND) == Number(2)
         with pytest.raises(PermissionDenied):

@@ -71,13 +71,18 @@ _SECRET: Final = Secret(bytes(range(32)))
 _TOKEN: Final = "fft1.id.secret"
 
 
+async def _nobody(_token_id: str) -> UserKey | None:
+    return None
+
+
 def _conversation(credential: Credential, role: str) -> Found:
     """Every message of a handshake, and the key of the session."""
     user = UserKey("ada", token_key(_TOKEN))
     client = ClientHandshake(credential, purpose="fs data", nonce=b"c" * 32)
-    server = ServerHandshake(Accepts(_SECRET, lambda _: user), identity="fs node 3", purpose="fs data", nonce=b"s" * 32)
+    accepts = Accepts(_SECRET, _nobody)
+    server = ServerHandshake(accepts, identity="fs node 3", purpose="fs data", nonce=b"s" * 32)
     hello = client.hello()
-    challenge = server.on_hello(hello)
+    challenge = server.on_hello(hello) or server.on_found(user)
     proof = client.on_challenge(challenge)
     session, verdict = server.on_proof(proof)
     assert client.on_verdict(verdict).key == session.key

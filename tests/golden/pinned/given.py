@@ -59,7 +59,13 @@ def _manager_configs() -> list[PlatformConfig]:
     whole: dict[str, Any] = {
         name: f"s{at}" if isinstance(getattr(least, name), str) else 1000 + at for at, name in enumerate(names)
     }
-    whole |= {"listen": "127.0.0.1:1", "listen_agents": "127.0.0.1:2", "managers": ("s1",), "operators": ("s2",)}
+    whole |= {
+        "listen": "127.0.0.1:1",
+        "listen_agents": "127.0.0.1:2",
+        "managers": ("s1",),
+        "operators": ("s2",),
+    }
+    whole |= {"listen_accounts": "127.0.0.1:3"}
     whole |= {"manager_urls": ("https://s3#4",), "webhook_networks": ("10.0.0.0/16",)}
     site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
     whole |= {"history_keep": HistoryKeep(tasks_days=3, rows=4000)}

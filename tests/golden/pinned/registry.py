@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
+from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
@@ -75,6 +76,7 @@ from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.kvstore.dump import Row
 from fireflyer.recipes import corpus, train_gpt
+from fireflyer.recipes.whole import reference as whole_reference
 from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
 from fireflyer.runtime.processes.run_lock import _Holder
@@ -192,7 +194,7 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=4),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=5),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.uv-lock", "toml", uv_lock._Lock),
     Format("platform.up-file", "toml", platform_up.UpConfig, revision=3),
@@ -294,11 +296,12 @@ FORMATS: Final = (
     Format("checkpoint.job", "json", checkpoint_manifest._JobBody),
     Format("checkpoint.shard-record", "json", checkpoint_manifest.ShardRecord, revision=2),
     Format("checkpoint.save-answer", "json", checkpoint_saves._Answer),
+    Format("checkpoint.record-parts", "json", checkpoint_saves._InParts),
     Format("checkpoint.dcp-shard", "json", checkpoint_dcp._Written),
     Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
     Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
     Format("data.recordset", "json", data_manifest.Manifest),
-    Format("data.recordset-body", "json", data_manifest.Body, revision=2),
+    Format("data.recordset-body", "json", data_manifest.ManifestBody, revision=2),
     Format("data.packing-file", "json", state_file._File),
     Format("data.packing-state", "json", state_file.State),
     Format("data.mixture-state", "json", mixture.MixtureState),
@@ -306,6 +309,7 @@ FORMATS: Final = (
     Format("recipes.corpus-current", "json", corpus._Current),
     Format("recipes.corpus-meta", "object", corpus._Meta),
     Format("recipes.train-progress", "object", train_gpt.Progress),
+    Format("recipes.whole-reference", "json", whole_reference._Cached),
     # The key-value store.
     Format("kvstore.journal-batch", "msgpack", list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]),
     # The file system: managers.
@@ -326,6 +330,8 @@ FORMATS: Final = (
     Format("fs.target.run", "json", target_directory._Run),
     Format("fs.target.chain", "json", served_notes.ServedNote),
     # Metadata.
+    Format("rpc.accounts.find-token.request", "msgpack", account_calls.FindToken),
+    Format("rpc.accounts.find-token.answer", "msgpack", account_calls.FoundToken),
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
     Format("fs.meta.call", "msgpack", meta.Call),
@@ -346,11 +352,11 @@ FORMATS: Final = (
     Format("fs.meta.service-row", "msgpack", registry.ServiceRow),
     Format("fs.meta.dump-row", "msgpack", Row),
     # Files of administrators, and of clusters on one machine.
-    Format("fs.config.manager", "toml", ManagerConfig, revision=2),
+    Format("fs.config.manager", "toml", ManagerConfig, revision=3),
     Format("fs.config.meta", "toml", MetaConfig, revision=2),
     Format("fs.config.storage", "toml", StorageConfig, revision=2),
     Format("fs.config.domains", "toml", Domains),
-    Format("fs.local.cluster", "json", LocalCluster),
+    Format("fs.local.cluster", "json", LocalCluster, revision=2),
     Format("fs.local.cluster-of-client", "json", _Cluster),
     Format("fs.local.lock", "json", _Holder),
 )

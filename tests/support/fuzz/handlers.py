@@ -52,6 +52,7 @@ from fireflyer.runtime.rpc.server import Caller, RpcServer, _Connection
 
 __all__ = ["ManagerRequests", "calls_of_launcher", "calls_of_meta"]
 
+_ADA: Final = Account("ada", 1001, 1001, (50,))
 _NODE: Final = Caller("node", "supervisor 0.1", "127.0.0.1:1", 1)
 _LARGEST: Final = 1 << 40
 """Of the numbers that a launcher is told."""
@@ -211,14 +212,14 @@ def calls_of_launcher() -> tuple[list[bytes], Callable[[bytes], object]]:
 
 @asynccontextmanager
 async def _meta(server: RpcServer) -> AsyncIterator[None]:
-    async with MetaRig(MemoryEngine(), accounts=(Account("ada", 1001, 1001, (50,)),)) as rig:
+    async with MetaRig(MemoryEngine(), accounts=(_ADA,)) as rig:
         await rig.open_session(7, "ada")
         server.register(META, rig.service.serve)
         yield
 
 
 def calls_of_meta() -> tuple[list[bytes], Callable[[bytes], object]]:
-    return _samples({"rpc.fs.meta.request": [META]}), _Calls(_meta, user("ada")).parse
+    return _samples({"rpc.fs.meta.request": [META]}), _Calls(_meta, Caller("user", "ada", "127.0.0.1:2", 2, _ADA)).parse
 
 
 # --- the cluster manager ---
@@ -257,7 +258,7 @@ class ManagerRequests:
             now_ns += 10**8
         for caller in (_NODE, user("ada")):
             try:
-                trusted = check_role(request, caller, ())
+                trusted = check_role(request, caller)
             except PermissionDenied:
                 continue
             answered = await handle(RequestReceived(1, request, "" if trusted else "ada", trusted))

@@ -32,7 +32,7 @@ from fireflyer.collectives.flight.explain import explain
 from fireflyer.collectives.flight.trace import encode_trace
 from fireflyer.fs.core import capability
 from fireflyer.fs.schema import data as fs_data
-from fireflyer.identity.acceptor import HandOver, HandshakeAcceptor
+from fireflyer.identity.acceptor import Find, HandOver, HandshakeAcceptor
 from fireflyer.identity.conversation import ClientConversation
 from fireflyer.identity.handshake import MAX_MESSAGE_BYTES, Accepts, NodeCredential, UserKey, pack_message, token_key
 from fireflyer.identity.secrets import Secret
@@ -69,6 +69,11 @@ def _cases(name: str) -> dict[str, bytes]:
 # --- handshakes ---
 
 
+async def _nobody(_token_id: str) -> UserKey | None:
+    """The test itself says whose token it is."""
+    return None
+
+
 @dataclass
 class _Server:
     """A stranger's bytes at an acceptor whose nonces are known: what was recorded is admitted, and nothing else."""
@@ -81,9 +86,8 @@ class _Server:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        user = UserKey("ada", token_key(_TOKEN))
         self._acceptor = HandshakeAcceptor(
-            Accepts(_SECRET, lambda _: user),
+            Accepts(_SECRET, _nobody),
             identity="fs node 3",
             purpose="fs data",
             random_bytes=lambda count: b"s" * count,
@@ -98,6 +102,8 @@ class _Server:
             read += len(piece)
             effects = self._acceptor.received(0, number, piece)
             for effect in effects:
+                if isinstance(effect, Find):
+                    self._acceptor.found(0, effect.number, UserKey("ada", token_key(_TOKEN)))
                 if isinstance(effect, HandOver):
                     assert effect.session.key in self.keys, "admitted without the proof"
                     admitted = True

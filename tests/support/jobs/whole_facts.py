@@ -33,7 +33,7 @@ from fireflyer.recipes.whole.facts import (
 )
 from fireflyer.recipes.whole.plan import BEN, TaskPlan, WholePlan
 
-__all__ = ["PLAN", "good_facts"]
+__all__ = ["PLAN", "RunLog", "good_facts", "run_of"]
 
 PLAN: Final = WholePlan(
     tasks=(TaskPlan(name="first", user="ada", steps=60, seed=1), TaskPlan(name="second", user=BEN, steps=60, seed=2)),
@@ -49,7 +49,7 @@ def loss_at(task: TaskPlan, step: int) -> float:
     return 6.0 / (1 + 0.01 * task.seed * step)
 
 
-class _Log:
+class RunLog:
     """Of one run."""
 
     def __init__(self, task: TaskPlan) -> None:
@@ -81,7 +81,7 @@ class _Log:
         return StepReport(rank, attempt, step, 4, 512, loss, STEP_NS, 0, MIB, MS)
 
 
-def _run(number: int, nodes: tuple[str, ...], begin_ns: int, log: _Log, cause: str) -> RunFacts:
+def run_of(number: int, nodes: tuple[str, ...], begin_ns: int, log: RunLog, cause: str) -> RunFacts:
     return RunFacts(
         number=number,
         nodes=nodes,
@@ -114,32 +114,32 @@ def _task(wanted: TaskPlan, number: int, submitted_ns: int, runs: Sequence[RunFa
 
 def _first() -> tuple[TaskFacts, int]:
     """It lost a node in step 36 and went on from step 30. And when the node was killed."""
-    log = _Log(PLAN.tasks[0])
+    log = RunLog(PLAN.tasks[0])
     log.attempt(0, 0, 35)
     killed_ns = 100 * MS + log.now_ns + 20 * MS
     log.now_ns += 500 * MS
     log.log(NodeLost(1, 0, "its supervisor was killed"), AttemptFailed(0, "node 1 lost", True))
     log.attempt(1, 30, 60)
     log.log(JobFinished(0, "all ranks exited with 0"))
-    return _task(PLAN.tasks[0], 1, 0, [_run(0, ("agent-1", "agent-2"), 0, log, _DONE)]), killed_ns
+    return _task(PLAN.tasks[0], 1, 0, [run_of(0, ("agent-1", "agent-2"), 0, log, _DONE)]), killed_ns
 
 
 def _second_and_urgent() -> tuple[TaskFacts, TaskFacts]:
     """The second left after step 25, and went on when the urgent one was over."""
     nodes = ("agent-3", "agent-4")
-    log = _Log(PLAN.tasks[1])
+    log = RunLog(PLAN.tasks[1])
     log.attempt(0, 0, 25)
     log.save(0, 25)
     log.log(SuspendRequested(0), Suspended(0, 25), JobFinished(85, "suspended"))
-    before = _run(0, nodes, 0, log, _SUSPENDED)
-    short = _Log(PLAN.urgent)
+    before = run_of(0, nodes, 0, log, _SUSPENDED)
+    short = RunLog(PLAN.urgent)
     short.attempt(0, 0, 20)
     short.log(JobFinished(0, "all ranks exited with 0"))
-    urgent = _run(0, nodes, before.over_ns + 10 * MS, short, _DONE)
-    log = _Log(PLAN.tasks[1])
+    urgent = run_of(0, nodes, before.over_ns + 10 * MS, short, _DONE)
+    log = RunLog(PLAN.tasks[1])
     log.attempt(0, 25, 60)
     log.log(JobFinished(0, "all ranks exited with 0"))
-    after = _run(1, nodes, urgent.over_ns + 10 * MS, log, _DONE)
+    after = run_of(1, nodes, urgent.over_ns + 10 * MS, log, _DONE)
     return _task(PLAN.tasks[1], 2, 0, [before, after]), _task(PLAN.urgent, 3, before.over_ns - SECOND, [urgent])
 
 

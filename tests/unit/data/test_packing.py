@@ -148,6 +148,8 @@ def test_rows_of_parquet_are_records(tmp_path: Path) -> None:
         (b'{"text":[1,"a"]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
         (b'{"text":[[1],[2,3]]}', r"a\.jsonl:1: field 'text' is a list of something else than tokens"),
         (b'{"text":"\xff"}', r"a\.jsonl:1: is not JSON: "),
+        (b'{"text":"\\ud800"}', r"a\.jsonl:1: field 'text' holds half a surrogate pair at character 0"),
+        (b"[" * 100_000, r"a\.jsonl:1: is not JSON: "),
     ],
 )
 def test_a_wrong_line_is_named_and_may_be_left_out(tmp_path: Path, text: bytes, said: str) -> None:

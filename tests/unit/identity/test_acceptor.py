@@ -13,6 +13,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.identity.acceptor import (
     AcceptorEffect,
     Close,
+    Find,
     HandOver,
     HandshakeAcceptor,
     HandshakeLimits,
@@ -20,11 +21,22 @@ from fireflyer.identity.acceptor import (
     Report,
     Send,
 )
+from fireflyer.identity.account import Account
 from fireflyer.identity.conversation import ClientConversation
-from fireflyer.identity.handshake import Accepts, NodeCredential, Session
+from fireflyer.identity.handshake import (
+    BEARER_MARK,
+    Accepts,
+    NodeCredential,
+    Session,
+    UserCredential,
+    UserKey,
+    token_key,
+)
 from fireflyer.identity.secrets import Secret
 
 SECRET, OTHER = Secret(b"s" * 32), Secret(b"o" * 32)
+TOKEN = f"{BEARER_MARK}.0123.secret"
+ADA = UserKey("ada", token_key(TOKEN), Account("ada", 1001, 1001), ("fs:admin",))
 _numbers = itertools.count()
 
 
@@ -32,12 +44,20 @@ def fresh(count: int) -> bytes:
     return next(_numbers).to_bytes(count, "big")
 
 
+async def nobody(_token_id: str) -> UserKey | None:
+    raise AssertionError("what is pure asks its owner")
+
+
 def acceptor(
     limits: HandshakeLimits | None = None, full: Callable[[Session], Busy | None] | None = None
 ) -> HandshakeAcceptor:
     return HandshakeAcceptor(
-        Accepts(SECRET), identity="hub", purpose="test", random_bytes=fresh, limits=limits, full=full
+        Accepts(SECRET, nobody), identity="hub", purpose="test", random_bytes=fresh, limits=limits, full=full
     )
+
+
+def user(token: str = TOKEN) -> ClientConversation:
+    return ClientConversation(UserCredential(token), purpose="test", nonce=fresh(32))
 
 
 def client(secret: Secret = SECRET) -> ClientConversation:
@@ -217,3 +237,69 @@ def test_reports_are_bounded_and_say_how_many_were_left_out() -> None:
 def test_a_name_that_cannot_be_sent_is_refused_when_the_acceptor_is_made() -> None:
     with pytest.raises(UsageError, match="printable"):
         HandshakeAcceptor(Accepts(SECRET), identity="a\nb", purpose="test", random_bytes=fresh)
+
+
+# --- users: whose token it is, the owner finds out ---
+
+
+def searching(server: HandshakeAcceptor, one: ClientConversation, connection: int = 7) -> Find:
+    server.opened(0, connection, "a")
+    (find,) = give(server, connection, one.hello())
+    assert isinstance(find, Find)
+    assert server.wanted(connection) == 0, "nothing is read meanwhile"
+    return find
+
+
+def test_a_user_is_admitted_when_it_was_found_whose_token_it_is() -> None:
+    server, one = acceptor(), user()
+    find = searching(server, one)
+    assert (find.connection, find.token_id) == (7, "0123")
+    (challenge,) = server.found(0, find.number, ADA)
+    assert isinstance(challenge, Send)
+    _, admitted = give(server, 7, heard(one, challenge.data))
+    assert isinstance(admitted, HandOver)
+    session = admitted.session
+    assert (session.role, session.peer, session.token_id) == ("user", "ada", "0123")
+    assert (session.account, session.roles, session.scope) == (ADA.account, ADA.roles, ADA.scope)
+    assert server.found(0, find.number, ADA) == [], "an answer counts once"
+
+
+def test_an_unknown_token_is_challenged_as_a_known_one_and_opens_nothing() -> None:
+    server, one = acceptor(), user()
+    find = searching(server, one)
+    (challenge,) = server.found(0, find.number, None)
+    assert isinstance(challenge, Send)
+    with pytest.raises(PermissionDenied, match="does not accept this token"):
+        heard(one, challenge.data)
+    assert isinstance(give(server, 7, b"\x00\x2e" + bytes(46))[0], Refuse)
+
+
+def test_where_users_cannot_be_looked_up_the_client_is_told_to_try_again_and_the_log_why() -> None:
+    server, one = acceptor(), user()
+    find = searching(server, one)
+    refused, report = server.not_found(0, find.number, Unreachable("no manager at 10.0.0.1:9442"))
+    assert isinstance(refused, Refuse)
+    with pytest.raises(Busy, match="cannot be looked up at the moment; try again later"):
+        heard(one, refused.data)
+    assert b"10.0.0.1" not in refused.data, "a stranger is not told where the users are"
+    assert report == Report("a", "no manager at 10.0.0.1:9442", 0)
+
+
+def test_a_search_takes_of_the_time_that_a_client_has() -> None:
+    server = acceptor(HandshakeLimits(handshake_ns=5 * SECOND))
+    find = searching(server, user())
+    assert server.expire(4 * SECOND) == []
+    refused, _ = server.expire(5 * SECOND)
+    assert isinstance(refused, Refuse)
+    assert server.found(6 * SECOND, find.number, ADA) == []
+    assert server.not_found(6 * SECOND, find.number, Unreachable("late")) == []
+
+
+def test_the_answer_for_a_connection_that_is_gone_is_not_that_of_the_next_one_with_its_number() -> None:
+    server = acceptor()
+    first = searching(server, user())
+    assert server.lost(0, 7, Unreachable("it broke"))[0] == Close(7)
+    second = searching(server, user(f"{BEARER_MARK}.4567.x"))
+    assert server.found(0, first.number, ADA) == []
+    (challenge,) = server.found(0, second.number, None)
+    assert isinstance(challenge, Send)

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 import pytest
-from tests.support.jobs.whole_facts import PLAN, good_facts
+from tests.support.jobs.whole_facts import PLAN, RunLog, good_facts, run_of
 
 from fireflyer.analytics import expected_ettr
 from fireflyer.base.units import MIB, SECOND
@@ -65,13 +65,16 @@ def test_ettr_is_measured_over_the_life_and_filled_into_the_formula() -> None:
     assert eval(formula) == pytest.approx(float(numbers[2]), abs=0.01)
 
 
-def test_steps_that_a_run_lost_with_its_launcher_do_not_count_twice() -> None:
+def test_steps_that_a_run_lost_with_its_launcher_count_once() -> None:
     """The log of such a run ends in the middle; the next run did its last steps again."""
-    first = GOOD.tasks[1]
-    cut = change(first.runs[0], cause="infrastructure", log=first.runs[0].log[:-3])
-    again = change(first, runs=(cut, *first.runs[1:]))
-    assert ettr_of(PLAN.tasks[1], again).measured == pytest.approx(ettr_of(PLAN.tasks[1], first).measured)
-    assert "1 in" in ettr_of(PLAN.tasks[1], again).terms[0].note
+    wanted, nodes = PLAN.tasks[0], ("agent-1", "agent-2")
+    cut, again = RunLog(wanted), RunLog(wanted)
+    cut.attempt(0, 0, 35)
+    again.attempt(0, 30, 60)
+    runs = (run_of(0, nodes, 0, cut, "infrastructure"), run_of(1, nodes, 20 * SECOND, again, "succeeded"))
+    found = ettr_of(wanted, change(GOOD.tasks[0], runs=runs, ended_ns=60 * SECOND))
+    assert found.measured == pytest.approx(60 * 0.1 / 60, rel=0.02)
+    assert found.terms[0].note.startswith("1 in 60.0 s")
 
 
 def test_throughput_has_the_bytes_of_all_operations() -> None:
@@ -104,6 +107,8 @@ def test_when_a_storage_node_failed_and_was_back() -> None:
         (None, None, None), (None, None, None), (None, None, None), (12, None, None), (12, 13, None), (12, 13, None),
         (12, 13, 15)]  # fmt: skip
     assert recovery_of([sample(12, incarnation=2)], fault, 1).over_ns is None, "it never counted as failed"
+    late = [sample(12, alive=False), sample(13), sample(14, incarnation=2)]
+    assert recovery_of(late, fault, 1).over_ns == 14, "a heartbeat that came late is not the new process"
 
 
 def test_the_shards_of_the_last_checkpoint_are_found() -> None:

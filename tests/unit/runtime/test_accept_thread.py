@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import pytest
 from tests.support.descriptors import only_free, open_descriptors
 
-from fireflyer.base.errors import Busy, FireflyerError
+from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.base.units import MS, SECOND
 from fireflyer.identity.acceptor import HandshakeLimits
-from fireflyer.identity.handshake import Accepts, ServerHandshake, Session, pack_message
+from fireflyer.identity.handshake import Accepts, ServerHandshake, Session, UserKey, pack_message
 from fireflyer.identity.secrets import new_secret
 from fireflyer.runtime.accept_thread import AcceptThread
 from fireflyer.runtime.handshake_sockets import source_of
@@ -108,7 +108,7 @@ def test_silent_strangers_are_refused_in_time() -> None:
 def test_no_exception_for_one_client_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, calls = ServerHandshake.on_hello, itertools.count()
 
-    def broken_once(self: ServerHandshake, data: bytes) -> bytes:
+    def broken_once(self: ServerHandshake, data: bytes) -> bytes | None:
         if next(calls) == 0:
             raise ZeroDivisionError
         return usual(self, data)
@@ -163,3 +163,11 @@ def test_a_source_is_an_address_a_network_or_a_user() -> None:
         pytest.skip("this machine has no IPv6")
     with six, socket.create_connection(six.getsockname()[:2]) as client:
         assert source_of(client) == "::/64"
+
+
+def test_it_lets_nodes_in_alone_since_it_has_no_loop_to_look_users_up_in() -> None:
+    async def find(_: str) -> UserKey | None:
+        return None
+
+    with pytest.raises(UsageError, match="cannot look tokens up; let it accept the node secret alone"):
+        AcceptThread([], Accepts(SECRET, find), identity="a", purpose="b", on_connection=lambda sock, _: sock.close())

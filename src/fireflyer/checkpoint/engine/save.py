@@ -51,7 +51,7 @@ class SaveHandle:
         self._copies: ImageCopies | None = None
 
     def before_update(self) -> None:
-        """To be called before tensors change that were given to `CheckpointManager.save` as `deferred`, by the thread
+        """Call this before tensors change that were given to `CheckpointManager.save` as `deferred`, in the thread
         that changes them: its current streams wait for the copies; the call itself does not. May be called again."""
         if self._copies is not None:
             self._copies.before_update()

@@ -30,7 +30,7 @@ token_file_option = click.option(
 @click.command(
     "pack",
     short_help="Make a data set of files, JSONL or Parquet.",
-    epilog="Example: ff data pack --format jsonl --field text --tokenizer tokenizer.json corpus ff:///data/corpus",
+    epilog="Example: ff data pack -f jsonl --field text web.jsonl ff:///data/web",
 )
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.argument("target", metavar="TARGET")
@@ -45,7 +45,7 @@ token_file_option = click.option(
 )  # fmt: skip
 @click.option(
     "--tokenizer", metavar="FILE",
-    help="Store tokens (uint16) of the text: a file of BpeTokenizer.save, or the word `bytes`.",
+    help="Store uint16 tokens of the text: a file of BpeTokenizer.save, or the word `bytes`.  [default: the text]",
 )  # fmt: skip
 @click.option("--no-end-of-text", is_flag=True, help="With --tokenizer: put no END_OF_TEXT after each record.")
 @click.option(

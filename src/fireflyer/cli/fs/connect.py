@@ -152,6 +152,7 @@ def named(target: str, token_file: str | None, secret_file: str | None) -> Clust
 
 def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | None) -> ClusterTarget:
     """A cluster of which the managers are known. Raises `UsageError`."""
+    from fireflyer.fs.tools.default_cluster import default_token_file
     from fireflyer.identity import NodeCredential, UserCredential, load_secret
     from fireflyer.identity.private_files import read_private_file
 
@@ -160,6 +161,7 @@ def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | 
     if secret_file is not None:
         with _file_of("--secret-file", secret_file, "copy the node secret of the cluster there"):
             return ClusterTarget(managers, NodeCredential(load_secret(secret_file), f"ff of user {os.getuid()}"))
+    token_file = token_file or default_token_file()
     if token_file is None:
         raise UsageError(
             f"the managers at {', '.join(managers)} ask who you are; add --token-file FILE (token of a user) or "

@@ -116,6 +116,11 @@ def up_command(
         wanted = {"nodes": nodes, "replicas": replicas, "targets-per-node": targets_per_node, "managers": managers}
         if layout.exists():
             cluster = layout.load()
+            if cluster.accounts:
+                raise UsageError(
+                    f"{layout.directory} belongs to a platform, whose users it has; start both: ff up --dir "
+                    f"{os.path.dirname(layout.directory)}"
+                )
             _check_same(layout, cluster, wanted, store, failure_timeout)
             if relaxed is not None and cluster.durable == relaxed:
                 cluster = msgspec.structs.replace(cluster, durable=not relaxed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from fireflyer.base.errors import UsageError
 
 if TYPE_CHECKING:
     from fireflyer.cluster.local.config import StorageWish
-    from fireflyer.cluster.local.layout import PlatformLayout
+    from fireflyer.cluster.local.layout import AccountsAt, PlatformLayout
     from fireflyer.fs.schema.manager import Status
     from fireflyer.fs.service.local.layout import Layout, LocalCluster
     from fireflyer.runtime.processes.run_lock import RunLock
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalStorage", "storage_of"]
 
 _Platform: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
+HERE: Final = "127.0.0.1"
 NODES: Final = 3
 REPLICAS: Final = 2
 TARGETS: Final = 4
@@ -38,13 +40,23 @@ class LocalStorage:
         self._up: asyncio.Future[Status] | None = None
 
     @property
+    def accounts(self) -> AccountsAt | None:
+        """Where the platform says whose token it is; None where the file system has users of its own."""
+        from fireflyer.cluster.local.layout import AccountsAt
+
+        return AccountsAt(self.cluster.accounts, self.layout.secret_file) if self.cluster.accounts else None
+
     def task_environment(self) -> dict[str, str]:
-        """By which tasks, which run as this user, find it."""
+        """By which tasks find it, once it is up; they prove themselves with the token of their run. One with users of
+        its own, that an earlier release has made, knows no such tokens: tasks find the secret in its directory."""
+        if self.cluster.accounts:
+            return {"FIREFLYER_FS": f"ff://{','.join(self.cluster.managers)}"}
         return {"FIREFLYER_FS": f"ff://{quote(self.layout.directory, safe='')}"}
 
-    async def run(self, platform: _Platform, say: Callable[[str], None]) -> None:
+    async def run(self, platform: _Platform, say: Callable[[str], None], admin_token: Callable[[], str]) -> None:
         """With `platform`, which waits with what it was given before anything uses the file system. Both begin at once;
-        whatever ends one ends the other, the platform first. Raises what either raises."""
+        whatever ends one ends the other, the platform first. `admin_token`: of the platform's administrator, once it
+        runs. Raises what either raises."""
         from fireflyer.fs.service.local.run import run_local
 
         loop = asyncio.get_running_loop()
@@ -55,6 +67,8 @@ class LocalStorage:
             up.set_result(status)
 
         async def serves() -> None:
+            if self.cluster.accounts:
+                self.layout.write_admin_token(admin_token())
             await asyncio.shield(up)
 
         files = loop.create_task(run_local(self.layout, self.cluster, lock=self._lock, say=say, on_up=on_up))
@@ -97,16 +111,25 @@ def storage_of(layout: PlatformLayout, wanted: StorageWish, *, new: bool) -> Loc
         files.make_directory()
         lock = RunLock(files.lock_file)
         cluster = _made(wanted, nodes)
-        files.make_identity()
-        files.save(cluster)
-        return LocalStorage(files, cluster, lock)
-    lock = RunLock(files.lock_file)
-    cluster = files.load()
-    _check_same(layout, cluster, wanted)
-    if wanted.durable is not None and wanted.durable != cluster.durable:
-        cluster = msgspec.structs.replace(cluster, durable=wanted.durable)
-        files.save(cluster)
+        files.make_secret()
+    else:
+        lock = RunLock(files.lock_file)
+        cluster = files.load()
+        _check_same(layout, cluster, wanted)
+        if wanted.durable is not None:
+            cluster = msgspec.structs.replace(cluster, durable=wanted.durable)
+    if cluster.accounts or not files.has_own_users:
+        cluster = msgspec.structs.replace(cluster, accounts=_free(cluster.accounts))
+    files.save(cluster)
     return LocalStorage(files, cluster, lock)
+
+
+def _free(last: str) -> str:
+    """Where the platform is to say whose token it is: as at the last start, or where that is taken at another port."""
+    for port in (int(last.rpartition(":")[2]) if last else 0, 0):
+        with contextlib.suppress(OSError), socket.create_server((HERE, port)) as listener:
+            return f"{HERE}:{listener.getsockname()[1]}"
+    raise UsageError(f"no port of {HERE} is free; end what holds them")
 
 
 def _names_any(wanted: StorageWish) -> bool:

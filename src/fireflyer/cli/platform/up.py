@@ -64,7 +64,7 @@ def command(
 ) -> int:
     """Start a manager, agents and a file system on this machine, for one user: to try them, or for a machine of one's
     own. A cluster has `ff manager` on one or several machines and `ff agent run` on each node. Tasks find the file
-    system as ff:///; FIREFLYER_FS names it.
+    system as ff:///, and are there who submitted them: it has the users of the platform (`ff user`).
 
     FILE is a TOML file with settings; options come before what it says."""
     import sys
@@ -145,6 +145,7 @@ def _run(
     lock: RunLock,
     report_fd: int | None,
 ) -> int:
+    from fireflyer.cluster.local.layout import read_connection
     from fireflyer.cluster.local.run import run_local_platform
     from fireflyer.runtime import run
 
@@ -156,7 +157,6 @@ def _run(
             click.echo("Ctrl-C stops it.")
 
     async def platform_alone(before_agents: Callable[[], Awaitable[None]] | None = None) -> None:
-        environment = {} if files is None else files.task_environment
         await run_local_platform(
             layout,
             platform,
@@ -165,12 +165,16 @@ def _run(
             say=say,
             on_up=on_up,
             before_agents=before_agents,
-            task_environment=environment,
+            task_environment=dict if files is None else files.task_environment,
+            accounts=None if files is None else files.accounts,
         )
+
+    def admin_token() -> str:
+        return read_connection(layout.connection_file).token
 
     async def until_stopped() -> None:
         loop = asyncio.get_running_loop()
-        working = loop.create_task(platform_alone() if files is None else files.run(platform_alone, say))
+        working = loop.create_task(platform_alone() if files is None else files.run(platform_alone, say, admin_token))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, working.cancel)
         try:

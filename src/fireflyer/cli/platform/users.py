@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["user_command", "whoami_command"]
 
 MAX_ID = (1 << 32) - 2
-_Role = click.Choice(["operator", "admin"])
+_Role = click.Choice(["operator", "admin", "fs:admin"])
 
 
 @click.group("user", short_help="Users, roles and tokens.", epilog="Example: ff user list")
@@ -31,14 +31,14 @@ def user_command() -> None:
 
 
 @user_command.command("add", short_help="Add a user.", epilog="Example: ff user add ann --token")
-@click.option("--role", "roles", type=_Role, multiple=True, help="A role on the platform; repeatable.")
+@click.option("--role", "roles", type=_Role, multiple=True, help="A role; repeatable.")
 @click.option("--uid", metavar="N", type=WholeNumber(1, MAX_ID), help="User id of their files.  [default: a new one]")
 @click.option("--token", is_flag=True, help="Print a new token for the user; it cannot be shown again.")
 @click.argument("name", metavar="NAME")
 @platform_option
 def add_command(*, client: Client, roles: tuple[str, ...], uid: int | None, token: bool, name: str) -> int:
     """Add the user NAME. They log in with a token: `ff login URL`."""
-    user = client.create_user(name, roles=tuple(f"platform:{role}" for role in dict.fromkeys(roles)), uid=uid)
+    user = client.create_user(name, roles=tuple(map(_whole, dict.fromkeys(roles))), uid=uid)
     if token:
         click.echo(client.issue_token(name).token)
     else:
@@ -80,8 +80,9 @@ def remove_command(*, client: Client, name: str) -> int:
 @click.argument("role", type=_Role)
 @platform_option
 def grant_role_command(*, client: Client, name: str, role: str) -> int:
-    """Make NAME an operator or an administrator of the platform."""
-    click.echo(plain(client.grant_role(name, f"platform:{role}")))
+    """Make NAME an operator or an administrator of the platform, or (fs:admin) of the file systems that have its
+    users."""
+    click.echo(plain(client.grant_role(name, _whole(role))))
     return 0
 
 
@@ -91,7 +92,7 @@ def grant_role_command(*, client: Client, name: str, role: str) -> int:
 @platform_option
 def revoke_role_command(*, client: Client, name: str, role: str) -> int:
     """Take a role from NAME."""
-    click.echo(plain(client.revoke_role(name, f"platform:{role}")))
+    click.echo(plain(client.revoke_role(name, _whole(role))))
     return 0
 
 
@@ -149,3 +150,8 @@ def whoami_command(*, client: Client) -> int:
                 f"{user.node_seconds / 3600:.1f} node-hours in the window{share}"
             )
     return 0
+
+
+def _whole(role: str) -> str:
+    """As stores keep it."""
+    return role if ":" in role else f"platform:{role}"

@@ -23,7 +23,7 @@ from fireflyer.cluster.schema.agent import (
 )
 from fireflyer.cluster.schema.wire import Done
 from fireflyer.identity.derived import derive_credential
-from fireflyer.identity.handshake import Accepts, UserCredential, token_id_of, token_key
+from fireflyer.identity.handshake import Accepts, UserCredential, UserKey, token_id_of, token_key
 from fireflyer.identity.machines import JoinedMachine, MachineStore
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.rpc import Caller, RpcClient, RpcServer, ServerLimits
@@ -43,9 +43,11 @@ class Issuer:
         self._missing = set(names)
         self._on_joined = on_joined
         self._changed = asyncio.Event()
-        self._server = RpcServer(
-            Accepts(None, lambda token_id: store.find(token_id, int(time.time()))), identity="issuer", limits=_LIMITS
-        )
+
+        async def find(token_id: str) -> UserKey | None:
+            return store.find(token_id, int(time.time()))
+
+        self._server = RpcServer(Accepts(None, find), identity="issuer", limits=_LIMITS)
         self._server.register(JOIN_MACHINE, self._join)
 
     async def listen(self, port: int) -> Address:

@@ -130,7 +130,7 @@ class AgentDirectory:
             raise translate_os_error(error, f"remove {self._membership}") from error
         return True
 
-    def find(self, token_id: str) -> UserKey | None:
+    async def find(self, token_id: str) -> UserKey | None:
         """For `Accepts`: whoever has the credential, as long as it is valid, or a ticket that was made from it."""
         try:
             membership = self.membership()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import secrets
 from shlex import quote
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,15 @@ from fireflyer.cluster.objects.ignore import IGNORE_FILE
 from fireflyer.identity import new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
-__all__ = ["ADMIN", "CONNECTION_NAME", "LocalPlatform", "PlatformLayout", "new_platform", "read_connection"]
+__all__ = [
+    "ADMIN",
+    "CONNECTION_NAME",
+    "AccountsAt",
+    "LocalPlatform",
+    "PlatformLayout",
+    "new_platform",
+    "read_connection",
+]
 
 ADMIN: Final = "admin"
 CONNECTION_NAME: Final = "connection.json"
@@ -53,6 +61,13 @@ class LocalPlatform(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:0"
     """Where the manager listened last; port 0 before it was started."""
     listen_agents: str = "127.0.0.1:0"
+
+
+class AccountsAt(NamedTuple):
+    """Where the manager says whose token it is, `host:port`, and the node secret of the file system that may ask."""
+
+    listen: str
+    secret_file: str
 
 
 def new_platform(nodes: int, zones: int, guaranteed_ns: int) -> LocalPlatform:
@@ -151,7 +166,12 @@ class PlatformLayout:
         return os.path.isdir(self.agent_directory(name))
 
     def write_manager(
-        self, platform: LocalPlatform, wanted: UpConfig, listen: str, listen_agents: str
+        self,
+        platform: LocalPlatform,
+        wanted: UpConfig,
+        listen: str,
+        listen_agents: str,
+        accounts: AccountsAt | None = None,
     ) -> tuple[PlatformConfig, str]:
         """Its configuration, and the file that has it."""
         os.makedirs(self._path("manager"), mode=0o700, exist_ok=True)
@@ -164,6 +184,8 @@ class PlatformLayout:
             listen_agents=listen_agents,
             secret_file=self.secret_file,
             tokens_file=self._tokens_file if os.path.exists(self._tokens_file) else "",
+            listen_accounts="" if accounts is None else accounts.listen,
+            accounts_secret_file="" if accounts is None else accounts.secret_file,
             operators=(ADMIN,),
             settle_ms=1000,
             metrics_listen=wanted.metrics_listen,

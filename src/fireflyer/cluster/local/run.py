@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +27,7 @@ from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.commands import LabelNode, MoveNode, SetPolicy
 from fireflyer.cluster.core.platform.views import NodeView
 from fireflyer.cluster.local.config import UpConfig
-from fireflyer.cluster.local.layout import ADMIN, LocalPlatform, PlatformLayout, read_connection
+from fireflyer.cluster.local.layout import ADMIN, AccountsAt, LocalPlatform, PlatformLayout, read_connection
 from fireflyer.cluster.local.leaving import open_nodes
 from fireflyer.cluster.manager.process import new_administrator
 from fireflyer.runtime.address import parse_listen
@@ -35,6 +36,8 @@ from fireflyer.runtime.processes.services import LocalProcess
 
 __all__ = ["run_local_platform"]
 
+FS_ADMIN: Final = "fs:admin"
+"""The role, as `fs.service.rights` has it."""
 START_S: Final = 60.0
 LOOK_S: Final = 0.1
 WATCH_S: Final = 1.0
@@ -51,12 +54,14 @@ async def run_local_platform(
     say: Callable[[str], None],
     on_up: Callable[[LocalPlatform], None],
     before_agents: Callable[[], Awaitable[None]] | None = None,
-    task_environment: Mapping[str, str] | None = None,
+    task_environment: Callable[[], Mapping[str, str]] = dict,
+    accounts: AccountsAt | None = None,
 ) -> None:
     """Until it is cancelled; then everything is ended, agents first. Raises `FireflyerError` when it cannot be started
     or cannot go on. `lock`: of the directory, held. `before_agents`: of what tasks need, waited for before any can
-    run. `task_environment`: variables of all tasks, which their own settings come before."""
-    runner = _Runner(layout, platform, wanted, lock, say, dict(task_environment or {}))
+    run. `task_environment`: asked after that, for variables of all tasks, which their own settings come before.
+    `accounts`: of a file system whose users are those of the platform."""
+    runner = _Runner(layout, platform, wanted, lock, say, task_environment, accounts)
     try:
         await runner.start_manager()
         if before_agents is not None:
@@ -76,10 +81,12 @@ class _Runner:
         wanted: UpConfig,
         lock: RunLock,
         say: Callable[[str], None],
-        task_environment: dict[str, str],
+        task_environment: Callable[[], Mapping[str, str]],
+        accounts: AccountsAt | None,
     ) -> None:
         self.platform = platform
         self._task_environment = task_environment
+        self._accounts = accounts
         self._wanted = wanted
         self._layout = layout
         self._lock = lock
@@ -96,17 +103,22 @@ class _Runner:
                 f"listen_agents = {at[1]!r}: agents of {self._layout.directory} reach the manager at "
                 f"{there.listen_agents}, which cannot be changed; leave the key out"
             )
-        config, path = self._layout.write_manager(there, self._wanted, *at)
-        token = await new_administrator(config, ADMIN) if new else read_connection(self._layout.connection_file).token
+        config, path = self._layout.write_manager(there, self._wanted, *at, self._accounts)
+        if new:
+            token = await new_administrator(config, ADMIN, uid=os.getuid(), gid=os.getgid())
+        else:
+            token = read_connection(self._layout.connection_file).token
         self._manager = self._process("manager", ["manager", path])
         url, at_agents, *fingerprint = (await self._manager.wait_ready(START_S)).split()
         self._layout.write_connection(url, fingerprint[0] if fingerprint else "", token)
         listen = url.partition("://")[2]
         # When it is started again it listens at the same addresses.
-        self._layout.write_manager(self.platform, self._wanted, listen, at_agents)
+        self._layout.write_manager(self.platform, self._wanted, listen, at_agents, self._accounts)
         self.platform = msgspec.structs.replace(self.platform, listen=listen, listen_agents=at_agents)
         self._layout.save(self.platform)
         await self._until(lambda: self._set_policy(new=new), "the manager does not lead")
+        if self._accounts is not None:
+            await self._until(self._grant_files, "the manager does not lead")
 
     def _process(self, name: str, arguments: list[str], environment: dict[str, str] | None = None) -> LocalProcess:
         process = LocalProcess(name, arguments, self._layout.log_file(name), self._say, environment)
@@ -122,8 +134,15 @@ class _Runner:
                 client.command(SetPolicy(policy=policy, guaranteed_ns=guaranteed_ns))
         return True
 
+    def _grant_files(self) -> bool:
+        """The administrator of the platform is that of its file system, too."""
+        with self._client() as client:
+            client.grant_role(ADMIN, FS_ADMIN)
+        return True
+
     async def start_agents(self) -> None:
         names = [f"agent-{number}" for number in range(1, self.platform.nodes + 1)]
+        environment = dict(self._task_environment())
         for name in names:
             directory = AgentDirectory(self._layout.agent_directory(name))
             if directory.membership() is None:
@@ -131,7 +150,7 @@ class _Runner:
             self._agents[name] = self._process(
                 name,
                 ["agent", "run", "--dir", directory.path, "--own-user", f"--run-logs-mib={self._wanted.run_logs_mib}"],
-                self._task_environment,
+                environment,
             )
         for process in self._agents.values():
             await process.wait_ready(START_S)

@@ -72,6 +72,11 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Shared by the managers of the cluster (mode 0600): signs sessions and tokens of runs."""
     tokens_file: str = ""
     """Users and their tokens in a file, as those of a file system; empty: in the store, for all managers."""
+    listen_accounts: str = ""
+    """`host:port` at which services of file systems ask whose token it is: the users of the platform are their users;
+    empty: nowhere."""
+    accounts_secret_file: str = ""
+    """Node secret of these file systems: who has it may ask (mode 0600)."""
     operators: tuple[str, ...] = ()
     """Users who are administrators of the platform, beside those with the role."""
     tls_certificate: str = ""
@@ -115,6 +120,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         for name in ("listen", "listen_agents"):
             parse_listen(getattr(self, name))
+        if self.listen_accounts:
+            parse_listen(self.listen_accounts)
+        if bool(self.listen_accounts) != bool(self.accounts_secret_file):
+            raise UsageError("listen_accounts and accounts_secret_file belong together; give both or none")
         for network in self.webhook_networks:
             try:
                 ipaddress.ip_network(network)

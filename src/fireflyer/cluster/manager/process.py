@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import fireflyer
 from fireflyer.accounts import AccountStore
+from fireflyer.accounts.serving import serving_accounts
 from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.core.platform.access import ADMIN
@@ -49,7 +50,7 @@ from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
 from fireflyer.cluster.manager.webhooks import WebhookSender
 from fireflyer.cluster.objects import open_objects
-from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, load_secret
+from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, UserKey, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
@@ -85,8 +86,11 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
     async with await open_store(config.store) as engine:
         machines = Machines(engine)
         await machines.refresh()
-        accepts = Accepts(None, lambda token_id: machines.find(token_id, int(time.time())))
-        server = RpcServer(accepts, identity=f"platform manager {config.name}", limits=_LIMITS)
+
+        async def find_machine(token_id: str) -> UserKey | None:
+            return machines.find(token_id, int(time.time()))
+
+        server = RpcServer(Accepts(None, find_machine), identity=f"platform manager {config.name}", limits=_LIMITS)
         agents = AgentService(machines)
         agents.register(server)
         try:
@@ -149,6 +153,12 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             beside = [loop.create_task(work) for work in services]
             try:
                 async with (
+                    serving_accounts(
+                        config.listen_accounts,
+                        config.accounts_secret_file,
+                        f"platform manager {config.name}",
+                        users.find,
+                    ),
                     serving(MeasuredApp(app, requests), listener, certificate),
                     serving_metrics(config.metrics_listen, collect),
                 ):
@@ -229,14 +239,16 @@ def _users_of(config: PlatformConfig, engine: Engine) -> IdentityStore:
     return TokenFile(TokenStore(config.tokens_file)) if config.tokens_file else AccountStore(engine)
 
 
-async def new_administrator(config: PlatformConfig, name: str) -> str:
-    """A token of user `name`, who is an administrator of the platform from now on, and is made if need be: for whoever
-    may open the store. Raises `FireflyerError`."""
+async def new_administrator(
+    config: PlatformConfig, name: str, *, uid: int | None = None, gid: int | None = None
+) -> str:
+    """A token of user `name`, who is an administrator of the platform from now on, and is made if need be, with these
+    numbers: for whoever may open the store. Raises `FireflyerError`."""
     async with await open_store(config.store) as engine:
         users, now_s = _users_of(config, engine), int(time.time())
         audit = AuditLog(engine if history_url(config) else None)
         async with audit.entry(f"account {os.geteuid()} of the manager", "NewAdministrator", name):
             if await users.user(name) is None:
-                await users.create_user(name, now_s)
+                await users.create_user(name, now_s, uid=uid, gid=gid)
             await users.grant_role(name, ADMIN)
             return await users.issue(name, now_s, label="administrator")

@@ -21,7 +21,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.cluster.core.platform.store.rows import RUNS, TASKS, RunRow, RunState
 from fireflyer.cluster.manager.web.sessions import FoundToken, RunName
 from fireflyer.identity import IdentityStore, UserInfo
-from fireflyer.identity.handshake import BEARER_MARK, token_id_of
+from fireflyer.identity.handshake import BEARER_MARK, UserKey, token_id_of, token_key
 from fireflyer.identity.users import refused_token
 from fireflyer.kvstore import Engine, Reader
 
@@ -64,6 +64,15 @@ class RunTokens:
         if not hmac.compare_digest(token.encode(), right.encode()):
             raise refused_token()
         return _told(name, found)
+
+    async def find(self, token_id: str) -> UserKey | None:
+        """For handshakes of other services: the token counts there as long as it does here."""
+        name = _name(token_id)
+        found = None if name is None else await self._find(name)
+        if name is None or found is None:
+            return None
+        account = found.user.account
+        return UserKey(account.name, token_key(self._token(name, found.run_token, found.user)), account, scope="run")
 
     async def still(self, token_id: str) -> FoundToken | None:
         """Of a token that was verified: None once its run has ended."""

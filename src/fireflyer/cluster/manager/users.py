@@ -12,7 +12,7 @@ from fireflyer.cluster.manager.rights import OPERATORS
 from fireflyer.cluster.manager.run_tokens import RunTokens
 from fireflyer.cluster.manager.web.sessions import FoundToken, Principal
 from fireflyer.cluster.schema.api import KnownUser, NewUser, ShownToken
-from fireflyer.identity import IdentityStore, TokenInfo, UserInfo
+from fireflyer.identity import IdentityStore, TokenInfo, UserInfo, UserKey
 from fireflyer.identity.users import refused_token
 
 __all__ = ["Users"]
@@ -52,6 +52,12 @@ class Users:
             return None
         name = user.account.name
         return FoundToken(user=name, token_id=token_id, roles=self._roles(name, user.roles))
+
+    async def find(self, token_id: str) -> UserKey | None:
+        """For handshakes of other services, which let in who shows a token of a person or of a run."""
+        if self._runs.is_of_run(token_id):
+            return await self._runs.find(token_id)
+        return await self._store.find(token_id, int(time.time()))
 
     async def roles_of(self, name: str) -> tuple[str, ...] | None:
         """None where there is no such user."""

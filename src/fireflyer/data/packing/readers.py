@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
-from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.units import MIB, format_bytes
 from fireflyer.data.packing.inputs import Input, open_input
 from fireflyer.data.packing.items import InvalidInput, Item, Position
@@ -70,8 +68,8 @@ def _read_lines(one: Input, begin: Position, encoding: Encoding, field: str | No
 
 def _of_line(text: bytes, encoding: Encoding, field: str | None) -> bytes:
     try:
-        found = msgspec.json.decode(text)
-    except DECODE_ERRORS as error:
+        found = json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
         raise NotARecord(f"is not JSON: {error}") from None
     if field is None:
         return encoding.text(text)

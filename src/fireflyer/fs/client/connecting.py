@@ -1,6 +1,6 @@
 """Where a file system is, and how it is reached.
 
-ff://host:port[,host:port]     managers, with a user's token or a credential
+ff://host:port[,host:port]     managers, with a user's token or a credential; in a task, by default that of its run
 ff://%2Fdirectory, ff:///directory   what `ff fs up --dir /directory` made, with the secret that lies there
 """
 
@@ -22,7 +22,9 @@ from fireflyer.fs.client.files.port import LoopPort
 from fireflyer.fs.client.local import access_of, running
 from fireflyer.fs.client.meta import MetaClient
 from fireflyer.fs.client.ring import ring_of
+from fireflyer.fs.tools.default_cluster import default_token_file
 from fireflyer.identity.handshake import Credential, UserCredential
+from fireflyer.identity.private_files import read_private_file
 
 __all__ = ["connect", "connect_async", "parse"]
 
@@ -102,9 +104,15 @@ def parse(
     addresses = tuple(one for one in rest.rstrip("/").split(",") if one)
     if not addresses or "/" in rest.rstrip("/"):
         raise UsageError(f"{where!r} names no managers; write ff://host:port[,host:port]")
-    if proof is None:
+    return addresses, proof or _of_task(where), None
+
+
+def _of_task(where: str) -> Credential:
+    """Raises `UsageError` outside of a task."""
+    path = default_token_file()
+    if path is None:
         raise UsageError(f"{where!r}: the managers ask who you are; give token= (of a user) or credential=")
-    return addresses, proof, None
+    return UserCredential(read_private_file(path, 4096).decode(errors="replace").strip())
 
 
 async def _started(background: ControlThread) -> MetaClient:

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from fireflyer.fs.tools.addresses import SCHEME, Address, clean_path, parse_address
-from fireflyer.fs.tools.default_cluster import require_target
+from fireflyer.fs.tools.default_cluster import default_token_file, require_target
 from fireflyer.fs.tools.trees import Tree
 
-__all__ = ["TOKEN_FILE_VARIABLE", "Connected", "Location", "at", "close_all", "shared"]
+__all__ = ["Connected", "Location", "at", "close_all", "shared"]
 
-TOKEN_FILE_VARIABLE: Final = "FIREFLYER_FS_TOKEN_FILE"  # noqa: S105 - its name
 _MAX_TOKEN_BYTES: Final = 4096
 _lock = threading.Lock()
 _shared: dict[tuple[int, str, str | None, str | None], Connected] = {}
@@ -50,13 +49,13 @@ class Location(NamedTuple):
 def at(url: str, *, token_file: str | None = None) -> Location:
     """The file system that `url` (`ff://…`) names, and the path there. Raises `UsageError`, and what connecting
     raises. `token_file`: with the token of a user, for a cluster that is named by its managers; else
-    FIREFLYER_FS_TOKEN_FILE names it."""
+    as `default_cluster` says."""
     address = parse_address(url)
     path = clean_path(address.path)
     if not address.target:
         address = _parse_target(require_target())
     # A local cluster lets in who may read its secret.
-    token_file = None if address.directory else token_file or os.environ.get(TOKEN_FILE_VARIABLE)
+    token_file = None if address.directory else token_file or default_token_file()
     return Location(shared(address.target, token_file=token_file), path, f"{address.prefix}{path}")
 
 

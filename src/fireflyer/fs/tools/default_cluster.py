@@ -2,6 +2,9 @@
 
 The order, for commands and for libraries: what an option names; the environment variable FIREFLYER_FS; the first of
 these directories that holds a cluster.
+
+And who asks, where no option says it and the cluster is named by its managers: whose token is in the file that
+FIREFLYER_FS_TOKEN_FILE names; else, in a task of the platform, its run (FF_TOKEN_FILE).
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from typing import Final
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.tools.addresses import SCHEME
 
-__all__ = ["DIRECTORIES", "TARGET_VARIABLE", "default_target", "require_target"]
+__all__ = ["DIRECTORIES", "TARGET_VARIABLE", "TOKEN_FILE_VARIABLE", "default_target", "default_token_file"]
+__all__ += ["require_target"]
 
 TARGET_VARIABLE: Final = "FIREFLYER_FS"
+TOKEN_FILE_VARIABLE: Final = "FIREFLYER_FS_TOKEN_FILE"  # noqa: S105 - its name
 DIRECTORIES: Final = ("fs", os.path.join("platform", "storage"))
 """In the working directory: where `ff fs up` and `ff up` make a cluster that was given no other place."""
 
@@ -36,3 +41,8 @@ def default_target() -> str | None:
         if os.path.exists(os.path.join(one, "cluster.json")):
             return SCHEME + os.path.abspath(one)
     return None
+
+
+def default_token_file() -> str | None:
+    """For a cluster that is named by its managers; None where nothing names one."""
+    return os.environ.get(TOKEN_FILE_VARIABLE) or os.environ.get("FF_TOKEN_FILE") or None

@@ -26,11 +26,11 @@ class WholePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Raises `UsageError` for a plan in which a disturbance would find nothing to disturb."""
 
     tasks: tuple[TaskPlan, ...] = (
-        TaskPlan(name="first", user=ADA, steps=200, seed=1),
-        TaskPlan(name="second", user=BEN, steps=200, seed=2),
+        TaskPlan(name="first", user=ADA, steps=150, seed=1),
+        TaskPlan(name="second", user=BEN, steps=150, seed=2),
     )
     """Submitted at the beginning; together they fill all nodes."""
-    urgent: TaskPlan = TaskPlan(name="urgent", user=BEN, steps=50, seed=3, priority=30)
+    urgent: TaskPlan = TaskPlan(name="urgent", user=BEN, steps=40, seed=3, priority=30)
     """Submitted later; it finds no free nodes."""
     nodes: int = 4
     storage_nodes: int = 3
@@ -45,7 +45,7 @@ class WholePlan(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int = 8
     sequence_length: int = 128
     corpus_bytes: int = 2_000_000
-    least_step: str = "120ms"
+    least_step: str = "200ms"
     """Tasks wait after a step that took less: a storage node counts as failed after 6 s on every machine, and on a fast
     one they would have ended by then."""
 

@@ -124,6 +124,8 @@ class _Stage:
         with contextlib.ExitStack() as cleanup:
             files = cleanup.enter_context(fireflyer.fs.connect(target))
             twins = twins_of(CORPUS, store_corpus(files, CORPUS, corpus))
+            files.makedirs(CHECKPOINTS, exist_ok=True)
+            files.chmod(CHECKPOINTS, 0o1777)  # each task is its user there, who makes a directory of their own
             self._say(f"the corpus is in the file system: ff://{CORPUS}, {sum(one.bytes for one in twins):,} bytes")
             self._admin = cleanup.enter_context(self._cluster.client())
             self._clients = {user: cleanup.enter_context(self._new_user(user)) for user in self._users()}

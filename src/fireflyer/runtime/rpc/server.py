@@ -28,6 +28,7 @@ from fireflyer.base.errors import Busy, FireflyerError, Timeout, Unreachable, Us
 from fireflyer.base.port_range import PortRange
 from fireflyer.base.units import MIB, SECOND, format_duration
 from fireflyer.identity.acceptor import HandshakeLimits
+from fireflyer.identity.account import Account, Scope
 from fireflyer.identity.handshake import Accepts, Role
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
@@ -63,12 +64,16 @@ _LAST_NOTIFICATIONS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller, as the handshake has proven it. `connection` numbers the connections of this server from 1."""
+    """Caller, as the handshake has proven it. `connection` numbers the connections of this server from 1. Of a user
+    of a store with accounts: who that is in a file system, and which roles the token carries."""
 
     role: Role
     identity: str
     address: str
     connection: int
+    account: Account | None = None
+    roles: tuple[str, ...] = ()
+    scope: Scope = "user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,8 @@ class RpcServer:
         on_disconnect: Callable[[Caller], None] | None = None,
         recheck_tokens: bool = False,
     ) -> None:
-        """`recheck_tokens`: a connection whose token is revoked or expires is closed within seconds (`token_watch`)."""
+        """`recheck_tokens`: a connection whose token is revoked or expires is closed within seconds (`token_watch`); so
+        is one whose user gets other roles."""
         self._limits = limits or ServerLimits()
         self._on_disconnect = on_disconnect
         self._entries: dict[str, _Entry] = {}
@@ -243,8 +249,16 @@ class RpcServer:
             stream = await open_stream(
                 connection, is_client=False, max_frame_bytes=limits.frame_bytes, frame_ns=limits.frame_ns
             )
-            self._tokens.add(session.token_id, stream)
-            caller = Caller(session.role, session.peer, str(connection.address), next(self._numbers))
+            self._tokens.add(session, stream)
+            caller = Caller(
+                session.role,
+                session.peer,
+                str(connection.address),
+                next(self._numbers),
+                session.account,
+                session.roles,
+                session.scope,
+            )
             try:
                 await _Connection(stream, caller, self._entries, limits, self._shares, self._said).run()
             finally:

@@ -8,6 +8,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,18 +17,28 @@ from tests.support.checkpoints.states import SHARD, listed, manager, newest, sam
 from tests.support.fs.clusters.local_cluster import LocalCluster
 
 import fireflyer.fs
-from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, UsageError
+from fireflyer.base.errors import DataCorruption, Fenced, NoSpace, Timeout, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Transfer
 from fireflyer.base.units import MIB
-from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, stored_job_plan, verify
+from fireflyer.checkpoint import State, TrainingLoop, describe, open_storage, storage, stored_job_plan, verify
 from fireflyer.checkpoint.core.names import candidates
 from fireflyer.checkpoint.engine.directory import read_manifest
 from fireflyer.checkpoint.engine.loading import load
 from fireflyer.fs.client.files.disk import FileSystemFile
 from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.client.files.open_inode import BegunRead
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def disconnected() -> Iterator[None]:
+    """Nothing of this module asks a cluster for anything when that is gone."""
+    yield
+    disks: Any = storage._disks
+    while disks:
+        disks.popitem()[1]._files.close()
 
 
 @pytest.fixture
@@ -113,10 +124,10 @@ def test_a_training_loop_goes_on_where_it_stopped(url: str) -> None:
     for info in describe(url):
         assert info.problem is None
     assert (len(first), len(second)) == (3, 3)
-    storage = open_storage(url)
-    for name in storage.disk.list(storage.root):
+    disk, root, _ = open_storage(url)
+    for name in disk.list(root):
         if name.startswith("step-"):
-            storage.disk.rename(f"{storage.root}/{name}", f"{storage.root}/.aside-{name}")
+            disk.rename(f"{root}/{name}", f"{root}/.aside-{name}")
     assert train(6) == first + second
 
 
@@ -147,6 +158,20 @@ def flip(files: FileSystem, path: str, offset: int) -> None:
         at = offset % file.stat().st_size
         (byte,) = file.pread(at, 1)
         file.pwrite(bytes([byte ^ 1]), at)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_all(url, [10, 20], disk=None)
+
+    async def no_answer(_: BegunRead) -> int:
+        raise Timeout("no replica answered in time")
+
+    with manager(url, disk=None) as ours:
+        with monkeypatch.context() as patch:
+            patch.setattr(BegunRead, "end", no_answer)
+            with pytest.raises(Timeout, match=r"read ff://.*/step-00000020/.*: no replica answered"):
+                ours.restore()
+        assert same(ours.restore(), 20)
 
 
 def test_a_save_that_exceeds_the_quota_fails_before_it_writes_and_the_older_one_stays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Self, TypeVar
 
@@ -31,6 +32,7 @@ from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.fs.service.meta.requests import is_changing
 from fireflyer.fs.service.meta.service import MetaService
+from fireflyer.fs.service.rights import FS_ADMIN
 from fireflyer.identity import Account, NodeCredential, Secret, new_secret
 from fireflyer.kvstore import Engine, Transaction
 from fireflyer.kvstore.core.rows import encode_row
@@ -131,8 +133,6 @@ class MetaRig:
             engine,
             settings or MetaSettings(trusted_root=True),
             self.secret,
-            administrators=("admin",),
-            accounts=self.accounts.get,
             cluster_view=_FakeClusterView(self.secret, self.chunks),
             shared_store=shared_store,
             later=later,
@@ -196,6 +196,9 @@ class MetaRig:
                 self.numbers[client] = self.numbers.get(client, 0) + 1
             given = number or self.numbers.get(client, 0)
             calls.append(Call(request, given if is_changing(request) else 0, actor))
+        if caller.role == "user":  # as the handshake would have found it
+            roles = (FS_ADMIN,) if caller.identity == "admin" else ()
+            caller = dataclasses.replace(caller, account=self.accounts.get(caller.identity), roles=roles)
         return (await self.service.serve(Calls(client, done_below, tuple(calls)), caller)).answers
 
 

@@ -171,7 +171,7 @@ class SlurmSite(Site):
     def roughen(self) -> None:
         self._roughen_links()
         rng = self.rng
-        self.slurm.chances = SlurmChances(
+        self.slurm.probabilities = SlurmChances(
             lost=rng.choice([0.0, 0.05, 0.15]),
             late=rng.choice([0.0, 0.1, 0.3]),
             slow=rng.choice([0.0, 0.1, 0.3]),
@@ -216,7 +216,7 @@ class SlurmSite(Site):
         self._heal()
         self.net.set_default(CALM)
         self.store.faults = None
-        self.grounds.faults, self.slurm.chances = Chances(), SlurmChances()
+        self.grounds.faults, self.slurm.probabilities = Chances(), SlurmChances()
         self.slurm.start()
         for node in self._node_names:
             self.slurm.power_on(node)
@@ -284,7 +284,7 @@ def led_on(seed: int) -> SlurmSite:
     site.run_for(20 * SECOND)
     (manager,) = site.managers
     term = manager.machine.term
-    site.slurm.chances = SlurmChances(late=1.0)
+    site.slurm.probabilities = SlurmChances(late=1.0)
     site.submit(site.clients[0], least_nodes=1, most_nodes=1)
     site.world.run(until_ns=site.world.now_ns + 60 * SECOND, stop=lambda: "sbatch" in site.slurm.asked)
     site.run_for(TIMEOUT_NS - LED_ON_NS)

@@ -122,7 +122,7 @@ class Controller:
     def __init__(self, world: World, names: list[str], cut: Callable[[str, str], bool]) -> None:
         self.world, self._cut = world, cut
         self.rng = world.fork_random("slurm")
-        self.chances = SlurmChances()
+        self.probabilities = SlurmChances()
         self.up = True
         self.asked: dict[str, None] = {}
         """Commands that were ever started."""
@@ -151,8 +151,8 @@ class Controller:
     def now_s(self) -> int:
         return UNIX_S + self.skew_s + self.world.now_ns // SECOND
 
-    def happens(self, chance: float) -> bool:
-        return chance > 0 and self.rng.random() < chance
+    def happens(self, probability: float) -> bool:
+        return probability > 0 and self.rng.random() < probability
 
     # --- slurmctld ---
 
@@ -215,8 +215,8 @@ class Controller:
         return not (taken or view.drained or view.down or view.silent)
 
     def _record(self, job: Job) -> None:
-        for _ in range(2 if self.happens(self.chances.record_twice) else 1):
-            if not self.happens(self.chances.record_lost):
+        for _ in range(2 if self.happens(self.probabilities.record_twice) else 1):
+            if not self.happens(self.probabilities.record_lost):
                 due_ns = self.world.now_ns + self.rng.randrange(RECORD_NS)
                 self.records.append((due_ns, replace(job, parts={})))
 
@@ -284,7 +284,7 @@ class Controller:
             job.launched[name] = None
             if step is not None:
                 self._cancels(job, view, "Duplicate jobid")
-            elif self.happens(self.chances.prolog):
+            elif self.happens(self.probabilities.prolog):
                 self._cancels(job, view, "Prolog error")
             else:
                 machine.steps[job.id] = self.launch(machine, job)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
-from tests.support.platform.slurm.controller import OURS
 
 from fireflyer.cluster.core.platform.slurm import engine, job_endings
 from fireflyer.cluster.core.platform.slurm.engine import SlurmEngine
 from fireflyer.cluster.core.platform.slurm.reconcile import AskAgain, Nothing, reconcile
 from fireflyer.cluster.core.platform.store.rows import JobRow, JobState
-from fireflyer.cluster.manager.slurm.commands import SlurmCommands
 from fireflyer.cluster.manager.slurm.loop import SlurmLoop
 
 __all__ = ["SLURM_MUTANTS"]
@@ -69,21 +66,6 @@ def every_cancelled_job_was_wanted(patch: Patch) -> None:
     patch.setattr(engine, "is_wanted", lambda row, job: job.state == "CANCELLED" and row.leave is None)
 
 
-def jobs_of_anybody_are_ours(patch: Patch) -> None:
-    """Their name alone counts."""
-    original = SlurmCommands.jobs
-
-    async def jobs(self: SlurmCommands, names: Any) -> Any:
-        return tuple(msgspec.structs.replace(job, uid=OURS) for job in await original(self, names))
-
-    patch.setattr(SlurmCommands, "jobs", jobs)
-
-
-def agents_go_while_the_run_lives(patch: Patch) -> None:
-    """As soon as its task has ended."""
-    patch.setattr(SlurmEngine, "_is_over", lambda _self, _row: True)
-
-
 SLURM_MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -93,7 +75,5 @@ SLURM_MUTANTS: dict[str, Callable[[Patch], None]] = {
         every_node_is_certain,
         a_job_that_is_not_shown_is_dead,
         every_cancelled_job_was_wanted,
-        jobs_of_anybody_are_ours,
-        agents_go_while_the_run_lives,
     )
 }

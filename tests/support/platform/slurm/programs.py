@@ -33,14 +33,14 @@ class SimCommands(SlurmCommands):
         controller, world = self._controller, self._controller.world
         later: Later[str] = Later(world)
         controller.asked[command[0]] = None
-        rng, chances = controller.rng, controller.chances
+        rng, probabilities = controller.rng, controller.probabilities
         away = self._cut(self._manager, "slurmctld") or self._cut("slurmctld", self._manager)
-        slow_ns = rng.randrange(3 * SECOND) if controller.happens(chances.slow) else 0
+        slow_ns = rng.randrange(3 * SECOND) if controller.happens(probabilities.slow) else 0
         begin_ns = rng.randrange(50 * MS) + (slow_ns if rng.random() < 0.5 else 0)
         end_ns = begin_ns + rng.randrange(50 * MS) + slow_ns
-        lost = away or controller.happens(chances.lost)
+        lost = away or controller.happens(probabilities.lost)
         carried_out = not away and not (lost and rng.random() < 0.5)
-        if command[0] == "sbatch" and not away and controller.happens(chances.late):
+        if command[0] == "sbatch" and not away and controller.happens(probabilities.late):
             lost, begin_ns = True, TIMEOUT_NS + rng.randrange(LATE_NS)
 
         def begin() -> None:
@@ -101,7 +101,7 @@ class SimCommands(SlurmCommands):
 
     def _sbatch(self, options: dict[str, str], given: str) -> str:
         controller = self._controller
-        if controller.happens(controller.chances.refused):
+        if controller.happens(controller.probabilities.refused):
             raise Refusal("error: Batch job submission failed: Job violates accounting/QOS policy")
         assert options["dependency"] == "singleton"
         name = options["job-name"]
@@ -140,7 +140,7 @@ class SimCommands(SlurmCommands):
 
     def _sacct(self, options: dict[str, str]) -> str:
         controller = self._controller
-        if controller.happens(controller.chances.sacct_fails):
+        if controller.happens(controller.probabilities.sacct_fails):
             raise Unreachable("sacct: error: slurm_persist_conn_open: Connection refused")
         names, since_s = options["name"].split(","), int(options["starttime"].removeprefix("uts"))
         return "".join(

@@ -24,7 +24,7 @@ __all__ = ["AgentStep", "ForeignStep", "JobAgents", "JobTokens", "Joining"]
 
 JOIN_NS = 20 * SECOND
 KILL_NS = 500 * MS
-LOOK_NS = 300 * MS
+READ_PERIOD_NS = 300 * MS
 KILLED = 143
 
 
@@ -173,7 +173,7 @@ class AgentStep:
         if self.alive and self._host is not None:
             if not self._host.agent.alive:
                 self._end_soon(1)
-            self._world.call_after(LOOK_NS, self._look)
+            self._world.call_after(READ_PERIOD_NS, self._look)
 
     def leave(self, code: int) -> None:
         self._end_soon(code)

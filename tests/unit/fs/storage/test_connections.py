@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 
+from tests.support.network.known_users import known
 from tests.support.patience import allowed_s
 
 from fireflyer.fs.schema import data
@@ -23,7 +25,9 @@ class Bench:
     def __init__(self) -> None:
         self.node = ChunkNode(io_threads=1, job_threads=1, buffer_bytes=1 << 20)
         self.tokens: dict[str, UserKey] = {}
-        self.links = DataConnections(self.node, 1, Secret(b"s" * 32), lambda _: None, MOST, find_user=self.tokens.get)
+        self.links = DataConnections(
+            self.node, 1, Secret(b"s" * 32), lambda _: None, MOST, find_user=known(self.tokens)
+        )
         self._mine: list[socket.socket] = []
 
     def connect(self, role: Role, peer: str, times: int = 1, token: str = "") -> int:
@@ -70,13 +74,13 @@ def test_a_token_that_is_revoked_ends_its_connections_and_no_others() -> None:
         bench.tokens[token] = UserKey("ann", b"k" * 32)
         assert bench.connect("user", "ann", token=token) == 1
     assert bench.connect("node", "node-2") == 1
-    bench.links.tokens.look()
+    asyncio.run(bench.links.tokens.look())
     del bench.tokens["one"]
-    bench.links.tokens.look()
+    asyncio.run(bench.links.tokens.look())
     ((number, _),) = bench.lost()
     assert number == 1
     bench.links.lost(number, "it was closed")
     bench.tokens.clear()
-    bench.links.tokens.look()
+    asyncio.run(bench.links.tokens.look())
     assert [number for number, _ in bench.lost()] == [2]
     bench.close()

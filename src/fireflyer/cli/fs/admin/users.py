@@ -55,7 +55,10 @@ def _store(directory: str | None, tokens_file: str | None) -> TokenStore:
             raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {parent}; create it first")
         return TokenStore(tokens_file)
     layout = Layout(directory_of(directory))
-    layout.load()
+    if layout.load().accounts:
+        raise UsageError(
+            f"the users of {layout.directory} are those of its platform: ff user add, ff user token (ff user --help)"
+        )
     return TokenStore(layout.tokens_file)
 
 

@@ -1,4 +1,4 @@
-"""`ff fs mkdir`, `touch`, `mv`, `rm`: names, in the manner of coreutils."""
+"""`ff fs mkdir`, `touch`, `chown`, `mv`, `rm`: names, in the manner of coreutils."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.fs.files.common import Bars, PathResolver, TreePath, clean, files_options, say
 
-__all__ = ["into", "mkdir_command", "mv_command", "rm_command", "touch_command"]
+__all__ = ["chown_command", "into", "mkdir_command", "mv_command", "rm_command", "touch_command"]
+
+MAX_ID = (1 << 32) - 2
 
 
 def _octal(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -79,6 +81,28 @@ def touch_command(*, paths: tuple[str, ...], keep_missing: bool, places: PathRes
                 if place.ends_in_slash:
                     raise
                 place.tree.open(place.path, "ab").close()  # "ab": data that another process wrote by now stays
+
+
+def _owner(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]:
+    """uid and gid; -1: it stays."""
+    uid, colon, gid = text.partition(":")
+    numbers = [int(one) if one.isascii() and one.isdigit() and len(one) <= 10 else -1 for one in (uid, gid or uid)]
+    if any(not 0 <= one <= MAX_ID for one in numbers) or (colon and not gid):
+        raise click.BadParameter(f"{text!r} is not UID or UID:GID; write it like 1000 or 1000:100 (ff user list)")
+    return numbers[0], numbers[1] if colon else -1
+
+
+@click.command("chown", short_help="Give files to another user.", epilog="Example: ff fs chown 1201:1201 /ann")
+@click.argument("owner", metavar="UID[:GID]", callback=_owner)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@files_options
+def chown_command(*, owner: tuple[int, int], paths: tuple[str, ...], places: PathResolver) -> None:
+    """Give each PATH to the user UID, and to the group GID where there is one. Of a symbolic link, the link itself.
+    Administrators may, and of groups the owner who is in them."""
+    for path in paths:
+        with places.each(path):
+            place = places.remote(path)
+            place.tree.chown(place.path, *owner, follow=False)
 
 
 @click.command("rm", short_help="Remove files and directories.", epilog="Example: ff fs rm -r /data/kept")

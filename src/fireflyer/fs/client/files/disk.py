@@ -97,6 +97,9 @@ class FileSystemFile(DiskFile):
 
     def wait_written(self, offset: int, size: int) -> None:
         """Nobody reads the memory of the write any more when this returns or raises."""
+        if self._given_up and not self._file.closed:
+            with contextlib.suppress(FireflyerError):
+                self._files.run(self._file.file.flush(offset, offset + size))
         self._check(offset)
         with self._writing("write"):
             self._files.run(self._file.file.flush(offset, offset + size))

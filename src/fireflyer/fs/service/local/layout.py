@@ -2,7 +2,7 @@
 
     DIR/cluster.json             what was made, and where the managers listen
     DIR/node-secret              of the services (0600)
-    DIR/tokens.json              users, and hashes of their tokens (0600)
+    DIR/tokens.json              users, and hashes of their tokens (0600); absent where the platform has them
     DIR/admin-token              the token of user `admin` (0600)
     DIR/up.lock                  held by who runs it
     DIR/manager-1/               manager.toml, log; store, if it is embedded
@@ -40,7 +40,7 @@ __all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster
 __all__ += ["without_node"]
 
 ADMIN: Final = "admin"
-_LATER: Final = ("limits", "unread_s")
+_LATER: Final = ("limits", "unread_s", "accounts")
 """Settings that older releases refuse: they are written only where they are not the defaults."""
 TABLE: Final = 1
 """The chain table that `up` makes."""
@@ -74,6 +74,9 @@ class LocalCluster(msgspec.Struct, frozen=True, kw_only=True):
     """Where each of them listened last; port 0 before it was started."""
     next_node: NodeId = 1
     """Ids of nodes that were retired are not given again: their directories may still be there."""
+    accounts: str = ""
+    """Where the manager of a platform says whose token it is: its users are those of this cluster. Empty: they are in
+    `tokens.json`."""
 
 
 def new_cluster(
@@ -171,7 +174,9 @@ class Layout:
         return found
 
     def save(self, cluster: LocalCluster) -> None:
-        write_private_file(self._cluster_file, msgspec.json.format(msgspec.json.encode(cluster), indent=1) + b"\n")
+        write_private_file(
+            self._cluster_file, msgspec.json.format(msgspec.json.encode(_shown(cluster)), indent=1) + b"\n"
+        )
 
     def make_directory(self) -> None:
         """Raises `UsageError` for one that has something else in it."""
@@ -190,16 +195,28 @@ class Layout:
                 "directory"
             )
 
-    def make_identity(self) -> None:
-        """The node secret, and a user with a token, if they are not there."""
+    def make_secret(self) -> None:
+        """The node secret, if it is not there."""
         if not os.path.exists(self.secret_file):
             save_secret(new_secret(), self.secret_file)
+
+    @property
+    def has_own_users(self) -> bool:
+        return os.path.exists(self.tokens_file)
+
+    def write_admin_token(self, token: str) -> None:
+        """With which commands on this directory prove themselves."""
+        write_private_file(self.admin_token_file, token.encode() + b"\n")
+
+    def make_identity(self) -> None:
+        """The node secret, and a user with a token, if they are not there."""
+        self.make_secret()
         if os.path.exists(self.admin_token_file):
             return
         users, now_s = TokenStore(self.tokens_file), int(time.time())
         if ADMIN not in users.users():
             users.create_user(ADMIN, now_s)
-        write_private_file(self.admin_token_file, users.issue(ADMIN, now_s, label="ff fs up").encode() + b"\n")
+        self.write_admin_token(users.issue(ADMIN, now_s, label="ff fs up"))
 
     def admin_token(self) -> str:
         return read_private_file(self.admin_token_file, 4096).decode().strip()
@@ -226,7 +243,8 @@ class Layout:
             store=self.store_url(cluster, number),
             listen=listen,
             secret_file=self.secret_file,
-            tokens_file=self.tokens_file,
+            tokens_file="" if cluster.accounts else self.tokens_file,
+            accounts=(cluster.accounts,) if cluster.accounts else (),
             administrators=(ADMIN,),
             failure_timeout_ms=cluster.failure_timeout_ms,
             lease_ms=max(20, cluster.failure_timeout_ms // 4),
@@ -242,7 +260,7 @@ class Layout:
             managers=cluster.managers,
             targets=tuple(StorageTarget(one, self.target_directory(node.id, one)) for one in node.targets),
             secret_file=self.secret_file,
-            tokens_file=self.tokens_file,
+            tokens_file="" if cluster.accounts else self.tokens_file,
             reserve_at_most_bytes=_RESERVE_BYTES,
             durable=cluster.durable,
             io_threads=2,
@@ -256,3 +274,11 @@ class Layout:
         table = {name: value for name, value in msgspec.to_builtins(config).items() if name not in later}
         write_private_file(path, to_toml(table).encode())
         return path
+
+
+def _shown(cluster: LocalCluster) -> dict[str, object]:
+    """As the file says it: `accounts` only where there are some."""
+    table: dict[str, object] = msgspec.to_builtins(cluster)
+    if not cluster.accounts:
+        del table["accounts"]
+    return table

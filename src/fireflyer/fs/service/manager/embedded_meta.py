@@ -12,7 +12,7 @@ from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
 from fireflyer.fs.service.meta.registry import LiveServices, Registration
 from fireflyer.fs.service.meta.service import MetaService
-from fireflyer.identity import NodeCredential, Secret, TokenStore
+from fireflyer.identity import NodeCredential, Secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore.core.fenced import LeaseRow
 from fireflyer.kvstore.core.rows import decode_row
@@ -30,7 +30,6 @@ class ManagerFiles:
         config: ManagerConfig,
         engine: Engine,
         secret: Secret,
-        tokens: TokenStore | None,
         open_chunks: OpenChunks,
     ) -> None:
         self._config = config
@@ -42,8 +41,6 @@ class ManagerFiles:
             engine,
             config.files,
             secret,
-            administrators=config.administrators,
-            accounts=(lambda _: None) if tokens is None else tokens.account,
             cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), self._managers, open_chunks),
             shared_store=config.shared_store,
         )

@@ -8,8 +8,8 @@
 Ticks, transactions and the end are `kvstore.fenced_driver`.
 
 Who may ask for what is decided here, by what the connection has proven, before the machine hears of it: services
-(the node secret) everything, administrators (users who are named in the configuration) everything but what storage
-processes say, other users what concerns routing, status and their own sessions.
+(the node secret) everything, administrators (`fs.service.rights`) everything but what storage processes say, other
+users what concerns routing, status and their own sessions.
 
 Capabilities are signed here, since the machine knows no secrets and no time of day.
 """
@@ -23,6 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from fireflyer.accounts.serving import serve_accounts
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS
 from fireflyer.fs.control import ASK, META
@@ -62,13 +63,15 @@ from fireflyer.fs.schema.sessions import (
     OpenSession,
     SessionKept,
 )
+from fireflyer.fs.service.finding_users import finding_users
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.manager.embedded_meta import ManagerFiles
 from fireflyer.fs.service.manager.file_counts import Counter
 from fireflyer.fs.service.manager.metrics import cluster_series, files_series
 from fireflyer.fs.service.meta.cluster_view import OpenChunks
 from fireflyer.fs.service.meta.registry import LiveServices
-from fireflyer.identity import Accepts, Secret, TokenStore, load_secret
+from fireflyer.fs.service.rights import FS_ADMIN, is_administrator
+from fireflyer.identity import Accepts, NodeCredential, Secret, load_secret
 from fireflyer.kvstore import Engine
 from fireflyer.kvstore import open as open_store
 from fireflyer.kvstore.fenced_driver import FencedDriver
@@ -95,19 +98,19 @@ _OF_USERS: Final = (
 )
 
 
-def check_role(request: Request, caller: Caller, administrators: tuple[str, ...]) -> bool:
+def check_role(request: Request, caller: Caller) -> bool:
     """Whether the caller is a service or an administrator. Raises `PermissionDenied` for what it may not ask."""
     if caller.role == "node":
         return True
     name = type(request).__name__
     if isinstance(request, _OF_STORAGE):
         raise PermissionDenied(f"only storage processes, authenticated with the node secret, may send {name}")
-    if caller.identity in administrators:
+    if is_administrator(caller):
         return True
     if not isinstance(request, _OF_USERS):
         raise PermissionDenied(
-            f"only administrators may send {name}, and user {caller.identity} is not one (see `administrators` in the "
-            "configuration of the manager)"
+            f"only administrators may send {name}, and user {caller.identity} is not one: the role {FS_ADMIN} (or the "
+            "configuration of the manager, for users in its file) makes one, and the token of a run has no role"
         )
     return False
 
@@ -119,10 +122,12 @@ async def run_manager(
     listens. `open_chunks`: for the meta service, which runs in this process unless the configuration says otherwise.
     Raises `FireflyerError` when it cannot begin or go on."""
     secret = load_secret(config.secret_file)
-    tokens = TokenStore(config.tokens_file) if config.tokens_file else None
-    find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
     host, port = parse_listen(config.listen)
-    async with await open_store(config.store) as engine:
+    credential = NodeCredential(secret, f"manager {config.name}")
+    async with (
+        await open_store(config.store) as engine,
+        finding_users(config.tokens_file, config.administrators, config.accounts, credential) as find_user,
+    ):
         accepts, limits = Accepts(secret, find_user), config.limits.of_server()
         server = RpcServer(accepts, identity=f"manager {config.name}", limits=limits, recheck_tokens=True)
         started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
@@ -131,9 +136,10 @@ async def run_manager(
             return await (await asyncio.shield(started)).ask(request, caller)
 
         server.register(ASK, ask)
+        serve_accounts(server, find_user, secret)
         files = None
         if config.serve_files and open_chunks is not None:
-            files = ManagerFiles(config, engine, secret, tokens, open_chunks)
+            files = ManagerFiles(config, engine, secret, open_chunks)
             server.register(META, files.service.serve)
         listening = await server.start(host, port)
         address = config.advertise or str(listening)
@@ -199,7 +205,7 @@ class _Service:
     # --- requests ---
 
     async def ask(self, request: Request, caller: Caller) -> Answer:
-        trusted = check_role(request, caller, self._config.administrators)
+        trusted = check_role(request, caller)
         user = caller.identity if caller.role == "user" else ""
         if isinstance(request, GetCapability):
             return await self._mint(request, user)

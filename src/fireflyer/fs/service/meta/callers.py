@@ -5,13 +5,15 @@
 | node secret                 | given   | that user; uid and gid 0 only with `trusted_root`, else `NOBODY`      |
 | node secret                 | none    | uid 0, the same                                                      |
 | token of an administrator   | refused | uid 0                                                                |
-| token of another user       | refused | uid, gid and groups of the identity store, as they are now           |
+| token of a run, of any user | refused | uid, gid and groups of their account                                 |
+| token of another user       | refused | uid, gid and groups of their account                                 |
+
+Accounts are those that the handshake found; `runtime.token_watch` ends a connection whose user is another one by now.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection
 
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.fs.core.meta.context import Requester
@@ -19,21 +21,15 @@ from fireflyer.fs.schema.errors import file_error
 from fireflyer.fs.schema.ids import ClientId
 from fireflyer.fs.schema.meta import Actor
 from fireflyer.fs.service.meta.config import NOBODY, MetaSettings
-from fireflyer.identity import Account
+from fireflyer.fs.service.rights import is_administrator
 from fireflyer.runtime.rpc import Caller
 
 __all__ = ["Callers"]
 
 
 class Callers:
-    """`accounts`: looks a user up; None when there is none of this name any more."""
-
-    def __init__(
-        self, settings: MetaSettings, administrators: Collection[str], accounts: Callable[[str], Account | None]
-    ) -> None:
+    def __init__(self, settings: MetaSettings) -> None:
         self._settings = settings
-        self._administrators = administrators
-        self._accounts = accounts
 
     def user_of(self, caller: Caller) -> str:
         """Empty for a service."""
@@ -43,11 +39,11 @@ class Callers:
         """Where no actor is named. Raises `PermissionDenied`."""
         if caller.role == "node":
             return self._trusted(client, Actor(0, 0))
-        if caller.identity in self._administrators:
+        if is_administrator(caller):
             return Requester(client, 0, 0, (), unrestricted=True)
-        account = self._accounts(caller.identity)
+        account = caller.account
         if account is None:
-            raise PermissionDenied(f"user {caller.identity} was removed from the cluster; ask an administrator")
+            raise PermissionDenied(f"user {caller.identity} has no account in this file system; ask an administrator")
         return Requester(client, account.uid, account.gid, account.groups, unrestricted=account.uid == 0, by_path=True)
 
     def named(self, caller: Caller, client: ClientId, actor: Actor) -> Requester:

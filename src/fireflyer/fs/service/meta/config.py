@@ -37,8 +37,8 @@ class MetaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class MetaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of a process that serves nothing else. `store`, `cluster`, `secret_file`, `tokens_file` and what is in `files`
-    must be as the managers have it."""
+    """Of a process that serves nothing else. `store`, `cluster`, `secret_file` and what is in `files` must be as
+    the managers have it."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     cluster: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -50,8 +50,9 @@ class MetaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     managers: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
     secret_file: _Text
     tokens_file: str = ""
+    """Users and their tokens, in a file; without it the managers are asked."""
     administrators: tuple[Annotated[str, msgspec.Meta(max_length=64)], ...] = ("admin",)
-    """Users who act as uid 0."""
+    """Users in `tokens_file` who act as uid 0, beside those with the role `fs:admin`."""
     files: MetaSettings = MetaSettings()
     limits: PeerLimits = PeerLimits()
     metrics_listen: str = ""

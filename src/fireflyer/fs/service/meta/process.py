@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.control import META
+from fireflyer.fs.service.finding_users import finding_users
 from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
 from fireflyer.fs.service.meta.config import MetaConfig
 from fireflyer.fs.service.meta.registry import Registration
 from fireflyer.fs.service.meta.service import MetaService
-from fireflyer.identity import Accepts, NodeCredential, TokenStore, load_secret
+from fireflyer.identity import Accepts, NodeCredential, load_secret
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.metrics import Series, serving_metrics
@@ -30,21 +30,22 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
             "postgresql://user@host/database; with an embedded store the manager process contains it"
         )
     secret = load_secret(config.secret_file)
-    tokens = TokenStore(config.tokens_file) if config.tokens_file else None
-    find_user = None if tokens is None else lambda token_id: tokens.find(token_id, int(time.time()))
+    credential = NodeCredential(secret, f"meta {config.name}")
     host, port = parse_listen(config.listen)
 
     async def managers() -> Sequence[str]:
         return config.managers
 
-    async with await open_store(config.store) as engine:
+    servers = () if config.tokens_file else config.managers
+    async with (
+        await open_store(config.store) as engine,
+        finding_users(config.tokens_file, config.administrators, servers, credential) as find_user,
+    ):
         service = MetaService(
             engine,
             config.files,
             secret,
-            administrators=config.administrators,
-            accounts=(lambda _: None) if tokens is None else tokens.account,
-            cluster_view=ClusterView(NodeCredential(secret, f"meta {config.name}"), managers, open_chunks),
+            cluster_view=ClusterView(credential, managers, open_chunks),
             shared_store=True,
         )
         accepts, limits = Accepts(secret, find_user), config.limits.of_server()

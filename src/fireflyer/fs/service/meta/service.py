@@ -1,6 +1,6 @@
 """The meta service: requests about names and files, carried out over a key-value engine.
 
-    service = MetaService(engine, settings, secret, accounts=...)
+    service = MetaService(engine, settings, secret)
     await service.start()                       makes "/" the first time
     server.register(META, service.serve)
     ...
@@ -24,7 +24,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -67,7 +67,7 @@ from fireflyer.fs.service.meta.requests import (
     prefetch_all,
     refusal,
 )
-from fireflyer.identity import Account, Secret
+from fireflyer.identity import Secret
 from fireflyer.kvstore import Engine
 from fireflyer.runtime.metrics import Series
 from fireflyer.runtime.rpc import Caller
@@ -162,13 +162,11 @@ class MetaService:
         settings: MetaSettings,
         secret: Secret,
         *,
-        administrators: Collection[str] = (),
-        accounts: Callable[[str], Account | None] = lambda _: None,
         cluster_view: ClusterView | None = None,
         shared_store: bool = False,
         later: Later = in_loop,
     ) -> None:
-        """`administrators`: users who act as uid 0. `cluster_view`: without them, requests that need chunks are `Busy`.
+        """`cluster_view`: without them, requests that need chunks are `Busy`.
         `shared_store`: other processes write there too. `later`: as of `CommitQueues`."""
         self._settings = settings
         self._service_context = ServiceContext(
@@ -180,7 +178,7 @@ class MetaService:
             prefetch=prefetch_all if shared_store else None,
             later=later,
         )
-        self._callers = Callers(settings, administrators, accounts)
+        self._callers = Callers(settings)
         self._cluster_view = cluster_view
         self._started = asyncio.Event()
         self._failed: FireflyerError | None = None

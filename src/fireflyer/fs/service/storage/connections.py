@@ -21,7 +21,7 @@ from fireflyer.fs.core.chain.connection_capabilities import ConnectionCapabiliti
 from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import PeerMessage, Request
 from fireflyer.fs.schema.ids import ChunkId, ContentId, NodeId, TargetId
-from fireflyer.identity.handshake import NodeCredential, Role, Session, UserKey
+from fireflyer.identity.handshake import FindUser, NodeCredential, Role, Session
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.limited_log import LimitedLog
@@ -82,7 +82,7 @@ class DataConnections:
         secret: Secret,
         on_changed: Callable[[NodeId], None],
         most: int = MAX_LINKS,
-        find_user: Callable[[str], UserKey | None] | None = None,
+        find_user: FindUser | None = None,
     ) -> None:
         self._native = native
         self._credential = NodeCredential(secret, data.node_identity(me))
@@ -126,14 +126,16 @@ class DataConnections:
             self._said.warning("connection closed peer=%s reason=%s", session.peer, reason)
             connection.socket.close()
             return
-        self._adopt(connection, DataConnection(0, session.role, session.peer, token_id=session.token_id), reads=True)
+        link = self._adopt(
+            connection, DataConnection(0, session.role, session.peer, token_id=session.token_id), reads=True
+        )
+        self.tokens.add(session, link.number)
 
     def _adopt(self, connection: RawConnection, link: DataConnection, *, reads: bool) -> DataConnection:
         link.number = self._native.connect(
             connection.socket.detach(), reads=reads, trusted=link.trusted, owner="" if link.trusted else link.peer
         )
         self._links[link.number] = link
-        self.tokens.add(link.token_id, link.number)
         return link
 
     def lost(self, number: int, reason: str) -> None:

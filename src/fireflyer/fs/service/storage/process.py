@@ -60,6 +60,7 @@ from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
+from fireflyer.fs.service.finding_users import finding_users
 from fireflyer.fs.service.storage.client_requests import ClientRequests
 from fireflyer.fs.service.storage.config import StorageConfig
 from fireflyer.fs.service.storage.connections import DataConnections
@@ -72,9 +73,8 @@ from fireflyer.fs.service.storage.targets import (
     note_failure,
     open_targets,
 )
-from fireflyer.identity.handshake import Accepts, NodeCredential
+from fireflyer.identity.handshake import Accepts, FindUser, NodeCredential
 from fireflyer.identity.secrets import Secret, load_secret
-from fireflyer.identity.tokens import TokenStore
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.clock import BootClock
@@ -123,12 +123,15 @@ async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], 
     _log.info("node=%d cold_reads=%s", config.node, native.cold_reads)
     try:
         targets = await open_targets(native, config)
-        process = _Storage(config, secret, native, targets, limits)
-        try:
-            await process.run(on_ready)
-        except asyncio.CancelledError:
-            await close_targets(targets)
-            raise
+        servers = () if config.tokens_file else config.managers
+        credential = NodeCredential(secret, data.node_identity(config.node))
+        async with finding_users(config.tokens_file, (), servers, credential) as find_user:
+            process = _Storage(config, secret, native, targets, limits, find_user)
+            try:
+                await process.run(on_ready)
+            except asyncio.CancelledError:
+                await close_targets(targets)
+                raise
     finally:
         await asyncio.to_thread(native.close)
 
@@ -141,6 +144,7 @@ class _Storage:
         native: ChunkNode,
         targets: dict[TargetId, OpenTarget],
         limits: Limits,
+        find_user: FindUser | None,
     ) -> None:
         self._config, self._secret, self._native, self._targets = config, secret, native, targets
         self._limits = limits
@@ -151,8 +155,6 @@ class _Storage:
         """Set when it may have become known that the target has everything."""
         self._left = asyncio.Event()
         self._ended: FireflyerError | None = None
-        store = TokenStore(config.tokens_file) if config.tokens_file else None
-        find_user = (lambda token_id: store.find(token_id, int(time.time()))) if store else None
         self._links = DataConnections(
             native, config.node, secret, lambda node: self._post(NodeLost(node)), find_user=find_user
         )
