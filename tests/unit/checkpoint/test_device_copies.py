@@ -246,6 +246,7 @@ def test_a_copy_that_cannot_be_started_waits_for_those_that_were(
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(gpus.engine("b"), "tensors_to_host", refuse)
+    gpus.before = lambda direction, number: time.sleep(0.3)  # save must not return before
     handle = ours.save(1, state)
     assert gpus.engine("a").under_way == 0
     error = handle.error()
