@@ -49,7 +49,7 @@ def error_of(capsys: Capture, argv: list[str], code: int) -> str:
         (
             ["frobnicate"],
             "commands are run, submit, ps, show, logs, history, exec, shell, stop, suspend, resume, priority, top, "
-            "quota, login, whoami, webhook, report, agent",
+            "quota, login, whoami, webhook, report, ckpt, agent",
         ),
         (["train.py"], "to run a script: ff run train.py"),
         (["--vresion"], "No such option '--vresion'"),
