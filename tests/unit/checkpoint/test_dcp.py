@@ -17,6 +17,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from fireflyer.base.errors import DataCorruption, FireflyerError, NotFound, UsageError
@@ -215,6 +216,25 @@ def test_a_pickle_that_could_run_code_is_not_loaded(tmp_path: Path, capsys: pyte
     with pytest.raises(DataCorruption, match=r"names builtins.print, which is nothing that DCP writes"):
         load({"w": torch.zeros(2)}, theirs)
     assert "harm" not in capsys.readouterr().out
+
+
+class Reach:
+    def __init__(self, *whose: object) -> None:
+        self.whose = whose
+
+    def __reduce__(self) -> Any:
+        return getattr, self.whose
+
+
+@pytest.mark.parametrize("whose", [(TensorProperties, "__init__"), ("text", "join"), (_MEM_FORMAT_ENCODING, "mro")])
+def test_a_pickle_takes_members_of_enumerations_and_no_other_attributes(tmp_path: Path, whose: tuple[Any, str]) -> None:
+    """Some releases of Python 3.11 pickle a member of an enumeration as an attribute."""
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Reach(*whose)))
+    with pytest.raises(DataCorruption, match="an attribute of something that is no enumeration"):
+        load({"w": torch.zeros(2)}, tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Reach(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")))
+    with pytest.raises(DataCorruption, match="is no metadata of a DCP checkpoint"):  # so the member was taken
+        load({"w": torch.zeros(2)}, tmp_path)
 
 
 def test_what_dcp_has_written_is_loaded_where_it_is(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ no others. They have no checksums, so damage within a tensor is not noticed.
 from __future__ import annotations
 
 import collections
+import enum
 import io
 import os
 import pathlib
@@ -65,10 +66,18 @@ def _allowed() -> dict[tuple[str, str], Any]:
     ]
     found = {(each.__module__, each.__qualname__): each for each in classes}
     found["pathlib._local", "PosixPath"] = pathlib.PosixPath  # of Python 3.13
+    found["builtins", "getattr"] = _enumeration_member
     found["torch.serialization", "_get_layout"] = torch.serialization._get_layout  # noqa: SLF001 - as above
     for kind in (torch.dtype, torch.layout, torch.memory_format):
         found |= {("torch", name): each for name, each in vars(torch).items() if isinstance(each, kind)}
     return found
+
+
+def _enumeration_member(kind: object, name: str) -> enum.Enum:
+    """Stands for `getattr`, by which some releases of Python 3.11 pickle the members of enumerations."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError("it takes an attribute of something that is no enumeration")
+    return kind[name]
 
 
 class DcpFiles(FileSystemReader):

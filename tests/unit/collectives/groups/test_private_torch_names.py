@@ -29,16 +29,20 @@ USES: Final = {
     "torch._C._dynamo.eval_frame._FrameExecStrategy": "collectives/torch/methods.py",
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": "collectives/torch/methods.py",
     "torch._disable_dynamo": "training/ddp.py",
-    "torch._foreach_copy_": "checkpoint/snapshot.py",
+    "torch._foreach_copy_": "checkpoint/copying.py checkpoint/snapshot.py",
     "torch.autograd.Variable._execution_engine": "training/reducer.py",
     "torch.autograd._unsafe_preserve_version_counter": "training/ddp.py",
     "torch.distributed.ProcessGroup._get_backend": "training/process_groups.py",
     "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES": "training/ddp.py",
-    "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": "training/process_groups.py",
+    "torch.distributed.checkpoint.filesystem._StorageInfo": "checkpoint/dcp/foreign.py",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": "checkpoint/dcp/foreign.py",
+    "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": "checkpoint/sharding.py training/process_groups.py",
     "torch.distributed.distributed_c10d.ProcessGroupGloo.Options._timeout": "training/process_groups.py",
     "torch.distributed.distributed_c10d._get_process_group_store": "collectives/torch/store.py",
+    "torch.distributed.tensor._utils._compute_local_shape_and_global_offset": "checkpoint/sharding.py",
     "torch.distributed.utils._to_kwargs": "training/ddp.py",
     "torch.nn.parallel.DistributedDataParallel._active_ddp_module": "training/ddp.py",
+    "torch.serialization._get_layout": "checkpoint/dcp/foreign.py",
 }
 """Where to find each name, and the modules that use it."""
 SET_BY_CONSTRUCTORS: Final = {

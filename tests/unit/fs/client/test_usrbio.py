@@ -272,7 +272,7 @@ def test_whatever_goes_wrong_is_a_result_and_the_ring_goes_on(mount: str, fd: in
     assert [one.result for one in ring.submit().wait(timeout=60)] == [1]
 
 
-@pytest.mark.parametrize("module", ["fireflyer.fs.usrbio.mounts", "fireflyer.fs.spec"])
+@pytest.mark.parametrize("module", ["fireflyer.fs.usrbio.mounts", "fireflyer.fs.tools.connections"])
 def test_a_child_that_is_forked_while_a_thread_has_the_lock_does_not_wait_for_it(module: str) -> None:
     lock = importlib.import_module(module)._lock
     with lock:
