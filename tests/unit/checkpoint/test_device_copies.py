@@ -445,7 +445,7 @@ def test_without_an_optimizer_that_waits_the_loop_is_found_out(
         if step == 2:
             gate.open()
 
-    with pytest.raises(AssertionError, match="of step 1"):
+    with pytest.raises(AssertionError, match=r"of step [12]"):  # the first for certain; the second is looked at before
         train(gpus, tmp_path / "c", update)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 from pathlib import Path
 
@@ -302,3 +303,14 @@ def test_the_space_of_a_shard_is_reserved_before_anything_is_written() -> None:
         ours.save(10, state_of(10), blocking=True).result()
     shard = [it.operation for it in device.operations if it.path.endswith(SHARD)]
     assert shard[:3] == ["create", "allocate", "pwrite"]
+
+
+def test_a_forked_child_has_the_addresses_of_the_memory_and_nothing_that_was_in_it() -> None:
+    """If it had not, it would give them to something else, which is unmapped when its copy of the object goes."""
+    memory = aligned_memory(1 << 20)
+    memory[:] = b"\1" * len(memory)
+    child = os.fork()
+    if not child:
+        os._exit(0 if not any(memory) else 1)  # SIGSEGV where nothing is mapped there
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert all(memory)
