@@ -15,12 +15,12 @@ from markupsafe import Markup
 from fireflyer.analytics.charts import loss_chart, time_chart
 from fireflyer.analytics.report import JobReport
 
-__all__ = ["render_html"]
+__all__ = ["load_template", "render_html"]
 
 
-def render_html(report: JobReport) -> str:
-    """A complete HTML document; the same report gives the same bytes."""
-    source = files("fireflyer.analytics").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
+def load_template(package: str, name: str) -> jinja2.Template:
+    """Template `name` in the directory `templates` of a package. It escapes what it is given, and refuses names that it
+    was not given."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -28,7 +28,12 @@ def render_html(report: JobReport) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.from_string(source).render(
+    return environment.from_string(files(package).joinpath(f"templates/{name}").read_text(encoding="utf-8"))
+
+
+def render_html(report: JobReport) -> str:
+    """A complete HTML document; the same report gives the same bytes."""
+    return load_template("fireflyer.analytics", "report.html.j2").render(
         report=report,
         job=report.account,
         started=_utc(report.account.started_s),

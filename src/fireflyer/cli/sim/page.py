@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 
-import jinja2
 from markupsafe import Markup
 
+from fireflyer.analytics.html import load_template
 from fireflyer.analytics.line_chart import Series, line_chart
 from fireflyer.cli.sim.tables import ROWS, waits_text
 from fireflyer.cluster.core.replay.summary import Summary
@@ -17,11 +16,7 @@ __all__ = ["render_page"]
 
 def render_page(trace: str, nodes: int, summaries: Sequence[Summary]) -> str:
     """A complete HTML document; the same summaries give the same bytes."""
-    source = files("fireflyer.cli.sim").joinpath("templates/sim.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(source).render(
+    return load_template("fireflyer.cli.sim", "sim.html.j2").render(
         trace=trace,
         nodes=nodes,
         summaries=summaries,

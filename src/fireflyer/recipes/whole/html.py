@@ -5,12 +5,10 @@ All text goes through Jinja's escaping; only the charts, which escape their own 
 
 from __future__ import annotations
 
-from importlib.resources import files
-
-import jinja2
 from markupsafe import Markup
 
 from fireflyer.analytics.charts import nice_ticks
+from fireflyer.analytics.html import load_template
 from fireflyer.base.units import SECOND
 from fireflyer.recipes.whole.efficiency import FORMULA
 from fireflyer.recipes.whole.pictures import chart
@@ -22,21 +20,13 @@ __all__ = ["render_whole"]
 
 def render_whole(report: WholeReport) -> str:
     """A complete HTML document; the same report gives the same bytes."""
-    source = files("fireflyer.recipes.whole").joinpath("templates/whole.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     end_ns = max(1, report.end_ns)
     used = {span.kind for lane in report.lanes for span in lane.spans}
     # The charts escape every text that they draw.
     losses = [
         (
             one,
-            Markup(  # noqa: S704
+            Markup(  # noqa: S704 - see above
                 chart(
                     one.curves,
                     name=f"loss-{number}",
@@ -59,7 +49,7 @@ def render_whole(report: WholeReport) -> str:
         bands=report.throughput_bands,
         y_least=0.0,
     )
-    return environment.from_string(source).render(
+    return load_template("fireflyer.recipes.whole", "whole.html.j2").render(
         report=report,
         formula=FORMULA,
         legend=[(kind, text) for kind, text in LEGEND if kind in used],
@@ -67,5 +57,5 @@ def render_whole(report: WholeReport) -> str:
         percent=lambda ns: f"{100 * ns / end_ns:.3f}",
         second=SECOND,
         losses=losses,
-        throughput=Markup(throughput),  # noqa: S704
+        throughput=Markup(throughput),  # noqa: S704 - as above
     )
