@@ -1,0 +1,1 @@
+"""`ff train`: plans, schedules and runs of parallel training."""

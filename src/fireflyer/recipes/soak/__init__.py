@@ -1,0 +1,1 @@
+"""The soak: random faults while tasks run, and a check that nothing was lost."""
