@@ -130,7 +130,7 @@ def test_gpus_of_a_node_are_data_ranks_of_one_stage_and_pairs_are_tensor_groups(
         places = [coordinates_of(MESH, rank) for rank in range(first, first + 8)]
         assert len({one.pipeline for one in places}) == 1
         assert len({(one.replicate, one.shard) for one in places}) == 8 // MESH.tensor
-    assert list(groups(MESH, "tensor"))[0] == (0, 1)
+    assert next(iter(groups(MESH, "tensor"))) == (0, 1)
     assert dict(mesh_dims(MESH)) == {"pipeline": 2, "replicate": 2, "shard": 4, "tensor": 2}
 
 

@@ -186,7 +186,7 @@ def brute_force(space: SearchSpace, shape: Any, node: Any, nodes: int, keep: int
                         shard=shard,
                         expert=expert,
                         zero=zero,
-                        schedule=schedule,  # type: ignore[arg-type]
+                        schedule=schedule,
                         chunks=chunks,
                         micro_batch=micro,
                         recompute=again,

@@ -218,7 +218,8 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
     """Shape of the model that a decoded `config.json` describes. Raises `UsageError`: one line with the key that is
     missing or wrong, or the model types that are known.
 
-    >>> shape_from_config({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}).layers
+    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    >>> shape_from_config(config).layers
     12
     """
     keys = _Keys(config)

@@ -13,12 +13,13 @@ from fireflyer.codesign.parallel.node import NodeModel, Rates
 from fireflyer.codesign.parallel.plan import ParallelPlan, Precision, refusals
 from fireflyer.codesign.parallel.search import SearchResult, SearchSpace, search_plans
 from fireflyer.codesign.parallel.stages import Stage, balance
-from fireflyer.codesign.parallel.step import MeasuredStep, StepEstimate, StepParts, estimate_step
+from fireflyer.codesign.parallel.step import MeasuredStep, PlanFile, StepEstimate, StepParts, estimate_step
 
 __all__ = [
     "MeasuredStep",
     "NodeModel",
     "ParallelPlan",
+    "PlanFile",
     "Precision",
     "RankMemory",
     "Rates",

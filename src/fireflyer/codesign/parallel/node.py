@@ -63,9 +63,9 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Measured bandwidth of an allreduce over that of its slowest link, at most 1."""
 
     def __post_init__(self) -> None:
-        positive = ("gpus", "gpu_memory_bytes", "hbm_bytes_per_s", "nics", "nic_bytes_per_s", "nvlink_gpus")
-        positive += ("pcie_bytes_per_s", "bridge_gpus", "bridge_bytes_per_s", "host_memory_bytes_per_s")
-        for name in positive:
+        counts = ("gpus", "gpu_memory_bytes", "nics", "nvlink_gpus", "bridge_gpus")
+        rates = ("hbm", "nic", "pcie", "bridge", "host_memory")
+        for name in (*counts, *(f"{rate}_bytes_per_s" for rate in rates)):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be more than 0")
         for name in ("layer_efficiency", "allreduce_efficiency"):

@@ -207,7 +207,7 @@ def _matrices(plan: ParallelPlan, shape: ModelShape, node: NodeModel) -> Iterato
     if tensor > 1 and plan.sequence_tokens % tensor:
         yield f"{plan.sequence_tokens} tokens of a sequence do not divide into tensor = {tensor} parts"
     if node.gemm_flops.of(plan.precision.compute) <= 0:
-        yield f"compute = {plan.precision.compute!r} is not possible on {node.name}: its GPUs have no matrix units for it"
+        yield f"compute = {plan.precision.compute!r} is not possible: GPUs of {node.name} have no matrix units for it"
 
 
 def _experts(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
@@ -239,6 +239,8 @@ def _pipeline(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
     if p == 1 and plan.schedule not in ("1f1b", "interleaved"):
         yield f"{plan.schedule} is a schedule of several stages, pipeline is 1; use 1f1b"
     if plan.schedule == "dualpipe" and p > 1 and (p % 2 or m % 2 or m < 2 * p):
-        yield f"dualpipe needs an even pipeline and an even number of micro-batches of at least {2 * p}, not {p} and {m}"
+        yield (
+            f"dualpipe needs an even pipeline and an even number of micro-batches of at least {2 * p}, not {p} and {m}"
+        )
     if plan.schedule == "dualpipev" and p > 1 and m < 2 * p:
         yield f"dualpipev needs at least {2 * p} micro-batches, not {m}"

@@ -1,9 +1,9 @@
 """Search for the fastest plans of a model on so many nodes.
 
 All combinations are enumerated; divisibility refuses most of them. Each of the rest has a lower bound, the computation
-and bubble of its pipeline without any communication, which is cheap since it is the same for many plans. They are looked
-at in the order of that bound: memory first, then the whole step. Once the bound is above the last of the plans to be
-kept, no later one can be among them, so the ranking is that of a search which simulates everything.
+and bubble of its pipeline without any communication, which is cheap since it is the same for many plans. They are
+looked at in the order of that bound: memory first, then the whole step. Once the bound is above the last of the plans
+to be kept, no later one can be among them, so the ranking is that of a search which simulates everything.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def search_plans(
     counted. Raises `UsageError` for more GPUs than a search can enumerate."""
     if not 1 <= nodes * node.gpus <= MAX_GPUS:
         raise UsageError(f"{nodes * node.gpus} GPUs are more than the {MAX_GPUS} of a search; use fewer nodes")
-    plans, enumerated = [], 0
+    plans: list[tuple[float, int, ParallelPlan]] = []
+    enumerated = 0
     bounds: dict[tuple[object, ...], float] = {}
     for plan in enumerate_plans(space, shape, node, nodes):
         enumerated += 1
@@ -165,7 +166,7 @@ def search_plans(
         faster += compare is not None and estimate.step_s < compare.step_s
         if estimate.step_s <= last:
             kept.append((order_key(plan, estimate), RankedPlan(plan, estimate)))
-            kept.sort(key=lambda one: one[0])  # type: ignore[arg-type,return-value]
+            kept.sort(key=lambda one: one[0])
             del kept[keep:]
     return SearchResult(
         ranked=tuple(one for _, one in kept),

@@ -19,7 +19,7 @@ from fireflyer.codesign.parallel.plan import ParallelPlan
 from fireflyer.codesign.parallel.stages import Stage, balance, first_equal_stages
 from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_traffic
 
-__all__ = ["LinkUse", "MeasuredStep", "StepEstimate", "StepParts", "estimate_step", "stage_seconds"]
+__all__ = ["LinkUse", "MeasuredStep", "PlanFile", "StepEstimate", "StepParts", "estimate_step", "stage_seconds"]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +53,15 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return model_flops_utilization(flops_per_token, self.tokens_per_day / 86_400, self.gpus, peak_flops)
 
 
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The TOML file of `ff train plan`: a plan, its model, and what was measured of it, if it was."""
+
+    model: str
+    """Path of the model's `config.json`, from the directory of this file."""
+    plan: ParallelPlan
+    measured: MeasuredStep | None = None
+
+
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step, which add up to it."""
 
@@ -73,7 +82,8 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> float:
         """The step."""
-        return sum(getattr(self, name) for name in self.__struct_fields__)
+        pipeline = self.compute + self.tensor + self.experts + self.bubble + self.sends
+        return pipeline + self.gradients + self.optimizer + self.waiting
 
 
 class LinkUse(msgspec.Struct, frozen=True, kw_only=True):

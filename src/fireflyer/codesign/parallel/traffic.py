@@ -59,8 +59,8 @@ def reduction(
 ) -> LinkBytes:
     """Bytes per link at a node whose GPUs give `up` bytes each to be added and get `down` bytes each back.
 
-    `slices`: different arrays on the node, each on `adds` of its GPUs; `nodes`: over which each is added. Equal `up` and
-    `down` are an allreduce; a reduce-scatter has no `down`, an allgather no `up`. `sharded_here`: what goes down is
+    `slices`: different arrays on the node, each on `adds` of its GPUs; `nodes`: over which each is added. Equal `up`
+    and `down` are an allreduce; a reduce-scatter has no `down`, an allgather no `up`. `sharded_here`: what goes down is
     divided over GPUs of this node only, so that it does not cross the network.
     """
     copies = slices * adds
@@ -97,11 +97,10 @@ def stage_traffic(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage:
         "experts": _experts(plan, shape, node, stage),
         "copies": _copies(plan, shape, node, stage),
     }
-    if plan.data > 1:
-        for routed, count in enumerate(held_parameters(plan, shape, stage)):
-            up, down = _data(plan, node, count, routed=bool(routed))
-            _add(by_purpose["gradients"], up)
-            _add(by_purpose["parameters"], down)
+    for routed, count in enumerate(held_parameters(plan, shape, stage)):
+        up, down = _data(plan, node, count, routed=bool(routed))
+        _add(by_purpose["gradients"], up)
+        _add(by_purpose["parameters"], down)
     return Traffic(stage=stage, by_purpose=by_purpose)
 
 
@@ -113,11 +112,13 @@ def _add(total: LinkBytes, more: LinkBytes) -> None:
 def _data(plan: ParallelPlan, node: NodeModel, count: float, *, routed: bool) -> tuple[LinkBytes, LinkBytes]:
     """Gradients of `count` parameters of each rank, and parameters that ZeRO gathers."""
     ranks = plan.expert_data if routed else plan.data
-    if ranks == 1 or not count:
+    # DualPipe has each stage twice, and adds the gradients of both.
+    mirrors = 2 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1
+    if ranks * mirrors == 1 or not count:
         return {}, {}
     on_node = min(node.gpus, plan.stage_ranks)
     adds = gradient_adds(plan, node.gpus)[routed]
-    slices, nodes = on_node // adds, max(1, ranks // adds)
+    slices, nodes = on_node // adds, max(1, ranks // adds) * mirrors
     stages_here = node.gpus // on_node
     gradient = count * FORMAT_BYTES[plan.precision.gradients]
     shard = plan.expert_shard if routed else plan.shard
