@@ -58,8 +58,8 @@ SCHEDULES: Final[Mapping[str, ScheduleKind]] = {
 def build_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int = 2) -> Schedule:
     """The schedule of that name. `stages_per_rank` counts for `interleaved` and `interleaved-zb` only.
 
-    Raises `UsageError` for an unknown name, numbers below 1, more than `MAX_ACTIONS` passes, and numbers that a schedule
-    does not allow.
+    Raises `UsageError` for an unknown name, numbers below 1, more than `MAX_ACTIONS` passes, and numbers that the
+    schedule does not allow.
     """
     kind = SCHEDULES.get(name)
     if kind is None:

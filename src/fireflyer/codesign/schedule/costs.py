@@ -74,8 +74,8 @@ def uniform_costs(
     shares: Sequence[float] = (),
 ) -> Costs:
     """Costs of all stages from those of one. `forward`, `backward` (input and weights) and `weights` are times of one
-    micro-batch on a P-th of the layers of the model, P = `placement.ranks`: a stage that is a half of that takes half of
-    them. `pair` is the time of an overlapped forward and backward, by default their sum; `send` that of one message.
+    micro-batch on a P-th of the layers of the model, P = `placement.ranks`: a stage with half as many layers takes half
+    as long. `pair` is the time of an overlapped forward and backward, by default their sum; `send` that of one message.
     `shares` are the relative costs of the stages, by default equal; they do not change the sum over all stages.
 
     Raises `UsageError` where `weights` is more than `backward`, or `pair` less than the longer of its passes.

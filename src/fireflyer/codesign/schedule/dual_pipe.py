@@ -1,8 +1,8 @@
 """DualPipe and DualPipeV: rows whose steady part is pairs of a forward and a backward of different micro-batches.
 
 Source: the eight steps of DualPipe (DeepSeek-V3 report, 2024, and its published schedule). DualPipeV is one half of it
-on half the ranks. One function serves both: it knows a rank by its distance from the end of the pipeline, and two lanes.
-Lane 0 is the one whose first stage is nearer, lane 1 the one whose last stage is nearer:
+on half the ranks. One function serves both: it knows a rank by its distance from the end of the pipeline, and has two
+lanes. Lane 0 is the one whose first stage is nearer, lane 1 the one whose last stage is nearer:
 
 - DualPipe, P ranks: the lanes are the two directions, P/2 different distances, each with half of the micro-batches;
 - DualPipeV, p ranks: the lanes are the two stages of a rank in a V of 2p stages, with the same micro-batches.
@@ -58,7 +58,7 @@ class _Steps:
         self._weights: deque[Action] = deque()
 
     def run(self, rank: int, ranks: int, micro_batches: int) -> Row:
-        """`rank` counts from the end of the pipeline to its middle, `ranks` - 1; `micro_batches` are those of a lane."""
+        """`rank` counts from the end of the pipeline to its middle, `ranks` - 1; `micro_batches` are of one lane."""
         middle = rank == ranks - 1
         for _ in range(2 * (ranks - rank - 1)):
             self._forward(0)

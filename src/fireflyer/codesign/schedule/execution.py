@@ -41,8 +41,8 @@ Instruction = Action | Pair | Message
 
 
 def with_messages(schedule: Schedule) -> tuple[tuple[Instruction, ...], ...]:
-    """Rows with each send after the pass that computes it, and each receive before the pass that needs it: where the data
-    can arrive if the stages are equal. Outputs for a stage of the same rank are not sent.
+    """Rows with each send after the pass that computes it, and each receive before the pass that needs it: where the
+    data can arrive if the stages are equal. Outputs for a stage of the same rank are not sent.
 
     Post a receive where it stands and wait for it before its pass. Raises `UsageError` where the rows deadlock.
     """
