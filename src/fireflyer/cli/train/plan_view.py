@@ -26,7 +26,7 @@ from fireflyer.codesign.parallel import (
     RankMemory,
     SearchResult,
     StepEstimate,
-    balance,
+    balance_model,
     coordinates_of,
     gradient_adds,
     mesh_dims,
@@ -103,7 +103,7 @@ class PlanView:
         }
 
     def _stages(self) -> list[dict[str, object]]:
-        pieces = balance(self.shape, self.given.plan.pieces, self.given.plan.sequence_tokens)
+        pieces = balance_model(self.shape, self.given.plan.pieces, self.given.plan.sequence_tokens)
         return [
             {
                 "layers": [_layers(pieces[piece].first, pieces[piece].layers) for piece in self._held(one.stage)],
@@ -174,7 +174,7 @@ class PlanView:
 
     def _memory_table(self) -> Table:
         table = _table("stage", "layers", "parameters", "gradients", "optimizer", "activations", "working", "total")
-        pieces = balance(self.shape, self.given.plan.pieces, self.given.plan.sequence_tokens)
+        pieces = balance_model(self.shape, self.given.plan.pieces, self.given.plan.sequence_tokens)
         for one in self.memory:
             held = [pieces[piece] for piece in self._held(one.stage)]
             layers = ", ".join(_layers(piece.first, piece.layers) for piece in held if piece.layers)

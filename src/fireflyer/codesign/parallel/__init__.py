@@ -12,7 +12,7 @@ from fireflyer.codesign.parallel.mesh import coordinates_of, gradient_adds, grou
 from fireflyer.codesign.parallel.node import NodeModel, Rates
 from fireflyer.codesign.parallel.plan import ParallelPlan, Precision, refusals
 from fireflyer.codesign.parallel.search import SearchResult, SearchSpace, search_plans
-from fireflyer.codesign.parallel.stages import Stage, balance
+from fireflyer.codesign.parallel.stages import Stage, balance_model
 from fireflyer.codesign.parallel.step import MeasuredStep, PlanFile, StepEstimate, StepParts, estimate_step
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Stage",
     "StepEstimate",
     "StepParts",
-    "balance",
+    "balance_model",
     "coordinates_of",
     "estimate_step",
     "gradient_adds",

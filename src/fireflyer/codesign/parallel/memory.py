@@ -17,7 +17,7 @@ from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.shape import LatentAttention
 from fireflyer.codesign.parallel.pipeline import micro_batches_in_flight
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, MatrixFormat, ParallelPlan, Recompute
-from fireflyer.codesign.parallel.stages import Stage, balance, first_equal_stages
+from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
 
 __all__ = ["RankMemory", "activation_bytes", "held_parameters", "peak_memory", "plan_memory", "static_memory"]
 
@@ -99,7 +99,7 @@ def _inner(gated: bool, factor: int, *, operators: bool) -> int:
 
 def held_parameters(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[float, float]:
     """Parameters on one rank of `stage` before ZeRO divides them: outside experts, and of experts."""
-    stages = balance(shape, plan.pieces, plan.sequence_tokens)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
     return (
         sum(one.matrix for one in held) / plan.tensor + sum(one.vector for one in held),
@@ -131,7 +131,7 @@ def peak_memory(plan: ParallelPlan, shape: ModelShape) -> RankMemory:
 
 def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> RankMemory:
     parameters, gradients, states = static_memory(plan, shape, stage)
-    stages = balance(shape, plan.pieces, plan.sequence_tokens)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
     tokens = plan.micro_batch_tokens / plan.tensor
     kept, working = [], 0.0

@@ -55,7 +55,7 @@ def pipeline_time(schedule: Schedule, micro_batches: int, chunks: int, times: Se
         "gpipe": (p - 1) * (f + b),
         "1f1b": (p - 1) * (f + b),
         "interleaved": (p - 1) * (f + b) / chunks,
-        "zb1p": (p - 1) * (f + b - 2 * w),
+        "zb-h1": (p - 1) * (f + b - 2 * w),
         "zbv": (p - 1) * (f + b - 2 * w) / 2,
         "dualpipe": (p / 2 - 1) * (both + b - 3 * w),
         "dualpipev": (p - 1) * (both + b - 3 * w) / 2,
@@ -79,7 +79,7 @@ def micro_batches_in_flight(schedule: Schedule, stages: int, micro_batches: int,
         return min(m, p - stage)
     return {
         "interleaved": min(m * chunks, 2 * (p - stage - 1) + (chunks - 1) * p + 1),
-        "zb1p": min(m, p),
+        "zb-h1": min(m, p),
         "zbv": min(2 * m, 2 * p),
         "dualpipe": min(m, p + 1),
         "dualpipev": min(2 * m, 2 * p + 1),

@@ -30,7 +30,7 @@ __all__ = [
 
 ValueFormat = Literal["fp8", "bf16", "fp32"]
 MatrixFormat = Literal["fp8", "bf16"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb1p", "zbv", "dualpipe", "dualpipev"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
 Recompute = Literal["none", "operators", "blocks", "full"]
 
 SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)

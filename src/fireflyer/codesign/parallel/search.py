@@ -28,7 +28,7 @@ from fireflyer.codesign.parallel.plan import (
     Schedule,
     refusals,
 )
-from fireflyer.codesign.parallel.stages import balance, first_equal_stages
+from fireflyer.codesign.parallel.stages import balance_model, first_equal_stages
 from fireflyer.codesign.parallel.step import StepEstimate, estimate_step, stage_seconds
 
 __all__ = ["RankedPlan", "SearchResult", "SearchSpace", "enumerate_plans", "order_key", "search_plans"]
@@ -186,7 +186,7 @@ def _lower_bound(
     key = (plan.pipeline, plan.data, plan.tensor, plan.schedule, plan.chunks, plan.micro_batch, plan.recompute)
     if (found := known.get(key)) is not None:
         return found
-    stages = balance(shape, plan.pieces, plan.sequence_tokens)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     share = 0.5 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1.0
     of_stage: dict[int, StageTimes] = {}
     first = first_equal_stages(shape, plan)

@@ -2,13 +2,11 @@
 
 The cost of a stage is the forward FLOPs of a token in it. The embedding costs none and is with the first layer; the
 output head, with the modules of multi-token prediction and their heads, is one unit behind the last layer. Of all cuts
-into contiguous stages, the one whose most expensive stage is cheapest is taken, and of those the most even one.
+into contiguous stages, one whose most expensive stage is cheapest is taken (`fireflyer.codesign.schedule.balance`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
@@ -17,8 +15,9 @@ from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.flops import attention_flops
 from fireflyer.codesign.model.parameters import layer_parameters, mtp_parameters
 from fireflyer.codesign.parallel.plan import ParallelPlan
+from fireflyer.codesign.schedule import balance
 
-__all__ = ["Stage", "balance", "cut", "first_equal_stages"]
+__all__ = ["Stage", "balance_model", "first_equal_stages"]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,63 +54,15 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return self.matrix_flops + self.score_flops
 
 
-def cut(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Lengths of `parts` contiguous non-empty parts of `costs`: the largest sum is as small as possible, and then the
-    sum of squares is. Needs `1 <= parts <= len(costs)`.
-
-    >>> cut([1, 1, 1, 1, 3], 3)
-    (2, 2, 1)
-    """
-    units = len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    largest = _smallest_maximum(sums, units, parts) * (1 + 1e-12)
-    # best[k][i]: least sum of squares of the first i units in k parts, none above `largest`.
-    best = [math.inf] * (units + 1)
-    best[0] = 0.0
-    cuts: list[list[int]] = []
-    for part in range(1, parts + 1):
-        here, origin = [math.inf] * (units + 1), [0] * (units + 1)
-        for end in range(part, units - (parts - part) + 1):
-            for begin in range(end - 1, part - 2, -1):
-                cost = sums[end] - sums[begin]
-                if cost > largest:
-                    break
-                if best[begin] + cost * cost < here[end]:
-                    here[end], origin[end] = best[begin] + cost * cost, begin
-        best = here
-        cuts.append(origin)
-    lengths, end = [], units
-    for origin in reversed(cuts):
-        lengths.append(end - origin[end])
-        end = origin[end]
-    return tuple(reversed(lengths))
-
-
-def _smallest_maximum(sums: Sequence[float], units: int, parts: int) -> float:
-    """Of the sums of `parts` contiguous parts, the smallest possible maximum."""
-    best = list(sums)
-    for part in range(2, parts + 1):
-        here = [math.inf] * (units + 1)
-        for end in range(part, units + 1):
-            for begin in range(end - 1, part - 2, -1):
-                cost = sums[end] - sums[begin]
-                if cost >= here[end]:
-                    break
-                here[end] = min(here[end], max(best[begin], cost))
-        best = here
-    return best[units]
-
-
 @lru_cache(maxsize=1024)
-def balance(shape: ModelShape, pieces: int, sequence_tokens: int) -> tuple[Stage, ...]:
-    """Stages of the model, in the order in which a token passes them; at most one more than the model has layers."""
+def balance_model(shape: ModelShape, pieces: int, sequence_tokens: int) -> tuple[Stage, ...]:
+    """Stages of the model, in the order in which a token passes them. Raises `UsageError` for more stages than layers
+    and a head."""
     head = _head_flops(shape, sequence_tokens)
     units = [_layer_flops(shape, layer, sequence_tokens) for layer in range(shape.layers)]
     costs = [matrix + score for matrix, score in units]
     stages, first = [], 0
-    for length in cut([*costs, sum(head)], pieces):
+    for length in balance([*costs, sum(head)], pieces).sizes:
         stages.append(_stage(shape, first, length, units, head, last=first + length > shape.layers))
         first += length
     return tuple(stages)
@@ -129,7 +80,7 @@ def _held(plan: ParallelPlan) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=1024)
 def _first_equal(shape: ModelShape, pieces: int, sequence_tokens: int, *held: tuple[int, ...]) -> tuple[int, ...]:
-    stages = balance(shape, pieces, sequence_tokens)
+    stages = balance_model(shape, pieces, sequence_tokens)
     # The turn of a V has both its pieces on one rank, and sends less.
     keys = [
         (

@@ -16,7 +16,7 @@ from fireflyer.codesign.parallel.memory import RankMemory, peak_memory, static_m
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.pipeline import OVERLAPPING, StageTimes, pipeline_time
 from fireflyer.codesign.parallel.plan import ParallelPlan
-from fireflyer.codesign.parallel.stages import Stage, balance, first_equal_stages
+from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
 from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_traffic
 
 __all__ = ["LinkUse", "MeasuredStep", "PlanFile", "StepEstimate", "StepParts", "estimate_step", "stage_seconds"]
@@ -149,7 +149,7 @@ def stage_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage:
 
 
 def _rank_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, traffic: Traffic) -> _Rank:
-    stages = balance(shape, plan.pieces, plan.sequence_tokens)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stage_seconds(plan, shape, node, stages[piece]) for piece in plan.pieces_of(traffic.stage)]
     share = 0.5 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1.0
     forward, backward, weight = (share * sum(column) for column in zip(*held, strict=True))

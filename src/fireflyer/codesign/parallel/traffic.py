@@ -18,7 +18,7 @@ from fireflyer.codesign.parallel.memory import held_parameters
 from fireflyer.codesign.parallel.mesh import gradient_adds
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan
-from fireflyer.codesign.parallel.stages import balance
+from fireflyer.codesign.parallel.stages import balance_model
 
 __all__ = ["LINKS", "PURPOSES", "Link", "LinkBytes", "Purpose", "Traffic", "link_rate", "reduction", "stage_traffic"]
 
@@ -144,7 +144,7 @@ def _passes(plan: ParallelPlan) -> int:
 
 def _held_layers(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[float, float]:
     """Layers, and layers with experts, that a micro-batch passes on a rank of `stage`."""
-    stages = balance(shape, plan.pieces, plan.sequence_tokens)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
     share = 0.5 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1.0
     dense, experts = sum(one.dense_layers for one in held), sum(one.expert_layers for one in held)
@@ -207,7 +207,7 @@ def _pipeline(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int
 
 def _copies(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> LinkBytes:
     """Gradients of a parameter that first and last stage share are added over both."""
-    stages = balance(shape, plan.pieces, plan.sequence_tokens)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     shared = stages[-1].copies
     held = plan.pieces_of(stage)
     if not shared or plan.pipeline == 1 or not {0, plan.pieces - 1} & set(held) or {0, plan.pieces - 1} <= set(held):
