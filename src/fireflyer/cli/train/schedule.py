@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fireflyer.codesign.schedule.program import Program
     from fireflyer.codesign.schedule.timing import Timeline
 
-__all__ = ["Row", "schedule_command", "to_json"]
+__all__ = ["Asked", "Row", "Times", "row", "schedule_command", "to_json"]
 
 MAX_LAYERS: Final = 4096
 MAX_STAGES: Final = 1024
@@ -38,7 +38,9 @@ def _complete_name(_ctx: click.Context, _param: click.Parameter, incomplete: str
     return [name for name in SCHEDULES if name.startswith(incomplete)]
 
 
-class _Times(TypedDict):
+class Times(TypedDict):
+    """Times of `uniform_costs`."""
+
     forward: float
     backward: float
     weights: float
@@ -46,13 +48,13 @@ class _Times(TypedDict):
     send: float
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """What the command line asks for; the same for all schedules."""
 
     stages: int
     micro_batches: int
     stages_per_rank: int
-    times: _Times
+    times: Times
     layers: tuple[float, ...]
     replicas: int
 
@@ -145,7 +147,11 @@ Examples:
     help="Pipelines whose ranks share the NIC of a node.",
 )
 @click.option(
-    "--svg", "svg_path", metavar="FILE", shell_complete=complete_file, help="Draw the schedule; one NAME only."
+    "--svg",
+    "svg_path",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Draw the schedule; give one NAME.  [default: none]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def schedule_command(
@@ -178,7 +184,7 @@ def schedule_command(
             raise UsageError(f"there is no schedule {name!r}; use {', '.join(SCHEDULES)}")
     if svg_path is not None and len(names) != 1:
         raise UsageError("--svg draws one schedule; give one NAME")
-    asked = _Asked(
+    asked = Asked(
         stages=stages,
         micro_batches=micro_batches,
         stages_per_rank=stages_per_rank,
@@ -186,7 +192,7 @@ def schedule_command(
         layers=_parse_layers(layers) if layers is not None else (),
         replicas=replicas_per_nic,
     )
-    rows = [_row(name, asked) for name in names or SCHEDULES]
+    rows = [row(name, asked) for name in names or SCHEDULES]
     if len(rows) == 1 and rows[0].fault:
         raise UsageError(rows[0].fault)
     if svg_path is not None:
@@ -228,7 +234,8 @@ def to_json(rows: Sequence[Row]) -> bytes:
     return msgspec.json.format(msgspec.json.encode({"schedules": found}), indent=2)
 
 
-def _row(name: str, asked: _Asked) -> Row:
+def row(name: str, asked: Asked) -> Row:
+    """Builds and times one schedule; of one that cannot be built, the row says why."""
     from fireflyer.codesign.schedule.catalog import SCHEDULES, compiled
     from fireflyer.codesign.schedule.costs import uniform_costs
     from fireflyer.codesign.schedule.lifetimes import peak_activations
@@ -283,7 +290,7 @@ def _choice(program: Program, costs: Costs, replicas: int) -> Choice:
     return choose_layout(program, costs, replicas)
 
 
-def _draw(row: Row, path: str, asked: _Asked) -> None:
+def _draw(row: Row, path: str, asked: Asked) -> None:
     from fireflyer.cli.new_file import replaced_file
     from fireflyer.codesign.schedule.picture import draw
 

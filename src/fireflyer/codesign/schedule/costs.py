@@ -101,6 +101,6 @@ def uniform_costs(
         backward_s=of_all(backward),
         input_s=of_all(backward - weights),
         weights_s=of_all(weights),
-        pair_ratio=1.0 if pair is None else pair / (forward + backward),
+        pair_ratio=pair / (forward + backward) if pair else 1.0,
         send_s=(send,) * (stages - 1),
     )

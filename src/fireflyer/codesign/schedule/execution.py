@@ -63,11 +63,11 @@ def with_messages(schedule: Schedule) -> tuple[tuple[Instruction, ...], ...]:
                     received = Message(False, program.items[need].rank, gradient, boundary, action.micro_batch)
                     order.append((timeline.ends_s[need], False, index, received))
     rows: list[list[Instruction]] = [[] for _ in schedule.rows]
-    for _, _, index, received in sorted(order, key=lambda event: event[:3]):
+    for _, _, index, message in sorted(order, key=lambda event: event[:3]):
         rank = program.items[index].rank
-        if received is None:
+        if message is None:
             rows[rank].append(entries[index])
         else:
-            rows[received.peer].append(received._replace(send=True, peer=rank))
-            rows[rank].append(received)
+            rows[message.peer].append(message._replace(send=True, peer=rank))
+            rows[rank].append(message)
     return tuple(map(tuple, rows))

@@ -114,3 +114,8 @@ def _legend(timeline: Timeline) -> Iterator[str]:
             yield f'<rect class="{kind.value}" x="{x:.1f}" y="34" width="14" height="14"/>'
             yield f'<text x="{x + 20:.1f}" y="45">{name}</text>'
             x += 34 + CHARACTER * len(name)
+    placement = timeline.program.schedule.placement
+    if placement.directions == 2:
+        yield f'<text x="{x:.1f}" y="45">dark: second direction</text>'
+    elif placement.stages > placement.ranks:
+        yield f'<text x="{x:.1f}" y="45">dark: second stage of a rank, and further ones</text>'

@@ -79,7 +79,7 @@ class Timeline(msgspec.Struct, frozen=True):
             spent["&" if isinstance(item, Pair) else item.kind.value] += end - begin
         tail = self.tails_s[rank]
         bubble = self.total_s - sum(spent.values()) - tail
-        return Parts(*spent.values(), tail, bubble)
+        return Parts(spent["F"], spent["B"], spent["I"], spent["W"], spent["&"], tail, bubble)
 
     def _end_s(self, rank: int) -> float:
         return self.ends_s[self.program.rows[rank][-1]] + self.tails_s[rank]
