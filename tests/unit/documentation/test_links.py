@@ -10,6 +10,7 @@ from typing import NamedTuple
 ROOT = next(one for one in Path(__file__).resolve().parents if (one / "pyproject.toml").is_file())
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?P<path>[^)\s#:]*)(?:#(?P<anchor>[^)\s]+))?\)")
+IMAGE = re.compile(r'<img src="(?P<path>[^"]+)"')
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -20,9 +21,12 @@ class Link(NamedTuple):
 
 
 def links_of(page: Path) -> Iterator[Link]:
-    for found in LINK.finditer(FENCE.sub("", page.read_text())):
+    text = FENCE.sub("", page.read_text())
+    for found in LINK.finditer(text):
         target = (page.parent / found["path"]).resolve() if found["path"] else page
         yield Link(page, target, found["anchor"])
+    for found in IMAGE.finditer(text):
+        yield Link(page, (page.parent / found["path"]).resolve(), None)
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -56,3 +60,10 @@ def test_every_page_is_reached_from_the_index() -> None:
 def test_every_how_to_is_in_the_index_itself() -> None:
     listed = {link.target for link in links_of(ROOT / "docs/README.md")}
     assert sorted(page.name for page in (ROOT / "docs/how-to").glob("*.md") if page not in listed) == []
+
+
+def test_every_image_is_shown_on_a_page_and_is_small() -> None:
+    images = {path for path in (ROOT / "docs/images").rglob("*") if path.is_file()}
+    shown = {link.target for page in PAGES for link in links_of(page)}
+    assert sorted(str(path.relative_to(ROOT)) for path in images - shown) == []
+    assert [path.name for path in images if path.stat().st_size > 150_000] == []
