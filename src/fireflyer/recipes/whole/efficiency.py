@@ -11,8 +11,8 @@ import msgspec
 from fireflyer.analytics import JobAccount, account, expected_ettr
 from fireflyer.analytics.report import Row
 from fireflyer.base.units import SECOND
-from fireflyer.recipes.whole.facts import TaskFacts
-from fireflyer.recipes.whole.plan import TaskPlan
+from fireflyer.recipes.testbed.facts import TaskFacts
+from fireflyer.recipes.testbed.plan import TaskPlan
 
 __all__ = ["FORMULA", "TaskEttr", "accounts_of", "ettr_of", "lost_between"]
 
