@@ -7,11 +7,11 @@ from typing import Final
 
 __all__ = ["spread"]
 
-_CHANCE: Final = random.SystemRandom()
+_RNG: Final = random.SystemRandom()
 """Of our own: a program's own draws from the module's generator, which checkpoints keep, must not depend on how often a
 server had to be asked again."""
 
 
 def spread(pause_s: float) -> float:
     """Half of `pause_s` to all of it, by chance: those who wait for the same server do not all come back at once."""
-    return _CHANCE.uniform(0.5, 1) * pause_s
+    return _RNG.uniform(0.5, 1) * pause_s

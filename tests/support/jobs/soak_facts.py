@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from tests.support.jobs.whole_facts import RunLog, loss_at, run_of
 
 from fireflyer.base.events import AttemptFailed, JobFinished, RankExited
@@ -40,13 +41,16 @@ def good_soak() -> SoakFacts:
     end_ns = max(after.over_ns, other.over_ns) + SECOND
     return SoakFacts(
         seed=SOAK.seed,
-        faults=(
-            FaultFact(number=1, kind="storage-kill", target="2", at_ns=SECOND, reached=1, released_ns=SECOND,
-                      recovered_ns=3 * SECOND),
-            FaultFact(number=2, kind="node-kill", target="agent-1", at_ns=killed_ns, reached=5, released_ns=killed_ns,
-                      recovered_ns=killed_ns + 9 * SECOND, task="task-0001", step=35),
-            FaultFact(number=3, kind="storage-kill", target="1", at_ns=5 * SECOND, reached=1, released_ns=5 * SECOND,
-                      recovered_ns=6 * SECOND, failed=True),
+        faults=tuple(
+            msgspec.structs.replace(fault, allowed_ns=120 * SECOND)
+            for fault in (
+                FaultFact(number=1, kind="storage-kill", target="2", at_ns=SECOND, reached=1, released_ns=SECOND,
+                          recovered_ns=3 * SECOND),
+                FaultFact(number=2, kind="node-kill", target="agent-1", at_ns=killed_ns, reached=5,
+                          released_ns=killed_ns, recovered_ns=killed_ns + 9 * SECOND, task="task-0001", step=35),
+                FaultFact(number=3, kind="storage-kill", target="1", at_ns=5 * SECOND, reached=1,
+                          released_ns=5 * SECOND, recovered_ns=6 * SECOND, failed=True),
+            )
         ),
         left_out=(),
         plans=plans,

@@ -55,7 +55,7 @@ def test_every_check_holds_where_all_is_well() -> None:
         ({"reached": 0}, "fault 2, node-kill: it reached nothing"),
         ({"released_ns": None}, "fault 2, node-kill: it was not taken back"),
         ({"recovered_ns": None}, "fault 2, node-kill: not recovered from"),
-        ({"recovered_ns": 500 * SECOND}, "240 s are allowed"),
+        ({"recovered_ns": 500 * SECOND}, "120 s are allowed"),
     ],
 )
 def test_a_fault_that_was_not_recovered_from_is_found(values: dict[str, Any], said: str) -> None:
@@ -139,8 +139,8 @@ def test_a_loss_that_is_off_by_one_bit_is_found() -> None:
 
 
 def test_the_last_steps_of_a_log_may_die_with_its_launcher_as_far_as_the_next_run_went_on_behind_them() -> None:
-    for first in (31, 27):
-        assert failed(with_run(1, 0, lambda run, first=first: without_steps(run, 0, range(first, 36)))) == {}
+    assert failed(with_run(1, 0, lambda run: without_steps(run, 0, range(31, 36)))) == {}
+    assert failed(with_run(1, 0, lambda run: without_steps(run, 0, range(27, 36)))) == {}
     problems = failed(with_run(1, 0, lambda run: without_steps(run, 0, range(20, 25))))
     assert problems == {"losses": "task task-0001: rank 0 reported no loss of step 20"}
     problems = failed(with_run(1, 1, lambda run: without_steps(run, 1, range(40, 41))))

@@ -37,7 +37,7 @@ class World:
         self.now_ns = 0
         self.tasks: dict[str, TaskSeen] = {}
         self.incarnations = [1, 1, 1]
-        self.alive = (1, 2, 3)
+        self.alive: tuple[int, ...] = (1, 2, 3)
         self.whole = 3
         self.heard: Mapping[str, int] | None = None
         """None: all, now."""
@@ -70,9 +70,9 @@ class World:
         self.actions += actions
         for action in actions:
             match action:
-                case Submit(task=task):
+                case Submit(task=planned):
                     nodes = AGENTS[:2] if len(self.tasks) % 2 == 0 else AGENTS[2:]
-                    self.tasks[task.name] = TaskSeen(state="running", step=0, runs=1, nodes=nodes)
+                    self.tasks[planned.name] = TaskSeen(state="running", step=0, runs=1, nodes=nodes)
                 case Inject(fault=fault):
                     self.director.injected(fault.number, 1, self.now_ns)
                 case Release(fault=fault):
@@ -246,7 +246,7 @@ def test_no_fault_comes_to_a_task_that_is_about_to_end_and_no_disk_is_full_when_
         world = World(plan_of(name, steps=100))
         world.step()
         world.step()
-        world.tasks = {one: TaskSeen(state="running", step=80, runs=1, nodes=task.nodes)
+        world.tasks = {one: TaskSeen(state="running", step=81, runs=1, nodes=task.nodes)
                        for one, task in world.tasks.items()}  # fmt: skip
         for _ in range(100):
             assert world.step(trains=False) == []
@@ -291,7 +291,7 @@ def test_each_wait_is_bounded_and_says_for_what() -> None:
     world = World(plan_of("storage-pause"))
     world.writes = False
     given = world.until(GiveUp, most=LIMIT_NS // STEP + 10)
-    assert given == GiveUp("waited 600 s for all nodes to train, every chain to be whole and each writer to write")
+    assert given == GiveUp("waited 300 s for all nodes to train, every chain to be whole and each writer to write")
 
     world = World(plan_of("storage-pause"))
     world.until(Release)
@@ -306,7 +306,7 @@ def test_each_wait_is_bounded_and_says_for_what() -> None:
     world.until(Inject)
     world.tasks["task-0002"] = TaskSeen(state="queued", step=7, runs=2, nodes=())
     given = world.until(GiveUp, most=LIMIT_NS // STEP + 10)
-    assert given == GiveUp("task task-0002 has been queued at step 7 for 600 s")
+    assert given == GiveUp("task task-0002 has been queued at step 7 for 300 s")
 
 
 def test_targets_are_spread_by_the_seed() -> None:

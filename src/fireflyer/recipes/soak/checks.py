@@ -54,9 +54,9 @@ def _faults(facts: SoakFacts) -> Finding:
             problems.append(f"{name}: it was not taken back")
         elif fault.recovered_ns is None:
             problems.append(f"{name}: not recovered from")
-        elif fault.recovered_ns - fault.released_ns > kind.limit_ns:
+        elif fault.recovered_ns - fault.released_ns > fault.allowed_ns:
             took_s = (fault.recovered_ns - fault.released_ns) / SECOND
-            problems.append(f"{name}: recovered from after {took_s:.0f} s, {kind.limit_ns // SECOND} s are allowed")
+            problems.append(f"{name}: recovered from after {took_s:.0f} s, {fault.allowed_ns // SECOND} s are allowed")
     kinds = len({fault.kind for fault in facts.faults})
     return f"all {len(facts.faults)} faults of {kinds} kinds were recovered from", problems
 

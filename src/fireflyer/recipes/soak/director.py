@@ -40,7 +40,7 @@ __all__ = [
     "Submit",
 ]
 
-LIMIT_NS: Final = 600 * SECOND
+LIMIT_NS: Final = 300 * SECOND
 """Of the beginning and of the end, for a target to come up, and for a task to do something."""
 
 
@@ -89,7 +89,7 @@ class _LaneState:
     fault: FaultFact | None = None
     held: PlannedFault | None = None
     incarnation: int | None = None
-    """Of the storage node before it was struck."""
+    """Of the storage node before the fault."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Of the tasks that must go on."""
 
@@ -118,8 +118,8 @@ class Director:
         actions = [*self._submit(now_ns, seen), *self._act(now_ns, seen)]
         if self.phase is not before:
             self._since_ns = now_ns
-        elif self.phase in (Phase.START, Phase.FINISH) and now_ns - self._since_ns > LIMIT_NS:
-            actions.append(GiveUp(f"waited {LIMIT_NS // SECOND} s for {self.phase.value}"))
+        elif self.phase in (Phase.START, Phase.FINISH) and now_ns - self._since_ns > LIMIT_NS * seen.busy:
+            actions.append(GiveUp(f"waited {(now_ns - self._since_ns) // SECOND} s for {self.phase.value}"))
         actions += self._standing_still(now_ns, seen)
         if any(isinstance(action, GiveUp) for action in actions):
             self.phase = Phase.DONE
@@ -171,9 +171,9 @@ class Director:
             since_ns, before = self._moved.setdefault(task.name, (now_ns, look))
             if look != before or finished(seen, task.name):
                 self._moved[task.name] = (now_ns, look)
-            elif now_ns - since_ns > LIMIT_NS and self.phase is not Phase.DONE:
+            elif now_ns - since_ns > LIMIT_NS * seen.busy and self.phase is not Phase.DONE:
                 how = "was never seen" if look is None else f"has been {look.state} at step {look.step}"
-                return [GiveUp(f"task {task.name} {how} for {LIMIT_NS // SECOND} s")]
+                return [GiveUp(f"task {task.name} {how} for {(now_ns - since_ns) // SECOND} s")]
         return []
 
     # --- phases ---
@@ -214,17 +214,18 @@ class Director:
         if fault.released_ns is None:
             if self._hold_is_over(now_ns, seen, lane.held, fault):
                 return [Release(self._note(fault, released_ns=now_ns))]
-            if now_ns - fault.at_ns > kind.limit_ns:
-                return [GiveUp(f"fault {fault.number}, {_named(fault)}: waited {kind.limit_ns // SECOND} s "
+            if now_ns - fault.at_ns > kind.limit_ns * seen.busy:
+                return [GiveUp(f"fault {fault.number}, {_named(fault)}: waited {(now_ns - fault.at_ns) // SECOND} s "
                                f"{kind.hold.value.partition(';')[0]}")]  # fmt: skip
             return [Inject(fault)] if kind.hold is Hold.FAILED else []
+        allowed_ns = round(kind.limit_ns * seen.busy)
         missing = missing_of(seen, self._plan, kind, fault, incarnation=lane.incarnation, steps=lane.steps)
         if not missing:
             lane.fault, lane.held, lane.since_ns = None, None, now_ns
-            return [Recovered(self._note(fault, recovered_ns=now_ns))]
-        if now_ns - fault.released_ns > kind.limit_ns:
+            return [Recovered(self._note(fault, recovered_ns=now_ns, allowed_ns=allowed_ns))]
+        if now_ns - fault.released_ns > allowed_ns:
             return [
-                GiveUp(f"fault {fault.number}, {_named(fault)}: not recovered {kind.limit_ns // SECOND} s later: "
+                GiveUp(f"fault {fault.number}, {_named(fault)}: not recovered {allowed_ns // SECOND} s later: "
                        f"{missing}")
             ]  # fmt: skip
         return []
@@ -264,7 +265,7 @@ class Director:
         return bool(active.intersection(kind.excludes))
 
     def _target(self, planned: PlannedFault, seen: Seen) -> tuple[str, str] | None:
-        """What is struck, and the task that it belongs to; None: there is none at the moment."""
+        """The target, and the task that it belongs to; None: there is none at the moment."""
         plan, kind = self._plan, planned.kind
         match kind.target:
             case Target.STORAGE_NODE:

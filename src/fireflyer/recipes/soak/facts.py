@@ -25,8 +25,10 @@ class FaultFact(msgspec.Struct, frozen=True, kw_only=True):
     released_ns: int | None = None
     """When it was taken back; None: it was not."""
     recovered_ns: int | None = None
+    allowed_ns: int = 0
+    """For the recovery, on a machine as busy as it was then."""
     task: str = ""
-    """Whose node was struck, or that was suspended."""
+    """That has the node, or that was suspended."""
     step: int = 0
     """The last one of this task that was heard of."""
     failed: bool = False

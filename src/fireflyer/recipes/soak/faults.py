@@ -28,7 +28,7 @@ class Lane(enum.Enum):
 
 
 class Target(enum.Enum):
-    """What a fault strikes; it is chosen when the fault comes."""
+    """What a fault is injected into; it is chosen when the fault comes."""
 
     STORAGE_NODE = "storage node"
     MARKED_STORAGE_NODE = "the storage node with a relay and a small disk"
@@ -56,9 +56,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     hold: Hold = Hold.NONE
     most_hold_ns: int = 10 * SECOND
-    limit_ns: int = 240 * SECOND
-    """From when it is taken back until it must have been recovered from, on a machine that is busy with other things,
-    too."""
+    limit_ns: int = 120 * SECOND
+    """From when it is taken back until it must have been recovered from, on a machine with two processors that does
+    nothing else."""
     mounts: bool = False
     """Only where small file systems can be mounted."""
     excludes: tuple[str, ...] = ()
@@ -180,13 +180,13 @@ class PlannedFault(msgspec.Struct, frozen=True):
 
 def schedule(seed: int, lane: Lane, kinds: Sequence[Kind]) -> Iterator[PlannedFault]:
     """Without end: all kinds of the lane once in an order that the seed gives, then all again in another one."""
-    chance = random.Random(f"{seed} {lane.value}")
+    rng = random.Random(f"{seed} {lane.value}")
     mine = [kind for kind in kinds if kind.lane is lane]
     while mine:
-        for kind in chance.sample(mine, len(mine)):
+        for kind in rng.sample(mine, len(mine)):
             yield PlannedFault(
                 kind=kind,
-                pause_ns=chance.randrange(MIN_PAUSE_NS, MAX_PAUSE_NS),
-                hold_ns=chance.randrange(SECOND, kind.most_hold_ns),
-                choice=chance.random(),
+                pause_ns=rng.randrange(MIN_PAUSE_NS, MAX_PAUSE_NS),
+                hold_ns=rng.randrange(SECOND, kind.most_hold_ns),
+                choice=rng.random(),
             )

@@ -28,13 +28,13 @@ def operations(writer: str, seed: int) -> Iterator[Noted]:
     return WRITERS[writer](random.Random(f"{seed} {writer}"), f"{DIRECTORY}/{writer}")
 
 
-def _append(chance: random.Random, directory: str) -> Iterator[Noted]:
+def _append(rng: random.Random, directory: str) -> Iterator[Noted]:
     """Records of different lengths at the end of files, one file after the other."""
     number = 0
     for log in range(1 << 30):
         offset = 0
         for record in range(RECORDS):
-            size = chance.randrange(1, 64 * KIB)
+            size = rng.randrange(1, 64 * KIB)
             yield Write(number, f"{directory}/{log:06d}", offset, size, new=record == 0)
             number, offset = number + 1, offset + size
         if log >= LOGS:
@@ -42,7 +42,7 @@ def _append(chance: random.Random, directory: str) -> Iterator[Noted]:
             number += 1
 
 
-def _overwrite(chance: random.Random, directory: str) -> Iterator[Noted]:
+def _overwrite(rng: random.Random, directory: str) -> Iterator[Noted]:
     """Blocks in place: every replica must give the last one."""
     number = 0
     for file in range(FILES):
@@ -50,22 +50,22 @@ def _overwrite(chance: random.Random, directory: str) -> Iterator[Noted]:
             yield Write(number, f"{directory}/{file}", block * BLOCK, BLOCK, new=block == 0)
             number += 1
     while True:
-        yield Write(number, f"{directory}/{chance.randrange(FILES)}", chance.randrange(BLOCKS) * BLOCK, BLOCK)
+        yield Write(number, f"{directory}/{rng.randrange(FILES)}", rng.randrange(BLOCKS) * BLOCK, BLOCK)
         number += 1
 
 
-def _replace(chance: random.Random, directory: str) -> Iterator[Noted]:
+def _replace(rng: random.Random, directory: str) -> Iterator[Noted]:
     """Whole files by rename, as checkpoints and configurations are replaced; some are removed."""
     number = 0
     there: set[str] = set()
     while True:
-        path = f"{directory}/{chance.randrange(NAMES)}"
-        if path in there and chance.random() < 0.2:
+        path = f"{directory}/{rng.randrange(NAMES)}"
+        if path in there and rng.random() < 0.2:
             there.remove(path)
             yield Remove(number, path)
         else:
             there.add(path)
-            yield Replace(number, path, chance.randrange(1, 192 * KIB))
+            yield Replace(number, path, rng.randrange(1, 192 * KIB))
         number += 1
 
 

@@ -22,11 +22,11 @@ class SoakPlan(ClusterPlan, frozen=True, kw_only=True):
     """In which faults begin; what runs then ends undisturbed."""
     targets_per_node: int = 2
     """Each reserves half a gigabyte."""
-    steps: int = 80
+    steps: int = 60
     """Of each task."""
     shapes: int = 2
     """Kinds of tasks: those of one kind have the same losses."""
-    room_steps: int = 25
+    room_steps: int = 20
     """A fault of a task comes no later than so many steps before its end, so that there is something to recover."""
     max_restarts: int = 50
     max_requeues: int = 200

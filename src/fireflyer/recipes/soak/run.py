@@ -154,6 +154,7 @@ class _Stage:
             storage=self._storage.samples[-1] if self._storage.samples else None,
             platform=self._platform.newest,
             acknowledged_ns={writer.name: writer.acknowledged_ns for writer in writers},
+            busy=max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))),
         )
 
     def _do_what_waits(self) -> None:

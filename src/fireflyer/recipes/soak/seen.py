@@ -42,6 +42,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     platform: PlatformSample | None
     acknowledged_ns: Mapping[str, int]
     """When the last write of each writer that was acknowledged had begun."""
+    busy: float = 1.0
+    """Runnable threads per processor, at least 1: limits are stated for a machine that does nothing else."""
 
 
 def finished(seen: Seen, name: str) -> bool:

@@ -35,7 +35,7 @@ __all__ = ["Writer", "running_writers"]
 PAUSE_S: Final = 0.1
 """Between two operations: a steady load that leaves the processors to the tasks."""
 AGAIN_S: Final = 0.25
-STUCK_NS: Final = 400 * SECOND
+STUCK_NS: Final = 900 * SECOND
 """An operation that fails for so long is given up, and the soak with it."""
 MAX_ERRORS: Final = 20
 _ERRORS: Final = (OSError, FireflyerError)
@@ -53,7 +53,7 @@ class Writer:
         self._files = files
         self._seed = seed
         self._now_ns = now_ns
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._there: dict[str, dict[int, Write | Replace]] = {}
         """Of each file, by offset, what was written there last."""
         self._over = threading.Event()
@@ -166,8 +166,8 @@ class Writer:
     def _read_back(self) -> None:
         if not self._there:
             return
-        path = self._chance.choice(sorted(self._there))
-        offset = self._chance.choice(sorted(self._there[path]))
+        path = self._rng.choice(sorted(self._there))
+        offset = self._rng.choice(sorted(self._there[path]))
         written = self._there[path][offset]
         found = bytearray(written.bytes)
         try:
