@@ -72,7 +72,7 @@ class World:
             match action:
                 case Submit(task=planned):
                     nodes = AGENTS[:2] if len(self.tasks) % 2 == 0 else AGENTS[2:]
-                    self.tasks[planned.name] = TaskSeen(state="running", step=0, runs=1, nodes=nodes)
+                    self.tasks[planned.name] = TaskSeen(state="running", step=0, starts=1, nodes=nodes)
                 case Inject(fault=fault):
                     self.director.injected(fault.number, 1, self.now_ns)
                 case Release(fault=fault):
@@ -149,6 +149,9 @@ def test_a_lane_never_has_two_faults_and_both_lanes_have_one_at_the_same_time() 
                 if action.fault.kind == "task-suspend":
                     old = world.tasks[action.fault.target]
                     world.tasks[action.fault.target] = msgspec.structs.replace(old, state="suspended")
+                elif action.fault.kind in ("rank-kill", "guard-kill", "node-kill"):
+                    old = world.tasks[action.fault.task]
+                    world.tasks[action.fault.task] = msgspec.structs.replace(old, starts=old.starts + 1)
             elif isinstance(action, Release):
                 world.alive = (1, 2, 3)
                 if action.fault.kind == "task-suspend":
@@ -215,6 +218,8 @@ def test_a_fault_of_a_task_is_over_when_the_task_has_done_more_than_before() -> 
     world.tasks[fault.task] = msgspec.structs.replace(old, step=fault.step)
     assert world.step(trains=False) == []
     world.tasks[fault.task] = msgspec.structs.replace(old, step=fault.step + 1)
+    assert world.step(trains=False) == []  # its ranks went on until somebody noticed
+    world.tasks[fault.task] = msgspec.structs.replace(old, step=fault.step + 1, starts=old.starts + 1)
     world.until(Recovered, most=1, trains=False)
 
 
@@ -246,7 +251,7 @@ def test_no_fault_comes_to_a_task_that_is_about_to_end_and_no_disk_is_full_when_
         world = World(plan_of(name, steps=100))
         world.step()
         world.step()
-        world.tasks = {one: TaskSeen(state="running", step=81, runs=1, nodes=task.nodes)
+        world.tasks = {one: TaskSeen(state="running", step=81, starts=1, nodes=task.nodes)
                        for one, task in world.tasks.items()}  # fmt: skip
         for _ in range(100):
             assert world.step(trains=False) == []
@@ -265,7 +270,7 @@ def test_a_fault_that_reached_nothing_is_none() -> None:
             world.tasks[name] = msgspec.structs.replace(task, step=task.step + 1)
         for action in director.handle(world.now_ns, world.seen()):
             if isinstance(action, Submit):
-                world.tasks[action.task.name] = TaskSeen(state="running", step=0, runs=1, nodes=AGENTS[:2])
+                world.tasks[action.task.name] = TaskSeen(state="running", step=0, starts=1, nodes=AGENTS[:2])
             if isinstance(action, Inject):
                 director.injected(action.fault.number, 0, world.now_ns)
                 assert director.faults == {}
@@ -304,7 +309,7 @@ def test_each_wait_is_bounded_and_says_for_what() -> None:
 
     world = World(plan_of("storage-pause", minutes=60))
     world.until(Inject)
-    world.tasks["task-0002"] = TaskSeen(state="queued", step=7, runs=2, nodes=())
+    world.tasks["task-0002"] = TaskSeen(state="queued", step=7, starts=2, nodes=())
     given = world.until(GiveUp, most=LIMIT_NS // STEP + 10)
     assert given == GiveUp("task task-0002 has been queued at step 7 for 300 s")
 

@@ -25,7 +25,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.recipes.soak.facts import FaultFact
 from fireflyer.recipes.soak.faults import Hold, Kind, Lane, PlannedFault, Target, kind_named, schedule
 from fireflyer.recipes.soak.plan import SoakPlan
-from fireflyer.recipes.soak.seen import Seen, finished, missing_of, serves, task_on
+from fireflyer.recipes.soak.seen import Seen, TaskSeen, finished, missing_of, serves, task_on
 from fireflyer.recipes.testbed.plan import TaskPlan
 
 __all__ = [
@@ -90,8 +90,8 @@ class _LaneState:
     held: PlannedFault | None = None
     incarnation: int | None = None
     """Of the storage node before the fault."""
-    steps: Mapping[str, int] = field(default_factory=dict)
-    """Of the tasks that must go on."""
+    before: Mapping[str, TaskSeen] = field(default_factory=dict)
+    """Tasks that must go on, as they were before the fault."""
 
 
 class Director:
@@ -219,7 +219,7 @@ class Director:
                                f"{kind.hold.value.partition(';')[0]}")]  # fmt: skip
             return [Inject(fault)] if kind.hold is Hold.FAILED else []
         allowed_ns = round(kind.limit_ns * seen.busy)
-        missing = missing_of(seen, self._plan, kind, fault, incarnation=lane.incarnation, steps=lane.steps)
+        missing = missing_of(seen, self._plan, kind, fault, incarnation=lane.incarnation, before=lane.before)
         if not missing:
             lane.fault, lane.held, lane.since_ns = None, None, now_ns
             return [Recovered(self._note(fault, recovered_ns=now_ns, allowed_ns=allowed_ns))]
@@ -255,7 +255,7 @@ class Director:
         )
         self.faults[fault.number] = fault
         lane.fault, lane.held, lane.next = fault, planned, None
-        lane.steps = self._must_go_on(planned.kind, seen, task)
+        lane.before = self._must_go_on(planned.kind, seen, task)
         if planned.kind.target is Target.STORAGE_NODE and seen.storage is not None:
             lane.incarnation = seen.storage.incarnations[int(target) - 1]
         return [Inject(fault, planned.choice)]
@@ -305,13 +305,13 @@ class Director:
             for task in states
         )
 
-    def _must_go_on(self, kind: Kind, seen: Seen, task: str) -> dict[str, int]:
-        """Steps of tasks that must have done more when the fault is recovered from."""
+    def _must_go_on(self, kind: Kind, seen: Seen, task: str) -> dict[str, TaskSeen]:
+        """Tasks that must have done more when the fault is recovered from."""
         if kind.lane is Lane.STORAGE or seen.platform is None:
             return {}
         everybody = kind.target is Target.MANAGER
         return {
-            name: look.step
+            name: look
             for name, look in seen.platform.tasks.items()
             if look.state == "running" and (everybody or name == task)
         }

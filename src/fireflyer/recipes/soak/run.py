@@ -113,7 +113,9 @@ class _Stage:
             files.makedirs(CHECKPOINTS, exist_ok=True)
             files.chmod(CHECKPOINTS, 0o1777)  # each task is its user there, who makes a directory of their own
             self._storage = StorageWatch(managers, credential, self._now_ns)
-            self._platform = PlatformWatch(cleanup.enter_context(self._cluster.client()), self._now_ns)
+            self._platform = PlatformWatch(
+                cleanup.enter_context(self._cluster.client()), self._cluster.layout, self._now_ns
+            )
             self._say(
                 f"watch it: {self._cluster.url} (log in with the token in {self._cluster.layout.connection_file})"
             )

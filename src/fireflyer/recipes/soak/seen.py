@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from fireflyer.recipes.soak.facts import FaultFact
-from fireflyer.recipes.soak.faults import Kind, Lane
+from fireflyer.recipes.soak.faults import Kind, Lane, Target
 from fireflyer.recipes.soak.plan import SoakPlan
 from fireflyer.recipes.testbed.facts import StorageSample
 
@@ -17,8 +17,9 @@ __all__ = ["PlatformSample", "Seen", "TaskSeen", "finished", "missing_of", "serv
 class TaskSeen(msgspec.Struct, frozen=True):
     state: str
     step: int
-    """The newest of its last run; 0: none."""
-    runs: int
+    """The newest that its last attempt has logged; 0: none."""
+    starts: int
+    """Attempts that have begun, of all its runs."""
     nodes: tuple[str, ...]
     """Of its run, in the order of ranks."""
 
@@ -73,13 +74,14 @@ def missing_of(
     fault: FaultFact,
     *,
     incarnation: int | None,
-    steps: Mapping[str, int],
+    before: Mapping[str, TaskSeen],
 ) -> str:
     """What is not as it was before a fault that was taken back; empty: it was recovered from. `incarnation`: of the
-    storage node that was killed, before; `steps`: those beyond which tasks must have gone on."""
+    storage node that was killed, before; `before`: tasks that must have
+    gone on, as they were then."""
     released_ns = fault.released_ns or 0
     if kind.lane is Lane.PLATFORM:
-        return _missing_of_platform(seen, plan, released_ns, steps)
+        return _missing_of_platform(seen, plan, released_ns, before, again=kind.target is Target.TASK_NODE)
     if not serves(seen, plan, released_ns):
         return "not every chain is whole, or a writer has no write acknowledged that began later"
     if kind.name in ("storage-kill", "storage-away") and seen.storage is not None:
@@ -88,7 +90,10 @@ def missing_of(
     return ""
 
 
-def _missing_of_platform(seen: Seen, plan: SoakPlan, released_ns: int, steps: Mapping[str, int]) -> str:
+def _missing_of_platform(
+    seen: Seen, plan: SoakPlan, released_ns: int, before: Mapping[str, TaskSeen], *, again: bool
+) -> str:
+    """`again`: tasks must also have started again, not only gone on: they do so until somebody notices."""
     platform = seen.platform
     if platform is None or platform.at_ns <= released_ns:
         return "the manager of the platform does not answer"
@@ -96,9 +101,11 @@ def _missing_of_platform(seen: Seen, plan: SoakPlan, released_ns: int, steps: Ma
         node = f"agent-{number}"
         if platform.heard_ns.get(node, -1) <= released_ns or node not in platform.well:
             return f"{node} was not heard, or may not have tasks"
-    for name, step in steps.items():
+    for name, old in before.items():
         look = platform.tasks.get(name)
-        if look is None or not (look.state == "finished" or (look.state == "running" and look.step > step)):
+        if look is None or (look.state != "finished" and (look.state != "running" or look.step <= old.step)):
             how = "is unknown" if look is None else f"is {look.state} at step {look.step}"
-            return f"task {name} {how} and has not gone on beyond step {step}"
+            return f"task {name} {how} and has not gone on beyond step {old.step}"
+        if again and look.state != "finished" and look.starts <= old.starts:
+            return f"task {name} goes on, but has not started again"
     return ""

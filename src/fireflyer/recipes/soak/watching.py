@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.base.events import AttemptStarted, Logged, StepReport
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.views import NodeView, TaskAnswer
+from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.recipes.soak.seen import PlatformSample, TaskSeen
+from fireflyer.recipes.testbed.cluster import log_of
 
 __all__ = ["PlatformWatch", "platform_sample", "task_seen"]
 
@@ -20,9 +23,10 @@ _AWAY: Final = frozenset({"lost", "drained", "draining"})
 class PlatformWatch:
     """`start`, then `stop`, which ends with the look in progress. `now_ns`: the soak's clock."""
 
-    def __init__(self, client: Client, now_ns: Callable[[], int]) -> None:
+    def __init__(self, client: Client, layout: PlatformLayout, now_ns: Callable[[], int]) -> None:
         self.newest: PlatformSample | None = None
         self._client = client
+        self._layout = layout
         self._now_ns = now_ns
         self._numbers: dict[str, int] = {}
         self._finished: dict[str, TaskSeen] = {}
@@ -53,7 +57,8 @@ class PlatformWatch:
         tasks = dict(self._finished)
         for name, number in self._numbers.items():
             if name not in tasks:
-                tasks[name] = task_seen(self._client.task(number))
+                answer = self._client.task(number)
+                tasks[name] = task_seen(answer, [log_of(self._layout, run) for run in answer.runs])
                 if tasks[name].state == "finished":
                     self._finished[name] = tasks[name]
         return platform_sample(at_ns, nodes, tasks)
@@ -69,8 +74,10 @@ def platform_sample(at_ns: int, nodes: tuple[NodeView, ...], tasks: dict[str, Ta
     )
 
 
-def task_seen(answer: TaskAnswer) -> TaskSeen:
-    """Pure."""
-    last = answer.runs[-1] if answer.runs else None
-    step = 0 if last is None or last.step is None else last.step
-    return TaskSeen(state=answer.task.state.value, step=step, runs=len(answer.runs), nodes=answer.task.nodes)
+def task_seen(answer: TaskAnswer, logs: Sequence[Sequence[Logged]]) -> TaskSeen:
+    """`logs`: the event logs of its runs, which know steps at once; the manager hears of them now and then. Pure."""
+    starts = sum(isinstance(entry.event, AttemptStarted) for log in logs for entry in log)
+    told = (entry.event for entry in reversed(logs[-1] if logs else ()))
+    newest = next((event for event in told if isinstance(event, StepReport | AttemptStarted)), None)
+    step = newest.step if isinstance(newest, StepReport) else 0
+    return TaskSeen(state=answer.task.state.value, step=step, starts=starts, nodes=answer.task.nodes)
