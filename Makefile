@@ -72,14 +72,17 @@ MIXED := $(BIN)/pytest -q --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 	$(MIXED) -m "not slow and not gpu" --timeout 400
 
-# The tests leave a third of the processors' time unused: what only computes runs beside them, at a lower priority. The
-# native tests themselves come after them, since some of their limits are those of a machine with nothing else to do.
+# The slow tests wait even more: a worker uses a quarter of a processor. So there are more workers, and what only computes
+# runs beside them, at a lower priority. The native tests themselves come after them: some of their limits are those of a
+# machine with nothing else to do.
+WAITING := $(BIN)/pytest -q --durations 40 --durations-min 8 -n $$(($(WORKERS) + 4)) --dist worksteal
+
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	@scripts/system-packages $(SLOW_PACKAGES)
 	@mkdir -p build
-	$(MAKE) WORKERS=1 native-build tidy >build/beside.log 2>&1 & beside=$$!; \
+	make WORKERS=1 native-build tidy >build/beside.log 2>&1 & beside=$$!; \
 	trap 'kill $$beside 2>/dev/null || true' EXIT; \
-	$(MIXED) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900; \
+	$(WAITING) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900; \
 	trap - EXIT; wait $$beside || { cat build/beside.log; exit 1; }
 	@grep clang-tidy: build/beside.log
 	$(MAKE) native-tests
