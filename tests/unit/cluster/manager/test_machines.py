@@ -176,5 +176,5 @@ def test_of_retired_machines_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch
 
 def test_who_is_told_to_go_follows_it_whichever_manager_says_it() -> None:
     inventory = Inventory(address="a", port=1, version="1", boot_id="b", hostname="h", cores=1, memory_bytes=1)
-    orders = orders_of_retired(Sync(incarnation="i", sequence=1, heard=7, term=3, inventory=inventory), ("m:1",))
+    orders = orders_of_retired(Sync(incarnation=1, sequence=1, heard=7, term=3, inventory=inventory), ("m:1",))
     assert (orders.term, orders.version, orders.runs, orders.leave) == (3, 8, (), GONE)
