@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
+from fireflyer.accounts import user_calls
 from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
@@ -188,8 +189,8 @@ FORMATS: Final = (
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
     Format("platform.job-orders", "json", slurm_request.JobOrders),
-    Format("platform.row.machine", "msgpack", platform_machines.MachineRow),
-    Format("platform.machine-fields", "object", platform_machines.MachineRow),
+    Format("platform.row.machine", "msgpack", platform_machines.MachineRow, revision=2),
+    Format("platform.machine-fields", "object", platform_machines.MachineRow, revision=2),
     Format("platform.row.manager", "msgpack", platform_known.ManagerRow),
     Format("platform.row.join-token", "msgpack", platform_machines.JoinToken, revision=2),
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
@@ -272,6 +273,7 @@ FORMATS: Final = (
     Format("accounts.user-row", "msgpack", account_rows.UserRow),
     Format("accounts.uid-row", "msgpack", account_rows.UidRow),
     Format("accounts.token-row", "msgpack", account_rows.TokenRow),
+    Format("accounts.import-row", "msgpack", account_rows.ImportRow),
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
@@ -334,6 +336,8 @@ FORMATS: Final = (
     # Metadata.
     Format("rpc.accounts.find-token.request", "msgpack", account_calls.FindToken),
     Format("rpc.accounts.find-token.answer", "msgpack", account_calls.FoundToken),
+    Format("rpc.accounts.users.request", "msgpack", user_calls.UserRequest),
+    Format("rpc.accounts.users.answer", "msgpack", user_calls.UserAnswer),
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
     Format("fs.meta.call", "msgpack", meta.Call),

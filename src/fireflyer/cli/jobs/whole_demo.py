@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import click
@@ -30,7 +31,8 @@ _STYLES = {"train": "green", "start": "yellow", "lost": "red", "wait": "bright_b
 
 
 def run_and_report(directory: str, *, quiet: bool) -> int:
-    """Exit code 0: every check holds."""
+    """Exit code 0: every check holds. SIGTERM ends all that was started, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan, began_ns = WholePlan(), time.monotonic_ns()
     facts = run_whole(plan, directory, teller(began_ns, quiet=quiet))
     checks = judge(plan, facts)

@@ -22,6 +22,7 @@ from fireflyer.cluster.local.layout import PlatformLayout, read_connection
 from fireflyer.cluster.local.leaving import end_runs
 from fireflyer.recipes.testbed.plan import ClusterPlan
 from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal
+from fireflyer.runtime.processes.run_lock import END_NOW
 
 __all__ = ["Cluster", "log_of", "running_cluster"]
 
@@ -152,7 +153,7 @@ def _pass_on(lines: queue.Queue[str], say: Callable[[str], None]) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
+    process.send_signal(END_NOW)
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
