@@ -13,4 +13,6 @@ __all__ = ["node_model"]
 
 def node_model(name: str) -> NodeModel:
     text = files("fireflyer.codesign.parallel").joinpath(f"nodes/{name}.toml").read_text(encoding="utf-8")
-    return msgspec.toml.decode(text, type=NodeModel)
+    node = msgspec.toml.decode(text, type=NodeModel)
+    node.check()
+    return node

@@ -47,6 +47,7 @@ from fireflyer.cluster.schema import hosts as cluster_hosts
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import join as cluster_join
 from fireflyer.cluster.schema import wire as cluster_wire
+from fireflyer.codesign.parallel import NodeModel, PlanFile
 from fireflyer.collectives.bootstrap import job as collectives_job
 from fireflyer.collectives.bootstrap import local_peers, membership, rendezvous, transports
 from fireflyer.collectives.devices import bridges
@@ -277,6 +278,8 @@ FORMATS: Final = (
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
+    Format("codesign.node-file", "toml", NodeModel),
+    Format("codesign.plan-file", "toml", PlanFile),
     Format("collectives.topology-file", "toml", declaration.Declaration),
     Format("collectives.topology", "json", declaration.Declaration),
     Format("collectives.member", "json", rendezvous.RankInfo, revision=2),

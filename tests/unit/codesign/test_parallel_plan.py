@@ -23,7 +23,7 @@ from fireflyer.codesign.parallel import (
     plan_memory,
     refusals,
 )
-from fireflyer.codesign.parallel.memory import activation_bytes
+from fireflyer.codesign.parallel.memory import activation_bytes, held_parameters
 from fireflyer.codesign.parallel.mesh import AXES
 from fireflyer.codesign.parallel.pipeline import StageTimes, micro_batches_in_flight, pipeline_time
 from fireflyer.codesign.parallel.plan import SCHEDULES
@@ -176,6 +176,14 @@ def test_memory_of_states_by_zero_stage() -> None:
         (memory,) = plan_memory(given, shape)
         found = memory.parameters + memory.gradients + memory.states
         assert found == pytest.approx(parameters * per_parameter, abs=3)
+
+
+def test_states_of_an_expert_are_divided_over_ranks_with_the_same_experts() -> None:
+    """Stage 2 of V3 on DualPipe: 8 layers, their experts over 64 ranks, of which 2 have the same ones."""
+    memory = plan_memory(V3_PLAN, V3)[2]
+    dense, routed = held_parameters(V3_PLAN, V3, 2)
+    assert routed == 8 * 256 * 3 * 7168 * 2048 / 64
+    assert memory.states == pytest.approx(8 * (routed / 2 + dense / 128), abs=1)
 
 
 def test_activations_of_a_gpt_layer_are_those_of_korthikanti() -> None:

@@ -101,7 +101,12 @@ def _read_node(name: str) -> NodeModel:
     if name in known:
         text = files("fireflyer.codesign.parallel").joinpath(f"nodes/{name}.toml").read_bytes()
         return msgspec.toml.decode(text, type=NodeModel)
-    return read_toml(name, NodeModel, name="--node", advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
+    node = read_toml(name, NodeModel, name="--node", advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
+    try:
+        node.check()
+    except UsageError as error:
+        raise UsageError(f"--node {name!r}: {error}") from error
+    return node
 
 
 def _read_plan(path: str) -> tuple[PlanFile, ModelShape]:
@@ -114,9 +119,8 @@ def _read_plan(path: str) -> tuple[PlanFile, ModelShape]:
 
 
 def _read_shape(path: str, named_in: str) -> ModelShape:
-    import msgspec
+    import json
 
-    from fireflyer.base.decoding import DECODE_ERRORS
     from fireflyer.codesign.model import shape_from_config
 
     try:
@@ -129,8 +133,12 @@ def _read_shape(path: str, named_in: str) -> ModelShape:
     if len(data) > MAX_CONFIG_BYTES:
         raise UsageError(f"model {path!r} is larger than {MAX_CONFIG_BYTES} bytes; give a config.json")
     try:
-        return shape_from_config(msgspec.json.decode(data, type=dict[str, object]))
+        config = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"model {path!r} is no JSON object: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"model {path!r} is no JSON object; give a config.json")
+    try:
+        return shape_from_config(config)
     except UsageError as error:
         raise UsageError(f"model {path!r}: {error}") from error
-    except (*DECODE_ERRORS, RecursionError) as error:
-        raise UsageError(f"model {path!r} is no JSON object: {error}") from error

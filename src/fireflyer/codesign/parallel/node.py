@@ -27,8 +27,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node of GPUs: memory, compute and the links between GPUs, host and network. Rates are per direction. Raises
-    `UsageError` for figures that no node has."""
+    """A node of GPUs: memory, compute and the links between GPUs, host and network. Rates are per direction.
+    `check` refuses figures that no node has."""
 
     name: str
     gpus: int
@@ -62,7 +62,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     allreduce_efficiency: float
     """Measured bandwidth of an allreduce over that of its slowest link, at most 1."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises `UsageError` for figures that no node has."""
         counts = ("gpus", "gpu_memory_bytes", "nics", "nvlink_gpus", "bridge_gpus")
         rates = ("hbm", "nic", "pcie", "bridge", "host_memory")
         for name in (*counts, *(f"{rate}_bytes_per_s" for rate in rates)):

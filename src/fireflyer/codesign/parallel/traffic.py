@@ -166,9 +166,9 @@ def _experts(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int)
     _, layers = _held_layers(plan, shape, stage)
     remote, inside = copies_per_token(plan, shape.experts, node.gpus)
     precision = plan.precision
-    value_bytes = FORMAT_BYTES[precision.dispatch] + FORMAT_BYTES[precision.combine]
+    element_bytes = FORMAT_BYTES[precision.dispatch] + FORMAT_BYTES[precision.combine]
     tokens = plan.micro_batch_tokens / plan.tensor * plan.micro_batches
-    one = tokens * shape.hidden * value_bytes * _passes(plan) * layers
+    one = tokens * shape.hidden * element_bytes * _passes(plan) * layers
     found: LinkBytes = {"nic": node.gpus * remote * one, "pcie": remote * one}
     if node.nvlink_gpus >= min(node.gpus, plan.expert):
         found["nvlink"] = inside * one
