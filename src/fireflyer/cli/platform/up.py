@@ -69,7 +69,7 @@ def command(
     FILE is a TOML file with settings; options come before what it says."""
     import sys
 
-    from fireflyer.cluster.local import run as _whole  # noqa: F401, before anything is made: it needs packages
+    from fireflyer.cli.platform_extra import need_platform_extra
     from fireflyer.cluster.local.config import DEFAULTS
     from fireflyer.cluster.local.layout import PlatformLayout, new_platform
     from fireflyer.runtime.processes.run_lock import RunLock
@@ -77,6 +77,7 @@ def command(
     if print_config:
         click.echo(DEFAULTS, nl=False)
         return 0
+    need_platform_extra()
     wanted = read_up_file(file)
     if guarantee is not None:
         wanted = wanted.guaranteeing(guarantee)

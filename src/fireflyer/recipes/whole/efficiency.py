@@ -12,8 +12,8 @@ from fireflyer.analytics import JobAccount, account
 from fireflyer.analytics.ettr import EttrInputs, expected_of, filled_formula
 from fireflyer.analytics.report import Row
 from fireflyer.base.units import SECOND
-from fireflyer.recipes.whole.facts import TaskFacts
-from fireflyer.recipes.whole.plan import TaskPlan
+from fireflyer.recipes.testbed.facts import TaskFacts
+from fireflyer.recipes.testbed.plan import TaskPlan
 
 __all__ = ["TaskEttr", "accounts_of", "ettr_of", "lost_between"]
 

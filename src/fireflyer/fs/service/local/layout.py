@@ -27,7 +27,6 @@ from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import GIB
-from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import NewChain
 from fireflyer.fs.service.manager.config import ManagerConfig
@@ -90,6 +89,9 @@ def new_cluster(
     failure_timeout_ms: int,
 ) -> LocalCluster:
     """Raises `UsageError` where no chains can be made of it."""
+    # Here, since every command of a local cluster imports this module: the search imports numpy.
+    from fireflyer.fs.core.placement import place, uniform_cluster
+
     if targets_per_node >= TARGETS_PER_NODE_ID:
         raise UsageError(f"{targets_per_node} targets per node; give at most {TARGETS_PER_NODE_ID - 1}")
     if managers > 1 and not store:
