@@ -23,7 +23,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint docs format native clean
+.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint docs format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -48,6 +48,10 @@ native: $(VENV)/.native  ## Rebuild the extension after a change in cpp/
 
 demo: setup  ## Platform, file system and training, through two deaths and an interruption; ends with a report
 	$(BIN)/ff demo --whole
+
+MINUTES ?= 20
+soak: setup  ## 20 minutes of kills, pauses, cut links and full disks under tasks and writers (MINUTES=3 OPTIONS="--seed 7")
+	$(BIN)/ff soak --minutes $(MINUTES) $(OPTIONS)
 
 lint: setup  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .

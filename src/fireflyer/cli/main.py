@@ -48,9 +48,11 @@ _COMMANDS = {
     "ckpt": "fireflyer.cli.checkpoints.command",
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
+    "train": "fireflyer.cli.train.command",
     "collectives": "fireflyer.cli.collectives.command",
     "data": "fireflyer.cli.data.command",
     "demo": "fireflyer.cli.jobs.demo",
+    "soak": "fireflyer.cli.jobs.soak",
     "up": "fireflyer.cli.platform.up",
     "down": "fireflyer.cli.platform.down",
     "status": "fireflyer.cli.platform.status",
@@ -68,7 +70,7 @@ _COMMANDS = {
     "completion": "fireflyer.cli.completion",
 }
 _SECTIONS = {
-    "For researchers": ("run", "data", "report", "ckpt", "collectives", "demo"),
+    "For researchers": ("run", "data", "report", "ckpt", "collectives", "train", "demo"),
     "Tasks of the platform": (
         "submit",
         "ps",
@@ -101,6 +103,7 @@ _SECTIONS = {
         "agent",
         "fs",
         "sim",
+        "soak",
     ),
     "Processes of a cluster, for systemd or Kubernetes": ("host", "manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),

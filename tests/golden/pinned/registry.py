@@ -76,7 +76,8 @@ from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.kvstore.dump import Row
 from fireflyer.recipes import corpus, train_gpt
-from fireflyer.recipes.whole import reference as whole_reference
+from fireflyer.recipes.soak import acknowledged as soak_acknowledged
+from fireflyer.recipes.testbed import reference as whole_reference
 from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
 from fireflyer.runtime.processes.run_lock import _Holder
@@ -309,6 +310,7 @@ FORMATS: Final = (
     Format("recipes.corpus-current", "json", corpus._Current),
     Format("recipes.corpus-meta", "object", corpus._Meta),
     Format("recipes.train-progress", "object", train_gpt.Progress),
+    Format("recipes.soak-acknowledged", "json", soak_acknowledged.Noted),
     Format("recipes.whole-reference", "json", whole_reference._Cached),
     # The key-value store.
     Format("kvstore.journal-batch", "msgpack", list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]),

@@ -19,6 +19,7 @@ from fireflyer.cli.jobs.agent import command as agent_command
 from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
+from fireflyer.cli.jobs.soak import command as soak_command
 from fireflyer.cli.main import ff
 from fireflyer.cli.platform.execs import exec_command
 from fireflyer.cli.platform.hai import command as hai_command
@@ -28,6 +29,7 @@ from fireflyer.cli.platform.quota import command as quota_command
 from fireflyer.cli.platform.reservations import command as reservation_command
 from fireflyer.cli.platform.shells import shell_command
 from fireflyer.cli.platform.top import command as top_command
+from fireflyer.cli.train.command import command as train_command
 from fireflyer.cli.version import command as version_command
 
 Capture = pytest.CaptureFixture[str]
@@ -35,6 +37,7 @@ COMMANDS: Mapping[str, click.Command] = {
     "run": run_command,
     "report": report_command,
     "demo": demo_command,
+    "soak": soak_command,
     "version": version_command,
     "exec": exec_command,
     "shell": shell_command,
@@ -52,6 +55,7 @@ COMMANDS: Mapping[str, click.Command] = {
     **{f"data {name}": one for name, one in data_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],
+    **{f"train {name}": one for name, one in train_command.commands.items()},
 }
 
 

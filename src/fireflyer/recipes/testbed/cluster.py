@@ -1,4 +1,4 @@
-"""The platform and file system of the demonstration: `ff up` as a child process, and what is asked of it."""
+"""Platform and file system: `ff up` as a child process, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.views import RunView
 from fireflyer.cluster.local.layout import PlatformLayout, read_connection
 from fireflyer.cluster.local.leaving import end_runs
-from fireflyer.recipes.whole.plan import WholePlan
+from fireflyer.recipes.testbed.plan import ClusterPlan
 from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal
 
 __all__ = ["Cluster", "log_of", "running_cluster"]
@@ -33,8 +33,10 @@ _READY: Final = "Ctrl-C"
 class Cluster:
     """Which runs; made by `running_cluster`."""
 
-    def __init__(self, layout: PlatformLayout) -> None:
+    def __init__(self, layout: PlatformLayout, up_pid: int) -> None:
         self.layout = layout
+        self.up_pid = up_pid
+        """Process of `ff up`, which starts again what dies."""
         self._connection = read_connection(layout.connection_file)
 
     @property
@@ -60,7 +62,7 @@ def log_of(layout: PlatformLayout, run: RunView) -> list[Logged]:
 
 
 @contextlib.contextmanager
-def running_cluster(plan: WholePlan, directory: str, say: Callable[[str], None]) -> Iterator[Cluster]:
+def running_cluster(plan: ClusterPlan, directory: str, say: Callable[[str], None]) -> Iterator[Cluster]:
     """A new one in `directory`, where an earlier one is removed; ended with the block, with all that it started. `say`
     gets the lines that `ff up` prints, from a thread. Raises `PermanentError` where it does not come up."""
     layout = PlatformLayout(directory)
@@ -72,28 +74,32 @@ def running_cluster(plan: WholePlan, directory: str, say: Callable[[str], None])
     process, lines = _start(settings)
     try:
         _wait(lines, process, say)
-        listening = threading.Thread(target=_pass_on, args=(lines, say), name="ff-demo-lines", daemon=True)
+        listening = threading.Thread(target=_pass_on, args=(lines, say), name="ff-up-said", daemon=True)
         listening.start()
-        yield Cluster(layout)
+        yield Cluster(layout, process.pid)
     finally:
         _stop(process)
         with contextlib.suppress(FireflyerError):
             end_runs(layout, layout.load())
 
 
-def _settings(plan: WholePlan, directory: str) -> dict[str, object]:
+def _settings(plan: ClusterPlan, directory: str) -> dict[str, object]:
     return {
         "directory": directory,
         "agents": plan.nodes,
         "stop_after": "60s",
-        "storage": {"nodes": plan.storage_nodes, "replicas": plan.replicas},
+        "storage": {
+            "nodes": plan.storage_nodes,
+            "replicas": plan.replicas,
+            "targets_per_node": plan.targets_per_node,
+        },
         # Priority alone decides who leaves: else the user who had less is given the nodes of the other in between.
         "time_sharing": {"usage_margin": 1e6},
     }
 
 
 def _remove(layout: PlatformLayout) -> None:
-    """What a demonstration that was killed has left still ends first. Raises `UsageError` for what is not ours."""
+    """What a cluster that was killed has left still ends first. Raises `UsageError` for what is not ours."""
     if layout.exists():
         with contextlib.suppress(FireflyerError):
             end_runs(layout, layout.load())
@@ -119,7 +125,7 @@ def _start(settings: str) -> tuple[subprocess.Popen[bytes], queue.Queue[str]]:
                 lines.put(line.rstrip("\n"))
         lines.put("")
 
-    threading.Thread(target=read, name="ff-demo-up", daemon=True).start()
+    threading.Thread(target=read, name="ff-up-lines", daemon=True).start()
     return process, lines
 
 

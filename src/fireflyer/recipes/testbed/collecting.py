@@ -1,4 +1,4 @@
-"""Makes facts of what lies there when the demonstration is over: tasks with the event logs of their runs, and files."""
+"""Makes facts of what lies there when a run of a recipe is over: tasks with the event logs of their runs, and files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fireflyer.checkpoint.core.names import MANIFEST_FILE, candidates
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.views import RunView, TaskAnswer
 from fireflyer.cluster.local.layout import PlatformLayout
-from fireflyer.recipes.whole.cluster import log_of
-from fireflyer.recipes.whole.facts import FileFact, RunFacts, TaskFacts
+from fireflyer.recipes.testbed.cluster import log_of
+from fireflyer.recipes.testbed.facts import FileFact, RunFacts, TaskFacts
 
 if TYPE_CHECKING:
     from fireflyer.fs.client.files.file_system import FileSystem
@@ -30,7 +30,7 @@ def task_facts(
     client: Client, layout: PlatformLayout, tasks: Mapping[str, int], *, cluster_zero_ns: int, unix_zero_ns: int
 ) -> tuple[TaskFacts, ...]:
     """`cluster_zero_ns`, `unix_zero_ns`: what the clocks of the platform and of this machine said at 0 of the
-    demonstration's clock."""
+    recipe's clock."""
     return tuple(_task(client.task(number), layout, cluster_zero_ns, unix_zero_ns) for number in sorted(tasks.values()))
 
 

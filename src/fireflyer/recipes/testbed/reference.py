@@ -1,6 +1,6 @@
 """The undisturbed runs: what the losses of each task must be.
 
-They are computed where the demonstration runs, never shipped: by the launcher alone, with the same script, options and
+They are computed where the recipe runs, never shipped: by the launcher alone, with the same script, options and
 number of ranks as the tasks, without platform and file system. `DIRECTORY/undisturbed/NAME-KEY.json` keeps the losses
 of a run that was whole; KEY covers all that they depend on: the code, the releases of torch and NumPy, the features of
 the processor, the corpus and the options. Its file holds a checksum, so that a damaged one is computed again.
@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -25,8 +26,10 @@ from fireflyer.base.events import Logged, StepReport, decode_log
 from fireflyer.checkpoint.core.names import MANIFEST_FILE, final_name
 from fireflyer.cluster import JobSpec, run_job
 from fireflyer.data.files import read_file, replace_file
-from fireflyer.recipes.whole.facts import Reference
-from fireflyer.recipes.whole.plan import TaskPlan, WholePlan, train_arguments
+from fireflyer.recipes.corpus import Corpus
+from fireflyer.recipes.testbed.facts import Reference
+from fireflyer.recipes.testbed.plan import ClusterPlan, TaskPlan, train_arguments
+from fireflyer.runtime import run
 
 __all__ = [
     "cache_key",
@@ -37,14 +40,17 @@ __all__ = [
     "processor",
     "reference_of",
     "releases",
+    "undisturbed_runs",
 ]
 
 _MAX_CACHE_BYTES = 1 << 20
+_SAY_S = 4.0
+"""Between two lines that say how far a run is."""
 _CODE = (".py", ".so")
 
 
 def cache_key(
-    plan: WholePlan, task: TaskPlan, *, code: str, releases: str, processor: Sequence[str], corpus: str
+    plan: ClusterPlan, task: TaskPlan, *, code: str, releases: str, processor: Sequence[str], corpus: str
 ) -> str:
     """Of all that the losses of `task` depend on. `corpus`: its fingerprint. Pure."""
     parts = {
@@ -148,7 +154,7 @@ def losses_of(log: Iterable[Logged], task: TaskPlan) -> dict[int, float] | str:
 
 
 async def reference_of(
-    plan: WholePlan,
+    plan: ClusterPlan,
     task: TaskPlan,
     *,
     directory: str,
@@ -213,3 +219,38 @@ def _remove_older(directory: str, name: str) -> None:
     for other in os.listdir(directory):
         if other.startswith(f"{name}-") and other.endswith(".json"):
             os.unlink(os.path.join(directory, other))
+
+
+def undisturbed_runs(
+    plan: ClusterPlan, tasks: Sequence[TaskPlan], directory: str, corpus: Corpus, say: Callable[[str], None]
+) -> dict[str, Reference]:
+    """Of `tasks`, by name; kept in `directory`/undisturbed. `corpus`: the one in `directory`/corpus. `say` gets lines
+    of progress. Raises `JobFailed`, `FireflyerError`."""
+    place = os.path.join(directory, "undisturbed")
+    os.makedirs(place, exist_ok=True)
+    code, features = code_digest(), processor()
+    found = {}
+    for task in tasks:
+        key = cache_key(plan, task, code=code, releases=releases(), processor=features, corpus=corpus.fingerprint)
+        say(f"undisturbed run of {task.name}: {task.nodes} ranks, {task.steps} steps")
+        work = reference_of(
+            plan, task, directory=place, corpus=os.path.join(directory, "corpus"), key=key,
+            on_entry=_saying(task, say),
+        )  # fmt: skip
+        found[task.name] = run(work)
+        if found[task.name].cached:
+            say(f"undisturbed run of {task.name}: computed earlier, with the same code on the same kind of processor")
+    return found
+
+
+def _saying(task: TaskPlan, say: Callable[[str], None]) -> Callable[[Logged], None]:
+    said_s = time.monotonic()
+
+    def take(entry: Logged) -> None:
+        nonlocal said_s
+        event = entry.event
+        if isinstance(event, StepReport) and event.rank == 0 and time.monotonic() - said_s >= _SAY_S:
+            said_s = time.monotonic()
+            say(f"undisturbed run of {task.name}: step {event.step} of {task.steps}")
+
+    return take
