@@ -63,6 +63,7 @@ _COMMANDS = {
     "usage": "fireflyer.cli.platform.history:usage_command",
     "audit": "fireflyer.cli.platform.history:audit_command",
     "manager": "fireflyer.cli.platform.managers:manager_command",
+    "host": "fireflyer.cli.hosts.command",
     "fs": "fireflyer.cli.fs.command",
     "hai": "fireflyer.cli.platform.hai",
     "version": "fireflyer.cli.version",
@@ -104,7 +105,7 @@ _SECTIONS = {
         "sim",
         "soak",
     ),
-    "Processes of a cluster, for systemd or Kubernetes": ("manager", "fs manager", "fs meta", "fs storage"),
+    "Processes of a cluster, for systemd or Kubernetes": ("host", "manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }
 _EXAMPLES = (

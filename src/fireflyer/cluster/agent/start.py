@@ -107,7 +107,7 @@ def _program(starting: Starting, payload: bytes) -> tuple[tuple[str, ...], dict[
         until=starting.until,
         forward=starting.program == "runner",
     )
-    names = os.environ if account is None else (MARKER, "PATH", "LANG", "TZ")
+    names = os.environ if account is None else (MARKER, "PATH", "LANG", "TZ", "FIREFLYER_FS")
     return guard.argv, {name: os.environ[name] for name in names if name in os.environ}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from fireflyer.accounts import AccountStore
 from fireflyer.cluster.core.platform.access import ADMIN
@@ -23,15 +24,16 @@ def users_of(config: PlatformConfig, engine: Engine) -> IdentityStore:
 
 
 async def new_administrator(
-    config: PlatformConfig, name: str, *, uid: int | None = None, gid: int | None = None
+    config: PlatformConfig, name: str, *, uid: int | None = None, gid: int | None = None, roles: Sequence[str] = ()
 ) -> str:
     """A token of user `name`, who is an administrator of the platform from now on, and is made if need be, with these
-    numbers: for whoever may open the store. Raises `FireflyerError`."""
+    numbers: for whoever may open the store. `roles`: more that they get. Raises `FireflyerError`."""
     async with await open_store(config.store) as engine:
         users, now_s = users_of(config, engine), int(time.time())
         audit = AuditLog(engine if history_url(config) else None)
         async with audit.entry(f"account {os.geteuid()} of the manager", "NewAdministrator", name):
             if await users.user(name) is None:
                 await users.create_user(name, now_s, uid=uid, gid=gid)
-            await users.grant_role(name, ADMIN)
+            for role in (ADMIN, *roles):
+                await users.grant_role(name, role)
             return await users.issue(name, now_s, label="administrator")
