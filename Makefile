@@ -23,7 +23,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo test test-slow test-campaigns test-gpu native-tests tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint docs format native clean
+.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint docs format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -49,6 +49,10 @@ native: $(VENV)/.native  ## Rebuild the extension after a change in cpp/
 demo: setup  ## Platform, file system and training, through two deaths and an interruption; ends with a report
 	$(BIN)/ff demo --whole
 
+MINUTES ?= 20
+soak: setup  ## 20 minutes of kills, pauses, cut links and full disks under tasks and writers (MINUTES=3 OPTIONS="--seed 7")
+	$(BIN)/ff soak --minutes $(MINUTES) $(OPTIONS)
+
 lint: setup  ## Format check, lint, types, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -72,13 +76,26 @@ MIXED := $(BIN)/pytest -q --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 	$(MIXED) -m "not slow and not gpu" --timeout 400
 
+# The slow tests wait even more: a worker uses a quarter of a processor. So there are more workers, and what only computes
+# runs beside them, at a lower priority. The native tests themselves come after them: some of their limits are those of a
+# machine with nothing else to do.
+WAITING := $(BIN)/pytest -q --durations 40 --durations-min 8 -n $$(($(WORKERS) + 4)) --dist worksteal
+
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	@scripts/system-packages $(SLOW_PACKAGES)
-	$(MAKE) -j2 --output-sync=target native-tests tidy
-	$(MIXED) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900
+	@mkdir -p build
+	make WORKERS=1 native-build tidy >build/beside.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside 2>/dev/null || true' EXIT; \
+	$(WAITING) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900; \
+	trap - EXIT; wait $$beside || { cat build/beside.log; exit 1; }
+	@grep clang-tidy: build/beside.log
+	$(MAKE) native-tests
 
 native-tests: setup
 	scripts/native-tests
+
+native-build: setup
+	JOBS=$(WORKERS) nice -n 10 scripts/native-tests build
 
 # At a lower priority: it takes the processors while the tests of the sanitizers wait.
 tidy: setup

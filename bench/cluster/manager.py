@@ -27,7 +27,7 @@ from fireflyer.base.units import MIB
 from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, read_connection
-from fireflyer.cluster.manager.process import new_administrator
+from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
 
 __all__ = ["manager"]

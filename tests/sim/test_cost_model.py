@@ -108,7 +108,7 @@ def check_choices(found: list[Case]) -> None:
     [
         (0,) * 4 + (1,) * 4,
         (0,) * 7 + (1,) * 2,
-        pytest.param((0, 1) * 8, marks=pytest.mark.slow),
+        pytest.param((0, 1) * 8, marks=campaign(expected_s=15)),
         pytest.param((0, 1) * 16, marks=campaign(expected_s=30)),
     ],
 )

@@ -8,7 +8,7 @@ from tests.support.campaigns.seeds import more_seeds
 from tests.support.fs.chain_sim.restored import MUTANTS, RestoredWorld, attempt
 
 
-@pytest.mark.parametrize("seeds", [range(8), *more_seeds(8, 308, blocks=2, wide=1500, seed_s=0.2)])
+@pytest.mark.parametrize("seeds", [range(8), *more_seeds(8, 108, blocks=1, wide=1500, seed_s=0.2)])
 def test_what_was_acknowledged_is_kept_whatever_dump_is_loaded(seeds: range) -> None:
     """Dumps are older than changes of the chain, processes are stopped anywhere, disks lose what was not on them."""
     loads, serving = 0, 0

@@ -23,7 +23,7 @@ MUTANT_SEEDS = 400
 """In which each mutant must be found."""
 
 
-@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(5, 35, blocks=1, wide=4000, seed_s=0.75)])
+@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(5, 25, blocks=1, wide=4000, seed_s=0.75)])
 def test_any_faults_leave_one_gang_on_each_node_and_end_with_all_tasks_ended(seeds: range) -> None:
     launched = preempted = 0
     for seed in seeds:

@@ -14,7 +14,7 @@ import sys
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.platform.slurm.chaos import led_on, lost_job, lost_node, slurm_chaos
+from tests.support.platform.slurm.chaos import came_back, led_on, lost_job, lost_node, slurm_chaos
 from tests.support.platform.slurm.mutants import SLURM_MUTANTS
 
 from fireflyer.base.errors import FireflyerError
@@ -26,7 +26,7 @@ LED_ON_SEEDS = 40
 """That history is short, and few of them have the second `sbatch` before the first is carried out."""
 
 
-@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(1, 21, blocks=1, wide=2000, seed_s=1.2)])
+@pytest.mark.parametrize("seeds", [SEEDS, *more_seeds(1, 11, blocks=1, wide=2000, seed_s=1.2)])
 def test_any_faults_end_with_all_tasks_ended_and_nothing_left_in_slurm(seeds: range) -> None:
     launched = preempted = stopped = 0
     for seed in seeds:
@@ -44,6 +44,11 @@ def test_any_faults_end_with_all_tasks_ended_and_nothing_left_in_slurm(seeds: ra
 def test_what_lives_on_where_slurm_does_not_see_it_ends_before_the_task_runs_again() -> None:
     for lose in (lost_node, lost_job):
         assert len(lose(0).oracle.launched) == 2, "the task was not run again"
+
+
+def test_an_agent_whose_job_has_ended_is_told_to_go_when_it_is_heard_again() -> None:
+    _, told = came_back(0)
+    assert told, "it is refused in silence"
 
 
 def test_a_manager_that_leads_on_does_not_submit_again_what_it_may_have_submitted() -> None:

@@ -23,7 +23,7 @@ LIMIT_S: Final = 200.0
 class Shell:
     directory: Path
 
-    def run(self, *command: str) -> str:
+    def run(self, *command: str, limit_s: float = LIMIT_S) -> str:
         """What it prints; `ff` is this one, and `python` the one that has it, as in an environment that is active."""
         programs = self.directory / "bin"
         if not programs.exists():
@@ -40,7 +40,7 @@ class Shell:
             env=env,
             capture_output=True,
             text=True,
-            timeout=allowed_s(LIMIT_S),
+            timeout=allowed_s(limit_s),
             check=False,
         )
         assert done.returncode == 0, (done.stdout, done.stderr)

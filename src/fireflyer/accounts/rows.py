@@ -1,6 +1,7 @@
 """Keys and values of users and tokens in the key-value store.
 
     FNst                                        numbers of the whole cluster
+    FNim                                        which file of users was imported
     FNus + name                                 a user
     FNid + uid (4)                              whose uid this is
     FNto + token id                             a token
@@ -21,11 +22,13 @@ from fireflyer.identity.users import MAX_GROUPS, MAX_ID, MAX_ROLES, Scope
 from fireflyer.kvstore import KeyRange, prefix_range
 from fireflyer.kvstore.core.rows import decode_row
 
-__all__ = ["STATE_KEY", "UIDS", "USERS", "StateRow", "TokenRow", "UidRow", "UserRow", "damaged", "decode_named"]
-__all__ += ["end_of_owned", "owned_key", "owned_range", "token_id_in", "token_key", "uid_in", "uid_key", "user_key"]
+__all__ = ["IMPORT_KEY", "MAX_SECONDS", "STATE_KEY", "UIDS", "USERS", "ImportRow", "StateRow", "TokenRow", "UidRow"]
+__all__ += ["UserRow", "damaged", "decode_named", "end_of_owned", "owned_key", "owned_range", "token_id_in", "uid_in"]
+__all__ += ["token_key", "uid_key", "user_key"]
 
 PREFIX: Final = b"FN"
 STATE_KEY: Final = PREFIX + b"st"
+IMPORT_KEY: Final = PREFIX + b"im"
 USERS: Final = PREFIX + b"us"
 UIDS: Final = PREFIX + b"id"
 TOKENS: Final = PREFIX + b"to"
@@ -37,7 +40,8 @@ _SCOPES: Final[dict[Scope, bytes]] = {"user": b"u", "run": b"r"}
 _Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
-_Seconds = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+MAX_SECONDS: Final = 1 << 40
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 
 R = TypeVar("R")
 
@@ -46,6 +50,13 @@ class StateRow(msgspec.Struct, frozen=True):
     users: _Count
     next_uid: _Id
     """Higher than all that were assigned."""
+
+
+class ImportRow(msgspec.Struct, frozen=True):
+    """`digest`: of the file's content (`identity.tokens.FileContent`)."""
+
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    imported_s: _Seconds
 
 
 class UserRow(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ from fireflyer.accounts.rows import (
     uid_key,
     user_key,
 )
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import Exists, UsageError
 from fireflyer.identity import handshake
 from fireflyer.identity.handshake import UserKey
 from fireflyer.identity.users import (
@@ -53,6 +53,8 @@ from fireflyer.identity.users import (
     check_ids,
     check_name,
     check_role,
+    check_token_id,
+    expiry_of,
     max_tokens,
     new_token,
     no_token,
@@ -182,23 +184,41 @@ class AccountStore:
     async def issue(
         self, user: str, now_s: int, *, lifetime_s: int | None = None, label: str = "", scope: Scope = "user"
     ) -> str:
-        made = new_token(now_s, lifetime_s, label, scope)
-        token = TokenRow(made.id, user, made.key, label, now_s, made.expires_s, scope)
+        made = new_token()
+        await self.add_token(user, now_s, made.id, made.key, lifetime_s=lifetime_s, label=label, scope=scope)
+        return made.token
+
+    async def add_token(
+        self,
+        user: str,
+        now_s: int,
+        token_id: str,
+        key: bytes,
+        *,
+        lifetime_s: int | None = None,
+        label: str = "",
+        scope: Scope = "user",
+    ) -> None:
+        """Add a token that somebody else has made with `new_token`. The same one a second time changes nothing. Raises
+        as `issue`, and `Exists` where another token has this number."""
+        check_token_id(token_id)
+        token = TokenRow(token_id, user, key, label, now_s, expiry_of(now_s, lifetime_s, label, scope), scope)
 
         async def body(rows: Transaction) -> None:
             owner = await _known(rows, user)
-            if await _token(rows, made.id) == token:
-                return
+            if (there := await _token(rows, token_id)) is not None:
+                if (there.user, there.sha256) == (user, token.sha256):
+                    return
+                raise Exists(f"there is another token with id {token_id}; make a new one")
             cleared = await _clear_expired(rows, user, scope, now_s)
             owner = _counted(owner, scope, -cleared)
             if (owner.tokens if scope == "user" else owner.run_tokens) >= max_tokens(scope):
                 raise too_many(user, scope)
-            rows.set(token_key(made.id), encode_row(token))
+            rows.set(token_key(token_id), encode_row(token))
             rows.set(owned_key(token), b"")
             _put(rows, _counted(owner, scope, 1))
 
         await self._change(body)
-        return made.token
 
     async def revoke(self, token_id: str) -> None:
         found = False
@@ -213,6 +233,22 @@ class AccountStore:
                 rows.clear(token_key(token.id))
                 rows.clear(owned_key(token))
                 _put(rows, _counted(await _known(rows, token.user), token.scope, -1))
+
+        await self._change(body)
+
+    async def expire(self, token_id: str, expires_s: int) -> None:
+        """The token counts no more from `expires_s` on. Raises `NotFound`, `UsageError` where it expires earlier."""
+
+        async def body(rows: Transaction) -> None:
+            token = await _token(rows, token_id)
+            if token is None:
+                raise no_token(token_id)
+            if token.expires_s is not None and token.expires_s < expires_s:
+                raise UsageError(f"token {token_id} expires earlier already; issue a new one instead")
+            ends = msgspec.structs.replace(token, expires_s=expires_s)
+            rows.clear(owned_key(token))
+            rows.set(token_key(token_id), encode_row(ends))
+            rows.set(owned_key(ends), b"")
 
         await self._change(body)
 

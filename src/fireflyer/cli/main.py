@@ -52,6 +52,7 @@ _COMMANDS = {
     "collectives": "fireflyer.cli.collectives.command",
     "data": "fireflyer.cli.data.command",
     "demo": "fireflyer.cli.jobs.demo",
+    "soak": "fireflyer.cli.jobs.soak",
     "up": "fireflyer.cli.platform.up",
     "down": "fireflyer.cli.platform.down",
     "status": "fireflyer.cli.platform.status",
@@ -101,6 +102,7 @@ _SECTIONS = {
         "agent",
         "fs",
         "sim",
+        "soak",
     ),
     "Processes of a cluster, for systemd or Kubernetes": ("manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
@@ -114,10 +116,6 @@ _EXAMPLES = (
     ("ff status", "the platform and its file system on one screen"),
     ("ff fs up --nodes 3 --replicas 2 --dir fs -d", "a file system alone on this machine"),
 )
-
-
-_OF_PLATFORM = frozenset({"alembic", "cryptography", "h11", "litestar", "pathspec", "sqlalchemy", "uvicorn", "wsproto"})
-"""Modules of the extra `platform`, which nodes that only run agents do not have."""
 
 
 class _Commands(click.Group):
@@ -207,7 +205,9 @@ def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
     except Exception as error:
         if _debug_asked(args):
             traceback.print_exc()
-        return _explain(_of_extra(error), program)
+        from fireflyer.cli.platform_extra import explained
+
+        return _explain(explained(error), program)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
 
@@ -231,14 +231,6 @@ def _flush_stdout() -> None:
 def _debug_asked(args: Sequence[str]) -> bool:
     """`--debug` stands before the command: what follows it belongs to the command or to a script."""
     return "--debug" in args[: next((i for i, arg in enumerate(args) if not arg.startswith("-")), len(args))]
-
-
-def _of_extra(error: Exception) -> Exception:
-    """What a package that is not installed means to who has called the command."""
-    missing = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    if missing not in _OF_PLATFORM:
-        return error
-    return UsageError(f"{missing} is not installed; run: pip install 'fireflyer[platform]'")
 
 
 def _explain(error: Exception, program: str) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["lock_file", "read_private_file", "require_own_directory", "write_private_file"]
+__all__ = ["lock_file", "read_private_file", "rename_private_file", "require_own_directory", "write_private_file"]
 
 
 @contextlib.contextmanager
@@ -97,6 +97,15 @@ def write_private_file(path: str, data: bytes) -> None:
         _sync_directory(directory)
     except OSError as error:
         raise translate_os_error(error, f"write {path}") from error
+
+
+def rename_private_file(path: str, new_path: str) -> None:
+    """Durably, in the same directory; replaces what has the new name. Raises `NotFound`, `PermissionDenied`."""
+    try:
+        os.rename(path, new_path)
+        _sync_directory(os.path.dirname(os.path.abspath(new_path)))
+    except OSError as error:
+        raise translate_os_error(error, f"rename {path} to {new_path}") from error
 
 
 def _write_new(path: str, data: bytes) -> None:

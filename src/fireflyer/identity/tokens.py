@@ -15,11 +15,12 @@ no scopes of tokens.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +45,7 @@ from fireflyer.identity.users import (
     check_ids,
     check_name,
     check_role,
+    expiry_of,
     max_tokens,
     new_token,
     no_token,
@@ -55,7 +57,7 @@ from fireflyer.identity.users import (
     user_exists,
 )
 
-__all__ = ["TokenStore"]
+__all__ = ["FileContent", "TokenStore"]
 
 _MAX_FILE_BYTES: Final = 256 * MIB
 _NOBODY: Final = bytes(32)
@@ -89,6 +91,15 @@ class _File(msgspec.Struct, kw_only=True):
     users: list[_User]
     next_uid: _UnixId = FIRST_UID
     """Higher than all that were assigned."""
+
+
+class FileContent(NamedTuple):
+    """`tokens`: with the key of each. `digest`: SHA-256, the same for the same users and tokens."""
+
+    users: list[UserInfo]
+    tokens: list[tuple[TokenInfo, bytes]]
+    next_uid: int
+    digest: bytes
 
 
 _VERSION: Final = 3
@@ -171,9 +182,10 @@ class TokenStore:
     def issue(
         self, user: str, now_s: int, *, lifetime_s: int | None = None, label: str = "", scope: Scope = "user"
     ) -> str:
-        made = new_token(now_s, lifetime_s, label, scope)
+        expires_s = expiry_of(now_s, lifetime_s, label, scope)
+        made = new_token()
         entry = _Token(
-            id=made.id, sha256=made.key.hex(), label=label, created_s=now_s, expires_s=made.expires_s, scope=scope
+            id=made.id, sha256=made.key.hex(), label=label, created_s=now_s, expires_s=expires_s, scope=scope
         )
         with self._changing():
             tokens = self._user(user).tokens
@@ -251,6 +263,26 @@ class TokenStore:
                 for t in self._user(user).tokens
             ]
 
+    def content(self) -> FileContent | None:
+        """All that the file says; None where there is no file."""
+        with self._lock:
+            self._refresh()
+            if self._signature is None:
+                return None
+            users = sorted(self._users.values(), key=lambda user: user.name)
+            infos = [UserInfo(_account(user), tuple(user.roles), user.created_s) for user in users]
+            tokens = [
+                (TokenInfo(id=t.id, user=user.name, label=t.label, created_s=t.created_s, expires_s=t.expires_s,
+                           scope=t.scope), bytes.fromhex(t.sha256))
+                for user in users
+                for t in user.tokens
+            ]  # fmt: skip
+            return FileContent(infos, tokens, self._next_uid, hashlib.sha256(self._encoded()).digest())
+
+    def _encoded(self) -> bytes:
+        users = sorted(self._users.values(), key=lambda user: user.name)
+        return msgspec.json.encode(_File(version=_VERSION, users=users, next_uid=self._next_uid))
+
     def _user(self, name: str) -> _User:
         user = self._users.get(name)
         if user is None:
@@ -264,9 +296,7 @@ class TokenStore:
             self._refresh()
             try:
                 yield
-                users = sorted(self._users.values(), key=lambda user: user.name)
-                data = msgspec.json.encode(_File(version=_VERSION, users=users, next_uid=self._next_uid))
-                write_private_file(self._path, msgspec.json.format(data, indent=1) + b"\n")
+                write_private_file(self._path, msgspec.json.format(self._encoded(), indent=1) + b"\n")
             finally:
                 self._signature = None
                 self._refresh()

@@ -32,7 +32,7 @@ __all__ += ["MAX_RUN_TOKENS_PER_USER"]
 __all__ += ["MAX_TOKENS_PER_USER", "MAX_USERS", "MAX_USERS_PER_PAGE", "USER_SCOPE", "Account", "Identity"]
 __all__ += ["IdentityStore", "NewToken", "Scope", "TokenInfo", "UserInfo", "check_ids", "check_name", "check_role"]
 __all__ += ["max_tokens", "new_token", "no_token", "no_user", "refused_token", "token_id_or_refused", "too_many"]
-__all__ += ["uid_taken", "user_exists"]
+__all__ += ["check_label", "check_token_id", "expiry_of", "uid_taken", "user_exists"]
 
 MAX_USERS: Final = 10_000
 MAX_USERS_PER_PAGE: Final = 1000
@@ -52,6 +52,8 @@ MAX_ID: Final = (1 << 32) - 2
 """The last number means "unchanged" in system calls."""
 _MAX_LABEL_CHARS: Final = 80
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_TOKEN_ID = re.compile(r"[!-\-/-~]{1,64}")
+"""A dot ends the id in a token."""
 _ROLE = re.compile(r"[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}")
 
 USER_SCOPE: Final[tuple[Scope, ...]] = ("user",)
@@ -143,11 +145,15 @@ class NewToken(NamedTuple):
     token: str
     id: str
     key: bytes
-    expires_s: int | None
 
 
-def new_token(now_s: int, lifetime_s: int | None, label: str, scope: Scope) -> NewToken:
-    """Raises `UsageError`."""
+def new_token() -> NewToken:
+    token = f"{BEARER_MARK}.{secrets.token_hex(8)}.{secrets.token_urlsafe(32)}"
+    return NewToken(token, token_id_of(token), token_key(token))
+
+
+def expiry_of(now_s: int, lifetime_s: int | None, label: str, scope: Scope) -> int | None:
+    """When a new token expires, if ever. Raises `UsageError` for one that may not be issued so."""
     if scope not in ("user", "run"):
         raise UsageError(f"token scope {str(scope)[:80]!r}; 'user' and 'run' are allowed")
     if lifetime_s is None and scope == "run":
@@ -157,14 +163,24 @@ def new_token(now_s: int, lifetime_s: int | None, label: str, scope: Scope) -> N
     limit_s = MAX_LIFETIME_S if scope == "user" else MAX_RUN_LIFETIME_S
     if lifetime_s is not None and lifetime_s > limit_s:
         raise UsageError(f"lifetime_s {lifetime_s} of a token of scope {scope}; at most {limit_s} are allowed")
-    if len(label) > _MAX_LABEL_CHARS or not label.isprintable():
-        raise UsageError(f"token label {label[:80]!r} must be printable and at most {_MAX_LABEL_CHARS} characters")
-    token = f"{BEARER_MARK}.{secrets.token_hex(8)}.{secrets.token_urlsafe(32)}"
-    return NewToken(token, token_id_of(token), token_key(token), None if lifetime_s is None else now_s + lifetime_s)
+    check_label(label)
+    return None if lifetime_s is None else now_s + lifetime_s
 
 
 def max_tokens(scope: Scope) -> int:
     return MAX_TOKENS_PER_USER if scope == "user" else MAX_RUN_TOKENS_PER_USER
+
+
+def check_label(label: str) -> None:
+    """Raises `UsageError`."""
+    if len(label) > _MAX_LABEL_CHARS or not label.isprintable():
+        raise UsageError(f"token label {label[:80]!r} must be printable and at most {_MAX_LABEL_CHARS} characters")
+
+
+def check_token_id(token_id: str) -> None:
+    """Raises `UsageError`."""
+    if not _TOKEN_ID.fullmatch(token_id):
+        raise UsageError(f"token id {token_id[:80]!r} must be 1 to 64 printable ASCII characters without dots")
 
 
 def check_name(name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.network import namespaces
 from tests.support.network.namespaces import Network, delayed_network_of, network_of
 from tests.support.patience import allowed_s
@@ -75,8 +76,9 @@ def test_a_host_whose_link_is_cut_is_named_by_all_others_in_time(hosts: int, vic
         assert failed[victim]["type"] == "PeerFailed"  # it sees the others vanish
 
 
-@SLOW
-@pytest.mark.parametrize("algorithm", ["double_binary_tree", "ring"])
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param("double_binary_tree", marks=SLOW), pytest.param("ring", marks=rotating(expected_s=12))]
+)
 def test_a_host_with_a_slow_link_is_not_blamed_as_long_as_it_moves(algorithm: str, tmp_path: Path) -> None:
     """The sum takes more than twice the timeout, for ten times less bandwidth at one host.
 

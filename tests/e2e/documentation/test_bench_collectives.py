@@ -10,16 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench.report import Figure, Result
+from tests.support.campaigns.shards import rotating
 from tests.support.network import namespaces
 from tests.support.patience import allowed_s
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = pytest.mark.processes
 
 REPOSITORY = Path(__file__).parents[3]
 
 
 def run_bench(directory: Path, *options: str) -> dict[str, Result]:
-    command = [sys.executable, "-m", "bench", "collectives", "--tiny", *options]
+    command = [sys.executable, "-m", "bench", "collectives", *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=allowed_s(600), check=False
@@ -30,18 +31,14 @@ def run_bench(directory: Path, *options: str) -> dict[str, Result]:
     return {result.case: result for result in [msgspec.json.decode(line, type=Result) for line in lines]}
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    return run_bench(tmp_path_factory.mktemp("bench"))
-
-
-def test_every_family_of_cases_runs(results: dict[str, Result]) -> None:
+@pytest.mark.parametrize("scale", [pytest.param("--tiny", marks=rotating(expected_s=30))])
+def test_every_family_runs_and_ours_the_peers_and_the_bounds_are_measured_side_by_side(
+    scale: str, tmp_path: Path
+) -> None:
+    results = run_bench(tmp_path, scale)
     expected = {"allreduce", "latency", "ddp", "waiting"} | (set() if namespaces.missing() else {"netns"})
     assert {case.split("/")[0] for case in results} >= expected
     assert any("/native/" in case for case in results)
-
-
-def test_ours_the_peers_and_the_bounds_are_measured_side_by_side(results: dict[str, Result]) -> None:
     one_node = results["allreduce/1x2/private/fp32/1MiB"]
     two_nodes = results["allreduce/2x1/private/fp32/1MiB"]
     for result in (one_node, two_nodes):
@@ -56,5 +53,8 @@ def test_ours_the_peers_and_the_bounds_are_measured_side_by_side(results: dict[s
     assert "plain programs" in two_nodes.bound.formula if two_nodes.bound else False
 
 
+@pytest.mark.slow
 def test_a_part_can_be_chosen(tmp_path: Path) -> None:
-    assert {case.split("/")[0] for case in run_bench(tmp_path, "--only", "latency/1x2/python/*")} == {"latency"}
+    assert {case.split("/")[0] for case in run_bench(tmp_path, "--tiny", "--only", "latency/1x2/python/*")} == {
+        "latency"
+    }

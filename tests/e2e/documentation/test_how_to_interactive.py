@@ -41,4 +41,5 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
             assert len(shell.run(*shells[1]).splitlines()) == 2
             assert shell.run(*interactive[0]) == "in task 3\n"
         finally:
+            shell.run("ff", "stop", "1")  # it saves nothing: `ff down` would give it a minute to
             shell.run("ff", "down")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.campaigns.shards import rotating
 from tests.support.jobs.arguments import none_in_arguments
 from tests.support.jobs.launching import wait_until
 from tests.support.jobs.transcripts import Transcript, notices
@@ -273,8 +274,10 @@ VICTIMS: Final = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(one, marks=pytest.mark.slow if one == "guard" else rotating(expected_s=6)) for one in VICTIMS],
+)
 def test_a_process_that_is_killed_on_another_machine_costs_one_restart(
     machines: Machines, shared: Path, undisturbed: str, victim: str
 ) -> None:

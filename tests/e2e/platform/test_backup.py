@@ -27,7 +27,7 @@ def spec(name: str) -> TaskSpec:
 
 def start_all(agent: ScriptedAgent) -> None:
     """What it is told to run, runs, and goes on running."""
-    for order in agent.sync().runs:
+    for order in agent.sync(hold=False).runs:
         if order.wanted == "run" and order.run_token not in agent.runs:
             lead = order.launch is not None
             agent.runs[order.run_token] = RunStatus(token=order.run_token, state="running", lead=lead)
@@ -43,7 +43,7 @@ def runs(client: Client, task: int, agents: list[ScriptedAgent]) -> bool:
 def told(agents: list[ScriptedAgent]) -> None:
     """They follow their orders, and programs end at once."""
     for agent in agents:
-        agent.sync()
+        agent.sync(hold=False)
         agent.follow()
 
 

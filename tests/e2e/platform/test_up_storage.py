@@ -201,7 +201,7 @@ def test_a_task_is_its_user_in_the_file_system_by_the_token_of_its_run(
             tokens[name] = client.issue_token(name).token
     storage = Layout(whole.layout.storage_directory)
     target = f"ff://{','.join(storage.load().managers)}"
-    assert not storage.has_own_users
+    assert storage.load().accounts
 
     where = ["--dir", storage.directory]
     assert main(["fs", "mkdir", "-m", "700", "/ada", *where]) == 0

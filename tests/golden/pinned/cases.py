@@ -379,7 +379,8 @@ def _local_cluster(directory: Path) -> Found:
     )
     files.make_directory()
     files.save(cluster)
-    files.make_identity()
+    files.make_secret()
+    files.write_admin_token("fft1.0123.secret")
     files.write_manager(cluster, 1, "127.0.0.1:0")
     files.write_storage(cluster, cluster.nodes[0])
     found: dict[str, bytes | str] = {}

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
+from fireflyer.accounts import user_calls
 from fireflyer.base import events, node_counters
 from fireflyer.checkpoint import manager as checkpoint_manager
 from fireflyer.checkpoint.core import manager as checkpoint_saves
@@ -46,6 +47,7 @@ from fireflyer.cluster.schema import hosts as cluster_hosts
 from fireflyer.cluster.schema import job as cluster_job
 from fireflyer.cluster.schema import join as cluster_join
 from fireflyer.cluster.schema import wire as cluster_wire
+from fireflyer.codesign.parallel import NodeModel, PlanFile
 from fireflyer.collectives.bootstrap import job as collectives_job
 from fireflyer.collectives.bootstrap import local_peers, membership, rendezvous, transports
 from fireflyer.collectives.devices import bridges
@@ -76,7 +78,8 @@ from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.kvstore.dump import Row
 from fireflyer.recipes import corpus, train_gpt
-from fireflyer.recipes.whole import reference as whole_reference
+from fireflyer.recipes.soak import acknowledged as soak_acknowledged
+from fireflyer.recipes.testbed import reference as whole_reference
 from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
 from fireflyer.runtime.processes.run_lock import _Holder
@@ -187,8 +190,8 @@ FORMATS: Final = (
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
     Format("platform.job-orders", "json", slurm_request.JobOrders),
-    Format("platform.row.machine", "msgpack", platform_machines.MachineRow),
-    Format("platform.machine-fields", "object", platform_machines.MachineRow),
+    Format("platform.row.machine", "msgpack", platform_machines.MachineRow, revision=2),
+    Format("platform.machine-fields", "object", platform_machines.MachineRow, revision=2),
     Format("platform.row.manager", "msgpack", platform_known.ManagerRow),
     Format("platform.row.join-token", "msgpack", platform_machines.JoinToken, revision=2),
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
@@ -271,9 +274,12 @@ FORMATS: Final = (
     Format("accounts.user-row", "msgpack", account_rows.UserRow),
     Format("accounts.uid-row", "msgpack", account_rows.UidRow),
     Format("accounts.token-row", "msgpack", account_rows.TokenRow),
+    Format("accounts.import-row", "msgpack", account_rows.ImportRow),
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
+    Format("codesign.node-file", "toml", NodeModel),
+    Format("codesign.plan-file", "toml", PlanFile),
     Format("collectives.topology-file", "toml", declaration.Declaration),
     Format("collectives.topology", "json", declaration.Declaration),
     Format("collectives.member", "json", rendezvous.RankInfo, revision=2),
@@ -309,6 +315,7 @@ FORMATS: Final = (
     Format("recipes.corpus-current", "json", corpus._Current),
     Format("recipes.corpus-meta", "object", corpus._Meta),
     Format("recipes.train-progress", "object", train_gpt.Progress),
+    Format("recipes.soak-acknowledged", "json", soak_acknowledged.Noted),
     Format("recipes.whole-reference", "json", whole_reference._Cached),
     # The key-value store.
     Format("kvstore.journal-batch", "msgpack", list[tuple[list[KeyRange], list[tuple[bytes, bytes | None]]]]),
@@ -332,6 +339,8 @@ FORMATS: Final = (
     # Metadata.
     Format("rpc.accounts.find-token.request", "msgpack", account_calls.FindToken),
     Format("rpc.accounts.find-token.answer", "msgpack", account_calls.FoundToken),
+    Format("rpc.accounts.users.request", "msgpack", user_calls.UserRequest),
+    Format("rpc.accounts.users.answer", "msgpack", user_calls.UserAnswer),
     Format("rpc.fs.meta.request", "msgpack", meta.Calls),
     Format("rpc.fs.meta.answer", "msgpack", meta.Answers),
     Format("fs.meta.call", "msgpack", meta.Call),

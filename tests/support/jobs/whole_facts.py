@@ -20,18 +20,10 @@ from fireflyer.base.events import (
     SuspendRequested,
 )
 from fireflyer.base.units import MIB, MS, SECOND
-from fireflyer.recipes.whole.facts import (
-    Facts,
-    Fault,
-    FileFact,
-    NodeSpan,
-    Operation,
-    Reference,
-    RunFacts,
-    StorageSample,
-    TaskFacts,
-)
-from fireflyer.recipes.whole.plan import BEN, TaskPlan, WholePlan
+from fireflyer.recipes.testbed.facts import FileFact, Reference, RunFacts, StorageSample, TaskFacts
+from fireflyer.recipes.testbed.plan import BEN, TaskPlan
+from fireflyer.recipes.whole.facts import Facts, Fault, NodeSpan, Operation
+from fireflyer.recipes.whole.plan import WholePlan
 
 __all__ = ["PLAN", "RunLog", "good_facts", "run_of"]
 

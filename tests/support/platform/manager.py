@@ -44,6 +44,8 @@ __all__ = ["Answered", "ManagerProcess", "ScriptedAgent"]
 
 CLUSTER: Final = "00112233445566778899aabbccddeeff"
 CALL_NS: Final = 30 * SECOND
+_NOTHING: Final = 0
+"""No version of orders that an agent has heard."""
 
 
 class Answered(NamedTuple):
@@ -198,8 +200,10 @@ class ScriptedAgent:
         self.next_manager()
         self._addresses = itertools.cycle((manager.agents,))
 
-    def sync(self) -> Orders:
-        """Says what is here, and hears what should be. Raises `FireflyerError` where this manager does not answer."""
+    def sync(self, *, hold: bool = True) -> Orders:
+        """Says what is here, and hears what should be. `hold`: the manager answers when there is something new, or
+        after 5 s; else at once, perhaps before it has looked at what was said. Raises `FireflyerError` where this
+        manager does not answer."""
         self._sequence += 1
         inventory = Inventory(
             address="127.0.0.1", port=1, version="test", boot_id="b", hostname="h", cores=1, memory_bytes=1
@@ -207,7 +211,7 @@ class ScriptedAgent:
         said = Sync(
             incarnation=1,
             sequence=self._sequence,
-            heard=self.orders.version,
+            heard=self.orders.version if hold else _NOTHING,
             term=self.orders.term,
             inventory=inventory,
             runs=tuple(self.runs.values()),

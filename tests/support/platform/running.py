@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from fireflyer.cluster.client import Client, Connection
 from fireflyer.cluster.core.platform.views import TaskAnswer
 from fireflyer.cluster.local.layout import PlatformLayout, read_connection
 from fireflyer.cluster.schema.tasks import FINISHED, Program, TaskSpec
+from fireflyer.runtime.processes.run_lock import END_NOW
 
 __all__ = ["RunningPlatform", "task_of", "wait_for"]
 
@@ -87,7 +87,7 @@ class RunningPlatform:
     def end(self) -> None:
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(END_NOW)
         try:
             self._process.wait(allowed_s(START_S))
         finally:

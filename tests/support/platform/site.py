@@ -152,9 +152,13 @@ class Site:
                 self._cut[a, b] = True
                 self._cut[b, a] = self._cut.get((b, a), False) or symmetric
 
-    def _heal(self) -> None:
+    def rejoin(self) -> None:
+        """Everybody reaches everybody again; other faults stay."""
         self.net.heal()
         self._cut.clear()
+
+    def _heal(self) -> None:
+        self.rejoin()
         self.store.cut.clear()
 
     def _stop_or_start_manager(self) -> None:

@@ -19,6 +19,7 @@ from fireflyer.cli.jobs.agent import command as agent_command
 from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
 from fireflyer.cli.jobs.run import command as run_command
+from fireflyer.cli.jobs.soak import command as soak_command
 from fireflyer.cli.main import ff
 from fireflyer.cli.platform.execs import exec_command
 from fireflyer.cli.platform.hai import command as hai_command
@@ -36,6 +37,7 @@ COMMANDS: Mapping[str, click.Command] = {
     "run": run_command,
     "report": report_command,
     "demo": demo_command,
+    "soak": soak_command,
     "version": version_command,
     "exec": exec_command,
     "shell": shell_command,

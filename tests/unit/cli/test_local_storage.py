@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import tomllib
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.loops import on_loop
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli import main
@@ -16,6 +18,7 @@ from fireflyer.cli.platform.storage import LocalStorage, storage_of
 from fireflyer.cluster.local.config import StorageWish, UpConfig
 from fireflyer.cluster.local.layout import PlatformLayout, new_platform
 from fireflyer.fs.service.local.layout import Layout, new_cluster
+from fireflyer.identity import TokenStore
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def test_a_new_one_asks_the_platform_and_tasks_are_told_no_directory(layout: Pla
     assert storage.accounts is not None
     manager, node = settings(storage)
     assert (manager["accounts"], manager["tokens_file"], node["tokens_file"]) == ([storage.accounts.listen], "", "")
-    assert not storage.layout.has_own_users
+    assert not storage.had_own_users
     assert storage.task_environment() == {"FIREFLYER_FS": "ff://127.0.0.1:7000"}
     config, _ = layout.write_manager(new_platform(1, 1, 0), UpConfig(), "127.0.0.1:0", "127.0.0.1:0", storage.accounts)
     assert (config.listen_accounts, config.accounts_secret_file) == storage.accounts
@@ -65,23 +68,43 @@ def test_the_platform_says_it_at_the_same_port_unless_that_is_taken(layout: Plat
     assert Layout(layout.storage_directory).load().accounts == second
 
 
-def test_one_of_an_earlier_release_keeps_its_users_until_their_file_is_removed(layout: PlatformLayout) -> None:
+@on_loop
+async def test_one_of_an_earlier_release_gets_the_users_of_the_platform_beside_its_own(layout: PlatformLayout) -> None:
     old = Layout(layout.storage_directory)
     old.make_directory()
-    old.make_identity()
+    old.make_secret()
+    TokenStore(old.tokens_file).create_user("admin", 0)
     cluster = new_cluster(
         nodes=1, replicas=1, targets_per_node=1, managers=1, store="", durable=True, failure_timeout_ms=6000
     )
     old.save(cluster)
     storage = started(layout)
-    assert storage.accounts is None
     manager, node = settings(storage)
-    assert "accounts" not in manager
-    assert manager["tokens_file"] == node["tokens_file"] == old.tokens_file
-    assert storage.task_environment()["FIREFLYER_FS"].startswith("ff://%2F")
+    assert manager["accounts"] == [storage.accounts.listen]
+    assert (manager["tokens_file"], node["tokens_file"]) == (old.tokens_file, ""), "the manager imports it"
+    assert storage.task_environment() == {"FIREFLYER_FS": "ff://127.0.0.1:7000"}, "without the directory of the secret"
+    assert await said_by(storage) == [
+        f"the file system in {old.directory} has the users of the platform from now on, and tasks no longer get its "
+        "secret: they are their users, so give these what tasks have written before (ff fs chown UID PATH, with the "
+        "UID that `ff user list` shows)"
+    ]
+    assert await said_by(started(layout)) == [], "once"
 
-    Path(old.tokens_file).unlink()
-    assert started(layout).accounts is not None
+
+async def said_by(storage: LocalStorage) -> list[str]:
+    """Before anything is started."""
+    said: list[str] = []
+
+    async def platform(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def nothing_runs(*_: Any, **__: Any) -> None:
+        return None
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fireflyer.fs.service.local.run.run_local", nothing_runs)
+        await storage.run(platform, said.append, lambda: "")
+    return said
 
 
 def test_its_users_are_changed_and_it_is_started_by_the_words_of_the_platform(
@@ -89,6 +112,7 @@ def test_its_users_are_changed_and_it_is_started_by_the_words_of_the_platform(
 ) -> None:
     storage = started(layout, new=True)
     storage.layout.save(storage.cluster)
+    storage.layout.write_admin_token("fft1.0123.secret")
     assert main(["fs", "admin", "user", "list", "--dir", layout.storage_directory]) == 2
     assert "are those of its platform: ff user add" in capsys.readouterr().err
     assert main(["fs", "up", "--dir", layout.storage_directory]) == 2

@@ -95,7 +95,7 @@ class Leader:
 
 
 class NoMachines:
-    async def retire_jobs(self, _jobs: list[str]) -> None:
+    async def retire_jobs(self, _jobs: list[str], _now_s: int) -> None:
         pass
 
     async def issue_for_job(self, _job: str, _nodes: int, _lifetime_s: int) -> str:

@@ -11,8 +11,9 @@ import pytest
 from tests.support.jobs.whole_facts import PLAN, good_facts
 
 from fireflyer.base.events import CheckpointReport, JobEvent, Logged, ResumeReport, StepReport
+from fireflyer.recipes.testbed.facts import StorageSample, TaskFacts
 from fireflyer.recipes.whole.checks import judge
-from fireflyer.recipes.whole.facts import Facts, Fault, Operation, StorageSample, TaskFacts
+from fireflyer.recipes.whole.facts import Facts, Fault, Operation
 
 GOOD = good_facts()
 change = msgspec.structs.replace

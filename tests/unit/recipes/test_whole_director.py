@@ -7,6 +7,7 @@ import pytest
 from tests.support.jobs.whole_facts import PLAN
 
 from fireflyer.base.errors import UsageError
+from fireflyer.recipes.testbed.plan import TaskPlan
 from fireflyer.recipes.whole.director import (
     LIMIT_NS,
     Action,
@@ -19,7 +20,7 @@ from fireflyer.recipes.whole.director import (
     Submit,
     TaskSeen,
 )
-from fireflyer.recipes.whole.plan import TaskPlan, WholePlan
+from fireflyer.recipes.whole.plan import WholePlan
 
 NODES = {"first": ("agent-1", "agent-2"), "second": ("agent-3", "agent-4"), "urgent": ("agent-3", "agent-4")}
 

@@ -12,8 +12,8 @@ from tests.support.jobs.job_logs import Break, JobScript, make_log
 from tests.support.jobs.whole_facts import PLAN
 
 from fireflyer.base.events import JobEvent, Logged, StepReport
-from fireflyer.recipes.whole.plan import TaskPlan
-from fireflyer.recipes.whole.reference import cache_key, code_digest, decode_cached, encode_cached, losses_of
+from fireflyer.recipes.testbed.plan import TaskPlan
+from fireflyer.recipes.testbed.reference import cache_key, code_digest, decode_cached, encode_cached, losses_of
 
 TASK = TaskPlan(name="first", user="ada", steps=30, seed=1)
 SCRIPT = JobScript(nodes=2, ranks_per_node=1, steps=30, checkpoint_every=10)

@@ -11,10 +11,11 @@ from tests.support.jobs.whole_facts import PLAN, RunLog, good_facts, run_of
 
 from fireflyer.analytics import expected_ettr
 from fireflyer.base.units import MIB, SECOND
+from fireflyer.recipes.testbed.collecting import shards_of
+from fireflyer.recipes.testbed.facts import FileFact, StorageSample
 from fireflyer.recipes.whole.checks import judge
-from fireflyer.recipes.whole.collecting import shards_of
 from fireflyer.recipes.whole.efficiency import ettr_of
-from fireflyer.recipes.whole.facts import Fault, FileFact, Operation, StorageSample
+from fireflyer.recipes.whole.facts import Fault, Operation
 from fireflyer.recipes.whole.html import render_whole
 from fireflyer.recipes.whole.pictures import Curve, chart
 from fireflyer.recipes.whole.report import WholeReport, report_of, throughput

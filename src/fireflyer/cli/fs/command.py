@@ -13,7 +13,6 @@ from fireflyer.cli.fs.admin.command import (
 )
 from fireflyer.cli.fs.admin.machines import (
     add_chains_command,
-    issue_token_command,
     register_node_command,
     retire_node_command,
 )
@@ -45,7 +44,7 @@ admin = SectionedGroup(
     help="""Commands for administrators: users, nodes and targets, chains, client sessions and keys, and the metadata of
     a stopped cluster. `ff fs admin COMMAND --help` shows the options of a command.""",
     sections={
-        "Users": (user_command, issue_token_command),
+        "Users": (user_command,),
         "Nodes and targets": (
             add_node_command,
             register_node_command,

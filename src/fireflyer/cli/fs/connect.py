@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from fireflyer.base.errors import InvariantViolation, NotFound, Timeout, UsageError
+from fireflyer.base.errors import InvariantViolation, NotFound, Timeout, Unreachable, UsageError
 
 if TYPE_CHECKING:
     from fireflyer.fs.control import ManagerClient
@@ -24,6 +24,7 @@ __all__ = [
     "DEFAULT_DIRECTORY",
     "TARGET_VARIABLE",
     "ClusterTarget",
+    "answered",
     "ask_all",
     "ask_one",
     "cluster_options",
@@ -167,7 +168,7 @@ def reach(managers: tuple[str, ...], token_file: str | None, secret_file: str | 
             f"the managers at {', '.join(managers)} ask who you are; add --token-file FILE (token of a user) or "
             "--secret-file FILE (node secret)"
         )
-    with _file_of("--token-file", token_file, "an administrator makes a token with: ff fs admin issue-token"):
+    with _file_of("--token-file", token_file, "an administrator makes a token with: ff fs admin user token"):
         token = read_private_file(token_file, 4096).decode(errors="replace").strip()
     return ClusterTarget(managers, UserCredential(token))
 
@@ -192,7 +193,7 @@ def local(directory: str) -> ClusterTarget:
     except NotFound as error:
         other = f"or name another with --dir, --manager or the environment variable {TARGET_VARIABLE}"
         raise NotFound(f"{error.message}; {other}") from None
-    if any(address.endswith(":0") for address in cluster.managers):
+    if any(address.endswith(":0") for address in cluster.managers) or not layout.has_admin_token:
         raise UsageError(
             f"the cluster in {layout.directory} has never run; start it: ff fs up --dir {quote(directory)}"
         )
@@ -203,20 +204,25 @@ def ask_all(where: ClusterTarget, requests: list[Request], *, timeout_s: float =
     """One after the other. Raises `FireflyerError`; for a local cluster that seems to have been ended, soon."""
     from fireflyer.base.units import SECOND
     from fireflyer.fs.control import ManagerClient
+
+    async def asking(limit_s: float) -> list[Answer]:
+        async with ManagerClient(where.managers, where.credential) as client:
+            return [await _ask(client, one, int(limit_s * SECOND)) for one in requests]
+
+    return answered(where, asking, timeout_s)
+
+
+def answered(where: ClusterTarget, asking: Callable[[float], Coroutine[Any, Any, T]], timeout_s: float = 10) -> T:
+    """What `asking` returns, which is told how many seconds it may wait for each answer. Raises what it raises; for a
+    local cluster that seems to have been ended it has one second, and `NotFound` says how to start it."""
     from fireflyer.fs.service.local.layout import Layout
     from fireflyer.runtime import run
     from fireflyer.runtime.processes.run_lock import seems_held
 
     ended = bool(where.directory) and not seems_held(Layout(where.directory).lock_file)
-    limit_s = min(timeout_s, ENDED_S) if ended else timeout_s
-
-    async def asking() -> list[Answer]:
-        async with ManagerClient(where.managers, where.credential) as client:
-            return [await _ask(client, one, int(limit_s * SECOND)) for one in requests]
-
     try:
-        return run(asking())
-    except Timeout as error:
+        return run(asking(min(timeout_s, ENDED_S) if ended else timeout_s))
+    except (Timeout, Unreachable) as error:
         if not ended:
             raise
         start = f"ff fs up --dir {quote(os.path.relpath(where.directory))} -d"

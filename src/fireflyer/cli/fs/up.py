@@ -135,7 +135,7 @@ def up_command(
                 durable=not relaxed,
                 failure_timeout_ms=int((failure_timeout or 6) * 1000),
             )
-            layout.make_identity()
+            layout.make_secret()
             layout.save(cluster)
         return _run(layout, cluster, lock, report_fd)
 

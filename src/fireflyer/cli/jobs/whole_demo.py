@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
+import signal
 import time
-from collections.abc import Callable
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from fireflyer.analytics.ettr import FORMULA
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
+from fireflyer.cli.jobs.teller import teller
 from fireflyer.cli.output import REPORT_NAME, stdout_console
 from fireflyer.cli.tables import print_rows
 from fireflyer.recipes.whole.checks import judge
-from fireflyer.recipes.whole.efficiency import FORMULA
 from fireflyer.recipes.whole.html import render_whole
 from fireflyer.recipes.whole.plan import WholePlan
 from fireflyer.recipes.whole.report import WholeReport, report_of
@@ -31,9 +31,10 @@ _STYLES = {"train": "green", "start": "yellow", "lost": "red", "wait": "bright_b
 
 
 def run_and_report(directory: str, *, quiet: bool) -> int:
-    """Exit code 0: every check holds."""
+    """Exit code 0: every check holds. SIGTERM ends all that was started, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     plan, began_ns = WholePlan(), time.monotonic_ns()
-    facts = run_whole(plan, directory, _teller(began_ns, quiet=quiet))
+    facts = run_whole(plan, directory, teller(began_ns, quiet=quiet))
     checks = judge(plan, facts)
     report = report_of(plan, facts, checks, took_ns=time.monotonic_ns() - began_ns)
     path = os.path.join(directory, REPORT_NAME)
@@ -49,17 +50,6 @@ def run_and_report(directory: str, *, quiet: bool) -> int:
         if not check.good:
             click.echo(f"error: {check.name}: {check.text}", err=True)
     return 0 if report.ok else 1
-
-
-def _teller(began_ns: int, *, quiet: bool) -> Callable[[str], None]:
-    lock = threading.Lock()
-
-    def say(line: str) -> None:
-        if not quiet:
-            with lock:
-                print(f"{(time.monotonic_ns() - began_ns) / SECOND:6.1f} s  {line}", flush=True)
-
-    return say
 
 
 def _print(console: Console, report: WholeReport) -> None:

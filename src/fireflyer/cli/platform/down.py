@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from fireflyer.base.errors import FireflyerError, NotFound
-from fireflyer.base.units import SECOND, counted
+from fireflyer.base.errors import NotFound
+from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration
+from fireflyer.cli.platform.ending import kill_runs, let_runs_leave
 from fireflyer.cli.platform.up import read_up_file
-
-if TYPE_CHECKING:
-    from fireflyer.cluster.core.platform.views import NodeView
-    from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
 
 __all__ = ["command"]
 
@@ -38,7 +35,7 @@ def command(*, file: str | None, directory: str | None, grace_ns: int, keep_runs
     """Stop what `ff up` runs in DIR, or for the FILE that was given to it. Runs are asked to save and to leave; then
     agents and manager end, and the file system last. Tasks stay in the queue and go on when `ff up` is given again."""
     from fireflyer.cluster.local.layout import PlatformLayout
-    from fireflyer.runtime.processes.run_lock import end_holder, seems_held
+    from fireflyer.runtime.processes.run_lock import END_NOW, end_holder, seems_held
 
     layout = PlatformLayout(directory or read_up_file(file).directory)
     try:
@@ -47,49 +44,13 @@ def command(*, file: str | None, directory: str | None, grace_ns: int, keep_runs
         raise NotFound(f"{layout.directory} holds no platform; give the directory of `ff up` with --dir") from None
     up = seems_held(layout.lock_file)
     if up and not keep_runs and not force and grace_ns > 0:
-        _let_runs_leave(layout, grace_ns / SECOND)
+        let_runs_leave(layout, grace_ns / SECOND)
     shown = quote(os.path.relpath(layout.directory))
     if up or keep_runs:
-        pid = end_holder(layout.lock_file, timeout_s=DOWN_S, force=force, commands="ff")
+        pid = end_holder(layout.lock_file, timeout_s=DOWN_S, force=force, number=END_NOW, commands="ff")
         click.echo(f"The platform in {shown} (process {pid}) has stopped.")
-    elif not _end_runs(layout, platform):
+    elif not kill_runs(layout, platform):
         raise NotFound(f"the platform in {layout.directory} is not running")
     if not keep_runs and up:
-        _end_runs(layout, platform)
+        kill_runs(layout, platform)
     return 0
-
-
-def _let_runs_leave(layout: PlatformLayout, grace_s: float) -> None:
-    """A platform that does not answer is ended all the same."""
-    from fireflyer.cluster.client import Client
-    from fireflyer.cluster.local.layout import read_connection
-    from fireflyer.cluster.local.leaving import close_nodes, wait_until_free
-
-    def on_change(busy: list[NodeView]) -> None:
-        click.echo(f"  {counted(len(busy), 'node')} left" if busy else "  all have left")
-
-    try:
-        with Client(read_connection(layout.connection_file)) as client:
-            busy = close_nodes(client)
-            if not busy:
-                return
-            runs = len({node.task for node in busy})
-            click.echo(f"{counted(runs, 'task')} on {counted(len(busy), 'node')}: asked to save and to leave.")
-            busy = wait_until_free(client, grace_s, on_change)
-            if busy:
-                click.echo(
-                    f"{counted(len({node.task for node in busy}), 'task')} had not left after {grace_s:.0f} s: killed, "
-                    "and queued again at the next `ff up`."
-                )
-    except FireflyerError as error:
-        click.echo(f"warning: runs cannot be asked to leave: {error.message}; they are killed", err=True)
-
-
-def _end_runs(layout: PlatformLayout, platform: LocalPlatform) -> bool:
-    """Kills what is left of runs. False: there was nothing."""
-    from fireflyer.cluster.local.leaving import end_runs
-
-    ended = end_runs(layout, platform)
-    if ended:
-        click.echo(f"Ended {counted(ended, 'process group')} of runs.")
-    return bool(ended)

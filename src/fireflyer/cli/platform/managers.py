@@ -57,17 +57,22 @@ def run_command(*, config_file: str, new_admin: str | None, unit: str | None) ->
 
     The first administrator of a cluster is made with --new-admin, by who may read CONFIG and open its store; an
     embedded store has one process at a time, so its manager must not run."""
-    from fireflyer.cli.fs.processes import run_process
-    from fireflyer.cluster.manager.process import new_administrator, run_platform_manager
+    from fireflyer.cli.platform_extra import need_platform_extra
 
+    need_platform_extra()
     config = _config(config_file)
     if new_admin is not None:
+        from fireflyer.cluster.manager.administrators import new_administrator
+
         click.echo(asyncio.run(new_administrator(config, new_admin)))
         return 0
     if unit is not None:
         return print_unit(
             unit, name="fireflyer-manager", what="manager of the platform", words=("manager", "run"), config=config_file
         )
+    from fireflyer.cli.fs.processes import run_process
+    from fireflyer.cluster.manager.process import run_platform_manager
+
     return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))
 
 
@@ -117,7 +122,7 @@ def sizes_command(*, config_file: str) -> int:
     many were removed. Managers may run meanwhile. `[history_keep]` of CONFIG says what is kept."""
     from fireflyer.cluster.core.platform.store.retention import DAY_NS
     from fireflyer.cluster.history.sizes import measured_at
-    from fireflyer.cluster.manager.history import history_url
+    from fireflyer.cluster.manager.config import history_url
 
     config = _config(config_file)
     url = history_url(config)

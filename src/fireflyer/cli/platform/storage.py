@@ -7,7 +7,6 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import quote
 
 import msgspec
 
@@ -33,25 +32,24 @@ FAILURE_TIMEOUT_MS: Final = 6000
 class LocalStorage:
     """Of which the configuration is on disk; `run` starts its processes."""
 
-    def __init__(self, layout: Layout, cluster: LocalCluster, lock: RunLock) -> None:
+    def __init__(self, layout: Layout, cluster: LocalCluster, lock: RunLock, *, had_own_users: bool = False) -> None:
+        """`had_own_users`: at its last start, as an earlier release made it."""
+        self.had_own_users = had_own_users
         self.layout = layout
         self.cluster = cluster
         self._lock = lock
         self._up: asyncio.Future[Status] | None = None
 
     @property
-    def accounts(self) -> AccountsAt | None:
-        """Where the platform says whose token it is; None where the file system has users of its own."""
+    def accounts(self) -> AccountsAt:
+        """Where the platform says whose token it is."""
         from fireflyer.cluster.local.layout import AccountsAt
 
-        return AccountsAt(self.cluster.accounts, self.layout.secret_file) if self.cluster.accounts else None
+        return AccountsAt(self.cluster.accounts, self.layout.secret_file)
 
     def task_environment(self) -> dict[str, str]:
-        """By which tasks find it, once it is up; they prove themselves with the token of their run. One with users of
-        its own, that an earlier release has made, knows no such tokens: tasks find the secret in its directory."""
-        if self.cluster.accounts:
-            return {"FIREFLYER_FS": f"ff://{','.join(self.cluster.managers)}"}
-        return {"FIREFLYER_FS": f"ff://{quote(self.layout.directory, safe='')}"}
+        """By which tasks find it, once it is up; they prove themselves with the token of their run."""
+        return {"FIREFLYER_FS": f"ff://{','.join(self.cluster.managers)}"}
 
     async def run(self, platform: _Platform, say: Callable[[str], None], admin_token: Callable[[], str]) -> None:
         """With `platform`, which waits with what it was given before anything uses the file system. Both begin at once;
@@ -59,6 +57,12 @@ class LocalStorage:
         runs. Raises what either raises."""
         from fireflyer.fs.service.local.run import run_local
 
+        if self.had_own_users:
+            say(
+                f"the file system in {self.layout.directory} has the users of the platform from now on, and tasks no "
+                "longer get its secret: they are their users, so give these what tasks have written before (ff fs "
+                "chown UID PATH, with the UID that `ff user list` shows)"
+            )
         loop = asyncio.get_running_loop()
         up = self._up = loop.create_future()
 
@@ -67,8 +71,7 @@ class LocalStorage:
             up.set_result(status)
 
         async def serves() -> None:
-            if self.cluster.accounts:
-                self.layout.write_admin_token(admin_token())
+            self.layout.write_admin_token(admin_token())
             await asyncio.shield(up)
 
         files = loop.create_task(run_local(self.layout, self.cluster, lock=self._lock, say=say, on_up=on_up))
@@ -110,18 +113,18 @@ def storage_of(layout: PlatformLayout, wanted: StorageWish, *, new: bool) -> Loc
         nodes = wanted.nodes or NODES
         files.make_directory()
         lock = RunLock(files.lock_file)
-        cluster = _made(wanted, nodes)
+        cluster, had_own_users = _made(wanted, nodes), False
         files.make_secret()
     else:
         lock = RunLock(files.lock_file)
         cluster = files.load()
+        had_own_users = not cluster.accounts
         _check_same(layout, cluster, wanted)
         if wanted.durable is not None:
             cluster = msgspec.structs.replace(cluster, durable=wanted.durable)
-    if cluster.accounts or not files.has_own_users:
-        cluster = msgspec.structs.replace(cluster, accounts=_free(cluster.accounts))
+    cluster = msgspec.structs.replace(cluster, accounts=_free(cluster.accounts))
     files.save(cluster)
-    return LocalStorage(files, cluster, lock)
+    return LocalStorage(files, cluster, lock, had_own_users=had_own_users)
 
 
 def _free(last: str) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import signal
 from collections.abc import Awaitable, Callable
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -18,6 +16,7 @@ from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.detached import own_say, report, run_detached
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY
+from fireflyer.cli.platform.ending import GRACE_S, kill_runs, let_runs_leave, until_stopped
 from fireflyer.cli.platform.storage import storage_of
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def command(
     FILE is a TOML file with settings; options come before what it says."""
     import sys
 
-    from fireflyer.cluster.local import run as _whole  # noqa: F401, before anything is made: it needs packages
+    from fireflyer.cli.platform_extra import need_platform_extra
     from fireflyer.cluster.local.config import DEFAULTS
     from fireflyer.cluster.local.layout import PlatformLayout, new_platform
     from fireflyer.runtime.processes.run_lock import RunLock
@@ -77,6 +76,7 @@ def command(
     if print_config:
         click.echo(DEFAULTS, nl=False)
         return 0
+    need_platform_extra()
     wanted = read_up_file(file)
     if guarantee is not None:
         wanted = wanted.guaranteeing(guarantee)
@@ -154,7 +154,7 @@ def _run(
     def on_up(running: LocalPlatform) -> None:
         report(report_fd, _described(layout, running, files))
         if report_fd is None:
-            click.echo("Ctrl-C stops it.")
+            click.echo("Ctrl-C stops it, as `ff down` does.")
 
     async def platform_alone(before_agents: Callable[[], Awaitable[None]] | None = None) -> None:
         await run_local_platform(
@@ -172,17 +172,13 @@ def _run(
     def admin_token() -> str:
         return read_connection(layout.connection_file).token
 
-    async def until_stopped() -> None:
-        loop = asyncio.get_running_loop()
-        working = loop.create_task(platform_alone() if files is None else files.run(platform_alone, say, admin_token))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, working.cancel)
-        try:
-            await working
-        except asyncio.CancelledError:
-            pass
+    def let_leave() -> None:
+        if layout.has_connection:  # else it was never up
+            let_runs_leave(layout, GRACE_S)
 
-    run(until_stopped())
+    work = platform_alone() if files is None else files.run(platform_alone, say, admin_token)
+    if run(until_stopped(work, let_leave, say)):
+        kill_runs(layout, platform)
     return 0
 
 

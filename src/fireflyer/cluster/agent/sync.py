@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from typing import Final
 
@@ -22,6 +21,7 @@ from fireflyer.cluster.core.manager_choice import ManagerChoice
 from fireflyer.cluster.core.revisions import check_manager
 from fireflyer.cluster.schema.sync import HOLD_NS, REVISION, SYNC, Inventory, Sync
 from fireflyer.identity.handshake import UserCredential
+from fireflyer.runtime.pauses import spread
 from fireflyer.runtime.rpc import RpcClient
 
 __all__ = ["Managers"]
@@ -66,7 +66,7 @@ class Managers:
                     self._choice.lost(address)
                     break
             pause_ns = self._choice.pause_ns(heard=heard)
-            await asyncio.sleep(random.uniform(0.5, 1) * pause_ns / SECOND)
+            await asyncio.sleep(spread(pause_ns / SECOND))
 
     def addresses(self) -> list[str]:
         """In the order in which they are asked."""

@@ -18,18 +18,14 @@ import msgspec
 
 from fireflyer.base.errors import Busy, PermanentError, TransientError, UsageError
 from fireflyer.cluster.core.platform.store.history import CommandDone
-from fireflyer.cluster.core.platform.store.rows import PREFIX, decode_row, encode_row
-from fireflyer.cluster.core.platform.store.tables import audit_record
-from fireflyer.cluster.history.database import Database
-from fireflyer.cluster.history.writing import write_audit
+from fireflyer.cluster.core.platform.store.rows import PREFIX, encode_row
 from fireflyer.kvstore import Engine, Transaction, prefix_range
 
-__all__ = ["AUDIT_PREFIX", "MAX_ENTRIES", "AuditLog", "copy_audit"]
+__all__ = ["AUDIT_PREFIX", "MAX_ENTRIES", "AuditLog"]
 
 AUDIT_PREFIX: Final = PREFIX + b"au"
 MAX_ENTRIES: Final = 1000
 """That wait to be copied; over it users cannot be changed."""
-_BATCH: Final = 200
 _MAX_TEXT: Final = 400
 
 
@@ -75,21 +71,3 @@ class AuditLog:
             rows.set(key, encode_row(row))
 
         await self._engine.transact(body, idempotent=True)
-
-
-async def copy_audit(engine: Engine, database: Database) -> bool:
-    """One batch. Whether there may be more."""
-    begin, end = prefix_range(AUDIT_PREFIX)
-    page = await engine.read(lambda rows: rows.get_range(begin, end, limit=_BATCH))
-    if not page.items:
-        return False
-    records = [audit_record(key.hex(), decode_row(key, value, CommandDone)) for key, value in page.items]
-    await database.call(lambda connection: write_audit(connection, records), writes=True)
-
-    async def clear(rows: Transaction) -> None:
-        for key, value in page.items:
-            if await rows.get(key) == value:
-                rows.clear(key)
-
-    await engine.transact(clear, idempotent=True)
-    return len(page.items) == _BATCH

@@ -14,17 +14,20 @@ import logging
 from typing import Final, NamedTuple, Protocol
 
 from fireflyer.base.errors import Busy, DataCorruption, TransientError
-from fireflyer.cluster.core.platform.store.history import HistoryRow, decode_history
-from fireflyer.cluster.core.platform.store.rows import OUTBOX_PREFIX, outbox_key
-from fireflyer.cluster.history.audit import copy_audit
+from fireflyer.cluster.core.platform.store.history import CommandDone, HistoryRow, decode_history
+from fireflyer.cluster.core.platform.store.rows import OUTBOX_PREFIX, decode_row, outbox_key
+from fireflyer.cluster.core.platform.store.tables import audit_record
+from fireflyer.cluster.history.audit import AUDIT_PREFIX
 from fireflyer.cluster.history.database import Database
-from fireflyer.cluster.history.writing import copy_rows
-from fireflyer.kvstore import Engine
+from fireflyer.cluster.history.writing import copy_rows, write_audit
+from fireflyer.kvstore import Engine, Transaction, prefix_range
 
 __all__ = ["BATCH_ROWS", "Copier", "Leader", "Outbox"]
 
 _log = logging.getLogger(__name__)
 BATCH_ROWS: Final = 1000
+_AUDIT_ROWS: Final = 200
+"""Of one batch."""
 LOOK_S: Final = 0.5
 RETRY_S: Final = (1.0, 30.0)
 """After the first failure and the longest pause; doubles in between."""
@@ -88,7 +91,7 @@ class Copier:
             revision = await self._database.prepare()
             self._prepared = True
             _log.info("the history is kept database=%s revision=%s", self._database.name, revision)
-        audited = await copy_audit(self._engine, self._database)
+        audited = await _copy_audit(self._engine, self._database)
         cluster, copied = self._copied
         begin = max(outbox.first, copied if cluster == outbox.cluster else 0)
         rows = await self._rows(begin, min(outbox.next, begin + BATCH_ROWS))
@@ -121,3 +124,21 @@ class Copier:
         if not decoded and self._leader.outbox() is not None:
             raise Busy(f"row {begin} of the outbox is not there yet; it is looked for again", retry_ns=0)
         return decoded
+
+
+async def _copy_audit(engine: Engine, database: Database) -> bool:
+    """One batch. Whether there may be more."""
+    begin, end = prefix_range(AUDIT_PREFIX)
+    page = await engine.read(lambda rows: rows.get_range(begin, end, limit=_AUDIT_ROWS))
+    if not page.items:
+        return False
+    records = [audit_record(key.hex(), decode_row(key, value, CommandDone)) for key, value in page.items]
+    await database.call(lambda connection: write_audit(connection, records), writes=True)
+
+    async def clear(rows: Transaction) -> None:
+        for key, value in page.items:
+            if await rows.get(key) == value:
+                rows.clear(key)
+
+    await engine.transact(clear, idempotent=True)
+    return len(page.items) == _AUDIT_ROWS

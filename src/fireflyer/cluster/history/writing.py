@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
 
 from fireflyer.cluster.core.platform.store.history import HistoryRow, RunChange, TaskChange
 from fireflyer.cluster.core.platform.store.rows import Account
@@ -82,7 +81,14 @@ def _pieces(keys: Iterable[Any]) -> list[list[Any]]:
 
 
 def insert_into(connection: Connection, table: Table) -> Any:
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+    # Of the dialect that is in use, the only one that is imported: the other one takes longer than a connection.
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+
+        return insert_postgresql(table)
+    from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+    return insert_sqlite(table)
 
 
 def _upsert(

@@ -29,7 +29,7 @@ from fireflyer.cluster.core.platform.views import NodeView
 from fireflyer.cluster.local.config import UpConfig
 from fireflyer.cluster.local.layout import ADMIN, AccountsAt, LocalPlatform, PlatformLayout, read_connection
 from fireflyer.cluster.local.leaving import open_nodes
-from fireflyer.cluster.manager.process import new_administrator
+from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.processes.run_lock import RunLock
 from fireflyer.runtime.processes.services import LocalProcess

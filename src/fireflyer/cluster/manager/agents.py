@@ -9,6 +9,7 @@ import msgspec
 
 import fireflyer
 from fireflyer.base.errors import Busy, PermissionDenied
+from fireflyer.cluster.core.platform.orders import orders_of_retired
 from fireflyer.cluster.core.revisions import check_agent
 from fireflyer.cluster.manager.execs import Execs
 from fireflyer.cluster.manager.logs import Logs
@@ -73,6 +74,9 @@ class AgentService:
         self._execs = execs
 
     async def _sync(self, said: Sync, caller: Caller) -> Orders:
+        if self._machines.is_retired(caller.identity):
+            orders = orders_of_retired(said, self._managers)
+            return msgspec.structs.replace(orders, revision=REVISION, release=fireflyer.__version__)
         name = self._machine(caller)
         if self._platform is None:
             raise Busy("the manager is starting; try again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from typing import Annotated, Final, Literal
+from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
@@ -14,7 +15,7 @@ from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS
 from fireflyer.runtime.address import is_loopback, parse_listen
 
-__all__ = ["NO_HISTORY", "PlatformConfig", "SlurmConfig"]
+__all__ = ["NO_HISTORY", "PlatformConfig", "SlurmConfig", "history_url"]
 
 NO_HISTORY: Final = "none"
 
@@ -146,3 +147,21 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def secure(self) -> bool:
         """Off loopback HTTP is never plain."""
         return bool(self.tls_certificate) or not is_loopback(parse_listen(self.listen)[0])
+
+
+def history_url(config: PlatformConfig) -> str:
+    """Of the database; empty: no history is kept."""
+    if config.history == NO_HISTORY:
+        return ""
+    if config.history:
+        return config.history
+    if not config.store.startswith("postgres"):
+        return f"sqlite:///{quote(os.path.abspath(os.path.join(config.directory, 'history.sqlite')))}"
+    from fireflyer.cluster.history.database import DEFAULT_SCHEMA
+    from fireflyer.kvstore.postgres import DEFAULT_TABLE
+
+    parts = urlsplit(config.store)
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    table = options.pop("table", DEFAULT_TABLE)
+    schema = DEFAULT_SCHEMA if table == DEFAULT_TABLE else f"{table}_history"
+    return urlunsplit(parts._replace(query=urlencode({**options, "schema": schema})))

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable
 from typing import Literal, TypeVar
-from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
 from sqlalchemy import Connection
 
@@ -21,35 +19,17 @@ from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.platform.views import AuditPage, PastTaskAnswer, PastTaskPage, UsageReport
 from fireflyer.cluster.history import queries
 from fireflyer.cluster.history.copier import Copier, Outbox
-from fireflyer.cluster.history.database import DEFAULT_SCHEMA, Database
+from fireflyer.cluster.history.database import Database
 from fireflyer.cluster.history.retention import Retention
 from fireflyer.cluster.history.sizes import HistorySizes
-from fireflyer.cluster.manager.config import NO_HISTORY, PlatformConfig
 from fireflyer.cluster.manager.platform import Platform
 from fireflyer.cluster.schema.api import UtilisationReport
 from fireflyer.kvstore import Engine
 
-__all__ = ["History", "history_url"]
+__all__ = ["History"]
 
 T = TypeVar("T")
 DEFAULT_SPAN_NS = 24 * 3600 * 10**9
-
-
-def history_url(config: PlatformConfig) -> str:
-    """Of the database; empty: no history is kept."""
-    if config.history == NO_HISTORY:
-        return ""
-    if config.history:
-        return config.history
-    if not config.store.startswith("postgres"):
-        return f"sqlite:///{quote(os.path.abspath(os.path.join(config.directory, 'history.sqlite')))}"
-    from fireflyer.kvstore.postgres import DEFAULT_TABLE
-
-    parts = urlsplit(config.store)
-    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    table = options.pop("table", DEFAULT_TABLE)
-    schema = DEFAULT_SCHEMA if table == DEFAULT_TABLE else f"{table}_history"
-    return urlunsplit(parts._replace(query=urlencode({**options, "schema": schema})))
 
 
 class _Leader:

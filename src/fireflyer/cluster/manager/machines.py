@@ -27,7 +27,7 @@ from fireflyer.identity.handshake import BEARER_MARK, NONCE_BYTES, UserKey, toke
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 
-__all__ = ["JOIN_MARK", "PREFIX", "Admission", "JoinToken", "MachineRow", "Machines"]
+__all__ = ["JOIN_MARK", "PREFIX", "Admission", "JoinToken", "MachineRow", "Machines", "forgotten"]
 
 _log = logging.getLogger(__name__)
 JOIN_MARK: Final = "join "
@@ -35,6 +35,10 @@ JOIN_MARK: Final = "join "
 MAX_MACHINES: Final = 16_384
 MAX_JOIN_TOKENS: Final = 16_384
 LOOK_S: Final = 1.0
+RETIRED_S: Final = 24 * 3600
+"""So long a machine whose job has ended may come to be told to go."""
+MAX_RETIRED: Final = 4096
+"""The one that was retired first makes room."""
 PREFIX: Final = b"PK"
 _MACHINES: Final = PREFIX + b"ma"
 _JOIN_TOKENS: Final = PREFIX + b"jt"
@@ -50,6 +54,8 @@ class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
     key: _Key
     """`token_key` of its credential."""
     joined_s: int
+    retired_s: int | None = None
+    """When its job ended: it is let in to be told so, and for nothing else."""
 
     def __repr__(self) -> str:
         return f"MachineRow({self.name})"
@@ -102,12 +108,17 @@ class Machines:
         return UserKey(JOIN_MARK + joining.machine, joining.key)
 
     def key_of(self, name: str) -> bytes | None:
-        """Of the credential; None for a machine that has not joined, or was revoked."""
+        """Of the credential; None for a machine that has not joined, or was revoked, or whose job has ended."""
         machine = self._by_name.get(name)
-        return None if machine is None else machine.key
+        return None if machine is None or machine.retired_s is not None else machine.key
+
+    def is_retired(self, name: str) -> bool:
+        """Whether it is a node of a job that has ended."""
+        machine = self._by_name.get(name)
+        return machine is not None and machine.retired_s is not None
 
     def names(self) -> list[str]:
-        return sorted(self._by_name)
+        return sorted(name for name, machine in self._by_name.items() if machine.retired_s is None)
 
     # --- reading ---
 
@@ -194,7 +205,9 @@ class Machines:
             of_job = [one.name for one in there if one.name.endswith(f".{named}")] if node else []
             if node and (machine in of_job or len(of_job) >= token.most):
                 raise refused
-            if len(there) >= MAX_MACHINES and all(one.name != machine for one in there):
+            if sum(one.retired_s is None for one in there) >= MAX_MACHINES and all(
+                one.name != machine for one in there
+            ):
                 raise UsageError(f"{MAX_MACHINES} machines have joined, the maximum; revoke some")
             credential = derive_credential(token.key, token_id=admission.token_id, nonce=admission.nonce)
             fields = {"name": machine, "token_id": admission.token_id, "key": token_key(credential)}
@@ -208,18 +221,24 @@ class Machines:
         await self.refresh()
         return admission
 
-    async def retire_jobs(self, living: Collection[str]) -> None:
-        """Nodes of jobs that are not among `living`, and the tokens of these jobs, are let in no more."""
-        ended = {job for name in self._by_name if (job := node_of(name)[1])}
+    async def retire_jobs(self, living: Collection[str], now_s: int) -> None:
+        """Nodes of jobs that are not among `living` are let in only to be told to go, for `RETIRED_S`; the tokens of
+        these jobs let nobody join any more."""
+        ended = {job for row in self._by_name.values() if row.retired_s is None and (job := node_of(row.name)[1])}
         ended.update(token.machine for token in self._joining.values() if token.most)
         ended.difference_update(living)
-        if not ended:
+        if not ended and not forgotten(self._by_name.values(), now_s):
             return
 
         async def body(rows: Transaction) -> None:
+            there: list[MachineRow] = []
             for machine in await _all(rows, _MACHINES, MachineRow):
-                if node_of(machine.name)[1] in ended:
-                    rows.clear(_MACHINES + machine.name.encode())
+                if machine.retired_s is None and node_of(machine.name)[1] in ended:
+                    machine = msgspec.structs.replace(machine, retired_s=now_s)
+                    rows.set(_MACHINES + machine.name.encode(), encode_row(machine))
+                there.append(machine)
+            for machine in forgotten(there, now_s):
+                rows.clear(_MACHINES + machine.name.encode())
             for token in await _all(rows, _JOIN_TOKENS, JoinToken):
                 if token.most and token.machine in ended:
                     rows.clear(_JOIN_TOKENS + token.token_id.encode())
@@ -246,6 +265,13 @@ class Machines:
             await self.refresh()
         except FireflyerError as error:
             _log.warning("machines could not be read again reason=%s", error)
+
+
+def forgotten(machines: Collection[MachineRow], now_s: int) -> list[MachineRow]:
+    """Machines of ended jobs that are not let in any more: pure."""
+    retired = sorted((row.retired_s, row.name, row) for row in machines if row.retired_s is not None)
+    most = len(retired) - MAX_RETIRED
+    return [row for at, (retired_s, _, row) in enumerate(retired) if at < most or now_s - retired_s >= RETIRED_S]
 
 
 async def _raise_version(rows: Transaction) -> None:

@@ -18,19 +18,18 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import fireflyer
-from fireflyer.accounts import AccountStore
 from fireflyer.accounts.serving import serving_accounts
 from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.cluster.agent.accounts import Accounts
-from fireflyer.cluster.core.platform.access import ADMIN
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.slurm.messages import SlurmSettings
 from fireflyer.cluster.history.audit import AuditLog
+from fireflyer.cluster.manager.administrators import users_of
 from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
-from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
+from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig, history_url
 from fireflyer.cluster.manager.execs import Execs
-from fireflyer.cluster.manager.history import History, history_url
+from fireflyer.cluster.manager.history import History
 from fireflyer.cluster.manager.known import KnownManagers
 from fireflyer.cluster.manager.logs import LogLimits, Logs
 from fireflyer.cluster.manager.machines import Machines
@@ -50,15 +49,14 @@ from fireflyer.cluster.manager.web.sessions import FindUser, Sessions
 from fireflyer.cluster.manager.web.tls import certificate_of
 from fireflyer.cluster.manager.webhooks import WebhookSender
 from fireflyer.cluster.objects import open_objects
-from fireflyer.identity import Accepts, IdentityStore, TokenFile, TokenStore, UserKey, load_secret
-from fireflyer.kvstore import Engine
+from fireflyer.identity import Accepts, UserKey, load_secret
 from fireflyer.kvstore import open as open_store
 from fireflyer.runtime.address import Address, parse_listen
 from fireflyer.runtime.garbage import collect_at_times
 from fireflyer.runtime.metrics import HistogramSeries, Series, serving_metrics
 from fireflyer.runtime.rpc import RpcServer, ServerLimits
 
-__all__ = ["new_administrator", "run_platform_manager"]
+__all__ = ["run_platform_manager"]
 
 _log = logging.getLogger(__name__)
 _LIMITS: Final = ServerLimits(
@@ -97,7 +95,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
             listening = await server.start(*parse_listen(config.listen_agents))
             at_agents = config.advertise_agents or str(Address(_reached_at(listening.host), listening.port))
             changes = Changes()
-            store = _users_of(config, engine)
+            store = users_of(config, engine)
             run_tokens = RunTokens(secret.reveal(), engine, store)
             here = url if certificate is None else f"{url}#{certificate.fingerprint}"
             known = KnownManagers(engine, config.name, here, config.manager_urls)
@@ -233,22 +231,3 @@ def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
 def _slack_ns(config: PlatformConfig) -> int:
     """A manager that leads no longer has ended its last `sbatch` by then."""
     return (2 * config.slurm.command_timeout_ms + config.lease_ms) * MS
-
-
-def _users_of(config: PlatformConfig, engine: Engine) -> IdentityStore:
-    return TokenFile(TokenStore(config.tokens_file)) if config.tokens_file else AccountStore(engine)
-
-
-async def new_administrator(
-    config: PlatformConfig, name: str, *, uid: int | None = None, gid: int | None = None
-) -> str:
-    """A token of user `name`, who is an administrator of the platform from now on, and is made if need be, with these
-    numbers: for whoever may open the store. Raises `FireflyerError`."""
-    async with await open_store(config.store) as engine:
-        users, now_s = _users_of(config, engine), int(time.time())
-        audit = AuditLog(engine if history_url(config) else None)
-        async with audit.entry(f"account {os.geteuid()} of the manager", "NewAdministrator", name):
-            if await users.user(name) is None:
-                await users.create_user(name, now_s, uid=uid, gid=gid)
-            await users.grant_role(name, ADMIN)
-            return await users.issue(name, now_s, label="administrator")

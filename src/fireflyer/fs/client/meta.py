@@ -20,7 +20,6 @@ import collections
 import errno
 import itertools
 import logging
-import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -56,6 +55,7 @@ from fireflyer.fs.schema.errors import FileError, file_error
 from fireflyer.fs.schema.ids import ClientId, TableId
 from fireflyer.fs.schema.inodes import InodeId
 from fireflyer.fs.schema.meta import MAX_CALLS, Actor, Answer, Answers, Call, Calls, ErrorReply, Lock, Open, Request
+from fireflyer.runtime.pauses import spread
 
 __all__ = ["SESSION_EVICTED", "SESSION_FORGOTTEN", "SESSION_OVER", "MetaClient", "Sends"]
 
@@ -282,7 +282,7 @@ class MetaClient:
                 reason = str(refused)
                 item.in_doubt = True
             attempt += 1
-            pause_s = min(_MAX_PAUSE_S, _PAUSE_S * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1)
+            pause_s = spread(min(_MAX_PAUSE_S, _PAUSE_S * 2.0 ** min(attempt, 16)))
             await asyncio.sleep(min(pause_s, max(0.0, item.until_s - time.monotonic())))
         what = type(item.request).__name__
         raise Timeout(f"{what} was not answered within {format_duration(limit_ns)}; {reason}")

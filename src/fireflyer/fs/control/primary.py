@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from typing import Final, Self
 
@@ -20,6 +19,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import MS, SECOND, format_duration
 from fireflyer.fs.control.connections import ConnectionPool
 from fireflyer.fs.schema.manager import Answer, GetStatus, ManagerError, NotPrimary, Request, Status
+from fireflyer.runtime.pauses import spread
 from fireflyer.runtime.rpc import Credential
 
 __all__ = ["ManagerClient"]
@@ -72,7 +72,7 @@ class ManagerClient:
                     self._followed = False
                     return answer
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
-            await asyncio.sleep(min(random.uniform(0.5, 1) * pause_ns / SECOND, max(0.0, until_s - loop.time())))
+            await asyncio.sleep(min(spread(pause_ns / SECOND), max(0.0, until_s - loop.time())))
         raise Timeout(
             f"no manager answered as primary within {format_duration(timeout_ns)}: {reason} (asked: "
             f"{', '.join(self._managers)}); check the addresses, and that the managers run"

@@ -12,9 +12,10 @@ from fireflyer.analytics import JobAccount
 from fireflyer.analytics.report import Row, one_line
 from fireflyer.base.events import StepReport
 from fireflyer.base.units import MIB, SECOND, format_duration
-from fireflyer.recipes.whole.checks import Check
+from fireflyer.recipes.testbed.facts import Reference, TaskFacts
+from fireflyer.recipes.testbed.task_checks import Check
 from fireflyer.recipes.whole.efficiency import TaskEttr, accounts_of, ettr_of, lost_between
-from fireflyer.recipes.whole.facts import Facts, Fault, Operation, Reference, TaskFacts
+from fireflyer.recipes.whole.facts import Facts, Fault, Operation
 from fireflyer.recipes.whole.pictures import Band, Curve, Mark
 from fireflyer.recipes.whole.plan import WholePlan
 from fireflyer.recipes.whole.timeline import Lane, degraded, lanes

@@ -4,42 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fireflyer.base.events import Logged, StepReport
-from fireflyer.base.units import SECOND
 from fireflyer.cluster.client import Client
-from fireflyer.cluster.schema.tasks import Program, TaskSpec
 from fireflyer.data.files import replace_file
 from fireflyer.recipes.corpus import Corpus, build_corpus
-from fireflyer.recipes.whole.breaking import kill_compute_node, kill_storage_node
-from fireflyer.recipes.whole.cluster import Cluster, running_cluster
-from fireflyer.recipes.whole.collecting import shards_of, stored_files, task_facts, twins_of
+from fireflyer.recipes.testbed.cluster import Cluster, running_cluster
+from fireflyer.recipes.testbed.collecting import shards_of, stored_files, task_facts, twins_of
+from fireflyer.recipes.testbed.facts import FileFact, Reference
+from fireflyer.recipes.testbed.plan import TaskPlan
+from fireflyer.recipes.testbed.processes import compute_node_processes, signal_all, storage_processes
+from fireflyer.recipes.testbed.reference import undisturbed_runs
+from fireflyer.recipes.testbed.storage_watch import StorageWatch
+from fireflyer.recipes.testbed.storing import store_corpus
+from fireflyer.recipes.testbed.tasks import CHECKPOINTS, CORPUS, task_spec
 from fireflyer.recipes.whole.director import Action, Director, GiveUp, KillNode, KillStorage, Phase, Seen, Submit
-from fireflyer.recipes.whole.facts import Facts, Fault, FileFact, Reference
-from fireflyer.recipes.whole.plan import TaskPlan, WholePlan, train_arguments
-from fireflyer.recipes.whole.reference import cache_key, code_digest, processor, reference_of, releases
-from fireflyer.recipes.whole.storing import store_corpus
+from fireflyer.recipes.whole.facts import Facts, Fault
+from fireflyer.recipes.whole.plan import WholePlan
 from fireflyer.recipes.whole.traffic import Traffic
-from fireflyer.recipes.whole.watching import NodeHistory, StorageWatch, recovery_of, seen_of
-from fireflyer.runtime import run
+from fireflyer.recipes.whole.watching import NodeHistory, recovery_of, seen_of
 from fireflyer.runtime.processes.run_lock import RunLock
 
 if TYPE_CHECKING:
     from fireflyer.fs.client.files.file_system import FileSystem
 
-__all__ = ["CORPUS", "run_whole"]
+__all__ = ["run_whole"]
 
-CORPUS: Final = "/corpus"
-CHECKPOINTS: Final = "/checkpoints"
 LOOK_S: Final = 0.25
 SAY_S: Final = 4.0
 """Between two lines that say how far everything is."""
-GRACE_NS: Final = 120 * SECOND
 
 
 def run_whole(plan: WholePlan, directory: str, say: Callable[[str], None]) -> Facts:
@@ -50,44 +48,13 @@ def run_whole(plan: WholePlan, directory: str, say: Callable[[str], None]) -> Fa
     try:
         corpus = build_corpus(os.path.join(directory, "corpus"), max_bytes=plan.corpus_bytes)
         say(f"corpus: {corpus}")
-        references = _references(plan, directory, corpus, say)
+        references = undisturbed_runs(plan, plan.all_tasks, directory, corpus, say)
         with running_cluster(plan, os.path.join(directory, "platform"), say) as cluster:
             facts = _Stage(plan, directory, cluster, references, say).perform(corpus)
         replace_file(os.path.join(directory, "facts.json"), msgspec.json.encode(facts))
         return facts
     finally:
         lock.release()
-
-
-def _references(plan: WholePlan, directory: str, corpus: Corpus, say: Callable[[str], None]) -> dict[str, Reference]:
-    place = os.path.join(directory, "undisturbed")
-    os.makedirs(place, exist_ok=True)
-    code, features = code_digest(), processor()
-    found = {}
-    for task in plan.all_tasks:
-        key = cache_key(plan, task, code=code, releases=releases(), processor=features, corpus=corpus.fingerprint)
-        say(f"undisturbed run of {task.name}: {task.nodes} ranks, {task.steps} steps")
-        work = reference_of(
-            plan, task, directory=place, corpus=os.path.join(directory, "corpus"), key=key,
-            on_entry=_saying(task, say),
-        )  # fmt: skip
-        found[task.name] = run(work)
-        if found[task.name].cached:
-            say(f"undisturbed run of {task.name}: computed earlier, with the same code on the same kind of processor")
-    return found
-
-
-def _saying(task: TaskPlan, say: Callable[[str], None]) -> Callable[[Logged], None]:
-    said_s = time.monotonic()
-
-    def take(entry: Logged) -> None:
-        nonlocal said_s
-        event = entry.event
-        if isinstance(event, StepReport) and event.rank == 0 and time.monotonic() - said_s >= SAY_S:
-            said_s = time.monotonic()
-            say(f"undisturbed run of {task.name}: step {event.step} of {task.steps}")
-
-    return take
 
 
 class _Stage:
@@ -205,7 +172,7 @@ class _Stage:
                 for name in names:
                     self._submit(next(task for task in self._plan.all_tasks if task.name == name))
             case KillStorage(node=node):
-                killed = kill_storage_node(layout, node)
+                killed = signal_all(storage_processes(layout, node), signal.SIGKILL)
                 before = self._faults.get("storage")
                 if before is None:
                     self._say(f"FAULT 1: storage node {node} gets SIGKILL, until it counts as failed")
@@ -213,7 +180,7 @@ class _Stage:
                     before = Fault(kind="storage", at_ns=now_ns, what=str(node))
                 self._faults["storage"] = msgspec.structs.replace(before, killed=before.killed + killed)
             case KillNode(node=node, task=task):
-                killed = kill_compute_node(layout, node)
+                killed = signal_all(compute_node_processes(layout, node), signal.SIGKILL)
                 self._history.killed(node, self._now_ns())
                 self._say(f"FAULT 3: {node} gets SIGKILL: its agent and its part of task {task}, {killed} processes")
                 step = seen_of(self._admin.task(self._tasks[task])).step
@@ -223,25 +190,7 @@ class _Stage:
                 self._say(f"gives up: {reason}")
 
     def _submit(self, task: TaskPlan) -> None:
-        checkpoints = f"ff://{CHECKPOINTS}/{task.name}"
-        program = Program(
-            script="fireflyer.recipes.train_gpt",
-            kind="module",
-            args=(
-                *train_arguments(self._plan, task, corpus=f"ff://{CORPUS}", checkpoints=checkpoints),
-                "--least-step",
-                self._plan.least_step,
-            ),
-            workdir=self._directory,
-        )
-        spec = TaskSpec(
-            name=task.name,
-            program=program,
-            least_nodes=task.nodes,
-            most_nodes=task.nodes,
-            priority=task.priority,
-            grace_ns=GRACE_NS,
-        )
+        spec = task_spec(self._plan, task, workdir=self._directory)
         (number,) = self._clients[task.user].submit(spec, key=task.name)
         self._tasks[task.name] = number
         urgent = task is self._plan.urgent

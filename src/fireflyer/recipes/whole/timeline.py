@@ -7,7 +7,8 @@ from typing import Final
 import msgspec
 
 from fireflyer.analytics import account
-from fireflyer.recipes.whole.facts import Facts, RunFacts, StorageSample, TaskFacts
+from fireflyer.recipes.testbed.facts import RunFacts, StorageSample, TaskFacts
+from fireflyer.recipes.whole.facts import Facts
 from fireflyer.recipes.whole.plan import WholePlan
 
 __all__ = ["LEGEND", "Lane", "Span", "degraded", "lanes"]

@@ -15,7 +15,8 @@ import numpy as np
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.base.units import MIB
-from fireflyer.recipes.whole.facts import FileFact, Operation
+from fireflyer.recipes.testbed.facts import FileFact
+from fireflyer.recipes.whole.facts import Operation
 
 if TYPE_CHECKING:
     from fireflyer.fs.client.files.file_system import FileSystem

@@ -19,10 +19,12 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import Busy, NotFound, Timeout
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["RunLock", "end_holder", "seems_held", "signal_holder"]
+__all__ = ["END_NOW", "RunLock", "end_holder", "seems_held", "signal_holder"]
 
 MAX_BYTES: Final = 4096
 FILE_SYSTEM: Final = "ff fs"
+END_NOW: Final = signal.SIGUSR1
+"""To `ff up`: end at once, and leave its runs to who sent this."""
 
 
 class _Holder(msgspec.Struct, frozen=True):
@@ -73,15 +75,22 @@ class RunLock:
         self.release()
 
 
-def end_holder(path: str, *, timeout_s: float, force: bool = False, commands: str = FILE_SYSTEM) -> int:
-    """SIGTERM (or SIGKILL) to who holds the lock; returns its number when it has ended. Raises `NotFound` where nobody
-    does, `Timeout`."""
+def end_holder(
+    path: str,
+    *,
+    timeout_s: float,
+    force: bool = False,
+    number: signal.Signals = signal.SIGTERM,
+    commands: str = FILE_SYSTEM,
+) -> int:
+    """Signal `number` (or SIGKILL) to who holds the lock; returns its number when it has ended. Raises `NotFound` where
+    nobody does, `Timeout`."""
     pid = _holder(path)
     if pid is None:
         raise NotFound(f"the cluster in {os.path.dirname(path)} is not running")
     holder, descriptor = pid
     try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL if force else signal.SIGTERM)
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL if force else number)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         if not poll.poll(timeout_s * 1000):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 
 import msgspec
 
@@ -30,6 +29,7 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.identity.handshake import Credential
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.framing import DEFAULT_MAX_FRAME_BYTES
+from fireflyer.runtime.pauses import spread
 from fireflyer.runtime.raw_connections import open_raw
 from fireflyer.runtime.rpc.messages import (
     Call,
@@ -224,7 +224,7 @@ async def _open_until(until_s: float, address: Address, credential: Credential, 
             if busy is None:
                 raise
             raise busy from None  # the time was over in another try: what the server has said is why
-        await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+        await asyncio.sleep(spread(pause_s))
         pause_s = min(2 * pause_s, _BUSY_PAUSE_MAX_S)
 
 

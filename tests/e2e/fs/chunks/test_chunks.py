@@ -167,7 +167,7 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path, nodes=1, replicas=1) as run:
             await run.until_all_serve()
-            admin = run.site.user("admin")
+            admin = await run.site.user(run.manager, "admin")
             async with await connect([run.manager.address], admin) as chunks:
                 with pytest.raises(PermissionDenied):
                     await chunks.write(CHAIN, ChunkId(5, 0), b"no")
@@ -196,7 +196,7 @@ def test_users_touch_the_files_that_a_capability_names(tmp_path: Path) -> None:
                     assert [type(over.errors[tag]) for tag in sorted(over.errors)] == [PermissionDenied] * 2
                     with pytest.raises(UsageError, match="chunks at a time"):
                         ring.prepare_list(7, CHAIN, 5, limit=5000)
-            async with await connect([run.manager.address], run.site.user("eve")) as chunks:
+            async with await connect([run.manager.address], await run.site.user(run.manager, "eve")) as chunks:
                 with pytest.raises(PermissionDenied):
                     await chunks.acquire(5, 6, Rights.READ)
 
@@ -215,7 +215,7 @@ def test_a_client_with_too_many_unknown_outcomes_goes_on_in_another_session(tmp_
     async def main() -> None:
         async with running(tmp_path, nodes=1, replicas=1) as run:
             await run.until_all_serve()
-            user = run.site.user("admin")
+            user = await run.site.user(run.manager, "admin")
             async with await connect([run.manager.address], user, options=options) as chunks:
                 await chunks.acquire(5, 6, Rights.READ | Rights.WRITE)
                 await chunks.write(CHAIN, ChunkId(5, 9), b"connected")

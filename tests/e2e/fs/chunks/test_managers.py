@@ -162,11 +162,11 @@ def test_a_manager_that_ends_in_order_leaves_the_lease_to_the_next_at_once(
 
 def test_who_may_ask_for_what(tmp_path: Path) -> None:
     site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
-    ann, bob, admin = site.user("ann"), site.user("bob"), site.user("admin")
 
     async def story() -> None:
         with ManagerProcess(site.manager("m1")) as manager:
             addresses = [manager.address]
+            ann, bob, admin = [await site.user(manager, name) for name in ("ann", "bob", "admin")]
             async with (
                 ManagerClient(addresses, ann) as anns,
                 ManagerClient(addresses, bob) as bobs,
@@ -244,7 +244,9 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
     site = Site(tmp_path, f"embedded:{tmp_path / 'store'}")
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(ManagerProcess(site.manager("m1")))
-        token = admin("issue-token", "admin", "--tokens-file", site.tokens_file, "--days", "2")
+        service = ("--manager", manager.address, "--secret-file", site.secret_file)
+        admin("user", "add", "admin", *service)
+        token = admin("user", "token", "admin", "--expires", "2d", *service)
         token_file = tmp_path / "token"
         token_file.write_text(token)
         token_file.chmod(0o600)
@@ -262,7 +264,6 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
                 managers=(manager.address,),
                 targets=tuple(StorageTarget(one, str(tmp_path / f"t{one}")) for one in targets),
                 secret_file=site.secret_file,
-                tokens_file=site.tokens_file,
             )
             path = tmp_path / f"storage{node}.toml"
             path.write_text(to_toml(msgspec.to_builtins(config)))

@@ -14,6 +14,7 @@ from tests.support.fs.clusters.storage_cluster import (
     Store,
     in_cluster,
     user_of,
+    users_of,
 )
 from tests.support.patience import allowed_s
 
@@ -35,19 +36,16 @@ from fireflyer.fs.schema.chunks import (
 from fireflyer.fs.schema.ids import ChunkId
 from fireflyer.fs.schema.manager import RotateKeys
 from fireflyer.fs.schema.routing import TargetState
-from fireflyer.identity.tokens import TokenStore
 
 pytestmark = [pytest.mark.processes]
 
 
 def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
-    tokens = TokenStore(str(tmp_path / "tokens"))
-
     async def work(store: Store) -> None:
         await store.write(FIRST, 0, b"shared")
         version, member = store.chain.version, store.serving()[0]
         address = next(one.address for one in store.routing.nodes if one.id == member.node)
-        credentials = [user_of(store, tokens, name) for name in ("ann", "bob")]
+        credentials = [await user_of(store, name) for name in ("ann", "bob")]
         ann, bob = [await DataConnection.connect(address, one) for one in credentials]
         update = Update(1, version, store.client, 3, 1, ChunkId(1, 3), Change(Operation.TRUNCATE, 0, 5))
         stat = Query(1, version, QueryKind.STAT, FIRST)
@@ -81,16 +79,14 @@ def test_a_user_may_do_what_his_capabilities_say(tmp_path: Path) -> None:
         await ann.close()
         await bob.close()
 
-    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=2, replicas=2, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=2, replicas=2)
 
 
 def test_a_key_that_is_revoked_takes_what_it_allowed_with_it(tmp_path: Path) -> None:
-    tokens = TokenStore(str(tmp_path / "tokens"))
-
     async def work(store: Store) -> None:
         await store.write(FIRST, 0, b"for a while")
         version, address, secret = store.chain.version, store.routing.nodes[0].address, store.credential.secret.reveal()
-        ann = user_of(store, tokens, "ann")
+        ann = await user_of(store, "ann")
 
         def signed(key: int) -> data.Present:
             expires_s = int(time.time()) + 600
@@ -113,34 +109,34 @@ def test_a_key_that_is_revoked_takes_what_it_allowed_with_it(tmp_path: Path) -> 
         for one in (connection, again):
             await one.close()
 
-    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1)
 
 
 @pytest.mark.slow
 def test_a_token_that_is_revoked_ends_its_connections_to_storage_processes(tmp_path: Path) -> None:
-    tokens = TokenStore(str(tmp_path / "tokens"))
-
     async def work(store: Store) -> None:
         await store.write(FIRST, 0, b"for a while")
         version, address, secret = store.chain.version, store.routing.nodes[0].address, store.credential.secret.reveal()
-        users = [user_of(store, tokens, name) for name in ("ann", "bob")]
+        users = [await user_of(store, name) for name in ("ann", "bob")]
         ann, bob = [await DataConnection.connect(address, user) for user in users]
         for connection, name in ((ann, "ann"), (bob, "bob")):
             one = Capability(1, name, store.client, 1, 1, Rights.READ, int(time.time()) + 600)
             present = data.Present(sign(one, derive_key(secret, 1)))
             assert isinstance(await connection.ask(present), data.Granted)
             assert (await connection.read(1, version, 1, 0, 0, 100)).data == b"for a while"
-        tokens.revoke(tokens.tokens("ann")[0].id)
+        accounts = users_of(store)
+        await accounts.revoke((await accounts.tokens("ann"))[0].id)
         await asyncio.wait_for(ann.closed(), allowed_s(10))
         assert (await bob.read(1, version, 1, 0, 0, 100)).data == b"for a while"
         with pytest.raises(PermissionDenied):
             await DataConnection.connect(address, users[0])
-        tokens.expire(tokens.tokens("bob")[0].id, int(time.time()))
-        await asyncio.wait_for(bob.closed(), allowed_s(10))
+        await accounts.expire((await accounts.tokens("bob"))[0].id, 1)
+        await asyncio.wait_for(bob.closed(), allowed_s(11))
+        await accounts.close()
         await ann.close()
         await bob.close()
 
-    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1)
 
 
 async def granted(connection: DataConnection, present: data.Present) -> bool:
@@ -149,12 +145,10 @@ async def granted(connection: DataConnection, present: data.Present) -> bool:
 
 @pytest.mark.slow
 def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
-    tokens = TokenStore(str(tmp_path / "tokens"))
-
     async def work(store: Store) -> None:
         await store.write(FIRST, 0, b"for a moment")
         version = store.chain.version
-        connection = await DataConnection.connect(store.routing.nodes[0].address, user_of(store, tokens, "ann"))
+        connection = await DataConnection.connect(store.routing.nodes[0].address, await user_of(store, "ann"))
         expires_s = int(time.time()) + 3
         key = derive_key(store.credential.secret.reveal(), 1)
         token = sign(Capability(1, "ann", store.client, 1, 1, Rights.READ | Rights.WRITE, expires_s), key)
@@ -176,7 +170,7 @@ def test_a_capability_ends_when_it_expires(tmp_path: Path) -> None:
             assert refused.refusal is RefusalReason.DENIED
         await connection.close()
 
-    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1)
 
 
 NONSENSE = {
@@ -192,13 +186,11 @@ NONSENSE = {
 
 
 def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
-    tokens = TokenStore(str(tmp_path / "tokens"))
-
     async def work(store: Store) -> None:
         await store.write(FIRST, 0, b"unharmed")
         member = store.serving()[0]
         address = next(one.address for one in store.routing.nodes if one.id == member.node)
-        ann, eve = [user_of(store, tokens, name) for name in ("ann", "eve")]
+        ann, eve = [await user_of(store, name) for name in ("ann", "eve")]
         good = await DataConnection.connect(address, ann)
         for what, sent in NONSENSE.items():
             bad = await DataConnection.connect(address, eve)
@@ -215,4 +207,4 @@ def test_nonsense_ends_its_connection_and_no_other(tmp_path: Path) -> None:
         await store.check()
         assert [one.state for one in store.chain.members] == [TargetState.SERVING]
 
-    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1, tokens_file=str(tmp_path / "tokens"))
+    in_cluster(work, tmp_path, failure_timeout_ms=PATIENT_MS, nodes=1, replicas=1)

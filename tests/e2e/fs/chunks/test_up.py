@@ -47,7 +47,7 @@ def test_one_command_starts_it_and_the_same_command_finds_it_again(local: LocalC
     printed = msgspec.json.decode(local.ff("status", "--json"))
     assert printed.keys() == first.keys()
     assert printed["status"]["chains"] == first["status"]["chains"]
-    for name in ("node-secret", "tokens.json", "admin-token"):
+    for name in ("node-secret", "admin-token"):
         assert stat.S_IMODE((local.directory / name).stat().st_mode) == 0o600
     assert "the cluster is running already (process" in local.ff("up", "--detach", code=1)
     processes = local.processes()

@@ -16,6 +16,7 @@ from tests.support.fs.clusters.managers import ManagerProcess, Site
 from tests.support.fs.meta_sim.clients import RawClient
 from tests.support.kvstore.postgres import PostgresServer
 
+from fireflyer.accounts.managing import UsersClient
 from fireflyer.base.errors import PermissionDenied, Unreachable
 from fireflyer.base.toml_text import to_toml
 from fireflyer.fs.client.connecting import connect_async
@@ -177,7 +178,6 @@ def _config(site: Site, name: str, manager: str) -> str:
         listen="127.0.0.1:0",
         managers=(manager,),
         secret_file=site.secret_file,
-        tokens_file=site.tokens_file,
         files=MetaSettings(trusted_root=True),
     )
     path = site.directory / f"{name}.toml"
@@ -192,14 +192,19 @@ def test_users_are_who_their_tokens_say_until_they_are_removed(tmp_path: Path) -
     async def story() -> None:
         with ManagerProcess(site.manager("m1", lease_ms=2000, serve_files=True)) as manager:
             where = [manager.address], [manager.address]
-            async with RawClient(*where, site.user("admin")) as admin, RawClient(*where, site.user("ada")) as ada:
+            users = [await site.user(manager, name) for name in ("admin", "ada")]
+            async with (
+                UsersClient([manager.address], site.service) as accounts,
+                RawClient(*where, users[0]) as admin,
+                RawClient(*where, users[1]) as ada,
+            ):
                 assert isinstance(await admin.ask(SetAttributes(PathRef(ROOT), mode=0o777)), Found)
                 made = await ada.ask(MakeDirectory(at("d")))
                 assert isinstance(made, Found)
-                account = site.users.account("ada")
-                assert account is not None
-                assert (made.inode.uid, made.inode.gid) == (account.uid, account.gid)
-                site.users.remove_user("ada")
+                found = await accounts.user("ada")
+                assert found is not None
+                assert (made.inode.uid, made.inode.gid) == (found.account.uid, found.account.gid)
+                await accounts.remove_user("ada")
                 with pytest.raises((Unreachable, PermissionDenied)):
                     await _asked_for_ever(ada)
 

@@ -112,6 +112,8 @@ def test_reads_of_chains_that_are_away_keep_no_others_waiting(
         stack.callback(os.kill, stopped, signal.SIGCONT)
         command = [sys.executable, "-c", _READERS, str(how)]
         readers = stack.enter_context(subprocess.Popen([*command, *away * each]))
+        # Before they are waited for: a process is there until its reads have ended, after a minute else.
+        stack.callback(os.kill, stopped, signal.SIGCONT)
         stack.callback(readers.kill)
         wait_until(lambda: in_calls(readers) == len(away) * each, allowed_s(60), "reads that wait")
         for at in range(0, 30, 10):

@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 from tests.support.patience import allowed_s
 
+from fireflyer.accounts.managing import UsersClient
 from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ControlClient
@@ -31,7 +32,7 @@ from fireflyer.fs.core.chain.node_membership import (
 )
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
-from fireflyer.identity import NodeCredential, Secret, TokenStore, UserCredential, new_secret, save_secret
+from fireflyer.identity import NodeCredential, Secret, UserCredential, new_secret, save_secret
 
 __all__ = ["FakeNode", "ManagerProcess", "Site", "seconds_since"]
 
@@ -39,25 +40,24 @@ LIMIT_S = 60.0
 
 
 class Site:
-    """A node secret and users, as all managers of a cluster have them."""
+    """A node secret and a store, as all managers of a cluster have them."""
 
     def __init__(self, directory: Path, store: str) -> None:
         self.directory = directory
         self.store = store
         self.secret: Secret = new_secret()
         self.secret_file = str(directory / "secret")
-        self.tokens_file = str(directory / "tokens.json")
         save_secret(self.secret, self.secret_file)
-        self.users = TokenStore(self.tokens_file)
 
     @property
     def service(self) -> NodeCredential:
         return NodeCredential(self.secret, "test")
 
-    def user(self, name: str) -> UserCredential:
-        now_s = int(time.time())
-        self.users.create_user(name, now_s)
-        return UserCredential(self.users.issue(name, now_s))
+    async def user(self, manager: ManagerProcess, name: str) -> UserCredential:
+        """A new one."""
+        async with UsersClient([manager.address], self.service) as users:
+            await users.create_user(name)
+            return UserCredential(await users.issue(name))
 
     def manager(
         self,
@@ -75,7 +75,6 @@ class Site:
             store=self.store,
             listen=listen,
             secret_file=self.secret_file,
-            tokens_file=self.tokens_file,
             failure_timeout_ms=2400,
             lease_ms=lease_ms,
             serve_files=serve_files,

@@ -87,7 +87,6 @@ async def running(directory: Path, *, nodes: int, replicas: int, **options: Any)
                     managers=(manager.address,),
                     targets=(StorageTarget(number, path),),
                     secret_file=site.secret_file,
-                    tokens_file=site.tokens_file,
                     **{"io_threads": 1, "job_threads": 2, "buffer_bytes": 128 * MIB, "reserve": 0.0} | options,
                 )
                 run.nodes[number] = Node(config, directory / f"node{number}.json")

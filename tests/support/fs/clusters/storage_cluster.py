@@ -15,7 +15,6 @@ import contextlib
 import random
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.support.fs.clusters.data_connection import FOUND, MISSING, DataConnec
 from tests.support.loops import on_loop
 from tests.support.patience import allowed_s
 
+from fireflyer.accounts.managing import UsersClient
 from fireflyer.base.errors import FireflyerError, UsageError
 from fireflyer.base.units import MIB
 from fireflyer.fs.control import ManagerClient
@@ -49,11 +49,10 @@ from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
 from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity.handshake import NodeCredential, UserCredential
 from fireflyer.identity.secrets import new_secret, save_secret
-from fireflyer.identity.tokens import TokenStore
 from fireflyer.native import crc32c
 
 __all__ = ["FAILURE_TIMEOUT_MS", "FIRST", "PATIENT_MS", "SECOND", "THIRD", "Node", "Store", "cluster", "in_cluster"]
-__all__ += ["user_of"]
+__all__ += ["user_of", "users_of"]
 
 FIRST, SECOND, THIRD = ChunkId(1, 0), ChunkId(1, 1), ChunkId(2, 7)
 FAILURE_TIMEOUT_MS = 1500
@@ -127,6 +126,7 @@ class Store:
         self.routing = Routing(0)
         self.known: dict[ChunkId, bytes] = {}
         self.manager: ManagerClient
+        self.managers: list[str] = []
         self.client = 0
         self.chain_id = CHAIN
         """Where the client reads and writes."""
@@ -139,7 +139,8 @@ class Store:
     # --- the cluster ---
 
     async def begin(self, manager: str, replicas: int) -> None:
-        self.manager = ManagerClient([manager], self.credential)
+        self.managers = [manager]
+        self.manager = ManagerClient(self.managers, self.credential)
         for node in self.nodes:
             await self.manager.ask(AddNode(node))
             await self.manager.ask(AddTargets(node, tuple(one.id for one in self.nodes[node].config.targets)))
@@ -342,6 +343,13 @@ def in_cluster(
     on_loop(run, limit_s=limit_s)()
 
 
-def user_of(store: Store, tokens: TokenStore, name: str) -> UserCredential:
-    tokens.create_user(name, int(time.time()))
-    return UserCredential(tokens.issue(name, int(time.time())))
+def users_of(store: Store) -> UsersClient:
+    """As its manager has them."""
+    return UsersClient(store.managers, store.credential)
+
+
+async def user_of(store: Store, name: str) -> UserCredential:
+    """A new one."""
+    async with users_of(store) as users:
+        await users.create_user(name)
+        return UserCredential(await users.issue(name))

@@ -18,7 +18,7 @@ from fireflyer.cluster.core.platform.commands import DrainNode, ResumeNode
 from fireflyer.cluster.core.slurm.request import node_of
 from fireflyer.cluster.schema.tasks import After
 
-__all__ = ["SlurmSite", "led_on", "lost_job", "lost_node", "slurm_chaos"]
+__all__ = ["SlurmSite", "came_back", "led_on", "lost_job", "lost_node", "slurm_chaos"]
 
 CHAOS_NS = 60 * SECOND
 HEAL_NS = 900 * SECOND
@@ -275,6 +275,26 @@ def lost_job(seed: int) -> SlurmSite:
     site.run_for(60 * SECOND)
     site.heal()
     return site
+
+
+def came_back(seed: int) -> tuple[SlurmSite, list[str]]:
+    """A node is cut off until its job has ended and its agent is retired; then managers reach it again, and slurmctld,
+    which would have the job's processes killed, is away. And the slots that were told to go."""
+    site, node = _with_a_run(seed)
+    site.cut_off(node)
+    site.run_for(60 * SECOND)
+    tokens = site.oracle.tokens
+    assert tokens is not None
+    assert tokens.retired, "the job has not ended"
+    assert site.slurm.machines[node].steps, "its agent does not live"
+    site.slurm.crash()
+    site.rejoin()
+    site.run_for(20 * SECOND)
+    told, lives = list(tokens.told_to_go), any(step.alive for step in site.slurm.machines[node].steps.values())
+    assert not (told and lives), "it was told to go, and stays"
+    site.slurm.start()
+    site.heal()
+    return site, told
 
 
 def led_on(seed: int) -> SlurmSite:

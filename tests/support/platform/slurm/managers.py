@@ -30,6 +30,7 @@ from fireflyer.cluster.core.platform.messages import (
     StepDown,
     Submitted,
 )
+from fireflyer.cluster.core.platform.orders import orders_of_retired
 from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, SlurmSettings, WatchedJob, Work
 from fireflyer.cluster.manager.config import SlurmConfig
 from fireflyer.cluster.manager.slurm.loop import SlurmLoop
@@ -136,9 +137,12 @@ class SlurmManager(ManagerHost):
                 pass
 
     def _on_sync(self, node: str, number: int, sync: Sync) -> None:
-        """Nodes of jobs that ended are not let in."""
+        """Nodes of jobs that ended are told to go."""
         if node in self._tokens.joined:
             super()._on_sync(node, number, sync)
+        elif node in self._tokens.retired:
+            self._tokens.told_to_go[node] = None
+            self.post.send(self.name, node, Tell(number, orders_of_retired(sync, ())))
 
     # --- nodes are Slurm's ---
 

@@ -37,6 +37,9 @@ class JobTokens:
         self._tokens: dict[str, tuple[str, int]] = {}
         self._issued = 0
         self.joined: dict[str, None] = {}
+        self.retired: dict[str, None] = {}
+        """Nodes of jobs that have ended."""
+        self.told_to_go: dict[str, None] = {}
 
     def of_manager(self, name: str) -> ManagerTokens:
         return ManagerTokens(self, name)
@@ -62,6 +65,7 @@ class JobTokens:
 
     def retire(self, living: Collection[str]) -> str:
         self._tokens = {token: of for token, of in self._tokens.items() if of[0] in living}
+        self.retired |= {slot: None for slot in self.joined if node_of(slot)[1] not in living}
         self.joined = {slot: None for slot in self.joined if node_of(slot)[1] in living}
         return ""
 
@@ -85,7 +89,7 @@ class ManagerTokens:
     async def issue_for_job(self, job: str, nodes: int, lifetime_s: int) -> str:
         return await self._tokens.answered(self._manager, partial(self._tokens.issue, job, nodes))
 
-    async def retire_jobs(self, living: Collection[str]) -> None:
+    async def retire_jobs(self, living: Collection[str], now_s: int) -> None:
         await self._tokens.answered(self._manager, partial(self._tokens.retire, tuple(living)))
 
 

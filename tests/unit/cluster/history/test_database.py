@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, inspect, select, text
 from tests.support.kvstore.postgres import PostgresServer
 from tests.support.patience import allowed_s
 from tests.support.platform.desk import Desk
@@ -30,7 +30,7 @@ from fireflyer.cluster.history.audit import AUDIT_PREFIX, AuditLog
 from fireflyer.cluster.history.copier import Copier, Outbox
 from fireflyer.cluster.history.database import Database, check_url
 from fireflyer.cluster.history.schema import AUDIT, METADATA, NODE_STATES, RUN_PARTS, RUNS, TASKS, VERSION_TABLE
-from fireflyer.cluster.history.upgrade import HEAD, upgrade
+from fireflyer.cluster.history.upgrade import HEAD, found_revision, migrate, upgrade
 from fireflyer.cluster.history.writing import copy_rows
 from fireflyer.kvstore import Engine, prefix_range
 from fireflyer.kvstore import open as open_store
@@ -101,15 +101,42 @@ async def ask(database: Database, desk: Desk) -> None:
     assert sum(step.allocated for step in used.steps) == pytest.approx(totals.allocated_ns / SECOND, rel=0.05)
 
 
-def test_the_migrations_make_the_tables_that_the_code_describes(url: str) -> None:
-    def differences(connection: Connection) -> list[Any]:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        return list(compare_metadata(context, METADATA))
+def differences(connection: Connection) -> list[Any]:
+    """Between the tables and what the code describes."""
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return list(compare_metadata(context, METADATA))
+
+
+def reflected(connection: Connection) -> dict[str, Any]:
+    """All tables, the one of the revision too, as the database has them."""
+    found = inspect(connection)
+    return {
+        name: (
+            [(one["name"], str(one["type"]), one["nullable"], one["default"]) for one in found.get_columns(name)],
+            found.get_pk_constraint(name)["constrained_columns"],
+            sorted((str(one["name"]), one["column_names"], one["unique"]) for one in found.get_indexes(name)),
+        )
+        for name in found.get_table_names()
+    }
+
+
+def test_new_tables_are_those_that_the_migrations_make(url: str) -> None:
+    def remove(connection: Connection) -> None:
+        METADATA.drop_all(connection)
+        connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
 
     async def whole() -> None:
         database = Database(url)
-        await database.prepare()
+        assert await database.prepare() == HEAD
+        new = await database.call(reflected)
+        await database.call(migrate, writes=True)  # which has nothing to do
         assert await database.call(differences) == []
+        await database.call(remove, writes=True)
+        await database.call(migrate, writes=True)
+        assert await database.call(found_revision) == HEAD
+        assert await database.call(differences) == []
+        assert await database.call(reflected) == new
+        assert new.keys() == {*METADATA.tables, VERSION_TABLE}
         await database.close()
 
     asyncio.run(whole())

@@ -9,7 +9,10 @@ import msgspec
 import pytest
 
 from fireflyer.base.errors import NotFound, PermissionDenied
-from fireflyer.cluster.manager.machines import JOIN_MARK, Admission, Machines
+from fireflyer.cluster.core.platform.orders import GONE, orders_of_retired
+from fireflyer.cluster.manager import machines
+from fireflyer.cluster.manager.machines import JOIN_MARK, RETIRED_S, Admission, MachineRow, Machines, forgotten
+from fireflyer.cluster.schema.sync import Inventory, Sync
 from fireflyer.identity.derived import derive_credential
 from fireflyer.identity.handshake import token_id_of, token_key
 from fireflyer.kvstore import MemoryEngine, MemoryStore
@@ -128,3 +131,50 @@ def test_names_that_are_none_are_refused(name: str) -> None:
             await one.issue(name, NOW, LIFETIME_S)
 
     on_managers(test)
+
+
+def test_a_node_of_a_job_that_ended_is_let_in_to_be_told_to_go_and_for_nothing_else() -> None:
+    async def test(one: Machines, other: Machines) -> None:
+        tokens = {job: await one.issue(job, NOW, LIFETIME_S, most=2) for job in ("t1-0", "t2-0")}
+        names = {}
+        for job, token in tokens.items():
+            admission = await one.admit(token_id_of(token), job, NOW, "gpu-1")
+            names[job] = admission.machine, credential_of(token, admission)
+        own = await joined(one, "gpu-9")
+        await one.retire_jobs(["t2-0"], NOW)
+        await other.refresh()
+        for manager in (one, other):
+            name, credential = names["t1-0"]
+            assert manager.find(token_id_of(credential), NOW) is not None
+            assert (manager.is_retired(name), manager.key_of(name)) == (True, None)
+            living, _ = names["t2-0"]
+            assert not manager.is_retired(living)
+            assert manager.key_of(living) is not None
+            assert manager.names() == sorted([living, "gpu-9"])
+            assert manager.key_of("gpu-9") == token_key(own)
+            assert not manager.is_retired("nobody")
+        with pytest.raises(PermissionDenied):
+            await one.admit(token_id_of(tokens["t1-0"]), "t1-0", NOW, "gpu-2")
+        await one.retire_jobs(["t2-0"], NOW + RETIRED_S - 1)
+        assert one.is_retired(names["t1-0"][0])
+        await one.retire_jobs(["t2-0"], NOW + RETIRED_S)
+        assert not one.is_retired(names["t1-0"][0])
+        assert one.find(token_id_of(names["t1-0"][1]), NOW) is None
+
+    on_managers(test)
+
+
+def test_of_retired_machines_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "MAX_RETIRED", 2)
+    rows = [
+        MachineRow(name=f"n{at}", token_id="0", key=b"k" * 32, joined_s=0, retired_s=None if at == 3 else at)
+        for at in range(5)
+    ]
+    assert [row.name for row in forgotten(rows, 10)] == ["n0", "n1"]
+    assert [row.name for row in forgotten(rows, 2 + RETIRED_S)] == ["n0", "n1", "n2"]
+
+
+def test_who_is_told_to_go_follows_it_whichever_manager_says_it() -> None:
+    inventory = Inventory(address="a", port=1, version="1", boot_id="b", hostname="h", cores=1, memory_bytes=1)
+    orders = orders_of_retired(Sync(incarnation=1, sequence=1, heard=7, term=3, inventory=inventory), ("m:1",))
+    assert (orders.term, orders.version, orders.runs, orders.leave) == (3, 8, (), GONE)

@@ -27,7 +27,8 @@ def made(directory: Path, **changes: object) -> LocalCluster:
     )
     layout = Layout(str(directory))
     layout.make_directory()
-    layout.make_identity()
+    layout.make_secret()
+    layout.write_admin_token("fft1.0123.secret")
     layout.save(cluster)
     return cluster
 
@@ -43,7 +44,7 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         (
             ("status", "--manager", "a:1", "--token-file", "{}/none"),
             2,
-            "--token-file '{}/none': there is no such file; an administrator makes a token with: ff fs admin",
+            "--token-file '{}/none': there is no such file; an administrator makes a token with: ff fs admin user",
         ),
         (("ls", "--manager", "a:1", "--secret-file", "{}/none"), 2, "--secret-file '{}/none': there is no such file;"),
         (
@@ -103,11 +104,6 @@ def made(directory: Path, **changes: object) -> LocalCluster:
         ),
         (("up", "--dir", "{}/new", "--managers", "2"), 2, "2 managers need a shared store; add --store"),
         (("up", "--dir", "{}/new", "--replicas", "4"), 2, "4 replicas need 4 nodes with room for targets"),
-        (
-            ("admin", "issue-token", "--tokens-file", "{}/none/tokens.json", "ann"),
-            2,
-            "--tokens-file '{}/none/tokens.json': there is no directory {}/none; create it first",
-        ),
         (("manager", "{}/none.toml"), 2, "configuration '{}/none.toml' is not a file; give the TOML file that"),
         (("storage", "{}/full/mine"), 2, "configuration '{}/full/mine': "),
     ],

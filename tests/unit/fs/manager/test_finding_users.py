@@ -1,36 +1,37 @@
-"""Whose token it is, for a process of the file system: its own file first, then those who are asked."""
+"""Whose token it is, for a process of the file system: its own store first, then those who are asked."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from tests.support.loops import on_loop
 from tests.support.network.known_users import known
 
+from fireflyer.accounts import AccountStore
 from fireflyer.accounts.serving import serve_accounts
 from fireflyer.base.errors import PermissionDenied
 from fireflyer.fs.schema.manager import GetStatus, RotateKeys
 from fireflyer.fs.service.finding_users import finding_users
 from fireflyer.fs.service.manager.process import check_role
 from fireflyer.fs.service.rights import FS_ADMIN, is_administrator
-from fireflyer.identity import Account, NodeCredential, Secret, TokenStore, UserKey
+from fireflyer.identity import Account, NodeCredential, Secret, UserKey
 from fireflyer.identity.handshake import Accepts, token_id_of
+from fireflyer.kvstore import MemoryEngine
 from fireflyer.runtime.rpc import Caller, RpcServer
 
 CREDENTIAL = NodeCredential(Secret(b"s" * 32), "manager 1")
 
 
 @on_loop
-async def test_names_make_administrators_of_users_in_the_file_alone_and_of_no_run(tmp_path: Path) -> None:
+async def test_names_make_administrators_of_users_in_the_store_alone_and_of_no_run() -> None:
     """Whoever may add users to the platform could take such a name there."""
-    path, now_s = str(tmp_path / "tokens.json"), int(time.time())
-    tokens = TokenStore(path)
+    now_s = int(time.time())
+    users = AccountStore(MemoryEngine())
     for name in ("admin", "ada"):
-        tokens.create_user(name, now_s)
-    own, of_run = tokens.issue("admin", now_s), tokens.issue("admin", now_s, lifetime_s=60, scope="run")
-    of_ada = tokens.issue("ada", now_s)
+        await users.create_user(name, now_s)
+    own, of_run = await users.issue("admin", now_s), await users.issue("admin", now_s, lifetime_s=60, scope="run")
+    of_ada = await users.issue("ada", now_s)
     abroad = {
         "taken": UserKey("admin", b"k" * 32, Account("admin", 7, 7)),
         "granted": UserKey("bob", b"k" * 32, Account("bob", 8, 8), (FS_ADMIN,)),
@@ -39,8 +40,7 @@ async def test_names_make_administrators_of_users_in_the_file_alone_and_of_no_ru
     serve_accounts(server, known(abroad), CREDENTIAL.secret)
     address = await server.start("127.0.0.1", 0)
     roles = {}
-    async with finding_users(path, ("admin",), (str(address),), CREDENTIAL) as find:
-        assert find is not None
+    async with finding_users(users, ("admin",), (str(address),), CREDENTIAL) as find:
         for name in (token_id_of(own), token_id_of(of_run), token_id_of(of_ada), "taken", "granted"):
             user = await find(name)
             assert user is not None
@@ -48,12 +48,6 @@ async def test_names_make_administrators_of_users_in_the_file_alone_and_of_no_ru
         assert await find("nobody's") is None
     await server.close()
     assert list(roles.values()) == [(FS_ADMIN,), (), (), (), (FS_ADMIN,)]
-
-
-@on_loop
-async def test_without_file_and_without_anybody_to_ask_there_are_no_users() -> None:
-    async with finding_users("", ("admin",), (), CREDENTIAL) as find:
-        assert find is None
 
 
 def test_the_role_decides_who_is_an_administrator() -> None:

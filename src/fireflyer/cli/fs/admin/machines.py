@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +14,7 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.fs.schema.manager import Request
 
-__all__ = ["add_chains_command", "issue_token_command", "register_node_command", "retire_node_command"]
+__all__ = ["add_chains_command", "register_node_command", "retire_node_command"]
 
 MAX_ID = (1 << 63) - 1
 MAX_NODE = (1 << 32) - 1
@@ -102,36 +100,6 @@ def retire_node_command(*, where: ClusterTarget, node: int) -> int:
         layout.save(without_node(layout.load(), node))
         signal_holder(layout.lock_file, signal.SIGHUP)
     return code
-
-
-@click.command(
-    "issue-token",
-    short_help="Make a token for a user.",
-    epilog="Example: ff fs admin issue-token --tokens-file fs/tokens.json --days 90 ann",
-)
-@click.option(
-    "--tokens-file",
-    metavar="FILE",
-    required=True,
-    help="File of users and tokens that the configurations name (DIR/tokens.json of `ff fs up`); made if missing.",
-)
-@click.option(
-    "--days", metavar="N", type=WholeNumber(1, 36_500), help="Days until the token expires.  [default: never]"
-)
-@click.argument("user", metavar="USER")
-def issue_token_command(*, tokens_file: str, days: int | None, user: str) -> int:
-    """Make a token for USER and print it. It cannot be shown again. The user is added if missing. Copy FILE to all
-    machines of the cluster; running processes read it again by themselves."""
-    from fireflyer.identity import TokenStore
-
-    directory = os.path.dirname(os.path.abspath(tokens_file))
-    if not os.path.isdir(directory):
-        raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {directory}; create it first")
-    store, now_s = TokenStore(tokens_file), int(time.time())
-    if user not in store.users():
-        store.create_user(user, now_s)
-    click.echo(store.issue(user, now_s, lifetime_s=None if days is None else days * 86_400))
-    return 0
 
 
 def _do(where: ClusterTarget, requests: list[Request]) -> int:

@@ -1,25 +1,26 @@
-"""`ff fs admin user`: the users of a cluster, with their uids, groups and tokens."""
+"""`ff fs admin user`: the users of a cluster, with their uids, groups, roles and tokens."""
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.units import SECOND, format_duration
-from fireflyer.cli.fs.connect import CLUSTER_HELP, directory_of
+from fireflyer.cli.fs.connect import ClusterTarget, answered, where_options
 from fireflyer.cli.numbers import Duration, WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.identity import TokenStore, UserInfo
+    from fireflyer.accounts.managing import UsersClient
+    from fireflyer.identity import TokenInfo, UserInfo
 
 __all__ = ["to_json", "user_command"]
 
 MAX_ID = (1 << 32) - 2
+T = TypeVar("T")
+_Role = click.Choice(["fs:admin"])
 
 
 def to_json(users: Sequence[UserInfo]) -> bytes:
@@ -30,40 +31,34 @@ def to_json(users: Sequence[UserInfo]) -> bytes:
 
 @click.group("user", short_help="Add, remove and list users.", epilog="Example: ff fs admin user list --dir fs")
 def user_command() -> None:
-    """Users of a cluster: their names, numbers and tokens.
+    """Users of a cluster that has no platform: their names, numbers, roles and tokens.
 
-    All are in one file, DIR/tokens.json for a cluster of `ff fs up`. For a cluster of several machines, name it with
-    --tokens-file, and copy it to all of them after a change; running processes read it again by themselves, and close
-    the connections of tokens that are revoked or have expired."""
-
-
-def _where(function: click.decorators.FC) -> click.decorators.FC:
-    file = click.option("--tokens-file", metavar="FILE", help="File of users and tokens, instead of --dir.")
-    directory = click.option("--dir", "directory", metavar="DIR", help=CLUSTER_HELP)
-    return directory(file(function))
+    Its managers keep them in their store, so one of them has to run. Connections of tokens that are revoked or have
+    expired, and of users who are removed, are closed within 10 s. The users of a platform: `ff user`."""
 
 
-def _store(directory: str | None, tokens_file: str | None) -> TokenStore:
+def _with_users(where: ClusterTarget, work: Callable[[UsersClient], Awaitable[T]]) -> T:
+    from fireflyer.accounts.managing import UsersClient
     from fireflyer.fs.service.local.layout import Layout
-    from fireflyer.identity import TokenStore
+    from fireflyer.identity import NodeCredential, UserCredential
 
-    if tokens_file is not None:
-        if directory is not None:
-            raise UsageError("--dir and --tokens-file cannot be combined; give one of them")
-        parent = os.path.dirname(os.path.abspath(tokens_file))
-        if not os.path.isdir(parent):
-            raise UsageError(f"--tokens-file {tokens_file!r}: there is no directory {parent}; create it first")
-        return TokenStore(tokens_file)
-    layout = Layout(directory_of(directory))
-    if layout.load().accounts:
+    if where.directory and Layout(where.directory).load().accounts:
         raise UsageError(
-            f"the users of {layout.directory} are those of its platform: ff user add, ff user token (ff user --help)"
+            f"the users of {where.directory} are those of its platform: ff user add, ff user token (ff user --help)"
         )
-    return TokenStore(layout.tokens_file)
+    credential = where.credential
+    if not isinstance(credential, NodeCredential | UserCredential):
+        raise UsageError("users are changed with the token of an administrator or the node secret")
+
+    async def asking(limit_s: float) -> T:
+        async with UsersClient(where.managers, credential, timeout_ns=int(limit_s * SECOND)) as users:
+            return await work(users)
+
+    return answered(where, asking)
 
 
 @user_command.command("add", short_help="Add a user.", epilog="Example: ff fs admin user add --uid 1000 --token ann")
-@_where
+@where_options
 @click.option("--uid", metavar="N", type=WholeNumber(0, MAX_ID), help="User id.  [default: a new one]")
 @click.option("--gid", metavar="N", type=WholeNumber(0, MAX_ID), help="Primary group id.  [default: the uid]")
 @click.option(
@@ -72,127 +67,159 @@ def _store(directory: str | None, tokens_file: str | None) -> TokenStore:
 @click.option("--token", is_flag=True, help="Print a new token for the user; it cannot be shown again.")
 @click.argument("name", metavar="NAME")
 def add_command(
-    *,
-    directory: str | None,
-    tokens_file: str | None,
-    uid: int | None,
-    gid: int | None,
-    groups: tuple[int, ...],
-    token: bool,
-    name: str,
+    *, where: ClusterTarget, uid: int | None, gid: int | None, groups: tuple[int, ...], token: bool, name: str
 ) -> int:
     """Add user NAME. If they use a trusted mount, give them the uid that they have on that machine: `id -u NAME`."""
-    store, now_s = _store(directory, tokens_file), int(time.time())
-    account = store.create_user(name, now_s, uid=uid, gid=gid, groups=groups)
-    if token:
-        click.echo(store.issue(name, now_s))
-    else:
-        click.echo(f"User {name} has uid {account.uid} and gid {account.gid}.")
+
+    async def add(users: UsersClient) -> str:
+        account = await users.create_user(name, uid=uid, gid=gid, groups=groups)
+        if token:
+            return await users.issue(name)
+        return f"User {name} has uid {account.uid} and gid {account.gid}."
+
+    click.echo(_with_users(where, add))
     return 0
 
 
 @user_command.command("rm", short_help="Remove a user and their tokens.", epilog="Example: ff fs admin user rm ann")
-@_where
+@where_options
 @click.argument("name", metavar="NAME")
-def rm_command(*, directory: str | None, tokens_file: str | None, name: str) -> int:
+def rm_command(*, where: ClusterTarget, name: str) -> int:
     """Remove user NAME and all of their tokens. Their files stay, and their uid is not given to another user."""
     from fireflyer.fs.service.local.layout import ADMIN
+    from fireflyer.identity.users import no_user
 
-    if name == ADMIN and tokens_file is None:
+    if name == ADMIN and where.directory:
         raise UsageError(f"user {ADMIN} cannot be removed: the commands of this cluster use it")
-    store = _store(directory, tokens_file)
-    account = store.account(name)
-    if account is None:
-        raise NotFound(f"there is no user {name[:80]!r}; `ff fs admin user list` shows them")
-    store.remove_user(name)
-    click.echo(f"User {name} is removed; the files of uid {account.uid} stay.")
+
+    async def remove(users: UsersClient) -> int:
+        user = await users.user(name)
+        if user is None:
+            raise no_user(name)
+        await users.remove_user(name)
+        return user.account.uid
+
+    click.echo(f"User {name} is removed; the files of uid {_with_users(where, remove)} stay.")
     return 0
 
 
 @user_command.command("list", short_help="List users.", epilog="Example: ff fs admin user list --dir fs")
-@_where
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
-def list_command(*, directory: str | None, tokens_file: str | None, as_json: bool) -> int:
+def list_command(*, where: ClusterTarget, as_json: bool) -> int:
     """List the users: name, uid, gid, number of valid tokens, groups and roles."""
-    store, now_s = _store(directory, tokens_file), int(time.time())
-    users = [user for name in store.users() if (user := store.user(name)) is not None]
+    import time
+
     if as_json:
-        click.echo(to_json(users).decode())
+        click.echo(to_json(_with_users(where, lambda users: users.users())).decode())
         return 0
-    for user in users:
+
+    async def known(users: UsersClient) -> list[tuple[UserInfo, list[TokenInfo]]]:
+        return [(user, await users.tokens(user.account.name)) for user in await users.users()]
+
+    now_s = int(time.time())
+    for user, tokens in _with_users(where, known):
         one = user.account
-        good = sum(token.expires_s is None or token.expires_s > now_s for token in store.tokens(one.name))
+        good = sum(token.expires_s is None or token.expires_s > now_s for token in tokens)
         groups = f" groups {','.join(map(str, one.groups))}" if one.groups else ""
         roles = f" roles {','.join(user.roles)}" if user.roles else ""
         click.echo(f"{one.name:<20} uid {one.uid:<10} gid {one.gid:<10} tokens {good}{groups}{roles}")
     return 0
 
 
+@user_command.command("grant-role", short_help="Grant a role.",
+                      epilog="Example: ff fs admin user grant-role ann fs:admin --dir fs")  # fmt: skip
+@where_options
+@click.argument("name", metavar="NAME")
+@click.argument("role", metavar="ROLE", type=_Role)
+def grant_role_command(*, where: ClusterTarget, name: str, role: str) -> int:
+    """Grant ROLE to user NAME. fs:admin: they are uid 0 for files, and may change users, nodes and chains."""
+    _with_users(where, lambda users: users.grant_role(name, role))
+    click.echo(f"User {name} has the role {role}.")
+    return 0
+
+
+@user_command.command("revoke-role", short_help="Revoke a role.",
+                      epilog="Example: ff fs admin user revoke-role ann fs:admin --dir fs")  # fmt: skip
+@where_options
+@click.argument("name", metavar="NAME")
+@click.argument("role", metavar="ROLE", type=_Role)
+def revoke_role_command(*, where: ClusterTarget, name: str, role: str) -> int:
+    """Revoke ROLE of user NAME. Names in `administrators` of a manager's configuration keep theirs."""
+    _with_users(where, lambda users: users.revoke_role(name, role))
+    click.echo(f"User {name} does not have the role {role}.")
+    return 0
+
+
 @user_command.command("token", short_help="Issue a token.", epilog="Example: ff fs admin user token ann --expires 90d")
-@_where
+@where_options
 @click.option(
     "--expires", metavar="TIME", type=Duration(), help="How long it is valid.  [default: until it is revoked]"
 )
 @click.option("--label", metavar="TEXT", default="", help="Where it is used, to tell it from others.  [default: none]")
 @click.argument("name", metavar="NAME")
-def token_command(*, directory: str | None, tokens_file: str | None, expires: int | None, label: str, name: str) -> int:
+def token_command(*, where: ClusterTarget, expires: int | None, label: str, name: str) -> int:
     """Print a new token for NAME. It is shown this once."""
     lifetime_s = None if expires is None else max(1, expires // SECOND)
-    click.echo(_store(directory, tokens_file).issue(name, int(time.time()), lifetime_s=lifetime_s, label=label))
+    click.echo(_with_users(where, lambda users: users.issue(name, lifetime_s=lifetime_s, label=label)))
     return 0
 
 
 @user_command.command("tokens", short_help="List tokens.", epilog="Example: ff fs admin user tokens ann --dir fs")
-@_where
+@where_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each token.")
 @click.argument("name", metavar="NAME")
-def tokens_command(*, directory: str | None, tokens_file: str | None, as_json: bool, name: str) -> int:
+def tokens_command(*, where: ClusterTarget, as_json: bool, name: str) -> int:
     """List the tokens of NAME, by their public numbers."""
     from fireflyer.cli.token_table import print_tokens
 
-    print_tokens(_store(directory, tokens_file).tokens(name), as_json=as_json)
+    print_tokens(_with_users(where, lambda users: users.tokens(name)), as_json=as_json)
     return 0
 
 
 @user_command.command("revoke-token", short_help="Revoke a token.",
                       epilog="Example: ff fs admin user revoke-token ann 0f3c21d4a95e88b7 --dir fs")  # fmt: skip
-@_where
+@where_options
 @click.argument("name", metavar="NAME")
 @click.argument("token_id", metavar="TOKEN")
-def revoke_token_command(*, directory: str | None, tokens_file: str | None, name: str, token_id: str) -> int:
+def revoke_token_command(*, where: ClusterTarget, name: str, token_id: str) -> int:
     """Revoke the token of NAME whose number, as `ff fs admin user tokens NAME` shows it, is TOKEN. Its connections are
-    closed within 10 s, on each machine from the moment when it has the file."""
-    store = _store(directory, tokens_file)
-    _check_token(store, name, token_id, directory, tokens_file)
-    store.revoke(token_id)
+    closed within 10 s."""
+
+    async def revoke(users: UsersClient) -> None:
+        await _check_token(users, where, name, token_id)
+        await users.revoke(token_id)
+
+    _with_users(where, revoke)
     click.echo(f"Token {token_id} of {name} is revoked.")
     return 0
 
 
 @user_command.command("expire-token", short_help="Let a token expire.",
                       epilog="Example: ff fs admin user expire-token ann 0f3c21d4a95e88b7 --after 2h")  # fmt: skip
-@_where
+@where_options
 @click.option("--after", metavar="TIME", type=Duration(), required=True, help="How long it stays valid.")
 @click.argument("name", metavar="NAME")
 @click.argument("token_id", metavar="TOKEN")
-def expire_token_command(
-    *, directory: str | None, tokens_file: str | None, after: int, name: str, token_id: str
-) -> int:
+def expire_token_command(*, where: ClusterTarget, after: int, name: str, token_id: str) -> int:
     """Let the token TOKEN of NAME expire after a while, so that another one can take its place before. It cannot get a
     longer life than it has."""
-    store, now_s = _store(directory, tokens_file), int(time.time())
-    _check_token(store, name, token_id, directory, tokens_file)
-    store.expire(token_id, now_s + max(1, after // SECOND))
+
+    async def expire(users: UsersClient) -> None:
+        await _check_token(users, where, name, token_id)
+        await users.expire(token_id, max(1, after // SECOND))
+
+    _with_users(where, expire)
     click.echo(f"Token {token_id} of {name} expires in {format_duration(after)}.")
     return 0
 
 
-def _check_token(store: TokenStore, name: str, token_id: str, directory: str | None, tokens_file: str | None) -> None:
+async def _check_token(users: UsersClient, where: ClusterTarget, name: str, token_id: str) -> None:
     """Raises `NotFound`; `UsageError` for the token with which the commands of a cluster prove themselves."""
     from fireflyer.fs.service.local.layout import Layout
     from fireflyer.identity.handshake import token_id_of
 
-    if token_id not in [token.id for token in store.tokens(name)]:
+    if token_id not in [token.id for token in await users.tokens(name)]:
         raise NotFound(f"user {name} has no token {token_id[:80]!r}; `ff fs admin user tokens {name}` shows them")
-    if tokens_file is None and token_id == token_id_of(Layout(directory_of(directory)).admin_token()):
+    if where.directory and token_id == token_id_of(Layout(where.directory).admin_token()):
         raise UsageError(f"token {token_id} is the one that the commands of this cluster use; it has to stay")

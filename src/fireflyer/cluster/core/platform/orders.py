@@ -12,14 +12,25 @@ A node's version grows whenever its orders change; each leader begins with 1 in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import PlaceRow, RunRow, RunState
-from fireflyer.cluster.schema.sync import MAX_RUNS, LaunchOrder, Orders, RunNode, RunOrder
+from fireflyer.cluster.schema.sync import MAX_RUNS, LaunchOrder, Orders, RunNode, RunOrder, Sync
 
-__all__ = ["OrderBook"]
+__all__ = ["GONE", "OrderBook", "orders_of_retired"]
+
+
+GONE: Final = 1
+"""Exit code of an agent whose job has ended."""
+
+
+def orders_of_retired(said: Sync, managers: tuple[str, ...]) -> Orders:
+    """For the agent of a node whose job has ended, but which lives on, as where it could not be reached: it has no
+    runs, and is to go. Any manager may say so: that the job has ended is committed."""
+    return Orders(term=said.term, version=said.heard + 1, managers=managers, leave=GONE)
 
 
 class OrderBook:

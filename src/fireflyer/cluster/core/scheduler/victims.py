@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Victim", "cheapest"]
 
-_NEVER = np.iinfo(np.int64).max // 2
+_NEVER: Final = (1 << 62) - 1
+"""More than any loss; and the sum of one and a loss is an int64, too."""
 
 
 class Victim(NamedTuple):
@@ -37,6 +38,8 @@ def cheapest(victims: Sequence[Victim], needed: int) -> tuple[int, tuple[int, ..
         return 0, ()
     if sum(victim.gains for victim in victims) < needed:
         return None
+    import numpy as np  # here, so that what only has tasks and nodes in memory starts without it
+
     useful = _useful(victims, needed)
     least: npt.NDArray[Any] = np.full(needed + 1, _NEVER, np.int64)
     least[0] = 0

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 
@@ -64,7 +65,7 @@ class JobMachines(Protocol):
 
     async def issue_for_job(self, job: str, nodes: int, lifetime_s: int) -> str: ...
 
-    async def retire_jobs(self, living: Collection[str]) -> None: ...
+    async def retire_jobs(self, living: Collection[str], now_s: int) -> None: ...
 
 
 class SlurmLoop:
@@ -155,9 +156,9 @@ class SlurmLoop:
     async def _retire(self, watched: tuple[WatchedJob, ...]) -> None:
         self._leader.require_lead()
         try:
-            await self._machines.retire_jobs([job.job for job in watched])
+            await self._machines.retire_jobs([job.job for job in watched], int(time.time()))
         except FireflyerError as error:
-            _log.warning("nodes of jobs that ended are still let in reason=%s", error)
+            _log.warning("nodes of jobs that ended are not retired yet reason=%s", error)
 
     async def _submit(self, one: Submit) -> None:
         self._leader.require_lead()

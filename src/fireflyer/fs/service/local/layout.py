@@ -2,7 +2,8 @@
 
     DIR/cluster.json             what was made, and where the managers listen
     DIR/node-secret              of the services (0600)
-    DIR/tokens.json              users, and hashes of their tokens (0600); absent where the platform has them
+    DIR/tokens.json              users that an earlier release kept (0600); the manager renames it to
+                                 tokens.json.imported when it has them in its store
     DIR/admin-token              the token of user `admin` (0600)
     DIR/up.lock                  held by who runs it
     DIR/manager-1/               manager.toml, log; store, if it is embedded
@@ -16,24 +17,23 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from shlex import quote
 from typing import Annotated, Final
 
 import msgspec
 
+from fireflyer.accounts.importing import IMPORTED_SUFFIX
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import GIB
-from fireflyer.fs.core.placement import place, uniform_cluster
 from fireflyer.fs.schema.ids import NodeId, TargetId
 from fireflyer.fs.schema.manager import NewChain
 from fireflyer.fs.service.manager.config import ManagerConfig
 from fireflyer.fs.service.meta.config import MetaSettings
 from fireflyer.fs.service.storage.config import StorageConfig, StorageTarget
-from fireflyer.identity import TokenStore, new_secret, save_secret
+from fireflyer.identity import new_secret, save_secret
 from fireflyer.identity.private_files import read_private_file, write_private_file
 
 __all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster", "with_new_node"]
@@ -75,8 +75,8 @@ class LocalCluster(msgspec.Struct, frozen=True, kw_only=True):
     next_node: NodeId = 1
     """Ids of nodes that were retired are not given again: their directories may still be there."""
     accounts: str = ""
-    """Where the manager of a platform says whose token it is: its users are those of this cluster. Empty: they are in
-    `tokens.json`."""
+    """Where the manager of a platform says whose token it is: its users are those of this cluster. Empty: its managers
+    keep them."""
 
 
 def new_cluster(
@@ -90,6 +90,9 @@ def new_cluster(
     failure_timeout_ms: int,
 ) -> LocalCluster:
     """Raises `UsageError` where no chains can be made of it."""
+    # Here, since every command of a local cluster imports this module: the search imports numpy.
+    from fireflyer.fs.core.placement import place, uniform_cluster
+
     if targets_per_node >= TARGETS_PER_NODE_ID:
         raise UsageError(f"{targets_per_node} targets per node; give at most {TARGETS_PER_NODE_ID - 1}")
     if managers > 1 and not store:
@@ -201,22 +204,15 @@ class Layout:
             save_secret(new_secret(), self.secret_file)
 
     @property
-    def has_own_users(self) -> bool:
-        return os.path.exists(self.tokens_file)
+    def has_admin_token(self) -> bool:
+        return os.path.exists(self.admin_token_file)
+
+    def _had_file_of_users(self) -> bool:
+        return os.path.exists(self.tokens_file) or os.path.exists(self.tokens_file + IMPORTED_SUFFIX)
 
     def write_admin_token(self, token: str) -> None:
         """With which commands on this directory prove themselves."""
         write_private_file(self.admin_token_file, token.encode() + b"\n")
-
-    def make_identity(self) -> None:
-        """The node secret, and a user with a token, if they are not there."""
-        self.make_secret()
-        if os.path.exists(self.admin_token_file):
-            return
-        users, now_s = TokenStore(self.tokens_file), int(time.time())
-        if ADMIN not in users.users():
-            users.create_user(ADMIN, now_s)
-        self.write_admin_token(users.issue(ADMIN, now_s, label="ff fs up"))
 
     def admin_token(self) -> str:
         return read_private_file(self.admin_token_file, 4096).decode().strip()
@@ -243,7 +239,7 @@ class Layout:
             store=self.store_url(cluster, number),
             listen=listen,
             secret_file=self.secret_file,
-            tokens_file="" if cluster.accounts else self.tokens_file,
+            tokens_file=self.tokens_file if self._had_file_of_users() else "",
             accounts=(cluster.accounts,) if cluster.accounts else (),
             administrators=(ADMIN,),
             failure_timeout_ms=cluster.failure_timeout_ms,
@@ -260,7 +256,6 @@ class Layout:
             managers=cluster.managers,
             targets=tuple(StorageTarget(one, self.target_directory(node.id, one)) for one in node.targets),
             secret_file=self.secret_file,
-            tokens_file="" if cluster.accounts else self.tokens_file,
             reserve_at_most_bytes=_RESERVE_BYTES,
             durable=cluster.durable,
             io_threads=2,

@@ -22,7 +22,8 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.errors import FireflyerError, InvariantViolation, NotFound, PermanentError, Timeout
+from fireflyer.accounts.managing import UsersClient
+from fireflyer.base.errors import Exists, FireflyerError, InvariantViolation, NotFound, PermanentError, Timeout
 from fireflyer.base.units import SECOND
 from fireflyer.fs.control import ManagerClient
 from fireflyer.fs.core.routing import apply_delta
@@ -39,7 +40,7 @@ from fireflyer.fs.schema.manager import (
     Status,
 )
 from fireflyer.fs.schema.routing import Routing, TargetState
-from fireflyer.fs.service.local.layout import TABLE, Layout, LocalCluster, LocalNode
+from fireflyer.fs.service.local.layout import ADMIN, TABLE, Layout, LocalCluster, LocalNode
 from fireflyer.fs.service.storage.target_directory import make_target
 from fireflyer.identity import NodeCredential, load_secret
 from fireflyer.runtime.processes.run_lock import RunLock
@@ -102,6 +103,18 @@ class _Runner:
             self._layout.write_manager(self.cluster, number, address)
         self.cluster = msgspec.structs.replace(self.cluster, managers=tuple(addresses))
         self._layout.save(self.cluster)
+        if not self.cluster.accounts:
+            await self._make_administrator()
+
+    async def _make_administrator(self) -> None:
+        """And the token with which commands on the directory prove themselves, if they are not there."""
+        if self._layout.has_admin_token:
+            return
+        credential = NodeCredential(load_secret(self._layout.secret_file), "ff fs up")
+        async with UsersClient(self.cluster.managers, credential, timeout_ns=int(START_S) * SECOND) as users:
+            with contextlib.suppress(Exists):
+                await users.create_user(ADMIN)
+            self._layout.write_admin_token(await users.issue(ADMIN, label="ff fs up"))
 
     def _process(self, name: str, arguments: list[str]) -> LocalProcess:
         process = LocalProcess(name, arguments, self._layout.log_file(name), self._say)

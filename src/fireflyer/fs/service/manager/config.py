@@ -30,11 +30,13 @@ class ManagerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     secret_file: _Text
     """The node secret: services prove themselves with it."""
     tokens_file: str = ""
-    """Users and their tokens, in a file; without it, and without `accounts`, there are services only."""
+    """A file of users and tokens that an earlier release kept: they are brought into `store` once, and the file is
+    renamed to FILE.imported. Later changes: `ff fs admin user`."""
     accounts: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
-    """host:port of the managers of a platform (`listen_accounts` there): its users are users here, too."""
+    """host:port of the managers of a platform (`listen_accounts` there): its users are users here, too, beside those
+    in `store`."""
     administrators: tuple[Annotated[str, msgspec.Meta(max_length=64)], ...] = ("admin",)
-    """Users in `tokens_file` who may ask for everything, beside those with the role `fs:admin`, wherever they are."""
+    """Users in `store` who may ask for everything, beside those with the role `fs:admin`, wherever they are."""
     failure_timeout_ms: _Ms = 6000
     """T. Kept in the store when the cluster is made, and taken from there ever after."""
     lease_ms: _Ms = 2000

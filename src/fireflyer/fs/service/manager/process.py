@@ -17,12 +17,16 @@ Capabilities are signed here, since the machine knows no secrets and no time of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from fireflyer.accounts import AccountStore
+from fireflyer.accounts.importing import import_users
+from fireflyer.accounts.managing import serve_users
 from fireflyer.accounts.serving import serve_accounts
 from fireflyer.base.errors import Aborted, Busy, PermissionDenied, UsageError
 from fireflyer.base.units import MS
@@ -110,7 +114,7 @@ def check_role(request: Request, caller: Caller) -> bool:
     if not isinstance(request, _OF_USERS):
         raise PermissionDenied(
             f"only administrators may send {name}, and user {caller.identity} is not one: the role {FS_ADMIN} (or the "
-            "configuration of the manager, for users in its file) makes one, and the token of a run has no role"
+            "configuration of the manager, for users in its store) makes one, and the token of a run has no role"
         )
     return False
 
@@ -124,10 +128,13 @@ async def run_manager(
     secret = load_secret(config.secret_file)
     host, port = parse_listen(config.listen)
     credential = NodeCredential(secret, f"manager {config.name}")
-    async with (
-        await open_store(config.store) as engine,
-        finding_users(config.tokens_file, config.administrators, config.accounts, credential) as find_user,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(await open_store(config.store))
+        await import_users(engine, config.tokens_file)
+        users = AccountStore(engine)
+        find_user = await stack.enter_async_context(
+            finding_users(users, config.administrators, config.accounts, credential)
+        )
         accepts, limits = Accepts(secret, find_user), config.limits.of_server()
         server = RpcServer(accepts, identity=f"manager {config.name}", limits=limits, recheck_tokens=True)
         started: asyncio.Future[_Service] = asyncio.get_running_loop().create_future()
@@ -137,6 +144,7 @@ async def run_manager(
 
         server.register(ASK, ask)
         serve_accounts(server, find_user, secret)
+        serve_users(server, users, secret, find_user, is_administrator)
         files = None
         if config.serve_files and open_chunks is not None:
             files = ManagerFiles(config, engine, secret, open_chunks)

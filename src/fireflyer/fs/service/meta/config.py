@@ -50,9 +50,9 @@ class MetaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     managers: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1)]
     secret_file: _Text
     tokens_file: str = ""
-    """Users and their tokens, in a file; without it the managers are asked."""
+    """Not read: managers are asked for users. Earlier releases had them in this file."""
     administrators: tuple[Annotated[str, msgspec.Meta(max_length=64)], ...] = ("admin",)
-    """Users in `tokens_file` who act as uid 0, beside those with the role `fs:admin`."""
+    """Not read: managers say who is an administrator. Earlier releases named users in `tokens_file` here."""
     files: MetaSettings = MetaSettings()
     limits: PeerLimits = PeerLimits()
     metrics_listen: str = ""

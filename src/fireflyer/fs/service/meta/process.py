@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fireflyer.base.errors import UsageError
 from fireflyer.fs.control import META
-from fireflyer.fs.service.finding_users import finding_users
+from fireflyer.fs.service.finding_users import asking_managers
 from fireflyer.fs.service.meta.cluster_view import ClusterView, OpenChunks
 from fireflyer.fs.service.meta.config import MetaConfig
 from fireflyer.fs.service.meta.registry import Registration
@@ -36,10 +36,9 @@ async def run_meta(config: MetaConfig, *, open_chunks: OpenChunks, on_ready: Cal
     async def managers() -> Sequence[str]:
         return config.managers
 
-    servers = () if config.tokens_file else config.managers
     async with (
         await open_store(config.store) as engine,
-        finding_users(config.tokens_file, config.administrators, servers, credential) as find_user,
+        asking_managers(config.managers, credential, config.tokens_file) as find_user,
     ):
         service = MetaService(
             engine,

@@ -34,7 +34,7 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     targets: Annotated[tuple[StorageTarget, ...], msgspec.Meta(min_length=1, max_length=MAX_TARGETS_PER_NODE)]
     secret_file: str
     tokens_file: str = ""
-    """Users that may connect, in a file; without it the managers are asked."""
+    """Not read: managers are asked for users. Earlier releases had them in this file."""
     host: str = "127.0.0.1"
     port: _Port = 0
     """0: any free one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from fireflyer.identity.handshake import FindUser, NodeCredential, Role, Session
 from fireflyer.identity.secrets import Secret
 from fireflyer.native import ChunkNode
 from fireflyer.runtime.limited_log import LimitedLog
+from fireflyer.runtime.pauses import spread
 from fireflyer.runtime.raw_connections import RawConnection, connect_raw
 from fireflyer.runtime.token_watch import TokenWatch
 
@@ -213,7 +213,7 @@ class DataConnections:
                     _log.warning("node is unreachable node=%d reason=%s", node, said)
             except Exception:  # a fault of ours: without this the node would never be connected to again
                 _log.exception("connecting failed on an unexpected error node=%d", node)
-            await asyncio.sleep(random.uniform(0.5, 1) * pause_ns / SECOND)
+            await asyncio.sleep(spread(pause_ns / SECOND))
             pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
 
     # --- messages ---

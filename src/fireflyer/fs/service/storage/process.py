@@ -60,7 +60,7 @@ from fireflyer.fs.schema import data
 from fireflyer.fs.schema.chunks import Put, Request
 from fireflyer.fs.schema.ids import ChainId, ChunkId, ContentId, NodeId, TargetId
 from fireflyer.fs.schema.routing import Routing
-from fireflyer.fs.service.finding_users import finding_users
+from fireflyer.fs.service.finding_users import asking_managers
 from fireflyer.fs.service.storage.client_requests import ClientRequests
 from fireflyer.fs.service.storage.config import StorageConfig
 from fireflyer.fs.service.storage.connections import DataConnections
@@ -123,9 +123,8 @@ async def _run(config: StorageConfig, secret: Secret, on_ready: Callable[[str], 
     _log.info("node=%d cold_reads=%s", config.node, native.cold_reads)
     try:
         targets = await open_targets(native, config)
-        servers = () if config.tokens_file else config.managers
         credential = NodeCredential(secret, data.node_identity(config.node))
-        async with finding_users(config.tokens_file, (), servers, credential) as find_user:
+        async with asking_managers(config.managers, credential, config.tokens_file) as find_user:
             process = _Storage(config, secret, native, targets, limits, find_user)
             try:
                 await process.run(on_ready)

@@ -1,1 +1,0 @@
-"""DeepSeek-V3 in any size: MLA, mixture of experts, multi-token prediction; free of parallel code."""
