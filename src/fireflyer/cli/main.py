@@ -140,7 +140,7 @@ class _Commands(click.Group):
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(name, _COMMANDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"commands are {', '.join(_COMMANDS)}"
-            if not near and (name.endswith(".py") or os.path.isfile(name)):
+            if name.endswith(".py") or (not near and os.path.isfile(name)):
                 hint = f"to run a script: ff run {name}"
             raise click.UsageError(f"no command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)

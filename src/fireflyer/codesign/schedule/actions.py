@@ -65,7 +65,7 @@ Row = tuple[Action | Pair, ...]
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Which rank holds which stage: `rank_of[direction][stage]`."""
+    """Ranks that hold the stages: `rank_of[direction][stage]`."""
 
     rank_of: tuple[tuple[int, ...], ...]
 
@@ -117,7 +117,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """By rank."""
 
     def direction(self, micro_batch: int) -> int:
-        """In which direction a micro-batch passes the stages."""
+        """Direction in which a micro-batch passes the stages."""
         return micro_batch * self.placement.directions // self.micro_batches
 
     def rank_of(self, stage: int, micro_batch: int) -> int:

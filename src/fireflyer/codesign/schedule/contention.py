@@ -35,6 +35,8 @@ ENOUGH: Final = 0.001
 
 
 class Layout(enum.StrEnum):
+    """Nodes and begins of the replicas; see the top of this module."""
+
     LOCKSTEP = "lockstep"
     OFFSET = "offset"
     ROTATED = "rotated"

@@ -17,7 +17,10 @@ _BY_STAGE: Final = ("forward_s", "backward_s", "input_s", "weights_s", "reduce_s
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """By stage, so stages may be unequal. Raises `UsageError` for lists of different lengths and negative times."""
+    """Costs of passes by stage, so stages may be unequal.
+
+    Raises `UsageError` for lists of different lengths and negative times.
+    """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]

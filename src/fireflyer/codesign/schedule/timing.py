@@ -22,7 +22,7 @@ __all__ = ["Parts", "Timeline", "durations_s", "simulate"]
 
 
 class Parts(NamedTuple):
-    """Where the step time of one rank goes, in seconds; the fields add up to it."""
+    """Parts of the step time of one rank, in seconds; they add up to it."""
 
     forward: float
     backward: float
