@@ -33,7 +33,7 @@ _WIDTH = 240
     help="Only cases whose name contains PATTERN, or matches it where it has * or ?; may be repeated.",
 )
 @click.option("--rounds", type=click.IntRange(1), help="Repetitions of each case.  [default: that of the scale]")
-@click.option("--markdown", is_flag=True, help="Print the tables as Markdown, for docs/benchmarks.md.")
+@click.option("--markdown", is_flag=True, help="Print the tables as Markdown, for docs/benchmarks.")
 @click.option("--show", is_flag=True, help="Print the tables of the last results in build/bench; measure nothing.")
 def main(suite: str | None, scale: str, only: tuple[str, ...], rounds: int | None, markdown: bool, show: bool) -> None:
     """Measure Fire-Flyer, its peers and the physical limit in one run, and write build/bench/SUITE.jsonl. Without SUITE

@@ -86,7 +86,8 @@ class PipelineRun final : public Run {
         if (context_.window.value(which) < geometry_.end >> 1) wants[which] = std::min(wants[which], geometry_.end >> 1);
       }
     }
-    if (lends()) wants[counter_reduced] = std::min(wants[counter_reduced], geometry_.end);
+    // what has come already would end every wait for the rest at once
+    if (lends() && context_.window.value(counter_reduced) < geometry_.end) wants[counter_reduced] = std::min(wants[counter_reduced], geometry_.end);
     return wants;
   }
 

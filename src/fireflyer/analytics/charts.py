@@ -77,14 +77,15 @@ def _drawable(points: Iterable[LossPoint]) -> list[LossPoint]:
     return [point for point in points if math.isfinite(point.loss) and abs(point.loss) < 1e150]
 
 
-def loss_chart(job: JobAccount) -> str:
-    """SVG of the final loss curve, the discarded steps as a second, dashed line, and a mark for each failure. An empty
-    string when no loss was reported."""
+def loss_chart(job: JobAccount, undisturbed: Sequence[LossPoint] = ()) -> str:
+    """SVG of the final loss curve over that of an undisturbed run, the discarded steps as a dashed line, and a mark for
+    each failure. An empty string when no loss was reported."""
     final = _drawable(job.losses)
     discarded = _drawable(job.discarded)
-    shown = final + discarded
-    if not shown:
+    reference = _drawable(undisturbed)
+    if not final and not discarded:
         return ""
+    shown = final + discarded + reference
     steps = [point.step for point in shown]
     losses = [point.loss for point in shown]
     y_ticks = nice_ticks(min(losses), max(losses))
@@ -98,12 +99,16 @@ def loss_chart(job: JobAccount) -> str:
         _HATCH,
         *_axes(x, y, nice_ticks(min(steps), max(steps), 6, whole=True), y_ticks, steps),
         *(_band(failure, x) for failure in marks),
+        *((f'<path class="undisturbed" d="{_path(thin_out(reference), x, y)}"/>',) if reference else ()),
         *(f'<path class="discarded" d="{_path(run, x, y)}"/>' for run in _runs(discarded)),
         f'<path class="curve" d="{_path(thin_out(final), x, y)}"/>',
         *(_dot(point, x, y) for point in (final[:1] + final[-1:])),
         *_marks(marks, x),
     ]
     description = _describe(final, discarded, job.failures)
+    if reference:
+        last = reference[-1]
+        description += f" The undisturbed run, drawn beneath, ends with {last.loss:.4g} at step {last.step}."
     return _svg(WIDTH, HEIGHT, "Loss over steps", description, body, name="loss")
 
 
@@ -202,12 +207,13 @@ def _marks(failures: Sequence[Failure], x: _Scale) -> list[str]:
         shown = label
         if len(failures) > 1:
             shown, level = str(number), TOP - 6 - 14 * ((number - 1) % 3)
+        long = ' class="long"' if shown == label else ""  # the page leaves it out on a phone
         fits = at + 8 + len(shown) * LABEL_CHARACTER < WIDTH
         parts.append(
             f'<g class="failure"><title>{escape(label)}</title>'
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{level - 4}" y2="{HEIGHT - BOTTOM}"/>'
             f'<path d="M{at - 4:.1f},{level - 8} l8,8 m0,-8 l-8,8"/>'
-            f'<text x="{at + (8 if fits else -8):.1f}" y="{level}" text-anchor="{"start" if fits else "end"}">'
+            f'<text{long} x="{at + (8 if fits else -8):.1f}" y="{level}" text-anchor="{"start" if fits else "end"}">'
             f"{escape(shown)}</text></g>"
         )
     return parts
@@ -249,9 +255,9 @@ def _sum_bar(job: JobAccount, parts: Sequence[PartRow], *, top: int) -> list[str
         )
         text = f"{part.label} {part.percent}"
         if len(text) * LABEL_CHARACTER + 4 <= width:
-            drawn.append(f'<text class="tick" x="{left + 2:.1f}" y="{top + 46}">{escape(text)}</text>')
+            drawn.append(f'<text class="tick long" x="{left + 2:.1f}" y="{top + 46}">{escape(text)}</text>')
         elif len(part.label) * LABEL_CHARACTER + 4 <= width:
-            drawn.append(f'<text class="tick" x="{left + 2:.1f}" y="{top + 46}">{escape(part.label)}</text>')
+            drawn.append(f'<text class="tick long" x="{left + 2:.1f}" y="{top + 46}">{escape(part.label)}</text>')
         left += width
     return drawn
 

@@ -25,6 +25,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
 __all__ = [
+    "FORMULA",
     "Ettr",
     "EttrInputs",
     "daly_young_interval_s",
@@ -32,12 +33,16 @@ __all__ = [
     "ettr_inputs",
     "expected_ettr",
     "expected_ettr_long_run",
+    "expected_of",
     "failure_rate_per_s",
+    "filled_formula",
     "measured_ettr",
     "mttf_s",
     "renewal_ettr",
 ]
 
+FORMULA = "E[ETTR] ≳ (1 − N·r_f·(u0 + Δt/2)) / (1 + (u0 + q)/R + w/Δt + N·r_f·q·(1 + w/Δt − Δt/(2R)))"
+"""Formula 1, as reports show it."""
 DAY_S = 86_400.0
 VALID_SHARE_OF_MTTF = 0.1
 """Formula 1 is called applicable while u0 + Δt/2 is at most this share of the MTTF."""
@@ -185,14 +190,7 @@ def ettr(account: JobAccount) -> Ettr:
     inputs = ettr_inputs(account)
     if isinstance(inputs, str):
         return Ettr(measured=measured, expected=None, inputs=None, note=f"not computed: {inputs}")
-    expected = expected_ettr(
-        failures_per_s=inputs.failures_per_s,
-        restart_s=inputs.restart_s,
-        period_s=inputs.period_s,
-        stall_s=inputs.stall_s,
-        productive_s=inputs.productive_s,
-        queue_s=inputs.queue_s,
-    )
+    expected = expected_of(inputs)
     share = inputs.failures_per_s * (inputs.restart_s + inputs.period_s / 2)
     if inputs.failures == 0:
         note = "there was no failure, so the computed value contains overheads only"
@@ -204,6 +202,28 @@ def ettr(account: JobAccount) -> Ettr:
             "so measured and computed may differ on a job this short"
         )
     return Ettr(measured=measured, expected=expected, inputs=inputs, note=note)
+
+
+def expected_of(inputs: EttrInputs) -> float:
+    """Formula 1 with the inputs of a job."""
+    return expected_ettr(
+        failures_per_s=inputs.failures_per_s,
+        restart_s=inputs.restart_s,
+        period_s=inputs.period_s,
+        stall_s=inputs.stall_s,
+        productive_s=inputs.productive_s,
+        queue_s=inputs.queue_s,
+    )
+
+
+def filled_formula(inputs: EttrInputs) -> str:
+    """`FORMULA` with numbers, N·r_f per second and times in seconds, and its value."""
+    rate, u0, dt = inputs.failures_per_s, inputs.restart_s, inputs.period_s
+    w, q, r = inputs.stall_s, inputs.queue_s, inputs.productive_s
+    return (
+        f"(1 − {rate:.4f}·({u0:.1f} + {dt:.2f}/2)) / (1 + ({u0:.1f} + {q:.1f})/{r:.1f} + {w:.3f}/{dt:.2f} + "
+        f"{rate:.4f}·{q:.1f}·(1 + {w:.3f}/{dt:.2f} − {dt:.2f}/(2·{r:.1f}))) = {expected_of(inputs):.3f}"
+    )
 
 
 def _mean_period_steps(account: JobAccount) -> float | None:

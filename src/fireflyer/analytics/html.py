@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from fireflyer.analytics.charts import loss_chart, time_chart
+from fireflyer.analytics.ettr import FORMULA, filled_formula
 from fireflyer.analytics.report import JobReport
 
 __all__ = ["load_template", "render_html"]
@@ -36,9 +37,11 @@ def render_html(report: JobReport) -> str:
     return load_template("fireflyer.analytics", "report.html.j2").render(
         report=report,
         job=report.account,
+        formula=FORMULA,
+        filled=filled_formula(report.ettr.inputs) if report.ettr.inputs else "",
         started=_utc(report.account.started_s),
         # Both charts escape every text that they draw.
-        loss_chart=Markup(loss_chart(report.account)),  # noqa: S704
+        loss_chart=Markup(loss_chart(report.account, report.undisturbed)),  # noqa: S704
         time_chart=Markup(time_chart(report.account, report.parts)),  # noqa: S704
     )
 

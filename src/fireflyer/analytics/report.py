@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from fireflyer.analytics.accounting import Failure, JobAccount, account
+from fireflyer.analytics.accounting import Failure, JobAccount, LossPoint, account
 from fireflyer.analytics.ettr import Ettr, EttrInputs, daly_young_interval_s, ettr
 from fireflyer.base.events import Logged
 from fireflyer.base.rank_layout import counts_text
@@ -80,10 +80,13 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureStory, ...]
     checkpoints: tuple[Row, ...]
     ettr_rows: tuple[Row, ...]
+    undisturbed: tuple[LossPoint, ...] = ()
+    """Losses of a run without failures, to be drawn beneath those of this one."""
 
 
-def build_report(log: Sequence[Logged], *, facts: Sequence[Fact] = ()) -> JobReport:
-    """The report of one job from its event log alone, and from `facts` that the caller adds."""
+def build_report(log: Sequence[Logged], *, facts: Sequence[Fact] = (), undisturbed: Sequence[Logged] = ()) -> JobReport:
+    """The report of one job from its event log alone, from `facts` that the caller adds, and from the event log of an
+    `undisturbed` run, whose loss curve is drawn beneath."""
     job = account(log)
     ratio = ettr(job)
     return JobReport(
@@ -98,6 +101,7 @@ def build_report(log: Sequence[Logged], *, facts: Sequence[Fact] = ()) -> JobRep
         failures=tuple(_story(job, number, failure) for number, failure in enumerate(job.failures, start=1)),
         checkpoints=tuple(_checkpoints(job)),
         ettr_rows=tuple(_ettr_rows(ratio)),
+        undisturbed=account(undisturbed).losses if undisturbed else (),
     )
 
 

@@ -48,6 +48,7 @@ _COMMANDS = {
     "ckpt": "fireflyer.cli.checkpoints.command",
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
+    "train": "fireflyer.cli.train.command",
     "collectives": "fireflyer.cli.collectives.command",
     "data": "fireflyer.cli.data.command",
     "demo": "fireflyer.cli.jobs.demo",
@@ -67,7 +68,7 @@ _COMMANDS = {
     "completion": "fireflyer.cli.completion",
 }
 _SECTIONS = {
-    "For researchers": ("run", "data", "report", "ckpt", "collectives", "demo"),
+    "For researchers": ("run", "data", "report", "ckpt", "collectives", "train", "demo"),
     "Tasks of the platform": (
         "submit",
         "ps",

@@ -1,4 +1,4 @@
-"""A new file, for commands that write one: whole, or not there."""
+"""Files that commands write: whole, or not there."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, TextIO
 
 from fireflyer.base.errors import PermanentError, UsageError
 
-__all__ = ["new_file"]
+__all__ = ["new_file", "replaced_file"]
 
 
 @contextlib.contextmanager
@@ -30,3 +30,17 @@ def new_file(path: str) -> Iterator[IO[bytes]]:
             os.link(out.name, path)
         except OSError as error:
             raise PermanentError(f"cannot write {path}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def replaced_file(path: str) -> Iterator[TextIO]:
+    """A text file that replaces another of its name only when it is whole."""
+    partial = f"{path}.partial"
+    try:
+        with open(partial, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        raise

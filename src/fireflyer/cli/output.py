@@ -112,12 +112,14 @@ def show_report(
     console: Console | None,
     logs_dir: str | None = None,
     facts: Sequence[Fact] = (),
+    undisturbed: Sequence[Logged] = (),
     gap: bool = False,
 ) -> JobReport:
     """Writes the page, prints the report (unless `console` is None) and says where the page is, and the logs, where
     they are given. A page that cannot be written does not keep the report from being printed, nor a closed pipe the
-    page from being written. `gap` puts an empty line before it."""
-    report = build_report(log, facts=facts)
+    page from being written. The loss curve of an `undisturbed` run is drawn beneath that of the log. `gap` puts an
+    empty line before it."""
+    report = build_report(log, facts=facts, undisturbed=undisturbed)
     try:
         write_report(report, html_path)
     finally:

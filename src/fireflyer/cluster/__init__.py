@@ -1,4 +1,7 @@
-"""The launcher: starts a job's ranks on its nodes, watches them, and starts them again when some of them die.
+"""Jobs and the platform (the papers' HAI Platform). Named here is the launcher, which runs one job: it starts the ranks
+on their nodes, watches them, and starts them again when some of them die. The platform, which shares nodes among tasks
+of many users, is used through `cluster.client` (its HTTP API as calls) and, in scripts, `cluster.sdk`; its manager
+is in `cluster.manager`, what it decides in `cluster.core`, the agents of its nodes in `cluster.agent`.
 
     spec = JobSpec(script="train.py", args=("--steps", "500"), nodes=2, ranks_per_node=2, max_restarts=1, run_dir=path)
     result = fireflyer.runtime.run(run_job(spec, on_entry=progress.update, on_line=print_line))

@@ -76,6 +76,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     undisturbed: JobResult
     disturbed: JobResult | None
     disturbed_log: tuple[Logged, ...] = ()
+    undisturbed_log: tuple[Logged, ...] = ()
 
 
 def _pack(loss: float) -> bytes:
@@ -240,12 +241,12 @@ async def run_demo(
         return DemoResult(ok=False, facts=(), problems=(problem,), undisturbed=undisturbed, disturbed=None)
     on_phase(f"run 2 of 2: the same, and node {spec.kill_node} is killed at step {spec.kill_step}")
     disturbed = await run_job(disturbed_job, on_entry=on_entry, on_line=on_line)
-    log = _read_log(disturbed)
+    log, reference = _read_log(disturbed), _read_log(undisturbed)
     if disturbed.exit_code != 0:
         facts: list[tuple[str, str]] = []
         problems = [f"the disturbed run failed: {disturbed.reason}"]
     else:
-        facts, problems = judge(spec, _read_log(undisturbed), log)
+        facts, problems = judge(spec, reference, log)
     return DemoResult(
         ok=not problems,
         facts=tuple(facts),
@@ -253,4 +254,5 @@ async def run_demo(
         undisturbed=undisturbed,
         disturbed=disturbed,
         disturbed_log=tuple(log),
+        undisturbed_log=tuple(reference),
     )

@@ -16,6 +16,7 @@ from fireflyer.cli.fs import status as fs_status
 from fireflyer.cli.fs.admin import placement, users
 from fireflyer.cli.fs.files import maintenance, show
 from fireflyer.cli.platform import status as whole_status
+from fireflyer.cli.train import schedule as train_schedule
 from fireflyer.cluster.core.platform.views import ClusterView, NodeView, TaskView
 from fireflyer.collectives.flight.explain import Verdict
 from fireflyer.collectives.planning.declaration import Declaration
@@ -64,6 +65,13 @@ def _bench() -> list[bytes]:
     return [maintenance.to_json(samples(Load)[0], samples(Measurement), samples(Measurement))]
 
 
+def _train_schedule() -> list[bytes]:
+    layers = (1.0, 2.0, 2.0)
+    times: train_schedule.Times = {"forward": 1, "backward": 2, "weights": 1, "pair": None, "send": 0.1}
+    asked = train_schedule.Asked(2, 4, 1, times, layers, replicas=2)
+    return [train_schedule.to_json([train_schedule.row(name, asked) for name in ("1f1b", "dualpipev")])]
+
+
 OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {
     "collectives explain": lambda: [collectives.to_json(samples(Verdict))],
     "collectives plan": _plan,
@@ -73,6 +81,7 @@ OUTPUTS: Final[dict[str, Callable[[], list[bytes]]]] = {
     "fs stat": _stat,
     "fs status": _status,
     "status": _whole_status,
+    "train schedule": _train_schedule,
     "fs user list": lambda: [users.to_json(samples(UserInfo))],
 }
 

@@ -212,6 +212,25 @@ def test_the_curve_marks_the_failure_and_the_steps_done_again() -> None:
     assert 'class="failure"' not in loss_chart(account(make_log(JobScript())[0]))
 
 
+def test_the_undisturbed_curve_is_drawn_beneath_that_of_the_job() -> None:
+    undisturbed = make_log(JobScript())[0]
+    assert 'class="undisturbed"' not in loss_chart(account(example_log()))
+    page = render_html(build_report(example_log(), undisturbed=undisturbed))
+    assert page.index('<path class="undisturbed"') < page.index('<path class="curve"')
+    last = account(undisturbed).losses[-1]
+    assert f"The undisturbed run, drawn beneath, ends with {last.loss:.4g} at step {last.step}." in page
+
+
+def test_the_formula_is_shown_with_its_numbers() -> None:
+    report = build_report(example_log())
+    page = render_html(report)
+    assert "(1 − N·r_f·(u0 + Δt/2))" in page
+    assert report.ettr.expected is not None
+    assert f"= {report.ettr.expected:.3f}</p>" in page
+    for symbol in ("N·r_f: ", "u0: ", "Δt: ", "w: ", "q: ", "R: "):
+        assert f"<small>{symbol}" in page
+
+
 def test_failures_that_came_in_a_row_say_where_training_went_on_in_the_end() -> None:
     script = JobScript(breaks=(Break(after_step=70), Break(after_step=0, before_ready=True)))
     report = build_report(make_log(script)[0])

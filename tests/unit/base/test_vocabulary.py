@@ -1,7 +1,7 @@
-"""Old names of `docs/renames.md` are not used any more: those of the rows whose state is `done`.
+"""Old names of `old_names.md`, beside this file, are not used any more: those of the rows whose state is `done`.
 
-A row is switched to `done` in the commit that renames. Not looked at: the table itself, the list of moved modules, the
-CHANGELOG, recorded data below `tests/golden`, and text that is encoded: a string that is the old name and nothing else,
+A row is switched to `done` in the commit that renames. Not looked at: the table itself, the CHANGELOG,
+recorded data below `tests/golden`, and text that is encoded: a string that is the old name and nothing else,
 such as `tag="Held"` or `name="ticket"`, and of the words of prose those in strings without a space, such as
 `f"{prefix}/doors"`."""
 
@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 import pytest
 
 ROOT: Final = next(one for one in Path(__file__).resolve().parents if (one / "pyproject.toml").is_file())
-TABLE: Final = "docs/renames.md"
-EXCEPTED: Final = ("docs/renames.md", "docs/renamed.md", "CHANGELOG.md", "test_vocabulary.py")
+TABLE: Final = "tests/unit/base/old_names.md"
+EXCEPTED: Final = ("old_names.md", "CHANGELOG.md", "test_vocabulary.py")
 RECORDED: Final = re.compile(r"tests/golden/.*(?<!\.py)")
 FOLDERS: Final = ("src", "tests", "bench", "scripts", "docs", "cpp")
 SUFFIXES: Final = (".py", ".pyi", ".md", ".cpp", ".hpp", ".txt", ".toml", "")

@@ -28,6 +28,7 @@ from fireflyer.cli.platform.quota import command as quota_command
 from fireflyer.cli.platform.reservations import command as reservation_command
 from fireflyer.cli.platform.shells import shell_command
 from fireflyer.cli.platform.top import command as top_command
+from fireflyer.cli.train.command import command as train_command
 from fireflyer.cli.version import command as version_command
 
 Capture = pytest.CaptureFixture[str]
@@ -52,6 +53,7 @@ COMMANDS: Mapping[str, click.Command] = {
     **{f"data {name}": one for name, one in data_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],
+    **{f"train {name}": one for name, one in train_command.commands.items()},
 }
 
 

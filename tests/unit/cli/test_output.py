@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.support.jobs.job_logs import example_log
+from tests.support.jobs.job_logs import JobScript, example_log, make_log
 
 from fireflyer.analytics.report import build_report
 from fireflyer.base.errors import NoSpace, UsageError
@@ -44,3 +44,16 @@ def test_report_of_a_run_that_a_kill_cut_in_the_middle_of_a_line(
     assert shown[0] == "Job demo · Incomplete"
     assert shown[-1] == f"Report: {tmp_path / 'report.html'}"
     assert "Not finished" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_losses_of_another_run_are_drawn_beneath(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, log in (("broken", example_log()), ("whole", make_log(JobScript())[0])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_bytes(b"".join(encode_log_line(entry) for entry in log))
+    page = tmp_path / "broken" / "report.html"
+    assert main(["report", str(page.parent)]) == 0
+    assert '<path class="undisturbed"' not in page.read_text(encoding="utf-8")
+    assert main(["report", str(page.parent), "--undisturbed", str(tmp_path / "whole")]) == 0
+    assert '<path class="undisturbed"' in page.read_text(encoding="utf-8")
+    assert main(["report", str(page.parent), "--undisturbed", str(tmp_path / "none")]) == 1
+    assert "run directory" in capsys.readouterr().err

@@ -98,7 +98,14 @@ def command(
         facts += [Fact("problem", problem, good=False) for problem in result.problems]
         html_path = os.path.join(spec.directory, REPORT_NAME)
         shown_on = None if quiet else console
-        show_report(result.disturbed_log, html_path=html_path, console=shown_on, facts=facts, gap=True)
+        show_report(
+            result.disturbed_log,
+            html_path=html_path,
+            console=shown_on,
+            facts=facts,
+            undisturbed=result.undisturbed_log,
+            gap=True,
+        )
     for problem in result.problems:
         click.echo(f"error: {' '.join(problem.split())}", err=True)
     return 0 if result.ok else 1

@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from fireflyer.analytics.ettr import FORMULA
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cli.output import REPORT_NAME, stdout_console
 from fireflyer.cli.tables import print_rows
 from fireflyer.recipes.whole.checks import judge
-from fireflyer.recipes.whole.efficiency import FORMULA
 from fireflyer.recipes.whole.html import render_whole
 from fireflyer.recipes.whole.plan import WholePlan
 from fireflyer.recipes.whole.report import WholeReport, report_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fireflyer.base.units import format_bytes
+from fireflyer.base.units import counted, format_bytes
 from fireflyer.cli.platform.connect import plain
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def send_snapshot(client: Client, found: SnapshotOf) -> str:
     from fireflyer.cluster.sending import send_directory
 
     sent = send_directory(client, found)
-    all_files = f"{sent.files} files, {format_bytes(sent.size_bytes)}"
+    all_files = f"{counted(sent.files, 'file')}, {format_bytes(sent.size_bytes)}"
     if not sent.sent_files:
         return f"{plain(found.directory)}: {all_files}; all of it was there already"
     return f"{plain(found.directory)}: {all_files}; sent {sent.sent_files}, {format_bytes(sent.sent_bytes)}"

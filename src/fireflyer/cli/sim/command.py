@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_file
+from fireflyer.cli.new_file import replaced_file
 from fireflyer.cli.numbers import Duration, WholeNumber
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def command(
     if html_path is not None:
         from fireflyer.cli.sim.page import render_page
 
-        with _written(html_path) as file:
+        with replaced_file(html_path) as file:
             file.write(render_page(os.path.basename(trace), nodes, summaries))
     if as_json:
         click.echo(to_json(summaries))
@@ -184,7 +183,7 @@ def _generate(path: str, nodes: int, days: int, demand: float, seed: int) -> Non
     from fireflyer.cluster.core.replay.trace import write_trace
 
     tasks = generate(TraceSettings(nodes=nodes, days=days, demand=demand), seed)
-    with _written(path) as file:
+    with replaced_file(path) as file:
         file.writelines(write_trace(tasks))
     work = sum(task.nodes * task.work_ns for task in tasks) / (nodes * days * 86400 * SECOND)
     click.echo(f"{path}: {len(tasks):,} tasks, work of {work:.3f} times the node-time of {nodes} nodes in {days} days")
@@ -200,17 +199,3 @@ def _read(path: str) -> tuple[TraceTask, ...]:
         raise UsageError(f"{path}: no text in UTF-8; a trace is a CSV file") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-
-
-@contextmanager
-def _written(path: str) -> Iterator[TextIO]:
-    """A file that replaces another only when it is whole."""
-    partial = f"{path}.partial"
-    try:
-        with open(partial, "w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise

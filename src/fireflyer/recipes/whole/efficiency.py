@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import msgspec
 
-from fireflyer.analytics import JobAccount, account, expected_ettr
+from fireflyer.analytics import JobAccount, account
+from fireflyer.analytics.ettr import EttrInputs, expected_of, filled_formula
 from fireflyer.analytics.report import Row
 from fireflyer.base.units import SECOND
 from fireflyer.recipes.whole.facts import TaskFacts
 from fireflyer.recipes.whole.plan import TaskPlan
 
-__all__ = ["FORMULA", "TaskEttr", "accounts_of", "ettr_of", "lost_between"]
+__all__ = ["TaskEttr", "accounts_of", "ettr_of", "lost_between"]
 
-FORMULA = "E[ETTR] ≳ (1 − N·r_f·(u0 + Δt/2)) / (1 + (u0 + q)/R + w/Δt + N·r_f·q·(1 + w/Δt − Δt/(2R)))"
 _DAY_S = 86_400.0
 
 
@@ -61,12 +61,14 @@ def ettr_of(wanted: TaskPlan, task: TaskFacts) -> TaskEttr:
     dt = sum(periods) / len(periods) * done_s / steps
     w = sum(job.parts.checkpoint_ns for job in jobs) / SECOND / max(1, committed)
     q = (task.account.get("queue_ns", 0) + task.account.get("suspended_ns", 0)) / SECOND / max(1, len(task.runs))
-    expected = expected_ettr(
-        failures_per_s=rate, restart_s=u0, period_s=dt, stall_s=w, productive_s=productive_s, queue_s=q
-    )
-    filled = (
-        f"(1 − {rate:.4f}·({u0:.1f} + {dt:.2f}/2)) / (1 + ({u0:.1f} + {q:.1f})/{productive_s:.1f} + {w:.3f}/{dt:.2f} + "
-        f"{rate:.4f}·{q:.1f}·(1 + {w:.3f}/{dt:.2f} − {dt:.2f}/(2·{productive_s:.1f}))) = {expected:.3f}"
+    inputs = EttrInputs(
+        failures=failures,
+        failures_per_s=rate,
+        restart_s=u0,
+        period_s=dt,
+        stall_s=w,
+        productive_s=productive_s,
+        queue_s=q,
     )
     per_day = rate / wanted.nodes * _DAY_S
     terms = (
@@ -77,7 +79,9 @@ def ettr_of(wanted: TaskPlan, task: TaskFacts) -> TaskEttr:
         Row("q", f"{q:.2f} s", f"waiting for nodes: mean of {len(task.runs)} runs"),
         Row("R", f"{productive_s:.1f} s", "productive time"),
     )
-    return TaskEttr(name=task.name, measured=measured, expected=expected, filled=filled, terms=terms)
+    return TaskEttr(
+        name=task.name, measured=measured, expected=expected_of(inputs), filled=filled_formula(inputs), terms=terms
+    )
 
 
 def _periods(jobs: Sequence[JobAccount]) -> list[int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from fireflyer.analytics.charts import nice_ticks
+from fireflyer.analytics.ettr import FORMULA
 from fireflyer.analytics.html import load_template
 from fireflyer.base.units import SECOND
-from fireflyer.recipes.whole.efficiency import FORMULA
 from fireflyer.recipes.whole.pictures import chart
 from fireflyer.recipes.whole.report import WholeReport
 from fireflyer.recipes.whole.timeline import LEGEND

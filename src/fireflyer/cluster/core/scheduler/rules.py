@@ -337,8 +337,9 @@ class Turns:
         if self._head is None:
             raise InvariantViolation("no task is the head")
         task, least, eligible, _, free, _ = self._head
-        words = f"needs {least.least_nodes} of {eligible.bit_count()} nodes that it may use; "
-        return Wait(task.id, f"{words}{(free & eligible).bit_count()} are free", self.head_starts_ns())
+        words, found = f"needs {least.least_nodes} of {eligible.bit_count()} nodes", (free & eligible).bit_count()
+        reason = f"{words} that it may use; {found} {'is' if found == 1 else 'are'} free"
+        return Wait(task.id, reason, self.head_starts_ns())
 
     def head_starts_ns(self) -> int | None:
         """When the head fits, if every run takes as long as was declared."""

@@ -1,7 +1,7 @@
 // Nodes by zone and leaf switch, coloured by state, and a table of them.
 
 import * as api from "./api.js";
-import { duration, el, state, table } from "./dom.js";
+import { duration, el, many, state, table } from "./dom.js";
 
 // A table of more rows is slow to draw and nobody reads it; the cells above it show all nodes.
 const TABLE_ROWS = 200;
@@ -40,10 +40,11 @@ export function nodesPage(me) {
     count.textContent = listed.length < rows.length
       ? `${rows.length} nodes; the table has the first ${listed.length}, search for others` : `${rows.length} nodes`;
     places.replaceChildren(...byPlace(rows));
-    list.replaceChildren(table(["Node", "State", "#Task", "Group", "Zone", "Leaf", "#GPUs", "Heard", ""], listed.map((node) =>
+    const leaves = found.some((node) => node.leaf);
+    list.replaceChildren(table(["Node", "State", "#Task", "Group", "Zone", ...(leaves ? ["Leaf"] : []), "#GPUs", "Heard", ""], listed.map((node) =>
       el("tr", {}, el("td", {}, node.name), el("td", {}, state(node.state), node.drain_reason ? ` ${node.drain_reason}` : "", accused(node.accused)),
         el("td.number", {}, node.task === null ? "" : el("a", { href: `#/tasks/${node.task}` }, node.task)), el("td", {}, node.group),
-        el("td", {}, node.zone || "–"), el("td", {}, node.leaf || "–"), el("td.number", {}, node.inventory?.gpus.length ?? "–"),
+        el("td", {}, node.zone || "–"), leaves ? el("td", {}, node.leaf || "–") : null, el("td.number", {}, node.inventory?.gpus.length ?? "–"),
         el("td", {}, node.silent_ns === null ? "never" : `${duration(node.silent_ns)} ago`), el("td", {}, buttons(node))))));
   }
   async function refresh() {
@@ -66,12 +67,12 @@ function accused(found) {
 function byPlace(nodes) {
   const places = new Map();
   for (const node of nodes) {
-    const key = `zone ${node.zone || "–"}, leaf ${node.leaf || "–"}`;
+    const key = [node.zone, node.leaf].filter(Boolean).join(", ") || "no zone";
     if (!places.has(key)) places.set(key, []);
     places.get(key).push(node);
   }
   const sorted = [...places].sort(([one], [other]) => one.localeCompare(other, undefined, { numeric: true }));
-  return sorted.map(([place, there]) => el("section", {}, el("h3", {}, `${place} (${there.length})`),
+  return sorted.map(([place, there]) => el("section", {}, el("h3", {}, `${place}: ${many(there.length, "node")}`),
     el(nodes.length > MANY ? "div.grid.many" : "div.grid", {}, there.map((node) => {
       const text = `${node.name}: ${node.state}${node.task === null ? "" : `, task ${node.task}`}`;
       return el(`a.cell.${node.state}`, { href: node.task === null ? "#/nodes" : `#/tasks/${node.task}`, title: text, "aria-label": text, tabindex: -1 });

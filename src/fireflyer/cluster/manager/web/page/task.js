@@ -61,12 +61,12 @@ function account(task) {
   const whole = parts.reduce((sum, [, ns]) => sum + ns, 0);
   if (!whole) return null;
   const bar = el("div.bar", { role: "img", "aria-label": "Where the time went" }, parts.map(([name, ns]) => {
-    const part = el(`i.${name}`, { title: `${name} ${duration(ns)}` });
+    const part = el(`i.part.${name}`, { title: `${name} ${duration(ns)}` });
     part.style.width = `${(100 * ns) / whole}%`;
     return part;
   }));
   return el("section", {}, el("h3", {}, "Where the time went"), bar,
-    el("p.dim", {}, `${duration(whole)}: ${parts.map(([name, ns]) => `${name} ${duration(ns)}`).join(", ")}`));
+    el("p.legend", {}, `${duration(whole)}:`, parts.map(([name, ns]) => el("span", {}, el(`i.key.part.${name}`), `${name} ${duration(ns)}`))));
 }
 
 function runTable(runs, readable) {
@@ -76,5 +76,10 @@ function runTable(runs, readable) {
     el("tr", {}, el("td.number", {}, run.number), el("td", {}, logs(run)), el("td", {}, run.state, run.step === null ? "" : ` (step ${run.step})`),
       el("td", {}, run.nodes.join(" ")), el("td.together", {}, clock(run.started_ns || run.scheduled_ns)),
       el("td.together", {}, duration((run.over_ns || run.ended_ns || Date.now() * 1e6) - run.scheduled_ns)),
-      el("td.why", {}, run.cause ? `${run.cause}: ${run.end_reason}` : run.leave_reason || run.reason)))));
+      el("td.why", {}, reasonOf(run))))));
+}
+
+function reasonOf(run) {
+  if (!run.cause) return run.leave_reason || run.reason;
+  return run.end_reason && run.end_reason !== run.cause ? `${run.cause}: ${run.end_reason}` : run.cause;
 }

@@ -31,7 +31,7 @@ export function themeSwitch() {
   const found = kept();
   const chosen = CHOICES.includes(found) ? found : "system";
   const select = el("select", { "aria-label": "Colours", onchange: () => { show(select.value); keep(select.value); } },
-    CHOICES.map((one) => el("option", { value: one, selected: one === chosen }, one)));
+    CHOICES.map((one) => el("option", { value: one, selected: one === chosen }, `${one} colours`)));
   show(chosen);
   return select;
 }

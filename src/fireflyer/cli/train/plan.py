@@ -1,0 +1,136 @@
+"""`ff train plan`: check a plan of parallel training, and search for faster ones, without a GPU."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.completion import complete_file
+from fireflyer.cli.numbers import WholeNumber
+
+if TYPE_CHECKING:
+    from fireflyer.codesign.model import ModelShape
+    from fireflyer.codesign.parallel import NodeModel, PlanFile
+
+__all__ = ["plan_command"]
+
+MANUAL: Final = "docs/how-to/plan-training.md"
+MAX_CONFIG_BYTES: Final = 1 << 20
+MAX_NODES: Final = 1 << 14
+EXIT_DOES_NOT_FIT: Final = 1
+
+
+def _node_names() -> list[str]:
+    """Nodes that the package describes."""
+    found = files("fireflyer.codesign.parallel").joinpath("nodes").iterdir()
+    return sorted(one.name.removesuffix(".toml") for one in found if one.name.endswith(".toml"))
+
+
+def _complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in _node_names() if name.startswith(incomplete)]
+
+
+@click.command(
+    "plan",
+    short_help="Check a plan of parallel training: memory, traffic, time per step, MFU.",
+    epilog="""\b
+Examples:
+  ff train plan plan.toml --nodes 8 --node pcie-a100
+  ff train plan v3.toml --nodes 256 --node h800 --search --keep 5   # rank plans, and this one among them""",
+)
+@click.argument("file", metavar="FILE", shell_complete=complete_file)
+@click.option("--nodes", metavar="N", type=WholeNumber(min=1, max=MAX_NODES), required=True, help="Nodes of the job.")
+@click.option(
+    "--node",
+    "node_name",
+    metavar="NAME",
+    required=True,
+    shell_complete=_complete_node,
+    help="pcie-a100, h800, or a TOML file with the figures of a node.",
+)
+@click.option("--search", is_flag=True, help="Rank the plans that fit, for the same batch and precision.")
+@click.option(
+    "--keep",
+    metavar="N",
+    type=WholeNumber(min=1, max=1000),
+    default=10,
+    show_default=True,
+    help="Search: plans to show.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def plan_command(*, file: str, nodes: int, node_name: str, search: bool, keep: int, as_json: bool) -> int:
+    """Check the plan in the TOML file FILE: divisibility, bytes of memory on each rank, bytes over each link, bubble,
+    time per step, MFU, and what limits it. Nothing is started, and no GPU is needed.
+
+    Exit code 1: the plan cannot be run, or does not fit into the memory of a GPU.
+    """
+    from fireflyer.cli.train.plan_view import PlanView
+    from fireflyer.codesign.parallel import SearchSpace, estimate_step, plan_memory, refusals, search_plans
+
+    node = _read_node(node_name)
+    given, shape = _read_plan(file)
+    plan = given.plan
+    if refused := refusals(plan, shape, node, nodes):
+        raise click.ClickException(f"{file!r} cannot be run: {'; '.join(refused)}")
+    view = PlanView(given, shape, node, nodes, plan_memory(plan, shape), estimate_step(plan, shape, node))
+    found = None
+    if search:
+        space = SearchSpace(
+            sequence_tokens=plan.sequence_tokens, batch_sequences=plan.batch_sequences, precision=plan.precision
+        )
+        found = search_plans(space, shape, node, nodes, keep=keep, compare=view.estimate)
+    if as_json:
+        click.echo(view.to_json(found).decode())
+    else:
+        view.print(found)
+    return 0 if view.estimate.fits else EXIT_DOES_NOT_FIT
+
+
+def _read_node(name: str) -> NodeModel:
+    """The node of that name, or of the file of that name. Raises `UsageError`."""
+    import msgspec
+
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.codesign.parallel import NodeModel
+
+    known = _node_names()
+    if name in known:
+        text = files("fireflyer.codesign.parallel").joinpath(f"nodes/{name}.toml").read_bytes()
+        return msgspec.toml.decode(text, type=NodeModel)
+    return read_toml(name, NodeModel, name="--node", advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
+
+
+def _read_plan(path: str) -> tuple[PlanFile, ModelShape]:
+    """The plan, and the shape of its model. Raises `UsageError`."""
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.codesign.parallel import PlanFile
+
+    given = read_toml(path, PlanFile, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
+    return given, _read_shape(os.path.join(os.path.dirname(path), given.model), path)
+
+
+def _read_shape(path: str, named_in: str) -> ModelShape:
+    import msgspec
+
+    from fireflyer.base.decoding import DECODE_ERRORS
+    from fireflyer.codesign.model import shape_from_config
+
+    try:
+        if not os.path.isfile(path):
+            raise UsageError(f"{named_in!r}: model {path!r} is not a file; give the path of a config.json")
+        with open(path, "rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{named_in!r}: model {path!r} cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise UsageError(f"model {path!r} is larger than {MAX_CONFIG_BYTES} bytes; give a config.json")
+    try:
+        return shape_from_config(msgspec.json.decode(data, type=dict[str, object]))
+    except UsageError as error:
+        raise UsageError(f"model {path!r}: {error}") from error
+    except (*DECODE_ERRORS, RecursionError) as error:
+        raise UsageError(f"model {path!r} is no JSON object: {error}") from error

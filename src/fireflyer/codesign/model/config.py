@@ -1,0 +1,231 @@
+"""Reads the dimensions of a model from its Hugging Face `config.json`.
+
+Keys and their defaults are those of the `transformers` configuration of each `model_type`. A key that has no safe
+default must be there; what is not understood (an unknown `model_type`, a wrong kind of value) is one clear error, since
+a guess would give wrong counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
+
+__all__ = ["MODEL_TYPES", "shape_from_config"]
+
+
+class _Keys:
+    """The values of a configuration, checked as they are taken."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self._config = config
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self._config.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise UsageError(f"config.json has no {name!r}, which a model of type {self.model_type()!r} needs")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 40:
+            raise UsageError(f"config.json: {name!r} is {value!r}; a whole number is needed")
+        return value
+
+    def optional(self, name: str) -> int | None:
+        return None if self._config.get(name) is None else self.number(name)
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        value = self.number(name, default)
+        if value < 1:
+            raise UsageError(f"config.json: {name!r} is {value}; it must be 1 or more")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UsageError(f"config.json: {name!r} is {value!r}; true or false is needed")
+        return value
+
+    def model_type(self) -> str:
+        value = self._config.get("model_type")
+        if not isinstance(value, str):
+            raise UsageError(f"config.json has no 'model_type'; known are {', '.join(sorted(MODEL_TYPES))}")
+        return value
+
+
+def _heads(
+    keys: _Keys,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    window: int | None = None,
+    first_windowed: int = 0,
+) -> Attention:
+    heads, hidden = keys.positive("num_attention_heads"), keys.positive("hidden_size")
+    width = keys.optional("head_dim") or head_dim
+    if width is None:
+        if hidden % heads:
+            raise UsageError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+        width = hidden // heads
+    return Attention(
+        heads=heads,
+        kv_heads=keys.positive("num_key_value_heads", kv_heads or heads),
+        head_dim=width,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
+        window=window,
+        first_windowed=first_windowed,
+    )
+
+
+def _shape(keys: _Keys, attention: Attention | LatentAttention, **more: object) -> ModelShape:
+    fields: dict[str, object] = {
+        "model_type": keys.model_type(),
+        "layers": keys.positive("num_hidden_layers"),
+        "hidden": keys.positive("hidden_size"),
+        "vocabulary": keys.positive("vocab_size"),
+        "feed_forward": keys.positive("intermediate_size"),
+        "attention": attention,
+        "tied_embeddings": keys.flag("tie_word_embeddings", False),
+    }
+    return ModelShape(**(fields | more))  # type: ignore[arg-type]
+
+
+def _llama(keys: _Keys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    return _shape(
+        keys,
+        _heads(keys, qkv_bias=bias, output_bias=bias),
+        feed_forward_bias=keys.flag("mlp_bias", False),
+    )
+
+
+def _mistral(keys: _Keys) -> ModelShape:
+    return _shape(keys, _heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None))
+
+
+def _qwen2(keys: _Keys) -> ModelShape:
+    window, first = _qwen_window(keys)
+    return _shape(keys, _heads(keys, qkv_bias=True, window=window, first_windowed=first))
+
+
+def _qwen3(keys: _Keys) -> ModelShape:
+    window, first = _qwen_window(keys)
+    bias = keys.flag("attention_bias", False)
+    attention = _heads(
+        keys, qkv_bias=bias, output_bias=bias, qk_norm=True, head_dim=128, window=window, first_windowed=first
+    )
+    return _shape(keys, attention)
+
+
+def _qwen_window(keys: _Keys) -> tuple[int | None, int]:
+    if not keys.flag("use_sliding_window", False):
+        return None, 0
+    return keys.positive("sliding_window", 4096), keys.number("max_window_layers", 28)
+
+
+def _gpt2(keys: _Keys) -> ModelShape:
+    hidden, heads = keys.positive("n_embd"), keys.positive("n_head")
+    if hidden % heads:
+        raise UsageError(f"config.json: n_embd {hidden} is no multiple of n_head {heads}")
+    return ModelShape(
+        model_type="gpt2",
+        layers=keys.positive("n_layer"),
+        hidden=hidden,
+        vocabulary=keys.positive("vocab_size"),
+        feed_forward=keys.optional("n_inner") or 4 * hidden,
+        attention=Attention(heads=heads, kv_heads=heads, head_dim=hidden // heads, qkv_bias=True, output_bias=True),
+        gated=False,
+        tied_embeddings=keys.flag("tie_word_embeddings", True),
+        learned_positions=keys.positive("n_positions", 1024),
+        layer_norm=True,
+        feed_forward_bias=True,
+    )
+
+
+def _mixtral(keys: _Keys) -> ModelShape:
+    experts = Experts(
+        routed=keys.positive("num_local_experts", 8),
+        per_token=keys.positive("num_experts_per_tok", 2),
+        feed_forward=keys.positive("intermediate_size"),
+    )
+    attention = _heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None)
+    return _shape(keys, attention, experts=experts)
+
+
+def _deepseek_experts(keys: _Keys) -> dict[str, object]:
+    routed = keys.optional("n_routed_experts")
+    if not routed:
+        return {}
+    feed_forward = keys.positive("moe_intermediate_size")
+    groups = keys.positive("n_group", 1)
+    return {
+        "experts": Experts(
+            routed=routed,
+            per_token=keys.positive("num_experts_per_tok"),
+            feed_forward=feed_forward,
+            shared_feed_forward=feed_forward * keys.number("n_shared_experts", 0),
+            groups=groups,
+            groups_per_token=keys.positive("topk_group", groups),
+        ),
+        "dense_layers": keys.number("first_k_dense_replace", 0),
+        "expert_interval": keys.positive("moe_layer_freq", 1),
+    }
+
+
+def _deepseek(keys: _Keys) -> ModelShape:
+    """DeepSeekMoE: multi-head attention and experts."""
+    bias = keys.flag("attention_bias", False)
+    return _shape(keys, _heads(keys, qkv_bias=bias, output_bias=bias), **_deepseek_experts(keys))
+
+
+def _deepseek_latent(keys: _Keys) -> ModelShape:
+    """DeepSeek-V2 and V3."""
+    attention = LatentAttention(
+        heads=keys.positive("num_attention_heads"),
+        query_rank=keys.optional("q_lora_rank") or None,
+        kv_rank=keys.positive("kv_lora_rank"),
+        nope_dim=keys.positive("qk_nope_head_dim"),
+        rope_dim=keys.positive("qk_rope_head_dim"),
+        value_dim=keys.positive("v_head_dim"),
+        bias=keys.flag("attention_bias", False),
+    )
+    return _shape(keys, attention, mtp_layers=keys.number("num_nextn_predict_layers", 0), **_deepseek_experts(keys))
+
+
+MODEL_TYPES: Final[Mapping[str, Callable[[_Keys], ModelShape]]] = {
+    "deepseek": _deepseek,
+    "deepseek_v2": _deepseek_latent,
+    "deepseek_v3": _deepseek_latent,
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+"""Readers by `model_type`."""
+
+
+def shape_from_config(config: Mapping[str, object]) -> ModelShape:
+    """Shape of the model that a decoded `config.json` describes. Raises `UsageError`: one line with the key that is
+    missing or wrong, or the model types that are known.
+
+    >>> config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    >>> shape_from_config(config).layers
+    12
+    """
+    keys = _Keys(config)
+    reader = MODEL_TYPES.get(keys.model_type())
+    if reader is None:
+        raise UsageError(
+            f"config.json: model_type {keys.model_type()!r} is not known; known are {', '.join(sorted(MODEL_TYPES))}"
+        )
+    return reader(keys)

@@ -1,0 +1,135 @@
+"""`ModelShape`: the dimensions of a transformer, from which parameters, FLOPs and the KV cache follow.
+
+A shape has no weights and no code: it is what the `config.json` of a model says (`fireflyer.codesign.model.config`), in
+one form for all architectures. Names of dimensions follow the papers: `hidden` h, `heads` H, `feed_forward` f.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["Attention", "Experts", "LatentAttention", "ModelShape"]
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True, tag="heads"):
+    """Attention with `heads` query heads and `kv_heads` key-value heads: multi-head where they are equal, multi-query
+    where there is one, grouped-query (Ainslie et al. 2023) between."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    """A norm of `head_dim` values on queries and one on keys."""
+    window: int | None = None
+    """Tokens that a query sees in the layers from `first_windowed` on; all before it where absent."""
+    first_windowed: int = 0
+
+    @property
+    def score_dim(self) -> int:
+        """Values of a query or key of one head."""
+        return self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Values of a value vector of one head."""
+        return self.head_dim
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a query of `layer` sees, or None for all."""
+        return self.window if layer >= self.first_windowed else None
+
+
+class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
+    """Multi-head latent attention (DeepSeek-V2, 2.1): keys and values are projected from one latent of `kv_rank` values
+    per token, and `rope_dim` values of the key are shared by all heads."""
+
+    heads: int
+    query_rank: int | None
+    """Latent of the queries; None: they are projected from the hidden state."""
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    bias: bool = False
+
+    @property
+    def score_dim(self) -> int:
+        """Values of a query or key of one head."""
+        return self.nope_dim + self.rope_dim
+
+    def window_of(self, layer: int) -> int | None:  # noqa: ARG002
+        """Tokens that a query sees: None, all before it."""
+        return None
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """Feed-forward experts of a mixture-of-experts layer."""
+
+    routed: int
+    per_token: int
+    feed_forward: int
+    """Inner dimension of one routed expert."""
+    shared_feed_forward: int = 0
+    """Inner dimension of all shared experts together; 0: none."""
+    groups: int = 1
+    """Groups of experts; node-limited routing (DeepSeek-V3, 4.3) puts each on a node."""
+    groups_per_token: int = 1
+    """Groups from which the experts of a token are taken."""
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Dimensions of a decoder-only transformer. Raises `UsageError` if they are no model."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    vocabulary: int
+    feed_forward: int
+    """Inner dimension of the dense layers."""
+    attention: Attention | LatentAttention
+    gated: bool = True
+    """Feed-forward layers have a gate projection beside up and down (SwiGLU)."""
+    experts: Experts | None = None
+    dense_layers: int = 0
+    """First layers without experts, in a model with experts."""
+    expert_interval: int = 1
+    """Of the layers after `dense_layers`, those whose number is a multiple of it have experts."""
+    mtp_layers: int = 0
+    """Multi-token prediction modules (DeepSeek-V3, 2.3.3): a layer, a projection of 2h to h and three norms each."""
+    tied_embeddings: bool = False
+    """The output head is the embedding."""
+    learned_positions: int = 0
+    """Rows of a table of position embeddings; 0: none (rotary)."""
+    layer_norm: bool = False
+    """Norms have a bias (LayerNorm); otherwise they have a weight only (RMSNorm)."""
+    feed_forward_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "vocabulary", "feed_forward"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; a model has at least 1")
+        attention = self.attention
+        if isinstance(attention, Attention) and attention.heads % attention.kv_heads:
+            raise UsageError(
+                f"{attention.heads} attention heads are no multiple of the {attention.kv_heads} key-value heads"
+            )
+        experts = self.experts
+        if experts is not None and not 1 <= experts.per_token <= experts.routed:
+            raise UsageError(f"a token goes to {experts.per_token} of {experts.routed} routed experts; use 1 or more")
+        if experts is not None and experts.routed % experts.groups:
+            raise UsageError(f"{experts.routed} routed experts do not divide into {experts.groups} groups")
+
+    def has_experts(self, layer: int) -> bool:
+        """True if the feed-forward part of `layer` is a mixture of experts."""
+        return self.experts is not None and layer >= self.dense_layers and layer % self.expert_interval == 0
+
+    @cached_property
+    def expert_layers(self) -> int:
+        """Layers with experts, without those of multi-token prediction."""
+        return sum(self.has_experts(layer) for layer in range(self.layers))

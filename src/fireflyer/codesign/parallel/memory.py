@@ -1,0 +1,175 @@
+"""Bytes of GPU memory that a rank of a plan needs: parameters, gradients, optimizer states, activations.
+
+Parameters, gradients and states follow the ZeRO paper (Rajbhandari et al. 2020, 3): stage 1 divides states over the
+shard group, 2 gradients too, 3 parameters too. Activations are counted as Korthikanti et al. (2022, 4) count them, for
+attention without a stored score matrix and without dropout: the inputs of each matrix product and norm that backward
+needs. For a GPT layer that is 32 bytes per token and hidden value (their 34 less the two dropout masks); tensor with
+sequence parallelism divides all of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.model.shape import LatentAttention
+from fireflyer.codesign.parallel.pipeline import micro_batches_in_flight
+from fireflyer.codesign.parallel.plan import FORMAT_BYTES, MatrixFormat, ParallelPlan, Recompute
+from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
+
+__all__ = ["RankMemory", "activation_bytes", "held_parameters", "peak_memory", "plan_memory", "static_memory"]
+
+LOGIT_BYTES = 6
+"""Of one value of the vocabulary: BF16 logits, and FP32 for the loss, whose gradient takes their place."""
+
+
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on one rank of a stage."""
+
+    stage: int
+    parameters: int
+    gradients: int
+    states: int
+    activations: int
+    working: int
+    """Beside the kept activations: what is computed again for one block or stage, logits, gathered parameters."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.states + self.activations + self.working
+
+
+class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes per token that forward keeps in one layer."""
+
+    kept: float
+    working: float
+    """Of the layer while it is computed backward, where nothing or little is kept."""
+
+
+@lru_cache(maxsize=256)
+def activation_bytes(
+    shape: ModelShape, has_experts: bool, recompute: Recompute, factors: MatrixFormat
+) -> LayerActivations:
+    """Bytes per token of one layer, undivided. `factors`: the format of kept inputs of matrix products."""
+    all_of_it = _kept(shape, has_experts, FORMAT_BYTES[factors], operators=False)
+    if recompute == "none":
+        return LayerActivations(kept=all_of_it, working=0)
+    if recompute == "operators":
+        kept = _kept(shape, has_experts, FORMAT_BYTES[factors], operators=True)
+        return LayerActivations(kept=kept, working=all_of_it - kept)
+    return LayerActivations(kept=2 * shape.hidden if recompute == "blocks" else 0, working=all_of_it)
+
+
+def _kept(shape: ModelShape, has_experts: bool, factor: int, *, operators: bool) -> float:
+    """The residual stream before both norms (BF16), and inputs of matrix products. With `operators` outputs of norms
+    and activation functions, and projections from latents, are computed again."""
+    h, attention = shape.hidden, shape.attention
+    total = 2 * 2 * h  # inputs of both norms
+    norm_outputs = h * factor
+    queries = attention.heads * attention.score_dim
+    values = attention.heads * attention.value_dim
+    if isinstance(attention, LatentAttention):
+        total += (attention.query_rank or 0) * factor + (attention.kv_rank + attention.rope_dim) * factor
+        up = 2 * (2 * queries + values)  # attention is BF16
+        if operators:
+            up = 0 if attention.query_rank else 2 * queries
+        total += up
+    else:
+        total += 2 * (queries + 2 * attention.kv_heads * attention.head_dim)
+    total += values * factor  # input of the output projection
+    if not operators:
+        total += 2 * norm_outputs  # inputs of attention and of feed-forward
+    experts = shape.experts
+    if not has_experts or experts is None:
+        return total + shape.feed_forward * _inner(shape.gated, factor, operators=operators)
+    total += experts.per_token * h * factor  # tokens as the experts received them
+    inner = experts.per_token * experts.feed_forward + experts.shared_feed_forward
+    return total + inner * _inner(True, factor, operators=operators)
+
+
+def _inner(gated: bool, factor: int, *, operators: bool) -> int:
+    """Bytes per inner value of a feed-forward layer: outputs of gate and up projection, and their product."""
+    outputs = (2 if gated else 1) * factor
+    return outputs if operators else outputs + factor
+
+
+def held_parameters(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[float, float]:
+    """Parameters on one rank of `stage` before ZeRO divides them: outside experts, and of experts."""
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
+    held = [stages[piece] for piece in plan.pieces_of(stage)]
+    return (
+        sum(one.matrix for one in held) / plan.tensor + sum(one.vector for one in held),
+        sum(one.routed for one in held) / plan.expert,
+    )
+
+
+def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and optimizer states on one rank of `stage`."""
+    precision, zero = plan.precision, plan.zero
+    parameters = gradients = states = 0.0
+    for count, shard in zip(held_parameters(plan, shape, stage), (plan.shard, plan.expert_shard), strict=True):
+        parameters += count * FORMAT_BYTES[precision.parameters] / (shard if zero >= 3 else 1)
+        gradients += count * FORMAT_BYTES[precision.gradients] / (shard if zero >= 2 else 1)
+        states += count * precision.state_bytes / (shard if zero >= 1 else 1)
+    return round(parameters), round(gradients), round(states)
+
+
+def plan_memory(plan: ParallelPlan, shape: ModelShape) -> tuple[RankMemory, ...]:
+    """Memory of a rank of each stage."""
+    return tuple(_rank_memory(plan, shape, stage) for stage in range(plan.pipeline))
+
+
+def peak_memory(plan: ParallelPlan, shape: ModelShape) -> RankMemory:
+    """Memory of the rank that needs most. Of equal stages the first keeps the most micro-batches."""
+    first = first_equal_stages(shape, plan)
+    return max((_rank_memory(plan, shape, stage) for stage in sorted(set(first))), key=lambda one: one.total)
+
+
+def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> RankMemory:
+    parameters, gradients, states = static_memory(plan, shape, stage)
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
+    held = [stages[piece] for piece in plan.pieces_of(stage)]
+    tokens = plan.micro_batch_tokens / plan.tensor
+    kept, working = [], 0.0
+    for one in held:
+        piece_kept, piece_working = _piece_activations(plan, shape, one)
+        kept.append(piece_kept)
+        working = max(working, piece_working)
+    logits = max(one.heads for one in held) * shape.vocabulary * LOGIT_BYTES
+    in_flight = micro_batches_in_flight(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks, stage)
+    return RankMemory(
+        stage=stage,
+        parameters=parameters,
+        gradients=gradients,
+        states=states,
+        activations=round(in_flight * sum(kept) / len(kept) * tokens),
+        working=round((working + logits) * tokens) + _gathered_bytes(plan, held),
+    )
+
+
+def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> tuple[float, float]:
+    """Bytes per token of one piece: kept, and beside them while it is computed backward."""
+    kept, working, whole = 0.0, 0.0, 0.0
+    for count, has_experts in ((piece.dense_layers, False), (piece.expert_layers, True)):
+        if count:
+            layer = activation_bytes(shape, has_experts, plan.recompute, plan.precision.activations)
+            kept += count * layer.kept
+            whole += count * layer.working
+            working = max(working, layer.working)
+    if plan.recompute == "full":
+        return 2.0 * shape.hidden, whole
+    return kept, working
+
+
+def _gathered_bytes(plan: ParallelPlan, held: list[Stage]) -> int:
+    """Two blocks of whole parameters and one of gradients, while ZeRO 3 gathers them; one of gradients with ZeRO 2."""
+    if plan.zero < 2:
+        return 0
+    layers = sum(one.dense_layers + one.expert_layers for one in held)
+    block = sum(one.matrix / plan.tensor + one.vector + one.routed / plan.expert for one in held) / max(1, layers)
+    gathered = 2 * FORMAT_BYTES[plan.precision.parameters] if plan.zero == 3 else 0
+    return round(block * (gathered + FORMAT_BYTES[plan.precision.gradients]))

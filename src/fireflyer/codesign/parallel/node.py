@@ -1,0 +1,91 @@
+"""`NodeModel`: what one node can do, in bytes and FLOPs per second.
+
+The files in `nodes/` describe known nodes, each figure with its source; one for another node has the same keys.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["NodeModel", "Rates"]
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """FLOPs per second of one GPU, by the format of the factors."""
+
+    bf16: float
+    fp8: float = 0.0
+    """0: the GPU has no matrix units for it."""
+
+    def of(self, format_name: str) -> float:
+        """Rate for "bf16" or "fp8"; 0 if the GPU cannot."""
+        return self.fp8 if format_name == "fp8" else self.bf16
+
+
+class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node of GPUs: memory, compute and the links between GPUs, host and network. Rates are per direction. Raises
+    `UsageError` for figures that no node has."""
+
+    name: str
+    gpus: int
+    gpu_memory_bytes: int
+    reserved_bytes: int
+    """Memory of a GPU that a plan cannot use: context, buffers of collectives, fragmentation."""
+    hbm_bytes_per_s: float
+    peak_flops: Rates
+    """The peak that MFU refers to."""
+    gemm_flops: Rates
+    """Rate of a large matrix product."""
+    layer_efficiency: float
+    """Rate of whole layers over `gemm_flops`, at most 1."""
+    nics: int
+    nic_bytes_per_s: float
+    """Of one network interface."""
+    nvlink_gpus: int
+    """GPUs that NVLink joins: 1 none, 2 a bridged pair."""
+    nvlink_bytes_per_s: float
+    """Of one GPU."""
+    pcie_bytes_per_s: float
+    """Of one GPU."""
+    bridge_gpus: int
+    """GPUs behind the most loaded host bridge (root complex port)."""
+    bridge_bytes_per_s: float
+    """Of that host bridge, both directions together."""
+    host_memory_bytes_per_s: float
+    """Reads and writes together."""
+    allreduce: Literal["hfreduce", "ring"]
+    """How gradients are added: in host memory (Fire-Flyer paper, IV), or by GPUs, first inside the node."""
+    allreduce_efficiency: float
+    """Measured bandwidth of an allreduce over that of its slowest link, at most 1."""
+
+    def __post_init__(self) -> None:
+        counts = ("gpus", "gpu_memory_bytes", "nics", "nvlink_gpus", "bridge_gpus")
+        rates = ("hbm", "nic", "pcie", "bridge", "host_memory")
+        for name in (*counts, *(f"{rate}_bytes_per_s" for rate in rates)):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be more than 0")
+        for name in ("layer_efficiency", "allreduce_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be more than 0 and at most 1")
+        if self.gpus % self.nvlink_gpus:
+            raise UsageError(f"{self.gpus} GPUs do not divide into NVLink groups of {self.nvlink_gpus}")
+        if self.nvlink_gpus > 1 and self.nvlink_bytes_per_s <= 0:
+            raise UsageError(f"nvlink_bytes_per_s is {self.nvlink_bytes_per_s}, nvlink_gpus is {self.nvlink_gpus}")
+        if self.gemm_flops.bf16 <= 0 or self.peak_flops.bf16 <= 0:
+            raise UsageError("gemm_flops and peak_flops need bf16 more than 0")
+        if not 0 <= self.reserved_bytes < self.gpu_memory_bytes:
+            raise UsageError(f"reserved_bytes is {self.reserved_bytes} of {self.gpu_memory_bytes} bytes of a GPU")
+
+    @property
+    def nic_share(self) -> float:
+        """Network bytes per second of one GPU when all send."""
+        return self.nics * self.nic_bytes_per_s / self.gpus
+
+    @property
+    def usable_bytes(self) -> int:
+        """GPU memory that a plan may use."""
+        return self.gpu_memory_bytes - self.reserved_bytes

@@ -1,0 +1,246 @@
+"""`ParallelPlan`: how one training job is divided over GPUs, and the check that it can be.
+
+Degrees follow the papers: `pipeline` stages; `replicate` x `shard` data-parallel ranks, of which those of a shard group
+divide optimizer states (ZeRO 1), gradients (2) and parameters (3, FSDP) between them; `tensor` ranks that divide each
+matrix; `expert` ranks, taken from the data and tensor ranks of a stage, that divide the routed experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.parallel.node import NodeModel
+
+__all__ = [
+    "FORMAT_BYTES",
+    "RECOMPUTE",
+    "SCHEDULES",
+    "MatrixFormat",
+    "ParallelPlan",
+    "Precision",
+    "Recompute",
+    "Schedule",
+    "refusals",
+]
+
+ValueFormat = Literal["fp8", "bf16", "fp32"]
+MatrixFormat = Literal["fp8", "bf16"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
+Recompute = Literal["none", "operators", "blocks", "full"]
+
+SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
+RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
+FORMAT_BYTES: Final = {"fp8": 1, "bf16": 2, "fp32": 4}
+MAX_DEGREE: Final = 1 << 20
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Formats of what training keeps and sends. The defaults are mixed precision with FP32 states (ZeRO paper): 16
+    bytes per parameter, and 2 for an accumulated FP32 gradient instead of a BF16 one."""
+
+    parameters: Literal["bf16", "fp32"] = "bf16"
+    gradients: Literal["bf16", "fp32"] = "fp32"
+    """As they are accumulated and added over data-parallel ranks."""
+    moments: Literal["bf16", "fp32"] = "fp32"
+    """Both moments of Adam."""
+    compute: MatrixFormat = "bf16"
+    """Factors of matrix products; attention scores are BF16."""
+    activations: MatrixFormat = "bf16"
+    """Kept inputs of matrix products; the residual stream is BF16."""
+    dispatch: MatrixFormat = "bf16"
+    """Tokens on their way to experts."""
+    combine: MatrixFormat = "bf16"
+    """Results of experts on their way back."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer states per parameter: two moments, and an FP32 copy of BF16 parameters."""
+        return 2 * FORMAT_BYTES[self.moments] + (4 if self.parameters == "bf16" else 0)
+
+
+class ParallelPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Division of a training step over GPUs. `refusals` says whether a model and nodes fit it.
+
+    >>> ParallelPlan(pipeline=16, shard=128, expert=64, zero=1, sequence_tokens=4096, batch_sequences=15360).world_size
+    2048
+    """
+
+    sequence_tokens: int
+    batch_sequences: int
+    """Sequences of one step, of all data-parallel ranks."""
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    expert: int = 1
+    zero: int = 0
+    """ZeRO stage over the shard group: 1 optimizer states, 2 and gradients, 3 and parameters (FSDP)."""
+    micro_batch: int = 1
+    """Sequences of one micro-batch."""
+    schedule: Schedule = "1f1b"
+    chunks: int = 1
+    """Stages of one rank; only `interleaved` has a choice."""
+    recompute: Recompute = "none"
+    """What backward computes again: nothing; norms, activation functions and projections from latents (`operators`);
+    each block from its input (`blocks`); the whole stage from its input (`full`)."""
+    precision: Precision = Precision()
+
+    @property
+    def data(self) -> int:
+        """Data-parallel ranks."""
+        return self.replicate * self.shard
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.data * self.tensor
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the job."""
+        return self.pipeline * self.stage_ranks
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one data-parallel rank in a step, rounded down."""
+        return self.batch_sequences // (self.data * self.micro_batch)
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.micro_batch * self.sequence_tokens
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of one step, of all ranks."""
+        return self.batch_sequences * self.sequence_tokens
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks of a stage that have the same experts."""
+        return self.stage_ranks // self.expert
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks over which states of an expert are divided: those of a shard group that have the same experts."""
+        return max(1, self.shard * self.tensor // self.expert)
+
+    @property
+    def pieces(self) -> int:
+        """Parts into which the layers are cut, in the order in which a token passes them."""
+        return self.pipeline * pieces_per_rank(self.schedule, self.chunks)
+
+    def pieces_of(self, stage: int) -> tuple[int, ...]:
+        """Pieces that the ranks of `stage` hold. DualPipe holds two for its two directions, each piece twice in all."""
+        p = self.pipeline
+        if p == 1:
+            return tuple(range(self.pieces))
+        if self.schedule == "dualpipe":
+            return (stage, p - 1 - stage)
+        if self.schedule in ("zbv", "dualpipev"):
+            return (stage, 2 * p - 1 - stage)
+        return tuple(range(stage, self.pieces, p))
+
+
+def pieces_per_rank(schedule: Schedule, chunks: int) -> int:
+    """Parts of the model that a micro-batch passes on one rank."""
+    if schedule == "interleaved":
+        return chunks
+    return 2 if schedule in ("zbv", "dualpipev") else 1
+
+
+def refusals(plan: ParallelPlan, shape: ModelShape, node: NodeModel, nodes: int) -> list[str]:
+    """Reasons why the plan cannot be run, one line each with the numbers; empty if it can. Memory is checked by
+    `fireflyer.codesign.parallel.memory`. Raises `UsageError` for degrees that are no numbers of ranks."""
+    for name in ("pipeline", "replicate", "shard", "tensor", "expert", "micro_batch", "chunks"):
+        if not 1 <= getattr(plan, name) <= MAX_DEGREE:
+            raise UsageError(f"{name} is {getattr(plan, name)}; use 1 to {MAX_DEGREE}")
+    for name in ("sequence_tokens", "batch_sequences"):
+        if not 1 <= getattr(plan, name) <= 1 << 40:
+            raise UsageError(f"{name} is {getattr(plan, name)}; use 1 or more")
+    if not 0 <= plan.zero <= 3:
+        raise UsageError(f"zero is {plan.zero}; use 0, 1, 2 or 3")
+    return [*_ranks(plan, node, nodes), *_matrices(plan, shape, node), *_experts(plan, shape), *_pipeline(plan, shape)]
+
+
+def _ranks(plan: ParallelPlan, node: NodeModel, nodes: int) -> Iterator[str]:
+    gpus = nodes * node.gpus
+    if plan.world_size != gpus:
+        yield (
+            f"pipeline {plan.pipeline} x replicate {plan.replicate} x shard {plan.shard} x tensor {plan.tensor} = "
+            f"{plan.world_size} ranks, but {nodes} nodes of {node.gpus} GPUs are {gpus}"
+        )
+    if plan.stage_ranks % node.gpus and node.gpus % plan.stage_ranks:
+        yield (
+            f"a stage has {plan.stage_ranks} ranks, which is neither a multiple nor a divisor of the {node.gpus} GPUs "
+            "of a node"
+        )
+    if plan.batch_sequences % (plan.data * plan.micro_batch):
+        yield (
+            f"{plan.batch_sequences} sequences do not divide into micro-batches of {plan.micro_batch} for "
+            f"{plan.data} data-parallel ranks"
+        )
+    if plan.zero and plan.shard == 1:
+        yield f"zero = {plan.zero} divides states over shard = 1 ranks; use a larger shard, or zero = 0"
+    if not plan.zero and plan.shard > 1:
+        yield f"shard = {plan.shard} divides nothing with zero = 0; use zero 1 to 3, or replicate"
+    if plan.zero > 1 and plan.pipeline > 1:
+        yield (
+            f"zero = {plan.zero} with pipeline = {plan.pipeline} would gather or scatter in each of "
+            f"{plan.micro_batches} micro-batches; use zero = 1"
+        )
+
+
+def _matrices(plan: ParallelPlan, shape: ModelShape, node: NodeModel) -> Iterator[str]:
+    tensor = plan.tensor
+    if tensor > node.nvlink_gpus:
+        yield f"tensor = {tensor} is more than the {node.nvlink_gpus} GPUs that NVLink joins on {node.name}"
+    if tensor > 1 and shape.attention.heads % tensor:
+        yield f"{shape.attention.heads} attention heads do not divide into tensor = {tensor} parts"
+    if tensor > 1 and shape.feed_forward % tensor:
+        yield f"feed-forward dimension {shape.feed_forward} does not divide into tensor = {tensor} parts"
+    if tensor > 1 and plan.sequence_tokens % tensor:
+        yield f"{plan.sequence_tokens} tokens of a sequence do not divide into tensor = {tensor} parts"
+    if node.gemm_flops.of(plan.precision.compute) <= 0:
+        yield f"compute = {plan.precision.compute!r} is not possible: GPUs of {node.name} have no matrix units for it"
+
+
+def _experts(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
+    expert = plan.expert
+    if expert == 1:
+        return
+    if shape.experts is None:
+        yield f"expert = {expert}, but the model has no experts; use expert = 1"
+        return
+    if shape.experts.routed % expert:
+        yield f"{shape.experts.routed} routed experts do not divide over expert = {expert} ranks"
+    if plan.stage_ranks % expert:
+        yield f"expert = {expert} does not divide the {plan.stage_ranks} ranks of a stage"
+    group = plan.shard * plan.tensor
+    if group % expert and expert % group:
+        yield f"expert = {expert} neither divides nor is a multiple of shard x tensor = {group}"
+
+
+def _pipeline(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
+    p, m = plan.pipeline, plan.micro_batches
+    if plan.pieces > shape.layers + 1:
+        yield f"{shape.layers} layers and the output head do not give {plan.pieces} stages one each"
+    if plan.chunks > 1 and plan.schedule != "interleaved":
+        yield f"chunks = {plan.chunks} is for the schedule interleaved; {plan.schedule} has its own number of stages"
+    if plan.schedule == "interleaved" and (plan.chunks < 2 or p == 1):
+        yield f"interleaved needs chunks of 2 or more and pipeline of 2 or more, not {plan.chunks} and {p}"
+    if plan.schedule == "interleaved" and m % p:
+        yield f"interleaved needs micro-batches in multiples of pipeline = {p}, not {m}"
+    if p == 1 and plan.schedule not in ("1f1b", "interleaved"):
+        yield f"{plan.schedule} is a schedule of several stages, pipeline is 1; use 1f1b"
+    if plan.schedule == "dualpipe" and p > 1 and (p % 2 or m % 2 or m < 2 * p):
+        yield (
+            f"dualpipe needs an even pipeline and an even number of micro-batches of at least {2 * p}, not {p} and {m}"
+        )
+    if plan.schedule == "dualpipev" and p > 1 and m < 2 * p:
+        yield f"dualpipev needs at least {2 * p} micro-batches, not {m}"

@@ -1,0 +1,124 @@
+"""`ff train plan`: what it prints for plans of the papers, and the line for what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.model_configs import DEEPSEEK_MOE_16B, LLAMA_13B
+
+from fireflyer.base.toml_text import to_toml
+from fireflyer.cli import main
+
+Capture = pytest.CaptureFixture[str]
+PLAN = {"pipeline": 4, "shard": 16, "zero": 1, "sequence_tokens": 2048, "batch_sequences": 4096}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    """Writes a model and a plan for it, and gives the path of the plan."""
+
+    def written(plan: dict[str, Any], *, model: Any = LLAMA_13B) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(model))
+        path = tmp_path / "plan.toml"
+        path.write_text(to_toml({"model": "config.json", "plan": plan}))
+        return str(path)
+
+    return written
+
+
+def test_a_plan_is_shown_with_memory_links_step_and_limit(write: Any, capsys: Capture) -> None:
+    path = write(PLAN | {"recompute": "operators"})
+    assert main(["train", "plan", path, "--nodes", "8", "--node", "pcie-a100"]) == 0
+    text = capsys.readouterr().out
+    assert "llama: 13.02 B parameters, 13.02 B active" in text
+    assert "pipeline 4 x replicate 1 x shard 16 x tensor 1 = 64 GPUs on 8 nodes of pcie-a100" in text
+    assert "GPUs of the first node: 8 data-parallel ranks of stage 0" in text
+    assert "host bridge, both directions" in text
+    assert "limit: computation of stage 3" in text
+    assert "memory: fits" in text
+
+
+def test_experts_are_added_over_ranks_with_the_same_experts(write: Any, capsys: Capture) -> None:
+    plan = {"shard": 16, "expert": 4, "zero": 1, "sequence_tokens": 4096, "batch_sequences": 64, "recompute": "blocks"}
+    assert main(["train", "plan", write(plan, model=DEEPSEEK_MOE_16B), "--nodes", "2", "--node", "h800"]) == 0
+    text = capsys.readouterr().out
+    assert "gradients of experts: 2 on a node, over the 4 ranks of a stage with the same experts" in text
+
+
+def test_json_has_the_figures_of_the_tables(write: Any, capsys: Capture) -> None:
+    path = write(PLAN | {"recompute": "operators"})
+    assert (
+        main(["train", "plan", path, "--nodes", "8", "--node", "pcie-a100", "--search", "--keep", "2", "--json"]) == 0
+    )
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["gradients_added_on_node"] == {"dense": 8, "experts": 8}
+    assert shown["model"]["total"] == 13_015_864_320
+    assert sum(shown["estimate"]["parts"].values()) == pytest.approx(shown["step_s"])
+    assert len(shown["search"]["ranked"]) == 2
+    assert shown["search"]["simulated"] > 2
+
+
+def test_a_plan_that_does_not_fit_is_shown_and_fails(write: Any, capsys: Capture) -> None:
+    path = write(PLAN | {"pipeline": 1, "shard": 64})
+    assert main(["train", "plan", path, "--nodes", "8", "--node", "pcie-a100"]) == 1
+    assert "memory: does not fit, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("plan", "arguments", "code", "message"),
+    [
+        (PLAN, ["--nodes", "4"], 1, "= 64 ranks, but 4 nodes of 8 GPUs are 32"),
+        (PLAN | {"pipeline": 0}, ["--nodes", "8"], 2, "pipeline is 0; use 1 to"),
+        (PLAN | {"pipelines": 4}, ["--nodes", "8"], 2, "unknown field `pipelines`"),
+        (
+            PLAN,
+            ["--nodes", "8", "--node", "b300"],
+            2,
+            "--node 'b300' is not a file; use h800, pcie-a100 or a TOML file",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    plan: dict[str, Any], arguments: list[str], code: int, message: str, write: Any, capsys: Capture
+) -> None:
+    assert main(["train", "plan", write(plan), "--node", "pcie-a100", *arguments]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known"),
+        ([1], "is no JSON object"),
+        ("x", "is no JSON object"),
+    ],
+)
+def test_a_wrong_model_is_named(model: Any, message: str, write: Any, capsys: Capture) -> None:
+    path = write(PLAN, model=model)
+    assert main(["train", "plan", path, "--nodes", "8", "--node", "pcie-a100"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_model_is_named(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(to_toml({"model": "nothing.json", "plan": PLAN}))
+    assert main(["train", "plan", str(path), "--nodes", "8", "--node", "pcie-a100"]) == 2
+    assert "nothing.json' is not a file; give the path of a config.json" in capsys.readouterr().err
+
+
+def test_a_node_of_ones_own(write: Any, tmp_path: Path, capsys: Capture) -> None:
+    from importlib.resources import files
+
+    text = files("fireflyer.codesign.parallel").joinpath("nodes/pcie-a100.toml").read_text(encoding="utf-8")
+    node = tmp_path / "node.toml"
+    node.write_text(text.replace("nic_bytes_per_s = 25e9", "nic_bytes_per_s = 1e8"))
+    assert main(["train", "plan", write(PLAN | {"recompute": "operators"}), "--nodes", "8", "--node", str(node)]) == 0
+    assert "limit: NICs, one node" in capsys.readouterr().out
+    node.write_text(text.replace("gpus = 8", "gpus = 0", 1))
+    assert main(["train", "plan", write(PLAN), "--nodes", "8", "--node", str(node)]) == 2
+    assert "gpus is 0; it must be more than 0" in capsys.readouterr().err

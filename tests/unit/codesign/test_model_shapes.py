@@ -1,0 +1,164 @@
+"""Parameters, FLOPs and KV cache of published models are those of the papers and of `transformers`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.support.model_configs import (
+    DEEPSEEK_MOE_16B,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GPT2_MEDIUM,
+    LLAMA_13B,
+    LLAMA_405B,
+    MISTRAL_7B,
+    QWEN2_72B,
+    Config,
+)
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model import (
+    count_parameters,
+    dense_flops,
+    kv_bytes_per_sequence,
+    kv_bytes_per_token,
+    model_flops_utilization,
+    shape_from_config,
+    training_flops,
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active"),
+    [
+        (GPT2_MEDIUM, 354_823_168, 354_823_168),
+        (LLAMA_13B, 13_015_864_320, 13_015_864_320),
+        (LLAMA_405B, 405_853_388_800, 405_853_388_800),
+        (MISTRAL_7B, 7_241_732_096, 7_241_732_096),
+        (QWEN2_72B, 72_706_203_648, 72_706_203_648),
+        (DEEPSEEK_MOE_16B, 16_375_728_128, 2_828_650_496),
+        (DEEPSEEK_V2, 235_741_434_880, 21_375_800_320),
+        (DEEPSEEK_V3, 671_026_404_352, 37_552_282_624),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_parameters(config: Config, total: int, active: int) -> None:
+    count = count_parameters(shape_from_config(config))
+    assert (count.total, count.active) == (total, active)
+
+
+def test_the_prediction_module_of_v3_has_about_11_billion_parameters_of_its_own() -> None:
+    assert count_parameters(shape_from_config(DEEPSEEK_V3)).mtp == 11_610_067_968
+
+
+@pytest.mark.parametrize(
+    ("config", "bytes_per_token"), [(DEEPSEEK_V3, 70_272), (QWEN2_72B, 327_680), (LLAMA_405B, 516_096)]
+)
+def test_table_1_kv_cache(config: Config, bytes_per_token: int) -> None:
+    assert kv_bytes_per_token(shape_from_config(config)) == bytes_per_token
+
+
+def test_a_window_bounds_the_cache_and_the_scores() -> None:
+    windowed, whole = shape_from_config(MISTRAL_7B), shape_from_config(MISTRAL_7B | {"sliding_window": None})
+    assert kv_bytes_per_sequence(windowed, 16_384) == 4096 * kv_bytes_per_token(windowed)
+    assert kv_bytes_per_sequence(whole, 16_384) == 16_384 * kv_bytes_per_token(whole)
+    assert training_flops(windowed, 4096) == training_flops(whole, 4096)
+    keys = sum(min(i, 4096) for i in range(16_384)) / 16_384
+    difference = training_flops(whole, 16_384) - training_flops(windowed, 16_384)
+    assert difference == pytest.approx(3 * 2 * (16_384 / 2 - keys) * 32 * 256 * 32, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "causal", "dense"),
+    [
+        (DEEPSEEK_V2, 155.01, None),
+        (DEEPSEEK_V3, 249.81, None),
+        (QWEN2_72B, 444.86, 394.02),
+        (LLAMA_405B, 2473.22, 2447.85),
+    ],
+)
+def test_table_2_training_cost_by_both_conventions(config: Config, causal: float, dense: float | None) -> None:
+    shape = shape_from_config(config)
+    assert training_flops(shape, 4096) / 1e9 == pytest.approx(causal, abs=0.006)
+    if dense is not None:
+        assert dense_flops(shape) / 1e9 == pytest.approx(dense, abs=0.006)
+
+
+def test_table_4_utilization() -> None:
+    shape = shape_from_config(DEEPSEEK_V3)
+    tokens_per_s = 272.80e9 / 86_400
+    for causal, tflops, mfu in ((True, 385.1, 38.94), (False, 432.5, 43.73)):
+        flops = training_flops(shape, 4096, causal=causal)
+        assert flops * tokens_per_s / 2048 / 1e12 == pytest.approx(tflops, abs=0.06)
+        assert 100 * model_flops_utilization(flops, tokens_per_s, 2048, 989e12) == pytest.approx(mfu, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are deepseek, deepseek_v2"),
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"hidden_size": 5121}, "hidden_size 5121 is no multiple of num_attention_heads 40"),
+        ({"hidden_size": "5120"}, "'hidden_size' is '5120'; a whole number is needed"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' is 0; it must be 1 or more"),
+        ({"num_key_value_heads": 7}, "40 attention heads are no multiple of the 7 key-value heads"),
+        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1; true or false is needed"),
+        ({"model_type": None}, "has no 'model_type'"),
+    ],
+)
+def test_a_wrong_configuration_is_one_clear_line(change: Config, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        shape_from_config(LLAMA_13B | change)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_experts_per_token_than_there_are() -> None:
+    with pytest.raises(UsageError, match="a token goes to 65 of 64 routed experts"):
+        shape_from_config(DEEPSEEK_MOE_16B | {"num_experts_per_tok": 65})
+
+
+_SMALL = {"hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 96, "vocab_size": 320}
+_SMALL_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
+
+@pytest.mark.slow  # importing transformers takes seconds
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 128, "vocab_size": 320},
+        {"model_type": "llama", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+        {"model_type": "llama", **_SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        {"model_type": "mistral", **_SMALL, "num_key_value_heads": 4},
+        {"model_type": "mixtral", **_SMALL, "num_key_value_heads": 4, "num_local_experts": 4},
+        {"model_type": "qwen2", **_SMALL, "num_key_value_heads": 2},
+        {"model_type": "qwen3", **_SMALL, "num_key_value_heads": 2, "head_dim": 16},
+        {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT},
+        {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT, "q_lora_rank": None},
+        {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT},
+        {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_transformers_makes_a_model_of_as_many_parameters(config: Config) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    layers = {} if config["model_type"] == "gpt2" else {"num_hidden_layers": 3}
+    given = {"tie_word_embeddings": config["model_type"] == "gpt2"} | config | layers
+    made = transformers.AutoConfig.for_model(**given)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(made)
+    assert count_parameters(shape_from_config(given)).total == sum(one.numel() for one in model.parameters())

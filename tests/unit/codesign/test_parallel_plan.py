@@ -1,0 +1,242 @@
+"""Plans: what is refused, which ranks are together, how layers are cut, and what a rank has to keep."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from tests.support.model_configs import DEEPSEEK_MOE_16B, DEEPSEEK_V3, GPT2_MEDIUM, LLAMA_13B
+from tests.support.node_models import node_model
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model import count_parameters, shape_from_config
+from fireflyer.codesign.parallel import (
+    ParallelPlan,
+    Precision,
+    balance_model,
+    coordinates_of,
+    gradient_adds,
+    groups,
+    mesh_dims,
+    peak_memory,
+    plan_memory,
+    refusals,
+)
+from fireflyer.codesign.parallel.memory import activation_bytes
+from fireflyer.codesign.parallel.mesh import AXES
+from fireflyer.codesign.parallel.pipeline import StageTimes, micro_batches_in_flight, pipeline_time
+from fireflyer.codesign.parallel.plan import SCHEDULES
+from fireflyer.codesign.schedule import build_schedule, compile_schedule, peak_activations, simulate, uniform_costs
+
+LLAMA, MOE, V3 = (shape_from_config(config) for config in (LLAMA_13B, DEEPSEEK_MOE_16B, DEEPSEEK_V3))
+A100, H800 = node_model("pcie-a100"), node_model("h800")
+V3_PLAN = ParallelPlan(
+    pipeline=16,
+    shard=128,
+    expert=64,
+    zero=1,
+    sequence_tokens=4096,
+    batch_sequences=15_360,
+    schedule="dualpipe",
+    recompute="operators",
+    precision=Precision(moments="bf16", compute="fp8", activations="fp8", dispatch="fp8"),
+)
+
+
+def plan(**changes: Any) -> ParallelPlan:
+    """LLaMa-13B of figure 9a on 64 GPUs."""
+    base: dict[str, Any] = {"pipeline": 4, "shard": 16, "zero": 1, "sequence_tokens": 2048, "batch_sequences": 4096}
+    return ParallelPlan(**base | changes)
+
+
+def test_plans_of_the_papers_are_not_refused() -> None:
+    assert refusals(plan(), LLAMA, A100, 8) == []
+    assert refusals(V3_PLAN, V3, H800, 256) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline": 5}, "= 80 ranks, but 8 nodes of 8 GPUs are 64"),
+        ({"batch_sequences": 4100}, "4100 sequences do not divide into micro-batches of 1 for 16 data-parallel ranks"),
+        ({"shard": 1, "replicate": 16}, "zero = 1 divides states over shard = 1 ranks"),
+        ({"zero": 0}, "shard = 16 divides nothing with zero = 0"),
+        ({"zero": 3}, "zero = 3 with pipeline = 4 would gather or scatter in each of 256 micro-batches"),
+        ({"tensor": 4, "shard": 4}, "tensor = 4 is more than the 2 GPUs that NVLink joins on pcie-a100"),
+        ({"expert": 2}, "expert = 2, but the model has no experts"),
+        ({"precision": Precision(compute="fp8")}, "compute = 'fp8' is not possible: GPUs of pcie-a100"),
+        ({"chunks": 2}, "chunks = 2 is for the schedule interleaved"),
+        ({"schedule": "interleaved"}, "interleaved needs chunks of 2 or more and pipeline of 2 or more, not 1 and 4"),
+        ({"pipeline": 64, "shard": 1, "zero": 0}, "40 layers and the output head do not give 64 stages one each"),
+        (
+            {"schedule": "dualpipe", "batch_sequences": 16 * 7},
+            "dualpipe needs an even pipeline and an even number of micro-batches of at least 8, not 4 and 7",
+        ),
+        ({"schedule": "dualpipev", "batch_sequences": 16 * 7}, "dualpipev needs at least 8 micro-batches, not 7"),
+        ({"pipeline": 1, "shard": 64, "schedule": "zbv"}, "zbv is a schedule of several stages, pipeline is 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_one_line_with_the_numbers(changes: dict[str, Any], message: str) -> None:
+    (line,) = refusals(plan(**changes), LLAMA, A100, 8)
+    assert message in line
+    assert "\n" not in line
+
+
+def test_a_stage_fills_nodes_or_a_node_fills_stages() -> None:
+    (line,) = refusals(plan(shard=12, pipeline=2, batch_sequences=48), LLAMA, A100, 3)
+    assert line == "a stage has 12 ranks, which is neither a multiple nor a divisor of the 8 GPUs of a node"
+
+
+@pytest.mark.parametrize(
+    ("expert", "message"),
+    [(6, "64 routed experts do not divide over expert = 6 ranks"), (64, "expert = 64 does not divide the 32 ranks")],
+)
+def test_experts_that_do_not_divide(expert: int, message: str) -> None:
+    given = ParallelPlan(shard=32, expert=expert, zero=1, sequence_tokens=4096, batch_sequences=64)
+    assert any(message in line for line in refusals(given, MOE, A100, 4))
+
+
+@pytest.mark.parametrize("changes", [{"pipeline": 0}, {"zero": 4}, {"micro_batch": 0}, {"sequence_tokens": 0}])
+def test_degrees_that_are_none_are_usage_errors(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(changes))):
+        refusals(plan(**changes), LLAMA, A100, 8)
+
+
+MESH = ParallelPlan(
+    pipeline=2, replicate=2, shard=4, tensor=2, expert=4, zero=1, sequence_tokens=64, batch_sequences=64
+)
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_rank_is_in_one_group_of_each_axis(axis: Any) -> None:
+    found = list(groups(MESH, axis))
+    assert sorted(itertools.chain(*found)) == list(range(MESH.world_size))
+    varying = {"data": {"replicate", "shard"}}.get(axis, {axis})
+    names = varying if "expert" in axis else varying & {"pipeline", "replicate", "shard", "tensor"}
+    for group in found:
+        places = [coordinates_of(MESH, rank) for rank in group]
+        others = ("pipeline", "replicate", "shard", "tensor")
+        if axis == "expert":
+            assert len({(one.pipeline, one.expert_data) for one in places}) == 1
+        elif axis == "expert_data":
+            assert len({(one.pipeline, one.expert) for one in places}) == 1
+        else:
+            assert all(len({getattr(one, name) for one in places}) == 1 for name in others if name not in names)
+
+
+def test_gpus_of_a_node_are_data_ranks_of_one_stage_and_pairs_are_tensor_groups() -> None:
+    for first in range(0, MESH.world_size, 8):
+        places = [coordinates_of(MESH, rank) for rank in range(first, first + 8)]
+        assert len({one.pipeline for one in places}) == 1
+        assert len({(one.replicate, one.shard) for one in places}) == 8 // MESH.tensor
+    assert next(iter(groups(MESH, "tensor"))) == (0, 1)
+    assert dict(mesh_dims(MESH)) == {"pipeline": 2, "replicate": 2, "shard": 4, "tensor": 2}
+
+
+@pytest.mark.parametrize("given", [MESH, V3_PLAN, plan()], ids=["small", "v3", "llama"])
+def test_a_node_adds_as_many_gradients_as_its_ranks_have_in_common(given: ParallelPlan) -> None:
+    dense, expert = gradient_adds(given, 8)
+    node = range(8)
+    assert dense == max(len(set(node) & set(group)) for group in groups(given, "data"))
+    assert expert == max(len(set(node) & set(group)) for group in groups(given, "expert_data"))
+    assert dense == 8 // given.tensor
+
+
+@pytest.mark.parametrize(("shape", "pieces"), [(V3, 16), (MOE, 10), (LLAMA, 4), (V3, 1), (MOE, 29)])
+def test_stages_have_all_layers_and_parameters_once(shape: Any, pieces: int) -> None:
+    stages = balance_model(shape, pieces, 4096)
+    assert len(stages) == pieces
+    assert [one.first for one in stages] == [sum(two.layers for two in stages[:i]) for i in range(pieces)]
+    assert sum(one.layers for one in stages) == shape.layers
+    assert (stages[0].embedding, stages[-1].head) == (True, True)
+    count = count_parameters(shape)
+    assert sum(one.matrix + one.vector + one.routed - one.copies for one in stages) == count.total + count.mtp
+
+
+def test_61_layers_and_a_head_with_mtp_on_16_stages() -> None:
+    stages = balance_model(V3, 16, 4096)
+    assert [one.layers for one in stages] == [4] * 15 + [1]
+    assert stages[-1].copies == V3.vocabulary * V3.hidden
+    assert [one.layers for one in balance_model(MOE, 10, 4096)] == [3] * 9 + [1]
+
+
+def test_a_tied_head_is_a_copy_only_where_it_is_not_with_the_embedding() -> None:
+    shape = shape_from_config(GPT2_MEDIUM)
+    assert balance_model(shape, 1, 1024)[0].copies == 0
+    assert balance_model(shape, 2, 1024)[1].copies == 50_257 * 1024
+
+
+def test_memory_of_states_by_zero_stage() -> None:
+    """Figure 1 of the ZeRO paper: 2, 2 and 12 bytes per parameter over 64 ranks."""
+    shape, precision = LLAMA, Precision(gradients="bf16")
+    parameters = count_parameters(shape).total
+    for zero, per_parameter in ((0, 16), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)):
+        given = plan(pipeline=1, shard=64 if zero else 1, replicate=1 if zero else 64, zero=zero, precision=precision)
+        (memory,) = plan_memory(given, shape)
+        found = memory.parameters + memory.gradients + memory.states
+        assert found == pytest.approx(parameters * per_parameter, abs=3)
+
+
+def test_activations_of_a_gpt_layer_are_those_of_korthikanti() -> None:
+    """34 bytes per token and hidden value, less the masks of two dropouts of one byte each."""
+    shape = shape_from_config(GPT2_MEDIUM)
+    assert activation_bytes(shape, False, "none", "bf16").kept == 32 * 1024
+    assert activation_bytes(shape, False, "blocks", "bf16").kept == 2 * 1024
+
+
+def test_recomputation_trades_memory() -> None:
+    totals = [peak_memory(plan(recompute=mode), LLAMA).activations for mode in ("none", "operators", "blocks", "full")]
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == 4
+
+
+def test_tensor_parallelism_halves_activations() -> None:
+    one, two = plan(shard=8), plan(shard=8, tensor=2)
+    assert peak_memory(two, LLAMA).activations * 2 == pytest.approx(peak_memory(one, LLAMA).activations, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_peak_is_that_of_all_stages(schedule: Any) -> None:
+    given = plan(schedule=schedule, chunks=2 if schedule == "interleaved" else 1)
+    assert peak_memory(given, LLAMA).total == max(one.total for one in plan_memory(given, LLAMA))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "overlapped", "total"),
+    [
+        ("1f1b", 3, 117),
+        ("interleaved", 3, 106.5),
+        ("zb-h1", 3, 103),
+        ("zbv", 3, 99.5),
+        ("dualpipev", 3, 103),
+        ("dualpipe", 3, 102),
+        ("dualpipev", 2.5, 89.5),
+        ("dualpipe", 2.5, 89),
+    ],
+)
+def test_closed_forms_are_the_simulated_totals(schedule: Any, overlapped: float, total: float) -> None:
+    """8 stages, 32 micro-batches, forward 1, backward 2 of which 1 for weights; ideal 96."""
+    found = pipeline_time(schedule, 32, 2, [StageTimes(1, 2, 1, overlapped)] * 8)
+    assert found.busy + found.bubble == total
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 8), (4, 16), (8, 32), (4, 64)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_closed_forms_are_near_a_simulation(schedule: Any, ranks: int, micro_batches: int) -> None:
+    built = build_schedule(schedule, ranks, micro_batches, 2)
+    costs = uniform_costs(built.placement, forward=1, backward=2, weights=1, pair=2.5)
+    simulated = simulate(compile_schedule(built), costs).total_s
+    found = pipeline_time(schedule, micro_batches, 2, [StageTimes(1, 2, 1, 2.5)] * ranks)
+    assert found.busy + found.bubble == pytest.approx(simulated, rel=0.06)
+    per_rank = 2 if schedule in ("zbv", "dualpipev", "interleaved") else 1
+    kept = [micro_batches_in_flight(schedule, ranks, micro_batches, 2, rank) / per_rank for rank in range(ranks)]
+    assert max(kept) == pytest.approx(max(peak_activations(built)), abs=0.5)
+
+
+def test_micro_batches_in_flight() -> None:
+    at = [micro_batches_in_flight("1f1b", 4, 32, 1, stage) for stage in range(4)]
+    assert at == [4, 3, 2, 1]
+    assert micro_batches_in_flight("gpipe", 4, 32, 1, 0) == 32
+    assert micro_batches_in_flight("dualpipe", 8, 32, 1, 0) == 9
+    assert micro_batches_in_flight("1f1b", 4, 2, 1, 0) == 2
