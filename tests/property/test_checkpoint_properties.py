@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.checkpoints.states import snapshot_of
 
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.checkpoint import State
@@ -31,7 +32,7 @@ from fireflyer.checkpoint.core.shares import assign, own_name, share_of, split_o
 from fireflyer.checkpoint.engine.image import RunningSums, write_shard
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.manager import CheckpointManager
-from fireflyer.checkpoint.snapshot import SnapshotBuffer, plan_snapshot
+from fireflyer.checkpoint.snapshot import SnapshotBuffer
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk
@@ -84,7 +85,7 @@ def test_the_reference_library_loads_any_shard(
 ) -> None:
     directory = tmp_path_factory.mktemp("shard")
     tensors = {spec.name: tensor_of(spec, 1) for spec in shared}
-    share = SnapshotBuffer().take(3, plan_snapshot(0, 1, tensors, {}))
+    share = SnapshotBuffer().take(3, snapshot_of(State(tensors)))
     path = f"{directory}/{shard_name(0, 1)}"
     record = run_steps(write_shard(RealDisk(), path, share, piece_bytes=piece_bytes))
     loaded = safetensors.torch.load_file(path)
@@ -164,7 +165,7 @@ def manifest_of(shared: list[TensorSpec], world_size: int) -> Manifest:
     records = []
     for rank in range(world_size):
         tensors = {spec.name: tensor_of(spec, 1) for spec in shared}
-        share = SnapshotBuffer().take(3, plan_snapshot(rank, world_size, tensors, {}))
+        share = SnapshotBuffer().take(3, snapshot_of(State(tensors), rank=rank, world_size=world_size))
         records.append(run_steps(write_shard(disk, f"/c/{shard_name(rank, world_size)}", share)))
     return Manifest(1, 3, 0, world_size, tuple(records), {"lr": 0.1, "betas": [0.9, 1e-300]}, {"plan": None})
 

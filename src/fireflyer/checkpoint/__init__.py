@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from fireflyer.checkpoint.loop import Stateful, TrainingLoop
     from fireflyer.checkpoint.manager import CheckpointManager
     from fireflyer.checkpoint.restored import Restored
-    from fireflyer.checkpoint.state import State, capture, capture_rng, layouts_of, load_into, load_rng
+    from fireflyer.checkpoint.state import (
+        State,
+        capture,
+        capture_rng,
+        layouts_of,
+        load_into,
+        load_rng,
+        needed_by,
+    )
 
 __all__ = [
     "CheckpointInfo",
@@ -34,6 +42,7 @@ __all__ = [
     "layouts_of",
     "load_into",
     "load_rng",
+    "needed_by",
     "open_storage",
     "stored_job_plan",
     "stored_plans",
@@ -52,6 +61,7 @@ _LAZY = {
     "layouts_of": "state",
     "load_into": "state",
     "load_rng": "state",
+    "needed_by": "state",
 }
 
 

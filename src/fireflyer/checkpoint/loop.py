@@ -32,7 +32,16 @@ from fireflyer.base.units import SECOND, parse_duration
 from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
-from fireflyer.checkpoint.state import State, capture, changed_by, layouts_of, load_into, load_rng, tensors_of
+from fireflyer.checkpoint.state import (
+    State,
+    capture,
+    changed_by,
+    layouts_of,
+    load_into,
+    load_rng,
+    needed_by,
+    tensors_of,
+)
 from fireflyer.checkpoint.storage import CheckpointPath
 from fireflyer.runtime.clock import MonotonicClock
 from fireflyer.runtime.environment import read_environment
@@ -82,6 +91,10 @@ class TrainingLoop:
     that is computed on the devices after a checkpoint wait for its copies. So it is after a step without a call of
     `optimizer.step` as well: where a CUDA graph replays it, no call says when to wait.
 
+    `by_name` (default: off) is for ranks that have different parts of the model, such as the stages of a pipeline, and
+    for what such a job is to continue: see `capture`. Each rank saves and restores what is in its `model`, whose names
+    must be those in the whole model; the number of stages may change between two starts.
+
     Raises what `CheckpointManager` raises (`UsageError`, `PermissionDenied`, `DataCorruption`, `Fenced`), and
     `UsageError` where the model or the optimizer is not the one that was saved; then the model may be half loaded.
     """
@@ -103,6 +116,7 @@ class TrainingLoop:
         reporter: Reporter | None = None,
         stop_signals: Sequence[int] = (signal.SIGTERM,),
         copies_beside_steps: bool = True,
+        by_name: bool = False,
         env: RankEnvironment | None = None,
         group: dist.ProcessGroup | None = None,
         clock: Clock | None = None,
@@ -123,6 +137,7 @@ class TrainingLoop:
         self._ended = False
         self._reserved = False
         self._copies_beside_steps = copies_beside_steps
+        self._by_name = by_name
         self._updated = False
         """The step in progress has called `optimizer.step`."""
         self._copying: SaveHandle | None = None
@@ -193,8 +208,16 @@ class TrainingLoop:
 
     def _restore(self, manager: CheckpointManager) -> None:
         start_ns = self._clock.now_ns()
-        restored = self.restored = manager.restore(tensors_of(self.model), layouts_of(self.optimizer))
+        layouts = layouts_of(self.optimizer, by_name_in=self.model if self._by_name else None)
+        wanted = needed_by(self.model, self.optimizer) if self._by_name else None
+        restored = self.restored = manager.restore(tensors_of(self.model), layouts, wanted=wanted)
         if restored is not None:
+            saved_by_name = "optimizer" not in restored.values or restored.values["optimizer"].get("by_name", False)
+            if self._by_name and self.optimizer is not None and not saved_by_name:
+                raise UsageError(
+                    f"{restored.name} has the optimizer's state by number; resume without by_name, on ranks that all "
+                    "have the whole model"
+                )
             user = load_into(restored.shared, restored.values, self.model, self.optimizer)
             self.values = dict(user.get("values", {}))
             for name, one in self._stateful.items():
@@ -327,7 +350,7 @@ class TrainingLoop:
             "values": self.values,
             "stateful": {name: one.state_dict() for name, one in self._stateful.items()},
         }
-        return capture(self.model, self.optimizer, values=values)
+        return capture(self.model, self.optimizer, values=values, by_name=self._by_name)
 
     def _report(self, manager: CheckpointManager, *, productive_ns: int, checkpoint_ns: int) -> None:
         if self._reporter is not None:

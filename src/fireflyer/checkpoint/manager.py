@@ -26,44 +26,32 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from fireflyer.base.errors import (
-    Aborted,
-    DataCorruption,
-    Fenced,
-    FireflyerError,
-    InvariantViolation,
-    Timeout,
-    UsageError,
-    error_from_wire,
-    error_to_wire,
-)
-from fireflyer.base.events import CheckpointReport, SkippedCheckpoint
+from fireflyer.base.errors import Aborted, Fenced, FireflyerError, Timeout, UsageError
+from fireflyer.base.events import CheckpointReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
 from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.agreement import AGREE_TIMEOUT_NS, Agreement
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
 from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
-from fireflyer.checkpoint.core.manifest import Manifest, PlanRecord, check_plain, continue_plans, plans_of
-from fireflyer.checkpoint.core.names import Candidate
-from fireflyer.checkpoint.engine.directory import read_manifest
+from fireflyer.checkpoint.core.manifest import PlanRecord, check_plain, continue_plans
 from fireflyer.checkpoint.engine.image import Share
-from fireflyer.checkpoint.engine.loading import Sink, load
 from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
 from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
 from fireflyer.checkpoint.joining import find_peers
 from fireflyer.checkpoint.opening import become_writer, open_root, stored_plan
-from fireflyer.checkpoint.reader import choose
-from fireflyer.checkpoint.restored import Collector, Restored
+from fireflyer.checkpoint.restored import Restored, Targets
+from fireflyer.checkpoint.restoring import Restoring
 from fireflyer.checkpoint.saved import saved_now
-from fireflyer.checkpoint.snapshot import Layout, Snapshot, SnapshotBuffer, plan_snapshot
+from fireflyer.checkpoint.snapshot import Content, Layout, Snapshot, SnapshotBuffer, describe_state, plan_snapshot
 from fireflyer.checkpoint.state import State
 from fireflyer.checkpoint.storage import CheckpointPath, is_remote, open_storage
 from fireflyer.runtime.clock import MonotonicClock
@@ -73,32 +61,10 @@ from fireflyer.runtime.store import Store
 __all__ = ["CheckpointManager"]
 
 _log = logging.getLogger(__name__)
-AGREE_TIMEOUT_NS = 120 * SECOND
-"""How long a rank waits for what rank 0 says while training goes on: it is at the same step, and about to say it."""
-_DUE_KEYS = 64
-"""Answers of `due` that stay in the store; the ranks of a job are at most a step apart."""
 COMMIT_TIMEOUT_NS = 1800 * SECOND
 """How long one save may wait for another rank."""
-LEAVE_TIMEOUT_NS = 10 * SECOND
-"""How long rank 0 waits for the others when all close their managers."""
-_FENCED = b"fenced "
 _GIVING_UP_NS = SECOND
 """For the operation at hand of a save that is given up. It may hang; then nobody waits for it."""
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    """What rank 0 found, for the others."""
-
-    error: tuple[str, str] | None = None
-    candidate: Candidate | None = None
-    passed_over: tuple[SkippedCheckpoint, ...] = ()
-
-
-class _Targets(NamedTuple):
-    """What a restore is to fill, as the caller gave it."""
-
-    into: Mapping[str, torch.Tensor]
-    like: Mapping[str, DTensor]
 
 
 class CheckpointManager:
@@ -176,20 +142,21 @@ class CheckpointManager:
         self._periodic = period_steps is not None or period_ns is not None
         self._devices = DeviceCopies()
         self._buffer = SnapshotBuffer(self._devices)
+        self._content: Content | None = None
         self._layout: Layout | None = None
         self._current: BackgroundSave | None = None
         self._sequence = 0
-        self._times_due = 0
-        self._times_restored = 0
         self._refused: tuple[str, ...] = ()
         self._forget_from = 1
         self._closed = False
         self._owned_store: Store | None = None
         self._waits_at_the_end = False
-        self._asked_to_stop = False
+        prefix = f"{self._settings.prefix}/{attempt}"
+        self._agreement = Agreement(store, prefix, rank=rank, world_size=world_size)
+        self._restoring = Restoring(self._disk, self._devices, self._agreement, rank)
         self.directory, self._shown = storage.root, storage.name
         if world_size > 1 and not is_remote(directory) and not os.path.isabs(directory):
-            told = self._agree("directory", self.directory.encode())
+            told = self._agreement.agree("directory", self.directory.encode())
             self.directory = self._shown = told.decode(errors="surrogateescape")
         if rank == 0:
             if store is not None and attempt > 0:
@@ -267,35 +234,25 @@ class CheckpointManager:
 
     def decide(self, mine: bytes) -> bytes:
         """Decision of rank 0, for all ranks; all ranks call it at the same step. One round trip to the store."""
-        if self.world_size == 1:
-            return mine
-        self._times_due += 1
-        answer = self._agree(f"due/{self._times_due}/", mine)
-        if self.rank == 0 and self._store is not None and self._times_due > _DUE_KEYS:
-            self._store.delete_prefix(
-                f"{self._settings.prefix}/{self._settings.attempt}/due/{self._times_due - _DUE_KEYS}/"
-            )
-        return answer
+        return self._agreement.decide(mine)
 
     def ask_to_stop(self) -> None:
         """Ask to stop, on any rank at any time: `asked_to_stop` says so from now on."""
-        self._asked_to_stop = True
-        if self._store is not None:
-            self._store.set(f"{self._settings.prefix}/{self._settings.attempt}/stop", b"stop")
+        self._agreement.ask_to_stop()
 
     def asked_to_stop(self) -> bool:
         """Whether a rank has asked to stop. Ranks hear of it at different moments: `decide` makes them agree."""
-        if not self._asked_to_stop and self._store is not None:
-            key = f"{self._settings.prefix}/{self._settings.attempt}/stop"
-            self._asked_to_stop = self._store.try_get(key) is not None
-        return self._asked_to_stop
+        return self._agreement.asked_to_stop()
 
     def reserve(self, state: State, *, blocking: bool = True) -> None:
         """Allocates and touches the memory for snapshots of states like this one, so that the first save is not slow.
-        Call it before training, or without `blocking` while it goes on."""
-        plan = self._plan(state)
+        All ranks call it, before training, or without `blocking` while it goes on. Raises `UsageError`, also where
+        ranks have different tensors of one name."""
         if self.saving:
             raise UsageError("a save is in flight; call reserve before the first save")
+        plan = self._plan(state, self._describe(state), AGREE_TIMEOUT_NS)
+        if plan is None:
+            return
         if blocking:
             copies = self._buffer.take(0, plan).copies
             if copies is not None:
@@ -303,10 +260,9 @@ class CheckpointManager:
         else:
             self._buffer.reserve_beside(plan)
 
-    def _plan(self, state: State) -> Snapshot:
-        plan = plan_snapshot(self.rank, self.world_size, state.shared, state.own, state.of_rank_0, last=self._layout)
-        self._layout = plan.layout
-        return plan
+    def _describe(self, state: State) -> Content:
+        self._content = describe_state(state.shared, state.own, state.of_rank_0, last=self._content)
+        return self._content
 
     def save(
         self,
@@ -340,13 +296,14 @@ class CheckpointManager:
                 f"the state is a {type(state).__name__}; give a State, as capture(model, optimizer) makes it"
             )
         values = check_plain(state.values, "state.values")
-        plan = self._plan(state)
+        content = self._describe(state)
         handle = SaveHandle(step)
         if blocking and timeout_ns is not None:
-            return self._save_within(start_ns + timeout_ns, step, plan, values, handle, start_ns)
+            return self._save_within(start_ns + timeout_ns, step, state, content, values, handle, start_ns)
         if blocking and self._current is not None:
             self._current.join()
-        if not self._may_begin(self._settings.timeout_ns if blocking else AGREE_TIMEOUT_NS):
+        plan = self._plan(state, content, self._settings.timeout_ns if blocking else AGREE_TIMEOUT_NS)
+        if plan is None:
             self._schedule.skip(step)
             handle.skip()
             return handle
@@ -357,12 +314,20 @@ class CheckpointManager:
         return handle
 
     def _save_within(
-        self, until_ns: int, step: int, plan: Snapshot, values: dict[str, Any], handle: SaveHandle, start_ns: int
+        self,
+        until_ns: int,
+        step: int,
+        state: State,
+        content: Content,
+        values: dict[str, Any],
+        handle: SaveHandle,
+        start_ns: int,
     ) -> SaveHandle:
         """Rank 0 says whether it may begin, and nobody who waits for it has more time than it."""
         if self._join_until(until_ns):
             try:
-                if self._may_begin(max(1, until_ns - self._clock.now_ns())):
+                plan = self._plan(state, content, max(1, until_ns - self._clock.now_ns()))
+                if plan is not None:
                     self._schedule.began(step, start_ns)
                     self._begin(step, plan, values, handle, start_ns, ())
                     self._join_until(until_ns)
@@ -380,19 +345,22 @@ class CheckpointManager:
             self._current.join(max(0, until_ns - self._clock.now_ns()))
         return not self.saving
 
-    def _may_begin(self, timeout_ns: int) -> bool:
-        """Rank 0 decides. The others finish what they were at: rank 0 has, so theirs is committed or given up. Before a
-        save that blocks rank 0 ends the one before, and removes what that has replaced: as long as a save may take."""
+    def _plan(self, state: State, content: Content, timeout_ns: int) -> Snapshot | None:
+        """What this rank is to copy; None where the save is skipped. Rank 0 decides. The others finish what they were
+        at: rank 0 has, so theirs is committed or given up. Before a save that blocks rank 0 ends the one before, and
+        removes what that has replaced: as long as a save may take."""
         self._sequence += 1
-        mine = b"skip" if self.saving else b"go"
-        if self._current is not None and isinstance(self._current.error, Fenced):
-            mine = _FENCED + self._current.error.message.encode()
-        answer = mine if self.world_size == 1 else self._agree(f"{self._sequence}/go", mine, timeout_ns)
-        if answer.startswith(_FENCED):
-            raise Fenced(answer.removeprefix(_FENCED).decode(errors="replace"))
-        if answer == b"go" and self._current is not None and self.world_size > 1:
+        fenced = self._current.error.message if self._current and isinstance(self._current.error, Fenced) else None
+        begin = self._agreement.begin(str(self._sequence), content, timeout_ns, free=not self.saving, fenced=fenced)
+        if begin is None:
+            return None
+        if self._current is not None and self.world_size > 1:
             self._current.give_up_and_join()
-        return answer == b"go"
+        plan = plan_snapshot(
+            self.rank, self.world_size, state.shared, state.own, content, begin.agreed, last=self._layout
+        )
+        self._layout = plan.layout
+        return plan
 
     def _begin(
         self,
@@ -457,17 +425,6 @@ class CheckpointManager:
         if self._on_event is not None:
             self._on_event(report)
 
-    def _agree(self, topic: str, mine: bytes, timeout_ns: int = AGREE_TIMEOUT_NS) -> bytes:
-        """What rank 0 says about a topic."""
-        store = self._store
-        if store is None:
-            raise InvariantViolation("ranks of a larger world have a store")
-        key = f"{self._settings.prefix}/{self._settings.attempt}/{topic}"
-        if self.rank != 0:
-            return store.get(key, timeout_ns)
-        store.set(key, mine)
-        return mine
-
     def wait(self) -> None:
         """Wait until no save is in flight, tidying up included. Raises nothing."""
         if self._current is not None:
@@ -482,24 +439,11 @@ class CheckpointManager:
         if timeout_ns is None:
             self.wait()
             if self._waits_at_the_end:
-                self._leave_together()
+                self._agreement.leave_together()
         elif self._current is not None:
             self._current.join(timeout_ns)
         if self._owned_store is not None and not self.saving:
             self._owned_store.close()
-
-    def _leave_together(self) -> None:
-        """The process of rank 0 may serve the store: it must not end while others read the outcome of a save."""
-        store, prefix = self._store, f"{self._settings.prefix}/{self._settings.attempt}/left"
-        if store is None:
-            return
-        try:
-            if self.rank != 0:
-                store.set(f"{prefix}/{self.rank}", b"left")
-            else:
-                store.wait([f"{prefix}/{rank}" for rank in range(1, self.world_size)], LEAVE_TIMEOUT_NS)
-        except FireflyerError as error:
-            _log.warning("checkpoint manager closed without the other ranks reason=%s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -514,7 +458,11 @@ class CheckpointManager:
         return stored_plan(self._disk, self.directory)
 
     def restore(
-        self, into: Mapping[str, torch.Tensor] | None = None, like: Mapping[str, DTensor] | None = None
+        self,
+        into: Mapping[str, torch.Tensor] | None = None,
+        like: Mapping[str, DTensor] | None = None,
+        *,
+        wanted: Callable[[str], bool] | None = None,
     ) -> Restored | None:
         """The newest valid checkpoint, read into CPU tensors, or into those of `into`; None when the directory holds
         none at all. Rank 0 verifies every byte of it and decides; the others verify what they read.
@@ -528,55 +476,17 @@ class CheckpointManager:
         for a prefix of names (`optimizer/3`) how to shard what is made new, as `layouts_of` gives it. Without, what was
         saved in slices is made whole.
 
+        `wanted` says of the name of a shared tensor whether this rank needs it (default: all of them). A stage of a
+        pipeline asks for its own, whichever ranks had them when they were saved.
+
         Raises `TransientError` when it may succeed later, `DataCorruption` when there are checkpoints but none is
         valid, or when this rank reads other bytes than rank 0 did."""
-        self._times_restored += 1
-        targets = _Targets(into or {}, like or {})
-        restored, refused = self._restore_first(targets) if self.rank == 0 else self._restore_same(targets)
-        for entry in refused:
-            _log.warning("checkpoint skipped name=%s reason=%s", entry.name, entry.reason)
+        targets = Targets(into or {}, like or {}, wanted)
+        restored, refused = self._restoring.restore(self.directory, self._shown, targets, self._settings.timeout_ns)
         self._refused = tuple(entry.name for entry in refused)
         if restored is not None:
+            now = PlanRecord(restored.step + 1, self.world_size, self._plan_now)
+            plans = continue_plans(restored.plans, now)
+            self._settings = msgspec.structs.replace(self._settings, plans=plans)
             self._schedule.began(restored.step, self._clock.now_ns())
         return restored
-
-    def _restore_first(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
-        collectors: list[Collector] = []
-
-        def make_sink(manifest: Manifest) -> Sink:
-            collectors[:] = [Collector(self.rank, manifest, targets.into, self._devices, targets.like)]
-            return collectors[0].sink
-
-        try:
-            chosen, passed_over = choose(self._disk, self.directory, make_sink)
-            if chosen is None and passed_over:
-                raise DataCorruption(
-                    f"none of the {len(passed_over)} checkpoints in {self._shown} is valid (the newest: "
-                    f"{passed_over[0].reason}); repair one, or move them away to start over"
-                )
-        except FireflyerError as error:
-            self._tell(_Choice(error=error_to_wire(error)))
-            raise
-        self._tell(_Choice(candidate=chosen[0] if chosen else None, passed_over=passed_over))
-        if chosen is None:
-            return None, passed_over
-        now = PlanRecord(chosen[1].step + 1, self.world_size, self._plan_now)
-        plans = continue_plans(plans_of(chosen[1]), now)
-        self._settings = msgspec.structs.replace(self._settings, plans=plans)
-        return collectors[0].restored(chosen[0].name, passed_over), passed_over
-
-    def _tell(self, choice: _Choice) -> None:
-        if self.world_size > 1:
-            self._agree(f"restore/{self._times_restored}", msgspec.json.encode(choice))
-
-    def _restore_same(self, targets: _Targets) -> tuple[Restored | None, tuple[SkippedCheckpoint, ...]]:
-        told = self._agree(f"restore/{self._times_restored}", b"", self._settings.timeout_ns)
-        choice = msgspec.json.decode(told, type=_Choice)
-        if choice.error is not None:
-            raise error_from_wire(choice.error[0], f"rank 0 could not restore: {choice.error[1]}")
-        if choice.candidate is None:
-            return None, choice.passed_over
-        manifest = read_manifest(self._disk, self.directory, choice.candidate)
-        collector = Collector(self.rank, manifest, targets.into, self._devices, targets.like)
-        load(self._disk, self.directory, choice.candidate.name, manifest, collector.sink, only_wanted=True)
-        return collector.restored(choice.candidate.name, choice.passed_over), choice.passed_over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from fireflyer.checkpoint.engine.ranges import scatter
 from fireflyer.checkpoint.sharding import box_of, local_part, new_like
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, can_be_filled, empty_tensor, flat_bytes
 
-__all__ = ["Collector", "Restored"]
+__all__ = ["Collector", "Restored", "Targets"]
 
 
 class Restored:
@@ -49,6 +49,15 @@ class Restored:
         return f"Restored({self.name!r}, {len(self.shared)} shared tensors, skipped {len(self.passed_over)})"
 
 
+class Targets(NamedTuple):
+    """What a restore is to fill, as the caller gave it."""
+
+    into: Mapping[str, torch.Tensor]
+    like: Mapping[str, DTensor]
+    wanted: Callable[[str], bool] | None = None
+    """Of shared tensors; None: all."""
+
+
 class _Target(NamedTuple):
     """Where the bytes of a tensor go."""
 
@@ -62,22 +71,15 @@ class _Target(NamedTuple):
 
 class Collector:
     """Where the bytes of a checkpoint go: into tensors of `into` that take them, else into new ones in host memory.
+    What is not `wanted` is left out.
 
     A sharded tensor of `into` gets this rank's part, whatever the slices in which it is stored; one of the shape of
     `like[prefix]`, for a name `prefix/…`, becomes a new tensor that is sharded as that one. All others are whole.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        manifest: Manifest,
-        into: Mapping[str, torch.Tensor],
-        devices: DeviceCopies,
-        like: Mapping[str, DTensor] | None = None,
-    ) -> None:
-        self._into = into
+    def __init__(self, rank: int, manifest: Manifest, targets: Targets, devices: DeviceCopies) -> None:
+        self._into, self._like, self._wanted = targets
         self._devices = devices
-        self._like = like or {}
         self._targets: dict[str, _Target] = {}
         self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
         self._rank = rank
@@ -91,6 +93,8 @@ class Collector:
             target = self.own[own[1]] = empty_tensor(record.dtype, record.shape)
             return bytes_of(target)
         name = record.whole_name
+        if self._wanted is not None and not self._wanted(name):
+            return None
         if name not in self._targets:
             self._targets[name] = self._target(record)
         found = self._targets[name]

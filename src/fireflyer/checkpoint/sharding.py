@@ -32,6 +32,8 @@ class Described(NamedTuple):
     """Of the whole tensor; of a sharded one with mesh and placements, the same on every rank."""
     held: HeldSlice | None
     """What this rank has of a sharded tensor; None for a whole one, or where that is nothing."""
+    mesh: tuple[int, ...] = ()
+    """The ranks that together have a sharded tensor, rising; empty where this one is not in its mesh."""
 
 
 def describe(name: str, tensor: torch.Tensor) -> Described:
@@ -47,15 +49,17 @@ def describe(name: str, tensor: torch.Tensor) -> Described:
     described = TensorSpec(name, spec.dtype, shape, Slice(name, shape, (0,) * len(shape), axes, texts))
     mine = _part_of(shape, mesh, placements)
     if mine is None or (mine.box.elements == 0 and shape and 0 not in shape):
-        return Described(described, None)
+        return Described(described, None, () if mine is None else mine.mesh)
     part = Slice(name, shape, mine.box.offset, axes, texts)
     held = TensorSpec(slice_name(name, mine.box), spec.dtype, mine.box.shape, part)
-    return Described(described, HeldSlice(held, mine.holders))
+    return Described(described, HeldSlice(held, mine.holders), mine.mesh)
 
 
 class _Part(NamedTuple):
     box: Box
     holders: tuple[int, ...]
+    mesh: tuple[int, ...]
+    """All ranks that have some of it."""
 
 
 @lru_cache(maxsize=4096)
@@ -66,15 +70,9 @@ def _part_of(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placeme
         return None
     axes = tuple(mesh.shape)
     mine = _box_at(shape, axes, list(coordinate), placements)
-    places = _places(mesh.mesh)
-    return _Part(
-        mine,
-        tuple(
-            rank
-            for rank, twin in sorted(_twins(mesh).items())
-            if _box_at(shape, axes, list(places[twin]), placements) == mine
-        ),
-    )
+    places, twins = _places(mesh.mesh), sorted(_twins(mesh).items())
+    holders = (rank for rank, twin in twins if _box_at(shape, axes, list(places[twin]), placements) == mine)
+    return _Part(mine, tuple(holders), tuple(rank for rank, _ in twins))
 
 
 def _twins(mesh: DeviceMesh) -> dict[int, int]:

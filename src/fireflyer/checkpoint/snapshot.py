@@ -15,28 +15,58 @@ import torch
 
 from fireflyer.checkpoint.copying import Device, DeviceCopies
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
-from fireflyer.checkpoint.core.shares import HeldSlice, layout_digest, own_name, share_of
+from fireflyer.checkpoint.core.shares import HeldSlice, check_shared_names, layout_digest, own_name, share_of
+from fireflyer.checkpoint.core.stages import StageList, StageShare, share_of_stage
 from fireflyer.checkpoint.engine.image import Share, header_of
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.sharding import describe, local_part
 from fireflyer.checkpoint.tensors import DTYPES, bytes_of, spec_of
 from fireflyer.collectives.devices.copies import HostMemory
 
-__all__ = ["Layout", "Snapshot", "SnapshotBuffer", "plan_snapshot"]
+__all__ = ["Agreed", "Content", "Layout", "Snapshot", "SnapshotBuffer", "describe_state", "plan_snapshot"]
 
 _HEADER_GROWTH_BYTES: Final = 64
 """What a header may grow by when the step gets more digits."""
 
 
-class Layout(NamedTuple):
-    """What one rank stores of a state, and where. Of a state with the same specs it is the same."""
+class Content(NamedTuple):
+    """What one rank has of a state, by names, types and shapes."""
 
-    rank: int
-    world_size: int
     shared: list[TensorSpec]
     own: list[TensorSpec]
     of_rank_0: frozenset[str]
     held: list[HeldSlice]
+    meshes: list[tuple[int, ...]]
+    """Of each sharded tensor in `shared`, the ranks that together have it."""
+
+    def listed(self) -> StageList:
+        """What another rank is told of it."""
+        sharded = iter(self.meshes)
+        pairs = [(spec, None if spec.slice is None else next(sharded)) for spec in self.shared]
+        pairs.sort(key=lambda pair: pair[0].name)
+        numbers: dict[tuple[int, ...], int] = {}
+        mesh_of = [numbers.setdefault(mesh, len(numbers)) for _, mesh in pairs if mesh is not None]
+        return StageList(
+            tuple(spec for spec, _ in pairs), tuple(sorted(self.of_rank_0)), tuple(numbers), tuple(mesh_of)
+        )
+
+
+class Agreed(NamedTuple):
+    """Who writes what, where ranks have different tensors."""
+
+    listed: StageList
+    share: StageShare
+    digest: int
+    """The same on every rank."""
+
+
+class Layout(NamedTuple):
+    """What one rank stores of a state, and where. Of a state with the same content it is the same."""
+
+    rank: int
+    world_size: int
+    content: Content
+    agreed: Agreed | None
     digest: int
     placed: list[PlacedTensor]
     size_bytes: int
@@ -53,23 +83,44 @@ class Snapshot(NamedTuple):
     """In the order of `layout.placed`."""
 
 
+def describe_state(
+    shared: Mapping[str, torch.Tensor],
+    own: Mapping[str, torch.Tensor],
+    of_rank_0: frozenset[str] = frozenset(),
+    *,
+    last: Content | None = None,
+) -> Content:
+    """`last` is returned if it is of such a state. Raises `UsageError` for what cannot be stored."""
+    described = [describe(name, tensor) for name, tensor in shared.items()]
+    content = Content(
+        [each.spec for each in described],
+        [spec_of(name, tensor) for name, tensor in own.items()],
+        of_rank_0,
+        [each.held for each in described if each.held is not None],
+        [each.mesh for each in described if each.spec.slice is not None],
+    )
+    if content == last:
+        return last
+    check_shared_names(content.shared)
+    for specs in (content.shared, content.own):
+        place(specs)  # raises for names and dtypes; later would be after other ranks have begun
+    return content
+
+
 def plan_snapshot(
     rank: int,
     world_size: int,
     shared: Mapping[str, torch.Tensor],
     own: Mapping[str, torch.Tensor],
-    of_rank_0: frozenset[str] = frozenset(),
+    content: Content,
+    agreed: Agreed | None = None,
     *,
     last: Layout | None = None,
 ) -> Snapshot:
-    """This rank's share of the state. `last` is taken if it is of such a state. Raises `UsageError` for what cannot be
-    stored."""
-    described = [describe(name, tensor) for name, tensor in shared.items()]
-    shared_specs = [each.spec for each in described]
-    held = [each.held for each in described if each.held is not None]
-    own_specs = [spec_of(name, tensor) for name, tensor in own.items()]
-    key = (rank, world_size, shared_specs, own_specs, of_rank_0, held)
-    layout = last if last is not None and last[: len(key)] == key else _lay_out(*key)
+    """This rank's share of the state with that `content`. `last` is taken if it is of such a state; `agreed` is None
+    where all ranks have the same tensors."""
+    same = last is not None and last.content is content and last.agreed is agreed
+    layout = last if same and last is not None else _lay_out(rank, world_size, content, agreed)
     mine = {own_name(rank, name): tensor for name, tensor in own.items()}
     sources = [
         mine[spec.name]
@@ -80,28 +131,24 @@ def plan_snapshot(
     return Snapshot(layout, sources)
 
 
-def _lay_out(
-    rank: int,
-    world_size: int,
-    shared: list[TensorSpec],
-    own: list[TensorSpec],
-    of_rank_0: frozenset[str],
-    held: list[HeldSlice],
-) -> Layout:
-    whole = [spec for spec in shared if spec.slice is None]
-    placed = place(share_of(rank, whole, own, world_size, of_rank_0, held))
-    total_bytes = _size_bytes(shared) + world_size * _size_bytes(own)
+def _lay_out(rank: int, world_size: int, content: Content, agreed: Agreed | None) -> Layout:
+    if agreed is None:
+        whole = [spec for spec in content.shared if spec.slice is None]
+        mine = share_of(rank, whole, content.own, world_size, content.of_rank_0, content.held)
+        shared_bytes, digest = _size_bytes(content.shared), layout_digest(content.shared, content.of_rank_0)
+    else:
+        mine = share_of_stage(rank, agreed.listed, agreed.share, content.held, content.own)
+        shared_bytes, digest = agreed.share.total_bytes, agreed.digest
+    placed = place(mine)
     return Layout(
         rank=rank,
         world_size=world_size,
-        shared=shared,
-        own=own,
-        of_rank_0=of_rank_0,
-        held=held,
-        digest=layout_digest(shared, of_rank_0),
+        content=content,
+        agreed=agreed,
+        digest=digest,
         placed=placed,
         size_bytes=_size_bytes([item.spec for item in placed]),
-        total_bytes=total_bytes,
+        total_bytes=shared_bytes + world_size * _size_bytes(content.own),
     )
 
 

@@ -5,14 +5,18 @@
     State.values     `{"optimizer": {"kind": …, "order": […], "groups": […], "scalars": {…}}, "user": {…}}`: JSON,
                      equal on every rank
 
+With `by_name` state of the optimizer is `optimizer/<parameter name>/<name>`, the same in every arrangement of a model
+over ranks: the ranks of a pipeline have other parts of it, and number their parameters alike.
+
 No pickle anywhere. Optimizer state goes in and out without a cast (`Optimizer.load_state_dict` would round float32
 moments of a bfloat16 parameter to bfloat16).
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +27,17 @@ from torch.distributed.tensor import DTensor
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.sharding import address_of, local_part, sharded_like
 
-__all__ = ["State", "capture", "capture_rng", "changed_by", "layouts_of", "load_into", "load_rng", "tensors_of"]
+__all__ = [
+    "State",
+    "capture",
+    "capture_rng",
+    "changed_by",
+    "layouts_of",
+    "load_into",
+    "load_rng",
+    "needed_by",
+    "tensors_of",
+]
 
 
 @dataclass(frozen=True)
@@ -31,11 +45,12 @@ class State:
     """State that `CheckpointManager.save` stores. Tensors are referred to, not copied: `save` copies them."""
 
     shared: Mapping[str, torch.Tensor]
+    """Equal on every rank that has one of the name; ranks need not have the same names (stages of a pipeline)."""
     own: Mapping[str, torch.Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     of_rank_0: frozenset[str] = frozenset()
     """Names in `shared` in which ranks may differ at the moment (buffers such as the statistics of a batch norm): rank
-    0's are stored. All others are stored by whichever rank has room for them."""
+    0's are stored, or the lowest rank's that has one. All others are stored by whichever rank has room for them."""
 
 
 def capture(
@@ -44,8 +59,13 @@ def capture(
     *,
     values: Mapping[str, Any] | None = None,
     rng: bool = True,
+    by_name: bool = False,
 ) -> State:
     """The state of a job on this rank. `values` are the caller's own (sampler position, …). Raises `UsageError`.
+
+    `by_name` (default: by number) names state of the optimizer by its parameter: for jobs in which ranks have different
+    parts of the model, which must call each parameter by its name in the whole model, and for what such a job is to
+    continue. The optimizer must keep nothing but tensors for a parameter, as Adam does.
 
     Of what is no parameter of `model` rank 0's values are stored, as data parallelism goes on from rank 0's buffers."""
     shared: dict[str, torch.Tensor] = {}
@@ -60,7 +80,8 @@ def capture(
             buffers.append(f"model/{name}")
     plain: dict[str, Any] = {"user": dict(values or {})}
     if optimizer is not None:
-        plain["optimizer"] = _capture_optimizer(optimizer, shared, _names(model, described))
+        capture_state = _capture_by_name if by_name else _capture_optimizer
+        plain["optimizer"] = capture_state(optimizer, shared, _names(model, described))
     return State(shared, capture_rng() if rng else {}, plain, frozenset(buffers))
 
 
@@ -82,15 +103,29 @@ def changed_by(optimizer: torch.optim.Optimizer, state: State) -> frozenset[str]
     )
 
 
-def layouts_of(optimizer: torch.optim.Optimizer | None) -> dict[str, DTensor]:
+def needed_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Callable[[str], bool]:
+    """Says of a name under which `capture(by_name=True)` stores a tensor whether this model and optimizer have it: for
+    `CheckpointManager.restore(wanted=…)`. Raises `UsageError` for parameters of the optimizer that have no name."""
+    needed = dict.fromkeys(tensors_of(model))
+    prefixes = {f"optimizer/{name}": None for name in _numbers(optimizer, _names(model, model.state_dict()))}
+    return lambda name: name in needed or name.rpartition("/")[0] in prefixes
+
+
+def layouts_of(
+    optimizer: torch.optim.Optimizer | None, *, by_name_in: torch.nn.Module | None = None
+) -> dict[str, DTensor]:
     """How the state of each sharded parameter is sharded: as the parameter. By the prefix of the names under which
-    `capture` stores it, for `CheckpointManager.restore(like=…)`, as the optimizer of a new process has no state yet."""
+    `capture` stores it, for `CheckpointManager.restore(like=…)`, as the optimizer of a new process has no state yet.
+    `by_name_in`: the model, where `capture` was called with `by_name`."""
     if optimizer is None:
         return {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names: Iterable[object] = range(len(parameters))
+    if by_name_in is not None:
+        names = _numbers(optimizer, _names(by_name_in, by_name_in.state_dict()))
     return {
-        f"optimizer/{number}": parameter
-        for number, parameter in enumerate(parameters)
+        f"optimizer/{name}": parameter
+        for name, parameter in zip(names, parameters, strict=True)
         if isinstance(parameter, DTensor)
     }
 
@@ -143,6 +178,35 @@ def _capture_optimizer(
     return {"kind": kind, "order": order, "groups": described["param_groups"], "scalars": scalars}
 
 
+def _numbers(optimizer: torch.optim.Optimizer | None, names: Mapping[int, str]) -> dict[str, int]:
+    """Of each parameter's name, its number in the optimizer; in the order of the numbers."""
+    numbers: dict[str, int] = {}
+    for name in [] if optimizer is None else itertools.chain.from_iterable(_order(optimizer, names)):
+        if name is None:
+            raise UsageError(
+                f"parameter {len(numbers)} of the optimizer is not in the model, so it has no name; give the model "
+                "that has it, or capture without by_name"
+            )
+        numbers[name] = len(numbers)
+    return numbers
+
+
+def _capture_by_name(
+    optimizer: torch.optim.Optimizer, shared: dict[str, torch.Tensor], names: Mapping[int, str]
+) -> dict[str, Any]:
+    described = optimizer.state_dict()
+    for name, number in _numbers(optimizer, names).items():
+        for key, value in described["state"].get(number, {}).items():
+            if not isinstance(value, torch.Tensor):
+                raise UsageError(
+                    f"{type(optimizer).__name__} keeps {key!r} of {name!r} as {type(value).__name__}; only tensors can "
+                    "be stored by name"
+                )
+            shared[f"optimizer/{name}/{key}"] = value
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in described["param_groups"]]
+    return {"kind": type(optimizer).__name__, "by_name": True, "groups": groups}
+
+
 def load_into(
     shared: Mapping[str, torch.Tensor],
     values: Mapping[str, Any],
@@ -157,9 +221,39 @@ def load_into(
     if optimizer is not None:
         if "optimizer" not in values:
             raise UsageError("the checkpoint holds no optimizer; load it without one")
-        _check_optimizer(values["optimizer"], optimizer, _names(model, model.state_dict()))
-        _load_optimizer(shared, values["optimizer"], optimizer)
+        plain, names = values["optimizer"], _names(model, model.state_dict())
+        if plain.get("by_name"):
+            shared, plain = _numbered(shared, plain, optimizer, names)
+        _check_optimizer(plain, optimizer, names)
+        _load_optimizer(shared, plain, optimizer)
     return dict(values.get("user", {}))
+
+
+def _numbered(
+    shared: Mapping[str, torch.Tensor],
+    plain: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[int, str],
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What `_capture_by_name` took, as `_capture_optimizer` would have taken it of this optimizer."""
+    numbers = _numbers(optimizer, names)
+    renamed: dict[str, torch.Tensor] = {}
+    for stored, tensor in shared.items():
+        name, _, key = stored.removeprefix("optimizer/").rpartition("/")
+        if not stored.startswith("optimizer/"):
+            continue
+        if name not in numbers:
+            raise UsageError(
+                f"the optimizer has no parameter {name!r}; restore with wanted=needed_by(model, optimizer)"
+            )
+        renamed[f"optimizer/{numbers[name]}/{key}"] = tensor
+    groups, first = [dict(group) for group in plain["groups"]], 0
+    for saved, group in zip(groups, optimizer.param_groups, strict=False):  # a difference is said later
+        saved["params"] = list(range(first, first + len(group["params"])))
+        first += len(group["params"])
+    for saved in groups[len(optimizer.param_groups) :]:
+        saved["params"] = []
+    return renamed, {"kind": plain.get("kind"), "groups": groups, "scalars": {}}
 
 
 def _load_model(stored: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:

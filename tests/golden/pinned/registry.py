@@ -16,10 +16,10 @@ from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
 from fireflyer.base import events, node_counters
-from fireflyer.checkpoint import manager as checkpoint_manager
+from fireflyer.checkpoint import agreement, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
-from fireflyer.checkpoint.core import safetensors
+from fireflyer.checkpoint.core import safetensors, stages
 from fireflyer.checkpoint.dcp import writer as checkpoint_dcp
 from fireflyer.cli.fs.admin.placement import Domains
 from fireflyer.cli.jobs import agent as agent_command
@@ -305,7 +305,11 @@ FORMATS: Final = (
     Format("checkpoint.record-parts", "json", checkpoint_saves._InParts),
     Format("checkpoint.dcp-shard", "json", checkpoint_dcp._Written),
     Format("checkpoint.safetensors-header", "json", dict[str, safetensors._Entry]),
-    Format("checkpoint.restore-choice", "json", checkpoint_manager._Choice),
+    Format("checkpoint.restore-choice", "json", restoring._Choice),
+    Format("checkpoint.save-go", "json", agreement._Go),
+    Format("checkpoint.stage-message", "json", agreement._Message),
+    Format("checkpoint.stage-list", "json", stages.StageList),
+    Format("checkpoint.stage-share", "json", stages.StageShare),
     Format("data.recordset", "json", data_manifest.Manifest),
     Format("data.recordset-body", "json", data_manifest.ManifestBody, revision=2),
     Format("data.packing-file", "json", state_file._File),

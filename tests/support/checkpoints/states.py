@@ -14,9 +14,22 @@ from fireflyer.checkpoint import (
     Restored,
     State,
 )
+from fireflyer.checkpoint.snapshot import Layout, Snapshot, describe_state, plan_snapshot
 from fireflyer.runtime.disk import RealDisk
 
-__all__ = ["SHARD", "Gate", "damage", "flip", "listed", "manager", "newest", "same", "save_all", "state_of"]
+__all__ = [
+    "SHARD",
+    "Gate",
+    "damage",
+    "flip",
+    "listed",
+    "manager",
+    "newest",
+    "same",
+    "save_all",
+    "snapshot_of",
+    "state_of",
+]
 
 
 def manager(directory: Path | str, **options: object) -> CheckpointManager:
@@ -28,6 +41,12 @@ def state_of(step: int) -> State:
     generator = torch.Generator().manual_seed(step)
     shared = {f"w{index}": torch.rand(3, index + 1, generator=generator) for index in range(5)}
     return State(shared, {"rng": torch.full((4,), step, dtype=torch.uint8)}, {"step": step})
+
+
+def snapshot_of(state: State, *, rank: int = 0, world_size: int = 1, last: Layout | None = None) -> Snapshot:
+    """As a manager plans it where all ranks have the same tensors."""
+    content = describe_state(state.shared, state.own, state.of_rank_0, last=last.content if last else None)
+    return plan_snapshot(rank, world_size, state.shared, state.own, content, last=last)
 
 
 def same(restored: Restored | None, step: int) -> bool:

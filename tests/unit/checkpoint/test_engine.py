@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.checkpoints.states import SHARD, manager, newest, same, save_all, state_of
+from tests.support.checkpoints.states import SHARD, manager, newest, same, save_all, snapshot_of, state_of
 
 from fireflyer.base.errors import Aborted, FireflyerError, NoSpace
 from fireflyer.base.os_errors import translate_os_error
@@ -25,7 +25,7 @@ from fireflyer.checkpoint.engine import loading
 from fireflyer.checkpoint.engine.image import Share, write_shard
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.engine.steps import run_steps
-from fireflyer.checkpoint.snapshot import SnapshotBuffer, plan_snapshot
+from fireflyer.checkpoint.snapshot import SnapshotBuffer
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.sim import SimDisk
@@ -110,7 +110,7 @@ class WatchedDisk(RealDisk):
 
 def share_of_bytes(size_bytes: int) -> Share:
     tensor = torch.frombuffer(bytearray(random.Random(1).randbytes(size_bytes)), dtype=torch.uint8)
-    return SnapshotBuffer().take(3, plan_snapshot(0, 1, {"w": tensor}, {}))
+    return SnapshotBuffer().take(3, snapshot_of(State({"w": tensor})))
 
 
 def test_a_shard_is_its_image_written_in_pieces(tmp_path: Path) -> None:
@@ -154,16 +154,16 @@ def test_the_image_of_a_snapshot_can_go_past_the_page_cache() -> None:
 
 
 def test_a_second_snapshot_uses_the_memory_and_the_layout_of_the_first() -> None:
-    buffer, first = SnapshotBuffer(), plan_snapshot(0, 1, state_of(1).shared, state_of(1).own)
+    buffer, first = SnapshotBuffer(), snapshot_of(state_of(1))
     image = buffer.take(1, first).image
-    second = plan_snapshot(0, 1, state_of(2).shared, state_of(2).own, last=first.layout)
+    second = snapshot_of(state_of(2), last=first.layout)
     assert second.layout is first.layout
     again = buffer.take(2, second)
     assert (
         torch.frombuffer(again.image, dtype=torch.uint8).data_ptr()
         == torch.frombuffer(image, dtype=torch.uint8).data_ptr()
     )
-    more = plan_snapshot(0, 1, {**state_of(2).shared, "more": torch.ones(9000)}, state_of(2).own, last=first.layout)
+    more = snapshot_of(State({**state_of(2).shared, "more": torch.ones(9000)}, state_of(2).own), last=first.layout)
     assert more.layout is not first.layout
     assert bytes(buffer.take(3, more).image) == bytes(SnapshotBuffer().take(3, more).image)
 

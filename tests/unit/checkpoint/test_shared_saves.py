@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from fireflyer.base.errors import (
     Fenced,
     NoSpace,
     Timeout,
-    UsageError,
 )
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.launch import RankEnvironment
@@ -226,20 +226,6 @@ def test_a_launch_of_later_counts_attempts_from_0_and_goes_on(tmp_path: Path) ->
             ours.save(10 * attempt, state_of(10), blocking=True).result()
 
 
-def test_ranks_with_different_shared_tensors_do_not_make_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
-    ranks = Ranks(str(tmp_path), 2, disk)
-
-    def save(ours: CheckpointManager) -> object:
-        shared = {"w": torch.zeros(4), "x": torch.zeros(4 + ours.rank)}
-        return ours.save(10, State(shared)).error()
-
-    errors = ranks.together(save)
-    assert all(isinstance(error, UsageError) for error in errors)
-    assert "rank 1 has other shared tensors" in str(errors[0])
-    ranks.close()
-    assert listed(os.listdir(tmp_path)) == []
-
-
 def test_every_rank_passes_over_the_same_checkpoints(tmp_path: Path, disk: Disk) -> None:
     ranks = Ranks(str(tmp_path), 2, disk)
     for step in (10, 20):
@@ -362,21 +348,40 @@ def test_what_rank_0_said_before_a_save_was_given_up_is_heard(tmp_path: Path, di
         return manager(tmp_path, rank=rank, world_size=2, store=store, on_event=kept.append)
 
     leader, follower = make(0, store), make(1, Late())
-    handles = [one.save(10, rank_state(one.rank, 10)) for one in (leader, follower)]
+    with ThreadPoolExecutor() as pool:
+        handles = list(pool.map(lambda one: one.save(10, rank_state(one.rank, 10)), (leader, follower)))
     assert [handle.result(60 * SECOND) for handle in handles] == ["step-00000010"] * 2
     assert [report.error for report in kept] == [None, None]
     leader.close()
     follower.close()
 
 
-def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(tmp_path: Path, disk: Disk) -> None:
+def test_a_rank_that_never_answers_ends_the_save_by_its_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
+) -> None:
+    answer = threading.Event()
+
+    def hanging(disk: Disk, path: str, share: Share, **options: int) -> Steps[ShardRecord]:
+        if share.rank == 1:
+            answer.wait()
+        return (yield from write_shard(disk, path, share, **options))
+
+    monkeypatch.setattr(performing, "write_shard", hanging)
     ranks = Ranks(str(tmp_path), 2, disk, timeout_ns=SECOND // 5)
-    handle = ranks.managers[0].save(10, rank_state(0, 10))
-    error = handle.error()
+    handles = ranks.together(lambda ours: ours.save(10, rank_state(ours.rank, 10)))
+    error = handles[0].error()
     assert error is not None
     assert "a rank has ended, or its disk hangs" in str(error)
-    ranks.managers[0].close()
+    answer.set()
+    ranks.close()
     assert listed(os.listdir(tmp_path)) == []
+
+
+def test_a_rank_that_does_not_come_to_a_save_is_missed_by_all(tmp_path: Path, disk: Disk) -> None:
+    """Who writes what depends on what each rank has."""
+    ranks = Ranks(str(tmp_path), 2, disk, timeout_ns=SECOND // 5)
+    with pytest.raises(Timeout, match="the rank that sets it is late or has ended"):
+        ranks.managers[0].save(10, rank_state(0, 10), blocking=True)
     ranks.close()
 
 

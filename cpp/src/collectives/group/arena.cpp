@@ -70,7 +70,7 @@ int Arena::create(std::size_t bytes) {
   return fd;
 }
 
-Arena::Arena(int fd) {
+Arena::Arena(int fd) : maker_(getpid()) {
   struct stat info{};
   if (fstat(fd, &info) != 0) raise("cannot examine an arena");
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -80,11 +80,17 @@ Arena::Arena(int fd) {
   if (map == MAP_FAILED) raise("cannot map an arena");
   base_ = static_cast<char*>(map);
   madvise(map, bytes_, MADV_HUGEPAGE);  // advice: where the system refuses, small pages serve
-  madvise(map, bytes_, MADV_DONTFORK);  // a data loader's worker must not keep gradients alive
+  // A forked child, such as a data loader's worker, must neither keep gradients alive nor write into them. WIPEONFORK, by
+  // which it would at least keep the addresses, is for private memory only: the child may put something else there.
+  madvise(map, bytes_, MADV_DONTFORK);
   free_[0] = bytes_;
 }
 
-Arena::~Arena() { munmap(base_, bytes_); }
+Arena::~Arena() {
+  if (mapped_here()) munmap(base_, bytes_);  // in a forked child: what it has put at these addresses, a thread's stack say
+}
+
+bool Arena::mapped_here() const { return getpid() == maker_; }
 
 std::string Arena::prefer_node(int node) { return ff::prefer_node(base_, bytes_, node); }
 
@@ -99,6 +105,7 @@ char* Arena::at(std::uint64_t start, std::uint64_t offset, std::size_t bytes) co
 }
 
 char* Arena::allocate(std::size_t bytes) {
+  if (!mapped_here()) throw std::runtime_error("an arena is not mapped in a forked child; make a group in the child");
   const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1), bytes >= huge_page ? huge_page : arena_align);
   const std::lock_guard lock(mutex_);
   for (auto it = free_.begin(); it != free_.end(); ++it) {
@@ -115,6 +122,7 @@ char* Arena::allocate(std::size_t bytes) {
 }
 
 void Arena::release(char* address) {
+  if (!mapped_here()) return;  // nor may the child take a lock that another thread had when it was forked
   const std::lock_guard lock(mutex_);
   const auto found = taken_.find(static_cast<std::size_t>(address - base_));
   if (found == taken_.end()) return;

@@ -1,9 +1,9 @@
 """Who writes what: every shared tensor is written by exactly one rank, about the same number of bytes by each.
 
-Each rank computes the same assignment from the same list, so nothing is said about it between ranks; a digest of the
-list travels with each shard's record and tells when the lists differ. Whole tensors, largest first onto the least
-loaded rank: the heaviest rank has at most 4/3 of the best possible load (Graham, 1969). Tensors in which ranks may
-differ (`of_rank_0`) are rank 0's to write, so that what is stored is one rank's and no mixture.
+Where all ranks have the same tensors (`core.stages` is for those that have not), each computes the same assignment from
+the same list: a digest of it is all that ranks tell each other. Whole tensors, largest first onto the least loaded
+rank: the heaviest has at most 4/3 of the best possible load (Graham, 1969). Tensors in which ranks may differ
+(`of_rank_0`) are rank 0's to write, so that what is stored is one rank's and no mixture.
 
 A slice of a sharded tensor is written by one of the ranks that have it: the replicas of hybrid sharding share their
 slices as all ranks share whole tensors. Ranks with the same slices see the same list, so they agree without the others.
@@ -21,7 +21,19 @@ from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 from fireflyer.native import crc32c
 
-__all__ = ["OWN_PREFIX", "HeldSlice", "assign", "assign_slices", "layout_digest", "own_name", "share_of", "split_own"]
+__all__ = [
+    "OWN_PREFIX",
+    "HeldSlice",
+    "assign",
+    "assign_among",
+    "assign_slices",
+    "check_shared_names",
+    "layout_digest",
+    "own_name",
+    "own_specs",
+    "share_of",
+    "split_own",
+]
 
 OWN_PREFIX = "own/"
 """Tensors that belong to a rank are stored as `own/<rank>/<name>`; shared names must not begin with it."""
@@ -49,19 +61,41 @@ def split_own(stored: str) -> tuple[int, str] | None:
 
 
 def assign(specs: Sequence[TensorSpec], world_size: int, of_rank_0: frozenset[str] = frozenset()) -> dict[str, int]:
-    """The rank that writes each shared tensor. Independent of the order of `specs`. Raises `UsageError`."""
+    """The rank that writes each shared tensor, where all ranks have all of them. Independent of the order of `specs`.
+    Raises `UsageError`."""
+    check_shared_names(specs)
+    fixed = [spec for spec in specs if spec.name in of_rank_0]
+    loads = [0] * world_size
+    loads[0] = sum(spec.size_bytes for spec in fixed)
+    everyone = tuple(range(world_size))
+    owners = assign_among([(spec, everyone) for spec in specs if spec.name not in of_rank_0], loads)
+    return {**dict.fromkeys((spec.name for spec in fixed), 0), **owners}
+
+
+def check_shared_names(specs: Iterable[TensorSpec]) -> None:
+    """Raises `UsageError` for a name that looks like that of a rank's own tensor."""
     for spec in specs:
         if spec.name.startswith(OWN_PREFIX):
             raise UsageError(f"shared tensor name {spec.name[:80]!r} begins with {OWN_PREFIX!r}; choose another")
-    fixed = [spec for spec in specs if spec.name in of_rank_0]
-    owners = {spec.name: 0 for spec in fixed}
-    loads = [(0, rank) for rank in range(world_size)]
-    heapq.heapreplace(loads, (sum(spec.size_bytes for spec in fixed), 0))
-    free = [spec for spec in specs if spec.name not in of_rank_0]
-    for spec in sorted(free, key=lambda spec: (-spec.size_bytes, spec.name)):
-        load, rank = heapq.heappop(loads)
+
+
+def assign_among(specs: Iterable[tuple[TensorSpec, tuple[int, ...]]], loads: list[int]) -> dict[str, int]:
+    """The rank that writes each tensor, by name: one of the ranks beside it. `loads` is what each rank of the world
+    writes already, in bytes, and is brought up to date. Those that the fewest ranks have come first, as there is the
+    least choice; among them the largest."""
+    heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    owners: dict[str, int] = {}
+    for spec, holders in sorted(specs, key=lambda each: (len(each[1]), -each[0].size_bytes, each[0].name)):
+        heap = heaps.get(holders)
+        if heap is None:
+            heap = heaps[holders] = [(loads[rank], rank) for rank in holders]
+            heapq.heapify(heap)
+        while heap[0][0] != loads[heap[0][1]]:  # it has got tensors that other ranks have too
+            heapq.heapreplace(heap, (loads[heap[0][1]], heap[0][1]))
+        rank = heap[0][1]
         owners[spec.name] = rank
-        heapq.heappush(loads, (load + spec.size_bytes, rank))
+        loads[rank] += spec.size_bytes
+        heapq.heapreplace(heap, (loads[rank], rank))
     return owners
 
 
@@ -78,12 +112,8 @@ def assign_slices(held: Iterable[HeldSlice], loads: Sequence[int]) -> dict[str, 
                 f"{specs[0].name[:80]!r} is also on rank {holders[-1]}, and {len(loads)} ranks save: the checkpoint "
                 "manager needs all ranks of the device mesh"
             )
-        heap = [(loads[rank], rank) for rank in holders]
-        heapq.heapify(heap)
-        for spec in sorted(specs, key=lambda spec: (-spec.size_bytes, spec.name)):
-            load, rank = heap[0]
-            owners[spec.name] = rank
-            heapq.heapreplace(heap, (load + spec.size_bytes, rank))
+        # Of each group from the same loads: not every rank that has these slices has those of other groups.
+        owners |= assign_among([(spec, holders) for spec in specs], list(loads))
     return owners
 
 
@@ -108,7 +138,12 @@ def share_of(
     if held:
         writers = assign_slices(held, _loads(shared, owners, world_size))
         mine += [each.spec for each in held if writers[each.spec.name] == rank]
-    return mine + [TensorSpec(own_name(rank, spec.name), spec.dtype, spec.shape) for spec in own]
+    return mine + own_specs(rank, own)
+
+
+def own_specs(rank: int, own: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """A rank's own tensors by the names under which they are stored."""
+    return [TensorSpec(own_name(rank, spec.name), spec.dtype, spec.shape) for spec in own]
 
 
 def layout_digest(shared: Sequence[TensorSpec], of_rank_0: frozenset[str] = frozenset()) -> int:

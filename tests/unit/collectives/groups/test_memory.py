@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from fireflyer.collectives import Communicator
 from fireflyer.collectives.bootstrap import arena
 from fireflyer.collectives.bootstrap.arena import MAX_DEFAULT_ARENA_BYTES, OwnMemory
 from fireflyer.identity.secrets import new_secret
+from fireflyer.native import Arena
 from fireflyer.runtime.store import LocalStore
 
 SIZE = 4096 * MIB
@@ -141,3 +144,56 @@ def test_nobody_is_suspected_where_nobody_is_to_blame() -> None:
     comm._failed((1, 0, 0, "rank 0 died"))
     assert comm._suspects == {0}
     comm.close()
+
+
+_MAP_FIXED_NOREPLACE = 0x100000
+_REFUSED, _CHANGED = 2, 3
+
+
+def put_at(address: int, size_bytes: int) -> int:
+    """Maps shared memory of this process there, which must be free, and fills it. What a program gets by chance."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_FIXED_NOREPLACE
+    got: int | None = libc.mmap(address, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if got == address:
+        ctypes.memset(address, 1, size_bytes)
+    return got or 0
+
+
+def test_a_forked_child_keeps_what_it_has_put_at_the_addresses_of_an_arena() -> None:
+    """Its copies of the objects are collected: pages of arrays and the mapping are not the child's to give back."""
+    size_bytes = 8 * MIB
+    descriptor = Arena.create(size_bytes)
+    held = [Arena(descriptor)]
+    os.close(descriptor)
+    array = held[0].allocate(2 * MIB)
+    array[:] = 7
+    begin = array.ctypes.data  # the first that is allocated
+    child = os.fork()
+    if not child:
+        if put_at(begin, size_bytes) != begin:
+            os._exit(_REFUSED)
+        del array  # with its capsule, which gives its pages back
+        held.clear()
+        gc.collect()
+        found = ctypes.string_at(begin, size_bytes)  # SIGSEGV where it was unmapped
+        os._exit(0 if found == b"\1" * size_bytes else _CHANGED)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (array == 7).all()
+    assert held[0].used == 2 * MIB
+
+
+def test_a_forked_child_gets_no_arrays_in_the_arena_of_its_parent() -> None:
+    descriptor = Arena.create(MIB)
+    arena = Arena(descriptor)
+    os.close(descriptor)
+    child = os.fork()
+    if not child:
+        try:
+            arena.allocate(4096)
+            os._exit(_CHANGED)
+        except RuntimeError as error:
+            os._exit(0 if "make a group in the child" in str(error) else _REFUSED)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

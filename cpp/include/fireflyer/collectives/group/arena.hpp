@@ -3,7 +3,12 @@
 // One anonymous memory file for each rank, of a fixed size of which only touched pages exist. It is private to the user,
 // has no name, and goes with the last process that holds it. Where the system gives transparent huge pages to shared
 // memory, it is asked for them.
+//
+// A child made by fork has no mapping of it, only copies of the objects: there these give nothing back, as the addresses
+// may be those of something else by then.
 #pragma once
+
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -33,11 +38,14 @@ class Arena {
   bool holds(const void* address, std::size_t bytes) const;
   char* at(std::uint64_t start, std::uint64_t offset, std::size_t bytes) const;  // null where these are not all inside
 
-  char* allocate(std::size_t bytes);  // zeroed, aligned; throws std::bad_alloc when there is no room in one piece
+  char* allocate(std::size_t bytes);  // zeroed, aligned; throws std::bad_alloc when there is no room in one piece, std::runtime_error in a forked child
   void release(char* address);        // its pages go back to the system
   std::size_t used() const;
 
  private:
+  bool mapped_here() const;           // no: this process is a child of the one that mapped it
+
+  pid_t maker_;
   char* base_ = nullptr;
   std::size_t bytes_ = 0;
   mutable std::mutex mutex_;
