@@ -7,6 +7,7 @@ from typing import Any, Final
 from tests.golden.pinned.samples import Given, samples
 
 from fireflyer.base.port_range import PortRange
+from fireflyer.cli.hosts.config import AgentSettings, ClusterFile, HostConfig, Ports
 from fireflyer.cluster.core.platform.commands import SetPolicy
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
@@ -107,6 +108,29 @@ def _up_files() -> list[UpConfig]:
     return [UpConfig(agents=1), whole]
 
 
+def _cluster_files() -> list[ClusterFile]:
+    """They check names, addresses, paths, and what hosts are for."""
+    manager = HostConfig(name="s1", address="s2", manager=True, agent=False, node=3, targets={"4": "/s4"})
+    whole = ClusterFile(
+        cluster="5" * 32,
+        store="postgresql://s6/s7",
+        directory="/s8",
+        secret_file="/s9",
+        node_secret_file="/s10",
+        objects="s11",
+        ports=Ports(platform=12, agents=13, accounts=14, files=15, meta=16, storage=17),
+        hosts=(manager, HostConfig(name="s18", meta=True)),
+        platform={"s19": 20},
+        manager={"s21": True},
+        storage={"s22": "s23"},
+        agent=AgentSettings(accounts="s24", own_user=True, run_logs_mib=25),
+    )
+    return [
+        ClusterFile(cluster="5" * 32, store="postgresql://s6/s7", hosts=(HostConfig(name="s1", manager=True),)),
+        whole,
+    ]
+
+
 def _policies() -> list[SetPolicy]:
     """Their steps are a second at least."""
     return [SetPolicy(Policy()), SetPolicy(Policy(usage_margin=2.5), 7)]
@@ -158,6 +182,7 @@ GIVEN: Final[Given] = {
     AddressChoice: _address_choices,
     PortRange: _port_ranges,
     PlatformConfig: _manager_configs,
+    ClusterFile: _cluster_files,
     SetPolicy: _policies,
     UpConfig: _up_files,
 }

@@ -22,6 +22,7 @@ from fireflyer.checkpoint.core import manifest as checkpoint_manifest
 from fireflyer.checkpoint.core import safetensors, stages
 from fireflyer.checkpoint.dcp import writer as checkpoint_dcp
 from fireflyer.cli.fs.admin.placement import Domains
+from fireflyer.cli.hosts import config as cluster_hosts_file
 from fireflyer.cli.jobs import agent as agent_command
 from fireflyer.cluster.agent import records as agent_records
 from fireflyer.cluster.agent import start as agent_start
@@ -372,4 +373,11 @@ FORMATS: Final = (
     Format("fs.local.cluster", "json", LocalCluster, revision=2),
     Format("fs.local.cluster-of-client", "json", _Cluster),
     Format("fs.local.lock", "json", _Holder),
+    # The file of a cluster of several machines, and what one machine makes of it.
+    Format("hosts.cluster-file", "toml", cluster_hosts_file.ClusterFile),
+    Format("hosts.targets", "json", dict[int, int]),
+    Format("hosts.platform-manager", "object", PlatformConfig),
+    Format("hosts.files-manager", "object", ManagerConfig),
+    Format("hosts.files-meta", "object", MetaConfig),
+    Format("hosts.files-storage", "object", StorageConfig),
 )

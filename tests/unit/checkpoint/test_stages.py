@@ -39,10 +39,10 @@ def shares(lists: list[StageList], stage_of: list[int]) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_tensor_is_written_once_by_a_rank_that_has_it(seed: int) -> None:
-    chance = random.Random(seed)
-    tensors = [spec(f"t{number}", chance.choice([0, 1, 50, 700])) for number in range(40)]
-    lists = [of(*(one for one in tensors if chance.random() < 0.6)) for _ in range(chance.randint(1, 5))]
-    stage_of = [*range(len(lists)), *(chance.randrange(len(lists)) for _ in range(4))]
+    rng = random.Random(seed)
+    tensors = [spec(f"t{number}", rng.choice([0, 1, 50, 700])) for number in range(40)]
+    lists = [of(*(one for one in tensors if rng.random() < 0.6)) for _ in range(rng.randint(1, 5))]
+    stage_of = [*range(len(lists)), *(rng.randrange(len(lists)) for _ in range(4))]
     written = shares(lists, stage_of)
     all_names = sorted(name for share in written for name in share)
     assert all_names == sorted({one.name for one in tensors for some in lists if one in some.specs})

@@ -150,7 +150,7 @@ def new_admin_command(*, read: Callable[[], tuple[ClusterFile, HostConfig]], use
     """Make USER an administrator of the platform and of the file system, and print a token for them. Do it on a host
     with a manager; managers may run meanwhile, and need not."""
     from fireflyer.cli.hosts.processes import platform_config
-    from fireflyer.cluster.manager.process import new_administrator
+    from fireflyer.cluster.manager.administrators import new_administrator
     from fireflyer.fs.service.rights import FS_ADMIN
 
     config = platform_config(*read())
