@@ -347,7 +347,7 @@ def test_an_interactive_task_that_waits_says_its_place_and_why_and_ends_with_its
     """One of the two nodes has another task."""
     first = interactive(platform, "--nodes", "2", "--directory", str(tmp_path))
     try:
-        waits = said_of_task(first, "next in the queue: needs 2 of 2 nodes that it may use; 1 are free")
+        waits = said_of_task(first, "next in the queue: needs 2 of 2 nodes that it may use; 1 is free")
         second = interactive(platform, "--nodes", "2", "--no-snapshot", "--after", str(task))
         try:
             held = said_of_task(second, "queued, 1 task comes before it: ")
