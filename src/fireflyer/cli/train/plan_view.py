@@ -201,9 +201,10 @@ class PlanView:
     def _purposes(self, link: str) -> str:
         """Purposes of what is sent over a link at the stage that is limited most, largest first."""
         counts = {
-            purpose: counts[link]  # type: ignore[index]
+            purpose: counts[known]
             for purpose, counts in self.estimate.traffic.by_purpose.items()
-            if counts.get(link)  # type: ignore[call-overload]
+            for known in counts
+            if known == link and counts[known]
         }
         total = sum(counts.values())
         order = sorted(counts, key=lambda purpose: -counts[purpose])

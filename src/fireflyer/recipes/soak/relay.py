@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from fireflyer.runtime.address import Address
@@ -61,8 +62,8 @@ class Relay:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
-    def _thread(self, work: object, *arguments: object) -> None:
-        threading.Thread(target=work, args=arguments, name="ff-soak-relay", daemon=True).start()  # type: ignore[arg-type]
+    def _thread(self, work: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=work, args=arguments, name="ff-soak-relay", daemon=True).start()
 
     def _accept(self) -> None:
         while not self._closing:
