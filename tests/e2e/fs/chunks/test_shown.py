@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,15 +27,28 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 FF = [sys.executable, "-P", "-m", "fireflyer", "fs"]
 
 
-@pytest.fixture(scope="module")
-def cluster(module_path: Path) -> Iterator[LocalCluster]:
-    found = LocalCluster(module_path)
+@contextmanager
+def cluster_in(directory: Path) -> Iterator[LocalCluster]:
+    found = LocalCluster(directory)
     try:
         found.ff("up", "--detach", "--relaxed", "--nodes", "2", "--targets-per-node", "1")
         found.wait(found.whole)
         yield found
     finally:
         found.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(module_path: Path) -> Iterator[LocalCluster]:
+    with cluster_in(module_path) as found:
+        yield found
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """For a test that stops it."""
+    with cluster_in(tmp_path) as found:
+        yield found
 
 
 def figures(config: Path) -> dict[str, float]:
@@ -111,18 +124,19 @@ def test_nothing_is_repaired_before_somebody_has_said_so(cluster: LocalCluster) 
         assert said in done.stdout + done.stderr
 
 
-def test_every_service_has_figures_for_prometheus(cluster: LocalCluster) -> None:
-    """The last one here: its processes are not those of `up`."""
-    cluster.ff("down")
+def test_every_service_has_figures_for_prometheus(own_cluster: LocalCluster) -> None:
+    """Its processes are not those of `up`."""
+    own_cluster.ff("down")
     configs = [
-        cluster.directory / name for name in ("manager-1/manager.toml", "node-1/storage.toml", "node-2/storage.toml")
+        own_cluster.directory / name
+        for name in ("manager-1/manager.toml", "node-1/storage.toml", "node-2/storage.toml")
     ]
     with ExitStack() as stack:
         for config in configs:
             config.write_text(config.read_text().replace('metrics_listen = ""', 'metrics_listen = "localhost:0"'))
             what = config.name.removesuffix(".toml")
             stack.enter_context(ManagerProcess(str(config), what))
-        with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        with fireflyer.fs.connect(f"ff://{own_cluster.directory}") as files:
             with files.open("/file", "wb") as file:
                 file.write(bytes(3_000_000))
             assert len(files.open("/file", "rb").read()) == 3_000_000

@@ -33,6 +33,14 @@ def cluster(module_path: Path) -> Iterator[LocalCluster]:
         found.close()
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_there(cluster: LocalCluster) -> None:
+    """Whichever test ran before on the cluster of this file, and however it ended."""
+    with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
+        for entry in list(files.scandir("/")):
+            (files.rmtree if entry.is_dir() else files.unlink)(f"/{entry.name}")
+
+
 def test_a_tree_goes_there_and_comes_back(cluster: LocalCluster, tmp_path: Path) -> None:
     here = tmp_path / "here"
     (here / "many").mkdir(parents=True)
@@ -91,7 +99,8 @@ def test_status_and_gc_say_what_is_so_when_they_are_asked(cluster: LocalCluster)
         counts = [files[name] for name in names]
         return found["summary"]["sessions"], counts[0], counts[1], counts[2], counts[3]
 
-    cluster.wait(lambda status: status["summary"]["sessions"] == 1)  # of the service itself
+    # What tests before this one removed is collected, and the one session is that of the service itself.
+    cluster.wait(lambda status: (status["summary"]["sessions"], status["files"]["unlinked"]) == (1, 0))
     sessions, inodes, writing, unlinked, size = said()
     assert (writing, unlinked, size) == (0, 0, 0)
     with fireflyer.fs.connect(f"ff://{cluster.directory}") as files:
