@@ -38,7 +38,7 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
             assert shell.run(*commands[1]) == "I am rank 1 of 2\n"
             assert shell.run(*commands[2]) == ""
             assert shell.run(*shells[0]) == f"{SLEEP}in task 2\n"
-            assert len(shell.run(*shells[1]).splitlines()) == 2
+            wait_for(lambda: len(shell.run(*shells[1]).splitlines()) == 2, "only the training is listed", limit_s=60)
             assert shell.run(*interactive[0]) == "in task 3\n"
         finally:
             shell.run("ff", "stop", "1")  # it saves nothing: `ff down` would give it a minute to

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.fs.clusters.local_cluster import LocalCluster
 from tests.support.fs.clusters.managers import ManagerProcess
 from tests.support.patience import allowed_s
+from tests.support.platform.running import wait_for
 
 import fireflyer.fs
 from fireflyer.fs.client import ChunkId, open_ring_to
@@ -143,7 +144,7 @@ def test_every_service_has_figures_for_prometheus(own_cluster: LocalCluster) -> 
             manager, *nodes = [figures(config) for config in configs]
         assert manager["fireflyer_meta_requests_total"] >= 2
         assert {"fireflyer_inodes", "fireflyer_unlinked_inodes", "fireflyer_sessions"} <= set(manager)
-        assert manager["fireflyer_nodes_alive"] == 2
+        wait_for(lambda: figures(configs[0])["fireflyer_nodes_alive"] == 2, "both report", limit_s=60)
         for node in nodes:
             assert node["fireflyer_target_total_bytes"] > 0
         assert sum(node["fireflyer_storage_reads"] for node in nodes) >= 1

@@ -115,6 +115,47 @@ def test_what_is_begun_in_the_middle_of_a_call_is_done_when_it_has_ended(engine:
     assert not engine.busy_here
 
 
+def test_what_was_left_is_done_in_its_order_whatever_other_threads_call(engine: ThreadPort) -> None:
+    """The bytes of a file before its close; another thread comes while they are on their way."""
+    done: list[str] = []
+    came = threading.Event()
+    ring: Any = engine.ring
+    bytes_arrive: ClientFuture[Any] = ClientFuture(engine.wait)
+
+    async def write() -> None:
+        await bytes_arrive
+        done.append("bytes")
+
+    async def close() -> None:
+        done.append("close")
+
+    async def nothing() -> None: ...
+
+    async def work() -> None:
+        engine.later(write())
+        engine.later(close())
+
+    def other() -> None:
+        engine.run(nothing())
+        came.set()
+        with engine._mutex:
+            ring.due.append(lambda: bytes_arrive.finish(None))
+
+    thread = threading.Thread(target=other)
+
+    def waits(_: int) -> None:
+        if not came.is_set():
+            if not thread.ident:
+                thread.start()
+            came.wait(0.01)
+
+    ring.until_ready = waits
+    bytes_arrive.remote = True
+    engine.run(work())
+    thread.join()
+    assert done == ["bytes", "close"]
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_what_is_begun_while_a_thread_waits_does_not_wait_for_itself(engine: ThreadPort, remote: bool) -> None:
     """The garbage collector closes a file in the thread that leads."""

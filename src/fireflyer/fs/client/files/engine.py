@@ -59,6 +59,16 @@ class Records:
         self.future = future
 
 
+class _Deferred:
+    """Work for which nobody could wait where it came up."""
+
+    __slots__ = ("done", "work")
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.work = work
+        self.done = False
+
+
 class ThreadPort(Port):
     def __init__(self, ring: Ring, background: ControlThread, meta: MetaClient) -> None:
         super().__init__(ring, meta)
@@ -72,7 +82,11 @@ class ThreadPort(Port):
         """The thread that has the lock, and does not wait. Said before all else that is done with the lock."""
         self._inside: dict[int, None] = {}
         """Threads that are in `run`, or about to be."""
-        self._later: collections.deque[Coroutine[Any, Any, Any]] = collections.deque()
+        self._later: collections.deque[_Deferred] = collections.deque()
+        self._left_by: dict[int, _Deferred] = {}
+        """The last of each thread."""
+        self._retrying = False
+        """A thread is at the work of `_later`."""
         self._records: list[Records] = []
         self._next_tag = 0
         self._last_s = 0.0
@@ -121,21 +135,49 @@ class ThreadPort(Port):
 
     def later(self, work: Coroutine[Any, Any, Any]) -> None:
         """While `busy_here`: when what runs has ended, or within some seconds."""
-        self._later.append(work)
+        left = _Deferred(work)
+        self._left_by[threading.get_ident()] = left
+        self._later.append(left)
         self._wanted.set()
         if self._stop.is_set():
             self._forget_later()
 
     def _forget_later(self) -> None:
         while self._later:
-            self._later.popleft().close()
+            left = self._later.popleft()
+            left.work.close()
+            left.done = True
 
     def _retry_all(self) -> None:
-        while self._later:
-            try:
-                self._run(self._later.popleft())
-            except FireflyerError as error:
-                _log.warning("a file object was never closed; closing it failed: %s", error)
+        """In order and by one thread at a time: the bytes that a file object leaves are written before it is closed.
+        Waits for what this thread has left; the rest is waited for by whoever is at it."""
+        mine = self._left_by.pop(threading.get_ident(), None)
+        while self._later or not (mine is None or mine.done):
+            if not self._retrying:
+                self._retry(self._later.popleft())
+            elif mine is None or mine.done:
+                return
+            else:
+                self._give_way(self._turn.wait)
+
+    def _retry(self, left: _Deferred) -> None:
+        self._retrying = True
+        try:
+            self._run(left.work)
+        except FireflyerError as error:
+            _log.warning("a file object was never closed; closing it failed: %s", error)
+        finally:
+            left.done = True
+            self._retrying = False
+            self._turn.notify_all()
+
+    def _give_way(self, wait: Callable[[], object]) -> None:
+        """`wait` releases the lock, and has it again at its end."""
+        self._owner = 0
+        try:
+            wait()
+        finally:
+            self._owner = threading.get_ident()
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
         error: BaseException | None = None
@@ -167,14 +209,7 @@ class ThreadPort(Port):
             if len(self._inside) == 1 and not self._leading and not future.remote:
                 self._take(next((one.left for one in self._records if one.future is future), 1), _ALONE_NS)
                 continue
-            self._owner = 0
-            try:
-                if self._leading:
-                    self._turn.wait()
-                else:
-                    self._lead()
-            finally:
-                self._owner = threading.get_ident()
+            self._give_way(self._turn.wait if self._leading else self._lead)
             if not self._leading:
                 self._take()
         self._last_s = time.monotonic()
