@@ -15,32 +15,23 @@ from tests.support.network.tcp_proxy import Blow, End, Proxy
 from tests.support.patience import allowed_s
 from tests.support.ranks.processes import Event, Ranks, ranks_running
 
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import MS, SECOND
 from fireflyer.collectives.flight import Verdict, explain, find_dumps, read_dumps
 
 pytestmark = pytest.mark.processes
 
+TIMEOUT_NS = 1000 * MS
 NOTICED_S = 1.0
-MOST_S = 8.0
+# docs/design/0023-collective-failures.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine
+HANG_LIMIT_S = 1.125 * TIMEOUT_NS / SECOND + 0.3 + 0.7
 NODES = [0, 0, 1]
 ENDS = (0, 2)  # the leaders; rank 2 connects to rank 0
 TURNS = rotating(expected_s=2)
 CONTROL, DATA, ALL = range(1), range(1, 1 << 16), range(1 << 16)  # the control connection is made first
 
 
-def timeout_s() -> float:
-    """Of the collectives. After a fifth of it a rank that answers nothing is blamed, which on a busy machine may be one
-    that only waits for a processor."""
-    return min(allowed_s(1.0), MOST_S)
-
-
-def hang_limit_s(timeout: float) -> float:
-    """docs/design/0023-collective-failures.md: 1.125 timeout + 0.3 s; and the slack of a busy test machine."""
-    return 1.125 * timeout + 0.3 + 0.7
-
-
 @contextmanager
-def ranks_over(proxies: dict[int, Proxy], tmp_path: Path, timeout: float, kind: str = "allreduce") -> Iterator[Ranks]:
+def ranks_over(proxies: dict[int, Proxy], tmp_path: Path, kind: str = "allreduce") -> Iterator[Ranks]:
     """Ranks that call until they fail. One proxy, for node 0: every connection between the leaders goes through it.
     One for each rank: the connections between ranks, which either end may have made, go through those."""
     ports = {str(number): proxy.port for number, proxy in proxies.items()}
@@ -54,7 +45,7 @@ def ranks_over(proxies: dict[int, Proxy], tmp_path: Path, timeout: float, kind: 
             tmp_path / "job",
             NODES,
             "",
-            timeout_ns=int(timeout * SECOND),
+            timeout_ns=TIMEOUT_NS,
             module="tests.support.ranks.fault_ranks",
             dump_dir=str(tmp_path / "flight"),
             **usual,
@@ -95,8 +86,8 @@ def verdict_of(tmp_path: Path) -> Verdict:
     ],
 )
 def test_a_connection_that_is_reset_or_closed_is_named_by_all_ranks(blow: Blow, numbers: range, tmp_path: Path) -> None:
-    proxy, timeout = Proxy(), timeout_s()
-    with ranks_over({0: proxy}, tmp_path, timeout) as ranks:
+    proxy = Proxy()
+    with ranks_over({0: proxy}, tmp_path) as ranks:
         at = time.monotonic()
         proxy.inject(blow, numbers)
         for event in failures(ranks, at, NOTICED_S).values():
@@ -118,11 +109,11 @@ def test_a_connection_that_is_reset_or_closed_is_named_by_all_ranks(blow: Blow, 
 def test_a_connection_on_which_bytes_stop_is_named_by_all_ranks_and_by_the_dumps(
     blow: Blow, numbers: range, towards: End | None, tmp_path: Path
 ) -> None:
-    proxy, timeout = Proxy(), timeout_s()
-    with ranks_over({0: proxy}, tmp_path, timeout) as ranks:
+    proxy = Proxy()
+    with ranks_over({0: proxy}, tmp_path) as ranks:
         at = time.monotonic()
         proxy.inject(blow, numbers, towards)
-        failures(ranks, at, hang_limit_s(timeout))
+        failures(ranks, at, HANG_LIMIT_S)
         verdict = verdict_of(tmp_path)
     assert verdict.kind == "link", verdict
     assert {culprit.rank for culprit in verdict.culprits} == set(ENDS)
@@ -142,13 +133,13 @@ def test_a_connection_on_which_bytes_stop_is_named_by_all_ranks_and_by_the_dumps
 @pytest.mark.parametrize("blow", ["reset", "finish", "freeze", "swallow"])
 def test_a_dropped_connection_of_two_ranks_is_named_by_all(kind: str, blow: Blow, tmp_path: Path) -> None:
     """Between two nodes every pair of ranks has a connection of its own: here those of rank 2."""
-    proxies, timeout = {rank: Proxy() for rank in range(len(NODES))}, timeout_s()
-    with ranks_over(proxies, tmp_path, timeout, kind) as ranks:
+    proxies = {rank: Proxy() for rank in range(len(NODES))}
+    with ranks_over(proxies, tmp_path, kind) as ranks:
         at = time.monotonic()
         for proxy in proxies.values():
             proxy.inject(blow)
         ends = blow in ("reset", "finish")
-        limit_s = NOTICED_S if ends else hang_limit_s(timeout) + timeout
+        limit_s = NOTICED_S if ends else HANG_LIMIT_S + TIMEOUT_NS / SECOND
         for event in ranks.wait_for("failed", limit_s=limit_s + 20).values():
             assert event["type"] == "PeerFailed", event
             assert event["at"] - at < allowed_s(limit_s), event

@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 from tests.support.platform.desk import Desk, spec
+from tests.support.platform.store import carried_out
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
@@ -26,6 +27,7 @@ from fireflyer.cluster.core.platform.webhooks import (
 from fireflyer.cluster.manager.webhook_http import parse_target
 from fireflyer.cluster.schema.tasks import Cause
 from fireflyer.cluster.schema.webhooks import EventKind, NewWebhook, Notification, WebhookView
+from fireflyer.kvstore.core.fenced import Transact
 
 URL = "https://hooks.example.com/a"
 
@@ -71,6 +73,20 @@ def test_a_task_tells_its_way_in_order_one_after_the_other() -> None:
     assert first.event_id != second.event_id
     answer(desk, second, ok=True)
     assert (view(desk).delivered, view(desk).pending, view(desk).last) == (2, 0, "answered 200")
+
+
+def test_all_that_is_shown_is_committed() -> None:
+    """Nothing of a delivery while its transaction is under way, and then all of it."""
+    desk = Desk("n1")
+    add(desk)
+    task = desk.task(spec())
+    desk.runs_on(task, *desk.nodes_of(task))
+    (sent,) = desk.deliveries
+    delivered = Delivered(webhook=sent.webhook, number=sent.number, ok=True, text="answered 200")
+    (transact,) = (one for one in desk.machine.handle(desk.now_ns, delivered) if isinstance(one, Transact))
+    assert (view(desk).delivered, view(desk).pending) == (0, 1)
+    desk.handle(carried_out(desk.rows, transact))
+    assert (view(desk).delivered, view(desk).pending) == (1, 0)
 
 
 def test_what_was_sent_and_not_recorded_is_sent_again_by_the_next_leader_with_the_same_id() -> None:

@@ -13,6 +13,7 @@ and so many notifications that wait: those that are one too many are dropped and
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from typing import Final, TypeAlias
 
 import msgspec
@@ -148,16 +149,17 @@ class Webhooks:
     def views(self, user: str, time_ns: int) -> tuple[WebhookView, ...]:
         """Of one user, or of all where that is empty. As it is committed."""
         rows = [row for row in self._ledger.webhooks.committed.values() if not user or row.user == user]
-        return tuple(self._view(row, time_ns) for row in sorted(rows, key=lambda row: row.id))
+        pending = Counter(one.webhook for one in self._ledger.notifications.committed.values())
+        return tuple(self._view(row, pending[row.id], time_ns) for row in sorted(rows, key=lambda row: row.id))
 
-    def _view(self, row: WebhookRow, time_ns: int) -> WebhookView:
+    def _view(self, row: WebhookRow, pending: int, time_ns: int) -> WebhookView:
         return WebhookView(
             id=row.id,
             user=row.user,
             url=row.url,
             events=row.events,
             named=row.named,
-            pending=len(self._ledger.index.pending.get(row.id, {})),
+            pending=pending,
             delivered=row.delivered,
             given_up=row.given_up,
             dropped=row.dropped,
