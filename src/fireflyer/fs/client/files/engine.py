@@ -143,10 +143,16 @@ class ThreadPort(Port):
             self._forget_later()
 
     def _forget_later(self) -> None:
-        while self._later:
-            left = self._later.popleft()
+        while (left := self._next_deferred()) is not None:
             left.work.close()
             left.done = True
+
+    def _next_deferred(self) -> _Deferred | None:
+        """`close` takes them without the lock, which `later` may have in this very thread."""
+        try:
+            return self._later.popleft()
+        except IndexError:
+            return None
 
     def _retry_all(self) -> None:
         """In order and by one thread at a time: the bytes that a file object leaves are written before it is closed.
@@ -154,7 +160,8 @@ class ThreadPort(Port):
         mine = self._left_by.pop(threading.get_ident(), None)
         while self._later or not (mine is None or mine.done):
             if not self._retrying:
-                self._retry(self._later.popleft())
+                if (left := self._next_deferred()) is not None:
+                    self._retry(left)
             elif mine is None or mine.done:
                 return
             else:
