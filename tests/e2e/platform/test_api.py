@@ -119,6 +119,7 @@ UPGRADE: Final = {
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagerProcess]:
     with ManagerProcess(tmp_path_factory.mktemp("api") / "manager") as running:
         wait_for(lambda: running.ask("GET", f"{API}/health").status == 200, "it leads")
+        wait_for(lambda: running.ask("GET", f"{API}/usage", user="admin").status == 200, "the history is open")
         yield running
 
 
