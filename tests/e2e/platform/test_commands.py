@@ -106,7 +106,9 @@ def test_labels_and_places_of_nodes_are_what_was_typed_and_tasks_go_by_them(type
         ("--group big", "agent-2"),
     ):
         said = typed.ff(f"submit --no-snapshot --test-only {options} t.py")
-        assert said.endswith(f"\non {there}\n"), said
+        announced = said.splitlines()[-1].removeprefix("on ")
+        assert sorted(announced.split()) == there.split(), said
+        assert announced == typed.node_of(typed.submit(options)), said
 
     assert "group default, zone (none), leaf l1" in typed.ff("node move agent-2 --group default --zone", "")
     assert typed.ff("node label agent-1") == "node agent-1 has the labels (none)\n"
