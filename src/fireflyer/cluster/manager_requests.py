@@ -130,7 +130,7 @@ class _SecureConnection(http.client.HTTPSConnection):
         super().connect()
         try:
             check_certificate(self._manager, self.sock.getpeercert(binary_form=True))
-        except PermissionDenied:
+        except BaseException:
             self.close()
             raise
 
@@ -238,6 +238,9 @@ class Requests:
         except (OSError, http.client.HTTPException) as error:
             self._http.close()
             raise _OutcomeUnknown(f"{self._url} broke the connection: {error}") from None
+        except BaseException:  # Ctrl-C, as in `_send`
+            self._http.close()
+            raise
         if len(data) == MAX_ANSWER_BYTES:
             self._http.close()
             raise DataCorruption(f"{self._url} answered more than {MAX_ANSWER_BYTES} bytes")
@@ -250,12 +253,15 @@ class Requests:
             try:
                 if fresh:
                     self._connect()
-            except PermissionDenied:
+            except PermissionDenied:  # which is an OSError
                 self._http.close()
                 raise
             except (http.client.HTTPException, OSError) as error:
                 self._http.close()
                 raise Unreachable(f"{self._url} cannot be reached: {error}{self._if_unreachable}") from None
+            except BaseException:  # Ctrl-C: over a connection without TLS yet, the next request would go in clear
+                self._http.close()
+                raise
             try:
                 data = request.data.pieces() if isinstance(request.data, RequestBody) else request.data
                 self._http.request(request.method, request.target, data, dict(request.headers))
@@ -271,6 +277,9 @@ class Requests:
             except (http.client.HTTPException, OSError) as error:
                 self._http.close()
                 raise _OutcomeUnknown(f"{self._url} does not answer: {error}") from None
+            except BaseException:  # Ctrl-C: this answer is still to come, and is not that of the next request
+                self._http.close()
+                raise
         raise AssertionError
 
     def stream_events(self, path: str, kind: Any, heard: str, query: Mapping[str, object]) -> Iterator[tuple[str, Any]]:

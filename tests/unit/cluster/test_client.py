@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
+import ssl
 import threading
 from collections.abc import Iterator
 
@@ -107,3 +109,38 @@ def test_a_client_of_one_manager_says_at_once_that_it_does_not_lead() -> None:
         with pytest.raises(TransientError, match="does not lead"):
             client.submit(SPEC, key="a")
         assert len(servers[0].asked) == 1
+
+
+@pytest.mark.parametrize("method", ["request", "getresponse"])
+def test_a_command_after_ctrl_c_in_a_request_is_carried_out(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that which stops an interactive task: the answer that was awaited is not taken for its own."""
+    meant = getattr(http.client.HTTPConnection, method)
+
+    def interrupted(*arguments: object, **named: object) -> None:
+        if method == "request":
+            meant(*arguments, **named)
+        raise KeyboardInterrupt
+
+    with managers("leads") as (servers, client):
+        assert client.submit(SPEC, key="a") == (7,)
+        with monkeypatch.context() as patch:
+            patch.setattr(http.client.HTTPConnection, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.submit(SPEC, key="b")
+        assert client.submit(SPEC, key="c") == (7,)
+        assert servers[0].asked[-1] == "tasks"
+
+
+def test_no_request_goes_over_a_connection_whose_tls_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Manager("leads") as server:
+        connection = Connection(url=server.url.replace("http:", "https:"), token="t", fingerprint="0" * 64)
+        with Client(connection) as client:
+
+            def wrap(*_: object, **__: object) -> None:
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap)
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    client.submit(SPEC, key="a")
+        assert server.asked == []

@@ -136,14 +136,26 @@ def open_shell(
     `UsageError`, `JobFailed`, and as the client does."""
     pairs = [_port(text) for text in ports]
     with _ended_by_signals():
-        (task,) = client.submit(spec, key=secrets.token_hex(16))
-        click.echo(f"task {task} submitted; Ctrl-C ends it", err=True)
+        task = _submit(client, spec)
         try:
+            click.echo(f"task {task} submitted; Ctrl-C ends it", err=True)
             _wait(client, task)
             asked = asked_for(command, terminal=None, rank=None, node=None, idle=idle, ends_task=True)
             return run_session(client, task, asked, pairs)
         finally:
             _stop(client, task)
+
+
+def _submit(client: Client, spec: TaskSpec) -> int:
+    """Number of the task. One that is submitted when this is interrupted is stopped."""
+    key = secrets.token_hex(16)
+    try:
+        (task,) = client.submit(spec, key=key)
+    except KeyboardInterrupt:
+        (task,) = client.submit(spec, key=key)  # the same one: only the manager knows whether it had it
+        _stop(client, task)
+        raise
+    return task
 
 
 @contextlib.contextmanager
@@ -185,11 +197,15 @@ def _wait(client: Client, task: int) -> None:
 
 
 def _stop(client: Client, task: int) -> None:
-    """It ends by itself, too, but later; one that has ended is no error."""
+    """One that has ended is no error."""
     from fireflyer.cluster.core.platform.commands import StopTask
 
-    with contextlib.suppress(UsageError, TransientError):
+    try:
         client.command(StopTask(task, "its shell has ended"))
+    except TransientError as error:
+        click.echo(f"task {task} was not stopped: {error}; stop it: ff stop {task}", err=True)
+    except UsageError:
+        pass
 
 
 def _port(text: str) -> tuple[int, int]:
