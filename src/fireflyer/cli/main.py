@@ -49,6 +49,7 @@ _COMMANDS = {
     "agent": "fireflyer.cli.jobs.agent",
     "sim": "fireflyer.cli.sim.command",
     "train": "fireflyer.cli.train.command",
+    "plan": "fireflyer.cli.plan.command",
     "collectives": "fireflyer.cli.collectives.command",
     "data": "fireflyer.cli.data.command",
     "demo": "fireflyer.cli.jobs.demo",
@@ -105,6 +106,7 @@ _SECTIONS = {
         "sim",
         "soak",
     ),
+    "For planners": ("plan",),
     "Processes of a cluster, for systemd or Kubernetes": ("host", "manager", "fs manager", "fs meta", "fs storage"),
     "This installation": ("version", "completion"),
 }

@@ -19,6 +19,8 @@ from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress
 from fireflyer.collectives.planning.cost import Speeds
 from fireflyer.collectives.planning.declaration import Declaration, RouteRow
 from fireflyer.collectives.planning.plan import CANONICAL, Plan, Route, make_plan
+from fireflyer.planning import NetworkFile, NodePrice, Price, PriceList
+from fireflyer.topology.fabrics import NodeGroup
 
 __all__ = ["GIVEN"]
 
@@ -174,7 +176,65 @@ def _exec_requests() -> list[ExecRequest]:
     return [ExecRequest(rank=3, port=Port(8888)), ExecRequest(program=ExecProgram()), whole]
 
 
+def _networks() -> list[NetworkFile]:
+    """Keys of one family refuse those of another."""
+    groups = tuple(samples(NodeGroup))
+    common: dict[str, Any] = {"name": "s1", "gbit_per_s": 200.0, "nodes": groups}
+    return [
+        NetworkFile(family="two-layer", radix=8, **common),
+        NetworkFile(family="two-layer", radix=8, uplinks=2, spread=False, frame_switch=True, **common),
+        NetworkFile(family="three-layer", radix=8, cores=16, **common),
+        NetworkFile(family="zones", radix=8, between=4, shared=groups, zones=3, zone_switches=2, **common),
+        NetworkFile(family="multi-plane", radix=8, planes=2, **common),
+        NetworkFile(family="rail-optimised", radix=8, rails=2, **common),
+        NetworkFile(
+            name="s1",
+            family="dragonfly",
+            gbit_per_s=1.5,
+            nodes_per_switch=2,
+            group_switches=4,
+            global_links=2,
+            groups=9,
+        ),
+        NetworkFile(name="s1", family="slim-fly", gbit_per_s=1.5, order=5),
+    ]
+
+
+def _prices() -> list[Price]:
+    return [Price(price=1.5, source="s1", date="s2"), Price(price=(1.5, 2.5), watts=(3.5, 4.5), source="s1", date="s2")]
+
+
+def _node_prices() -> list[NodePrice]:
+    return [
+        NodePrice(price=1.5, source="s1", date="s2"),
+        NodePrice(price=1.5, watts=2.5, source="s1", date="s2", gpus=8, gpu_flops=3.5),
+    ]
+
+
+def _price_lists() -> list[PriceList]:
+    pieces = {f"s{at}": price for at, price in enumerate(_prices())}
+    nodes = {f"s{at}": price for at, price in enumerate(_node_prices())}
+    return [
+        PriceList(currency="s1"),
+        PriceList(
+            currency="s1",
+            switches=pieces,
+            cables=pieces,
+            nodes=nodes,
+            electricity_per_kwh=(0.5, 1.5),
+            pue=1.5,
+            upkeep_per_year=0.5,
+            years=2.5,
+            utilisation=0.5,
+        ),
+    ]
+
+
 GIVEN: Final[Given] = {
+    NetworkFile: _networks,
+    Price: _prices,
+    NodePrice: _node_prices,
+    PriceList: _price_lists,
     ExecRequest: _exec_requests,
     Plan: _plans,
     Declaration: _declarations,

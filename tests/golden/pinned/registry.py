@@ -78,6 +78,7 @@ from fireflyer.identity import TokenInfo, handshake, machines, tokens
 from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.kvstore.dump import Row
+from fireflyer.planning import NetworkFile, PriceList
 from fireflyer.recipes import corpus, train_gpt
 from fireflyer.recipes.soak import acknowledged as soak_acknowledged
 from fireflyer.recipes.testbed import reference as whole_reference
@@ -281,6 +282,8 @@ FORMATS: Final = (
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
     Format("codesign.node-file", "toml", NodeModel),
     Format("codesign.plan-file", "toml", PlanFile),
+    Format("planning.network-file", "toml", NetworkFile),
+    Format("planning.price-list", "toml", PriceList),
     Format("collectives.topology-file", "toml", declaration.Declaration),
     Format("collectives.topology", "json", declaration.Declaration),
     Format("collectives.member", "json", rendezvous.RankInfo, revision=2),

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["plan_command"]
 
 MANUAL: Final = "docs/how-to/plan-training.md"
-MAX_CONFIG_BYTES: Final = 1 << 20
 MAX_NODES: Final = 1 << 14
 EXIT_DOES_NOT_FIT: Final = 1
 
@@ -111,34 +110,9 @@ def _read_node(name: str) -> NodeModel:
 
 def _read_plan(path: str) -> tuple[PlanFile, ModelShape]:
     """The plan, and the shape of its model. Raises `UsageError`."""
+    from fireflyer.cli.model_config import read_shape
     from fireflyer.cli.toml_files import read_toml
     from fireflyer.codesign.parallel import PlanFile
 
     given = read_toml(path, PlanFile, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
-    return given, _read_shape(os.path.join(os.path.dirname(path), given.model), path)
-
-
-def _read_shape(path: str, named_in: str) -> ModelShape:
-    import json
-
-    from fireflyer.codesign.model import shape_from_config
-
-    try:
-        if not os.path.isfile(path):
-            raise UsageError(f"{named_in!r}: model {path!r} is not a file; give the path of a config.json")
-        with open(path, "rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{named_in!r}: model {path!r} cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_CONFIG_BYTES:
-        raise UsageError(f"model {path!r} is larger than {MAX_CONFIG_BYTES} bytes; give a config.json")
-    try:
-        config = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"model {path!r} is no JSON object: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"model {path!r} is no JSON object; give a config.json")
-    try:
-        return shape_from_config(config)
-    except UsageError as error:
-        raise UsageError(f"model {path!r}: {error}") from error
+    return given, read_shape(os.path.join(os.path.dirname(path), given.model), named_in=path)

@@ -1,0 +1,1 @@
+"""`ff plan`: networks, their cost, models, and published figures, before anything is bought."""

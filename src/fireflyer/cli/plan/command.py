@@ -1,0 +1,29 @@
+"""`ff plan`: the group of its commands."""
+
+from __future__ import annotations
+
+import click
+
+from fireflyer.cli.plan.figure import figure_command
+from fireflyer.cli.plan.model import model_command
+from fireflyer.cli.plan.network import network_command
+
+__all__ = ["command"]
+
+
+@click.group(
+    "plan",
+    short_help="Plan a cluster: networks, what they cost, what a model needs.",
+    epilog="""\b
+Examples:
+  ff plan network fire-flyer-2                          switches, links, distances and cuts of a network
+  ff plan network network.toml --prices prices.toml     what it costs to buy, to power and to run
+  ff plan model config.json                             parameters, FLOPs, KV cache and bytes of a model
+  ff plan figure v3-table-3                             a published table beside what we compute""",
+)
+def command() -> None:
+    """Plan a cluster before anything is bought. Nothing is started, and no GPU is needed."""
+
+
+for one in (network_command, model_command, figure_command):
+    command.add_command(one)

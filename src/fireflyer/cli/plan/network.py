@@ -1,0 +1,166 @@
+"""`ff plan network`: a fabric in numbers, and what it costs."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.completion import complete_file
+
+if TYPE_CHECKING:
+    from fireflyer.planning import Amount, NetworkFile, PricedBill, PriceList
+    from fireflyer.topology.fabrics import Fabric
+
+__all__ = ["network_command"]
+
+MANUAL: Final = "docs/how-to/plan-network.md"
+
+
+def shipped_networks() -> list[str]:
+    """Networks that the package describes."""
+    found = files("fireflyer.planning").joinpath("networks").iterdir()
+    return sorted(one.name.removesuffix(".toml") for one in found if one.name.endswith(".toml"))
+
+
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in shipped_networks() if name.startswith(incomplete)]
+
+
+@click.command(
+    "network",
+    short_help="Count a network's switches and links; what it costs.",
+    epilog="""\b
+Examples:
+  ff plan network v3-multi-plane
+  ff plan network network.toml --prices prices.toml --nodes
+  ff plan network network.toml --prices prices.toml --nodes --rent 1.10   # of a GPU hour: when owning is cheaper""",
+)
+@click.argument("network", metavar="NETWORK", shell_complete=_complete)
+@click.option("--prices", metavar="FILE", shell_complete=complete_file, help="TOML file with prices: also print costs.")
+@click.option("--nodes", "with_nodes", is_flag=True, help="Count the price and power of nodes, too.")
+@click.option("--rent", metavar="PRICE", type=float, help="Of a GPU hour: also print when owning becomes cheaper.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def network_command(*, network: str, prices: str | None, with_nodes: bool, rent: float | None, as_json: bool) -> int:
+    """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
+    two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.planning import PriceList
+
+    if (with_nodes or rent is not None) and prices is None:
+        raise UsageError("--nodes and --rent need --prices FILE")
+    given = _read_network(network)
+    fabric = given.build()
+    shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
+    if prices is not None:
+        found = read_toml(prices, PriceList, name="--prices", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
+        shown["cost"] = _costs(given, fabric, found, with_nodes=with_nodes or rent is not None, rent=rent)
+    _print(shown, as_json=as_json)
+    return 0
+
+
+def _read_network(name: str) -> NetworkFile:
+    import msgspec
+
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.planning import NetworkFile
+
+    known = shipped_networks()
+    if name in known:
+        return msgspec.toml.decode(
+            files("fireflyer.planning").joinpath("networks", f"{name}.toml").read_bytes(), type=NetworkFile
+        )
+    return read_toml(name, NetworkFile, name="NETWORK", advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
+
+
+def _structure(fabric: Fabric) -> dict[str, Any]:
+    from fireflyer.topology.fabrics import bisection, diameter, disjoint_paths
+
+    first, last = 0, fabric.nodes - 1
+    paths = disjoint_paths(fabric, first, last) if last else 0
+    cut = bisection(fabric)
+    try:
+        hops = diameter(fabric)
+    except UsageError:
+        hops = None  # too large to look at all pairs
+    return {
+        "nodes": {group.kind: group.count for group in fabric.groups},
+        "endpoints": fabric.endpoints,
+        "switches": {"all": fabric.switches, **{layer.name: layer.count for layer in fabric.layers}},
+        "links between switches": fabric.links,
+        "links by layer": {f"{below}-{above}": links for (below, above), links in fabric.links_by_layer().items()},
+        "unused ports": fabric.unused_ports,
+        "most switches on a shortest path": hops,
+        "paths without a common link, first to last node": paths,
+        "bisection": {
+            "links": cut.links,
+            "gigabytes per second": cut.links * fabric.link_bytes_per_s / 1e9,
+            "exact": cut.exact,
+        },
+    }
+
+
+def _costs(
+    given: NetworkFile, fabric: Fabric, prices: PriceList, *, with_nodes: bool, rent: float | None
+) -> dict[str, Any]:
+    from fireflyer.planning import amount_of, bill_of, break_even_hours, cost_of_ownership, price_bill
+
+    kinds = [group.kind for group in fabric.groups]
+    bill = price_bill(bill_of(fabric, with_nodes=with_nodes, frame_switch=given.frame_switch), prices, kinds)
+    own = cost_of_ownership(bill, prices)
+    shown: dict[str, Any] = {
+        "currency": prices.currency,
+        "lines": _lines(bill),
+        "network": bill.price("switch", "cable"),
+        "network, of an endpoint": bill.price("switch", "cable").over(fabric.endpoints),
+        "purchase": own.purchase,
+        f"energy in {prices.years:g} years": own.energy,
+        f"upkeep in {prices.years:g} years": own.upkeep,
+        f"total in {prices.years:g} years": own.total,
+        "kilowatts of the building": own.mean_watts.times(0.001),
+    }
+    if own.per_gpu_hour is not None:
+        shown["GPU hour"] = own.per_gpu_hour
+    if own.per_pflops_hour is not None:
+        shown["hour of a PFLOP per second"] = own.per_pflops_hour
+    if rent is not None:
+        hours = break_even_hours(bill, prices, amount_of(rent, "--rent"))
+        shown["hours after which owning is cheaper"] = hours if hours is not None else "never"
+    return shown
+
+
+def _lines(bill: PricedBill) -> dict[str, Amount]:
+    return {f"{one.line.name} {one.line.item} x {one.line.pieces}": one.price for one in bill.lines}
+
+
+def _print(shown: dict[str, Any], *, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+        return
+    for name, value in shown.items():
+        if isinstance(value, dict) and any(isinstance(one, dict) for one in value.values()):
+            click.echo(f"{name}:")
+            for inner, one in value.items():
+                click.echo(f"  {inner}: {_words(one)}")
+        else:
+            click.echo(f"{name}: {_words(value)}")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return "unknown" if value is None else _amount(value)
+
+
+def _amount(value: Amount | str) -> str:
+    return str(value)

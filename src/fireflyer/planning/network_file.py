@@ -1,0 +1,108 @@
+"""`NetworkFile`: a fabric described by a few parameters, as a TOML file gives them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.topology.fabrics import (
+    Fabric,
+    NodeGroup,
+    dragonfly,
+    multi_plane,
+    rail_optimised,
+    slim_fly,
+    three_layer_tree,
+    two_layer_tree,
+    zones,
+)
+
+__all__ = ["NetworkFile"]
+
+Family = Literal["two-layer", "three-layer", "zones", "multi-plane", "rail-optimised", "dragonfly", "slim-fly"]
+_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "two-layer": ("radix", "nodes", "uplinks", "spread"),
+    "three-layer": ("radix", "nodes", "cores", "spread"),
+    "zones": ("radix", "nodes", "shared", "between", "zones", "zone_switches"),
+    "multi-plane": ("radix", "nodes", "planes"),
+    "rail-optimised": ("radix", "nodes", "rails"),
+    "dragonfly": ("nodes_per_switch", "group_switches", "global_links", "groups"),
+    "slim-fly": ("order",),
+}
+_REQUIRED: Final[dict[str, tuple[str, ...]]] = {
+    "two-layer": ("radix", "nodes"),
+    "three-layer": ("radix", "nodes"),
+    "zones": ("radix", "nodes", "between"),
+    "multi-plane": ("radix", "nodes", "planes"),
+    "rail-optimised": ("radix", "nodes", "rails"),
+    "dragonfly": ("nodes_per_switch", "group_switches", "global_links", "groups"),
+    "slim-fly": ("order",),
+}
+
+
+class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What each key means is said by the function of `topology.fabrics` that builds the family."""
+
+    name: str
+    family: Family
+    gbit_per_s: float
+    """Of a link."""
+    frame_switch: bool = False
+    """Leaf and spine switches are modules of a frame, without cables between them."""
+    nodes: tuple[NodeGroup, ...] = ()
+    shared: tuple[NodeGroup, ...] = ()
+    radix: int | None = None
+    uplinks: int | None = None
+    spread: bool | None = None
+    cores: int | None = None
+    between: int | None = None
+    zones: int | None = None
+    zone_switches: int | None = None
+    planes: int | None = None
+    rails: int | None = None
+    nodes_per_switch: int | None = None
+    group_switches: int | None = None
+    global_links: int | None = None
+    groups: int | None = None
+    order: int | None = None
+
+    def __post_init__(self) -> None:
+        given = self._given()
+        missing = [key for key in _REQUIRED[self.family] if key not in given]
+        if missing:
+            raise UsageError(f"a network of the family {self.family} needs {', '.join(missing)}")
+        foreign = [key for key in given if key not in _KEYS[self.family]]
+        if foreign:
+            raise UsageError(
+                f"a network of the family {self.family} has no {', '.join(foreign)}; its keys are "
+                f"{', '.join(_KEYS[self.family])}"
+            )
+
+    def _given(self) -> dict[str, Any]:
+        own = ("name", "family", "gbit_per_s", "frame_switch")
+        values = {key: getattr(self, key) for key in self.__struct_fields__ if key not in own}
+        return {key: value for key, value in values.items() if value is not None and value != ()}
+
+    def build(self) -> Fabric:
+        """Raises `UsageError` where no such network can be built."""
+        given = self._given() | {"name": self.name, "gbit_per_s": self.gbit_per_s}
+        groups = given.pop("nodes", ())
+        match self.family:
+            case "two-layer":
+                return two_layer_tree(groups, **given)
+            case "three-layer":
+                return three_layer_tree(groups, **given)
+            case "zones":
+                if "zones" in given:
+                    given["count"] = given.pop("zones")
+                return zones(groups, **given)
+            case "multi-plane":
+                return multi_plane(groups, **given)
+            case "rail-optimised":
+                return rail_optimised(groups, **given)
+            case "dragonfly":
+                return dragonfly(**given)
+            case "slim-fly":
+                return slim_fly(**given)

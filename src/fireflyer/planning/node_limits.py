@@ -1,0 +1,65 @@
+"""Bandwidth limits of an allreduce inside and out of a node (Fire-Flyer paper, IV-D3). Pure.
+
+Bandwidth is that of the algorithm: bytes of the array of one GPU over the time. HFReduce touches host memory for each
+byte several times, its double binary tree sends and receives each byte twice over the NIC, and GPUs behind one host
+bridge share that in both directions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.parallel.node import NodeModel
+
+__all__ = ["Limits", "hfreduce_limits", "host_memory_operations", "ring_pcie_bandwidth"]
+
+
+class Limits(NamedTuple):
+    """Bytes per second that each part of a node allows; None: it has no part in it."""
+
+    host_memory: float
+    nic: float
+    bridge: float
+
+    @property
+    def binding(self) -> str:
+        """Name of the lowest."""
+        return min(self._fields, key=lambda name: float(getattr(self, name)))
+
+    @property
+    def bandwidth(self) -> float:
+        return min(self)
+
+
+def host_memory_operations(gpus: int, *, pairs: bool = False, copied_back_by_dma: bool = False) -> int:
+    """Reads and writes of host memory for each byte of an array: the copies of `gpus` GPUs are written, and read to be
+    added; the sum is written, read twice to be sent (to a child and to the parent of a tree), what comes from two peers
+    is written and read once to be added; the result is read for the copies back: once for each half of the GPUs where
+    GDRCopy writes to all of them, once for each GPU where DMA copies.
+
+    8 GPUs: 24 (the paper's 8+8+1+2+2+1+2), 30 with copies by DMA; with NVLink pairs 16. Raises `UsageError`.
+    """
+    if gpus < 1 or (pairs and gpus % 2):
+        raise UsageError(f"{gpus} GPUs {'do not form pairs' if gpus > 0 else 'are none'}")
+    copies = gpus // 2 if pairs else gpus
+    return 2 * copies + 1 + 2 + 2 + 1 + (copies if copied_back_by_dma else 2)
+
+
+def hfreduce_limits(node: NodeModel, *, pairs: bool = False, copied_back_by_dma: bool = False) -> Limits:
+    """Of HFReduce on this node. `pairs`: GPUs joined by NVLink add first, and one of them copies."""
+    operations = host_memory_operations(node.gpus, pairs=pairs, copied_back_by_dma=copied_back_by_dma)
+    copying = max(1, node.bridge_gpus // 2) if pairs else node.bridge_gpus
+    return Limits(
+        host_memory=node.host_memory_bytes_per_s / operations,
+        nic=node.nics * node.nic_bytes_per_s / 2,
+        bridge=node.bridge_bytes_per_s / (2 * copying),
+    )
+
+
+def ring_pcie_bandwidth(peer_bytes_per_s: float, ranks: int) -> float:
+    """Of a ring over PCIe whose links carry `peer_bytes_per_s` in each direction: each rank moves (2n - 1)/n times the
+    array past the slowest link. 9 GiB/s: 4.99 GB/s for 16 ranks, 4.83 for very many. Raises `UsageError`."""
+    if ranks < 2:
+        raise UsageError(f"a ring of {ranks} ranks; use 2 or more")
+    return peer_bytes_per_s * ranks / (2 * ranks - 1)

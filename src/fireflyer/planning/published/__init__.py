@@ -1,0 +1,33 @@
+"""Tables and figures of both papers that can be computed again, beside what was printed. Pure.
+
+for figure in published_figures(shapes, node):
+    for row in figure.rows: print(row.what, row.published, row.computed, row.verdict)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.parallel.node import NodeModel
+from fireflyer.planning.published import models, networks, nodes
+from fireflyer.planning.published.figure import PublishedFigure, PublishedRow
+
+__all__ = ["PublishedFigure", "PublishedRow", "published_figures"]
+
+
+def published_figures(shapes: Mapping[str, ModelShape], node: NodeModel) -> tuple[PublishedFigure, ...]:
+    """`shapes`: of the models in `planning/models`, by the names of the files; `node`: pcie-a100."""
+    return (
+        networks.architecture_costs(),
+        networks.network_costs(),
+        nodes.allreduce_limits(node),
+        models.scaling(),
+        networks.storage(),
+        networks.next_generation(),
+        models.kv_cache(shapes),
+        models.training_cost(shapes),
+        networks.topologies(),
+        models.v3_metrics(shapes),
+        models.decoding(),
+    )

@@ -1,0 +1,168 @@
+"""Published figures about networks and their cost. Pure."""
+
+from __future__ import annotations
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import GIB
+from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
+from fireflyer.topology.fabrics import (
+    Counts,
+    NodeGroup,
+    counts_of,
+    dragonfly_counts,
+    multi_plane,
+    slim_fly_counts,
+    three_layer_tree,
+    two_layer_tree,
+    zones,
+)
+
+__all__ = ["FIRE_FLYER", "V3", "architecture_costs", "network_costs", "next_generation", "storage", "topologies"]
+
+FIRE_FLYER = "Fire-Flyer AI-HPC, arXiv:2408.14158"
+V3 = "Insights into DeepSeek-V3, arXiv:2505.09343"
+SWITCH_MUSD, LINK_MUSD, ENDPOINT_MUSD = 0.04, 0.00185, 0.000665
+"""One of many price lists that give four of the five printed costs; no other column of the table tells them apart."""
+
+
+def _gpus(count: int, ports: int = 1) -> tuple[NodeGroup, ...]:
+    return (NodeGroup(kind="gpu", count=count, ports=ports),)
+
+
+def architecture_costs() -> PublishedFigure:
+    relative = (107 / 131 + 220 / 263) / 2
+    return PublishedFigure(
+        "ff-table-2",
+        "PCIe A100 beside DGX-A100",
+        f"{FIRE_FLYER}, table II",
+        (
+            row("TF32 GEMM of ours", 107, None, "measured by the authors", unit="TFLOPS"),
+            row("TF32 GEMM of DGX", 131, None, "measured by the authors", unit="TFLOPS"),
+            row("relative performance", 0.83, relative, "mean of 107/131 and 220/263", step=0.01),
+            row("node relative price", 0.60, None, "the authors' prices"),
+            row("cost-performance ratio", 1.38, 0.83 / 0.60, "0.83 / 0.60", step=0.01),
+            row("power relative to DGX", 0.60, 2500 / 4200, "2500 W / 4200 W", step=0.01),
+        ),
+    )
+
+
+def network_costs() -> PublishedFigure:
+    ours = zones(
+        _gpus(1160),
+        radix=40,
+        gbit_per_s=200,
+        between=40,
+        shared=(NodeGroup(kind="storage", count=180, ports=2),),
+    )
+    three = three_layer_tree(_gpus(1600), radix=40, gbit_per_s=200)
+    dgx = three_layer_tree(_gpus(10_000), radix=40, gbit_per_s=200, cores=320)
+    least = three_layer_tree(_gpus(10_000), radix=40, gbit_per_s=200)
+    return PublishedFigure(
+        "ff-table-3",
+        "switches of the two-zone network and of three-layer fat-trees",
+        f"{FIRE_FLYER}, III and table III",
+        (
+            row("switches of two zones", 122, ours.switches, "2 x (40 leaf + 20 spine) + 2"),
+            row("switches, 1,600 endpoints in three layers", 200, three.switches, "80 leaf + 80 spine + 40 core"),
+            row(
+                "switches, 10,000 endpoints in three layers",
+                1320,
+                dgx.switches,
+                "500 + 500 + 320; the 320 are an input",
+            ),
+            row(
+                "core switches that the 10,000 need", 320, least.switches - 1000, "20 sets of 13; 250 by counting ports"
+            ),
+            row("switches saved", 0.40, 1 - ours.switches / three.switches, "1 - 122/200", step=0.1),
+            row("relative price of network and nodes", 0.504, 11600 / 23000, "11600 / 23000", step=0.001),
+            _zone_ports(),
+        ),
+    )
+
+
+def _zone_ports() -> PublishedRow:
+    """1,250 GPU nodes and 180 storage servers."""
+    storage = (NodeGroup(kind="storage", count=180, ports=2),)
+    try:
+        zones(_gpus(1250), radix=40, gbit_per_s=200, between=0, shared=storage)
+    except UsageError as error:
+        how = f"625 GPU nodes + 180 storage servers: {str(error).partition(': ')[2]}"
+    else:
+        how = "625 GPU nodes + 180 storage servers"
+    return row("ports of a zone that 1,250 GPU nodes and 180 storage servers need", 800, 625 + 180, how)
+
+
+def next_generation() -> PublishedFigure:
+    fabric = multi_plane(_gpus(8192, 4), planes=4, radix=128, gbit_per_s=400)
+    return PublishedFigure(
+        "ff-section-9",
+        "next generation: 4 planes of 128-port switches",
+        f"{FIRE_FLYER}, IX",
+        (row("GPUs, one port each", 32_768, fabric.endpoints, "4 x 128^2 / 2"),),
+    )
+
+
+def storage() -> PublishedFigure:
+    return PublishedFigure(
+        "ff-storage",
+        "storage of Fire-Flyer 2",
+        f"{FIRE_FLYER}, VI-B",
+        (
+            row(
+                "bandwidth of all storage ports",
+                9.0,
+                360 * 25e9 / 1e12,
+                "180 servers x 2 x 25 GB/s",
+                unit="TB/s",
+                step=0.1,
+            ),
+            row(
+                "capacity with two replicas, over",
+                20,
+                2880 * 15.36e12 / 2 / (GIB * (1 << 20)),
+                "2,880 x 15.36 TB / 2 = 22.1 PB = 19.6 PiB; PB and PiB are mixed up",
+                unit="PiB",
+                printed="at least",
+            ),
+        ),
+    )
+
+
+def topologies() -> PublishedFigure:
+    rows = []
+    ideal = {
+        "SF": slim_fly_counts(28),
+        "DF": dragonfly_counts(nodes_per_switch=16, group_switches=32, global_links=16, groups=511),
+    }
+    built = {
+        "FT2": two_layer_tree(_gpus(2048), radix=64, gbit_per_s=400),
+        "MPFT": multi_plane(_gpus(2048, 8), planes=8, radix=64, gbit_per_s=400),
+        "FT3": three_layer_tree(_gpus(65_536), radix=64, gbit_per_s=400),
+    }
+    published = {
+        "FT2": (2_048, 96, 2_048, 9, 4.39, 0.01),
+        "MPFT": (16_384, 768, 16_384, 72, 4.39, 0.01),
+        "FT3": (65_536, 5_120, 131_072, 491, 7.5, 0.1),
+        "SF": (32_928, 1_568, 32_928, 146, 4.4, 0.1),
+        "DF": (261_632, 16_352, 384_272, 1_522, 5.8, 0.1),
+    }
+    for name, (endpoints, switches, links, cost, each, step) in published.items():
+        counts = ideal[name] if name in ideal else counts_of(built[name])
+        rows += _topology(name, counts, (endpoints, switches, links, cost), each, step)
+    return PublishedFigure("v3-table-3", "network topologies", f"{V3}, table 3", tuple(rows))
+
+
+def _topology(
+    name: str, counts: Counts, published: tuple[int, int, int, int], each: float, step: float
+) -> list[PublishedRow]:
+    endpoints, switches, links, cost = published
+    millions = SWITCH_MUSD * counts.switches + LINK_MUSD * counts.links + ENDPOINT_MUSD * counts.endpoints
+    how = f"not constructible: {counts.why_not_built}" if counts.why_not_built else "counted"
+    priced = "40 k$ a switch, 1.85 a link, 0.665 an endpoint: prices are an input, the table does not determine them"
+    return [
+        row(f"{name}: endpoints", endpoints, counts.endpoints, how),
+        row(f"{name}: switches", switches, counts.switches, how),
+        row(f"{name}: links", links, counts.links, how),
+        row(f"{name}: cost", cost, millions, priced, unit="M$"),
+        row(f"{name}: cost of an endpoint", each, 1000 * millions / counts.endpoints, priced, unit="k$", step=step),
+    ]

@@ -1,0 +1,34 @@
+"""Fabrics as data: fat-trees, zones, planes, rails, Dragonfly, Slim Fly, and what follows from their graphs. Pure.
+
+fabric = two_layer_tree([NodeGroup(kind="gpu", count=800)], radix=40, gbit_per_s=200)
+fabric.switches, fabric.links, diameter(fabric), disjoint_paths(fabric, 0, 799)
+"""
+
+from fireflyer.topology.fabrics.flat import Counts, counts_of, dragonfly, dragonfly_counts, slim_fly, slim_fly_counts
+from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, NodeGroup
+from fireflyer.topology.fabrics.joined import multi_plane, rail_optimised, zones
+from fireflyer.topology.fabrics.properties import Bisection, bisection, diameter, disjoint_paths, links_across
+from fireflyer.topology.fabrics.trees import three_layer_tree, two_layer_tree
+
+__all__ = [
+    "Bisection",
+    "Cable",
+    "Counts",
+    "Fabric",
+    "Layer",
+    "NodeGroup",
+    "bisection",
+    "counts_of",
+    "diameter",
+    "disjoint_paths",
+    "dragonfly",
+    "dragonfly_counts",
+    "links_across",
+    "multi_plane",
+    "rail_optimised",
+    "slim_fly",
+    "slim_fly_counts",
+    "three_layer_tree",
+    "two_layer_tree",
+    "zones",
+]

@@ -1,0 +1,50 @@
+"""What docs/how-to/plan-network.md tells users to type works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fireflyer.cli import main
+from fireflyer.planning import NetworkFile, NodePrice, PriceList
+from fireflyer.planning.network_file import Family
+
+TEXT = (Path(__file__).parents[3] / "docs/how-to/plan-network.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def blocks(language: str) -> list[str]:
+    return [code for name, code in BLOCKS if name == language]
+
+
+def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    network, prices = blocks("toml")
+    (tmp_path / "network.toml").write_text(network)
+    (tmp_path / "prices.toml").write_text(prices)
+    (tmp_path / "config.json").write_text(blocks("json")[0])
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
+    assert len(commands) == 8
+    said = []
+    for command in commands:
+        assert main(command) == 0, command
+        said.append(capsys.readouterr().out)
+    assert "switches: all 44, leaf 29, spine 15" in said[0]
+    assert "hours after which owning is cheaper: " in said[4]
+    assert "parameters: 13,015,864,320" in said[5]
+
+
+def test_every_key_and_family_is_named() -> None:
+    named = set(re.findall(r"`([\w-]+)`", TEXT)) | set(re.findall(r"^(\w+) = ", TEXT, re.MULTILINE))
+    keys = {*NetworkFile.__struct_fields__, *PriceList.__struct_fields__, *NodePrice.__struct_fields__}
+    for name in {*keys, *get_args(Family)}:
+        assert name in named or f"[{name}." in TEXT or f"[[{name}]]" in TEXT, name
+
+
+def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(blocks("python")[0], {})
+    assert capsys.readouterr().out.startswith("48 256 4\n")

@@ -1,0 +1,133 @@
+"""`ff plan`: networks, models and published figures on a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fireflyer.cli import main
+
+NETWORK = """
+name = "small"
+family = "two-layer"
+gbit_per_s = 200
+radix = 8
+
+[[nodes]]
+kind = "gpu"
+count = 32
+"""
+PRICES = """
+currency = "USD"
+electricity_per_kwh = 0.1
+
+[switches.switch]
+price = [9000, 11000]
+watts = 400
+source = "offer"
+date = "2024-08"
+
+[cables.link]
+price = 300
+source = "offer"
+date = "2024-08"
+
+[cables.endpoint]
+price = 200
+source = "offer"
+date = "2024-08"
+
+[nodes.gpu]
+price = 100000
+watts = 2500
+source = "offer"
+date = "2024-08"
+gpus = 8
+gpu_flops = 220e12
+"""
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 2
+    text = capsys.readouterr().err.strip()
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> str:
+    (tmp_path / "prices.toml").write_text(PRICES)
+    (tmp_path / "network.toml").write_text(NETWORK)
+    return str(tmp_path / "network.toml")
+
+
+def test_a_network_in_numbers(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    text = said(capsys, "network", network)
+    for line in (
+        "switches: all 12, leaf 8, spine 4",
+        "most switches on a shortest path: 3",
+        "unused ports: 0",
+        "bisection: links 16, gigabytes per second 400.0, exact yes",
+    ):
+        assert line in text
+    assert "switches: all 122, leaf 80, spine 40, zone 2" in said(capsys, "network", "fire-flyer-2")
+
+
+def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    prices = str(Path(network).with_name("prices.toml"))
+    shown = json.loads(said(capsys, "network", network, "--prices", prices, "--nodes", "--rent", "2", "--json"))["cost"]
+    low = 12 * 9000 + 32 * 300 + 32 * 200
+    assert shown["network"] == [low, low + 24_000]
+    assert shown["purchase"] == [low + 3_200_000, low + 3_224_000]
+    assert shown["hours after which owning is cheaper"][0] == pytest.approx(6650, rel=0.02)
+    assert "GPU hour: " in said(capsys, "network", network, "--prices", prices, "--nodes")
+
+
+def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    path = Path(network)
+    assert "use fire-flyer-2, " in refused(capsys, "network", "fire-flyer-3")
+    assert "--nodes and --rent need --prices" in refused(capsys, "network", network, "--nodes")
+    for change, words in (
+        (("radix = 8\n", "radix = 6\n"), "need 11 leaf switches, and spine switches of 6 ports join 6"),
+        (("radix = 8\n", ""), "needs radix"),
+        (("radix = 8\n", "radix = 8\nplanes = 2\n"), "has no planes; its keys are radix, nodes, uplinks, spread"),
+        (("radix = 8\n", "radix = 8\nspeed = 2\n"), "unknown field `speed`"),
+        (('"two-layer"', '"torus"'), "Invalid enum value 'torus'"),
+        (("gbit_per_s = 200\n", ""), "gbit_per_s"),
+    ):
+        path.write_text(NETWORK.replace(*change))
+        assert words in refused(capsys, "network", network)
+
+
+def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from importlib.resources import files
+
+    config = tmp_path / "config.json"
+    config.write_bytes(files("fireflyer.planning").joinpath("models", "deepseek-v3.json").read_bytes())
+    text = said(capsys, "model", str(config))
+    for line in ("parameters: 671,026,404,352", "KV cache bytes of a token: 70,272", "causal: 249,811,304,448"):
+        assert line in text
+    shown = json.loads(said(capsys, "model", str(config), "--json", "--bandwidth", "1000"))
+    assert shown["most tokens per second of one request at 1000 GB/s, fp8"] == pytest.approx(
+        1e12 / (37_552_282_624 + 4096 * 70_272)
+    )
+    config.write_text("[]")
+    assert "is no JSON object" in refused(capsys, "model", str(config))
+    assert "is not a file" in refused(capsys, "model", str(tmp_path / "none.json"))
+
+
+def test_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "v3-table-3" in said(capsys, "figure")
+    text = said(capsys, "figure", "ff-figure-9")
+    assert "does not follow" in text
+    assert "-9.36%" in text
+    shown = json.loads(said(capsys, "figure", "all", "--json"))
+    assert {figure["name"] for figure in shown} >= {"ff-table-2", "v3-table-4"}
+    assert "lists their names" in refused(capsys, "figure", "v3-table-9")

@@ -1,0 +1,142 @@
+"""Bills are the fabric's pieces, and costs follow from prices by sums that anybody can do by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import UsageError
+from fireflyer.planning import (
+    Amount,
+    BillLine,
+    NodePrice,
+    Price,
+    PriceList,
+    amount_of,
+    bill_of,
+    break_even_hours,
+    cost_of_ownership,
+    price_bill,
+)
+from fireflyer.topology.fabrics import NodeGroup, two_layer_tree
+
+FABRIC = two_layer_tree(
+    [NodeGroup(kind="gpu", count=6), NodeGroup(kind="storage", count=2)], radix=4, gbit_per_s=200, name="small"
+)
+
+
+def priced(price: float | tuple[float, float], watts: float = 0.0) -> Price:
+    return Price(price=price, watts=watts, source="offer", date="2024-08")
+
+
+def prices(**fields: object) -> PriceList:
+    node = NodePrice(price=1000.0, watts=500.0, source="offer", date="2024-08", gpus=8, gpu_flops=2e14)
+    given_: dict[str, object] = {
+        "currency": "USD",
+        "switches": {"switch": priced(100.0, 10.0), "spine": priced((200.0, 300.0), 20.0)},
+        "cables": {"link": priced(3.0), "node-leaf": priced(2.0), "storage-leaf": priced(1.0)},
+        "nodes": {"gpu": node, "storage": NodePrice(price=50.0, watts=100.0, source="offer", date="2024-08")},
+    }
+    return PriceList(**(given_ | fields))  # type: ignore[arg-type]
+
+
+def test_a_bill_has_all_pieces_and_a_frame_switch_has_no_cables_inside() -> None:
+    assert bill_of(FABRIC) == (
+        BillLine("switch", "leaf", 4),
+        BillLine("switch", "spine", 2),
+        BillLine("cable", "gpu-leaf", 6),
+        BillLine("cable", "storage-leaf", 2),
+        BillLine("cable", "leaf-spine", 8),
+    )
+    assert BillLine("cable", "leaf-spine", 8) not in bill_of(FABRIC, frame_switch=True)
+    assert bill_of(FABRIC, with_nodes=True)[-2:] == (BillLine("node", "gpu", 6), BillLine("node", "storage", 2))
+
+
+def test_a_piece_has_its_own_price_or_the_general_one() -> None:
+    bill = price_bill(bill_of(FABRIC), prices(), ("gpu", "storage"))
+    assert bill.price("switch") == Amount(4 * 100 + 2 * 200, 4 * 100 + 2 * 300)
+    assert bill.price("cable") == Amount(6 * 2 + 2 * 1 + 8 * 3, 6 * 2 + 2 * 1 + 8 * 3)
+    assert bill.watts() == Amount(4 * 10 + 2 * 20, 4 * 10 + 2 * 20)
+
+
+def test_years_of_ownership() -> None:
+    given_ = prices(electricity_per_kwh=0.1, pue=(1.1, 1.3), upkeep_per_year=0.02, years=2.0, utilisation=0.5)
+    bill = price_bill(bill_of(FABRIC, with_nodes=True), given_, ("gpu", "storage"))
+    own = cost_of_ownership(bill, given_)
+    watts = 80 + (6 * 500 + 2 * 100) * 0.5
+    assert own.mean_watts == pytest.approx((watts * 1.1, watts * 1.3))
+    assert own.energy.low == pytest.approx(watts * 1.1 / 1000 * 2 * 8766 * 0.1)
+    assert own.upkeep.high == pytest.approx(own.purchase.high * 0.02 * 2)
+    assert own.total.high == pytest.approx(own.purchase.high + own.energy.high + own.upkeep.high)
+    hours = 2 * 8766 * 0.5
+    assert own.per_gpu_hour is not None
+    assert own.per_gpu_hour.low == pytest.approx(own.total.low / (48 * hours))
+    assert own.per_pflops_hour is not None
+    assert own.per_pflops_hour.low == pytest.approx(own.total.low / (48 * 0.2 * hours))
+
+
+def test_without_nodes_there_is_no_gpu_hour() -> None:
+    own = cost_of_ownership(price_bill(bill_of(FABRIC), prices(), ("gpu", "storage")), prices())
+    assert (own.per_gpu_hour, own.per_pflops_hour) == (None, None)
+    with pytest.raises(UsageError, match="no GPUs"):
+        break_even_hours(price_bill(bill_of(FABRIC), prices(), ("gpu", "storage")), prices(), Amount(1, 1))
+
+
+def test_at_the_break_even_owning_has_cost_as_much_as_renting() -> None:
+    given_ = prices(electricity_per_kwh=0.1, upkeep_per_year=0.05)
+    bill = price_bill(bill_of(FABRIC, with_nodes=True), given_, ("gpu", "storage"))
+    hours = break_even_hours(bill, given_, Amount(0.02, 0.02))
+    assert hours is not None
+    own = cost_of_ownership(bill, given_)
+    share = hours.low / (given_.years * 8766)
+    assert own.purchase.low + (own.energy.low + own.upkeep.low) * share == pytest.approx(0.02 * 48 * hours.low)
+    assert break_even_hours(bill, given_, Amount(0.0001, 0.0001)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)).map(sorted), min_size=2, max_size=2), st.floats(0.1, 9))
+def test_results_of_values_between_bounds_lie_between_the_bounds_of_the_results(
+    bounds: list[list[float]], factor: float
+) -> None:
+    a, b = (Amount(*pair) for pair in bounds)
+    for at in (0.0, 0.3, 1.0):
+        x, y = a.low + (a.high - a.low) * at, b.low + (b.high - b.low) * (1 - at)
+        for result, value in ((a.plus(b), x + y), (a.times(b), x * y), (a.times(factor), x * factor)):
+            assert result.low <= value * (1 + 1e-9) + 1e-9
+            assert value <= result.high * (1 + 1e-9) + 1e-9
+        divisor = Amount(b.low + 1, b.high + 1)
+        assert a.over(divisor).low <= x / (y + 1) * (1 + 1e-9) + 1e-9
+    with pytest.raises(UsageError, match="may be 0"):
+        a.over(Amount(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('currency = "USD"\npue = 0.9', "1 or more"),
+        ('currency = "USD"\nyears = 0', "more than 0"),
+        ('currency = "USD"\nutilisation = 2', "at most 1"),
+        ('currency = "USD"\nelectricity_per_kwh = [2, 1]', r"or \[low, high\]"),
+        ('currency = "USD"\n[switches.leaf]\nprice = -1\nsource = "a"\ndate = "2024"', "price is -1"),
+        ('currency = "USD"\n[switches.leaf]\nprice = 1\nsource = ""\ndate = "2024"', "no source or no date"),
+        ('currency = "USD"\nspeed = 3', "unknown field"),
+    ],
+)
+def test_a_wrong_list_is_one_line(text: str, words: str) -> None:
+    with pytest.raises((UsageError, msgspec.ValidationError), match=words):
+        msgspec.toml.decode(text, type=PriceList)
+
+
+def test_what_has_no_price_is_named() -> None:
+    with pytest.raises(UsageError, match=r"no switches.leaf, nor switches.switch"):
+        price_bill(bill_of(FABRIC), prices(switches={}), ("gpu", "storage"))
+    with pytest.raises(UsageError, match=r"no cables.gpu-leaf, nor node-leaf nor endpoint"):
+        price_bill(bill_of(FABRIC), prices(cables={}), ("gpu", "storage"))
+    with pytest.raises(UsageError, match=r"no nodes.gpu"):
+        price_bill(bill_of(FABRIC, with_nodes=True), prices(nodes={}), ("gpu", "storage"))
+
+
+def test_amounts_are_printed_as_people_write_them() -> None:
+    assert str(amount_of(1234.5, "price")) == "1,234"
+    assert str(amount_of((2.0, 30_000.0), "price")) == "2 to 30,000"

@@ -1,0 +1,110 @@
+"""Each published number that follows is computed with the rounding of the paper; what does not follow is said to."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+import msgspec
+import pytest
+
+from fireflyer.codesign.model import shape_from_config
+from fireflyer.codesign.parallel import NodeModel
+from fireflyer.planning import (
+    NetworkFile,
+    PublishedRow,
+    hfreduce_limits,
+    host_memory_operations,
+    published_figures,
+    ring_pcie_bandwidth,
+)
+from fireflyer.planning.published.figure import row
+
+NODE = msgspec.toml.decode(
+    files("fireflyer.codesign.parallel").joinpath("nodes", "pcie-a100.toml").read_bytes(), type=NodeModel
+)
+SHAPES = {
+    one.name.removesuffix(".json"): shape_from_config(json.loads(one.read_bytes()))
+    for one in files("fireflyer.planning").joinpath("models").iterdir()
+}
+FIGURES = {figure.name: figure for figure in published_figures(SHAPES, NODE)}
+DO_NOT_FOLLOW = {
+    ("ff-table-3", "core switches that the 10,000 need"),
+    ("ff-table-3", "ports of a zone that 1,250 GPU nodes and 180 storage servers need"),
+    ("ff-hfreduce", "host bridge of two GPUs, measured"),
+    ("ff-figure-9", "LLaMa-13B, parallel efficiency 64 to 512 GPUs"),
+    ("ff-storage", "capacity with two replicas, over"),
+    ("v3-table-2", "qwen-2.5-72b, counted as the others"),
+    ("v3-table-2", "llama-3.1-405b, counted as the others"),
+    ("v3-table-3", "DF: cost"),
+    ("v3-table-3", "DF: cost of an endpoint"),
+    ("v3-decoding", "tokens per second with 7,168 instead of 7,000"),
+}
+
+
+def rows() -> list[tuple[str, PublishedRow]]:
+    return [(figure.name, one) for figure in FIGURES.values() for one in figure.rows]
+
+
+def test_all_rows_follow_but_those_that_are_known_not_to() -> None:
+    found = {(name, one.what) for name, one in rows() if one.verdict == "does not follow"}
+    assert found == DO_NOT_FOLLOW
+
+
+def test_inputs_are_what_only_the_authors_could_measure() -> None:
+    assert {(name, one.what) for name, one in rows() if one.verdict == "input"} == {
+        ("ff-table-2", "TF32 GEMM of ours"),
+        ("ff-table-2", "TF32 GEMM of DGX"),
+        ("ff-table-2", "node relative price"),
+    }
+
+
+def test_names_and_rows_are_unique() -> None:
+    assert len(rows()) == len({(name, one.what) for name, one in rows()})
+    assert len(FIGURES) == 11
+
+
+@pytest.mark.parametrize(
+    ("computed", "printed", "verdict"),
+    [
+        (1.24, "rounded", "follows"),
+        (1.26, "rounded", "does not follow"),
+        (1.29, "cut", "follows"),
+        (1.19, "cut", "does not follow"),
+        (7.0, "at least", "follows"),
+        (1.1, "at least", "does not follow"),
+        (None, "rounded", "input"),
+    ],
+)
+def test_what_a_printed_digit_allows(computed: float | None, printed: str, verdict: str) -> None:
+    assert row("x", 1.2, computed, "", step=0.1, printed=printed).verdict == verdict  # type: ignore[arg-type]
+
+
+def test_limits_of_hfreduce_are_those_of_the_paper() -> None:
+    assert host_memory_operations(8) == 24
+    assert host_memory_operations(8, copied_back_by_dma=True) == 30
+    assert host_memory_operations(8, pairs=True) == 16
+    plain, paired = hfreduce_limits(NODE), hfreduce_limits(NODE, pairs=True)
+    assert plain == pytest.approx((320e9 / 24, 12.5e9, 37.5e9 / 4))
+    assert plain.binding == "bridge"
+    assert paired == pytest.approx((20e9, 12.5e9, 18.75e9))
+    assert (paired.binding, paired.bandwidth) == ("nic", 12.5e9)
+    assert hfreduce_limits(NODE, copied_back_by_dma=True).host_memory == pytest.approx(320e9 / 30)
+    assert ring_pcie_bandwidth(9 * 2**30, 16) == pytest.approx(4.99e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoints", "switches"),
+    [
+        ("fire-flyer-2", 1520, 122),
+        ("fire-flyer-dgx", 10_000, 1320),
+        ("fire-flyer-next", 32_768, 768),
+        ("v3-multi-plane", 16_384, 768),
+        ("v3-two-layer", 2048, 96),
+        ("v3-three-layer", 65_536, 5120),
+    ],
+)
+def test_shipped_networks(name: str, endpoints: int, switches: int) -> None:
+    data = files("fireflyer.planning").joinpath("networks", f"{name}.toml").read_bytes()
+    fabric = msgspec.toml.decode(data, type=NetworkFile).build()
+    assert (fabric.endpoints, fabric.switches) == (endpoints, switches)

@@ -1,0 +1,236 @@
+"""Fabrics have the switches, links and distances that their families promise, and refuse what cannot be cabled."""
+
+from __future__ import annotations
+
+import networkx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import UsageError
+from fireflyer.topology.fabrics import (
+    Bisection,
+    Cable,
+    Counts,
+    Fabric,
+    Layer,
+    NodeGroup,
+    bisection,
+    counts_of,
+    diameter,
+    disjoint_paths,
+    dragonfly,
+    dragonfly_counts,
+    links_across,
+    multi_plane,
+    rail_optimised,
+    slim_fly,
+    slim_fly_counts,
+    three_layer_tree,
+    two_layer_tree,
+    zones,
+)
+
+RATE = 200.0
+
+
+def gpus(count: int, ports: int = 1) -> tuple[NodeGroup, ...]:
+    return (NodeGroup(kind="gpu", count=count, ports=ports),)
+
+
+def graph_of(fabric: Fabric) -> networkx.Graph:
+    graph = networkx.Graph()
+    for cable in fabric.cables:
+        graph.add_edge(cable.a, cable.b, capacity=cable.links)
+    return graph
+
+
+@pytest.mark.parametrize("half", [1, 2, 3, 4, 8])
+def test_full_trees_have_the_counts_of_the_closed_forms(half: int) -> None:
+    radix = 2 * half
+    two = two_layer_tree(gpus(radix * half), radix=radix, gbit_per_s=RATE)
+    assert counts_of(two) == Counts(radix**2 // 2, 3 * radix // 2, radix**2 // 2)
+    three = three_layer_tree(gpus(radix**3 // 4), radix=radix, gbit_per_s=RATE)
+    assert counts_of(three) == Counts(radix**3 // 4, 5 * radix**2 // 4, radix**3 // 2)
+    assert two.unused_ports == three.unused_ports == 0
+    assert diameter(two) == 3
+    assert diameter(three) == 5
+
+
+@given(half=st.integers(1, 6), count=st.integers(1, 80), spread=st.booleans())
+def test_trees_of_any_size_keep_the_bandwidth_of_each_leaf_switch(half: int, count: int, spread: bool) -> None:
+    groups = [*gpus(count), NodeGroup(kind="storage", count=1 + count // 7)]
+    ends = count + 1 + count // 7
+    for build in (two_layer_tree, three_layer_tree):
+        try:
+            fabric = build(groups, radix=2 * half, gbit_per_s=RATE, spread=spread)
+        except UsageError:
+            assert ends > (2 * half * half if build is two_layer_tree else 2 * half**3)
+            continue
+        assert fabric.endpoints == ends
+        above = fabric.links_by_layer().get(("leaf", "spine"), 0)
+        assert above >= ends or fabric.layers[0].count == 1
+        spines = fabric.ports_used()[fabric.layers[0].count :]
+        if build is two_layer_tree and spines:
+            assert max(spines) - min(spines) <= 1
+        assert ends == 1 or networkx.is_connected(graph_of(fabric))
+
+
+def test_kinds_of_nodes_are_spread_over_leaf_switches_or_follow_one_another() -> None:
+    groups = [*gpus(30), NodeGroup(kind="storage", count=10)]
+    for spread, most in ((True, 4), (False, 10)):
+        fabric = two_layer_tree(groups, radix=20, gbit_per_s=RATE, spread=spread)
+        of_leaf = [cable.b for cable in fabric.cables if 30 <= cable.a < 40]
+        assert max(of_leaf.count(leaf) for leaf in of_leaf) == pytest.approx(most, abs=1)
+
+
+def test_two_zones_have_122_switches_and_meet_in_two_of_them() -> None:
+    storage = (NodeGroup(kind="storage", count=180, ports=2),)
+    fabric = zones(gpus(1160), radix=40, gbit_per_s=RATE, between=40, shared=storage)
+    assert counts_of(fabric) == Counts(1520, 122, 2 * 800 + 2 * 40)
+    assert [(layer.name, layer.count) for layer in fabric.layers] == [("leaf", 80), ("spine", 40), ("zone", 2)]
+    assert diameter(fabric) == 5
+    first = fabric.first_of("leaf")
+    for leaf in range(80):
+        of_leaf = [cable.a for cable in fabric.cables if cable.b == first + leaf and cable.a < fabric.nodes]
+        assert len(of_leaf) == 19
+        assert sum(node >= 1160 for node in of_leaf) in (4, 5)  # each leaf switch has its share of storage
+    whole_zone = [cable.b for cable in fabric.cables if cable.a == 1160]
+    assert len({(leaf - first) // 40 for leaf in whole_zone}) == 2  # a storage server is in both zones
+
+
+def test_any_number_of_zones_has_as_many_links_between_them_as_were_asked_for() -> None:
+    for count in (2, 3, 5):
+        fabric = zones(gpus(10), radix=8, gbit_per_s=RATE, between=6, count=count)
+        assert fabric.links_by_layer()["leaf", "zone"] == 6 * count
+        assert networkx.is_connected(graph_of(fabric))
+
+
+def test_planes_are_joined_by_nothing_but_the_nodes() -> None:
+    fabric = multi_plane(gpus(32, 4), planes=4, radix=8, gbit_per_s=RATE)
+    assert counts_of(fabric) == Counts(128, 4 * 12, 4 * 32)
+    graph = graph_of(fabric)
+    graph.remove_nodes_from(range(32))
+    assert [len(part) for part in networkx.connected_components(graph)] == [12] * 4
+    assert disjoint_paths(fabric, 0, 31) == 4
+
+
+def test_ranks_of_a_rail_meet_at_one_switch() -> None:
+    fabric = rail_optimised(gpus(8, 4), rails=4, radix=16, gbit_per_s=RATE)
+    for rail in range(4):
+        assert len({cable.b for cable in fabric.cables if cable.a < 8 and (cable.b - 8) == rail}) == 1
+    assert diameter(fabric) == 1
+    assert counts_of(fabric) == Counts(32, 4 + 2, 32)
+
+
+@pytest.mark.parametrize("order", [3, 4, 5, 7, 8, 9, 11, 13, 16])
+def test_a_slim_fly_has_its_counts_and_switches_at_most_two_links_apart(order: int) -> None:
+    fabric = slim_fly(order, gbit_per_s=RATE)
+    assert counts_of(fabric) == slim_fly_counts(order)
+    switches = graph_of(fabric)
+    switches.remove_nodes_from(range(fabric.nodes))
+    assert networkx.diameter(switches) == 2
+    assert {degree for _, degree in switches.degree()} == {slim_fly_counts(order).links * 2 // fabric.switches}
+
+
+@pytest.mark.parametrize(("a", "h", "groups"), [(4, 2, 9), (4, 2, 5), (3, 2, 3), (2, 1, 2)])
+def test_a_dragonfly_joins_each_pair_of_groups_by_the_same_number_of_links(a: int, h: int, groups: int) -> None:
+    fabric = dragonfly(nodes_per_switch=2, group_switches=a, global_links=h, groups=groups, gbit_per_s=RATE)
+    assert counts_of(fabric) == dragonfly_counts(nodes_per_switch=2, group_switches=a, global_links=h, groups=groups)
+    assert set(fabric.ports_used()) == {2 + a - 1 + h}
+    between: dict[tuple[int, int], int] = {}
+    for cable in fabric.cables:
+        ends = tuple((vertex - fabric.nodes) // a for vertex in (cable.a, cable.b))
+        if cable.a >= fabric.nodes and ends[0] != ends[1]:
+            between[ends[0], ends[1]] = between.get((ends[0], ends[1]), 0) + cable.links
+    assert set(between.values()) == {a * h // (groups - 1)}
+    assert len(between) == groups * (groups - 1) // 2
+
+
+def test_rows_of_papers_that_cannot_be_built_say_why() -> None:
+    assert slim_fly_counts(28)[:3] == (32_928, 1_568, 32_928)
+    assert "no power of a prime" in slim_fly_counts(28).why_not_built
+    ideal = dragonfly_counts(nodes_per_switch=16, group_switches=32, global_links=16, groups=511)
+    assert ideal[:3] == (261_632, 16_352, 384_272)
+    assert "not divisible by the 510 other groups" in ideal.why_not_built
+
+
+@given(
+    st.integers(2, 7).flatmap(
+        lambda switches: st.lists(
+            st.tuples(st.integers(0, switches - 1), st.integers(0, switches - 1), st.integers(1, 3)),
+            min_size=1,
+            max_size=14,
+        ).map(lambda links: (switches, links))
+    )
+)
+def test_disjoint_paths_are_the_largest_flow(drawn: tuple[int, list[tuple[int, int, int]]]) -> None:
+    switches, links = drawn
+    pairs = {(min(a, b), max(a, b)): count for a, b, count in links if a != b}
+    cables = [Cable(0, 2, 2), Cable(1, 1 + switches, 3)]
+    cables += [Cable(2 + a, 2 + b, count) for (a, b), count in pairs.items()]
+    layers = (Layer(name="switch", count=switches, radix=64),)
+    fabric = Fabric(name="drawn", groups=gpus(2), layers=layers, cables=tuple(cables), link_bytes_per_s=1.0)
+    graph = graph_of(fabric)
+    graph.add_nodes_from((0, 1))
+    assert disjoint_paths(fabric, 0, 1) == networkx.maximum_flow_value(graph, 0, 1)
+
+
+def test_nodes_do_not_forward() -> None:
+    fabric = multi_plane(gpus(4, 2), planes=2, radix=4, gbit_per_s=RATE)
+    first = fabric.first_of("leaf")
+    other = first + fabric.layers[0].count // 2
+    assert disjoint_paths(fabric, first, other) == 0  # leaf switches of two planes
+
+
+def test_the_bisection_of_full_two_layer_trees_is_half_of_the_nodes_and_else_a_bound() -> None:
+    assert bisection(two_layer_tree(gpus(800), radix=40, gbit_per_s=RATE)) == Bisection(400, exact=True)
+    partial = two_layer_tree(gpus(30), radix=8, gbit_per_s=RATE)
+    assert bisection(partial).exact is False
+    assert bisection(partial).links <= 16
+    assert links_across(partial, range(30)) == 30
+
+
+def test_no_division_of_a_small_full_tree_has_fewer_links_than_its_bisection() -> None:
+    from itertools import chain, combinations
+
+    fabric = two_layer_tree(gpus(8), radix=4, gbit_per_s=RATE)
+    switches = range(8, 8 + fabric.switches)
+    choices = list(chain.from_iterable(combinations(switches, size) for size in range(fabric.switches + 1)))
+    best = min(
+        links_across(fabric, {*nodes, *side}) for nodes in combinations(range(8), 4) if 0 in nodes for side in choices
+    )
+    assert bisection(fabric) == Bisection(best, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: two_layer_tree(gpus(801), radix=40, gbit_per_s=RATE), "need 41 leaf switches"),
+        (lambda: two_layer_tree(gpus(8), radix=7, gbit_per_s=RATE), "even number from 2 to 4096"),
+        (lambda: two_layer_tree(gpus(8), radix=8, gbit_per_s=0.0), "is no rate of a link"),
+        (lambda: two_layer_tree((), radix=8, gbit_per_s=RATE), "without nodes"),
+        (lambda: two_layer_tree(gpus(1 << 21), radix=4096, gbit_per_s=RATE), "more than 1048576"),
+        (lambda: two_layer_tree(gpus(8), radix=8, gbit_per_s=RATE, uplinks=8), "cannot have 8 uplinks"),
+        (lambda: three_layer_tree(gpus(1025), radix=16, gbit_per_s=RATE), "more than the 1024 of three layers"),
+        (lambda: three_layer_tree(gpus(64), radix=8, gbit_per_s=RATE, cores=3), "use a multiple of 4"),
+        (lambda: zones(gpus(1600), radix=40, gbit_per_s=RATE, between=40), "needs 800 ports for nodes and has 760"),
+        (lambda: zones(gpus(9), radix=8, gbit_per_s=RATE, between=1, count=9), "does not reach all of 2 zone"),
+        (lambda: zones(gpus(8, 2), radix=40, gbit_per_s=RATE, between=40), "nodes have one port"),
+        (lambda: zones(gpus(8), radix=8, gbit_per_s=RATE, between=8, zone_switches=1), "needs 16 ports and has 8"),
+        (lambda: multi_plane(gpus(8, 3), planes=4, radix=8, gbit_per_s=RATE), "one in each of the 4 planes"),
+        (lambda: rail_optimised(gpus(8, 3), rails=4, radix=8, gbit_per_s=RATE), "4 rails need nodes"),
+        (lambda: slim_fly(28, gbit_per_s=RATE), "no power of a prime"),
+        (lambda: slim_fly(6, gbit_per_s=RATE), "not 6"),
+        (lambda: slim_fly(81, gbit_per_s=RATE), "the largest that is built"),
+        (
+            lambda: dragonfly(nodes_per_switch=1, group_switches=4, global_links=2, groups=8, gbit_per_s=RATE),
+            "not divisible by the 7 other groups",
+        ),
+        (lambda: NodeGroup(kind="gpu", count=0), "are none"),
+        (lambda: NodeGroup(kind="", count=1), "no kind"),
+    ],
+)
+def test_what_cannot_be_cabled_is_refused(build: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        build()  # type: ignore[operator]
