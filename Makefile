@@ -15,8 +15,9 @@ WORKERS ?= 2
 # Everything that the build and the tests need of the system; the one list.
 SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3 rsync sqlite3 openssh-server
 
-# What the slow tests need beside them: a Slurm cluster on machines of namespaces, the service manager of a user.
-SLOW_PACKAGES := slurmctld slurmd slurm-client munge systemd
+# What the slow tests need beside them: a Slurm cluster on machines of namespaces, the service manager of a user, a
+# simulator of networks to compare with.
+SLOW_PACKAGES := slurmctld slurmd slurm-client munge systemd python3-simgrid
 
 CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 

@@ -9,14 +9,17 @@ import click
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
+from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
+    from fireflyer.netsim import Pattern, Routing
     from fireflyer.planning import Amount, NetworkFile, PricedBill, PriceList
     from fireflyer.topology.fabrics import Fabric
 
 __all__ = ["network_command"]
 
 MANUAL: Final = "docs/how-to/plan-network.md"
+MAX_TRAFFIC_NODES: Final = 1 << 14
 
 
 def shipped_networks() -> list[str]:
@@ -42,8 +45,42 @@ Examples:
 @click.option("--prices", metavar="FILE", shell_complete=complete_file, help="TOML file with prices: also print costs.")
 @click.option("--nodes", "with_nodes", is_flag=True, help="Count the price and power of nodes, too.")
 @click.option("--rent", metavar="PRICE", type=float, help="Of a GPU hour: also print when owning becomes cheaper.")
+@click.option(
+    "--traffic",
+    metavar="PATTERN",
+    type=click.Choice(["ring", "shuffled-ring", "permutation", "incast"]),
+    help="Print the rates that nodes get which all send at once: each to the next, so in a random order, each to "
+    "another one, or all to the first.",
+)
+@click.option(
+    "--routing",
+    type=click.Choice(["static", "ecmp", "adaptive"]),
+    default="ecmp",
+    show_default=True,
+    help="How switches choose: by destination, by a hash of the flow, or all links evenly.",
+)
+@click.option(
+    "--queue-pairs",
+    metavar="N",
+    type=WholeNumber(min=1, max=256),
+    default=1,
+    show_default=True,
+    help="Of a transfer: as many flows with ecmp.",
+)
+@click.option("--seed", metavar="N", type=WholeNumber(min=0), default=0, show_default=True, help="Of hash and order.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def network_command(*, network: str, prices: str | None, with_nodes: bool, rent: float | None, as_json: bool) -> int:
+def network_command(
+    *,
+    network: str,
+    prices: str | None,
+    with_nodes: bool,
+    rent: float | None,
+    traffic: Pattern | None,
+    routing: Routing,
+    queue_pairs: int,
+    seed: int,
+    as_json: bool,
+) -> int:
     """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
     two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
     from fireflyer.cli.toml_files import read_toml
@@ -57,6 +94,8 @@ def network_command(*, network: str, prices: str | None, with_nodes: bool, rent:
     if prices is not None:
         found = read_toml(prices, PriceList, name="--prices", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
         shown["cost"] = _costs(given, fabric, found, with_nodes=with_nodes or rent is not None, rent=rent)
+    if traffic is not None:
+        shown["traffic"] = _traffic(fabric, traffic, routing, queue_pairs, seed)
     _print(shown, as_json=as_json)
     return 0
 
@@ -99,6 +138,24 @@ def _structure(fabric: Fabric) -> dict[str, Any]:
             "gigabytes per second": cut.links * fabric.link_bytes_per_s / 1e9,
             "exact": cut.exact,
         },
+    }
+
+
+def _traffic(fabric: Fabric, pattern: Pattern, routing: Routing, queue_pairs: int, seed: int) -> dict[str, Any]:
+    """Of all nodes, with the rates of a transfer over that of a link."""
+    from fireflyer.netsim import Settings, first_rates, pattern_transfers
+
+    if fabric.nodes > MAX_TRAFFIC_NODES:
+        raise UsageError(f"--traffic is for networks of up to {MAX_TRAFFIC_NODES} nodes; this one has {fabric.nodes}")
+    transfers = pattern_transfers(pattern, range(fabric.nodes), 1, seed=seed)
+    settings = Settings(routing=routing, queue_pairs=queue_pairs, seed=seed)
+    shares = first_rates(fabric, transfers, settings) / fabric.link_bytes_per_s
+    return {
+        "pattern": pattern,
+        "routing": routing,
+        "transfers": len(transfers),
+        "mean share of a link": round(float(shares.mean()), 4),
+        "slowest share of a link": round(float(shares.min()), 4),
     }
 
 
@@ -158,7 +215,7 @@ def _words(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.1f}"
+        return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
     return "unknown" if value is None else _amount(value)
 
 

@@ -1,0 +1,77 @@
+"""`Links`: the directed links of a fabric, numbered, and the ways through it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fireflyer.topology.fabrics import Fabric
+
+__all__ = ["Hop", "Links"]
+
+_UNREACHED: Final = 1 << 30
+
+
+class Hop(NamedTuple):
+    """A directed link to a vertex."""
+
+    link: int
+    to: int
+
+
+class Links:
+    """Directed links of a fabric: those of a cable from its lower to its upper vertex first, then back."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self.hops: list[list[Hop]] = [[] for _ in range(fabric.nodes + fabric.switches)]
+        self.ends: list[tuple[int, int]] = []
+        for cable in fabric.cables:
+            for low, high in ((cable.a, cable.b), (cable.b, cable.a)):
+                for _ in range(cable.links):
+                    self.hops[low].append(Hop(len(self.ends), high))
+                    self.ends.append((low, high))
+        self._switches_of = [tuple(sorted({hop.to for hop in self.hops[node]})) for node in range(fabric.nodes)]
+        self._distances: dict[tuple[int, ...], list[int]] = {}
+
+    @property
+    def capacities(self) -> NDArray[np.float64]:
+        """Bytes per second of each link."""
+        return np.full(len(self.ends), self.fabric.link_bytes_per_s)
+
+    def next_hops(self, at: int, target: int) -> list[Hop]:
+        """Links on shortest paths from a vertex to node `target`, another vertex; nodes on the way do not forward."""
+        distance = self._distance(target)
+        if at >= self.fabric.nodes and distance[at] == 0:
+            return [hop for hop in self.hops[at] if hop.to == target]
+        least = min((distance[hop.to] for hop in self.hops[at] if hop.to >= self.fabric.nodes), default=_UNREACHED)
+        return [hop for hop in self.hops[at] if hop.to >= self.fabric.nodes and distance[hop.to] == least]
+
+    def hop_count(self, source: int, target: int) -> int | None:
+        """Links of a shortest path between two nodes; None: there is none."""
+        if source == target:
+            return 0
+        distance = self._distance(target)
+        least = min((distance[switch] for switch in self._switches_of[source]), default=_UNREACHED)
+        return None if least >= _UNREACHED else least + 2
+
+    def _distance(self, target: int) -> list[int]:
+        """Links to a switch of node `target` from each switch; kept for all nodes at the same switches."""
+        starts = self._switches_of[target]
+        found = self._distances.get(starts)
+        if found is None:
+            found = [_UNREACHED] * len(self.hops)
+            for start in starts:
+                found[start] = 0
+            queue = deque(starts)
+            while queue:
+                at = queue.popleft()
+                for hop in self.hops[at]:  # each link has one back
+                    if hop.to >= self.fabric.nodes and found[hop.to] == _UNREACHED:
+                        found[hop.to] = found[at] + 1
+                        queue.append(hop.to)
+            self._distances[starts] = found
+        return found

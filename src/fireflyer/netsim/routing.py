@@ -1,0 +1,98 @@
+"""Routing: the links that a transfer uses, by one of three rules. Pure.
+
+- `static`: each switch chooses by the destination alone, the n-th of m links for node n mod m, as subnet managers of
+  InfiniBand do. Without collisions where nodes in order send in order (Fire-Flyer paper, VI-A).
+- `ecmp`: each switch chooses by a hash of the flow; a transfer over several queue pairs is as many flows.
+- `adaptive`: each switch divides a transfer evenly over all links. The ideal that packet-wise adaptive routing comes
+  near to without congestion; with back-pressure it does not, so its figures are upper bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+from fireflyer.base.errors import UsageError
+from fireflyer.netsim.links import Links
+
+__all__ = ["Flow", "Router", "Routing", "hashed"]
+
+Routing = Literal["static", "ecmp", "adaptive"]
+MAX_PAIRS: Final = 256
+_MASK: Final = (1 << 64) - 1
+
+
+class Flow(NamedTuple):
+    """A part of a transfer with one rate: the links that it uses, and the share of its bytes on each."""
+
+    share: float
+    """Of the bytes of the transfer."""
+    links: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+class Router:
+    """Raises `UsageError` for no or too many queue pairs."""
+
+    def __init__(self, links: Links, routing: Routing, *, queue_pairs: int = 1, seed: int = 0) -> None:
+        if not 1 <= queue_pairs <= MAX_PAIRS:
+            raise UsageError(f"{queue_pairs} queue pairs of a transfer; use 1 to {MAX_PAIRS}")
+        self._links, self._routing, self._pairs, self._seed = links, routing, queue_pairs, seed
+        self._known: dict[tuple[int, int], Flow] = {}
+
+    def flows(self, transfer: int, source: int, target: int) -> tuple[Flow, ...]:
+        """Flows of transfer number `transfer`; none from a node to itself. Raises `UsageError` where no path is."""
+        if source == target:
+            return ()
+        if self._links.hop_count(source, target) is None:
+            raise UsageError(f"node {source} cannot reach node {target} in {self._links.fabric.name}")
+        if self._routing == "ecmp":
+            return tuple(
+                Flow(1 / self._pairs, links, (1.0,) * len(links))
+                for links in (self._hashed(transfer, pair, source, target) for pair in range(self._pairs))
+            )
+        if (source, target) not in self._known:
+            found = self._static(source, target) if self._routing == "static" else self._divided(source, target)
+            self._known[source, target] = found
+        return (self._known[source, target],)
+
+    def _static(self, source: int, target: int) -> Flow:
+        at, links = source, []
+        while at != target:
+            hops = self._links.next_hops(at, target)
+            link, at = hops[target % len(hops)]
+            links.append(link)
+        return Flow(1.0, tuple(links), (1.0,) * len(links))
+
+    def _hashed(self, transfer: int, pair: int, source: int, target: int) -> tuple[int, ...]:
+        at, links = source, []
+        while at != target:
+            hops = self._links.next_hops(at, target)
+            choice = hashed(self._seed, transfer, pair, at) % len(hops)
+            link, at = hops[choice]
+            links.append(link)
+        return tuple(links)
+
+    def _divided(self, source: int, target: int) -> Flow:
+        shares = {source: 1.0}
+        used: dict[int, float] = {}
+        while shares:
+            after: dict[int, float] = {}
+            for at, share in shares.items():
+                hops = self._links.next_hops(at, target)
+                for link, to in hops:
+                    used[link] = used.get(link, 0.0) + share / len(hops)
+                    if to != target:
+                        after[to] = after.get(to, 0.0) + share / len(hops)
+            shares = after
+        return Flow(1.0, tuple(used), tuple(used.values()))
+
+
+def hashed(*values: int) -> int:
+    """Of small integers, the same everywhere (SplitMix64 by Steele et al. over each)."""
+    state = 0
+    for value in values:
+        state = (state + value + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
