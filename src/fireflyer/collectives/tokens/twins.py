@@ -152,7 +152,7 @@ def _nearest_e5m6(values: Floats) -> Codes:
     power = np.where(values == 0, -14, np.maximum(power - 1, -14))
     fraction = np.rint(np.ldexp(np.abs(values).astype(np.float64), 6 - power))
     code = (power + 14) * 64 + fraction
-    return (code.astype(np.uint16) | np.where(np.signbit(values), 0x800, 0)).astype(np.uint16)
+    return cast("Codes", (code.astype(np.uint16) | np.where(np.signbit(values), 0x800, 0)).astype(np.uint16))
 
 
 # --- LogFMT ---
