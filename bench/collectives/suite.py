@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from bench.collectives.cases import allreduce, ddp, gpu, kernels, latency, memory, network, transports, waiting
+from bench.collectives.cases import allreduce, codecs, ddp, gpu, kernels, latency, memory, network, transports, waiting
 from bench.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 from fireflyer.base.units import MIB
@@ -20,6 +20,7 @@ _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
     transports.run,
     latency.run,
     kernels.run,
+    codecs.run,
     ddp.run,
     waiting.run,
     memory.run,

@@ -11,6 +11,7 @@
 #include "fireflyer/base/cpu.hpp"
 #include "fireflyer/base/crc32c.hpp"
 #include "fireflyer/collectives/kernels/kernels.hpp"
+#include "fireflyer/collectives/kernels/tokens.hpp"
 
 namespace nb = nanobind;
 
@@ -159,6 +160,39 @@ void dequantize(nb::handle values, nb::handle codes, nb::handle scales, std::siz
   ff::dequantize_fp8_blocks(static_cast<float*>(to.data()), static_cast<const std::uint8_t*>(from.data()), static_cast<const float*>(per_block.data()), count, block);
 }
 
+// Rows of `width` values in `values` and their payloads; returns how many.
+std::size_t check_rows(const Buffer& values, ff::DType type, const Buffer& payload, std::size_t width, ff::TokenFormat format) {
+  const std::size_t row_bytes = ff::token_row_bytes(format, width), count = elements(values, "values", type);
+  if (count % width != 0)
+    throw nb::value_error(("values holds " + std::to_string(count) + " elements, not rows of " + std::to_string(width)).c_str());
+  if (payload.size() != count / width * row_bytes)
+    throw nb::value_error(("payload holds " + std::to_string(payload.size()) + " bytes, not the " + std::to_string(count / width * row_bytes) + " of " +
+                           std::to_string(count / width) + " rows")
+                              .c_str());
+  if (overlap(values, payload)) throw nb::value_error("values overlaps payload");
+  return count / width;
+}
+
+void encode_token_rows(nb::handle payload, nb::handle values, std::size_t width, const std::string& format) {
+  const ff::TokenFormat f = ff::token_format_from_name(format);
+  const Buffer to(payload, "payload", true), from(values, "values", false);
+  const std::size_t rows = check_rows(from, ff::DType::bf16, to, width, f);
+  nb::gil_scoped_release released;
+  ff::encode_tokens(static_cast<std::uint8_t*>(to.data()), static_cast<const std::uint16_t*>(from.data()), rows, width, f);
+}
+
+void decode_token_rows(nb::handle values, nb::handle payload, std::size_t width, const std::string& format, const std::string& dtype) {
+  const ff::TokenFormat f = ff::token_format_from_name(format);
+  const ff::DType d = ff::dtype_from_name(dtype);
+  if (d != ff::DType::f32 && d != ff::DType::bf16) throw nb::value_error(("tokens are decoded as f32 or bf16, not as " + dtype).c_str());
+  const Buffer to(values, "values", true), from(payload, "payload", false);
+  const std::size_t rows = check_rows(to, d, from, width, f);
+  nb::gil_scoped_release released;
+  const auto* bytes = static_cast<const std::uint8_t*>(from.data());
+  if (d == ff::DType::f32) return ff::decode_tokens(static_cast<float*>(to.data()), bytes, rows, width, f);
+  ff::decode_tokens(static_cast<std::uint16_t*>(to.data()), bytes, rows, width, f);
+}
+
 using Checksum = std::uint32_t (*)(std::uint32_t, const void*, std::size_t);
 
 template <Checksum checksum>
@@ -186,6 +220,8 @@ void bind_kernels(nb::module_& m) {
   m.def("round_from_accum", round_from_accum, nb::arg("out"), nb::arg("acc"), nb::arg("dtype"), nb::arg("divisor") = 1);
   m.def("quantize_fp8_blocks", quantize, nb::arg("codes"), nb::arg("scales"), nb::arg("values"), nb::arg("block") = 128);
   m.def("dequantize_fp8_blocks", dequantize, nb::arg("values"), nb::arg("codes"), nb::arg("scales"), nb::arg("block") = 128);
+  m.def("encode_token_rows", encode_token_rows, nb::arg("payload"), nb::arg("values"), nb::arg("width"), nb::arg("codec"));
+  m.def("decode_token_rows", decode_token_rows, nb::arg("values"), nb::arg("payload"), nb::arg("width"), nb::arg("codec"), nb::arg("dtype"));
   m.def("crc32c", checksum_of<ff::crc32c>, nb::arg("data"), nb::arg("crc") = 0);
   m.def("crc32c_copy", checksum_and_copy, nb::arg("out"), nb::arg("data"), nb::arg("crc") = 0);
   m.def("crc32c_portable", checksum_of<ff::crc32c_portable>, nb::arg("data"), nb::arg("crc") = 0);

@@ -16,7 +16,7 @@ import numpy as np
 from tests.support.collectives.calls import DTYPES, KINDS, Begun, Call, agrees, all_calls, begin, data_of
 from tests.support.collectives.fp8_overflow import count_clipped, overflows
 from tests.support.network.namespaces import enter_namespace
-from tests.support.ranks import exchange_scenarios
+from tests.support.ranks import dispatch_scenarios, exchange_scenarios
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.collectives import Communicator, Plan, Route, make_plan
@@ -149,9 +149,11 @@ class DivertedStore(StoreClient):
         super().set(key, value)
 
 
-SCENARIOS: dict[str, Callable[[Communicator, dict[str, Any]], None]] = {
-    function.__name__: function for function in (correctness, overflowing, summing, endless, aborting, leaving)
-} | exchange_scenarios.SCENARIOS
+SCENARIOS: dict[str, Callable[[Communicator, dict[str, Any]], None]] = (
+    {function.__name__: function for function in (correctness, overflowing, summing, endless, aborting, leaving)}
+    | exchange_scenarios.SCENARIOS
+    | dispatch_scenarios.SCENARIOS
+)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "fireflyer/collectives/kernels/dtype.hpp"
+#include "token_tiles.hpp"
 
 namespace ff {
 
@@ -41,6 +42,7 @@ struct KernelTable {
   ReduceFn narrow[dtype_count];             // accum_dtype(d) -> d
   void (*quantize)(std::uint8_t* out, float* scales, const float* in, std::size_t count, std::size_t block);
   void (*dequantize)(float* out, const std::uint8_t* in, const float* scales, std::size_t count, std::size_t block);
+  TokenKernels tokens;
 };
 
 const KernelTable& portable_kernels();
@@ -215,6 +217,7 @@ constexpr KernelTable make_table(const char* name) {
   if (filled != (1u << dtype_count) - 1) throw "a DType has no line in fill()";  // an error of the compiler: tables are constants
   table.quantize = quantize_blocks<typename Codecs::F32, typename Codecs::E4M3>;
   table.dequantize = dequantize_blocks<typename Codecs::F32, typename Codecs::E4M3>;
+  table.tokens = token_kernels();
   return table;
 }
 

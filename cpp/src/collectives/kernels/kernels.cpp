@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "driver.hpp"
+#include "active.hpp"
 #include "fireflyer/base/cpu.hpp"
 
 namespace ff {
@@ -67,8 +67,6 @@ std::atomic<const KernelTable*>& active() {
   return table;
 }
 
-const KernelTable& kernels() { return *active().load(std::memory_order_relaxed); }
-
 void check(int n, DType d, ReduceOp op, std::uint32_t divisor) {
   if (n < 1) throw std::invalid_argument("a reduction needs at least one input, not " + std::to_string(n));
   check_reduces(op, d);
@@ -100,6 +98,8 @@ std::uint64_t reduce_streaming(const Reduction& all, std::size_t size, ReduceFn 
 }
 
 }  // namespace
+
+const KernelTable& active_kernels() { return *active().load(std::memory_order_relaxed); }
 
 std::size_t dtype_size(DType d) { return info(d).size; }
 const char* dtype_name(DType d) { return info(d).name; }
@@ -138,7 +138,7 @@ void check_reduces(ReduceOp op, DType d) {
 
 std::uint64_t reduce_to_accum(void* acc, const void* const* in, int n, std::size_t count, DType d, ReduceOp op) {
   check(n, d, op, 1);
-  return kernels().widen[row_of(op)][static_cast<int>(d)]({&acc, 1, 0, in, n, count, 1});
+  return active_kernels().widen[row_of(op)][static_cast<int>(d)]({&acc, 1, 0, in, n, count, 1});
 }
 
 std::uint64_t reduce_to(void* out, const void* const* in, int n, std::size_t count, DType d, ReduceOp op, std::uint32_t divisor) {
@@ -150,7 +150,7 @@ std::uint64_t reduce_to_many(void* const* outs, int n_outs, const void* const* i
   check(n, d, op, divisor);
   if (n_outs < 1) throw std::invalid_argument("a reduction needs at least one output, not " + std::to_string(n_outs));
   const Reduction all{outs, n_outs, 0, in, n, count, divisor};
-  const ReduceFn reduce = kernels().reduce[row_of(op)][static_cast<int>(d)];
+  const ReduceFn reduce = active_kernels().reduce[row_of(op)][static_cast<int>(d)];
   return stream ? reduce_streaming(all, dtype_size(d), reduce) : reduce(all);
 }
 
@@ -158,25 +158,25 @@ std::uint64_t add_accum(void* out, const void* const* parts, int n, std::size_t 
   check(n, accum, op, 1);
   if (accum_dtype(accum) != accum)
     throw std::invalid_argument(std::string(dtype_name(accum)) + " is not a type that sums are kept in");
-  return kernels().reduce[row_of(op)][static_cast<int>(accum)]({&out, 1, 0, parts, n, count, 1});
+  return active_kernels().reduce[row_of(op)][static_cast<int>(accum)]({&out, 1, 0, parts, n, count, 1});
 }
 
 std::uint64_t round_from_accum(void* out, const void* acc, std::size_t count, DType d, std::uint32_t divisor) {
   check(1, d, ReduceOp::sum, divisor);
-  return kernels().narrow[static_cast<int>(d)]({&out, 1, 0, &acc, 1, count, divisor});
+  return active_kernels().narrow[static_cast<int>(d)]({&out, 1, 0, &acc, 1, count, divisor});
 }
 
 void quantize_fp8_blocks(std::uint8_t* out, float* scales, const float* in, std::size_t count, std::size_t block) {
   if (block == 0) throw std::invalid_argument("a block needs at least one element");
-  kernels().quantize(out, scales, in, count, block);
+  active_kernels().quantize(out, scales, in, count, block);
 }
 
 void dequantize_fp8_blocks(float* out, const std::uint8_t* in, const float* scales, std::size_t count, std::size_t block) {
   if (block == 0) throw std::invalid_argument("a block needs at least one element");
-  kernels().dequantize(out, in, scales, count, block);
+  active_kernels().dequantize(out, in, scales, count, block);
 }
 
-const char* active_isa() { return kernels().name; }
+const char* active_isa() { return active_kernels().name; }
 
 bool isa_supported(const char* name) { return find(name) != nullptr; }
 

@@ -10,12 +10,6 @@ namespace {
 std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// A choice without a branch: compilers vectorise the loops over conversions only if nothing tempts them to jump.
-std::uint32_t choose(bool first, std::uint32_t a, std::uint32_t b) {
-  const std::uint32_t mask = 0u - static_cast<std::uint32_t>(first);
-  return (a & mask) | (b & ~mask);
-}
-
 // Magnitude of x rounded to a format with `mantissa` stored bits, whose smallest normal is 2^(1 - bias). Not for NaN.
 // Below that, adding `unit` (a float whose last bit weighs one subnormal step) lets the addition do the rounding.
 template <int mantissa, int bias>
