@@ -6,12 +6,14 @@ count_parameters(shape).active, training_flops(shape, 4096), kv_bytes_per_token(
 
 from fireflyer.codesign.model.config import shape_from_config
 from fireflyer.codesign.model.flops import dense_flops, model_flops_utilization, training_flops
+from fireflyer.codesign.model.keys import ConfigKeys
 from fireflyer.codesign.model.kv_cache import kv_bytes_per_sequence, kv_bytes_per_token
 from fireflyer.codesign.model.parameters import ParameterCount, count_parameters
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
 
 __all__ = [
     "Attention",
+    "ConfigKeys",
     "Experts",
     "LatentAttention",
     "ModelShape",

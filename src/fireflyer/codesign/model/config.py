@@ -11,53 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model.keys import ConfigKeys
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
 
 __all__ = ["MODEL_TYPES", "shape_from_config"]
 
 
-class _Keys:
-    """The values of a configuration, checked as they are taken."""
-
-    def __init__(self, config: Mapping[str, object]) -> None:
-        self._config = config
-
-    def number(self, name: str, default: int | None = None) -> int:
-        value = self._config.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise UsageError(f"config.json has no {name!r}, which a model of type {self.model_type()!r} needs")
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 40:
-            raise UsageError(f"config.json: {name!r} is {value!r}; a whole number is needed")
-        return value
-
-    def optional(self, name: str) -> int | None:
-        return None if self._config.get(name) is None else self.number(name)
-
-    def positive(self, name: str, default: int | None = None) -> int:
-        value = self.number(name, default)
-        if value < 1:
-            raise UsageError(f"config.json: {name!r} is {value}; it must be 1 or more")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise UsageError(f"config.json: {name!r} is {value!r}; true or false is needed")
-        return value
-
-    def model_type(self) -> str:
-        value = self._config.get("model_type")
-        if not isinstance(value, str):
-            raise UsageError(f"config.json has no 'model_type'; known are {', '.join(sorted(MODEL_TYPES))}")
-        return value
-
-
 def _heads(
-    keys: _Keys,
+    keys: ConfigKeys,
     *,
     qkv_bias: bool = False,
     output_bias: bool = False,
@@ -85,7 +46,7 @@ def _heads(
     )
 
 
-def _shape(keys: _Keys, attention: Attention | LatentAttention, **more: object) -> ModelShape:
+def _shape(keys: ConfigKeys, attention: Attention | LatentAttention, **more: object) -> ModelShape:
     fields: dict[str, object] = {
         "model_type": keys.model_type(),
         "layers": keys.positive("num_hidden_layers"),
@@ -98,7 +59,7 @@ def _shape(keys: _Keys, attention: Attention | LatentAttention, **more: object) 
     return ModelShape(**(fields | more))  # type: ignore[arg-type]
 
 
-def _llama(keys: _Keys) -> ModelShape:
+def _llama(keys: ConfigKeys) -> ModelShape:
     bias = keys.flag("attention_bias", False)
     return _shape(
         keys,
@@ -107,16 +68,16 @@ def _llama(keys: _Keys) -> ModelShape:
     )
 
 
-def _mistral(keys: _Keys) -> ModelShape:
+def _mistral(keys: ConfigKeys) -> ModelShape:
     return _shape(keys, _heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None))
 
 
-def _qwen2(keys: _Keys) -> ModelShape:
+def _qwen2(keys: ConfigKeys) -> ModelShape:
     window, first = _qwen_window(keys)
     return _shape(keys, _heads(keys, qkv_bias=True, window=window, first_windowed=first))
 
 
-def _qwen3(keys: _Keys) -> ModelShape:
+def _qwen3(keys: ConfigKeys) -> ModelShape:
     window, first = _qwen_window(keys)
     bias = keys.flag("attention_bias", False)
     attention = _heads(
@@ -125,13 +86,13 @@ def _qwen3(keys: _Keys) -> ModelShape:
     return _shape(keys, attention)
 
 
-def _qwen_window(keys: _Keys) -> tuple[int | None, int]:
+def _qwen_window(keys: ConfigKeys) -> tuple[int | None, int]:
     if not keys.flag("use_sliding_window", False):
         return None, 0
     return keys.positive("sliding_window", 4096), keys.number("max_window_layers", 28)
 
 
-def _gpt2(keys: _Keys) -> ModelShape:
+def _gpt2(keys: ConfigKeys) -> ModelShape:
     hidden, heads = keys.positive("n_embd"), keys.positive("n_head")
     if hidden % heads:
         raise UsageError(f"config.json: n_embd {hidden} is no multiple of n_head {heads}")
@@ -150,7 +111,7 @@ def _gpt2(keys: _Keys) -> ModelShape:
     )
 
 
-def _mixtral(keys: _Keys) -> ModelShape:
+def _mixtral(keys: ConfigKeys) -> ModelShape:
     experts = Experts(
         routed=keys.positive("num_local_experts", 8),
         per_token=keys.positive("num_experts_per_tok", 2),
@@ -160,7 +121,7 @@ def _mixtral(keys: _Keys) -> ModelShape:
     return _shape(keys, attention, experts=experts)
 
 
-def _deepseek_experts(keys: _Keys) -> dict[str, object]:
+def _deepseek_experts(keys: ConfigKeys) -> dict[str, object]:
     routed = keys.optional("n_routed_experts")
     if not routed:
         return {}
@@ -180,13 +141,13 @@ def _deepseek_experts(keys: _Keys) -> dict[str, object]:
     }
 
 
-def _deepseek(keys: _Keys) -> ModelShape:
+def _deepseek(keys: ConfigKeys) -> ModelShape:
     """DeepSeekMoE: multi-head attention and experts."""
     bias = keys.flag("attention_bias", False)
     return _shape(keys, _heads(keys, qkv_bias=bias, output_bias=bias), **_deepseek_experts(keys))
 
 
-def _deepseek_latent(keys: _Keys) -> ModelShape:
+def _deepseek_latent(keys: ConfigKeys) -> ModelShape:
     """DeepSeek-V2 and V3."""
     attention = LatentAttention(
         heads=keys.positive("num_attention_heads"),
@@ -200,7 +161,7 @@ def _deepseek_latent(keys: _Keys) -> ModelShape:
     return _shape(keys, attention, mtp_layers=keys.number("num_nextn_predict_layers", 0), **_deepseek_experts(keys))
 
 
-MODEL_TYPES: Final[Mapping[str, Callable[[_Keys], ModelShape]]] = {
+MODEL_TYPES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "deepseek": _deepseek,
     "deepseek_v2": _deepseek_latent,
     "deepseek_v3": _deepseek_latent,
@@ -222,7 +183,7 @@ def shape_from_config(config: Mapping[str, object]) -> ModelShape:
     >>> shape_from_config(config).layers
     12
     """
-    keys = _Keys(config)
+    keys = ConfigKeys(config, MODEL_TYPES)
     reader = MODEL_TYPES.get(keys.model_type())
     if reader is None:
         raise UsageError(

@@ -1,0 +1,88 @@
+"""Checked access to the values of a decoded `config.json` of Hugging Face."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["ConfigKeys"]
+
+
+class ConfigKeys:
+    """Values of a decoded `config.json`, checked as they are taken. Each method raises `UsageError` with the key."""
+
+    def __init__(self, config: Mapping[str, object], model_types: Iterable[str] = ()) -> None:
+        """`model_types`: those that the caller understands, named where the configuration has none."""
+        self._config = config
+        self._model_types = tuple(model_types)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Value of `name`, a whole number of 0 or more."""
+        value = self._config.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise UsageError(f"config.json has no {name!r}, which a model of type {self.model_type()!r} needs")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 40:
+            raise UsageError(f"config.json: {name!r} is {value!r}; a whole number is needed")
+        return value
+
+    def optional(self, name: str) -> int | None:
+        """Value of `name`, a whole number, or None where it is absent."""
+        return None if self._config.get(name) is None else self.number(name)
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        """Value of `name`, a whole number of 1 or more."""
+        value = self.number(name, default)
+        if value < 1:
+            raise UsageError(f"config.json: {name!r} is {value}; it must be 1 or more")
+        return value
+
+    def real(self, name: str, default: float | None = None) -> float:
+        """Value of `name`, a finite number above 0."""
+        value = self._config.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise UsageError(f"config.json: {name!r} is {value!r}; a number above 0 is needed")
+        return float(value)
+
+    def table(self, name: str) -> ConfigKeys | None:
+        """Values of the object `name`, or None where it is absent."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise UsageError(f"config.json: {name!r} is {value!r}; an object is needed")
+        return ConfigKeys(value, self._model_types)
+
+    def text(self, name: str, default: str) -> str:
+        """Value of `name`, a string."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise UsageError(f"config.json: {name!r} is {value!r}; a string is needed")
+        return value
+
+    def has(self, name: str) -> bool:
+        """True if `name` is there and not null."""
+        return self._config.get(name) is not None
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Value of `name`, true or false."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise UsageError(f"config.json: {name!r} is {value!r}; true or false is needed")
+        return value
+
+    def model_type(self) -> str:
+        """Architecture that the configuration is of."""
+        value = self._config.get("model_type")
+        if not isinstance(value, str):
+            raise UsageError(f"config.json has no 'model_type'; known are {', '.join(sorted(self._model_types))}")
+        return value
