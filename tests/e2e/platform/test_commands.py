@@ -186,7 +186,9 @@ def test_a_wrong_word_to_node_gets_one_line(typed: Typed) -> None:
 
 
 def test_a_node_that_is_not_removed_keeps_its_credential(typed: Typed) -> None:
-    assert "node agent-2 is heard; stop its agent first" in typed.error("node remove agent-2", code=1)
+    assert "node agent-2 is heard; stop its agent first, and wait until nothing was heard for 20.0 s" in typed.error(
+        "node remove agent-2", code=1
+    )
     assert typed.end(typed.submit("--nodelist agent-2")).outcome is Outcome.SUCCEEDED
 
 

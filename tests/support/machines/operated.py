@@ -171,7 +171,9 @@ class Operators:
             self._terminals[key] = _Terminal(self._machines[name], typed.user)
         code, printed = self._terminals[key].type(command, limit_s)
         assert code == 0, f"{name}: {command}: {code}\n{printed}\n{self.journal()}"
-        assert matches(typed.shown, printed), f"{name}: {command} printed\n{printed}\nand not\n" + "\n".join(typed.shown)
+        assert matches(typed.shown, printed), f"{name}: {command} printed\n{printed}\nand not\n" + "\n".join(
+            typed.shown
+        )
         return printed
 
     def journal(self) -> str:
@@ -182,4 +184,3 @@ class Operators:
             if log.exists():
                 found.append(f"--- {name}\n{log.read_text()[-2000:]}")
         return "\n".join(found)
-

@@ -1,7 +1,7 @@
 """Stands in for systemctl(1) on a machine without systemd: runs the process of one unit of `Type=notify` as the unit
 says, tells when it has said that it is ready, reloads and stops it.
 
-It reads the units in /etc/systemd/system. It starts nothing again (`Restart=`), and knows no dependencies and no limits.
+It reads the units in /etc/systemd/system. It starts nothing again (`Restart=`), and knows no dependencies and limits.
 Standard library only: it is copied to the machine.
 """
 
@@ -24,8 +24,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def main(words: list[str]) -> int:
     verb, *names = [word for word in words if not word.startswith("-")]
-    if verb == "enable" and "--now" in words:
-        verb = "start"
+    if "--now" in words:
+        verb = {"enable": "start", "disable": "stop"}[verb]
     os.makedirs(RUN, exist_ok=True)
     for name in names:
         unit = Unit(name.removesuffix(".service"))
@@ -62,8 +62,8 @@ class Unit:
                 file.write(str(process.pid))
             ended = os.pidfd_open(process.pid)
             while True:
-                ready, _, _ = select.select([told, ended], [], [])
-                if told in ready and b"READY=1" in told.recv(4096).split(b"\n"):
+                ready, _, _ = select.select([told.fileno(), ended], [], [])
+                if told.fileno() in ready and b"READY=1" in told.recv(4096).split(b"\n"):
                     process.returncode = 0  # the first process of the machine reaps it
                     return 0
                 if ended in ready:

@@ -108,7 +108,7 @@ def test_strangers_cause_few_reads_of_the_store() -> None:
 def test_who_has_read_the_lost_store_reads_the_restored_one() -> None:
     async def main() -> None:
         backup, lost, restored = MemoryStore(), MemoryStore(), MemoryStore()
-        rows = []
+        rows: list[tuple[bytes, bytes]] = []
 
         async def take(reader: Reader) -> None:
             rows[:] = (await reader.get_range(*prefix_range(PREFIX))).items
