@@ -37,6 +37,9 @@ from fireflyer.runtime.address import is_loopback
 __all__ = ["MAX_MANAGERS", "Connection", "ManagerAddress", "RequestBody", "Requests", "check_certificate", "tls_of"]
 
 MAX_ANSWER_BYTES: Final = 64 << 20
+_NO_TLS: Final = (
+    "what listens there speaks no TLS; give the address that `ff manager` prints first, not the one for agents"
+)
 MAX_EVENT_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 3.0
@@ -258,7 +261,8 @@ class Requests:
                 raise
             except (http.client.HTTPException, OSError) as error:
                 self._http.close()
-                raise Unreachable(f"{self._url} cannot be reached: {error}{self._if_unreachable}") from None
+                why = _NO_TLS if getattr(error, "reason", "") == "WRONG_VERSION_NUMBER" else error
+                raise Unreachable(f"{self._url} cannot be reached: {why}{self._if_unreachable}") from None
             except BaseException:  # Ctrl-C: over a connection without TLS yet, the next request would go in clear
                 self._http.close()
                 raise

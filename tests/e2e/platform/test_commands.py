@@ -183,3 +183,16 @@ def test_a_wrong_word_to_node_gets_one_line(typed: Typed) -> None:
     assert "--group: '' is no name" in typed.error("node move agent-1 --group", "")
     assert "give --zone, --leaf or --group" in typed.error("node move agent-1")
     assert "REASON has 401 characters; 400 are allowed" in typed.error("node drain agent-1", "x" * 401)
+
+
+def test_a_node_that_is_not_removed_keeps_its_credential(typed: Typed) -> None:
+    assert "node agent-2 is heard; stop its agent first, and wait until nothing was heard for 20.0 s" in typed.error(
+        "node remove agent-2", code=1
+    )
+    assert typed.end(typed.submit("--nodelist agent-2")).outcome is Outcome.SUCCEEDED
+
+
+def test_a_machine_is_revoked_without_being_forgotten(typed: Typed) -> None:
+    typed.ff("node token gpu-9")
+    assert "the credential of gpu-9 is revoked" in typed.ff("node revoke gpu-9")
+    assert "no machine 'gpu-9' has joined" in typed.error("node revoke gpu-9", code=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -274,3 +276,35 @@ def test_an_error_of_a_file_names_it(capsys: Capture, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(version_verb.command, "callback", refused)
     assert error_of(capsys, ["version"], 1) == "error: /none/x: no such file or directory\n"
+
+
+def test_a_join_token_that_was_never_made_is_named_as_the_cause(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    said = error_of(capsys, ["agent", "join", "head:9441"], code=2)
+    assert "no token was given: the command that was to print it has failed" in said
+
+
+def test_a_store_without_rows_is_not_dumped(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "metadata.ffdump"
+    said = error_of(capsys, ["fs", "admin", "dump", "--store", f"embedded:{tmp_path}/store", str(file)], code=2)
+    assert "the store is empty, so nothing was written" in said
+    assert not file.exists()
+
+
+def test_a_port_that_speaks_no_tls_is_said_so(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("fft1.0011223344556677.secret\n"))
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as beside:
+        answered = beside.submit(_answer_in_clear, server)
+        address = f"https://127.0.0.1:{server.getsockname()[1]}"
+        said = error_of(capsys, ["login", address, "--fingerprint", "0" * 64], code=1)
+        answered.result()
+    assert "what listens there speaks no TLS; give the address that `ff manager` prints first" in said
+
+
+def _answer_in_clear(server: socket.socket) -> None:
+    peer, _ = server.accept()
+    with peer:
+        peer.recv(1 << 16)
+        peer.sendall(b"not TLS at all, but a protocol of our own")

@@ -162,6 +162,11 @@ def join_command(*, token_file: str, port: int, address: str, issuer: str) -> in
     from fireflyer.runtime.address import Address
 
     token = _read_token(token_file)
+    if not token:
+        raise UsageError(
+            "no token was given: the command that was to print it has failed; make one: ff node token NAME, or ff "
+            "agent token NAME"
+        )
     token_id_of(token)  # what is no token is refused before anybody is asked
     target = Address.parse(issuer)
     directory = AgentDirectory(state_directory("agent"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -105,7 +106,7 @@ def _tree(nodes: list[NodeView]) -> str:
     return "\n".join(lines)
 
 
-@click.group("node", short_help="Show, drain, resume, label, move, add or remove a node.")
+@click.group("node", short_help="Show, drain, resume, label, move, add, revoke or remove a node.")
 def node_command() -> None:
     """What operators do with one node."""
 
@@ -215,15 +216,31 @@ def move_command(*, client: Client, name: str, zone: str | None, leaf: str | Non
     )
 
 
+@node_command.command("revoke", short_help="Let a machine in no more.", epilog="Example: ff node revoke gpu-7")
+@click.argument("name", metavar="NODE")
+@platform_option
+def revoke_command(*, client: Client, name: str) -> int:
+    """Take the credential of the machine NODE back, and its join token: managers let its agent in no more, and its runs
+    are stopped there after a while. The node stays listed until `ff node remove`. The machine can join again with a new
+    token."""
+    click.echo(plain(client.revoke_machine(name)))
+    return 0
+
+
 @node_command.command("remove", short_help="Forget a node.", epilog="Example: ff node remove gpu-7")
 @click.argument("name", metavar="NODE")
 @platform_option
 def remove_command(*, client: Client, name: str) -> int:
-    """Take the credential of NODE back, and forget it. It must be silent and have no run."""
+    """Forget NODE, and take its credential back. It must be silent and have no run; else nothing is changed. `ff node
+    revoke` takes the credential of a node that cannot be silenced."""
+    from fireflyer.base.errors import NotFound
     from fireflyer.cluster.core.platform.commands import RemoveNode
 
-    click.echo(plain(client.revoke_machine(name)))
-    return _say(client, RemoveNode(name))
+    click.echo(plain(client.command(RemoveNode(name))))
+    with contextlib.suppress(NotFound):  # revoked before
+        client.revoke_machine(name)
+    click.echo(f"machine {plain(name)} is let in no more; it can join again with a new token")
+    return 0
 
 
 @node_command.command("token", short_help="Make a token with which a machine joins.",

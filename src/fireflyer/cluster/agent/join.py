@@ -33,6 +33,10 @@ __all__ = ["Issuer", "join", "local_guards", "revoke", "stop_local"]
 _CALL_NS: Final = 10 * SECOND
 _LIMITS: Final = ServerLimits(connections=64, handshakes=16, calls_per_connection=4, frame_bytes=64 << 10)
 _LOOK_S: Final = 1.0
+_VALID: Final = (
+    "A join token is valid once, until it expires or another one is made for the same machine, and at managers over "
+    "the store of the one that made it; make another one: ff node token NAME, or ff agent token NAME"
+)
 
 
 class Issuer:
@@ -100,7 +104,10 @@ async def join(
     directory: AgentDirectory, token: str, *, issuer: str, port: int, address: str, node: str = ""
 ) -> Membership:
     """Raises `PermissionDenied` where the token is used, expired or unknown, `Unreachable` where nobody waits."""
-    client = await RpcClient.connect(issuer, UserCredential(token), _CALL_NS)
+    try:
+        client = await RpcClient.connect(issuer, UserCredential(token), _CALL_NS)
+    except PermissionDenied as error:
+        raise PermissionDenied(f"{error.message}. {_VALID}") from None
     try:
         request = JoinMachine(token_id=token_id_of(token), port=port, address=address, node=node)
         admitted = await client.call(JOIN_MACHINE, request, _CALL_NS)

@@ -6,6 +6,7 @@ several processes. Tasks and runs of the time after it are not in it, so what is
 cluster          another one, as part of the tokens of new runs: no agent takes one for a run that it had
 lease            a term above every one that an agent can have heard; agents follow no older leader
 next task        far above: numbers of tasks that are lost are not given again
+machines         a version far above: a manager that was left running reads them again, tokens of joining machines too
 starts after     runs that the store does not know are told to stop at once, and end by their leases where their agents
                  hear nothing. Before all have certainly ended nothing starts, so no task runs twice at a time
 
@@ -26,6 +27,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform.messages import LEASE_KEY
 from fireflyer.cluster.core.platform.store.rows import PREFIX, STATE_KEY, ClusterRow
 from fireflyer.cluster.manager.machines import PREFIX as MACHINES_PREFIX
+from fireflyer.cluster.manager.machines import of_another_store
 from fireflyer.kvstore import Engine, Reader, Transaction, key_after, prefix_range
 from fireflyer.kvstore.core.fenced import LeaseRow
 from fireflyer.kvstore.core.rows import decode_row, encode_row
@@ -35,7 +37,7 @@ __all__ = ["back_up", "restore"]
 
 FORMAT: Final = DumpFormat(b"fireflyer platform 1\n", "backup of the platform")
 TASKS_SINCE: Final = 1_000_000
-"""More than are submitted between a backup and its restore."""
+"""More than are submitted between a backup and its restore; machines change less often."""
 FOR_EVER_NS: Final = 1 << 62
 _PREFIXES: Final = (USERS_PREFIX, MACHINES_PREFIX, PREFIX)
 
@@ -108,7 +110,7 @@ def _renewed(rows: Iterator[Row], cluster: str, now_ns: int, hold_ns: int) -> It
             term = max(lease.term, now_ns // SECOND)
             yield key, encode_row(LeaseRow("restored", "", term, 0, 0))
         else:
-            yield key, value
+            yield key, of_another_store(key, value, TASKS_SINCE)
 
 
 def _lease_last(rows: Iterator[Row]) -> Iterator[Row]:

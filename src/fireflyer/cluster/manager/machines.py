@@ -6,7 +6,8 @@
 A join token is used up, and the machine let in, by one transaction: of several who have a copy one wins. The rows hold
 keys (`token_key`), from which no token can be made again; they are as good as the credentials for who speaks the
 handshake, as the store is in all else. Handshakes look machines up in memory, which is read again when the counter has
-changed: a machine that was revoked is out on every manager within `LOOK_S`.
+changed: a machine that was revoked is out on every manager within `LOOK_S`. A token that is not known in memory is
+looked up in the store before it is refused: another manager may have issued it a moment ago.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ from fireflyer.identity.handshake import BEARER_MARK, NONCE_BYTES, UserKey, toke
 from fireflyer.kvstore import Engine, Reader, Transaction, prefix_range
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 
-__all__ = ["JOIN_MARK", "PREFIX", "Admission", "JoinToken", "MachineRow", "Machines", "forgotten"]
+__all__ = [
+    "JOIN_MARK",
+    "PREFIX",
+    "Admission",
+    "JoinToken",
+    "MachineRow",
+    "Machines",
+    "forgotten",
+    "of_another_store",
+]
 
 _log = logging.getLogger(__name__)
 JOIN_MARK: Final = "join "
@@ -35,6 +45,8 @@ JOIN_MARK: Final = "join "
 MAX_MACHINES: Final = 16_384
 MAX_JOIN_TOKENS: Final = 16_384
 LOOK_S: Final = 1.0
+MISSED_S: Final = 0.1
+"""Between two looks into the store for tokens that are not known: what strangers can cause."""
 RETIRED_S: Final = 24 * 3600
 """So long a machine whose job has ended may come to be told to go."""
 MAX_RETIRED: Final = 4096
@@ -95,6 +107,11 @@ class Machines:
         self._by_name: dict[str, MachineRow] = {}
         self._by_token: dict[str, MachineRow] = {}
         self._joining: dict[str, JoinToken] = {}
+        self._reading = asyncio.Lock()
+        """Of two reads the later one counts."""
+        self._next_look: asyncio.Task[None] | None = None
+        """Has not begun to read, so it finds what was issued before now."""
+        self._looked_s = -MISSED_S
 
     # --- what handshakes ask ---
 
@@ -106,6 +123,24 @@ class Machines:
         if joining is None or now_s >= joining.expires_s:
             return None
         return UserKey(JOIN_MARK + joining.machine, joining.key)
+
+    async def find_now(self, token_id: str, now_s: int) -> UserKey | None:
+        """As `find`, with what other managers have written before this call. Raises what the store raises."""
+        found = self.find(token_id, now_s)
+        if found is None:
+            if self._next_look is None:
+                self._next_look = asyncio.create_task(self._look())
+            await asyncio.shield(self._next_look)
+            found = self.find(token_id, now_s)
+        return found
+
+    async def _look(self) -> None:
+        """One read of the store for all who miss a token before it begins, `MISSED_S` after the last one."""
+        await asyncio.sleep(self._looked_s + MISSED_S - asyncio.get_running_loop().time())
+        async with self._reading:
+            self._looked_s = asyncio.get_running_loop().time()
+            self._next_look = None
+            await self._read()
 
     def key_of(self, name: str) -> bytes | None:
         """Of the credential; None for a machine that has not joined, or was revoked, or whose job has ended."""
@@ -133,7 +168,10 @@ class Machines:
 
     async def refresh(self) -> None:
         """Raises what the store raises, and `DataCorruption`."""
+        async with self._reading:
+            await self._read()
 
+    async def _read(self) -> None:
         async def body(reader: Reader) -> tuple[int, list[MachineRow], list[JoinToken]] | None:
             raw = await reader.get(_VERSION)
             number = 0 if raw is None else decode_row(_VERSION, raw, _Version).number
@@ -265,6 +303,12 @@ class Machines:
             await self.refresh()
         except FireflyerError as error:
             _log.warning("machines could not be read again reason=%s", error)
+
+
+def of_another_store(key: bytes, value: bytes, more: int) -> bytes:
+    """Value of a row of a backup for the store into which it is restored: the counter is `more` higher, so that who has
+    read the lost store reads this one, too. Raises `DataCorruption`."""
+    return encode_row(_Version(decode_row(key, value, _Version).number + more)) if key == _VERSION else value
 
 
 def forgotten(machines: Collection[MachineRow], now_s: int) -> list[MachineRow]:

@@ -86,7 +86,7 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
         await machines.refresh()
 
         async def find_machine(token_id: str) -> UserKey | None:
-            return machines.find(token_id, int(time.time()))
+            return await machines.find_now(token_id, int(time.time()))
 
         server = RpcServer(Accepts(None, find_machine), identity=f"platform manager {config.name}", limits=_LIMITS)
         agents = AgentService(machines)

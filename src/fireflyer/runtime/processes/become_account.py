@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 PR_SET_PDEATHSIG = 1
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
-_FROM_GUARD = ("FF_JOB_TOKEN", "FF_LEASE_FD", "LANG", "TZ")
+_FROM_GUARD = ("FF_JOB_TOKEN", "FF_LEASE_FD", "LANG", "TZ", "FIREFLYER_FS")
 
 
 def environment_of(account: dict[str, str], environ: dict[str, str]) -> dict[str, str]:

@@ -275,6 +275,7 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
             stack.enter_context(ManagerProcess(str(path), "storage", "--make-targets"))
         assert admin("add-chains", *where) == "2 chains added.\nchain table 1 added.\n"
         assert "is in chain" in admin("retire-node", "2", *where, code=2)
+        assert "there is no node 77; `ff fs status` lists the nodes" in admin("retire-node", "77", *where, code=1)
 
         async def story() -> None:
             async with await connect([manager.address], UserCredential(token.strip())) as chunks:

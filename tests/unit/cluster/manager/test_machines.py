@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -11,12 +13,22 @@ import pytest
 from fireflyer.base.errors import NotFound, PermissionDenied
 from fireflyer.cluster.core.platform.orders import GONE, orders_of_retired
 from fireflyer.cluster.manager import machines
-from fireflyer.cluster.manager.machines import JOIN_MARK, RETIRED_S, Admission, MachineRow, Machines, forgotten
+from fireflyer.cluster.manager.machines import (
+    JOIN_MARK,
+    PREFIX,
+    RETIRED_S,
+    Admission,
+    MachineRow,
+    Machines,
+    forgotten,
+    of_another_store,
+)
 from fireflyer.cluster.schema.sync import Inventory, Sync
 from fireflyer.identity.derived import derive_credential
 from fireflyer.identity.handshake import token_id_of, token_key
-from fireflyer.kvstore import MemoryEngine, MemoryStore
+from fireflyer.kvstore import MemoryEngine, MemoryStore, Reader, Transaction, prefix_range
 
+T = TypeVar("T")
 NOW, LIFETIME_S = 1_700_000_000, 60
 
 
@@ -29,6 +41,14 @@ def on_managers(test: Callable[[Machines, Machines], Awaitable[None]]) -> None:
         await test(Machines(one), Machines(other))
 
     asyncio.run(main())
+
+
+class CountedReads(MemoryEngine):
+    reads = 0
+
+    async def read(self, body: Callable[[Reader], Awaitable[T]], *args: Any, **options: Any) -> T:
+        self.reads += 1
+        return await super().read(body, *args, **options)
 
 
 def credential_of(token: str, admission: Admission) -> str:
@@ -52,6 +72,64 @@ def test_the_credential_that_a_token_buys_is_let_in_by_all_managers() -> None:
             assert manager.key_of("gpu-1") == token_key(credential)
 
     on_managers(test)
+
+
+def test_the_manager_that_a_machine_asks_need_not_be_the_one_that_made_its_token() -> None:
+    async def test(one: Machines, other: Machines) -> None:
+        await other.refresh()
+        token = token_id_of(await one.issue("gpu-1", NOW, LIFETIME_S))
+        assert other.find(token, NOW) is None, "it has not read the store since"
+        found = await other.find_now(token, NOW)
+        assert found is not None
+        assert found.user == f"{JOIN_MARK}gpu-1"
+        credential = await joined(one, "gpu-2")
+        assert await other.find_now(token_id_of(credential), NOW) is not None, "nor where it joined"
+        await one.revoke("gpu-2")
+        assert await one.find_now(token_id_of(credential), NOW) is None
+
+    on_managers(test)
+
+
+def test_strangers_cause_few_reads_of_the_store() -> None:
+    async def main() -> None:
+        engine = CountedReads(MemoryStore())
+        one = Machines(engine)
+        asked = [one.find_now(f"{number:016x}", NOW) for number in range(200)]
+        assert await asyncio.gather(*asked) == [None] * 200
+        assert engine.reads == 1
+        token = await one.issue("gpu-1", NOW, LIFETIME_S)
+        reads = engine.reads
+        assert await one.find_now(token_id_of(token), NOW) is not None
+        assert engine.reads == reads, "what is known is not looked up"
+
+    asyncio.run(main())
+
+
+def test_who_has_read_the_lost_store_reads_the_restored_one() -> None:
+    async def main() -> None:
+        backup, lost, restored = MemoryStore(), MemoryStore(), MemoryStore()
+        rows: list[tuple[bytes, bytes]] = []
+
+        async def take(reader: Reader) -> None:
+            rows[:] = (await reader.get_range(*prefix_range(PREFIX))).items
+
+        await joined(Machines(MemoryEngine(backup)))
+        await MemoryEngine(backup).read(take)
+
+        async def load(transaction: Transaction, more: int) -> None:
+            for key, value in rows:
+                transaction.set(key, of_another_store(key, value, more))
+
+        for store, more in ((lost, 0), (restored, 1000)):
+            await MemoryEngine(store).transact(functools.partial(load, more=more))
+        await Machines(MemoryEngine(lost)).issue("gpu-2", NOW, LIFETIME_S)
+        running = Machines(MemoryEngine(lost))
+        await running.refresh()
+        token = await Machines(MemoryEngine(restored)).issue("gpu-3", NOW, LIFETIME_S)
+        running._engine = MemoryEngine(restored)
+        assert await running.find_now(token_id_of(token), NOW) is not None
+
+    asyncio.run(main())
 
 
 def test_a_join_token_proves_no_machine() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.cli.fs.connect import ClusterTarget, ask_all, expect, routing, where_options
 from fireflyer.cli.numbers import WholeNumber
 
@@ -93,6 +93,8 @@ def retire_node_command(*, where: ClusterTarget, node: int) -> int:
     from fireflyer.runtime.processes.run_lock import signal_holder
 
     status = expect(ask_all(where, [GetStatus()])[0], Status)
+    if all(one.id != node for one in status.nodes):
+        raise NotFound(f"there is no node {node}; `ff fs status` lists the nodes")
     targets = tuple(one.id for one in status.targets if one.node == node)
     code = _do(where, [RetireTargets(targets), RetireNode(node)])
     if where.directory:

@@ -133,6 +133,11 @@ def dump_command(*, store: str, file: str) -> int:
 
     with new_file(file) as out:
         rows = _on(store, functools.partial(dump_store, file=out))
+        if rows == 0:
+            raise UsageError(
+                "the store is empty, so nothing was written; give the one that managers have, with its ?table=NAME in "
+                "PostgreSQL"
+            )
     click.echo(f"{rows} rows in {file}")
     return 0
 

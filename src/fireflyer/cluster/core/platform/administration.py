@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied, UsageError
-from fireflyer.base.units import counted
+from fireflyer.base.units import counted, format_duration
 from fireflyer.cluster.core.platform.access import check, is_operator
 from fireflyer.cluster.core.platform.commands import (
     AddReservation,
@@ -180,7 +180,8 @@ class Administration:
         if place is not None:
             raise Busy(f"node {name} has run {place.run} of task {place.task}; drain it and wait")
         if self._heard.is_up(name, now_ns, self._settings.lost_ns):
-            raise Busy(f"node {name} is heard; stop its agent first")
+            limit = format_duration(self._settings.lost_ns)
+            raise Busy(f"node {name} is heard; stop its agent first, and wait until nothing was heard for {limit}")
         self._ledger.nodes.put(name, None)
         self.nodes[name] = None
         self._ledger.record(NodeChange(self._tasks.now_ns, name, "removed"))
