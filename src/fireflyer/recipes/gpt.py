@@ -98,7 +98,7 @@ class _Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         width = config.width
-        self.heads = config.heads
+        self.head_width = width // config.heads
         self.attention_norm = nn.RMSNorm(width)
         self.attention_in = nn.Linear(width, 3 * width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
@@ -112,13 +112,14 @@ class _Block(nn.Module):
         return hidden + added
 
     def _attend(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        batch, length, width = hidden.shape
-        heads = self.attention_in(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        batch, length, _ = hidden.shape
+        # The number of heads is what the projection gives: with tensor parallelism those of this rank.
+        heads = self.attention_in(hidden).view(batch, length, 3, -1, self.head_width)
         query, key, value = heads.permute(2, 0, 3, 1, 4)  # [B, H, T, D/H] each
         mixed = functional.scaled_dot_product_attention(
             _rotate(query, rotation), _rotate(key, rotation), value, is_causal=True
         )
-        out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.attention_out(mixed.transpose(1, 2).flatten(2))
         return out
 
 

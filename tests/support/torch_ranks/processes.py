@@ -26,14 +26,19 @@ class Ended(NamedTuple):
     errors: str
 
 
-def run_torch_ranks(module: str, nodes: Sequence[int], *, limit_s: float = 100, **arguments: Any) -> list[Ended]:
-    """One process for each entry of `nodes`, which names the node of that rank."""
+def run_torch_ranks(
+    module: str, nodes: Sequence[int], *, limit_s: float = 100, imports: Sequence[str] = (), **arguments: Any
+) -> list[Ended]:
+    """One process for each entry of `nodes`, which names the node of that rank. `imports`: what they need beside torch,
+    imported once for all."""
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     processes: list[Forked] = []
     try:
         for rank in range(len(nodes)):
             environment = _environment(rank, nodes, store.port)
-            processes.append(Forked(module, json.dumps(arguments), imports=TORCH, env=environment, errors=True))
+            processes.append(
+                Forked(module, json.dumps(arguments), imports=(*TORCH, *imports), env=environment, errors=True)
+            )
         outputs = [process.communicate(timeout=allowed_s(limit_s)) for process in processes]
     finally:
         for process in processes:

@@ -8,14 +8,23 @@ groups are neighbouring ranks of a stage; those that have the same experts are a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from fireflyer.codesign.parallel.plan import ParallelPlan
 
-__all__ = ["AXES", "Axis", "Coordinates", "coordinates_of", "gradient_adds", "groups", "mesh_dims"]
+__all__ = [
+    "AXES",
+    "Axis",
+    "Coordinates",
+    "coordinates_of",
+    "gradient_adds",
+    "groups",
+    "mesh_dims",
+    "placement_refusals",
+]
 
 Axis = Literal["pipeline", "data", "replicate", "shard", "tensor", "expert", "expert_data"]
 AXES: Final[tuple[Axis, ...]] = ("pipeline", "data", "replicate", "shard", "tensor", "expert", "expert_data")
@@ -78,3 +87,22 @@ def gradient_adds(plan: ParallelPlan, gpus: int) -> tuple[int, int]:
     """
     on_node = min(gpus, plan.stage_ranks)
     return max(1, on_node // plan.tensor), max(1, on_node // plan.expert)
+
+
+def placement_refusals(plan: ParallelPlan, nodes: Sequence[int]) -> list[str]:
+    """Why ranks on these nodes (the number of each rank's) cannot run `plan` as it is meant: a tensor group must be
+    inside a node, and the ranks of a node in one stage, unless the node has whole stages."""
+    found = []
+    for ranks in groups(plan, "tensor"):
+        places = sorted({nodes[rank] for rank in ranks})
+        if len(places) > 1:
+            found.append(f"tensor group {list(ranks)} is on nodes {places}; start all its ranks on one node")
+    for node in sorted(set(nodes)):
+        held = [coordinates_of(plan, rank).pipeline for rank in range(plan.world_size) if nodes[rank] == node]
+        stages = sorted(set(held))
+        if len(stages) > 1 and len(held) != len(stages) * plan.stage_ranks:
+            found.append(
+                f"node {node} has {len(held)} ranks of stages {stages}, which have {plan.stage_ranks} ranks each; a "
+                "node has ranks of one stage, or whole stages"
+            )
+    return found

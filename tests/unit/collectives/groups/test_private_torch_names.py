@@ -42,6 +42,8 @@ USES: Final = {
     "torch.distributed.tensor._utils._compute_local_shape_and_global_offset": "checkpoint/sharding.py",
     "torch.distributed.utils._to_kwargs": "training/ddp.py",
     "torch.nn.parallel.DistributedDataParallel._active_ddp_module": "training/ddp.py",
+    # Modes that see every operator have no public place; torch's own counters are made of it.
+    "torch.utils._python_dispatch.TorchDispatchMode": "training/recompute.py training/tensor/counting.py",
     "torch.serialization._get_layout": "checkpoint/dcp/foreign.py",
 }
 """Where to find each name, and the modules that use it."""
