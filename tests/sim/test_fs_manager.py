@@ -212,6 +212,38 @@ def test_a_broken_path_costs_one_target_its_role() -> None:
     assert cluster.run_for(50 * SECOND, cluster.all_serve)
 
 
+def stand_still(cluster: Cluster, duration_ns: int) -> None:
+    """Node 1 does nothing, and its neighbour complains of that after a while, and for a while longer."""
+    cluster.net.partition(["n1"], ["m0", "m1"])
+    cluster.run_for(duration_ns // 2)
+    cluster.hosts[1].broken_to[1] = True
+    cluster.run_for(duration_ns // 2)
+    cluster.net.heal()
+    cluster.run_for(SECOND)
+    cluster.hosts[1].broken_to.clear()
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_node_that_stood_still_for_less_than_the_timeout_keeps_its_role(seed: int) -> None:
+    cluster = begun(seed)
+    version = cluster.oracle.chains[1].version
+    stand_still(cluster, 5 * SECOND // 2)
+    assert cluster.run_for(2 * SECOND, cluster.all_serve)
+    assert cluster.oracle.chains[1].version == version
+
+
+def test_a_node_with_a_broken_path_that_stands_still_again_and_again_loses_its_role_all_the_same() -> None:
+    cluster = begun()
+    for _ in range(3):
+        stand_still(cluster, 3 * SECOND)
+        cluster.hosts[1].broken_to[1] = True
+        if cluster.run_for(SECOND, lambda: serving(cluster) == [102]):
+            break
+    assert serving(cluster) == [102]
+    cluster.hosts[1].broken_to.clear()
+    assert cluster.run_for(50 * SECOND, cluster.all_serve)
+
+
 def test_who_is_not_sure_comes_back_only_when_an_administrator_has_read_what_may_be_lost() -> None:
     cluster = begun(nodes=2, chains=1)
     first, second = cluster.hosts

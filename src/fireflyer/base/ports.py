@@ -31,6 +31,10 @@ class Transfer(Protocol):
 
 
 class DiskFile(Protocol):
+    any_memory: bool = False
+    """Whether `start_pread` is as fast into any memory, from any offset, as where both are aligned to
+    `DIRECT_ALIGN_BYTES`."""
+
     def pwrite(self, data: Data, offset: int) -> None:
         """Writes all of `data` at `offset` (bytes). Durable only after `fsync`. Raises `NoSpace`."""
 

@@ -15,17 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.checkpoints.states import SHARD, manager, newest, same, save_all, snapshot_of, state_of
 
-from fireflyer.base.errors import Aborted, FireflyerError, NoSpace
+from fireflyer.base.errors import Aborted, DataCorruption, FireflyerError, NoSpace
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Transfer
 from fireflyer.checkpoint import State
 from fireflyer.checkpoint.core.manifest import decode_manifest, encode_manifest
-from fireflyer.checkpoint.core.pieces import MAX_GAP_BYTES, cut, plan_reads
+from fireflyer.checkpoint.core.pieces import MAX_GAP_BYTES, cut, plan_reads, plan_straight
 from fireflyer.checkpoint.engine import loading
 from fireflyer.checkpoint.engine.image import Share, write_shard
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.snapshot import SnapshotBuffer
+from fireflyer.fs.client.files.disk import FileSystemFile
 from fireflyer.native import crc32c
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.sim import SimDisk
@@ -61,6 +62,26 @@ def test_a_large_gap_is_left_out_and_a_small_one_is_read_along() -> None:
 
     assert pieces(MAX_GAP_BYTES) == [MAX_GAP_BYTES + 4096]
     assert pieces(MAX_GAP_BYTES + 1) == [4096, 4096]
+
+
+def test_pieces_end_where_multiples_of_their_size_are_in_the_file() -> None:
+    pieces = list(plan_reads([(8192 + 100, 40_000)], 16384, 4096))
+    assert [(piece.offset, piece.offset + piece.needed_bytes) for piece in pieces] == [
+        (8192, 16384),
+        (16384, 32768),
+        (32768, 48292),
+    ]
+
+
+@given(extents, st.integers(1, 50_000))
+def test_reads_without_buffers_hold_every_byte_once_and_in_order(wanted: list[tuple[int, int]], most: int) -> None:
+    read = [0] * len(wanted)
+    for one in plan_straight([(index, *extent) for index, extent in enumerate(wanted)], most):
+        assert one.start == read[one.tensor]
+        assert one.offset == wanted[one.tensor][0] + one.start
+        assert one.offset // most == (one.offset + one.size_bytes - 1) // most
+        read[one.tensor] += one.size_bytes
+    assert read == [size for _, size in wanted]
 
 
 def test_a_file_is_cut_from_its_first_byte_to_its_last() -> None:
@@ -259,6 +280,93 @@ def test_one_wrong_byte_anywhere_is_found_and_the_checkpoint_before_is_used() ->
         restored = ours.restore()
         assert restored is not None
         assert restored.shared["w"].tolist() == [20.0] * 3
+
+
+class AnyMemoryFile(RealFile):
+    """Like a file of 3FS; notes the memory of each read."""
+
+    any_memory = True
+    reads: list[tuple[int, int, int]]
+    """Address, size and offset."""
+    waited = 0
+    ends_at = 1 << 60
+    """Reads have nothing from there on."""
+
+    def start_pread(self, target: memoryview, offset: int) -> Transfer:
+        self.reads.append((torch.frombuffer(target, dtype=torch.uint8).data_ptr(), len(target), offset))
+        inner, file = super().start_pread(target, offset), self
+
+        class Counted(Transfer):
+            def wait(self) -> int:
+                file.waited += 1
+                return min(inner.wait(), max(0, file.ends_at - offset))
+
+        return Counted()
+
+
+class AnyMemoryDisk(RealDisk):
+    def __init__(self, ends_at: int = 1 << 60) -> None:
+        self.files: list[AnyMemoryFile] = []
+        self._ends_at = ends_at
+
+    def open(self, path: str, *, direct: bool = False) -> RealFile:
+        file = super().open(path, direct=direct)
+        watched = AnyMemoryFile(file._fd, path, file._direct_fd)
+        file._fd = file._direct_fd = -1
+        watched.reads, watched.ends_at = [], self._ends_at
+        self.files.append(watched)
+        return watched
+
+
+@pytest.fixture
+def large_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """A checkpoint in `tmp_path` of tensors on both sides of what is large enough for reads of its own."""
+    monkeypatch.setattr(loading, "READ_BYTES", 128 << 10)
+    sizes = [7, loading._STRAIGHT_BYTES, 5000, 3 * loading._STRAIGHT_BYTES + 77, loading._STRAIGHT_BYTES - 1]
+    tensors = {f"w{at}": torch.randint(0, 256, (size,), dtype=torch.uint8) for at, size in enumerate(sizes)}
+    with manager(tmp_path) as ours:
+        ours.save(1, State(tensors), blocking=True).result()
+    return tensors
+
+
+def test_a_file_that_can_be_read_into_any_memory_is_read_straight_into_large_tensors(
+    tmp_path: Path, large_and_small: dict[str, torch.Tensor]
+) -> None:
+    assert FileSystemFile.any_memory, "files of 3FS are such files"
+    target = {name: torch.zeros_like(tensor) for name, tensor in large_and_small.items()}
+    disk = AnyMemoryDisk()
+    with manager(tmp_path, disk=disk) as ours:
+        ours.restore(into=target)
+    assert all(torch.equal(target[name], tensor) for name, tensor in large_and_small.items())
+    (file,) = (one for one in disk.files if one.reads)
+    read = {
+        name: sum(size for at, size, _ in file.reads if 0 <= at - tensor.data_ptr() < tensor.numel())
+        for name, tensor in target.items()
+    }
+    assert read == {name: tensor.numel() if name in ("w1", "w3") else 0 for name, tensor in target.items()}
+    assert file.waited == len(file.reads)
+
+
+@pytest.mark.parametrize("name", ["w0", "w1", "w3", "w4"])
+def test_a_wrong_byte_of_a_tensor_that_is_read_straight_is_found(
+    tmp_path: Path, large_and_small: dict[str, torch.Tensor], name: str
+) -> None:
+    path = tmp_path / "step-00000001" / SHARD
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(large_and_small[name].numpy().tobytes()) + large_and_small[name].numel() - 1
+    data[at] ^= 4
+    path.write_bytes(data)
+    with manager(tmp_path, disk=AnyMemoryDisk()) as ours, pytest.raises(DataCorruption, match=f"{name}.*checksum"):
+        ours.restore()
+
+
+@pytest.mark.usefixtures("large_and_small")
+def test_a_straight_read_that_has_fewer_bytes_is_damage_and_the_others_are_waited_for(tmp_path: Path) -> None:
+    disk = AnyMemoryDisk(ends_at=400 << 10)
+    with manager(tmp_path, disk=disk) as ours, pytest.raises(DataCorruption, match="ends within tensor 'w3'"):
+        ours.restore()
+    (file,) = (one for one in disk.files if one.reads)
+    assert file.waited == len(file.reads)
 
 
 def test_files_are_byte_for_byte_those_of_older_releases(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Reads shards: pieces in flight into a few aligned buffers, and one pass that forms sums and copies into place.
 
 While a piece is checked and copied, the next ones are on their way. Memory: `_BUFFERS` times `READ_BYTES`, whatever is
-loaded. A tensor counts as read when its sum is right; until `load` has returned nothing of what was given is usable.
+loaded. Where a file can be read into any memory (`DiskFile.any_memory`), large tensors in host memory take no buffer:
+they are read straight to their places, and only summed there. A tensor counts as read when its sum is right; until
+`load` has returned nothing of what was given is usable.
 
 Tensors on a device are filled by the device itself, from the buffer, which is pinned when the first of them is met; the
 buffer is used again when its copies have ended.
@@ -22,7 +24,7 @@ from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES, block_sizes, needed_blocks
 from fireflyer.checkpoint.core.manifest import Manifest, ShardRecord, TensorRecord
-from fireflyer.checkpoint.core.pieces import ReadPiece, plan_reads
+from fireflyer.checkpoint.core.pieces import ReadPiece, StraightRead, plan_reads, plan_straight
 from fireflyer.checkpoint.core.slices import Run
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
@@ -34,6 +36,11 @@ READ_BYTES: Final = 8 * MIB
 """The most that is read in one call."""
 _BUFFERS: Final = 4
 """One is checked and copied, the others are on their way."""
+_STRAIGHT_BYTES: Final = 256 << 10
+"""A tensor that is at least as large is read straight to its place, where the file allows it. Smaller ones share
+reads."""
+_STRAIGHT_READS: Final = 6
+"""At once, each of `READ_BYTES` at the most."""
 
 
 class Scattered:
@@ -172,10 +179,51 @@ def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:
 
 
 def _read_tensors(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers: Sequence[_Buffer]) -> None:
+    straight = [each for each in wanted if file.any_memory and _may_go_straight(each)]
+    _check_sums(path, straight, _read_straight(file, path, straight))
+    others = [each for each in wanted if not (file.any_memory and _may_go_straight(each))]
+    _check_sums(path, others, _read_through(file, path, others, buffers))
+
+
+def _may_go_straight(wanted: _Wanted) -> bool:
+    return isinstance(wanted.place, memoryview) and wanted.size_bytes >= _STRAIGHT_BYTES
+
+
+def _check_sums(path: str, wanted: Sequence[_Wanted], sums: Sequence[int]) -> None:
+    for each, crc in zip(wanted, sums, strict=True):
+        if crc != each.crc32c:
+            raise DataCorruption(f"tensor {each.tensor.name!r} in {path} does not match its checksum")
+
+
+def _read_straight(file: DiskFile, path: str, wanted: Sequence[_Wanted]) -> list[int]:
+    """To their places, `memoryview`s all of them; returns the sums."""
+    sums = [0] * len(wanted)
+    places: list[Any] = [each.place for each in wanted]
+    pending = deque[tuple[StraightRead, Transfer]]()
+
+    def finish() -> None:
+        (_, index, start, size_bytes), transfer = pending.popleft()
+        if transfer.wait() < size_bytes:
+            raise DataCorruption(f"{path} ends within tensor {wanted[index].tensor.name!r}")
+        sums[index] = crc32c(places[index][start : start + size_bytes], sums[index])
+
+    with _waited_for(pending):
+        for read in plan_straight([(index, *_extent(each)) for index, each in enumerate(wanted)], READ_BYTES):
+            if len(pending) == _STRAIGHT_READS:
+                finish()
+            target = places[read.tensor][read.start : read.start + read.size_bytes]
+            pending.append((read, file.start_pread(target, read.offset)))
+        while pending:
+            finish()
+    return sums
+
+
+def _read_through(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers: Sequence[_Buffer]) -> list[int]:
+    """By way of buffers; returns the sums."""
     sums = [0] * len(wanted)
     free, pending = deque(buffers), deque[_PendingRead]()
     piece_bytes = len(buffers[0].memory)
-    try:
+    with _waited_for(pending):
         for piece in plan_reads([_extent(each) for each in wanted], piece_bytes, DIRECT_ALIGN_BYTES):
             if not free:
                 free.append(_finish_read(pending, path, wanted, sums))
@@ -185,13 +233,18 @@ def _read_tensors(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers:
             pending.append(_PendingRead(piece, buffer, transfer))
         while pending:
             _finish_read(pending, path, wanted, sums)
+    return sums
+
+
+@contextlib.contextmanager
+def _waited_for(pending: deque[Any]) -> Iterator[None]:
+    """However it ends, no transfer is under way any more: each is the last of what `pending` has."""
+    try:
+        yield
     finally:
-        for read in pending:  # something has failed, and is being raised
+        for *_, transfer in pending:  # something has failed, and is being raised
             with contextlib.suppress(Exception):
-                read.transfer.wait()
-    for each, crc in zip(wanted, sums, strict=True):
-        if crc != each.crc32c:
-            raise DataCorruption(f"tensor {each.tensor.name!r} in {path} does not match its checksum")
+                transfer.wait()
 
 
 def _extent(wanted: _Wanted) -> tuple[int, int]:

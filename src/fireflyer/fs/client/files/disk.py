@@ -79,6 +79,8 @@ class FileSystemFile(DiskFile):
     """After a write or an fsync that failed every call raises, as for a file of this machine: what is in the file is
     not known."""
 
+    any_memory = True
+
     def __init__(self, files: FileSystem, file: OpenFile, shown: str) -> None:
         self._files, self._file, self._shown = files, file, shown
         self._given_up = False

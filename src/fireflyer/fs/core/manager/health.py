@@ -10,7 +10,17 @@ A *give-up order* asks one target of a chain to lay its role down. It is an invi
 target reports that it did. There is at most one order per chain and version, and none that would leave the chain
 without a serving target that was heard lately. Reasons: the target is drained; or it and its neighbour in the chain
 cannot reach each other: then it is the one of whose node more nodes complain, else the one behind. That one is not
-synced again for a while."""
+synced again for a while: for `HOLD_OFF` T, or until another process of its node registers.
+
+*What counts as a complaint.* A node is complained of because its path is broken, or because its process stood still or
+has been replaced; the role is taken for the first alone. So a complaint counts only if
+
+- who complains knows the routing since which the process of that node runs: it may have meant the one before;
+- the node is not *excused*. A node of which nothing is heard for T / `QUIET` stands still, or is dead; it is excused
+  until T after it was last heard, also when it is heard again before: who complained needs a moment to be answered.
+
+A node is excused once in `HOLD_OFF` T, so for T of them at the most, whatever it does, and its hold-off ends by another
+process just as often. A new primary knows of no excuse."""
 
 from __future__ import annotations
 
@@ -20,7 +30,7 @@ from itertools import pairwise
 from typing import Final
 
 from fireflyer.fs.core.manager.ledger import Ledger
-from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, TargetId
+from fireflyer.fs.schema.ids import ChainId, Incarnation, NodeId, RoutingVersion, TargetId
 from fireflyer.fs.schema.manager import Condition, GiveUp, Heartbeat, TargetReport
 from fireflyer.fs.schema.routing import Chain, Member, TargetState
 
@@ -28,6 +38,8 @@ __all__ = ["Health", "NodeHealth"]
 
 HOLD_OFF: Final = 5
 """For so many T a target that gave up for a broken path is not synced again."""
+QUIET: Final = 4
+"""Of a node that was not heard for T divided by this, two heartbeats, it is thought that it stands still."""
 
 
 @dataclass(slots=True)
@@ -35,6 +47,14 @@ class NodeHealth:
     incarnation: Incarnation
     heard_ns: int
     """When a heartbeat of this incarnation arrived, or when the manager began to count."""
+    began_in: RoutingVersion = 0
+    """The routing that was the first one with this incarnation."""
+    known: RoutingVersion = 0
+    """The routing that it had at its last heartbeat."""
+    excused_until_ns: int = 0
+    """Nobody is heard before who cannot reach it."""
+    next_excuse_ns: int = 0
+    """A silence that begins before is no excuse."""
     sequence: int = 0
     reports: dict[TargetId, TargetReport] = field(default_factory=dict)
     unreachable: tuple[NodeId, ...] = ()
@@ -46,6 +66,8 @@ class _Order:
     give_up: GiveUp
     cut_off: bool
     """Its reason is a broken path."""
+    incarnation: Incarnation
+    """Of the process that is asked."""
 
 
 class Health:
@@ -61,9 +83,22 @@ class Health:
 
     # --- what happens ---
 
-    def started(self, node: NodeId, incarnation: Incarnation, now_ns: int) -> None:
-        """A node was added, or a new process of it has registered: committed."""
-        self._nodes[node] = NodeHealth(incarnation, now_ns)
+    def started(self, node: NodeId, incarnation: Incarnation, version: RoutingVersion, now_ns: int) -> None:
+        """A node was added, or a new process of it has registered: committed, in this routing."""
+        old = self._nodes.get(node)
+        new = self._nodes[node] = NodeHealth(incarnation, now_ns, version)
+        if old is None or old.incarnation == incarnation:
+            return
+        new.excused_until_ns, new.next_excuse_ns = old.excused_until_ns, old.next_excuse_ns
+        held = [one for one in self._held_until_ns if self._node_of(one) == node]
+        if held and now_ns >= new.next_excuse_ns:
+            new.next_excuse_ns = now_ns + HOLD_OFF * self._failure_timeout_ns
+            for target in held:
+                del self._held_until_ns[target]
+
+    def _node_of(self, target: TargetId) -> NodeId | None:
+        row = self._ledger.targets.committed.get(target)
+        return None if row is None else row.node
 
     def forget(self, node: NodeId) -> None:
         self._nodes.pop(node, None)
@@ -75,7 +110,11 @@ class Health:
         changed: dict[ChainId, None] = {}
         if node.dead:
             changed.update(dict.fromkeys(self._ledger.chains_of_node(heartbeat.node)))
+        if self._is_excuse(node, now_ns):
+            node.excused_until_ns = node.heard_ns + self._failure_timeout_ns
+            node.next_excuse_ns = node.heard_ns + HOLD_OFF * self._failure_timeout_ns
         node.heard_ns, node.sequence, node.dead = now_ns, heartbeat.sequence, False
+        node.known = heartbeat.known
         node.unreachable = heartbeat.unreachable
         before, node.reports = node.reports, {}
         for report in heartbeat.reports:
@@ -85,15 +124,22 @@ class Health:
             node.reports[report.target] = report
             chain = self._ledger.chain_of(report.target)
             if chain is not None and report.condition is Condition.GONE:
-                self._hold(chain, report, now_ns)
+                self._hold(chain, report, node.incarnation, now_ns)
             if chain is not None and _said(before.get(report.target)) != _said(report):
                 changed[chain] = None
         return list(changed)
 
-    def _hold(self, chain: ChainId, report: TargetReport, now_ns: int) -> None:
+    def _is_excuse(self, node: NodeHealth, now_ns: int) -> bool:
+        """Its silence until now."""
+        quiet = now_ns - node.heard_ns >= self._failure_timeout_ns // QUIET
+        return quiet and node.heard_ns >= node.next_excuse_ns
+
+    def _hold(self, chain: ChainId, report: TargetReport, incarnation: Incarnation, now_ns: int) -> None:
         """A target that has given up as it was asked to, for a broken path, shall not be synced over it at once."""
         order = self._orders.get(chain)
         if order is None or not order.cut_off or report.target in self._held_until_ns:
+            return
+        if order.incarnation != incarnation:
             return
         if (order.give_up.target, order.give_up.chain_version) == (report.target, report.chain_version):
             self._held_until_ns[report.target] = now_ns + HOLD_OFF * self._failure_timeout_ns
@@ -177,12 +223,13 @@ class Health:
         victim, reason = self._drained(serving), "drained"
         cut_off = victim is None
         if victim is None:
-            victim, reason = self._cut_off(chain, serving)
+            victim, reason = self._cut_off(chain, serving, now_ns)
         if victim is None:
             return None
         standing = self._orders.get(chain.id)
         if standing is None or standing.give_up.chain_version != chain.version:
-            standing = _Order(GiveUp(victim.target, chain.id, chain.version, reason), cut_off)
+            give_up = GiveUp(victim.target, chain.id, chain.version, reason)
+            standing = _Order(give_up, cut_off, self._nodes[victim.node].incarnation)
             self._orders[chain.id] = standing
         return standing.give_up if any(one.target != standing.give_up.target for one in serving) else None
 
@@ -195,14 +242,13 @@ class Health:
         rows = ((one, self._ledger.targets.committed.get(one.target)) for one in serving)
         return next((one for one, row in rows if row is not None and row.drained), None)
 
-    def _cut_off(self, chain: Chain, serving: list[Member]) -> tuple[Member | None, str]:
+    def _cut_off(self, chain: Chain, serving: list[Member], now_ns: int) -> tuple[Member | None, str]:
         line = [one for one in chain.members if one.state in (TargetState.SERVING, TargetState.SYNCING)]
         for left, right in pairwise(line):
-            if not self._reports_unreachable(left.node, right.node) and not self._reports_unreachable(
-                right.node, left.node
-            ):
+            one_way = self._reports_unreachable(left.node, right.node, now_ns)
+            if not one_way and not self._reports_unreachable(right.node, left.node, now_ns):
                 continue
-            votes_left, votes_right = self._votes(left.node), self._votes(right.node)
+            votes_left, votes_right = self._votes(left.node, now_ns), self._votes(right.node, now_ns)
             victim, other = (left, right) if votes_left > votes_right else (right, left)
             if victim.state is TargetState.SERVING and not any(one is not victim for one in serving):
                 victim, other = other, victim
@@ -212,12 +258,16 @@ class Health:
             return victim, f"nodes {left.node} and {right.node} cannot reach each other, {votes}"
         return None, ""
 
-    def _reports_unreachable(self, node: NodeId, of: NodeId) -> bool:
-        known = self._nodes.get(node)
-        return known is not None and not known.dead and of in known.unreachable
+    def _reports_unreachable(self, node: NodeId, of: NodeId, now_ns: int) -> bool:
+        """And it counts."""
+        known, other = self._nodes.get(node), self._nodes.get(of)
+        if known is None or other is None or known.dead or of not in known.unreachable:
+            return False
+        excused = now_ns < other.excused_until_ns or self._is_excuse(other, now_ns)
+        return known.known >= other.began_in and not excused
 
-    def _votes(self, of: NodeId) -> int:
-        return sum(1 for node in self._nodes if self._reports_unreachable(node, of))
+    def _votes(self, of: NodeId, now_ns: int) -> int:
+        return sum(1 for node in self._nodes if self._reports_unreachable(node, of, now_ns))
 
 
 def _said(report: TargetReport | None) -> tuple[object, ...]:

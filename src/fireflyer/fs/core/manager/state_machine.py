@@ -502,17 +502,18 @@ class Manager:
         return self._ledger, self._draft
 
     def _commit(self, now_ns: int, ledger: Ledger, draft: _Draft) -> None:
-        for node_id, node in list(ledger.nodes.changes()):
-            if node is None:
-                self._health.forget(node_id)
-            else:
-                self._health.started(node_id, node.incarnation, now_ns)
+        nodes = list(ledger.nodes.changes())
         drained = [ledger.chain_of(target) for target, _ in ledger.targets.changes()]
         for chain_id, chain in ledger.chains.changes():
             if chain is not None:
                 self._learned.committed(ledger.chains.committed.get(chain_id), chain)
         sessions = dict(ledger.sessions.changes())
         ledger.commit()
+        for node_id, node in nodes:
+            if node is None:
+                self._health.forget(node_id)
+            else:
+                self._health.started(node_id, node.incarnation, ledger.state.version, now_ns)
         self._book.committed(sessions, now_ns)
         if self._keys is not None:
             self._keys.committed(now_ns)
