@@ -1,0 +1,16 @@
+"""What the tests of FP8 layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+
+@pytest.fixture
+def single_rank_group() -> Iterator[None]:
+    """The world of one rank, over gloo, without a network."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
