@@ -28,7 +28,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 10
+    assert len(commands) == 11
     said = []
     for command in commands:
         assert main(command) == 0, command
@@ -36,7 +36,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "switches: all 44, leaf 29, spine 15" in said[0]
     assert "routing ecmp, transfers 576, mean share of a link 0." in said[3]
     assert "hours after which owning is cheaper: " in said[6]
-    assert "parameters: 13,015,864,320" in said[7]
+    assert "parameters: 13,015,864,320" in said[8]
 
 
 def test_every_key_and_family_is_named() -> None:

@@ -106,6 +106,21 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
         assert words in refused(capsys, "network", network)
 
 
+def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    prices = str(Path(network).with_name("prices.toml"))
+    shown = json.loads(said(capsys, "compare", network, "v3-two-layer", "--prices", prices, "--json"))
+    assert [(row["endpoints"], row["switches"], row["bisection links"]) for row in shown] == [
+        (32, 12, 16),
+        (2048, 96, 1024),
+    ]
+    low = 12 * 9000 + 32 * 300 + 32 * 200
+    assert shown[0]["price of an endpoint, USD"] == [low / 32, (low + 24_000) / 32]
+    text = said(capsys, "compare", network, "fire-flyer-2")
+    assert "no, a bound" in text
+    assert "1,680" in text
+    assert "use fire-flyer-2, " in refused(capsys, "compare", network, "none.toml")
+
+
 def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from importlib.resources import files
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from fireflyer.cli.plan.compare import compare_command
 from fireflyer.cli.plan.figure import figure_command
 from fireflyer.cli.plan.model import model_command
 from fireflyer.cli.plan.network import network_command
@@ -18,6 +19,7 @@ __all__ = ["command"]
 Examples:
   ff plan network fire-flyer-2                          switches, links, distances and cuts of a network
   ff plan network network.toml --prices prices.toml     what it costs to buy, to power and to run
+  ff plan compare v3-two-layer v3-multi-plane           networks beside each other
   ff plan model config.json                             parameters, FLOPs, KV cache and bytes of a model
   ff plan figure v3-table-3                             a published table beside what we compute""",
 )
@@ -25,5 +27,5 @@ def command() -> None:
     """Plan a cluster before anything is bought. Nothing is started, and no GPU is needed."""
 
 
-for one in (network_command, model_command, figure_command):
+for one in (network_command, compare_command, model_command, figure_command):
     command.add_command(one)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fireflyer.planning import Amount, NetworkFile, PricedBill, PriceList
     from fireflyer.topology.fabrics import Fabric
 
-__all__ = ["network_command"]
+__all__ = ["complete_network", "network_command", "read_network", "read_prices"]
 
 MANUAL: Final = "docs/how-to/plan-network.md"
 MAX_TRAFFIC_NODES: Final = 1 << 14
@@ -28,7 +28,7 @@ def shipped_networks() -> list[str]:
     return sorted(one.name.removesuffix(".toml") for one in found if one.name.endswith(".toml"))
 
 
-def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def complete_network(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     return [name for name in shipped_networks() if name.startswith(incomplete)]
 
 
@@ -41,7 +41,7 @@ Examples:
   ff plan network network.toml --prices prices.toml --nodes
   ff plan network network.toml --prices prices.toml --nodes --rent 1.10   # of a GPU hour: when owning is cheaper""",
 )
-@click.argument("network", metavar="NETWORK", shell_complete=_complete)
+@click.argument("network", metavar="NETWORK", shell_complete=complete_network)
 @click.option("--prices", metavar="FILE", shell_complete=complete_file, help="TOML file with prices: also print costs.")
 @click.option("--nodes", "with_nodes", is_flag=True, help="Count the price and power of nodes, too.")
 @click.option("--rent", metavar="PRICE", type=float, help="Of a GPU hour: also print when owning becomes cheaper.")
@@ -83,24 +83,29 @@ def network_command(
 ) -> int:
     """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
     two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
-    from fireflyer.cli.toml_files import read_toml
-    from fireflyer.planning import PriceList
-
     if (with_nodes or rent is not None) and prices is None:
         raise UsageError("--nodes and --rent need --prices FILE")
-    given = _read_network(network)
+    given = read_network(network)
     fabric = given.build()
     shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
     if prices is not None:
-        found = read_toml(prices, PriceList, name="--prices", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
-        shown["cost"] = _costs(given, fabric, found, with_nodes=with_nodes or rent is not None, rent=rent)
+        shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:
         shown["traffic"] = _traffic(fabric, traffic, routing, queue_pairs, seed)
     _print(shown, as_json=as_json)
     return 0
 
 
-def _read_network(name: str) -> NetworkFile:
+def read_prices(path: str) -> PriceList:
+    """Raises `UsageError`."""
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.planning import PriceList
+
+    return read_toml(path, PriceList, name="--prices", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
+
+
+def read_network(name: str) -> NetworkFile:
+    """Of the file, or of the shipped network of that name. Raises `UsageError`."""
     import msgspec
 
     from fireflyer.cli.toml_files import read_toml
