@@ -521,10 +521,12 @@ def _run(spec: JobSpec, *, quiet: bool, own_run_dir: bool, hidden: Callable[[Ran
 
 def _suspended(result: JobResult, progress: JobProgress, *, own_run_dir: bool) -> str:
     """`suspended at step 240; resume with the same command`, as `_stopped`."""
+    state = f"FF_WHOLE_LIFE_STATE={result.whole_life_state}" if result.whole_life_state else ""
     if progress.saved_step is None:
-        return f"{' '.join(result.reason.split())}; logs are in {result.logs_dir}"
+        resume = f"; resume with {state}" if state else ""
+        return f"{' '.join(result.reason.split())}{resume}; logs are in {result.logs_dir}"
     another = " and another --run-dir" if own_run_dir else ""
-    life = f" and FF_WHOLE_LIFE_STATE={result.whole_life_state}" if result.whole_life_state else ""
+    life = f" and {state}" if state else ""
     reason = result.reason.removeprefix("suspended")
     saved = f"suspended, saved step {progress.saved_step}{' '.join(reason.split())}"
     return f"{saved}; resume with the same command{another}{life}"
