@@ -51,7 +51,7 @@ def computed(rows: Array, experts: Array) -> Array:
 def test_every_bit_is_that_of_the_plain_oracle(nodes: list[int], codecs: tuple[str, str]) -> None:
     ranks, per_token = len(nodes), 3
     placement = ExpertPlacement(np.random.default_rng(1).permutation(np.arange(12) % ranks).tolist(), nodes)
-    drawn = [draw(seed, ranks, 12, per_token, kind) for seed, kind in enumerate(["even", "one", "few"] * 3)]
+    drawn = [draw(seed, ranks, 12, per_token, kind) for seed, kind in enumerate(["even", "one", "few"] * 2)]
 
     def body(comm: Communicator) -> None:
         with Dispatcher(
@@ -201,6 +201,20 @@ class TestRefusals:
         errors = together([0, 1], body)
         assert all(isinstance(error, UsageError | Aborted) for error in errors)
         assert any("with the routes of call" in str(error) for error in errors)
+
+    def test_scalars_on_some_ranks_only_are_refused(self) -> None:
+        placement = ExpertPlacement.even(4, [0, 1])
+        choices, values = np.array([[0, 3], [1, 2]]), np.ones((2, WIDTH), np.float32)
+
+        def body(comm: Communicator) -> None:
+            dispatcher = Dispatcher(comm, placement, **TWO)
+            arrived = dispatcher.start_dispatch(values, choices).wait()
+            scalars = arrived.weights if comm.rank == 0 else None
+            dispatcher.start_combine(arrived.routed, arrived.rows, scalars).wait()
+
+        errors = together([0, 1], body)
+        assert all(isinstance(error, UsageError | Aborted) for error in errors)
+        assert any("do all ranks pass scalars, or none?" in str(error) for error in errors)
 
     @pytest.mark.parametrize(
         ("header", "said"),
