@@ -42,11 +42,15 @@ def computed(rows: Array, experts: Array) -> Array:
     return scaled
 
 
+MIXED = ("fp8", "bf16")
+
+
 @pytest.mark.parametrize(
-    "codecs", [("f32", "f32"), ("bf16", "bf16"), ("fp8", "bf16"), ("logfmt10", "logfmt8")], ids="-".join
-)
-@pytest.mark.parametrize(
-    "nodes", [[0], [0, 0], [0, 1], NODES, [0, 1, 0, 1], [0, 1, 2]], ids=lambda n: "".join(map(str, n))
+    ("nodes", "codecs"),
+    [
+        *(pytest.param(nodes, MIXED, id="".join(map(str, nodes))) for nodes in ([0], [0, 0], [0, 1, 0, 1], [0, 1, 2])),
+        *(pytest.param(NODES, pair, id="-".join(pair)) for pair in (MIXED, ("f32", "f32"), ("logfmt10", "logfmt8"))),
+    ],
 )
 def test_every_bit_is_that_of_the_plain_oracle(nodes: list[int], codecs: tuple[str, str]) -> None:
     ranks, per_token = len(nodes), 3
