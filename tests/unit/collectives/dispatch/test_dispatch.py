@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from tests.support.collectives.dispatching import combined, expected_rows, random_choices, travelled
 from tests.support.collectives.thread_ranks import together
+from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Aborted, FireflyerError, PeerFailed, Timeout, UsageError
 from fireflyer.collectives import Communicator
@@ -353,7 +354,7 @@ class TestFailures:
             with Dispatcher(comm, placement, **TWO) as dispatcher:
                 values, choices = np.full((1, WIDTH), comm.rank, np.float32), np.array([[0, 3]])
                 if comm.rank == 1:
-                    assert tried.wait(60)
+                    assert tried.wait(allowed_s(60))
                 flight = dispatcher.start_dispatch(values, choices)
                 if comm.rank == 0:
                     with pytest.raises(Timeout, match=r"dispatch \(call 0 of dispatcher 0\) has not completed"):
