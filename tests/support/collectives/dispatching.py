@@ -23,7 +23,7 @@ def random_choices(rng: np.random.Generator, tokens: int, per_token: int, expert
     return np.array([rng.permutation(among)[:per_token] for _ in range(tokens)], np.int64).reshape(tokens, per_token)
 
 
-def travelled(values: Array, codec: str, dtype: Any) -> Array:
+def travelled(values: Array, codec: str, dtype: Any = np.float32) -> Array:
     """Encoded and decoded."""
     chosen = token_codec(codec)
     payload = np.empty((len(values), chosen.row_bytes(values.shape[1])), np.uint8)

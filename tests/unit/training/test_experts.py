@@ -21,10 +21,10 @@ class Layer:
     """Router and experts, the same on all ranks; `chosen` are the experts of each token."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        chance = torch.Generator().manual_seed(3)  # its own: ranks are threads
+        rng = torch.Generator().manual_seed(3)  # its own: ranks are threads
 
         def drawn(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=chance, dtype=torch.float64).to(dtype).requires_grad_()
+            return torch.randn(*shape, generator=rng, dtype=torch.float64).to(dtype).requires_grad_()
 
         self.router = drawn(WIDTH, EXPERTS)
         self.experts = drawn(EXPERTS, WIDTH, WIDTH)

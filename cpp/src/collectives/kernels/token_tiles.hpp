@@ -101,14 +101,15 @@ struct SmallFloat {
   static constexpr int shift = 23 - mantissa;
   static constexpr std::uint32_t least_normal = static_cast<std::uint32_t>(128 - bias) << 23;
 
-  // Rounds to nearest even; `x` must not exceed the largest code's value by more than half a step.
+  // Rounds to nearest even; `x` must not exceed the largest code's value by more than half a step. To the magnitude is
+  // added the power of two whose last bit weighs a step of its exponent, so that the addition does the rounding.
   static std::uint32_t encode(float x) {
-    constexpr std::uint32_t unit = static_cast<std::uint32_t>(127 + 24 - bias - mantissa) << 23;
-    const std::uint32_t bits = word_of(x), magnitude = bits & 0x7fffffffu;
-    const std::uint32_t up = magnitude + ((1u << (shift - 1)) - 1) + ((magnitude >> shift) & 1u);
-    const std::uint32_t normal = (up >> shift) - (static_cast<std::uint32_t>(127 - bias) << mantissa);
-    const std::uint32_t subnormal = word_of(value_of(magnitude) + value_of(unit)) - unit;
-    return choose(number(magnitude) < number(least_normal), subnormal, normal) | ((bits >> (31 - sign)) & (1u << sign));
+    constexpr std::uint32_t up = static_cast<std::uint32_t>(23 - mantissa) << 23;
+    const std::uint32_t bits = word_of(x), magnitude = bits & 0x7fffffffu, own = bits & 0x7f800000u;
+    const std::uint32_t exponent = choose(number(own) < number(least_normal), least_normal, own);
+    const std::uint32_t steps = word_of(value_of(magnitude) + value_of(exponent + up)) - (exponent + up);
+    const std::uint32_t code = steps + ((exponent - least_normal) >> shift);
+    return code | ((bits >> (31 - sign)) & (1u << sign));
   }
 
   static float decode(std::uint32_t code) {
@@ -179,10 +180,23 @@ struct Scaled {
     }
   }
 
+  static bool has_nan(const std::uint8_t* codes) {
+    std::uint8_t largest = 0;
+    for (int i = 0; i < tile; ++i) {
+      const auto magnitude = static_cast<std::uint8_t>(codes[i] & 0x7fu);
+      largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest == 0x7fu;
+  }
+
   template <class Out>
   static void decode(Out* out, const std::uint8_t* codes, const std::uint8_t* header) {
     const float scale = Scale<power_of_two>::get(header);
     if constexpr (code_bits == 8) {
+      if ((word_of(scale) & 0x7f800000u) != 0x7f800000u && !has_nan(codes)) {  // a finite scale times numbers is no NaN
+        for (int i = 0; i < tile; ++i) put(out[i], Code::decode(codes[i]) * scale);
+        return;
+      }
       for (int i = 0; i < tile; ++i) {
         const std::uint32_t code = codes[i];
         const std::uint32_t x = word_of(Code::decode(code));

@@ -243,11 +243,8 @@ class Hops:
         row_bytes = self._codecs[0].row_bytes(self._width)
         header = Header(self._number, call, routed.call, step, 0, 0)
         bodies = [one.reshape(-1) for one in rows]
-        found = self._swap(
-            peers, header, [(len(one), 0) for one in rows], bodies, self._wide, lambda said: said.rows * row_bytes
-        )
-        for peer, (said, _), count in zip(peers, found, expected, strict=True):
-            self._check_counts(said, int(count), 0, peer)
+        counts, allowed = [(len(one), 0) for one in rows], [(int(count), 0) for count in expected]
+        found = self._swap(peers, header, counts, bodies, allowed, lambda said: said.rows * row_bytes)
         return [body.reshape(said.rows, row_bytes) for said, body in found]
 
     def _swap_sums(
@@ -268,28 +265,24 @@ class Hops:
         bodies, counts = [], []
         for number in range(len(peers)):
             part = payload[first[number] : first[number + 1]]
-            single = np.empty(0, self.sum_dtype)
+            lone = np.empty(0, self.sum_dtype)
             if scalars is not None:
-                single = scalars[first_scalar[number] : first_scalar[number + 1]]
-            bodies.append(packed([part, single]))
-            counts.append((len(part), len(single)))
+                lone = scalars[first_scalar[number] : first_scalar[number + 1]]
+            bodies.append(packed([part, lone]))
+            counts.append((len(part), len(lone)))
         row_bytes, item = payload.shape[1], self.sum_dtype.itemsize
+        allowed = [
+            (count, 0 if scalars is None else single) for count, single in zip(expected, expected_scalars, strict=True)
+        ]
         found = self._swap(
-            peers, header, counts, bodies, self._wide, lambda said: said.rows * row_bytes + said.entries * item
+            peers, header, counts, bodies, allowed, lambda said: said.rows * row_bytes + said.entries * item
         )
         rows, alone = [], []
-        for peer, (said, body), count, single_count in zip(peers, found, expected, expected_scalars, strict=True):
-            self._check_counts(said, count, 0 if scalars is None else single_count, peer)
+        for said, body in found:
             split = said.rows * row_bytes
             rows.append(body[:split].reshape(said.rows, row_bytes))
             alone.append(body[split:].view(self.sum_dtype))
         return rows, None if scalars is None else alone
-
-    @property
-    def _wide(self) -> Limits:
-        """Of what a forwarder and a rank of its node say to each other."""
-        nodes = self._placement.nodes
-        return Limits(self._limits.entries * nodes, self._limits.entries * nodes)
 
     def _check_counts(self, said: Header, rows: int, entries: int, peer: int) -> None:
         if (said.rows, said.entries) != (rows, entries):
@@ -304,10 +297,11 @@ class Hops:
         header: Header,
         counts: Sequence[tuple[int, int]],
         bodies: Sequence[Bytes],
-        limits: Limits,
+        allowed: Limits | Sequence[tuple[int, int]],
         size_of: Callable[[Header], int],
     ) -> list[tuple[Header, Bytes]]:
-        """To each of `peers`, which may be this rank, its body; and what each of them says."""
+        """To each of `peers`, which may be this rank, its body; and what each of them says. `allowed`: limits, or the
+        rows and entries that the routes say of each peer."""
         rank, works = self._comm.rank, []
         own = header
         for peer, (rows, entries), body in zip(peers, counts, bodies, strict=True):
@@ -320,13 +314,17 @@ class Hops:
                     self.sent_bytes[peer] += part.size
                     works.append(self._send(part, peer))
         found = []
-        for peer, body in zip(peers, bodies, strict=True):
+        for number, (peer, body) in enumerate(zip(peers, bodies, strict=True)):
             if peer == rank:
                 found.append((own, body))
                 continue
             raw = np.empty(HEADER_BYTES, np.uint8)
             self._comm.recv(raw, source=peer, tag=self._tag)
-            said = check_header(raw, header, limits, peer)
+            if isinstance(allowed, Limits):
+                said = check_header(raw, header, allowed, peer)
+            else:
+                said = check_header(raw, header, None, peer)
+                self._check_counts(said, *allowed[number], peer)
             arrived = np.empty(size_of(said), np.uint8)
             if arrived.size:
                 self._comm.recv(arrived, source=peer, tag=self._tag)

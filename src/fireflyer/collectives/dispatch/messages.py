@@ -57,8 +57,8 @@ def pack_header(header: Header) -> Bytes:
     return np.array(numbers, "<i8").view(np.uint8)
 
 
-def check_header(data: Bytes, expected: Header, limits: Limits, rank: int) -> Header:
-    """What `rank` says. `expected` counts nothing: its rows and entries are not compared.
+def check_header(data: Bytes, expected: Header, limits: Limits | None, rank: int) -> Header:
+    """What `rank` says. Rows and entries of `expected` are not compared; without `limits` the caller checks them.
 
     Raises `UsageError` where the ranks are at different operations, `PeerFailed` for what no rank of ours says.
     """
@@ -71,7 +71,7 @@ def check_header(data: Bytes, expected: Header, limits: Limits, rank: int) -> He
             f"rank {rank} is at {_said(found)}, this rank at {_said(expected)}; all ranks must call the same "
             "operations of the same dispatchers in the same order"
         )
-    if not (0 <= rows <= limits.rows and 0 <= entries <= limits.entries):
+    if limits is not None and not (0 <= rows <= limits.rows and 0 <= entries <= limits.entries):
         raise PeerFailed(
             f"rank {rank} announced {rows} rows and {entries} entries, of at most {limits.rows} and {limits.entries}",
             rank=rank,

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.support.collectives.dispatching import travelled
 
 from fireflyer import native
 from fireflyer.base.errors import UsageError
@@ -19,15 +20,6 @@ TABLE = {"fp8": 0.0257, "fp8_ue8m0": 0.0266, "logfmt8": 0.0142, "logfmt10": 0.00
 
 def gaussian(rows: int = 64, width: int = 1024) -> Floats:
     return np.random.default_rng(5).standard_normal((rows, width)).astype(np.float32)
-
-
-def travelled(values: npt.NDArray[Any], codec: str, dtype: str = "f4") -> npt.NDArray[Any]:
-    chosen = token_codec(codec)
-    payload = np.empty((len(values), chosen.row_bytes(values.shape[1])), np.uint8)
-    chosen.encode_rows(values, payload)
-    found = np.empty(values.shape, dtype)
-    chosen.decode_rows(payload, found)
-    return found
 
 
 def rounded(values: Floats) -> Floats:
