@@ -56,7 +56,7 @@ class ConfigKeys:
             return None
         if not isinstance(value, dict):
             raise UsageError(f"config.json: {name!r} is {value!r}; an object is needed")
-        return ConfigKeys(value, self._model_types)
+        return ConfigKeys({"model_type": self._config.get("model_type")} | value, self._model_types)
 
     def text(self, name: str, default: str) -> str:
         """Value of `name`, a string."""

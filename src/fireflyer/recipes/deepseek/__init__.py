@@ -10,10 +10,13 @@ from __future__ import annotations
 from fireflyer.recipes.deepseek.block import Block, Gated, MixtureOfExperts
 from fireflyer.recipes.deepseek.cache import AttentionCache
 from fireflyer.recipes.deepseek.config import PRESETS, DeepseekConfig, Yarn
+from fireflyer.recipes.deepseek.decoding import Speculation, generate, speculate
 from fireflyer.recipes.deepseek.dispatch import Arrived, Dispatch, LocalDispatch, Pending, Ready
 from fireflyer.recipes.deepseek.gate import Gate, Routing
 from fireflyer.recipes.deepseek.initialisation import initialise
 from fireflyer.recipes.deepseek.model import DeepseekModel, Losses, PredictionModule
+from fireflyer.recipes.deepseek.replay import recorded_routing, replayed_routing
+from fireflyer.recipes.deepseek.weights import load_weights, read_config, save_weights
 
 __all__ = [
     "PRESETS",
@@ -32,6 +35,14 @@ __all__ = [
     "PredictionModule",
     "Ready",
     "Routing",
+    "Speculation",
     "Yarn",
+    "generate",
     "initialise",
+    "load_weights",
+    "read_config",
+    "recorded_routing",
+    "replayed_routing",
+    "save_weights",
+    "speculate",
 ]

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import Attention
-from fireflyer.recipes.deepseek.block import Block, MixtureOfExperts
+from fireflyer.recipes.deepseek.block import Block
 from fireflyer.recipes.deepseek.cache import AttentionCache, LayerCache
 from fireflyer.recipes.deepseek.config import DeepseekConfig
 from fireflyer.recipes.deepseek.dispatch import Dispatch
@@ -155,8 +155,8 @@ class DeepseekModel(nn.Module):
     def gates(self) -> Iterator[tuple[str, Gate]]:
         """Names and gates of the layers with experts, prediction modules last."""
         for name, module in self.named_modules():
-            if isinstance(module, MixtureOfExperts):
-                yield f"{name}.gate", module.gate
+            if isinstance(module, Gate):
+                yield name, module
 
     def expert_counts(self) -> Tensor:
         """Tokens that each expert got since the biases were moved, `[gates, E]` int64: what ranks with other tokens add

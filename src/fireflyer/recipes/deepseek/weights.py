@@ -52,7 +52,7 @@ class _Files:
                 file = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise DataCorruption(f"{path} is no whole safetensors file: {error}; fetch it again") from error
-            for tensor in file.keys():  # noqa: SIM118 - it is no mapping
+            for tensor in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 - it is no mapping
                 if tensor in self._file_of:
                     raise DataCorruption(f"{path}: tensor {tensor!r} is in another file of the directory, too")
                 self._file_of[tensor] = file

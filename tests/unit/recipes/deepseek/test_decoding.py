@@ -80,17 +80,25 @@ def test_generated_tokens_are_those_of_repeated_forwards() -> None:
     assert torch.equal(found, tokens)
 
 
-@settings(max_examples=8)
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 12), st.integers(0, 99))
-def test_greedy_speculation_returns_the_tokens_of_greedy_generation(
-    depths: int, length: int, new: int, seed: int
-) -> None:
-    # Few tokens: some drafts are accepted and some are not.
-    model = sharp(replace(TINY, seed=seed), mtp_layers=4, vocabulary=5)
+def greedy_speculation(depths: int, length: int, new: int, seed: int) -> float:
+    """Acceptance rate, after a comparison with `generate`. Few tokens, so that drafts are accepted now and then."""
+    model = sharp(replace(TINY, seed=seed), mtp_layers=depths + 1, vocabulary=5)
     given = prompt(length, 5, seed)
     found = speculate(model, given, new, depths=depths)
     assert torch.equal(found.tokens, generate(model, given, new))
-    assert 0 <= found.accepted <= found.drafted
+    return found.acceptance_rate
+
+
+def test_greedy_speculation_returns_the_tokens_of_greedy_generation() -> None:
+    rates = [greedy_speculation(3, 1, 9, seed=0), greedy_speculation(1, 5, 6, seed=1)]
+    assert 0 < sum(rates) < 2
+
+
+@pytest.mark.slow  # a minute on a busy machine
+@settings(max_examples=12)
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 12), st.integers(0, 99))
+def test_greedy_speculation_of_any_depth_and_length(depths: int, length: int, new: int, seed: int) -> None:
+    greedy_speculation(depths, length, new, seed)
 
 
 @torch.no_grad()
@@ -133,9 +141,10 @@ def test_an_accepted_or_replaced_draft_has_the_wanted_distribution(weights: list
     assert torch.allclose(found, wanted, atol=1e-12)
 
 
+@pytest.mark.slow  # hundreds of samples
 @torch.no_grad()
 def test_sampled_speculation_has_the_distribution_of_the_model() -> None:
-    vocabulary, new, runs, temperature = 3, 3, 800, 1.5
+    vocabulary, new, runs, temperature = 2, 3, 400, 1.5
     model = sharp(replace(TINY, seed=3), vocabulary=vocabulary, mtp_layers=2).float()
     given = torch.tensor([[0]])
     wanted = {}
@@ -152,7 +161,7 @@ def test_sampled_speculation_has_the_distribution_of_the_model() -> None:
         accepted, drafted = accepted + found.accepted, drafted + found.drafted
     assert 0.2 < accepted / drafted < 0.9, "drafts differ from the model, and are not useless"
     squares = sum((seen[one] - runs * odds) ** 2 / (runs * odds) for one, odds in wanted.items())
-    assert squares < 54.1, "chi-square with 26 degrees of freedom, beyond 0.1 %"
+    assert squares < 24.3, "chi-square with 7 degrees of freedom, beyond 0.1 %"
 
 
 def test_misuse_is_refused() -> None:

@@ -118,7 +118,16 @@ def test_nothing_is_counted_in_evaluation() -> None:
     assert not made.counts.any()
 
 
-@pytest.mark.parametrize("reentrant", [pytest.param(False, marks=pytest.mark.slow), True])  # imports of seconds
+def test_a_forward_in_backward_is_not_counted() -> None:
+    made, x = gate(), tokens()
+    weights = made(x).weights
+    weights.register_hook(lambda gradient: gradient + 0 * made(x).weights.detach())
+    weights.square().sum().backward()
+    assert int(made.counts.sum()) == 40 * 3
+
+
+@pytest.mark.slow  # imports of seconds
+@pytest.mark.parametrize("reentrant", [False, True])
 def test_a_recomputed_forward_is_counted_once(reentrant: bool) -> None:
     made, x = gate(), tokens().requires_grad_()
     weights = checkpoint(lambda x: made(x).weights, x, use_reentrant=reentrant)

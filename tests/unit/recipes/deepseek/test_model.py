@@ -8,7 +8,17 @@ from msgspec.structs import replace
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import Attention, Experts
-from fireflyer.recipes.deepseek import PRESETS, Arrived, DeepseekConfig, DeepseekModel, LocalDispatch, Ready, Routing
+from fireflyer.recipes.deepseek import (
+    PRESETS,
+    Arrived,
+    DeepseekConfig,
+    DeepseekModel,
+    LocalDispatch,
+    Ready,
+    Routing,
+    recorded_routing,
+    replayed_routing,
+)
 from fireflyer.recipes.deepseek.block import Block, MixtureOfExperts
 from fireflyer.recipes.deepseek.initialisation import initialise
 
@@ -213,6 +223,26 @@ def test_micro_batches_add_up_to_the_counts_and_gradients_of_the_batch() -> None
     biases = [gate.e_score_correction_bias for _, gate in whole.gates()]
     assert all(set(bias.abs().tolist()) <= {0.0, 0.5} for bias in biases)
     assert not whole.expert_counts().any()
+
+
+def test_routing_of_one_run_is_taken_again_in_another() -> None:
+    model, other = DeepseekModel(TINY).double(), DeepseekModel(replace(TINY, seed=1)).double()
+    sequence = tokens(length=9)
+    with recorded_routing(model) as first:
+        model(sequence[:, :-1], sequence[:, 1:])
+    with recorded_routing(other) as own:
+        other(sequence[:, :-1], sequence[:, 1:])
+    with recorded_routing(other) as taken, replayed_routing(other, first):
+        other(sequence[:, :-1], sequence[:, 1:])
+    assert list(first) == list(taken) == ["layers.1.mlp.gate", "mtp.0.block.mlp.gate"]
+    for name, (indices,) in first.items():
+        assert torch.equal(taken[name][0], indices)
+        assert not torch.equal(own[name][0], indices)
+    with pytest.raises(UsageError, match="no routing is recorded for this forward"), replayed_routing(other, {}):
+        other(sequence)
+    with pytest.raises(UsageError, match="1 recorded forwards were not replayed"), replayed_routing(other, first):
+        pass
+    other(sequence)  # the hooks are gone
 
 
 def test_it_learns_one_sentence_by_heart() -> None:
