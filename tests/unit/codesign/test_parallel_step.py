@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from time import process_time
 from typing import Any
 
@@ -22,7 +23,7 @@ from fireflyer.codesign.parallel import (
     refusals,
     search_plans,
 )
-from fireflyer.codesign.parallel.experts import expected_places, nodes_per_token
+from fireflyer.codesign.parallel.experts import copies_per_token, expected_places, nodes_per_token
 from fireflyer.codesign.parallel.memory import held_parameters
 from fireflyer.codesign.parallel.search import order_key
 from fireflyer.codesign.parallel.traffic import link_rate, reduction, stage_traffic
@@ -84,6 +85,48 @@ def test_gradients_of_experts_are_added_over_ranks_with_the_same_experts_only() 
     assert routed > 0
     found = stage_traffic(alone, shape, H800, 0).by_purpose["gradients"]
     assert found["nic"] == pytest.approx(dense * 4 * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("shard", "replicate", "zero", "nic"),
+    [
+        (8, 8, 1, 2 * 7 / 8),  # shards on a node; each of 8 parts is added over 8 nodes
+        (32, 2, 1, 3 / 4 + 2 * 1 / 2 / 4),  # shards over 4 nodes, then an eighth of them on each node, between 2
+        (64, 1, 1, 7 / 8),
+        (1, 64, 0, 2 * 7 / 8),
+        (8, 8, 3, 2 * 7 / 8),
+        (32, 2, 3, 8 * 3 / 4 + 2 * 1 / 2 / 4),  # in each of 8 micro-batches, but once between replicas
+    ],
+)
+@pytest.mark.parametrize("node", [A100, H800], ids=["hfreduce", "ring"])
+def test_hybrid_sharding_adds_within_shards_and_then_between_replicas(
+    shard: int, replicate: int, zero: int, nic: float, node: Any
+) -> None:
+    """In gradients of all parameters that a node sends, on 8 nodes of 8."""
+    given = ParallelPlan(shard=shard, replicate=replicate, zero=zero, sequence_tokens=2048, batch_sequences=512)
+    dense, _ = held_parameters(given, LLAMA, 0)
+    found = stage_traffic(given, LLAMA, node, 0).by_purpose["gradients"]
+    assert found["nic"] == pytest.approx(nic * dense * 4)
+
+
+def test_expert_groups_that_begin_inside_a_node_send_over_the_network() -> None:
+    """12 expert ranks on nodes of 8: each rank of the middle one of three nodes has 8 of its group elsewhere."""
+    shape = shape_from_config(DEEPSEEK_MOE_16B | {"n_routed_experts": 72})
+    given = ParallelPlan(shard=24, expert=12, zero=1, sequence_tokens=4096, batch_sequences=24)
+    assert refusals(given, shape, H800, 3) == []
+    experts = shape.experts
+    assert experts is not None
+    rng = random.Random(3)
+    copies = [0.0] * 3
+    draws = 4000
+    for _ in range(draws):
+        chosen = {expert // 6 for expert in rng.sample(range(72), experts.per_token)}  # ranks in the group
+        for rank in range(24):
+            first = rank // 12 * 12
+            copies[rank // 8] += len({(first + one) // 8 for one in chosen} - {rank // 8}) / 8 / draws
+    remote, _ = copies_per_token(given, experts, 8)
+    assert remote == pytest.approx(max(copies), rel=0.02)
+    assert stage_traffic(given, shape, H800, 0).by_purpose["experts"]["nic"] > 0
 
 
 def test_tokens_go_once_to_each_node() -> None:

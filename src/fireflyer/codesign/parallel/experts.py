@@ -6,8 +6,9 @@ network carries M copies and not one for each expert.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
-from math import comb
+from math import comb, lcm
 
 from fireflyer.codesign.model import Experts
 from fireflyer.codesign.parallel.plan import ParallelPlan
@@ -35,11 +36,37 @@ def nodes_per_token(experts: Experts, nodes: int) -> float:
     return min(free, bound, float(nodes))
 
 
+@lru_cache(maxsize=256)
+def _remote_of_split_nodes(experts: Experts, expert: int, gpus: int) -> float:
+    """Nodes beside its own that a token is sent to, the mean of the node with most, where expert groups of `expert`
+    neighbouring ranks begin and end inside nodes."""
+    worst = 0.0
+    for first in range(0, lcm(expert, gpus), gpus):
+        total = 0.0
+        for rank in range(first, first + gpus):
+            begin = rank // expert * expert
+            held = Counter(other // gpus for other in range(begin, begin + expert))
+            reached = {
+                node: 1
+                - comb(experts.routed - ranks * experts.routed // expert, experts.per_token)
+                / comb(experts.routed, experts.per_token)
+                for node, ranks in held.items()
+            }
+            bound = experts.groups_per_token * max(1.0, len(held) / experts.groups)
+            free = sum(reached.values())
+            total += (free - reached[rank // gpus]) * min(1.0, bound / free)
+        worst = max(worst, total / gpus)
+    return worst
+
+
 def copies_per_token(plan: ParallelPlan, experts: Experts, gpus: int) -> tuple[float, float]:
     """Copies of a token that leave its node through the network, and those that go to another GPU inside a node."""
     if plan.expert == 1:
         return 0.0, 0.0
-    nodes = max(1, plan.expert // gpus)
-    remote = nodes_per_token(experts, nodes) * (nodes - 1) / nodes
+    if plan.expert % gpus and gpus % plan.expert:
+        remote = _remote_of_split_nodes(experts, plan.expert, gpus)
+    else:
+        nodes = max(1, plan.expert // gpus)
+        remote = nodes_per_token(experts, nodes) * (nodes - 1) / nodes
     ranks = min(expected_places(experts.routed, experts.per_token, plan.expert), float(experts.per_token))
     return remote, ranks * (plan.expert - 1) / plan.expert

@@ -17,7 +17,7 @@ from fireflyer.codesign.model.parameters import layer_parameters, mtp_parameters
 from fireflyer.codesign.parallel.plan import ParallelPlan
 from fireflyer.codesign.schedule import balance
 
-__all__ = ["Stage", "balance_model", "first_equal_stages"]
+__all__ = ["Stage", "balance_model", "first_equal_stages", "held_share"]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,11 @@ def first_equal_stages(shape: ModelShape, plan: ParallelPlan) -> tuple[int, ...]
     """Number of the first stage whose ranks have the same work, parameters and messages as those of each stage: what is
     computed for it holds for all of them."""
     return _first_equal(shape, plan.pieces, plan.sequence_tokens, *_held(plan))
+
+
+def held_share(plan: ParallelPlan) -> float:
+    """Share of the micro-batches that pass a piece on one of the ranks that hold it: DualPipe has two of each piece."""
+    return 0.5 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1.0
 
 
 def _held(plan: ParallelPlan) -> tuple[tuple[int, ...], ...]:

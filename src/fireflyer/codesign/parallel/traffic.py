@@ -18,7 +18,8 @@ from fireflyer.codesign.parallel.memory import held_parameters
 from fireflyer.codesign.parallel.mesh import gradient_adds
 from fireflyer.codesign.parallel.node import NodeModel
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan
-from fireflyer.codesign.parallel.stages import balance_model
+from fireflyer.codesign.parallel.stages import balance_model, held_share
+from fireflyer.codesign.parallel.tensor import tensor_collectives
 
 __all__ = ["LINKS", "PURPOSES", "Link", "LinkBytes", "Purpose", "Traffic", "link_rate", "reduction", "stage_traffic"]
 
@@ -54,17 +55,14 @@ def link_rate(node: NodeModel, link: Link) -> float:
     }[link]
 
 
-def reduction(
-    node: NodeModel, *, slices: int, adds: int, nodes: int, up: float, down: float, sharded_here: bool = False
-) -> LinkBytes:
+def reduction(node: NodeModel, *, slices: int, adds: int, nodes: int, up: float, down: float) -> LinkBytes:
     """Bytes per link at a node whose GPUs give `up` bytes each to be added and get `down` bytes each back.
 
     `slices`: different arrays on the node, each on `adds` of its GPUs; `nodes`: over which each is added. Equal `up`
-    and `down` are an allreduce; a reduce-scatter has no `down`, an allgather no `up`. `sharded_here`: what goes down is
-    divided over GPUs of this node only, so that it does not cross the network.
+    and `down` are an allreduce; a reduce-scatter has no `down`, an allgather no `up`.
     """
     copies = slices * adds
-    crossing = slices * (nodes - 1) / nodes * (up + (0.0 if sharded_here else down))
+    crossing = slices * (nodes - 1) / nodes * (up + down)
     if node.allreduce == "ring":
         return {
             "nvlink": (adds - 1) / adds * (up + down),
@@ -93,7 +91,7 @@ def stage_traffic(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage:
         "gradients": {},
         "parameters": {},
         "pipeline": _pipeline(plan, shape, node, stage),
-        "tensor": _tensor(plan, shape, stage),
+        "tensor": {"nvlink": tensor_collectives(plan, shape, stage).sent_bytes} if plan.tensor > 1 else {},
         "experts": _experts(plan, shape, node, stage),
         "copies": _copies(plan, shape, node, stage),
     }
@@ -110,7 +108,11 @@ def _add(total: LinkBytes, more: LinkBytes) -> None:
 
 
 def _data(plan: ParallelPlan, node: NodeModel, count: float, *, routed: bool) -> tuple[LinkBytes, LinkBytes]:
-    """Gradients of `count` parameters of each rank, and parameters that ZeRO gathers."""
+    """Gradients of `count` parameters of each rank, and parameters that ZeRO gathers.
+
+    Of each gradient there is a reduce-scatter in the shard group, in each micro-batch with ZeRO 2 and 3, and one
+    allreduce in a step of its part between replicas (hybrid sharding).
+    """
     ranks = plan.expert_data if routed else plan.data
     # DualPipe has each stage twice, and adds the gradients of both.
     mirrors = 2 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1
@@ -118,19 +120,33 @@ def _data(plan: ParallelPlan, node: NodeModel, count: float, *, routed: bool) ->
         return {}, {}
     on_node = min(node.gpus, plan.stage_ranks)
     adds = gradient_adds(plan, node.gpus)[routed]
-    slices, nodes = on_node // adds, max(1, ranks // adds) * mirrors
     stages_here = node.gpus // on_node
-    gradient = count * FORMAT_BYTES[plan.precision.gradients]
     shard = plan.expert_shard if routed else plan.shard
-    local = shard <= adds
-    back = gradient if plan.zero == 0 else gradient / shard if plan.replicate > 1 else 0.0
-    repeats = plan.micro_batches if plan.zero >= 2 else 1
-    up = reduction(node, slices=slices, adds=adds, nodes=nodes, up=gradient * repeats, down=back)
+    # Ranks of a shard group are neighbours: so many of one are on a node, and so many replicas of what each has.
+    neighbours = min(shard, adds)
+    replicas = max(1, adds // neighbours)
+    gradient = count * FORMAT_BYTES[plan.precision.gradients]
+    up: LinkBytes = {}
     down: LinkBytes = {}
-    if plan.zero and shard > 1:
+    if shard > 1:
+        across = -(-shard // neighbours)
+        alone = ranks == shard  # then both copies of DualPipe's stages are in one reduce-scatter
+        repeats = plan.micro_batches if plan.zero >= 2 else 1
+        up = reduction(
+            node,
+            slices=on_node // neighbours,
+            adds=neighbours,
+            nodes=across * (mirrors if alone else 1),
+            up=gradient * repeats,
+            down=0.0,
+        )
         gathers = 2 * plan.micro_batches if plan.zero == 3 else 1
         parameters = count * FORMAT_BYTES[plan.precision.parameters] * gathers
-        down = reduction(node, slices=slices, adds=adds, nodes=nodes, up=0.0, down=parameters, sharded_here=local)
+        down = reduction(node, slices=on_node // neighbours, adds=neighbours, nodes=across, up=0.0, down=parameters)
+    if shard == 1 or ranks > shard:
+        part = gradient / shard
+        nodes = max(1, ranks // shard // replicas) * mirrors
+        _add(up, reduction(node, slices=on_node // replicas, adds=replicas, nodes=nodes, up=part, down=part))
     for found in (up, down):
         if "host_memory" in found:
             found["host_memory"] *= stages_here
@@ -146,18 +162,9 @@ def _held_layers(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[flo
     """Layers, and layers with experts, that a micro-batch passes on a rank of `stage`."""
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
-    share = 0.5 if plan.schedule == "dualpipe" and plan.pipeline > 1 else 1.0
+    share = held_share(plan)
     dense, experts = sum(one.dense_layers for one in held), sum(one.expert_layers for one in held)
     return share * (dense + experts), share * experts
-
-
-def _tensor(plan: ParallelPlan, shape: ModelShape, stage: int) -> LinkBytes:
-    if plan.tensor == 1:
-        return {}
-    layers, _ = _held_layers(plan, shape, stage)
-    # An allgather before, a reduce-scatter behind attention and feed-forward: four of them in a pass.
-    one = (plan.tensor - 1) / plan.tensor * plan.micro_batch_tokens * shape.hidden * 2
-    return {"nvlink": 4 * _passes(plan) * layers * one * plan.micro_batches}
 
 
 def _experts(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> LinkBytes:

@@ -20,8 +20,8 @@ _KINDS: Final = {
 
 
 class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the functional collectives of `group`, as DTensor calls them, while it is active; those of backward passes
-    too, on the CPU.
+    """Counts the collectives of `group` while it is active, those of backward passes too (on the CPU): functional ones,
+    as DTensor calls them, and `torch.distributed.all_reduce`.
 
     `calls` and `sent_bytes` by kind: `allgather`, `reduce_scatter`, `allreduce`. Bytes are what one rank of n sends in
     a ring: (n - 1) / n of the whole array, twice that for an allreduce.
@@ -41,6 +41,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = _KINDS.get(func.name())
         if kind is not None and args[-1] == self._name:
             self._count(kind, args[0], result)
+        if func.name() == "c10d::allreduce_" and dist.ProcessGroup.unbox(args[1]).group_name == self._name:
+            for tensor in args[0]:
+                self._count("allreduce", tensor, tensor)
         return result
 
     def _count(self, kind: str, given: Tensor, result: Tensor) -> None:

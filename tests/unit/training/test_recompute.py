@@ -1,0 +1,110 @@
+"""Recomputation changes no gradient, keeps what it says, and is counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.parallel.budget import choose_recompute
+from fireflyer.codesign.parallel.plan import RECOMPUTE, Recompute
+from fireflyer.recipes.gpt import GPTConfig, GPTModel
+from fireflyer.training.recompute import measure_choices, recompute, recompute_each
+
+CONFIG = GPTConfig(vocab_size=64, layers=3, heads=4, width=32, context=16)
+TOKENS = torch.arange(48).view(3, 16)
+FLOPS_PER_S, BYTES_PER_S = 1e12, 1e11
+
+
+def trained(model: GPTModel) -> list[Tensor]:
+    model(TOKENS, TOKENS).backward()
+    return [one.grad for one in model.parameters() if one.grad is not None]
+
+
+@pytest.mark.parametrize("mode", RECOMPUTE)
+def test_gradients_are_bitwise_those_without_recomputation(mode: Recompute) -> None:
+    model, plain = GPTModel(CONFIG), GPTModel(CONFIG)
+    names = list(model.state_dict())
+    recompute(model, mode, blocks=list(model.blocks))
+    assert list(model.state_dict()) == names
+    for found, expected in zip(trained(model), trained(plain), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_blocks_of_one_model_differ() -> None:
+    model, plain = GPTModel(CONFIG), GPTModel(CONFIG)
+    recompute_each(list(model.blocks), ("blocks", "none", "operators"))
+    for found, expected in zip(trained(model), trained(plain), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_products_are_computed_again_with_blocks_and_not_with_operators() -> None:
+    flops = []
+    for mode in ("none", "operators", "blocks"):
+        model = GPTModel(CONFIG)
+        recompute(model, mode, blocks=list(model.blocks))
+        with FlopCounterMode(display=False) as counted:
+            trained(model)
+        flops.append(counted.get_total_flops())
+    assert flops[0] == flops[1] < flops[2]
+
+
+def test_kept_bytes_are_those_that_autograd_saves() -> None:
+    """Of one block: `none` is everything saved, `blocks` its input."""
+    model = GPTModel(CONFIG)
+    block = model.blocks[0]
+    hidden = torch.randn(3, 16, 32, requires_grad=True)
+    rotation = (model.get_buffer("cosine"), model.get_buffer("sine"))
+    none, operators, blocks = measure_choices(
+        block, (hidden, rotation), flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S
+    )
+    assert blocks.kept_bytes == hidden.numel() * 4
+    parameters = {one.data_ptr() for one in block.parameters()}
+    saved = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in parameters:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda one: one):
+        result = block(hidden, rotation)
+    assert none.kept_bytes == sum(saved.values())
+    # Results of products and attention: 3 + 1 + 1 + 4 + 1 of the hidden width, the sums of its exponentials, the input.
+    assert operators.kept_bytes == 11 * hidden.numel() * 4 + 3 * 4 * 16 * 4
+    assert result.shape == hidden.shape
+    assert none.seconds == 0 < operators.seconds < blocks.seconds
+
+
+def test_a_budget_is_kept_by_the_blocks_that_it_needs_to_compute_again() -> None:
+    model = GPTModel(CONFIG)
+    hidden = torch.randn(3, 16, 32, requires_grad=True)
+    rotation = (model.get_buffer("cosine"), model.get_buffer("sine"))
+    choices = [
+        measure_choices(block, (hidden, rotation), flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
+        for block in model.blocks
+    ]
+    assert choices[0] == choices[1]
+    everything = choose_recompute(choices, 3 * choices[0][0].kept_bytes)
+    assert everything.names == ("none", "none", "none")
+    tight = choose_recompute(choices, 3 * choices[0][0].kept_bytes - 1)
+    assert set(tight.names) > {"none"} or "none" not in tight.names
+    assert tight.total_bytes < everything.total_bytes
+    recompute_each(list(model.blocks), tight.names)
+    for found, expected in zip(trained(model), trained(GPTModel(CONFIG)), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
+    model = GPTModel(CONFIG)
+    blocks: list[nn.Module] = list(model.blocks)
+    with pytest.raises(UsageError, match="2 modes for 3 blocks"):
+        recompute_each(blocks, ("none", "none"))
+    with pytest.raises(UsageError, match="mode 'full' of block 2 is not one of none, operators, blocks"):
+        recompute_each(blocks, ("blocks", "none", "full"))
+    recompute_each(blocks, ("blocks", "none", "none"))
+    with pytest.raises(UsageError, match="was set before"):
+        recompute_each(blocks, ("operators", "none", "none"))
