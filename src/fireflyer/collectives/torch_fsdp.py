@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives.communicator import Communicator
+from fireflyer.collectives.torch.buffer_pool import BufferPool
 from fireflyer.collectives.torch.calls import Calls
 from fireflyer.collectives.torch.completer import Completer
 from fireflyer.collectives.torch.tensors import moved, op_name, summed, tensor_in
@@ -30,13 +31,17 @@ __all__ = ["HfreduceAllGather", "HfreduceReduceScatter", "all_reduce_hook", "use
 
 
 class _Hook:
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, buffers: BufferPool | None = None) -> None:
+        """`buffers`: memory on the CPU is taken from there, made of `communicator.empty`."""
         self.communicator = communicator
+        self._buffers = buffers
         self._comm = DeviceCommunicator.of(communicator)
         self._completer = Completer(f"FSDP futures of rank {communicator.rank}")
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """On the CPU, memory that the ranks of the node share. It is used again when the tensor is gone."""
+        if self._buffers is not None and torch.device(device).type == "cpu":
+            return self._buffers.take(math.prod(size), dtype).view(*size)
         return tensor_in(self._comm, math.prod(size), dtype, torch.device(device)).view(*size)
 
     def _run(self, calls: Calls, group: dist.ProcessGroup, output: torch.Tensor, async_op: bool) -> GroupWork | None:
@@ -95,9 +100,13 @@ def all_reduce_hook(communicator: Communicator) -> Callable[[torch.Tensor], None
     return average
 
 
-def use_for_fsdp(model: FSDPModule, communicator: Communicator) -> None:
-    """Sets both hooks on every FSDP module in `model`. The communicator has the ranks of the axis that shards."""
-    gather, scatter = HfreduceAllGather(communicator), HfreduceReduceScatter(communicator)
+def use_for_fsdp(model: FSDPModule, communicator: Communicator, *, buffers: BufferPool | None = None) -> None:
+    """Sets both hooks on every FSDP module in `model`. The communicator has the ranks of the axis that shards.
+
+    `buffers`: memory of what is sent and received that is used again and again, as
+    `BufferPool(lambda size: communicator.empty(size, "u8"))`.
+    """
+    gather, scatter = HfreduceAllGather(communicator, buffers), HfreduceReduceScatter(communicator, buffers)
     for module in cast("torch.nn.Module", model).modules():
         if isinstance(module, FSDPModule):
             module.set_custom_all_gather(cast("Any", gather))
