@@ -19,6 +19,7 @@ SOURCES: Final = next(one for one in Path(__file__).resolve().parents if (one / 
 LIBRARIES: Final = ("torch", "pytorch_lightning", "transformers")
 
 USES: Final = {
+    "torch.Tensor._version": "training/fsdp/shadows.py",
     "torch._C.Future": "collectives/torch/work.py training/comm_hooks.py",
     "torch._C.Future._set_unwrap_func": "collectives/torch/work.py",
     "torch._C._autograd._profiler_enabled": "collectives/torch/methods.py",
@@ -39,6 +40,7 @@ USES: Final = {
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": "checkpoint/sharding.py training/process_groups.py",
     "torch.distributed.distributed_c10d.ProcessGroupGloo.Options._timeout": "training/process_groups.py",
     "torch.distributed.distributed_c10d._get_process_group_store": "collectives/torch/store.py",
+    "torch.distributed.fsdp.FSDPModule._set_unshard_async_op": "training/fsdp/sharding.py",
     "torch.distributed.tensor._utils._compute_local_shape_and_global_offset": "checkpoint/sharding.py",
     "torch.distributed.utils._to_kwargs": "training/ddp.py",
     "torch.nn.parallel.DistributedDataParallel._active_ddp_module": "training/ddp.py",
