@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import os
 import signal
 import sys
@@ -13,8 +14,8 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule
 
@@ -26,12 +27,12 @@ MAKERS: dict[str, Any] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
 }
-NORMS = {
-    "never": lambda step: 1e6,
-    "always": lambda step: 1e-2,
-    "alternately": lambda step: (1e6, 1e-2)[step % 2],
-}
-"""`max_norm` of each step."""
+NEVER, ALWAYS = 1e6, 1e-2
+MAX_NORMS = [*[NEVER] * 3, *[ALWAYS] * 3, NEVER, ALWAYS, NEVER, ALWAYS]
+"""Of each step: never clipped, always, alternately."""
+OVERFLOW, SCHEDULED, RELOADED, DECAYED = 1, 4, 5, 8
+"""Steps with a gradient that overflows, with a learning rate that changes after the backward pass, after which the
+state is loaded, and with a weight decay that changes."""
 
 
 class Tied(nn.Module):
@@ -40,10 +41,10 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 9), nn.Tanh(), nn.Linear(9, WIDTH)) for _ in "123")
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 9), nn.Tanh(), nn.Linear(9, WIDTH)) for _ in "12")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embedding(tokens)
+        hidden: torch.Tensor = self.embedding(tokens)
         for block in (self.blocks[0], *self.blocks):
             hidden = hidden + block(hidden)
         return hidden @ self.embedding.weight.T
@@ -71,9 +72,9 @@ def locals_of(tensors: Any) -> list[torch.Tensor]:
     return [(t.to_local() if hasattr(t, "to_local") else t).detach().clone() for t in tensors]
 
 
-def backward(sharded: ShardedModel, tokens: torch.Tensor, parts: int) -> None:
+def backward(sharded: ShardedModel, tokens: torch.Tensor, parts: int, scale: float = 1.0) -> None:
     for part in sharded.micro_batches(tokens.chunk(parts)):
-        loss_of(sharded.model, part).div(parts).backward()  # type: ignore[no-untyped-call]
+        loss_of(sharded.model, part).mul(scale).div(parts).backward()  # type: ignore[no-untyped-call]
 
 
 # --- bitwise equal to torch ---
@@ -88,7 +89,7 @@ class Torch:
     def finish(self, max_norm: float) -> float:
         norm: Any = torch.nn.utils.clip_grad_norm_(self.sharded.model.parameters(), max_norm)
         value = float(norm.full_tensor())
-        if value == value and value != float("inf"):
+        if math.isfinite(value):
             self.optimizer.step()
         self.optimizer.zero_grad()
         return value
@@ -116,89 +117,73 @@ def same_bits(a: Torch, b: Torch) -> bool:
 
 
 def bitwise(params: dict[str, Any]) -> dict[str, Any]:
-    """For each combination: after how many steps bits differ first (None: never), and the share of steps done twice."""
+    """For each combination: what differs first from torch (None: nothing), and the cost."""
     found = {}
     dtypes: dict[str, dict[str, Any]] = {
         "fp32": {},
         "bf16": {"dtype": torch.bfloat16},
         "mixed": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
     }
-    for optimizer, dtype, clipped, parts in itertools.product(MAKERS, dtypes, NORMS, (1, 4)):
-        if optimizer == "sgd" and (dtype, clipped) != ("fp32", "alternately"):
-            continue
-        ways: list[Torch] = []
+    combinations = [*itertools.product(["adamw"], ["fp32", "bf16"], (1, 4))]
+    if params["all"]:
+        combinations += [("adamw", "mixed", 1), ("sgd", "fp32", 1)]
+    for name, dtype, parts in combinations:
         options = dict(dtypes[dtype])
         element = options.pop("dtype", torch.float32)
+        ways: list[Torch] = []
         for kind in (Ours, Torch):
             model = make(element)
             sharded = shard(model, model.blocks, zero=params["zero"], **options)
-            stock = MAKERS[optimizer](model.parameters())
+            stock = MAKERS[name](model.parameters())
             ways.append(kind(sharded, sharded.optimizer(stock) if kind is Ours else stock))
-        differs = first_difference(ways, parts, clipped)
+        differs = first_difference(ways, parts)
         assert isinstance(ways[0].optimizer, StepInBackward)
         cost = ways[0].optimizer.cost()
-        found[f"{optimizer} {dtype} {clipped} {parts}"] = {
+        found[f"{name} {dtype} {parts}"] = {
             "differs": differs,
-            "redone": cost.redone_share,
+            "steps": cost.steps,
+            "redone": cost.redone,
             "dropped": cost.dropped,
-            "shadow": cost.shadow_bytes_per_element,
-            "text": str(cost),
+            "shadow bytes": cost.shadow_bytes_per_element,
+            "gradient bytes": cost.gradient_bytes / cost.elements,
         }
     return found
 
 
-def first_difference(ways: list[Torch], parts: int, clipped: str) -> Any:
-    for step in range(8):
-        norms = []
-        for way in ways:
-            tokens = own(tokens_of(step)).repeat(parts, 1)
-            if step == 3:  # a gradient that overflows
-                with torch.no_grad():
-                    way.sharded.model.parameters().__next__().mul_(float("inf"))
-                before = way
-            backward(way.sharded, tokens, parts)
-            if step == 3:
-                with torch.no_grad():
-                    heal(before)
-            for group in way.optimizer.param_groups:
-                if step == 4:  # a scheduler before the step
-                    group["lr"] *= 0.5
-                if step == 6:
-                    group["weight_decay"] = 0.3
-            norms.append(way.finish(NORMS[clipped](step)))
-            if step == 5:
-                saved = copy.deepcopy(way.optimizer.state_dict())
-                for group in saved["param_groups"]:
-                    group["lr"] = 0.007
-                way.optimizer.load_state_dict(saved)
-        if norms[0] != norms[1] and norms[0] == norms[0]:
-            return f"norms {norms} of step {step}"
+def first_difference(ways: list[Torch], parts: int) -> str | None:
+    for step, max_norm in enumerate(MAX_NORMS):
+        norms = [one_step(way, step, parts, max_norm) for way in ways]
+        if norms[0] != norms[1] and math.isfinite(norms[1]):
+            return f"norms of step {step}: {norms}"
         if not same_bits(*ways):
-            return step
+            return f"parameters or state after step {step}"
     return None
 
 
-def heal(way: Torch) -> None:
-    """The values of step 3 again, which an infinite factor has replaced."""
-    first = next(way.sharded.model.parameters())
-    kept = make(first.dtype).embedding.weight
-    local = cast("Any", first).to_local()
-    size = dist.get_world_size()
-    mine = kept.detach().chunk(size)[dist.get_rank()] if dist.get_rank() < len(kept.chunk(size)) else kept[:0].detach()
-    local.copy_(mine)
+def one_step(way: Torch, step: int, parts: int, max_norm: float) -> float:
+    tokens = own(tokens_of(step)).repeat(parts, 1)
+    backward(way.sharded, tokens, parts, scale=math.inf if step == OVERFLOW else 1.0)
+    for group in way.optimizer.param_groups:
+        if step == SCHEDULED:
+            group["lr"] *= 0.5
+        if step == DECAYED:
+            group["weight_decay"] = 0.3
+    norm = way.finish(max_norm)
+    if step == RELOADED:
+        saved = copy.deepcopy(way.optimizer.state_dict())
+        for group in saved["param_groups"]:
+            group["lr"] = 0.007
+        way.optimizer.load_state_dict(saved)
+    return norm
 
 
 # --- equal to one process in fp64 ---
 
 
 def parity(params: dict[str, Any]) -> dict[str, Any]:
-    """For each mode: the largest difference of a gradient over its norm, and of a parameter at the end."""
-    size = dist.get_world_size()
-    modes: list[tuple[Literal[1, 2, 3], int]] = [(1, 1), (2, 1), (3, 1)]
-    if size == 4:
-        modes += [(zero, 2) for zero in (1, 2, 3)]
+    """For each of `modes` (`zero`, replicas, micro-batches): the largest difference of a gradient over its norm."""
     found = {}
-    for (zero, replicas), parts in itertools.product(modes, (1, 2)):
+    for zero, replicas, parts in cast("list[tuple[Literal[1, 2, 3], int, int]]", params["modes"]):
         one = make(torch.float64)
         optimizer = MAKERS["adamw"](one.parameters())
         model = make(torch.float64)
@@ -207,7 +192,7 @@ def parity(params: dict[str, Any]) -> dict[str, Any]:
         worst = 0.0
         for step in range(20):
             tokens = tokens_of(step)
-            backward(sharded, own(tokens), min(parts, BATCH // size))
+            backward(sharded, own(tokens), parts)
             loss_of(one, tokens).backward()  # type: ignore[no-untyped-call]
             for mine, theirs in zip(model.parameters(), one.parameters(), strict=True):
                 gradient = cast("Any", ours.gradient_of(mine)).full_tensor()
@@ -238,7 +223,8 @@ def memory(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def peaks(params: dict[str, Any]) -> dict[str, Any]:
-    """The most units with whole gradients at one time, seen at the begin of the backward pass of each layer."""
+    """The most units that still have whole gradients when the backward pass of a layer begins: 0 where the layer's own
+    are all that there are at one time."""
     found = {}
     modes: list[Literal[1, 2, 3]] = [1, 2, 3]
     for zero, parts in itertools.product(modes, (1, 2)):
@@ -288,11 +274,11 @@ def checkpoints(params: dict[str, Any]) -> dict[str, Any]:
     first = begin()
     run(*first, range(3))
     model, optimizer = get_state_dict(first[0].model, first[1])
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=params["directory"])
+    state_dict_saver.save({"model": model, "optimizer": optimizer}, checkpoint_id=params["directory"])
     run(*first, range(3, 6))
     second = begin()
     model, optimizer = get_state_dict(second[0].model, second[1])
-    dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=params["directory"])
+    state_dict_loader.load({"model": model, "optimizer": optimizer}, checkpoint_id=params["directory"])
     set_state_dict(second[0].model, second[1], model_state_dict=model, optim_state_dict=optimizer)
     differed = not same_bits(Ours(*first), Ours(*second))
     run(*second, range(3, 6))
@@ -306,20 +292,17 @@ def lose_a_rank(params: dict[str, Any]) -> dict[str, Any]:
     optimizer = sharded.optimizer(MAKERS["adamw"](model.parameters()), max_norm=0.5)
     backward(sharded, own(tokens_of(0)), 1)
     optimizer.step()
-    before = locals_of(model.parameters())
+    shards = [p for group in optimizer.param_groups for p in group["params"]]
+    before = locals_of(shards)
     if dist.get_rank() == dist.get_world_size() - 1:
         model.blocks[1].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     try:
         backward(sharded, own(tokens_of(1)), 1)
         optimizer.step()
     except (RuntimeError, FireflyerError) as error:
-        kept = all(torch.equal(a, b) for a, b in zip(before, locals_of(p for _, p in parameters(optimizer)), strict=True))
-        return {"error": f"{type(error).__name__}: {error}", "old values": kept}
+        kept = all(torch.equal(a, b) for a, b in zip(before, locals_of(shards), strict=True))
+        return {"error": f"{type(error).__name__}: {error}", "kept": kept}
     return {"error": None}
-
-
-def parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor]]:
-    return [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
 
 
 SCENARIOS = {one.__name__: one for one in (bitwise, parity, memory, peaks, checkpoints, lose_a_rank)}

@@ -28,10 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from fireflyer.base.errors import UsageError
-from fireflyer.collectives import Communicator
 from fireflyer.collectives.torch.buffer_pool import BufferPool, PoolUse
-from fireflyer.collectives.torch_devices import DeviceCommunicator
-from fireflyer.collectives.torch_fsdp import use_for_fsdp
+from fireflyer.collectives.torch_fsdp import all_reduce_hook, use_for_fsdp
 from fireflyer.training.fsdp.optimizer import StepInBackward
 from fireflyer.training.process_groups import communicator_beside
 
@@ -101,8 +99,9 @@ class ReplicaMean:
     other replicas once, however many micro-batches it has. Costs one more shard of gradients where there are several.
     """
 
-    def __init__(self, communicator: Communicator, is_last: Callable[[], bool]) -> None:
-        self._comm = DeviceCommunicator.of(communicator)
+    def __init__(self, average: Callable[[torch.Tensor], None], is_last: Callable[[], bool]) -> None:
+        """`average`: over the replicas, in place, as `fireflyer.collectives.torch_fsdp.all_reduce_hook` gives it."""
+        self._average = average
         self._is_last = is_last
         self._sums: dict[int, torch.Tensor] = {}
         """By number of elements: FSDP reduces parameters without a gradient in a pass in no call, so it may vary."""
@@ -113,7 +112,7 @@ class ReplicaMean:
         if before is not None:
             reduce_output += before
         if self._is_last():
-            self._comm.allreduce(reduce_output, op="mean")
+            self._average(reduce_output)
         else:
             self._sums[key] = reduce_output.clone() if before is None else before.copy_(reduce_output)
             reduce_output.zero_()
@@ -166,9 +165,9 @@ def shard(
         use_for_fsdp(root, within, buffers=pool)
     sharded = ShardedModel(model, whole, zero, pool)
     if REPLICAS in (whole.mesh_dim_names or ()) and whole[REPLICAS].size() > 1:
-        across = communicator_beside(whole[REPLICAS].get_group())
+        average = all_reduce_hook(communicator_beside(whole[REPLICAS].get_group()))
         for module in _fsdp_modules(model):
-            module.set_all_reduce_hook(ReplicaMean(across, lambda: sharded.is_last))
+            module.set_all_reduce_hook(ReplicaMean(average, lambda: sharded.is_last))
     _set_prefetch(root, cast("list[FSDPModule]", units), prefetch)
     return sharded
 
