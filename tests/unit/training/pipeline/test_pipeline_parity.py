@@ -18,7 +18,6 @@ from tests.support.pipeline.models import (
 )
 
 MICRO_BATCHES = 8
-TIE = [[(0, "0.weight"), (-1, "0.weight")]]
 
 
 def outcome(
@@ -46,7 +45,7 @@ def outcome(
     return all_losses, gradients
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("name", EXECUTED)
 def test_every_schedule_gives_the_gradients_of_one_process(name: str, ranks: int) -> None:
     schedule = schedule_of(name, ranks, MICRO_BATCHES)

@@ -97,7 +97,7 @@ class Ranks:
             self.here[rank].add(key)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(schedules(), st.integers(0, 3), st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_no_program_deadlocks_even_where_sends_block_and_messages_keep_their_order(
     schedule: Schedule, ahead: int, turns: list[int]
@@ -106,7 +106,7 @@ def test_no_program_deadlocks_even_where_sends_block_and_messages_keep_their_ord
     Ranks(schedule, programs).run([turn % len(programs) for turn in turns])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(schedules())
 def test_every_send_has_one_receive_and_passes_keep_the_order_of_their_row(schedule: Schedule) -> None:
     programs = compile_programs(schedule)
@@ -125,7 +125,7 @@ def test_every_send_has_one_receive_and_passes_keep_the_order_of_their_row(sched
     assert set(sends.values()) <= {1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(schedules())
 def test_gradients_of_a_stage_are_reduced_once_after_its_last_pass(schedule: Schedule) -> None:
     for rank, program in enumerate(compile_programs(schedule)):
@@ -140,7 +140,7 @@ def test_gradients_of_a_stage_are_reduced_once_after_its_last_pass(schedule: Sch
         assert reduced == last_gradients(schedule, rank)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(schedules(), st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_evaluation_runs_the_forwards_alone(schedule: Schedule, turns: list[int]) -> None:
     forwards = forward_only(schedule)

@@ -51,7 +51,7 @@ def checkpointed(p: nn.ParameterDict, x: torch.Tensor, y: torch.Tensor) -> tuple
     return (checkpoint(lambda v: torch.tanh(v @ p["a"]) @ p["b"], x, use_reentrant=False) + y,)
 
 
-ALL: list[Run] = [
+ALL = [
     chain,
     tied,
     tied_through_a_product,
@@ -59,7 +59,7 @@ ALL: list[Run] = [
     one_that_no_input_leads_to,
     an_input_that_passes_through,
     an_unused_input,
-    checkpointed,
+    pytest.param(checkpointed, marks=pytest.mark.slow),  # torch imports its compiler for it
 ]
 
 
