@@ -10,7 +10,11 @@ only renames. Of several managers that start at once the first to commit wins: t
 somebody changes with an older release in the meantime has another digest; it stays, and the log says so.
 
 The renamed file is read where the store has never had users: a store that was made anew, or put back from a backup
-that is older than the import, or that of another component with the same file.
+that is older than the import, or that of another component with the same file. It is a copy: where it is damaged, or
+others may read it, the log says so and the manager starts.
+
+A file of another digest beside a store with users is left over, or was changed by an older release; nobody in it can
+enter. Where it has users that the store does not know, the manager does not start: they would be refused one by one.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from fireflyer.accounts.rows import (
     IMPORT_KEY,
     MAX_SECONDS,
     STATE_KEY,
+    USERS,
     ImportRow,
     StateRow,
     TokenRow,
@@ -37,7 +42,7 @@ from fireflyer.accounts.rows import (
     uid_key,
     user_key,
 )
-from fireflyer.base.errors import DataCorruption, Exists, FireflyerError, UsageError
+from fireflyer.base.errors import DataCorruption, Exists, FireflyerError, PermissionDenied, UsageError
 from fireflyer.identity.private_files import lock_file, rename_private_file
 from fireflyer.identity.tokens import FileContent, TokenStore
 from fireflyer.identity.users import (
@@ -51,7 +56,7 @@ from fireflyer.identity.users import (
     uid_taken,
 )
 from fireflyer.kvstore import DEFAULT_TIMEOUT_NS, MAX_TRANSACTION_BYTES, Engine, Reader, Transaction
-from fireflyer.kvstore.core.keys import ENTRY_OVERHEAD_BYTES, MAX_ENTRIES
+from fireflyer.kvstore.core.keys import ENTRY_OVERHEAD_BYTES, MAX_ENTRIES, key_after, prefix_range
 from fireflyer.kvstore.core.rows import decode_row, encode_row
 
 __all__ = ["IMPORTED_SUFFIX", "import_users", "rows_of"]
@@ -61,6 +66,10 @@ IMPORTED_SUFFIX: Final = ".imported"
 _SPARE_BYTES: Final = 64 * 1024
 """Of a transaction, for what it reads."""
 _SPARE_ENTRIES: Final = 16
+_PAGE: Final = 1000
+"""Users, read at once."""
+_SHOWN: Final = 5
+"""Names, in a message."""
 
 
 class _Outcome(enum.Enum):
@@ -73,19 +82,29 @@ class _Outcome(enum.Enum):
 
 async def import_users(engine: Engine, path: str) -> None:
     """`path`: of the file; nothing happens where it is empty, or there is no such file. Raises `DataCorruption` for a
-    file that no release has written, `UsageError` for one that is too large for a transaction, `PermissionDenied`
-    where others may read it, and what the engine raises."""
+    file that no release has written, `UsageError` for one that is too large for a transaction or that has users whom
+    a store with users does not know, `PermissionDenied` where others may read it, and what the engine raises."""
     if not path:
         return
-    source, content = await asyncio.to_thread(_read, path)
-    if content is None:
+    now_s = int(time.time())
+    source = path if await asyncio.to_thread(os.path.exists, path) else path + IMPORTED_SUFFIX
+    try:
+        content = await asyncio.to_thread(TokenStore(source).content)
+        if content is None:
+            return
+        made = rows_of(source, content, now_s)
+    except (DataCorruption, PermissionDenied, UsageError) as error:
+        if source == path:
+            raise
+        _log.warning("%s; it is a copy of what was imported, and not read", error.message)
         return
-    outcome = await _commit(engine, source, content, int(time.time()))
+    outcome = await _commit(engine, content, made)
     if outcome is _Outcome.IMPORTED:
         _log.info("%d users of %s are in the key-value store now", len(content.users), source)
     if source != path:
         return
     if outcome is _Outcome.OTHERS:
+        await _check_known(engine, path, content)
         _log.warning(
             "%s is not read: the key-value store has users already; change them with `ff fs admin user` or `ff user`, "
             "and remove the file",
@@ -95,13 +114,30 @@ async def import_users(engine: Engine, path: str) -> None:
     await asyncio.to_thread(_retire, path, content)
 
 
-def _read(path: str) -> tuple[str, FileContent | None]:
-    """And the name that the file has."""
-    source = path if os.path.exists(path) else path + IMPORTED_SUFFIX
-    return source, TokenStore(source).content()
+async def _check_known(engine: Engine, path: str, content: FileContent) -> None:
+    """Raises `UsageError` where users of the file are not in the store."""
+
+    async def known(rows: Reader) -> set[bytes]:
+        keys: set[bytes] = set()
+        begin, more = USERS, True
+        while more:
+            page = await rows.get_range(begin, prefix_range(USERS).end, limit=_PAGE)
+            keys.update(key for key, _ in page.items)
+            begin, more = key_after(page.items[-1][0]) if page.items else begin, page.more
+        return keys
+
+    keys = await engine.read(known, timeout_ns=DEFAULT_TIMEOUT_NS)
+    found = [one.account.name for one in content.users if user_key(one.account.name) not in keys]
+    if found:
+        shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
+        raise UsageError(
+            f"tokens_file {path} has users whom the key-value store of this manager does not know: {shown}. It is read "
+            "only where the store never had users; add them with `ff fs admin user add`, then remove the file or the "
+            "setting"
+        )
 
 
-async def _commit(engine: Engine, source: str, content: FileContent, now_s: int) -> _Outcome:
+async def _commit(engine: Engine, content: FileContent, made: dict[bytes, bytes]) -> _Outcome:
     async def known(rows: Reader) -> _Outcome | None:
         value = await rows.get(IMPORT_KEY)
         if value is not None and decode_row(IMPORT_KEY, value, ImportRow).digest == content.digest:
@@ -110,7 +146,6 @@ async def _commit(engine: Engine, source: str, content: FileContent, now_s: int)
 
     if (before := await engine.read(known, timeout_ns=DEFAULT_TIMEOUT_NS)) is not None:
         return before
-    made = rows_of(source, content, now_s)
 
     async def body(rows: Transaction) -> _Outcome:
         if (found := await known(rows)) is not None:

@@ -73,7 +73,7 @@ def test_a_cluster_made_by_hand_holds_files(tmp_path: Path) -> None:
         for line in lines:
             if line.startswith("ff fs storage --make-targets"):
                 for node in (7, 8):  # two replicas want two machines
-                    config = typed(storage_toml).replace("/disk", f"{tmp_path}/disk{node}-")
+                    config = "root_disk = true\n" + typed(storage_toml).replace("/disk", f"{tmp_path}/disk{node}-")
                     config = re.sub(r"\b7(00\d)?$", rf"{node}\1", config, flags=re.MULTILINE)
                     (tmp_path / f"disk{node}-1").mkdir()
                     (tmp_path / f"disk{node}-2").mkdir()

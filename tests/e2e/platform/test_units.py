@@ -32,6 +32,7 @@ node = 1
 managers = ["127.0.0.1:7000"]
 host = "127.0.0.1"
 port = 7100
+root_disk = true
 {SECRET}
 [[targets]]
 id = 1001

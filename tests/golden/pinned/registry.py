@@ -371,7 +371,7 @@ FORMATS: Final = (
     # Files of administrators, and of clusters on one machine.
     Format("fs.config.manager", "toml", ManagerConfig, revision=3),
     Format("fs.config.meta", "toml", MetaConfig, revision=2),
-    Format("fs.config.storage", "toml", StorageConfig, revision=2),
+    Format("fs.config.storage", "toml", StorageConfig, revision=3),
     Format("fs.config.domains", "toml", Domains),
     Format("fs.local.cluster", "json", LocalCluster, revision=2),
     Format("fs.local.cluster-of-client", "json", _Cluster),
@@ -382,5 +382,5 @@ FORMATS: Final = (
     Format("hosts.platform-manager", "object", PlatformConfig),
     Format("hosts.files-manager", "object", ManagerConfig),
     Format("hosts.files-meta", "object", MetaConfig),
-    Format("hosts.files-storage", "object", StorageConfig),
+    Format("hosts.files-storage", "object", StorageConfig, revision=2),
 )

@@ -186,8 +186,50 @@ async def test_users_that_were_all_removed_do_not_come_back(old: Old) -> None:
         users = AccountStore(engine)
         await users.create_user("eve", NOW)
         await users.remove_user("eve")
-        await import_users(engine, old.path)
+        with pytest.raises(UsageError, match="ada, bob, uid"):
+            await import_users(engine, old.path)
         assert await users.users() == []
+
+
+@on_loop
+async def test_a_file_with_users_whom_the_store_does_not_know_is_refused_and_names_them(
+    old: Old, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_PAGE", 2)
+    other = TokenStore(str(tmp_path / "other.json"))
+    for name in ("ada", "uid", "late", *(f"u{at}" for at in range(6))):
+        other.create_user(name, NOW)
+    async with MemoryEngine() as engine:
+        await import_users(engine, old.path)
+        with pytest.raises(UsageError, match=r"does not know: late, u0, u1, u2, u3 and 2 more\..*ff fs admin user add"):
+            await import_users(engine, str(tmp_path / "other.json"))
+        for name in ("late", *(f"u{at}" for at in range(6))):
+            await AccountStore(engine).create_user(name, NOW)
+        await import_users(engine, str(tmp_path / "other.json"))
+
+
+@pytest.mark.parametrize("engine_has_users", [True, False])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.write_bytes(b"{"),
+        lambda path: path.chmod(0o644),
+        lambda path: path.write_text(path.read_text().replace('"ada"', '"no good"')),
+    ],
+    ids=["damaged", "readable", "impossible"],
+)
+@on_loop
+async def test_a_renamed_file_does_not_stop_a_start(
+    old: Old, harm: Callable[[Path], object], engine_has_users: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = MemoryStore()
+    async with MemoryEngine(kept) as engine:
+        await import_users(engine, old.path)
+    await asyncio.to_thread(harm, Path(old.path + IMPORTED_SUFFIX))
+    async with MemoryEngine(kept if engine_has_users else MemoryStore()) as engine:
+        await import_users(engine, old.path)
+        assert len(await AccountStore(engine).users()) == (3 if engine_has_users else 0)
+    assert "is a copy of what was imported, and not read" in caplog.text
 
 
 @on_loop

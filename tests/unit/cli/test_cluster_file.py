@@ -13,6 +13,7 @@ from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.cli.hosts.config import ClusterFile, read_cluster_file
 from fireflyer.cli.hosts.processes import HostProcess, platform_config, processes_of
 from fireflyer.cli.hosts.run import HostDirectory
+from fireflyer.fs.service.storage import target_directory
 
 CLUSTER = "5f" * 16
 FILE = f"""
@@ -97,6 +98,8 @@ def test_settings_reach_the_processes_and_meta_services_have_those_of_managers(t
     assert manager["files"] == meta["files"]
     assert (meta["files"]["stripe"], meta["files"]["trusted_root"]) == (4, True)
     assert config_of(cluster, "a", "storage")["io_threads"] == 2
+    assert not cluster.root_disk
+    assert read(tmp_path, FILE + "[storage]\nroot_disk = true\n").root_disk
     assert "--own-user" in processes_of(cluster, cluster.host("a"))[-1].arguments
 
 
@@ -159,11 +162,17 @@ def test_a_host_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -
         platform_config(cluster, cluster.host("c"))
 
 
-def test_a_target_is_made_anew_only_where_nothing_is_and_is_counted(tmp_path: Path) -> None:
+def test_a_target_is_made_anew_only_where_nothing_is_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = tmp_path / "disk1"
-    cluster = read(tmp_path, FILE.replace("/disk1", str(disk)))
+    text = FILE.replace("/disk1", str(disk)) + "[storage]\nroot_disk = true\n"
+    cluster = read(tmp_path, text)
     host, there = cluster.host("a"), HostDirectory(str(tmp_path / "var"))
     assert there.made() == {}
+    monkeypatch.setattr(target_directory, "_ROOT", str(tmp_path))
+    with pytest.raises(UsageError, match="mount its disk first"):
+        there.make_again(read(tmp_path, text.replace("root_disk = true", "root_disk = false")), host, 1001)
     for time in (1, 2):
         assert there.make_again(cluster, host, 1001) == f"{disk}/fireflyer"
         assert there.made() == {1001: time}

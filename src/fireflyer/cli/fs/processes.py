@@ -91,7 +91,7 @@ def storage_command(*, config_file: str, make_targets: bool, log_file: str | Non
         from fireflyer.fs.service.storage.target_directory import make_target
 
         for target in config.targets:
-            make_target(target.directory, config.cluster, target.id)
+            make_target(target.directory, config.cluster, target.id, root_disk=config.root_disk)
     return run_process(lambda on_ready: run_storage(config, on_ready=on_ready), log_file)
 
 

@@ -127,7 +127,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     manager: dict[str, Any] = {}
     """More settings of managers of the file system."""
     storage: dict[str, Any] = {}
-    """More settings of storage processes."""
+    """More settings of storage processes; with `root_disk = true` targets may be made in the file system of `/`."""
     agent: AgentSettings = AgentSettings()
 
     def __post_init__(self) -> None:
@@ -161,6 +161,11 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                         f"hosts {found[one]} and {host.name} both have {one[0]} {one[1]}; give each its own"
                     )
                 found[one] = host.name
+
+    @property
+    def root_disk(self) -> bool:
+        """New targets may be made in the file system of `/`."""
+        return self.storage.get("root_disk") is True
 
     @property
     def managers(self) -> tuple[HostConfig, ...]:

@@ -89,7 +89,7 @@ class HostDirectory:
                     f"{directory} is not empty, so target {target} is not made anew there; mount the new disk first"
                 )
         self.make()
-        make_target(directory, cluster.cluster, target)
+        make_target(directory, cluster.cluster, target, root_disk=cluster.root_disk)
         made = self.made()
         self.record(made | {target: made.get(target, 0) + 1})
         return directory
@@ -237,7 +237,8 @@ class _Runner:
                 return
             try:
                 for target in new:
-                    make_target(self._host.target_directories[target], self._cluster.cluster, target)
+                    directory = self._host.target_directories[target]
+                    make_target(directory, self._cluster.cluster, target, root_disk=self._cluster.root_disk)
                 await self._register(new)
                 self._directory.record(made | dict.fromkeys(new, 1))
                 return

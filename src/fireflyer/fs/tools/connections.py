@@ -48,14 +48,14 @@ class Location(NamedTuple):
 
 def at(url: str, *, token_file: str | None = None) -> Location:
     """The file system that `url` (`ff://…`) names, and the path there. Raises `UsageError`, and what connecting
-    raises. `token_file`: with the token of a user, for a cluster that is named by its managers; else
-    as `default_cluster` says."""
+    raises. `token_file`: with the token of a user, whichever way the cluster is named; else as `default_cluster` says,
+    for one that is named by its managers."""
     address = parse_address(url)
     path = clean_path(address.path)
     if not address.target:
         address = _parse_target(require_target())
-    # A local cluster lets in who may read its secret.
-    token_file = None if address.directory else token_file or default_token_file()
+    if token_file is None and not address.directory:  # a local cluster lets in who may read its secret
+        token_file = default_token_file()
     return Location(shared(address.target, token_file=token_file), path, f"{address.prefix}{path}")
 
 

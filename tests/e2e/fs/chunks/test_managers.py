@@ -264,6 +264,7 @@ def test_a_cluster_of_several_machines_is_made_by_hand(tmp_path: Path) -> None:
                 managers=(manager.address,),
                 targets=tuple(StorageTarget(one, str(tmp_path / f"t{one}")) for one in targets),
                 secret_file=site.secret_file,
+                root_disk=True,
             )
             path = tmp_path / f"storage{node}.toml"
             path.write_text(to_toml(msgspec.to_builtins(config)))

@@ -218,6 +218,40 @@ def test_what_comes_too_late_is_not_begun(engine: ThreadPort) -> None:
     assert inspect.getcoroutinestate(early) == inspect.getcoroutinestate(late) == inspect.CORO_CLOSED
 
 
+@pytest.mark.parametrize("too_late", [False, True])
+def test_bytes_that_are_not_written_because_the_file_system_is_closed_are_an_error_in_the_log(
+    engine: ThreadPort, too_late: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def write() -> None: ...
+
+    if too_late:
+        engine.close()
+    engine.later(write(), file="/a/b", size=17)
+    engine.close()
+    (line,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert "17 bytes written to /a/b are lost" in line.getMessage()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), Timeout("no answer")])
+@pytest.mark.parametrize("size", [0, 5])
+def test_what_deferred_work_raises_is_told_to_its_file_and_not_to_the_call_that_does_it(
+    engine: ThreadPort, error: Exception, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Exception] = []
+
+    async def write() -> None:
+        await later(engine, error)
+
+    async def call() -> str:
+        engine.later(write(), file="/a/b", size=size, failed=told.append)
+        return "its own result"
+
+    assert engine.run(call()) == "its own result"
+    assert told == [error]
+    (line,) = [one for one in caplog.records if "/a/b" in one.getMessage()]
+    assert line.levelname == ("WARNING" if isinstance(error, Timeout) and not size else "ERROR")
+
+
 def test_the_end_of_a_session_is_heard_in_the_thread_that_drives(engine: ThreadPort) -> None:
     heard: list[tuple[int, int]] = []
     engine.on_lost(lambda session: heard.append((session, threading.get_ident())))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
+from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied, UsageError
+from fireflyer.fs.service.storage import target_directory
 from fireflyer.fs.service.storage.target_directory import TargetDirectory, make_target
 
 
@@ -45,6 +46,23 @@ def test_a_directory_is_one_target_for_ever(directory: str, tmp_path: Path) -> N
     Path(directory, "target.json").write_bytes(b"{")
     with pytest.raises(DataCorruption):
         TargetDirectory(directory, "home", 7, "boot").prepare()
+
+
+def test_no_new_target_is_made_in_the_file_system_of_the_root_unless_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount point whose disk is not mounted is there."""
+    monkeypatch.setattr(target_directory, "_ROOT", str(tmp_path))
+    unmounted = tmp_path / "disk"
+    unmounted.mkdir()
+    for path in (unmounted, unmounted / "not" / "there"):
+        with pytest.raises(UsageError, match="mount its disk first, or write root_disk = true"):
+            make_target(str(path), "home", 7, root_disk=False)
+    assert not os.listdir(unmounted)
+    make_target(str(unmounted), "home", 7, root_disk=True)
+    make_target(str(unmounted), "home", 7, root_disk=False)  # it is there already
+    monkeypatch.setattr(target_directory, "_ROOT", "/proc")
+    make_target(str(tmp_path / "mounted"), "home", 8, root_disk=False)
 
 
 def test_a_new_target_is_not_sure_until_it_serves(directory: str) -> None:

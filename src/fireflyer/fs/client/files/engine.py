@@ -60,12 +60,15 @@ class Records:
 
 
 class _Deferred:
-    """Work for which nobody could wait where it came up."""
+    """Work of a file for which nobody could wait where it came up."""
 
-    __slots__ = ("done", "work")
+    __slots__ = ("done", "failed", "file", "size", "work")
 
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+    def __init__(
+        self, work: Coroutine[Any, Any, Any], file: str, size: int, failed: Callable[[Exception], None] | None
+    ) -> None:
         self.work = work
+        self.file, self.size, self.failed = file, size, failed
         self.done = False
 
 
@@ -133,9 +136,14 @@ class ThreadPort(Port):
         me = threading.get_ident()
         return self._owner == me or me in self._inside or self._background.is_here
 
-    def later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """While `busy_here`: when what runs has ended, or within some seconds."""
-        left = _Deferred(work)
+    def later(
+        self, work: Coroutine[Any, Any, Any], *, file: str = "a file", size: int = 0,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:  # fmt: skip
+        """While `busy_here`: when what runs has ended, or within some seconds. `file`: whose work it is, for people.
+        `size`: bytes that are lost if it is not done; when this engine is closed before, the log says so as an error.
+        `failed` has what the work raises, which the call that happens to do it does not."""
+        left = _Deferred(work, file, size, failed)
         self._left_by[threading.get_ident()] = left
         self._later.append(left)
         self._wanted.set()
@@ -146,6 +154,12 @@ class ThreadPort(Port):
         while (left := self._next_deferred()) is not None:
             left.work.close()
             left.done = True
+            if left.size:
+                _log.error(
+                    "%d bytes written to %s are lost: its last reference went inside another call, and the file system "
+                    "was closed before they could be sent; close files before the file system",
+                    left.size, left.file,
+                )  # fmt: skip
 
     def _next_deferred(self) -> _Deferred | None:
         """`close` takes them without the lock, which `later` may have in this very thread."""
@@ -171,12 +185,22 @@ class ThreadPort(Port):
         self._retrying = True
         try:
             self._run(left.work)
-        except FireflyerError as error:
-            _log.warning("a file object was never closed; closing it failed: %s", error)
+        except Exception as error:  # of this file, and not of the call that is at work here
+            self._say_failed(left, error)
         finally:
             left.done = True
             self._retrying = False
             self._turn.notify_all()
+
+    def _say_failed(self, left: _Deferred, error: Exception) -> None:
+        if left.failed is not None:
+            left.failed(error)
+        if left.size:
+            _log.error("%d bytes written to %s are lost: %s", left.size, left.file, error)
+        elif isinstance(error, FireflyerError):
+            _log.warning("%s was never closed; closing it failed: %s", left.file, error)
+        else:
+            _log.error("%s was never closed; closing it failed", left.file, exc_info=error)
 
     def _give_way(self, wait: Callable[[], object]) -> None:
         """`wait` releases the lock, and has it again at its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from fireflyer.base.errors import UsageError
@@ -60,16 +61,21 @@ class OpenFile:
         """All of it; it may wait in this client until `flush`."""
         if self._engine.busy_here:  # a buffered writer whose last reference has gone
             data = bytes(data)
-            self._engine.later(self.file.pwrite(data, offset))
+            self._later(self.file.pwrite(data, offset), len(data))
             return len(data)
         return self._engine.run(self.file.pwrite(data, offset))
 
     def append(self, data: Any) -> int:
         """Where it was put: at the end of the file, whoever else appends."""
         if self._engine.busy_here:
-            self._engine.later(self.file.append(bytes(data)))
+            data = bytes(data)
+            self._later(self.file.append(data), len(data))
             return 0
         return self._engine.run(self.file.append(data))
+
+    def _later(self, work: Coroutine[Any, Any, Any], size: int = 0) -> None:
+        file = self.path or f"inode {self.file.inode_id}"
+        self._engine.later(work, file=file, size=size, failed=self.file.body.fail)
 
     def truncate(self, length: int) -> None:
         self._engine.run(self.file.truncate(length))
@@ -101,7 +107,7 @@ class OpenFile:
         if self.file.closed:
             return
         if self._engine.busy_here:
-            self._engine.later(self.file.close())
+            self._later(self.file.close())
         else:
             self._engine.run(self.file.close())
 

@@ -277,9 +277,13 @@ class OpenInode:
             self.durable_end = max(self.durable_end, extent.end)
         else:
             self.unknown = self.unknown or isinstance(future.error, Timeout)
-            self.error = as_file_error(future.error, None)
-            self.error.__cause__ = future.error
-            self.errors += 1
+            self.fail(future.error)
+
+    def fail(self, error: BaseException) -> None:
+        """Something that was written is lost: each open that could write is told once."""
+        self.error = as_file_error(error, None)
+        self.error.__cause__ = error
+        self.errors += 1
 
     def lose(self) -> None:
         """The session is over. What is not written yet must not be: somebody else may have written since. What was sent

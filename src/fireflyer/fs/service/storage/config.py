@@ -44,6 +44,9 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Share of each disk that is left free,"""
     reserve_at_most_bytes: _Bytes = 16 * GIB
     """and of a large one no more than this."""
+    root_disk: bool = False
+    """New targets may be made in the file system of `/`. Without it they are not, because the mount point of a disk
+    that is not mounted is there."""
     durable: bool = True
     """False: what was acknowledged may be lost in a power cut, and the target says that it is not clean."""
     io_threads: _Count = 4

@@ -27,7 +27,7 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.base.decoding import DECODE_ERRORS
-from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied
+from fireflyer.base.errors import DataCorruption, Exists, NotFound, PermissionDenied, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import KIB
 from fireflyer.fs.core.chain.served_notes import ServedNote
@@ -42,6 +42,7 @@ _CHAIN: Final = "chain.json"
 _CHUNKS: Final = "chunks"
 _DAMAGED: Final = "chunks.damaged"
 _MAX_BYTES: Final = 4 * KIB
+_ROOT: Final = "/"
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -64,9 +65,15 @@ _run_decoder = msgspec.json.Decoder(_Run)
 _note_decoder = msgspec.json.Decoder(ServedNote)
 
 
-def make_target(directory: str, cluster: str, target: TargetId) -> None:
+def make_target(directory: str, cluster: str, target: TargetId, *, root_disk: bool = True) -> None:
     """Makes a directory the target's: it must be empty, or not there. Repeating it changes nothing. Raises `Exists` for
-    a directory that has something else."""
+    a directory that has something else, and without `root_disk` `UsageError` for one that would be new in the file
+    system of `/`: where a disk is not mounted, its mount point is there."""
+    if not root_disk and not os.path.exists(os.path.join(directory, _IDENTITY)) and _is_on_root_disk(directory):
+        raise UsageError(
+            f"{directory} is in the file system of {_ROOT}, so target {target} is not made there: mount its disk "
+            "first, or write root_disk = true in the configuration of storage if it shall be there"
+        )
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         names = os.listdir(directory)
@@ -82,6 +89,17 @@ def make_target(directory: str, cluster: str, target: TargetId) -> None:
     if others:
         raise Exists(f"{directory} is not empty (it has {min(others)!r}); a target needs an empty directory")
     write_private_file(os.path.join(directory, _IDENTITY), msgspec.json.encode(wanted))
+
+
+def _is_on_root_disk(directory: str) -> bool:
+    """Where it is, or would be made."""
+    above = os.path.abspath(directory)
+    while not os.path.exists(above):
+        above = os.path.dirname(above)
+    try:
+        return os.stat(above).st_dev == os.stat(_ROOT).st_dev
+    except OSError as error:
+        raise translate_os_error(error, f"find the disk of {directory}") from error
 
 
 class TargetDirectory:
