@@ -27,12 +27,12 @@ from fireflyer.codesign.parallel.plan import RECOMPUTE, Recompute
 from fireflyer.codesign.parallel.tensor import tensor_collectives
 from fireflyer.recipes.gpt import GPTConfig, GPTModel
 from fireflyer.training.recompute import recompute
-from fireflyer.training.tensor import CollectiveBytes, TensorLayout, finish_gradients, tensor_parallel
+from fireflyer.training.tensor import GPT_LAYOUT, CollectiveBytes, finish_gradients, tensor_parallel
 
-CONFIG = GPTConfig(vocab_size=64, layers=3, heads=4, width=32, context=16)
+CONFIG = GPTConfig(vocab_size=64, layers=2, heads=4, width=32, context=16)
 SHAPE = ModelShape(
     model_type="gpt",
-    layers=3,
+    layers=2,
     hidden=32,
     vocabulary=64,
     feed_forward=128,
@@ -72,6 +72,10 @@ def test_a_step_sends_and_a_rank_holds_the_bytes_that_its_plan_predicts(tensor: 
             for _ in range(plan.micro_batches):
                 model(tokens, tokens).backward()
             finish_gradients(model)
+        for one in model.parameters():
+            assert isinstance(one, DTensor)
+            assert isinstance(one.grad, DTensor)
+            assert one.grad.placements == one.placements  # nothing is left to be added
         held = [one.to_local() for one in model.parameters() if isinstance(one, DTensor)]
     expected = tensor_collectives(plan, SHAPE, 0)
     assert counted.calls["allgather"] == expected.allgathers
@@ -147,21 +151,8 @@ def test_a_layout_divides_a_model_that_is_not_known() -> None:
     class Other(GPTModel):
         pass
 
-    layout = TensorLayout(
-        embedding="embedding",
-        blocks="blocks",
-        norms=("attention_norm", "mlp_norm"),
-        inputs=("mlp_in",),
-        columns=("mlp_in",),
-        fused=(("attention_in", 3),),
-        rows=("attention_out", "mlp_out"),
-        final_norm="norm",
-        head=None,
-        targets="targets",
-        heads=("heads",),
-    )
     with alone(2) as mesh:
-        model = tensor_parallel(Other(CONFIG), mesh, layout=layout)
+        model = tensor_parallel(Other(CONFIG), mesh, layout=GPT_LAYOUT)
         assert all(isinstance(one, DTensor) for one in model.parameters())
 
 
