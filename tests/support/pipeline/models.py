@@ -124,7 +124,25 @@ def alone(
     tied: bool = False,
     shares: Sequence[float] | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and gradients of one process that accumulates micro-batches in their order."""
+    """Losses and gradients of one process that accumulates micro-batches in their order, with one thread as ranks have:
+    bits of products depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _accumulated(schedule, inputs, targets, dtype, tied=tied, shares=shares)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _accumulated(
+    schedule: Schedule,
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    *,
+    tied: bool,
+    shares: Sequence[float] | None,
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     layers = layers_for(schedule)
     model = nn.Sequential(*(layer(index, layers, dtype) for index in range(layers)))
     if tied:

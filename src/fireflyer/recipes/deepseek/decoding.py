@@ -97,7 +97,7 @@ def speculate(
     generator: torch.Generator | None = None,
     depths: int | None = None,
 ) -> Speculation:
-    """As `generate` for one sequence, `prompt [1, P]`, by drafts of the first `depths` prediction modules (all, where
+    """Generate as `generate` does, for one sequence, `prompt [1, P]`, by drafts of the first `depths` prediction modules (all, where
     None). The distribution of what it returns is that of `generate`; without temperature both return the same tokens,
     unless two logits are equal but for rounding. Raises `UsageError` also for a model without prediction modules."""
     _check(model, prompt, new_tokens, temperature)
@@ -132,8 +132,8 @@ def _judge(drafts: Tensor, odds: list[Tensor], wanted: Tensor, generator: torch.
     """How many of `drafts [D]`, drawn with probabilities `odds` (`[V]` each), are accepted, and the token `[1, 1]` that
     follows them; `wanted [D + 1, V]` are the model's probabilities of each place."""
     for place, draft in enumerate(drafts.tolist()):
-        chance = acceptance(wanted[place], odds[place])[draft]
-        if torch.rand((), generator=generator, device=chance.device, dtype=chance.dtype) >= chance:
+        accepted = acceptance(wanted[place], odds[place])[draft]
+        if torch.rand((), generator=generator, device=accepted.device, dtype=accepted.dtype) >= accepted:
             return place, _draw(replacement(wanted[place], odds[place]).unsqueeze(0), generator)
     return len(drafts), _draw(wanted[len(drafts)].unsqueeze(0), generator)
 
