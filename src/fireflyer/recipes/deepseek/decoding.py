@@ -97,9 +97,10 @@ def speculate(
     generator: torch.Generator | None = None,
     depths: int | None = None,
 ) -> Speculation:
-    """As `generate` for one sequence, `prompt [1, P]`, by drafts of the first `depths` prediction modules (all, where
-    None). The distribution of what it returns is that of `generate`; without temperature both return the same tokens,
-    unless two logits are equal but for rounding. Raises `UsageError` also for a model without prediction modules."""
+    """Tokens as of `generate` for one sequence, `prompt [1, P]`, by drafts of the first `depths` prediction modules
+    (all, where None). The distribution of what it returns is that of `generate`; without temperature both return the
+    same tokens, unless two logits are equal but for rounding. Raises `UsageError` also for a model without prediction
+    modules."""
     _check(model, prompt, new_tokens, temperature)
     count = len(model.mtp) if depths is None else depths
     if not 1 <= count <= len(model.mtp):

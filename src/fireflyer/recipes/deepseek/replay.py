@@ -44,7 +44,7 @@ def recorded_routing(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 
 @contextlib.contextmanager
 def replayed_routing(model: nn.Module, recorded: Mapping[str, list[Tensor]]) -> Iterator[None]:
-    """In the block, the gates of `model` take the experts of `recorded`, forward by forward; weights are from their own
+    """Gates of `model` take the experts of `recorded` in the block, forward by forward; weights are from their own
     scores. Forwards that are computed again in backward are not supported: run without recomputation.
 
     Raises `UsageError` for a forward that was not recorded, and at the end of the block if some were not taken.
