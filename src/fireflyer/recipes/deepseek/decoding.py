@@ -97,9 +97,10 @@ def speculate(
     generator: torch.Generator | None = None,
     depths: int | None = None,
 ) -> Speculation:
-    """Generate as `generate` does, for one sequence, `prompt [1, P]`, by drafts of the first `depths` prediction modules (all, where
-    None). The distribution of what it returns is that of `generate`; without temperature both return the same tokens,
-    unless two logits are equal but for rounding. Raises `UsageError` also for a model without prediction modules."""
+    """Tokens as of `generate` for one sequence, `prompt [1, P]`, by drafts of the first `depths` prediction modules
+    (all, where None). The distribution of what it returns is that of `generate`; without temperature both return the
+    same tokens, unless two logits are equal but for rounding. Raises `UsageError` also for a model without prediction
+    modules."""
     _check(model, prompt, new_tokens, temperature)
     count = len(model.mtp) if depths is None else depths
     if not 1 <= count <= len(model.mtp):
@@ -132,8 +133,8 @@ def _judge(drafts: Tensor, odds: list[Tensor], wanted: Tensor, generator: torch.
     """How many of `drafts [D]`, drawn with probabilities `odds` (`[V]` each), are accepted, and the token `[1, 1]` that
     follows them; `wanted [D + 1, V]` are the model's probabilities of each place."""
     for place, draft in enumerate(drafts.tolist()):
-        accepted = acceptance(wanted[place], odds[place])[draft]
-        if torch.rand((), generator=generator, device=accepted.device, dtype=accepted.dtype) >= accepted:
+        share = acceptance(wanted[place], odds[place])[draft]
+        if torch.rand((), generator=generator, device=share.device, dtype=share.dtype) >= share:
             return place, _draw(replacement(wanted[place], odds[place]).unsqueeze(0), generator)
     return len(drafts), _draw(wanted[len(drafts)].unsqueeze(0), generator)
 

@@ -40,7 +40,7 @@ __all__ = ["ADMIN", "TABLE", "Layout", "LocalCluster", "LocalNode", "new_cluster
 __all__ += ["without_node"]
 
 ADMIN: Final = "admin"
-_LATER: Final = ("limits", "unread_s", "accounts")
+_LATER: Final = ("limits", "unread_s", "accounts", "root_disk")
 """Settings that older releases refuse: they are written only where they are not the defaults."""
 TABLE: Final = 1
 """The chain table that `up` makes."""
