@@ -16,6 +16,7 @@ __all__ = ["held_out_loss"]
 
 LENGTH: Final = 64
 BATCH: Final = 2
+LEARNING_RATE: Final = 2e-3
 HELD_OUT: Final = 16
 OUTLIER_TOKENS: Final = 128
 OUTLIERS: Final = 1e6
@@ -35,19 +36,19 @@ def held_out_loss(config: Fp8Config | None, *, steps: int, seed: int = 0, outlie
             if isinstance(module, nn.Linear):
                 _plant_outliers(module)
     trained, held_out = _text()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     chosen = torch.Generator().manual_seed(seed)
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20)
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20)
         begins = torch.randint(len(trained) - LENGTH - 1, (BATCH,), generator=chosen)
         optimizer.zero_grad()
-        _loss(model, trained, begins).backward()
+        torch.autograd.backward(_loss(model, trained, begins))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     with torch.no_grad():
         begins = torch.linspace(0, len(held_out) - LENGTH - 2, HELD_OUT).long()
-        return float(sum(_loss(model, held_out, part) for part in begins.split(8))) / (HELD_OUT // 8)
+        return float(_loss(model, held_out, begins))
 
 
 def _loss(model: nn.Module, text: Tensor, begins: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ def _plant_outliers(module: nn.Linear) -> None:
         return (torch.cat((arguments[0].flatten(0, -2), extra.to(arguments[0].dtype))),)
 
     def drop(_: nn.Module, arguments: Any, result: Tensor) -> Tensor:
-        return result[: len(arguments[0]) - OUTLIER_TOKENS].unflatten(0, (-1, LENGTH))
+        return result[: len(arguments[0]) - OUTLIER_TOKENS].view(-1, LENGTH, result.shape[-1])
 
     module.register_forward_pre_hook(add)
     module.register_forward_hook(drop)

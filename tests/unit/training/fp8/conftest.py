@@ -11,6 +11,7 @@ import torch.distributed as dist
 @pytest.fixture
 def single_rank_group() -> Iterator[None]:
     """The world of one rank, over gloo, without a network."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # public, the stub lacks it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
