@@ -224,6 +224,14 @@ def restore_managers(cluster: Cluster) -> None:
     operators.root("b", LOSE)
     cluster.read_back()
     cluster.follow([machine, log_in], expected=8)
+    log_in_of_ann = next(
+        typed
+        for block in page("cluster.md")
+        if not isinstance(block, str)
+        for typed in block
+        if typed.user == ANN and typed.command.startswith("ff login")
+    )
+    operators.type(log_in_of_ann)
     cluster.until_nodes(a="idle", b="idle", c="idle")
     cluster.until_all_serve()
     operators.type(Typed("a", ANN, "echo later | ff fs put - /ann/later", ()))
