@@ -144,8 +144,9 @@ def bitwise(params: dict[str, Any]) -> dict[str, Any]:
             "steps": cost.steps,
             "redone": cost.redone,
             "dropped": cost.dropped,
-            "shadow bytes": cost.shadow_bytes_per_element,
-            "gradient bytes": cost.gradient_bytes / cost.elements,
+            "elements": cost.elements,
+            "shadow bytes": cost.shadow_bytes,
+            "gradient bytes": cost.gradient_bytes,
         }
     return found
 

@@ -15,9 +15,9 @@ import msgspec
 
 from fireflyer.base.errors import DataCorruption
 
-__all__ = ["MAX_NAMED", "CorruptionFound", "GuardVerdict", "Point", "TensorDifference", "compare"]
+__all__ = ["MAX_NAMED", "CheckTime", "CorruptionFound", "GuardVerdict", "TensorDifference", "compare"]
 
-Point = Literal["before_commit", "after_commit"]
+CheckTime = Literal["before_commit", "after_commit"]
 Finding = Literal["agree", "ranks", "pair", "undecided", "no_replicas"]
 MAX_NAMED: Final = 32
 """Tensors in a verdict; those beyond are counted."""
@@ -39,7 +39,7 @@ class GuardVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What one comparison found, as evidence for whoever takes a node out of service."""
 
     step: int
-    point: Point
+    point: CheckTime
     """Between backward and the optimizer's step, or after it."""
     finding: Finding
     """`agree`; `ranks`: these differ from the majority; `pair`: two replicas differ; `undecided`: there is no majority;
@@ -90,7 +90,7 @@ class CorruptionFound(DataCorruption):
 
 def compare(
     step: int,
-    point: Point,
+    point: CheckTime,
     names: Sequence[str],
     digests: Mapping[int, Sequence[int]],
     *,

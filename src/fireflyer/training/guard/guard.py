@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed, UsageError
-from fireflyer.training.guard.compare import CorruptionFound, GuardVerdict, Point, compare
+from fireflyer.training.guard.compare import CheckTime, CorruptionFound, GuardVerdict, compare
 from fireflyer.training.guard.digest import combine, digest
 from fireflyer.training.guard.state import Item, describe, items_of, replica_group
 
 __all__ = ["Guard", "GuardCost", "check_same_look"]
 
-_POINTS: Final[tuple[Point, ...]] = ("before_commit", "after_commit")
+_POINTS: Final[tuple[CheckTime, ...]] = ("before_commit", "after_commit")
 _ABSENT: Final = -1
 """Stands for the digest of a gradient that was not computed."""
 
@@ -94,7 +94,7 @@ class Guard:
         """After a rewind: steps may begin lower, and agreement of before says nothing of the state now. All ranks."""
         self._last_step = self._agreed_step = None
 
-    def _look(self, step: int, point: Point) -> GuardVerdict | None:
+    def _look(self, step: int, point: CheckTime) -> GuardVerdict | None:
         if self._last_step is not None and step < self._last_step:
             raise UsageError(
                 f"step {step} is before step {self._last_step}; call start_anew() of the guard after a rewind"
@@ -123,7 +123,7 @@ class Guard:
         self._spent(digested_bytes=size, digest_ns=time.perf_counter_ns() - began_ns)
         return numbers
 
-    def _compare(self, step: int, point: Point, items: list[Item], digests: list[int]) -> GuardVerdict:
+    def _compare(self, step: int, point: CheckTime, items: list[Item], digests: list[int]) -> GuardVerdict:
         """The same on all ranks."""
         header = (step, _POINTS.index(point), describe(items), combine(digests))
         headers = self._exchange(header, step)
