@@ -82,9 +82,7 @@ class CorruptionFound(DataCorruption):
     code = "data_corruption"
 
     def __init__(self, verdict: GuardVerdict) -> None:
-        super().__init__(
-            f"{verdict}; restart from a checkpoint of before, and check the nodes of these ranks (`ff validate`)"
-        )
+        super().__init__(f"{verdict}; restart from a checkpoint of before, and check the nodes of these ranks")
         self.verdict = verdict
 
 
