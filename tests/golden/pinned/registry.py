@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
-from fireflyer.base import events, node_counters
+from fireflyer.base import events, health_event, node_counters
 from fireflyer.checkpoint import agreement, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
 from fireflyer.checkpoint.core import manifest as checkpoint_manifest
@@ -110,6 +110,7 @@ FORMATS: Final = (
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=3),
     Format("job.node-counters", "json", node_counters.NodeCounters),
+    Format("node.health-event", "json", health_event.HealthEvent),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
