@@ -37,6 +37,11 @@ def test_any_faults_leave_one_gang_on_each_node_and_end_with_all_tasks_ended(see
     assert preempted > len(seeds) // 2, "nothing is interrupted"
 
 
+def test_a_task_that_might_run_on_fewer_nodes_of_a_zone_is_not_passed() -> None:
+    """Found by a campaign: the elastic task yielded to the head with nodes of two zones, and one behind it started."""
+    assert chaos(2292).oracle.launched
+
+
 def test_what_runs_on_without_its_agent_ends_before_the_task_runs_again() -> None:
     for seed in range(3):
         for lose in (lost_slowly, unheard):

@@ -8,7 +8,6 @@ import os
 import pwd
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import msgspec
 import pytest
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import Machines, needs_machines
+from tests.support.network.free_ports import free_port
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import Busy, PermissionDenied
@@ -186,12 +186,6 @@ class FakeManager:
 
     def _orders(self, name: str) -> Orders:
         return self.orders.get(name, Orders(term=1, version=1, stop_after_ns=self.stop_after_ns))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.support.network.free_ports import free_port
 from tests.support.patience import allowed_s
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
@@ -267,12 +268,6 @@ def test_a_token_that_is_revoked_ends_its_sessions(platform: RunningPlatform, ta
     assert client.returncode == 255
     assert b"the token with which it began is not valid" in errors
     wait_for(lambda: not lives("86404"), "it is gone")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 import pytest
 from tests.support.kvstore.postgres import PostgresServer
+from tests.support.network.free_ports import free_port
 from tests.support.patience import allowed_s
 from tests.support.platform.manager import ManagerProcess, ScriptedAgent
 from tests.support.platform.running import wait_for
@@ -37,7 +37,7 @@ class Managers:
     """Three of them, and how clients and agents reach all of them."""
 
     def __init__(self, directory: Path, store: str) -> None:
-        ports = _free_ports(6)
+        ports = [free_port() for _ in range(6)]
         agents = tuple(f"127.0.0.1:{port}" for port in ports[3:])
         self.all = [
             ManagerProcess(
@@ -69,14 +69,6 @@ class Managers:
         first, second = (one for one in self.all if one is not leader)
         others = tuple(ManagerAddress(url=one.url) for one in (second, leader))
         return Connection(url=first.url, token=leader.tokens[user], others=others)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Node(threading.Thread):

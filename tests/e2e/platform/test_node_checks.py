@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.network.free_ports import free_port
 from tests.support.patience import allowed_s
 from tests.support.platform.manager import ManagerProcess
 from tests.support.platform.running import task_of, wait_for
@@ -50,10 +50,7 @@ def agent(manager: ManagerProcess, directory: Path) -> Iterator[None]:
     place = AgentDirectory(str(directory))
     with manager.client("admin") as client:
         token = client.join_token(directory.name)
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        port = probe.getsockname()[1]
-    run(join(place, token, issuer=manager.agents, port=port, address=HERE))
+    run(join(place, token, issuer=manager.agents, port=free_port(HERE), address=HERE))
     command = [sys.executable, "-P", "-m", "fireflyer", "agent", "run", "--dir", place.path, "--own-user"]
     with open(directory / "log", "wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)

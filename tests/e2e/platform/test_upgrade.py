@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import pytest
+from tests.support.network.free_ports import free_port
 from tests.support.patience import allowed_s
 from tests.support.platform import older_release
 from tests.support.platform.manager import ManagerProcess
@@ -40,11 +40,6 @@ print("went on", flush=True)
 """
 OLDER: Final = (older_release.PROGRAM,)
 NEWER: Final = ("-m", "fireflyer")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class AgentProcess:

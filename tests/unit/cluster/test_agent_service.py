@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.support.network.free_ports import free_port
 
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
@@ -30,12 +31,6 @@ from fireflyer.runtime.rpc import RpcClient
 
 CALL_NS: Final = 60 * SECOND
 TOKEN: Final = "00000001.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def member(tmp_path: Path, credential: str = "fft1.id.secret") -> AgentDirectory:

@@ -204,6 +204,20 @@ def test_nobody_is_backfilled_who_would_use_up_the_limit_or_the_crossing_of_the_
     assert waits[2].reason == "it would keep what task 1 needs, which comes first"
 
 
+def test_who_would_take_too_much_beside_the_head_is_backfilled_on_fewer_nodes() -> None:
+    limit = Limit(kind=LimitKind.USER, name="u", nodes=6)
+    head, elastic = waiting(1, 4, age_s=9), waiting(2, least_nodes=1, most_nodes=3)
+    start = of_kind(decide(head, elastic, running(3, "a0 a1"), nodes=nodes_of(5), limits=(limit,)))[0][2]
+    assert len(start.nodes) == 2, "the head may use 4 of 6"
+    assert start.backfilled
+    policy = msgspec.structs.replace(POLICY, cross_zone_nodes=3)
+    claimed = msgspec.structs.replace(waiting(2, 3), claim=("a2", "b3", "b4"))
+    busy = running(3, "a0 a1 b0 b1 b2")
+    snapshot = Snapshot(nodes=nodes_of(5, 5, 4), tasks=(waiting(1, 10, age_s=9), claimed, busy), policy=policy)
+    start = of_kind(schedule(snapshot, NOW_NS))[0][2]
+    assert {name[0] for name in start.nodes} == {"a"}, "in one zone"
+
+
 def test_of_two_that_would_cross_one_starts() -> None:
     starts, _, waits = of_kind(decide(waiting(1, 5, age_s=9), waiting(2, 5), nodes=nodes_of(3, 3, 3, 3)))
     assert (list(starts), list(waits)) == ([1], [2])

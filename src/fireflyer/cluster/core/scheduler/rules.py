@@ -174,11 +174,11 @@ class Turns:
             kept = _Chosen(self._named(task.claim, claim), claim)
             if claim & ~self.free:
                 return self._keep(task, kept, "the tasks on its nodes are leaving")
-            return self._start(task, kept)
+            return self._start(task, kept, self.free & eligible)
         wanted = _with_most(request, min(request.most_nodes, room))
         placed = self._place_kindly(wanted, self.free & eligible)
         if placed is not None:
-            return self._start(task, placed)
+            return self._start(task, placed, self.free & eligible)
         if self._head is not None:
             words = f"task {self._head.task.id} comes first and does not fit either"
             return _waits(Outcome.BEHIND, task, words)
@@ -219,10 +219,12 @@ class Turns:
             return claim
         return tuple(name for name in claim if name in self._sets.number)
 
-    def _place(self, request: Request, free: int) -> _Chosen | None:
+    def _place(self, request: Request, free: int, crossing: int | None = None) -> _Chosen | None:
+        """`crossing`: how many runs cross zones; None: as many as do."""
         if free.bit_count() < request.least_nodes:
             return None
-        numbers = place(request, free, self._sets, self._standing.policy, self.crossing)
+        crossing = self.crossing if crossing is None else crossing
+        numbers = place(request, free, self._sets, self._standing.policy, crossing)
         if numbers is None:
             return None
         return _Chosen(self._sets.names(numbers), union(1 << number for number in numbers))
@@ -238,20 +240,41 @@ class Turns:
         self._kept += 1
         return Verdict(Outcome.KEEPS, (*first, Wait(task.id, reason, claim=chosen.names)))
 
-    def _start(self, task: Task, chosen: _Chosen) -> Verdict:
+    def _start(self, task: Task, chosen: _Chosen, free: int) -> Verdict:
+        """`free`: where else it may be placed, if these nodes would keep what the head needs."""
         head = self._head
-        backfilled = head is not None and not self._gone_before(head, task, chosen.nodes)
+        if head is None or self._gone_before(head, task, chosen.nodes):
+            return self._start_on(task, chosen, backfilled=False, reason="it is its turn")
+        beside = chosen if self._leaves_room(head, task, chosen) else self._place_beside(head, task, free)
+        if beside is None:
+            return _waits(Outcome.YIELDS, task, f"it would keep what task {head.task.id} needs, which comes first")
+        return self._start_on(task, beside, backfilled=True, reason=f"backfilled: task {head.task.id} does not fit")
+
+    def _start_on(self, task: Task, chosen: _Chosen, *, backfilled: bool, reason: str) -> Verdict:
         self._take(task, chosen)
-        if backfilled and head is not None:
-            room, _ = self._limits.room(head.least)
-            if room < head.least.least_nodes or self._sets.zones_of(chosen.nodes) > 1:
-                self._give_back(task, chosen)
-                words = f"it would keep what task {head.task.id} needs, which comes first"
-                return _waits(Outcome.YIELDS, task, words)
-        reason = (
-            f"backfilled: task {head.task.id} does not fit" if backfilled and head is not None else "it is its turn"
-        )
         return Verdict(Outcome.STARTS, (Start(task.id, chosen.names, backfilled, reason),))
+
+    def _leaves_room(self, head: _Head, task: Task, chosen: _Chosen) -> bool:
+        """Whether the head keeps enough of its limits, and of the runs that may cross zones, beside this one."""
+        return self._sets.zones_of(chosen.nodes) <= 1 and len(chosen.names) <= self._room_beside(head, task)
+
+    def _room_beside(self, head: _Head, task: Task) -> int:
+        """How many nodes the task may take, so that the limits of the head leave it as many as it needs."""
+        most = task.request.most_nodes
+        self._limits.take(task.request, most)
+        room, _ = self._limits.room(head.least)
+        self._limits.take(task.request, -most)
+        return most - max(0, head.least.least_nodes - room)
+
+    def _place_beside(self, head: _Head, task: Task, free: int) -> _Chosen | None:
+        """In one zone, on as many nodes as leave the head its limits: otherwise a task that comes later and asks for
+        fewer would be placed where this one could run."""
+        room, _ = self._limits.room(task.request)
+        most = min(task.request.most_nodes, room, self._room_beside(head, task))
+        if most < task.request.least_nodes:
+            return None
+        wanted = _with_most(task.request, most)
+        return self._place(wanted, free & ~self._later(), self._standing.policy.cross_zone_tasks)
 
     def _gone_before(self, head: _Head, task: Task, nodes: int) -> bool:
         """Whether a run on these nodes is nothing to the head."""
@@ -269,13 +292,6 @@ class Turns:
         self._limits.take(task.request, len(chosen.names))
         self._taken.append((task.request, len(chosen.names)))
         self.crossing += self._sets.zones_of(chosen.nodes) > 1
-
-    def _give_back(self, task: Task, chosen: _Chosen) -> None:
-        """All of them were free."""
-        self.free |= chosen.nodes
-        self._limits.take(task.request, -len(chosen.names))
-        self._taken.pop()
-        self.crossing -= self._sets.zones_of(chosen.nodes) > 1
 
     def _make_room(self, task: Task, eligible: int) -> Verdict:
         least = _with_most(task.request, task.request.least_nodes)

@@ -7,8 +7,17 @@ import { timeline } from "./timeline.js";
 const PARTS = ["queue", "suspended", "platform", "start", "productive", "checkpoint", "lost", "restart", "release", "other", "unknown"];
 
 export function taskPage(number, me) {
-  const body = el("div");
   const said = el("p", { role: "status" });
+  let typed = false;
+  const priority = el("input", { type: "number", min: 0, max: 50, "aria-label": "Priority", oninput: () => { typed = true; } });
+  // What is typed into stays in the page when the rest is drawn again, with its caret and its selection.
+  const change = el("span.contents", { hidden: true }, priority, el("button", { onclick: setPriority }, "Set priority"));
+  const [heading, actions, rest] = [el("h2"), el("span.contents"), el("div")];
+  const body = el("div", {}, heading, el("div.row", {}, actions, change), said, rest);
+  async function setPriority() {
+    typed = false;
+    await act("SetPriority", { priority: Number(priority.value) });
+  }
   async function act(type, fields, question) {
     if (question && !window.confirm(question)) return;
     try {
@@ -24,15 +33,17 @@ export function taskPage(number, me) {
     const answer = await api.task(number);
     const { task, runs } = answer;
     const mayAct = task.state !== "finished" && (task.user === me.user || me.roles.length > 0);
-    const priority = el("input", { type: "number", min: 0, max: 50, value: task.priority, "aria-label": "Priority" });
     const buttons = !mayAct ? [] : [
       task.held ? el("button.main", { onclick: () => act("ResumeTask", {}) }, "Resume")
         : el("button", { onclick: () => act("SuspendTask", {}) }, "Suspend"),
-      el("button.danger", { onclick: () => act("StopTask", {}, `Stop task ${number} for good?`) }, "Stop"),
-      priority, el("button", { onclick: () => act("SetPriority", { priority: Number(priority.value) }) }, "Set priority")];
+      el("button.danger", { onclick: () => act("StopTask", {}, `Stop task ${number} for good?`) }, "Stop")];
     const logs = mayRead(task, me) ? el("a.button", { href: `#/tasks/${number}/logs` }, "Logs") : null;
-    const parts = [el("h2", {}, `Task ${task.id} `, task.name), el("div.row", {}, logs, buttons), said, facts(answer), timeline(task, runs), account(task), runTable(runs, mayRead(task, me))];
-    body.replaceChildren(...parts.filter((part) => part !== null));
+    heading.replaceChildren(`Task ${task.id} `, task.name);
+    actions.replaceChildren(...[logs, ...buttons].filter((part) => part !== null));
+    change.hidden = !mayAct;
+    if (!typed) priority.value = task.priority;
+    const parts = [facts(answer), timeline(task, runs), account(task), runTable(runs, mayRead(task, me))];
+    rest.replaceChildren(...parts.filter((part) => part !== null));
   }
   return { element: body, refresh, live: true, key: (key) => {
     if (key === "l") location.hash = `/tasks/${number}/logs`;
