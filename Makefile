@@ -72,7 +72,7 @@ format: setup  ## Apply the formatters and the safe lint fixes
 
 # Tests that start processes mostly wait for them: beside tests that compute, and more of them than processors.
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --durations 15 --durations-min 8
-MIXED := $(BIN)/pytest -q --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2)) --dist worksteal
+MIXED := $(BIN)/pytest -q --processor-time --durations 15 --durations-min 8 -n $$(($(WORKERS) + 2)) --dist worksteal
 
 test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 	$(MIXED) -m "not slow and not gpu" --timeout 400
@@ -80,7 +80,7 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 # The slow tests wait even more: a worker uses a quarter of a processor. So there are more workers, and what only computes
 # runs beside them, at a lower priority. The native tests themselves come after them: some of their limits are those of a
 # machine with nothing else to do.
-WAITING := $(BIN)/pytest -q --durations 40 --durations-min 8 -n $$(($(WORKERS) + 4)) --dist worksteal
+WAITING := $(BIN)/pytest -q --processor-time --durations 40 --durations-min 8 -n $$(($(WORKERS) + 4)) --dist worksteal
 
 test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
 	@scripts/system-packages $(SLOW_PACKAGES)

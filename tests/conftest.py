@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support import processor_time
 from tests.support.campaigns.shards import commit_count, expected_s, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
 from tests.support.fs.clusters.local_cluster import shared_cluster, whole_session_cluster
@@ -51,6 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "of the selected campaigns of each kind, with processes and without, run the part of this commit only: at "
     text += "most so much processor time"
     parser.addoption("--rotate-campaigns", type=float, metavar="SECONDS", help=text)
+    text = "show which tests and files took most processor time"
+    parser.addoption("--processor-time", action="store_true", help=text)
     text = "import only files whose text names the markers of slow tests; for use with -m"
     parser.addoption("--slow-files", action="store_true", help=text)
 
@@ -74,7 +77,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     marker = item.get_closest_marker("timeout")
     stated = marker.args[0] if marker is not None else item.config.getoption("timeout") or item.config.getini("timeout")
     item.add_marker(pytest.mark.timeout(allowed_s(float(stated))), append=False)
+    processor_time.begin(item)
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    processor_time.note(item, report)
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--processor-time"):
+        reports = [
+            one for many in terminalreporter.stats.values() for one in many if isinstance(one, pytest.TestReport)
+        ]
+        terminalreporter.section("processor time")
+        terminalreporter.write("\n".join((*processor_time.summary(reports), "")))
 
 
 @pytest.hookimpl(trylast=True)

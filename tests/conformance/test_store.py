@@ -142,3 +142,23 @@ def test_many_threads_meet_at_one_key(store: Store) -> None:
         waiting = [pool.submit(store.get, "go", 20 * SECOND) for _ in range(16)]
         store.set("go", b"!")
         assert [future.result(20) for future in waiting] == [b"!"] * 16
+
+
+def test_values_of_many_keys_come_in_their_order_once_all_exist(store: Store) -> None:
+    keys = [f"list/{rank}" for rank in range(5)]
+    for rank, key in enumerate(keys[:-1]):
+        store.set(key, b"%d" % rank)
+    with pytest.raises(Timeout, match="'list/4' was not set within 20 ms"):
+        store.get_all(keys, 20 * MS)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.get_all, keys[::-1], 20 * SECOND)
+        store.set(keys[-1], b"4")
+        assert waiting.result(20) == [b"4", b"3", b"2", b"1", b"0"]
+    assert store.get_all([], SECOND) == []
+
+
+def test_values_that_are_too_large_for_one_answer_come_in_several(store: Store) -> None:
+    keys = [f"large/{number}" for number in range(5)]
+    for number, key in enumerate(keys):
+        store.set(key, bytes([number]) * MAX_VALUE_BYTES)
+    assert [value[0] for value in store.get_all(keys, SECOND)] == [0, 1, 2, 3, 4]

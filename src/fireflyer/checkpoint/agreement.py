@@ -188,9 +188,8 @@ class Agreement:
     def _go(self, topic: str, timeout_ns: int, *, free: bool, fenced: str | None) -> _Go:
         if not free or fenced is not None:
             return _Go(begins=False, fenced=fenced)
-        topics = [f"{topic}/list/{rank}" for rank in range(1, self._world_size)]
-        self._wait(topics, timeout_ns)
-        digests = [self._digest, *(self._the_store().get(self._key(each), timeout_ns) for each in topics)]
+        keys = [self._key(f"{topic}/list/{rank}") for rank in range(1, self._world_size)]
+        digests = [self._digest, *self._the_store().get_all(keys, timeout_ns)]
         kept = digests == self._last_digests
         self._last_digests = digests
         stages = stages_of(digests)

@@ -24,7 +24,7 @@ from fireflyer.identity.secrets import Secret, load_secret
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.rpc import BlockingRpcClient, Caller, Method, RpcServer
 from fireflyer.runtime.rpc.messages import check_timeout
-from fireflyer.runtime.store_core import StoreTable
+from fireflyer.runtime.store_core import MAX_KEYS_PER_WAIT, StoreTable
 
 __all__ = ["LocalStore", "Store", "StoreClient", "StoreService", "open_store"]
 
@@ -55,6 +55,9 @@ class Store(Protocol):
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         """Waits until all keys exist. Raises `Timeout` naming the first that are missing."""
+
+    def get_all(self, keys: list[str], timeout_ns: int) -> list[bytes]:
+        """Waits until all keys exist, and gets their values in the same order. Raises `Timeout` as `wait` does."""
 
     def keys(self, prefix: str) -> list[str]:
         """Sorted."""
@@ -98,6 +101,11 @@ class _Values(msgspec.Struct, frozen=True):
     value: bytes | None
 
 
+class _Found(msgspec.Struct, frozen=True):
+    values: list[bytes | None]
+    """Of the first of the keys, as many as an answer holds, and one at least; None where a key was deleted since."""
+
+
 class _Prefix(msgspec.Struct, frozen=True):
     prefix: str
 
@@ -115,6 +123,7 @@ _SET_IF_MISSING = Method("store.set_if_missing", _Set, _Value)
 _GET = Method("store.get", _Key, _Value)
 _ADD = Method("store.add", _Add, _Number)
 _WAIT = Method("store.wait", _Wait, _Values)
+_GET_ALL = Method("store.get_all", _Wait, _Found)
 _KEYS = Method("store.keys", _Prefix, _Names)
 _DELETE = Method("store.delete_prefix", _Prefix, _Number)
 
@@ -131,6 +140,7 @@ class StoreService:
         server.register(_GET, self._get)
         server.register(_ADD, self._add)
         server.register(_WAIT, self._wait)
+        server.register(_GET_ALL, self._get_all)
         server.register(_KEYS, self._keys)
         server.register(_DELETE, self._delete)
 
@@ -171,6 +181,15 @@ class StoreService:
 
     async def _wait(self, request: _Wait, caller: Caller) -> _Values:
         _check_node(caller)
+        await self._until_all_exist(request)
+        return _Values(self._table.get(request.keys[0]) if len(request.keys) == 1 else None)
+
+    async def _get_all(self, request: _Wait, caller: Caller) -> _Found:
+        _check_node(caller)
+        await self._until_all_exist(request)
+        return _Found(self._table.get_first(request.keys))
+
+    async def _until_all_exist(self, request: _Wait) -> None:
         number = next(self._numbers)
         if not self._table.wait(number, request.keys):
             ready = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -182,7 +201,6 @@ class StoreService:
             finally:
                 self._table.forget(number)
                 self._waiting.pop(number, None)
-        return _Values(self._table.get(request.keys[0]) if len(request.keys) == 1 else None)
 
     async def _keys(self, request: _Prefix, caller: Caller) -> _Names:
         _check_node(caller)
@@ -227,6 +245,18 @@ class StoreClient(Store):
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         self._wait_for(keys, timeout_ns)
 
+    def get_all(self, keys: list[str], timeout_ns: int) -> list[bytes]:
+        check_timeout(timeout_ns)
+        found: list[bytes] = []
+        while len(found) < len(keys):
+            rest = keys[len(found) : len(found) + MAX_KEYS_PER_WAIT]
+            answer = self._client.call(_GET_ALL, _Wait(rest, timeout_ns), timeout_ns + _WAIT_GRACE_NS)
+            for value in answer.values:
+                if value is None:
+                    break  # deleted between its arrival and the answer: waited for again
+                found.append(value)
+        return found
+
     def keys(self, prefix: str) -> list[str]:
         return self._client.call(_KEYS, _Prefix(prefix), _REQUEST_TIMEOUT_NS).names
 
@@ -266,6 +296,11 @@ class LocalStore(Store):
         while (value := self.try_get(key)) is None:
             self.wait([key], timeout_ns)  # deleted between its arrival and the answer
         return value
+
+    def get_all(self, keys: list[str], timeout_ns: int) -> list[bytes]:
+        if keys:
+            self.wait(keys, timeout_ns)
+        return [self.get(key, timeout_ns) for key in keys]
 
     def try_get(self, key: str) -> bytes | None:
         with self._lock:

@@ -7,7 +7,7 @@ which waiters have become ready, in the order in which they began to wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -72,6 +72,18 @@ class StoreTable:
     def get(self, key: str) -> bytes | None:
         check_key(key)
         return self._values.get(key)
+
+    def get_first(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Values of the first of `keys`: one at least, and as many as `MAX_LISTING_BYTES` hold."""
+        found: list[bytes | None] = []
+        size = 0
+        for key in keys:
+            value = self.get(key)
+            size += ENTRY_OVERHEAD_BYTES + len(value or b"")
+            if found and size > MAX_LISTING_BYTES:
+                break
+            found.append(value)
+        return found
 
     def add(self, key: str, amount: int) -> tuple[int, list[int]]:
         """The counter's new value (a missing key counts from 0) and the waiters that are ready now."""

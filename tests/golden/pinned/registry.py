@@ -262,6 +262,7 @@ FORMATS: Final = (
     Format("rpc.store.empty.answer", "msgpack", store._Done),
     Format("rpc.store.value.answer", "msgpack", store._Value),
     Format("rpc.store.wait.answer", "msgpack", store._Values),
+    Format("rpc.store.found.answer", "msgpack", store._Found),
     Format("rpc.store.number.answer", "msgpack", store._Number),
     Format("rpc.store.names.answer", "msgpack", store._Names),
     # Frames of RPC, and the handshake before them.

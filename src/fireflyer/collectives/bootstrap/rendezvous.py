@@ -179,7 +179,7 @@ class _Rendezvous:
     def _collect(self) -> RendezvousResult:
         keys = [f"{self.prefix}/rank/{rank}" for rank in range(self.world_size)]
         try:
-            self.store.wait(keys, self.left_ns())
+            offers = self.store.get_all(keys, self.left_ns())
         except Timeout:
             present = set(self.store.keys(f"{self.prefix}/rank/"))
             missing = ", ".join(str(rank) for rank, key in enumerate(keys) if key not in present)
@@ -187,10 +187,7 @@ class _Rendezvous:
                 f"rank {missing} did not join within {format_duration(self.timeout_ns)}; see its log", True
             )
         try:
-            members = [
-                decode_published(self.store.get(key, self.left_ns()), RankInfo, f"rank {rank}")
-                for rank, key in enumerate(keys)
-            ]
+            members = [decode_published(offer, RankInfo, f"rank {rank}") for rank, offer in enumerate(offers)]
             hosts, choice = tuple(member.host for member in members), choose([member.offer for member in members])
             return RendezvousResult(None, False, hosts, _plan_of(members, self.planner), choice)
         except FireflyerError as error:

@@ -95,6 +95,12 @@ class C10dStore(Store):
         except RuntimeError as error:
             raise Unreachable(f"the c10d store failed: {_first_line(error)}") from error
 
+    def get_all(self, keys: list[str], timeout_ns: int) -> list[bytes]:
+        self.wait(keys, timeout_ns)
+        if not self._store.has_extended_api():
+            return [bytes(_calling(self._store.get, key)) for key in keys]
+        return [bytes(value) for value in _calling(self._store.multi_get, keys)]
+
     def keys(self, prefix: str) -> list[str]:
         return sorted(key for key in _calling(self._store.list_keys) if key.startswith(prefix))
 
@@ -163,12 +169,12 @@ def agree_on_world_nodes(
 def _collect(store: Store, world_size: int, shares_secret: bool, timeout_ns: int) -> _Published:
     keys = [f"place/{rank}" for rank in range(world_size)]
     try:
-        store.wait(keys, timeout_ns)
+        places = store.get_all(keys, timeout_ns)
     except Timeout:
         missing = [str(rank) for rank, key in enumerate(keys) if store.try_get(key) is None]
         names = ", ".join(missing[:_MAX_NAMES])
         return _Published(error=f"rank {names} did not join within {format_duration(timeout_ns)}; see its log")
-    nodes = number_nodes([store.get(key, timeout_ns) for key in keys])
+    nodes = number_nodes(places)
     return _Published(nodes, new_secret().reveal() if shares_secret else None)
 
 
