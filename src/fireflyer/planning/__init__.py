@@ -1,6 +1,14 @@
 """Planning of clusters: bills of materials and costs of fabrics, limits of nodes, published figures. Pure."""
 
 from fireflyer.planning.amounts import Amount, amount_of
+from fireflyer.planning.cluster import (
+    CheckpointPart,
+    ClusterAnswer,
+    ClusterFile,
+    StoragePart,
+    TrainingPart,
+    plan_cluster,
+)
 from fireflyer.planning.costs import (
     BillLine,
     Ownership,
@@ -19,6 +27,9 @@ from fireflyer.planning.published import PublishedFigure, PublishedRow, publishe
 __all__ = [
     "Amount",
     "BillLine",
+    "CheckpointPart",
+    "ClusterAnswer",
+    "ClusterFile",
     "Limits",
     "NetworkFile",
     "NodePrice",
@@ -29,12 +40,15 @@ __all__ = [
     "PricedLine",
     "PublishedFigure",
     "PublishedRow",
+    "StoragePart",
+    "TrainingPart",
     "amount_of",
     "bill_of",
     "break_even_hours",
     "cost_of_ownership",
     "hfreduce_limits",
     "host_memory_operations",
+    "plan_cluster",
     "price_bill",
     "published_figures",
     "ring_pcie_bandwidth",

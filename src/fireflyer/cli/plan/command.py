@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from fireflyer.cli.plan.cluster import cluster_command
 from fireflyer.cli.plan.compare import compare_command
 from fireflyer.cli.plan.figure import figure_command
 from fireflyer.cli.plan.model import model_command
@@ -17,6 +18,7 @@ __all__ = ["command"]
     short_help="Plan a cluster: networks, what they cost, what a model needs.",
     epilog="""\b
 Examples:
+  ff plan cluster cluster.toml                          time, failures, storage and cost of a run on a cluster
   ff plan network fire-flyer-2                          switches, links, distances and cuts of a network
   ff plan network network.toml --prices prices.toml     what it costs to buy, to power and to run
   ff plan compare v3-two-layer v3-multi-plane           networks beside each other
@@ -27,5 +29,5 @@ def command() -> None:
     """Plan a cluster before anything is bought. Nothing is started, and no GPU is needed."""
 
 
-for one in (network_command, compare_command, model_command, figure_command):
+for one in (cluster_command, network_command, compare_command, model_command, figure_command):
     command.add_command(one)

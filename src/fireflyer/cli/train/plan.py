@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from fireflyer.codesign.model import ModelShape
     from fireflyer.codesign.parallel import NodeModel, PlanFile
 
-__all__ = ["plan_command"]
+__all__ = ["node_names", "plan_command", "read_node", "read_plan"]
 
 MANUAL: Final = "docs/how-to/plan-training.md"
 MAX_NODES: Final = 1 << 14
 EXIT_DOES_NOT_FIT: Final = 1
 
 
-def _node_names() -> list[str]:
+def node_names() -> list[str]:
     """Nodes that the package describes."""
     found = files("fireflyer.codesign.parallel").joinpath("nodes").iterdir()
     return sorted(one.name.removesuffix(".toml") for one in found if one.name.endswith(".toml"))
 
 
 def _complete_node(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    return [name for name in _node_names() if name.startswith(incomplete)]
+    return [name for name in node_names() if name.startswith(incomplete)]
 
 
 @click.command(
@@ -70,8 +70,8 @@ def plan_command(*, file: str, nodes: int, node_name: str, search: bool, keep: i
     from fireflyer.cli.train.plan_view import PlanView
     from fireflyer.codesign.parallel import SearchSpace, estimate_step, plan_memory, refusals, search_plans
 
-    node = _read_node(node_name)
-    given, shape = _read_plan(file)
+    node = read_node(node_name)
+    given, shape = read_plan(file)
     plan = given.plan
     if refused := refusals(plan, shape, node, nodes):
         raise click.ClickException(f"{file!r} cannot be run: {'; '.join(refused)}")
@@ -89,14 +89,14 @@ def plan_command(*, file: str, nodes: int, node_name: str, search: bool, keep: i
     return 0 if view.estimate.fits else EXIT_DOES_NOT_FIT
 
 
-def _read_node(name: str) -> NodeModel:
+def read_node(name: str) -> NodeModel:
     """The node of that name, or of the file of that name. Raises `UsageError`."""
     import msgspec
 
     from fireflyer.cli.toml_files import read_toml
     from fireflyer.codesign.parallel import NodeModel
 
-    known = _node_names()
+    known = node_names()
     if name in known:
         text = files("fireflyer.codesign.parallel").joinpath(f"nodes/{name}.toml").read_bytes()
         return msgspec.toml.decode(text, type=NodeModel)
@@ -108,7 +108,7 @@ def _read_node(name: str) -> NodeModel:
     return node
 
 
-def _read_plan(path: str) -> tuple[PlanFile, ModelShape]:
+def read_plan(path: str) -> tuple[PlanFile, ModelShape]:
     """The plan, and the shape of its model. Raises `UsageError`."""
     from fireflyer.cli.model_config import read_shape
     from fireflyer.cli.toml_files import read_toml

@@ -97,9 +97,10 @@ class C10dStore(Store):
 
     def get_all(self, keys: list[str], timeout_ns: int) -> list[bytes]:
         self.wait(keys, timeout_ns)
-        if not self._store.has_extended_api():
-            return [bytes(_calling(self._store.get, key)) for key in keys]
-        return [bytes(value) for value in _calling(self._store.multi_get, keys)]
+        extended: Any = self._store  # the stubs know neither method
+        if not extended.has_extended_api():
+            return [bytes(_calling(extended.get, key)) for key in keys]
+        return [bytes(value) for value in _calling(extended.multi_get, keys)]
 
     def keys(self, prefix: str) -> list[str]:
         return sorted(key for key in _calling(self._store.list_keys) if key.startswith(prefix))

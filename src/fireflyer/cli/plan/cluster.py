@@ -1,0 +1,154 @@
+"""`ff plan cluster`: what a training run takes on a cluster that may not exist yet, and what it costs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from fireflyer.base.units import SECOND, format_duration
+from fireflyer.cli.completion import complete_file
+from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.plan.network import read_network, read_prices, shipped_networks
+from fireflyer.cli.train.plan import node_names, read_node, read_plan
+
+if TYPE_CHECKING:
+    from fireflyer.planning import Amount, ClusterAnswer, ClusterFile
+
+__all__ = ["cluster_command"]
+
+MANUAL: Final = "docs/how-to/plan-cluster.md"
+EXIT_DOES_NOT_SUFFICE: Final = 1
+
+
+@click.command(
+    "cluster",
+    short_help="Time, failures, storage and cost of a training run on a cluster.",
+    epilog="""\b
+Examples:
+  ff plan cluster cluster.toml
+  ff plan cluster cluster.toml --queue-pairs 4 --json""",
+)
+@click.argument("file", metavar="FILE", shell_complete=complete_file)
+@click.option(
+    "--queue-pairs",
+    metavar="N",
+    type=WholeNumber(min=1, max=256),
+    default=1,
+    show_default=True,
+    help="Flows of a transfer, which switches divide over links.",
+)
+@click.option("--seed", metavar="N", type=WholeNumber(min=0), default=0, show_default=True, help="Of hash and order.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in SI units.")
+def cluster_command(*, file: str, queue_pairs: int, seed: int, as_json: bool) -> int:
+    """Print how long the training run in the TOML file FILE takes on its cluster, what its failures and checkpoints add
+    to that, whether network and storage suffice, and what it costs. Nothing is started, and no GPU is needed.
+
+    Exit code 1: the plan does not fit into the memory of a GPU, or storage or restarts do not suffice.
+    """
+    import msgspec
+
+    from fireflyer.cli.toml_files import read_toml
+    from fireflyer.planning import ClusterFile, plan_cluster
+
+    given = read_toml(file, ClusterFile, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
+    directory = os.path.dirname(file)
+
+    def beside(name: str, known: list[str]) -> str:
+        return name if name in known else os.path.join(directory, name)
+
+    network = read_network(beside(given.network, shipped_networks()))
+    node = read_node(beside(given.node, node_names()))
+    training, shape = read_plan(os.path.join(directory, given.training.plan))
+    prices = None if given.prices is None else read_prices(os.path.join(directory, given.prices))
+    answer = plan_cluster(given, network, node, training.plan, shape, prices, queue_pairs=queue_pairs, seed=seed)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+    else:
+        _print(given, answer)
+    return 0 if answer.suffices else EXIT_DOES_NOT_SUFFICE
+
+
+def _print(given: ClusterFile, answer: ClusterAnswer) -> None:
+    for title, rows in (
+        ("cluster", _cluster_rows(given, answer)),
+        ("step", _step_rows(answer)),
+        ("run", _run_rows(given, answer)),
+        ("checkpoints", _checkpoint_rows(answer)),
+        ("cost", _cost_rows(answer)),
+    ):
+        if rows:
+            click.echo(f"{title}:")
+        for name, words in rows.items():
+            click.echo(f"  {name}: {words}")
+    for words in answer.notes:
+        click.echo(f"note: {words}")
+
+
+def _cluster_rows(given: ClusterFile, answer: ClusterAnswer) -> dict[str, str]:
+    return {
+        "name": given.name,
+        "GPU nodes": f"{answer.gpu_nodes:,} with {answer.gpus:,} GPUs; the run has {answer.job_nodes:,} nodes",
+        "network rate of a node": f"{answer.nic_bytes_per_s / 1e9:g} GB/s",
+        "slowest flow of a ring in random order": f"{answer.ring_share:.0%} of it",
+    }
+
+
+def _step_rows(answer: ClusterAnswer) -> dict[str, str]:
+    rows = {}
+    for name, step in (("with the whole rate", answer.alone), ("with the slowest flow", answer.contended)):
+        speed = f"{step.tokens_per_s:,.0f} tokens/s, MFU {step.mfu:.1%}"
+        rows[name] = f"{step.step_s:.3f} s, {speed}, limited by {step.limit}"
+    return rows
+
+
+def _run_rows(given: ClusterFile, answer: ClusterAnswer) -> dict[str, str]:
+    failures = answer.failures
+    return {
+        "tokens": f"{given.training.tokens:,.0f}",
+        "without failures": f"{answer.days_without_failures} days",
+        "mean time to failure": _seconds(failures.mttf_s),
+        "between checkpoints": _seconds(failures.period_s),
+        "ETTR": f"{failures.ettr}",
+        "with failures": f"{answer.days} days",
+    }
+
+
+def _checkpoint_rows(answer: ClusterAnswer) -> dict[str, str]:
+    saved = answer.checkpoint
+    if saved is None:
+        return {}
+    return {
+        "size": f"{saved.size_bytes / 1e9:,.1f} GB",
+        "written in": f"{saved.written_s:.1f} s, by {saved.write_bytes_per_s / 1e9:,.1f} GB/s of all storage nodes",
+    }
+
+
+def _cost_rows(answer: ClusterAnswer) -> dict[str, str]:
+    cost = answer.cost
+    if cost is None:
+        return {}
+    own = cost.ownership
+    rows: dict[str, Any] = {
+        "currency": cost.currency,
+        "network": cost.network,
+        "purchase": own.purchase,
+        "energy": own.energy,
+        "upkeep": own.upkeep,
+        "total": own.total,
+        "kilowatts of the building": own.mean_watts.times(0.001),
+        "GPU hour": own.per_gpu_hour,
+        "the run": cost.run,
+        "a million tokens": cost.million_tokens,
+    }
+    if cost.rented_run is not None:
+        hours = cost.owning_is_cheaper_after_hours
+        rows["the run, rented"] = cost.rented_run
+        rows["owning is cheaper after"] = "never" if hours is None else f"{hours} hours of use"
+    return {name: str(value) for name, value in rows.items()}
+
+
+def _seconds(value: Amount) -> str:
+    low, high = (format_duration(int(one * SECOND)) if one < 1e9 else "never" for one in value)
+    return low if low == high else f"{low} to {high}"

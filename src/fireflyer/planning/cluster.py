@@ -1,0 +1,302 @@
+"""One answer for a cluster: a network, its nodes, a training run, its failures, its checkpoints and its cost. Pure.
+
+The parts are those of other modules; what is here is how they meet: the network gives a node its rate, the rate gives
+the step, failures and checkpoints stretch the run, and what runs so long has a price.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from fireflyer.analytics.ettr import DAY_S, daly_young_interval_s, failure_rate_per_s, renewal_ettr
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model import ModelShape, count_parameters
+from fireflyer.codesign.parallel import NodeModel, ParallelPlan, StepEstimate, estimate_step, refusals
+from fireflyer.netsim import Settings, first_rates, pattern_transfers
+from fireflyer.planning.amounts import Amount, amount_of
+from fireflyer.planning.costs import Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
+from fireflyer.planning.network_file import NetworkFile
+from fireflyer.planning.prices import PriceList
+from fireflyer.topology.fabrics import Fabric, NodeGroup
+
+__all__ = ["CheckpointPart", "ClusterAnswer", "ClusterFile", "CostAnswer", "FailureAnswer", "StoragePart"]
+__all__ += ["TrainingPart", "plan_cluster"]
+
+MOST_RING_NODES: Final = 4096
+"""In the ring whose slowest flow is simulated."""
+HOUR_S: Final = 3600.0
+LEAST_ETTR: Final = 0.01
+"""Below it a run is not called one."""
+
+
+class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    plan: str
+    """File of `ff train plan`, from the directory of this file."""
+    tokens: float
+    """Of the whole run."""
+
+
+class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    stall_s: float
+    """How long a save holds up training."""
+    restart_s: float
+    """From a failure until steps go on."""
+    period_s: float | None = None
+    """Between saves; None: the nearly optimal one (Daly and Young)."""
+    bytes_per_parameter: float = 14.0
+    """bf16 weights, and fp32 master weights and two moments."""
+
+
+class StoragePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: str = "storage"
+    """Of the nodes in the network."""
+    write_bytes_per_s: float
+    """Of the disks of a node."""
+    replicas: int = 2
+
+
+class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The TOML file of `ff plan cluster`."""
+
+    name: str
+    network: str
+    """Shipped network, or file."""
+    node: str
+    """Shipped node of `ff train plan`, or file."""
+    gpu_kind: str = "gpu"
+    """Of the nodes in the network that have GPUs."""
+    training: TrainingPart
+    checkpoint: CheckpointPart
+    failures_per_1000_node_days: float | tuple[float, float]
+    """That end a job; the clusters of arXiv:2410.21680 had 6.5."""
+    storage: StoragePart | None = None
+    prices: str | None = None
+    rent_per_gpu_hour: float | tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        amount_of(self.failures_per_1000_node_days, "failures_per_1000_node_days")
+        if self.rent_per_gpu_hour is not None:
+            amount_of(self.rent_per_gpu_hour, "rent_per_gpu_hour")
+        _more_than_0("training.tokens", self.training.tokens)
+        _more_than_0("checkpoint.bytes_per_parameter", self.checkpoint.bytes_per_parameter)
+        for name in ("stall_s", "restart_s"):
+            amount_of(getattr(self.checkpoint, name), f"checkpoint.{name}")
+        if self.checkpoint.period_s is not None:
+            _more_than_0("checkpoint.period_s", self.checkpoint.period_s)
+        if self.storage is not None:
+            _more_than_0("storage.write_bytes_per_s", self.storage.write_bytes_per_s)
+            if self.storage.replicas < 1:
+                raise UsageError(f"storage.replicas is {self.storage.replicas}; write 1 or more")
+
+
+class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds are those of the failure rate."""
+
+    mttf_s: Amount
+    period_s: Amount
+    """Between checkpoints."""
+    ettr: Amount
+
+
+class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    size_bytes: float
+    write_bytes_per_s: float
+    """Of all storage nodes, before replication."""
+    written_s: float
+    """With all replicas."""
+
+
+class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    currency: str
+    network: Amount
+    ownership: Ownership
+    run: Amount
+    """Of the GPU hours of the run."""
+    million_tokens: Amount
+    rented_run: Amount | None
+    owning_is_cheaper_after_hours: Amount | None
+    """Of use; None without a rent, or where it never is."""
+
+
+class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    gpu_nodes: int
+    gpus: int
+    job_nodes: int
+    nic_bytes_per_s: float
+    """Of a node: the smaller one of its NICs and its ports."""
+    ring_share: float
+    """Of that rate, what the slowest flow gets in a ring of the job's nodes in random order (ECMP)."""
+    alone: StepEstimate
+    """With the whole rate of the NICs."""
+    contended: StepEstimate
+    """With the rate of the slowest flow."""
+    failures: FailureAnswer
+    days_without_failures: Amount
+    days: Amount
+    checkpoint: CheckpointAnswer | None
+    cost: CostAnswer | None
+    notes: tuple[str, ...] = ()
+    """What stands in the way, one sentence each."""
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the plan fits into memory, storage writes a checkpoint before the next one is due, and the run makes
+        progress at the higher failure rate."""
+        in_time = self.checkpoint is None or self.checkpoint.written_s <= self.failures.period_s.low
+        return self.alone.fits and in_time and self.failures.ettr.low >= LEAST_ETTR
+
+
+def plan_cluster(
+    given: ClusterFile,
+    network: NetworkFile,
+    node: NodeModel,
+    plan: ParallelPlan,
+    shape: ModelShape,
+    prices: PriceList | None = None,
+    *,
+    queue_pairs: int = 1,
+    seed: int = 0,
+) -> ClusterAnswer:
+    """What a run of `plan` takes on the cluster. Raises `UsageError` for what cannot be run there."""
+    fabric = network.build()
+    group = _group(fabric, given.gpu_kind, "gpu_kind")
+    job_nodes = math.ceil(plan.world_size / node.gpus)
+    if job_nodes > group.count:
+        raise UsageError(f"the plan needs {job_nodes} nodes of {node.gpus} GPUs; {network.name} has {group.count}")
+    if refused := refusals(plan, shape, node, job_nodes):
+        raise UsageError(f"the plan cannot be run: {'; '.join(refused)}")
+    ports = group.ports * fabric.link_bytes_per_s
+    rate = min(ports, node.nics * node.nic_bytes_per_s)
+    share = _ring_share(fabric, group, job_nodes, queue_pairs, seed)
+    alone = estimate_step(plan, shape, _with_rate(node, rate))
+    contended = estimate_step(plan, shape, _with_rate(node, rate * share))
+    failures = _failures(given, job_nodes)
+    seconds = Amount(*sorted(given.training.tokens / one.tokens_per_s for one in (alone, contended)))
+    days = Amount(seconds.low / DAY_S, seconds.high / DAY_S)
+    stretched = Amount(
+        days.low / failures.ettr.high if failures.ettr.high else math.inf,
+        days.high / failures.ettr.low if failures.ettr.low else math.inf,
+    )
+    checkpoint = _checkpoint(given, fabric, shape)
+    answer = ClusterAnswer(
+        gpu_nodes=group.count,
+        gpus=group.count * node.gpus,
+        job_nodes=job_nodes,
+        nic_bytes_per_s=rate,
+        ring_share=share,
+        alone=alone,
+        contended=contended,
+        failures=failures,
+        days_without_failures=days,
+        days=stretched,
+        checkpoint=checkpoint,
+        cost=None if prices is None else _cost(given, network, fabric, prices, plan, stretched),
+    )
+    return msgspec.structs.replace(answer, notes=tuple(_notes(answer, node, ports)))
+
+
+def _more_than_0(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name} is {value}; write a number of more than 0")
+
+
+def _group(fabric: Fabric, kind: str, key: str) -> NodeGroup:
+    for group in fabric.groups:
+        if group.kind == kind:
+            return group
+    raise UsageError(f"{key} is {kind!r}; the network has nodes of {', '.join(one.kind for one in fabric.groups)}")
+
+
+def _with_rate(node: NodeModel, bytes_per_s: float) -> NodeModel:
+    return msgspec.structs.replace(node, nic_bytes_per_s=bytes_per_s / node.nics)
+
+
+def _ring_share(fabric: Fabric, group: NodeGroup, job_nodes: int, queue_pairs: int, seed: int) -> float:
+    """Over the rate of the ports of a node; 1 for a node that is alone."""
+    if job_nodes < 2:
+        return 1.0
+    first = 0
+    for one in fabric.groups:
+        if one is group:
+            break
+        first += one.count
+    nodes = range(first, first + min(job_nodes, MOST_RING_NODES))
+    transfers = pattern_transfers("shuffled-ring", nodes, 1, seed=seed)
+    settings = Settings(routing="ecmp", queue_pairs=max(queue_pairs, group.ports), seed=seed)
+    rates = first_rates(fabric, transfers, settings)
+    return min(1.0, float(rates.min()) / (group.ports * fabric.link_bytes_per_s))
+
+
+def _failures(given: ClusterFile, job_nodes: int) -> FailureAnswer:
+    each = amount_of(given.failures_per_1000_node_days, "failures_per_1000_node_days")
+    saves = given.checkpoint
+    found = []
+    for per_1000 in (each.high, each.low):
+        rate = failure_rate_per_s(job_nodes, per_1000 / 1000)
+        period = saves.period_s or daly_young_interval_s(stall_s=saves.stall_s, failures_per_s=rate)
+        if rate == 0:
+            ettr = 1.0 if math.isinf(period) else period / (period + saves.stall_s)
+        else:
+            period = max(period, 1.0)  # a save without a stall would be made all the time
+            ettr = renewal_ettr(failures_per_s=rate, restart_s=saves.restart_s, period_s=period, stall_s=saves.stall_s)
+        found.append((math.inf if rate == 0 else 1 / rate, period, ettr))
+    bounds = [Amount(*sorted(pair)) for pair in zip(*found, strict=True)]
+    return FailureAnswer(mttf_s=bounds[0], period_s=bounds[1], ettr=bounds[2])
+
+
+def _checkpoint(given: ClusterFile, fabric: Fabric, shape: ModelShape) -> CheckpointAnswer | None:
+    storage = given.storage
+    if storage is None:
+        return None
+    group = _group(fabric, storage.kind, "storage.kind")
+    each = min(storage.write_bytes_per_s, group.ports * fabric.link_bytes_per_s)
+    rate = group.count * each / storage.replicas
+    size = count_parameters(shape).total * given.checkpoint.bytes_per_parameter
+    return CheckpointAnswer(size_bytes=size, write_bytes_per_s=rate, written_s=size / rate)
+
+
+def _cost(
+    given: ClusterFile, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
+) -> CostAnswer:
+    kinds = [group.kind for group in fabric.groups]
+    bill = price_bill(bill_of(fabric, with_nodes=True, frame_switch=network.frame_switch), prices, kinds)
+    own = cost_of_ownership(bill, prices)
+    if own.per_gpu_hour is None:
+        raise UsageError(f"the prices say of no node how many GPUs it has; add nodes.{given.gpu_kind}.gpus = 8")
+    hours = days.times(plan.world_size * DAY_S / HOUR_S)
+    run = own.per_gpu_hour.times(hours)
+    rent = None if given.rent_per_gpu_hour is None else amount_of(given.rent_per_gpu_hour, "rent_per_gpu_hour")
+    return CostAnswer(
+        currency=prices.currency,
+        network=bill.price("switch", "cable"),
+        ownership=own,
+        run=run,
+        million_tokens=run.times(1e6 / given.training.tokens),
+        rented_run=None if rent is None else rent.times(hours),
+        owning_is_cheaper_after_hours=None if rent is None else break_even_hours(bill, prices, rent),
+    )
+
+
+def _notes(answer: ClusterAnswer, node: NodeModel, ports: float) -> list[str]:
+    found = []
+    nics = node.nics * node.nic_bytes_per_s
+    if not math.isclose(ports, nics, rel_tol=0.01):
+        words = f"the ports of a node carry {ports / 1e9:g} GB/s and its NICs {nics / 1e9:g} GB/s"
+        found.append(f"{words}: the smaller one counts")
+    if not answer.alone.fits:
+        peak, usable = answer.alone.peak_memory.total / 1e9, node.usable_bytes / 1e9
+        found.append(f"the fullest rank needs {peak:.1f} GB, and a plan may use {usable:.1f} GB of a GPU")
+    slower = answer.contended.step_s / answer.alone.step_s
+    if slower > 1.05:
+        found.append(f"with the slowest flow of the ring a step takes {slower:.2f} times as long as with a link alone")
+    saved = answer.checkpoint
+    if saved is not None and saved.written_s > answer.failures.period_s.low:
+        words = f"a checkpoint is written in {saved.written_s:.0f} s, and one is due every"
+        found.append(f"{words} {answer.failures.period_s.low:.0f} s: add storage nodes, or save less often")
+    if answer.failures.ettr.low < LEAST_ETTR:
+        words = f"at the higher failure rate less than {LEAST_ETTR:.0%} of the time is productive"
+        found.append(f"{words}: save more often, or restart faster")
+    return found

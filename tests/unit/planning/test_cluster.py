@@ -1,0 +1,166 @@
+"""What a training run takes on a cluster: the parts agree with those that they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fireflyer.analytics.ettr import daly_young_interval_s, mttf_s, renewal_ettr
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.train.plan import read_node
+from fireflyer.codesign.model import ModelShape, count_parameters, shape_from_config
+from fireflyer.codesign.parallel import ParallelPlan, Precision, estimate_step
+from fireflyer.planning import (
+    CheckpointPart,
+    ClusterAnswer,
+    ClusterFile,
+    NetworkFile,
+    NodePrice,
+    Price,
+    PriceList,
+    StoragePart,
+    TrainingPart,
+    plan_cluster,
+)
+from fireflyer.topology.fabrics import NodeGroup
+
+NODE = read_node("pcie-a100")
+PLAN = ParallelPlan(
+    pipeline=4, shard=16, zero=1, sequence_tokens=2048, batch_sequences=512, recompute="operators",
+    precision=Precision(gradients="fp32"),
+)  # fmt: skip
+TOKENS = 1e11
+
+
+@pytest.fixture(scope="module")
+def shape() -> ModelShape:
+    return shape_from_config({
+        "model_type": "llama", "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40,
+        "num_attention_heads": 40, "vocab_size": 32000, "tie_word_embeddings": False,
+    })  # fmt: skip
+
+
+def network(gbit_per_s: float = 200, **more: Any) -> NetworkFile:
+    groups = (NodeGroup(kind="gpu", count=16), NodeGroup(kind="storage", count=4))
+    return NetworkFile(name="n", family="two-layer", gbit_per_s=gbit_per_s, radix=8, nodes=groups, **more)
+
+
+def cluster(**more: Any) -> ClusterFile:
+    settings: dict[str, Any] = {
+        "name": "c",
+        "network": "n",
+        "node": "pcie-a100",
+        "training": TrainingPart(plan="p", tokens=TOKENS),
+        "checkpoint": CheckpointPart(stall_s=2.0, restart_s=300.0),
+        "failures_per_1000_node_days": 6.5,
+    }
+    return ClusterFile(**settings | more)
+
+
+def answer_of(shape: ModelShape, given: ClusterFile | None = None, **more: Any) -> ClusterAnswer:
+    arguments: dict[str, Any] = {"network": network(), "node": NODE, "plan": PLAN, "shape": shape} | more
+    return plan_cluster(given or cluster(), **arguments)
+
+
+def priced(price: float = 1000.0) -> PriceList:
+    one: dict[str, Any] = {"price": price, "source": "s", "date": "2024-08"}
+    gpu = NodePrice(price=100_000.0, watts=2500.0, gpus=8, gpu_flops=220e12, source="s", date="2024-08")
+    return PriceList(
+        currency="USD",
+        switches={"switch": Price(**one)},
+        cables={"link": Price(**one), "endpoint": Price(**one)},
+        nodes={"gpu": gpu, "storage": NodePrice(**one)},
+    )
+
+
+def test_step_failures_and_days_are_those_of_their_own_modules(shape: ModelShape) -> None:
+    answer = answer_of(shape)
+    assert (answer.gpu_nodes, answer.gpus, answer.job_nodes) == (16, 128, 8)
+    assert answer.alone.step_s == estimate_step(PLAN, shape, NODE).step_s
+    rate = 1 / mttf_s(8, 0.0065)
+    period = daly_young_interval_s(stall_s=2.0, failures_per_s=rate)
+    ettr = renewal_ettr(failures_per_s=rate, restart_s=300.0, period_s=period, stall_s=2.0)
+    assert answer.failures.ettr == (ettr, ettr)
+    assert answer.failures.period_s == pytest.approx((period, period))
+    assert answer.days.low == pytest.approx(TOKENS / answer.alone.tokens_per_s / 86400 / ettr)
+    assert answer.days.high == pytest.approx(TOKENS / answer.contended.tokens_per_s / 86400 / ettr)
+    assert answer.cost is None
+    assert answer.suffices
+
+
+def test_a_faster_network_never_makes_the_run_longer_and_the_smaller_rate_counts(shape: ModelShape) -> None:
+    slow, usual, fast = (answer_of(shape, network=network(gbit)) for gbit in (50, 200, 800))
+    assert slow.days.high >= usual.days.high >= fast.days.high
+    assert (slow.nic_bytes_per_s, fast.nic_bytes_per_s) == (6.25e9, NODE.nic_bytes_per_s)
+    assert any("the smaller one counts" in note for note in fast.notes)
+    assert 0 < usual.ring_share <= 1
+    assert usual.contended.step_s >= usual.alone.step_s
+
+
+def test_more_failures_and_a_range_of_them(shape: ModelShape) -> None:
+    answer = answer_of(shape, cluster(failures_per_1000_node_days=(0.0, 6.5)))
+    assert answer.failures.mttf_s.high == float("inf")
+    assert answer.failures.ettr.high == 1.0
+    assert answer.days.low == answer.days_without_failures.low
+    assert answer.days.high > answer.days_without_failures.high
+    never = answer_of(shape, cluster(failures_per_1000_node_days=1e6))
+    assert not never.suffices
+    assert any("is productive" in note for note in never.notes)
+
+
+def test_storage_must_write_a_checkpoint_before_the_next_one_is_due(shape: ModelShape) -> None:
+    size = 14 * count_parameters(shape).total
+    enough = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e9)))
+    assert enough.checkpoint is not None
+    assert enough.checkpoint.written_s == pytest.approx(size / (4 * 1e9 / 2))
+    assert enough.suffices
+    saved = CheckpointPart(stall_s=2.0, restart_s=300.0, period_s=60.0)
+    late = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e9), checkpoint=saved))
+    assert not late.suffices
+    assert any("add storage nodes" in note for note in late.notes)
+    ports = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e12)))
+    assert ports.checkpoint is not None
+    assert ports.checkpoint.write_bytes_per_s == 4 * 25e9 / 2, "a port of 200 Gbit/s is slower than such disks"
+
+
+def test_a_plan_that_needs_too_much_memory_is_told(shape: ModelShape) -> None:
+    plan = msgspec.structs.replace(PLAN, pipeline=1, shard=64)
+    answer = answer_of(shape, plan=plan)
+    assert not answer.suffices
+    assert any("the fullest rank needs" in note for note in answer.notes)
+
+
+def test_the_run_costs_its_gpu_hours(shape: ModelShape) -> None:
+    cost = answer_of(shape, cluster(rent_per_gpu_hour=(1.0, 2.0)), prices=priced()).cost
+    assert cost is not None
+    hours = answer_of(shape).days.times(64 * 24)
+    assert cost.ownership.per_gpu_hour is not None
+    assert cost.run == cost.ownership.per_gpu_hour.times(hours)
+    assert cost.rented_run == pytest.approx((hours.low, 2 * hours.high))
+    assert cost.million_tokens.low == pytest.approx(cost.run.low / 1e5)
+    dearer = answer_of(shape, prices=priced(2000.0)).cost
+    assert dearer is not None
+    assert dearer.network.low == 2 * cost.network.low
+
+
+def test_what_cannot_be_planned_is_one_line(shape: ModelShape) -> None:
+    def refused(**arguments: Any) -> str:
+        with pytest.raises(UsageError) as error:
+            answer_of(shape, **arguments)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    large = msgspec.structs.replace(PLAN, shard=128, batch_sequences=4096)
+    assert "needs 64 nodes of 8 GPUs; n has 16" in refused(plan=large)
+    assert "has nodes of gpu, storage" in refused(given=cluster(gpu_kind="gpus"))
+    odd = msgspec.structs.replace(PLAN, batch_sequences=513)
+    assert "the plan cannot be run: " in refused(plan=odd)
+    for more, words in (
+        ({"training": TrainingPart(plan="p", tokens=0.0)}, "training.tokens is 0.0"),
+        ({"failures_per_1000_node_days": -1.0}, "failures_per_1000_node_days is -1.0"),
+        ({"storage": StoragePart(write_bytes_per_s=1.0, replicas=0)}, "storage.replicas is 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            cluster(**more)
