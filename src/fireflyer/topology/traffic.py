@@ -23,6 +23,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     delay_ns: int = 0
     lane: int = 0
     """Virtual lane: what is shared out by weights."""
+    connection: int | None = None
+    """Transfers of the same number, source and target take the same way, as the messages of a queue pair do; None: a
+    way of its own."""
 
 
 def check_transfers(transfers: Sequence[Transfer], nodes: int) -> None:
