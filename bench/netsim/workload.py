@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final
 
 from fireflyer.base.units import KIB, MIB
-from fireflyer.collectives import double_binary_tree
+from fireflyer.collectives.planning.trees import double_binary_tree
 from fireflyer.topology.fabrics import Fabric, NodeGroup, two_layer_tree, zones
 from fireflyer.topology.traffic import Transfer
 from fireflyer.topology.two_zone import zone_trees

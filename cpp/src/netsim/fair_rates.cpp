@@ -36,7 +36,6 @@ std::uint32_t FairRates::add_path(std::span<const std::uint32_t> links, std::spa
   Path path{};
   path.first = hops_.size();
   path.count = static_cast<std::uint32_t>(links.size());
-  path.bottleneck = none;
   path.weight = weight;
   for (std::size_t hop = 0; hop < links.size(); ++hop) hops_.push_back({links[hop], 0, shares[hop]});
   paths_.push_back(path);
@@ -79,6 +78,7 @@ std::span<const std::uint32_t> FairRates::solve() {
   } while (grow());
   for (const std::uint32_t path : joined_) {
     paths_[path].joined = false;
+    for (const Hop& hop : hops(path)) use_of(hop).joined = false;
     solved_.push_back(path);
   }
   for (const std::uint32_t link : touched_) links_[link].touched = false;
@@ -97,6 +97,7 @@ void FairRates::apply_changes() {
     if (path.flows == 0 && path.active) erase(number);
     for (const Hop& hop : hops(number)) mark_dirty(hop.link);
     if (path.flows != 0) {
+      for (const Hop& hop : hops(number)) use_of(hop).demand = path.demand * hop.share;
       join(number);
     } else {
       path.level = 0;
@@ -108,7 +109,7 @@ void FairRates::apply_changes() {
     const bool resized = links_[link].resized;  // less may be too little for paths with another bottleneck
     links_[link].dirty = links_[link].resized = false;
     for (const Use& use : links_[link].uses) {
-      if (resized || paths_[use.path].bottleneck == link) join(use.path);
+      if (resized || use.limited) join(use.path);
     }
   }
   dirty_.clear();
@@ -121,14 +122,13 @@ void FairRates::insert(std::uint32_t path) {
     Hop& hop = hops_[one.first + at];
     std::vector<Use>& uses = links_[hop.link].uses;
     hop.slot = static_cast<std::uint32_t>(uses.size());
-    uses.push_back({path, at, hop.share});
+    uses.push_back({path, at, 0, 0, false, false, false});
   }
 }
 
 void FairRates::erase(std::uint32_t path) {
   Path& one = paths_[path];
   one.active = false;
-  one.bottleneck = none;
   for (std::uint32_t at = 0; at < one.count; ++at) {
     const Hop hop = hops_[one.first + at];
     std::vector<Use>& uses = links_[hop.link].uses;
@@ -151,6 +151,7 @@ void FairRates::join(std::uint32_t path) {
   one.joined = true;
   joined_.push_back(path);
   for (const Hop& hop : hops(path)) {
+    use_of(hop).joined = true;
     if (links_[hop.link].touched) continue;
     links_[hop.link].touched = true;
     touched_.push_back(hop.link);
@@ -158,16 +159,15 @@ void FairRates::join(std::uint32_t path) {
 }
 
 // What a link carries for the paths whose level is known, and what grows on it.
-void FairRates::measure(Link& link) const {
+void FairRates::measure(Link& link) {
   link.fixed = link.demand = 0;
   link.open = 0;
   for (const Use& use : link.uses) {
-    const Path& path = paths_[use.path];
-    if (path.open) {
-      link.demand += use.share * path.demand;
+    if (use.open) {
+      link.demand += use.demand;
       ++link.open;
     } else {
-      link.fixed += use.share * path.demand * path.level;
+      link.fixed += use.demand * use.level;
     }
   }
 }
@@ -175,7 +175,9 @@ void FairRates::measure(Link& link) const {
 // Progressive filling of the paths that joined. The level at which a link is full only rises while others are fixed, so a
 // candidate of the heap is a lower bound, and is computed again when it comes up.
 void FairRates::fill() {
-  for (const std::uint32_t path : joined_) paths_[path].open = paths_[path].count != 0;
+  for (const std::uint32_t path : joined_) {
+    for (const Hop& hop : hops(path)) use_of(hop).open = true;
+  }
   heap_.clear();
   for (const std::uint32_t number : touched_) {
     Link& link = links_[number];
@@ -200,20 +202,22 @@ void FairRates::fill() {
       continue;
     }
     for (const Use& use : link.uses) {
-      if (paths_[use.path].open) fix(use.path, candidate.link, level);
+      if (use.open) fix(use.path, candidate.link, level);
     }
   }
 }
 
 void FairRates::fix(std::uint32_t path, std::uint32_t link, double level) {
   Path& one = paths_[path];
-  one.open = false;
   one.level = level;
-  one.bottleneck = link;
   for (const Hop& hop : hops(path)) {
     Link& other = links_[hop.link];
-    other.fixed += hop.share * one.demand * level;
-    other.demand -= hop.share * one.demand;
+    Use& use = other.uses[hop.slot];
+    use.open = false;
+    use.level = level;
+    use.limited = hop.link == link;
+    other.fixed += use.demand * level;
+    other.demand -= use.demand;
     --other.open;
   }
 }
@@ -227,20 +231,15 @@ bool FairRates::grow() {
     const Link& link = links_[number];
     double highest = 0, bound = std::numeric_limits<double>::infinity(), carried = 0;
     for (const Use& use : link.uses) {
-      const Path& path = paths_[use.path];
-      carried += use.share * path.demand * path.level;
-      highest = std::max(highest, path.level);
-      if (path.joined && path.bottleneck == number) bound = std::min(bound, path.level);
+      carried += use.demand * use.level;
+      highest = std::max(highest, use.level);
+      if (use.joined && use.limited) bound = std::min(bound, use.level);
     }
     const bool full = carried >= link.capacity * (1 - tolerance);
     for (const Use& use : link.uses) {
-      const Path& path = paths_[use.path];
-      if (path.joined) continue;
-      if (path.level > bound * (1 + tolerance)) {
-        join(use.path);
-      } else if (path.bottleneck == number && (!full || path.level < highest * (1 - tolerance))) {
-        join(use.path);
-      }
+      if (use.joined) continue;
+      const bool must_yield = use.level > bound * (1 + tolerance);
+      if (must_yield || (use.limited && (!full || use.level < highest * (1 - tolerance)))) join(use.path);
     }
   }
   return joined_.size() > before;

@@ -25,16 +25,21 @@ class Route(NamedTuple):
 NO_ROUTE = Route((), ())
 
 
-class Latency(NamedTuple):
-    message_ns: int
-    switch_ns: int
+class Latency:
+    """Until the first byte of a transfer arrives on an idle network; none from a node to itself."""
 
-    def of(self, links: Links, transfer: Transfer) -> int:
-        """Until the first byte arrives, on an idle network; none from a node to itself."""
-        if transfer.source == transfer.target:
-            return 0
-        switches = (links.hop_count(transfer.source, transfer.target) or 1) - 1
-        return self.message_ns + switches * self.switch_ns
+    def __init__(self, links: Links, *, message_ns: int, switch_ns: int) -> None:
+        self._links, self._message_ns, self._switch_ns = links, message_ns, switch_ns
+        self._known: dict[tuple[int, int], int] = {}
+
+    def of(self, transfer: Transfer) -> int:
+        ends = (transfer.source, transfer.target)
+        found = self._known.get(ends)
+        if found is None:
+            hops = self._links.hop_count(*ends)
+            found = self._message_ns + (hops - 1) * self._switch_ns if hops else 0
+            self._known[ends] = found
+        return found
 
 
 class TransferArrays(NamedTuple):

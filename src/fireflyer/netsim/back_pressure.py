@@ -121,7 +121,7 @@ def _routes(
 ) -> tuple[list[Route], list[int]]:
     """Routes of all transfers, and their latency in ns before the first packet, that of switches being in the run."""
     router = Router(links, given.routing, queue_pairs=given.queue_pairs, seed=given.seed)
-    latency = Latency(given.message_latency_ns, 0)
+    latency = Latency(links, message_ns=given.message_latency_ns, switch_ns=0)
     routes = []
     for one in transfers:
         flows = router.flows(one.id if one.connection is None else one.connection, one.source, one.target)
@@ -130,4 +130,4 @@ def _routes(
             continue
         paths = tuple(engine.add_path(np.array(flow.links, np.uint32), one.lane) for flow in flows)
         routes.append(Route(paths, tuple(flow.share for flow in flows)))
-    return routes, [latency.of(links, one) for one in transfers]
+    return routes, [latency.of(one) for one in transfers]

@@ -116,8 +116,8 @@ class _Run:
         self._router = self._routed(links)
         self._known: dict[tuple[int, int, int, int], Route] = {}
         routes = [self._route(one) if one.nbytes else NO_ROUTE for one in transfers]
-        latency = Latency(settings.message_latency_ns, settings.switch_latency_ns)
-        arrays = transfer_arrays(transfers, routes, [latency.of(links, one) for one in transfers])
+        latency = Latency(links, message_ns=settings.message_latency_ns, switch_ns=settings.switch_latency_ns)
+        arrays = transfer_arrays(transfers, routes, [latency.of(one) for one in transfers])
         engine.add_transfers(*arrays)
         self._flow_starts = arrays.flow_starts
 

@@ -54,16 +54,19 @@ class FairRates {
     std::uint64_t first;
     std::uint32_t count;
     std::uint32_t flows = 0, solved_flows = 0;
-    std::uint32_t bottleneck = none;
-    bool changed = false, active = false, joined = false, open = false;
+    bool changed = false, active = false, joined = false;
     double weight;
     double demand = 0;  // weight times flows
     double level = 0;
   };
+  // Of a link by a path with flows. What is read of all uses of a link is here, so that a look at them is one sweep.
   struct Use {
     std::uint32_t path;
     std::uint32_t hop;  // of the path
-    double share;
+    double demand;      // of the path, times its share
+    double level;       // of the path
+    bool joined, open;  // solved again; and its level is not known yet
+    bool limited;       // the link is the bottleneck of the path
   };
   struct Link {
     double capacity;
@@ -85,7 +88,8 @@ class FairRates {
   void mark_dirty(std::uint32_t link);
   void join(std::uint32_t path);
   void fill();
-  void measure(Link& link) const;
+  Use& use_of(const Hop& hop) { return links_[hop.link].uses[hop.slot]; }
+  static void measure(Link& link);
   void fix(std::uint32_t path, std::uint32_t link, double level);
   bool grow();
 
