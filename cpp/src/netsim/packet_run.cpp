@@ -23,6 +23,7 @@ PacketRun::PacketRun(std::vector<double> capacities, std::span<const std::int64_
   check(options_.packet_bytes > 0 && options_.buffer_bytes >= options_.packet_bytes, "a buffer holds a packet at least");
   check(!options_.lane_weights.empty(), "there is a lane at least");
   for (const double weight : options_.lane_weights) check(weight > 0 && std::isfinite(weight), "weights of lanes are above 0 and finite");
+  turn_bytes_ = options_.packet_bytes / *std::min_element(options_.lane_weights.begin(), options_.lane_weights.end());
   for (std::size_t link = 0; link < capacities.size(); ++link) {
     check(capacities[link] > 0 && std::isfinite(capacities[link]), "capacities are above 0 and finite");
     check(from[link] >= 0 && from[link] < none && to[link] >= 0 && to[link] < none, "vertices are numbers from 0 on");
@@ -209,9 +210,8 @@ void PacketRun::send(std::uint32_t link) {
   one.sending = take(queue, link);
   const double bytes = packets_[one.sending].bytes;
   queue.room -= bytes;
-  // A lane that had nothing to send has no claim on the time that it left to others, but for one packet.
-  const double weight = options_.lane_weights[best];
-  queue.served = std::max(queue.served, most - options_.packet_bytes / weight) + bytes / weight;
+  // A lane that had nothing to send has no claim on the time that it left to others, but for one packet of the slowest.
+  queue.served = std::max(queue.served, most - turn_bytes_) + bytes / options_.lane_weights[best];
   at(now_s_ + bytes / one.capacity, Kind::sent, link);
 }
 

@@ -118,7 +118,7 @@ class PacketRun {
   std::vector<std::uint32_t> granted_;               // of each node
   std::vector<std::vector<std::uint32_t>> requests_;  // of each node, transfers that it has not granted, from the end
   std::vector<Event> events_queue_;
-  double now_s_ = 0;
+  double now_s_ = 0, turn_bytes_ = 0;
   std::uint64_t order_ = 0, events_ = 0, turn_ = 0;
 };
 
