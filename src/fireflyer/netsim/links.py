@@ -29,6 +29,7 @@ class Links:
 
     def __init__(self, fabric: Fabric, failed: frozenset[int] = frozenset()) -> None:
         self.fabric = fabric
+        self._nodes = fabric.nodes  # which adds up groups
         self.hops: list[list[Hop]] = [[] for _ in range(fabric.nodes + fabric.switches)]
         self.ends: list[tuple[int, int]] = []
         self._reverse: list[int] = []
@@ -66,13 +67,13 @@ class Links:
     def next_hops(self, at: int, target: int) -> list[Hop]:
         """Links on shortest paths from a vertex to node `target`, another vertex; nodes on the way do not forward."""
         starts = self._switches_of[target]
-        if at >= self.fabric.nodes and self._distance(target)[at] == 0:
+        if at >= self._nodes and self._distance(target)[at] == 0:
             if (at, target) not in self._last:
                 self._last[at, target] = [hop for hop in self.hops[at] if hop.to == target]
             return self._last[at, target]
         if (at, starts) not in self._next:
             distance = self._distance(target)
-            onwards = [hop for hop in self.hops[at] if hop.to >= self.fabric.nodes]
+            onwards = [hop for hop in self.hops[at] if hop.to >= self._nodes]
             least = min((distance[hop.to] for hop in onwards), default=_UNREACHED)
             self._next[at, starts] = [hop for hop in onwards if distance[hop.to] == least]
         return self._next[at, starts]
@@ -97,7 +98,7 @@ class Links:
             while queue:
                 at = queue.popleft()
                 for hop in self.hops[at]:  # each link has one back
-                    if hop.to >= self.fabric.nodes and found[hop.to] == _UNREACHED:
+                    if hop.to >= self._nodes and found[hop.to] == _UNREACHED:
                         found[hop.to] = found[at] + 1
                         queue.append(hop.to)
             self._distances[starts] = found
