@@ -46,8 +46,8 @@ def allreduce(nodes: int) -> list[Transfer]:
         down: list[tuple[int, ...]] = [()] * nodes
         for chunk, size in enumerate(sizes):
             for node in reversed(order[1:]):
-                inputs = [number for child in children[node] for number in up[child]]
-                after = (sums[chunk * nodes + node], *inputs, *up[node])
+                arrived = (number for child in children[node] for number in up[child])
+                after = (sums[chunk * nodes + node], *arrived, *up[node])
                 found.append(_sent(next(numbers), node, parents[node], size // 2, after))
                 up[node] = (found[-1].id,)
             root = order[0]
