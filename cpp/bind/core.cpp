@@ -8,6 +8,7 @@ void bind_kernels(nb::module_& m);
 void bind_executor(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
+void bind_netsim(nb::module_& m);
 void bind_storage_node(nb::module_& m);
 void bind_storage_ring(nb::module_& m);
 
@@ -15,12 +16,13 @@ NB_MODULE(_core, m) {
   // A training script may freeze the garbage collector (it saves seconds at the end of a rank); what it then leaves to the
   // end of the process is no leak, and a page of warnings in a rank's log hides what matters there.
   nb::set_leak_warnings(false);
-  m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums, the collective executor, and the chunk store's data paths.";
+  m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums, the collective executor, the chunk store's data paths, and the flow simulator.";
   bind_codes(m);
   bind_kernels(m);
   bind_executor(m);
   bind_recorder(m);
   bind_exchange(m);
+  bind_netsim(m);
   bind_storage_node(m);
   bind_storage_ring(m);
 }

@@ -1,15 +1,21 @@
 """Simulation of networks: transfers over a fabric at max-min fair rates, with routing and dependencies. Pure."""
 
+from fireflyer.netsim.back_pressure import BackPressure, BackPressureRun, simulate_back_pressure
+from fireflyer.netsim.failures import LinkFailure
 from fireflyer.netsim.fair import Incidence, max_min_rates
 from fireflyer.netsim.links import Hop, Links
 from fireflyer.netsim.patterns import Pattern, first_rates, pattern_transfers
 from fireflyer.netsim.routing import Flow, Router, Routing
-from fireflyer.netsim.simulate import NetworkRun, Settings, simulate
+from fireflyer.netsim.simulate import Engine, NetworkRun, Settings, simulate
 
 __all__ = [
+    "BackPressure",
+    "BackPressureRun",
+    "Engine",
     "Flow",
     "Hop",
     "Incidence",
+    "LinkFailure",
     "Links",
     "NetworkRun",
     "Pattern",
@@ -20,4 +26,5 @@ __all__ = [
     "max_min_rates",
     "pattern_transfers",
     "simulate",
+    "simulate_back_pressure",
 ]

@@ -2,7 +2,9 @@
 
 By progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2): all rates grow together until a link is full,
 which fixes the flows on it, then the others grow on. With weights a flow of rate r takes r times the weight of each of
-its links: what routing divides.
+its links: what routing divides. Flows may have priorities, too: then rates grow in proportion to them.
+
+The solution of the whole network, and the twin of `native.FairRates`, which solves what a change reaches.
 """
 
 from __future__ import annotations
@@ -38,17 +40,22 @@ class Incidence(NamedTuple):
         )
 
 
-def max_min_rates(capacities: NDArray[np.float64], incidence: Incidence) -> NDArray[np.float64]:
-    """Rate of each flow, in the unit of `capacities`; infinite for a flow without links."""
+def max_min_rates(
+    capacities: NDArray[np.float64], incidence: Incidence, priorities: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Rate of each flow, in the unit of `capacities`; infinite for a flow without links. `priorities`: of each flow,
+    above 0, by default 1: what rates over them is max-min fair."""
     starts, links, weights = incidence
     flow_of = np.repeat(np.arange(incidence.flows), np.diff(starts))
     rates = np.full(incidence.flows, np.inf)
     growing = np.diff(starts) > 0
+    scale = np.ones(incidence.flows) if priorities is None else priorities
+    scaled = weights * scale[flow_of]
     left = capacities.astype(np.float64, copy=True)
     level = 0.0
     while growing.any():
         active = growing[flow_of]
-        demand = np.bincount(links[active], weights[active], minlength=len(left))
+        demand = np.bincount(links[active], scaled[active], minlength=len(left))
         used = demand > 0
         room = np.full(len(left), np.inf)
         np.divide(left, demand, out=room, where=used)
@@ -59,6 +66,6 @@ def max_min_rates(capacities: NDArray[np.float64], incidence: Incidence) -> NDAr
         left[full] = 0.0
         fixed = np.zeros(incidence.flows, bool)
         fixed[flow_of[active & full[links]]] = True
-        rates[fixed] = level
+        rates[fixed] = level * scale[fixed]
         growing &= ~fixed
     return rates

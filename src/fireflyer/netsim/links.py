@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fireflyer.base.errors import UsageError
 from fireflyer.topology.fabrics import Fabric
 
 __all__ = ["Hop", "Links"]
@@ -23,32 +24,59 @@ class Hop(NamedTuple):
 
 
 class Links:
-    """Directed links of a fabric: those of a cable from its lower to its upper vertex first, then back."""
+    """Directed links of a fabric: those of a cable from its lower to its upper vertex first, then back. Links of
+    `failed` keep their numbers, and no way leads over them. Raises `UsageError` where one direction alone fails."""
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, failed: frozenset[int] = frozenset()) -> None:
         self.fabric = fabric
+        self._nodes = fabric.nodes  # which adds up groups
         self.hops: list[list[Hop]] = [[] for _ in range(fabric.nodes + fabric.switches)]
         self.ends: list[tuple[int, int]] = []
+        self._reverse: list[int] = []
         for cable in fabric.cables:
-            for low, high in ((cable.a, cable.b), (cable.b, cable.a)):
+            first = len(self.ends)
+            for low, high, back in ((cable.a, cable.b, cable.links), (cable.b, cable.a, -cable.links)):
                 for _ in range(cable.links):
-                    self.hops[low].append(Hop(len(self.ends), high))
+                    if len(self.ends) not in failed:
+                        self.hops[low].append(Hop(len(self.ends), high))
+                    self._reverse.append(len(self.ends) + back)
                     self.ends.append((low, high))
+            for link in range(first, first + cable.links):
+                if (link in failed) != (link + cable.links in failed):
+                    raise UsageError(
+                        f"link {link} fails in one direction only; let link {self._reverse[link]} fail, too"
+                    )
         self._switches_of = [tuple(sorted({hop.to for hop in self.hops[node]})) for node in range(fabric.nodes)]
         self._distances: dict[tuple[int, ...], list[int]] = {}
+        self._next: dict[tuple[int, tuple[int, ...]], list[Hop]] = {}
+        self._last: dict[tuple[int, int], list[Hop]] = {}
 
     @property
     def capacities(self) -> NDArray[np.float64]:
         """Bytes per second of each link."""
         return np.full(len(self.ends), self.fabric.link_bytes_per_s)
 
+    def reverse(self, link: int) -> int:
+        """The link of the same cable that leads back."""
+        return self._reverse[link]
+
+    def between(self, a: int, b: int) -> list[int]:
+        """Links from vertex `a` to vertex `b`."""
+        return [hop.link for hop in self.hops[a] if hop.to == b]
+
     def next_hops(self, at: int, target: int) -> list[Hop]:
         """Links on shortest paths from a vertex to node `target`, another vertex; nodes on the way do not forward."""
-        distance = self._distance(target)
-        if at >= self.fabric.nodes and distance[at] == 0:
-            return [hop for hop in self.hops[at] if hop.to == target]
-        least = min((distance[hop.to] for hop in self.hops[at] if hop.to >= self.fabric.nodes), default=_UNREACHED)
-        return [hop for hop in self.hops[at] if hop.to >= self.fabric.nodes and distance[hop.to] == least]
+        starts = self._switches_of[target]
+        if at >= self._nodes and self._distance(target)[at] == 0:
+            if (at, target) not in self._last:
+                self._last[at, target] = [hop for hop in self.hops[at] if hop.to == target]
+            return self._last[at, target]
+        if (at, starts) not in self._next:
+            distance = self._distance(target)
+            onwards = [hop for hop in self.hops[at] if hop.to >= self._nodes]
+            least = min((distance[hop.to] for hop in onwards), default=_UNREACHED)
+            self._next[at, starts] = [hop for hop in onwards if distance[hop.to] == least]
+        return self._next[at, starts]
 
     def hop_count(self, source: int, target: int) -> int | None:
         """Links of a shortest path between two nodes; None: there is none."""
@@ -70,7 +98,7 @@ class Links:
             while queue:
                 at = queue.popleft()
                 for hop in self.hops[at]:  # each link has one back
-                    if hop.to >= self.fabric.nodes and found[hop.to] == _UNREACHED:
+                    if hop.to >= self._nodes and found[hop.to] == _UNREACHED:
                         found[hop.to] = found[at] + 1
                         queue.append(hop.to)
             self._distances[starts] = found

@@ -5,6 +5,9 @@
 - `ecmp`: each switch chooses by a hash of the flow; a transfer over several queue pairs is as many flows.
 - `adaptive`: each switch divides a transfer evenly over all links. The ideal that packet-wise adaptive routing comes
   near to without congestion; with back-pressure it does not, so its figures are upper bounds.
+
+When links fail or are repaired, each rule applies to the links that are left: static routing as a subnet manager
+computes it anew, hashes modulo fewer links (without resilient hashing, so that other flows move, too).
 """
 
 from __future__ import annotations
@@ -39,8 +42,13 @@ class Router:
         self._links, self._routing, self._pairs, self._seed = links, routing, queue_pairs, seed
         self._known: dict[tuple[int, int], Flow] = {}
 
-    def flows(self, transfer: int, source: int, target: int) -> tuple[Flow, ...]:
-        """Flows of transfer number `transfer`; none from a node to itself. Raises `UsageError` where no path is."""
+    @property
+    def flows_of_transfer(self) -> int:
+        """As many as `flows` gives."""
+        return self._pairs if self._routing == "ecmp" else 1
+
+    def flows(self, connection: int, source: int, target: int) -> tuple[Flow, ...]:
+        """Of a connection with that number; none from a node to itself. Raises `UsageError` where no path is."""
         if source == target:
             return ()
         if self._links.hop_count(source, target) is None:
@@ -48,7 +56,7 @@ class Router:
         if self._routing == "ecmp":
             return tuple(
                 Flow(1 / self._pairs, links, (1.0,) * len(links))
-                for links in (self._hashed(transfer, pair, source, target) for pair in range(self._pairs))
+                for links in (self._hashed(connection, pair, source, target) for pair in range(self._pairs))
             )
         if (source, target) not in self._known:
             found = self._static(source, target) if self._routing == "static" else self._divided(source, target)
@@ -63,11 +71,11 @@ class Router:
             links.append(link)
         return Flow(1.0, tuple(links), (1.0,) * len(links))
 
-    def _hashed(self, transfer: int, pair: int, source: int, target: int) -> tuple[int, ...]:
+    def _hashed(self, connection: int, pair: int, source: int, target: int) -> tuple[int, ...]:
         at, links = source, []
         while at != target:
             hops = self._links.next_hops(at, target)
-            choice = hashed(self._seed, transfer, pair, at) % len(hops)
+            choice = hashed(self._seed, connection, pair, at) % len(hops)
             link, at = hops[choice]
             links.append(link)
         return tuple(links)

@@ -9,45 +9,60 @@ fill; it cannot show head-of-line blocking, incast with loss, or the start of a 
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fireflyer.base.errors import UsageError
-from fireflyer.netsim.fair import Incidence, max_min_rates
+from fireflyer.native import FlowRun
+from fireflyer.netsim.arrays import NO_ROUTE, Latency, Route, transfer_arrays
+from fireflyer.netsim.failures import LinkFailure, Outage, outages
 from fireflyer.netsim.links import Links
+from fireflyer.netsim.numpy_run import FlowEngine, NumpyFlowRun
 from fireflyer.netsim.routing import Router, Routing
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer, check_transfers
 
-__all__ = ["NetworkRun", "Settings", "simulate"]
+__all__ = ["Engine", "NetworkRun", "Settings", "check_lanes", "simulate"]
 
-_DONE = 1e-6
-"""Bytes that count as none: less than one, more than what rounding leaves."""
+Engine = Literal["native", "numpy"]
+MAX_LANES: Final = 16
+ENGINES: Final[dict[Engine, Callable[[NDArray[np.float64]], FlowEngine]]] = {"native": FlowRun, "numpy": NumpyFlowRun}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`latency_ns`: of the first byte through one switch, and before its first link."""
+    """How a network works. A flow of lane n has `lane_weights[n]`: on a full link it gets that many times what a flow
+    of weight 1 gets which is limited there. Lanes of InfiniBand share by lane, not by flow: see the design note."""
 
     routing: Routing = "ecmp"
     queue_pairs: int = 1
     seed: int = 0
     message_latency_ns: int = 0
+    """Before the first link."""
     switch_latency_ns: int = 0
+    """Of the first byte through one switch."""
+    lane_weights: tuple[float, ...] = (1.0,)
+    reroute_ns: int = 0
+    """After a failure until routing avoids the link, and after a repair until it uses it; meanwhile flows over a link
+    that has failed wait."""
+    engine: Engine = "native"
 
 
 class NetworkRun(NamedTuple):
     """What came out. Arrays are in the order of the transfers; times in seconds from the beginning."""
 
     start_s: NDArray[np.float64]
+    """Infinite for what has not begun."""
     finish_s: NDArray[np.float64]
+    """Infinite for what has not ended."""
     link_bytes: NDArray[np.float64]
     """Over each directed link, numbered as in `Links`."""
     events: int
+    cut_off: tuple[int, ...] = ()
+    """Numbers of transfers that began and never ended: links that failed had left no path."""
 
     @property
     def makespan_s(self) -> float:
@@ -60,117 +75,94 @@ def simulate(
     settings: Settings | None = None,
     *,
     capacities: NDArray[np.float64] | None = None,
+    failures: Sequence[LinkFailure] = (),
 ) -> NetworkRun:
     """`capacities`: bytes per second of each directed link, by default those of the fabric: a degraded link has less.
-    Raises `UsageError` as `check_transfers` does, and where a node cannot reach another."""
+    What failures cut off waits for a repair. Raises `UsageError` as `check_transfers` does, and where a node cannot
+    reach another before any failure."""
     given = settings or Settings()
     check_transfers(transfers, fabric.nodes)
-    if any(transfer.lane for transfer in transfers):
-        raise UsageError("lanes other than 0 are not simulated yet; leave out `lane`")
+    check_lanes(transfers, given.lane_weights)
     links = Links(fabric)
     rates = links.capacities if capacities is None else capacities
     if rates.shape != links.capacities.shape or not (rates > 0).all() or not np.isfinite(rates).all():
         raise UsageError(f"capacities are one rate above 0 for each of the {len(links.ends)} directed links")
-    return _Run(links, rates, transfers, given).to_end()
+    moments = outages(failures, links, given.reroute_ns)
+    run = _Run(links, ENGINES[given.engine](rates), transfers, given)
+    for moment in moments:
+        run.change(moment)
+    return run.to_end()
+
+
+def check_lanes(transfers: Sequence[Transfer], weights: Sequence[float]) -> None:
+    """Raises `UsageError` for weights that are none, or a lane without a weight."""
+    if not 1 <= len(weights) <= MAX_LANES or not all(0 < weight < float("inf") for weight in weights):
+        raise UsageError(f"lanes have the weights {weights}; use 1 to {MAX_LANES} numbers above 0")
+    beyond = next((one for one in transfers if one.lane >= len(weights)), None)
+    if beyond is not None:
+        raise UsageError(
+            f"transfer {beyond.id} is on lane {beyond.lane}, and lanes 0 to {len(weights) - 1} have weights; "
+            "add to `lane_weights`"
+        )
 
 
 class _Run:
-    def __init__(
-        self, links: Links, capacities: NDArray[np.float64], transfers: Sequence[Transfer], settings: Settings
-    ) -> None:
-        self._links, self._capacities = links, capacities
-        self._router = Router(self._links, settings.routing, queue_pairs=settings.queue_pairs, seed=settings.seed)
-        self._settings = settings
-        self._transfers = transfers
-        place_of = {transfer.id: place for place, transfer in enumerate(transfers)}
-        self._waits = [len(set(transfer.after)) for transfer in transfers]
-        self._followers: list[list[int]] = [[] for _ in transfers]
-        for place, transfer in enumerate(transfers):
-            for other in set(transfer.after):
-                self._followers[place_of[other]].append(place)
-        self._start_s = np.zeros(len(transfers))
-        self._finish_s = np.zeros(len(transfers))
-        self._open = [0] * len(transfers)  # flows of each transfer that still send
-        self._starts: list[tuple[float, int]] = []
-        self._flow_transfer: list[int] = []
-        self._flow_rows: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
-        self._remaining = np.zeros(0)
-        self._link_bytes = np.zeros(len(self._capacities))
-        self._now_s = 0.0
-        self._events = 0
+    """Gives routes to an engine."""
+
+    def __init__(self, links: Links, engine: FlowEngine, transfers: Sequence[Transfer], settings: Settings) -> None:
+        self._links, self._engine, self._transfers, self._settings = links, engine, transfers, settings
+        self._paths: dict[tuple[tuple[int, ...], tuple[float, ...], float], int] = {}
+        self._links_of: list[tuple[int, ...]] = []
+        self._router = self._routed(links)
+        self._known: dict[tuple[int, int, int, int], Route] = {}
+        routes = [self._route(one) if one.nbytes else NO_ROUTE for one in transfers]
+        latency = Latency(links, message_ns=settings.message_latency_ns, switch_ns=settings.switch_latency_ns)
+        arrays = transfer_arrays(transfers, routes, [latency.of(one) for one in transfers])
+        engine.add_transfers(*arrays)
+        self._flow_starts = arrays.flow_starts
+
+    def _routed(self, links: Links) -> Router:
+        return Router(links, self._settings.routing, queue_pairs=self._settings.queue_pairs, seed=self._settings.seed)
+
+    def _route(self, transfer: Transfer) -> Route:
+        """Raises `UsageError` where no path is."""
+        connection = transfer.id if transfer.connection is None else transfer.connection
+        key = (connection, transfer.source, transfer.target, transfer.lane)
+        found = self._known.get(key)
+        if found is None:
+            flows = self._router.flows(connection, transfer.source, transfer.target)
+            weight = self._settings.lane_weights[transfer.lane]
+            numbers = tuple(self._path(flow.links, flow.weights, weight) for flow in flows)
+            found = self._known[key] = Route(numbers, tuple(flow.share for flow in flows))
+        return found
+
+    def _path(self, links: tuple[int, ...], shares: tuple[float, ...], weight: float) -> int:
+        found = self._paths.get((links, shares, weight))
+        if found is None:
+            found = self._engine.add_path(np.array(links, np.uint32), np.array(shares), weight)
+            self._paths[links, shares, weight] = found
+            self._links_of.append(links)
+        return found
+
+    def change(self, outage: Outage) -> None:
+        """Runs to the time of the outage; then flows take the ways that are left."""
+        self._engine.run_until(outage.at_ns / 1e9)
+        self._router = self._routed(Links(self._links.fabric, outage.avoided))
+        self._known = {}
+        owners = np.searchsorted(self._flow_starts, self._engine.pending_flows(), side="right") - 1
+        for place in np.unique(owners).tolist():
+            try:
+                paths = self._route(self._transfers[place]).paths
+            except UsageError:
+                paths = (-1,) * self._router.flows_of_transfer
+            for flow, path in enumerate(paths, int(self._flow_starts[place])):
+                down = path < 0 or not outage.failed.isdisjoint(self._links_of[path])
+                self._engine.set_route(flow, -1 if down else path)
 
     def to_end(self) -> NetworkRun:
-        for place, waits in enumerate(self._waits):
-            if waits == 0:
-                self._begin(place)
-        while self._starts or self._flow_rows:
-            self._events += 1
-            self._advance()
-        return NetworkRun(self._start_s, self._finish_s, self._link_bytes, self._events)
-
-    def _begin(self, place: int) -> None:
-        """All that it waits for has arrived: its first byte arrives after the delays."""
-        transfer = self._transfers[place]
-        self._start_s[place] = self._now_s + transfer.delay_ns / 1e9
-        hops = self._links.hop_count(transfer.source, transfer.target)
-        if hops is None:
-            raise UsageError(f"node {transfer.source} cannot reach node {transfer.target} in {self._links.fabric.name}")
-        switches = max(0, hops - 1)
-        latency_ns = self._settings.message_latency_ns + switches * self._settings.switch_latency_ns if hops else 0
-        heapq.heappush(self._starts, (float(self._start_s[place]) + latency_ns / 1e9, place))
-
-    def _advance(self) -> None:
-        """To the next event: a transfer begins, or a flow ends."""
-        if self._flow_rows:
-            incidence = Incidence.of(self._flow_rows)
-            rates = max_min_rates(self._capacities, incidence)
-            lasts = float((self._remaining / rates).min())
-            until_s = self._now_s + lasts
-            if self._starts and self._starts[0][0] < until_s:
-                until_s = self._starts[0][0]
-                lasts = until_s - self._now_s
-            moved = np.minimum(rates * lasts, self._remaining)
-            self._remaining -= moved
-            per_link = np.repeat(moved, np.diff(incidence.starts)) * incidence.weights
-            self._link_bytes += np.bincount(incidence.links, per_link, minlength=len(self._link_bytes))
-            self._now_s = until_s
-            self._end_flows(rates)
-        else:
-            self._now_s = self._starts[0][0]
-        while self._starts and self._starts[0][0] <= self._now_s:
-            self._open_flows(heapq.heappop(self._starts)[1])
-
-    def _open_flows(self, place: int) -> None:
-        transfer = self._transfers[place]
-        flows = self._router.flows(transfer.id, transfer.source, transfer.target) if transfer.nbytes else ()
-        if not flows:
-            self._finish(place)
-            return
-        self._open[place] = len(flows)
-        for flow in flows:
-            self._flow_transfer.append(place)
-            self._flow_rows.append((flow.links, flow.weights))
-        sizes = [transfer.nbytes * flow.share for flow in flows]
-        self._remaining = np.concatenate((self._remaining, sizes))
-
-    def _end_flows(self, rates: NDArray[np.float64]) -> None:
-        """Flows that end within rounding of now end together."""
-        ended = self._remaining <= np.maximum(_DONE, rates * self._now_s * 1e-15)
-        if not ended.any():
-            return
-        places = [place for place, over in zip(self._flow_transfer, ended, strict=True) if over]
-        keep = ~ended
-        self._flow_transfer = [one for one, kept in zip(self._flow_transfer, keep, strict=True) if kept]
-        self._flow_rows = [one for one, kept in zip(self._flow_rows, keep, strict=True) if kept]
-        self._remaining = self._remaining[keep]
-        for place in places:
-            self._open[place] -= 1
-            if self._open[place] == 0:
-                self._finish(place)
-
-    def _finish(self, place: int) -> None:
-        self._finish_s[place] = self._now_s
-        for follower in self._followers[place]:
-            self._waits[follower] -= 1
-            if self._waits[follower] == 0:
-                self._begin(follower)
+        run = self._engine
+        run.run_until(float("inf"))
+        start_s, finish_s = run.start_s, run.finish_s
+        stuck = np.flatnonzero(np.isfinite(start_s) & ~np.isfinite(finish_s)).tolist()
+        cut_off = tuple(self._transfers[place].id for place in stuck)
+        return NetworkRun(start_s, finish_s, run.link_bytes, run.events, cut_off)

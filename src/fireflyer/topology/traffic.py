@@ -11,7 +11,7 @@ from fireflyer.base.errors import UsageError
 __all__ = ["Transfer", "check_transfers"]
 
 
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Bytes from node `source` to node `target`. It starts `delay_ns` after the last of `after` has arrived, or after
     the beginning."""
 
@@ -23,6 +23,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     delay_ns: int = 0
     lane: int = 0
     """Virtual lane: what is shared out by weights."""
+    connection: int | None = None
+    """Transfers of the same number, source and target take the same way, as the messages of a queue pair do; None: a
+    way of its own."""
 
 
 def check_transfers(transfers: Sequence[Transfer], nodes: int) -> None:
@@ -31,15 +34,21 @@ def check_transfers(transfers: Sequence[Transfer], nodes: int) -> None:
     known = {transfer.id for transfer in transfers}
     if len(known) != len(transfers):
         raise UsageError("two transfers have the same number; number them anew")
+    before: set[int] = set()
+    in_order = True
     for one in transfers:
         if not (0 <= one.source < nodes and 0 <= one.target < nodes):
             raise UsageError(f"transfer {one.id} is from node {one.source} to {one.target}; there are {nodes} nodes")
         if one.nbytes < 0 or one.delay_ns < 0 or one.lane < 0:
             raise UsageError(f"transfer {one.id} has {one.nbytes} bytes, delay {one.delay_ns} ns, lane {one.lane}")
-        missing = next((other for other in one.after if other not in known), None)
-        if missing is not None:
-            raise UsageError(f"transfer {one.id} is after transfer {missing}, which does not exist")
-    _check_order(transfers)
+        if not before.issuperset(one.after):
+            in_order = False
+            missing = next((other for other in one.after if other not in known), None)
+            if missing is not None:
+                raise UsageError(f"transfer {one.id} is after transfer {missing}, which does not exist")
+        before.add(one.id)
+    if not in_order:
+        _check_order(transfers)
 
 
 def _check_order(transfers: Sequence[Transfer]) -> None:

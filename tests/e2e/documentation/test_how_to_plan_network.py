@@ -28,15 +28,19 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 11
+    assert len(commands) == 15
     said = []
     for command in commands:
         assert main(command) == 0, command
         said.append(capsys.readouterr().out)
-    assert "switches: all 44, leaf 29, spine 15" in said[0]
-    assert "routing ecmp, transfers 576, mean share of a link 0." in said[3]
-    assert "hours after which owning is cheaper: " in said[6]
-    assert "parameters: 13,015,864,320" in said[8]
+    assert "switches: all 33, leaf 22, spine 11" in said[0]
+    assert "routing ecmp, transfers 432, mean share of a link 0." in said[3]
+    assert "cut off: 0" in said[5]
+    assert "cut off: 2\n  cut off first: node 0 from node 1" in said[6]
+    assert "storage reads: count 384" in said[7]
+    assert "model: packets with back-pressure" in said[8]
+    assert "hours after which owning is cheaper: " in said[10]
+    assert "parameters: 13,015,864,320" in said[12]
 
 
 def test_every_key_and_family_is_named() -> None:
@@ -47,5 +51,8 @@ def test_every_key_and_family_is_named() -> None:
 
 
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(blocks("python")[0], {})
+    transfers, fabrics = blocks("python")
+    exec(transfers, {})
+    assert capsys.readouterr().out == "[0.001 0.003]\n[0.00100449 0.00300898]\n11938 0.037 s\n"
+    exec(fabrics, {})
     assert capsys.readouterr().out.startswith("48 256 4\n")

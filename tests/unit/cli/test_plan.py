@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,73 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
     ):
         path.write_text(NETWORK.replace(*change))
         assert words in refused(capsys, "network", network)
+
+
+def traffic(capsys: pytest.CaptureFixture[str], network: str, *options: str) -> dict[str, Any]:
+    arguments = ("network", network, "--traffic", "permutation", "--size", "1MiB", "--json", *options)
+    found: dict[str, Any] = json.loads(said(capsys, *arguments))["traffic"]
+    return found
+
+
+def test_transfers_end_on_links_that_fail(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    whole = traffic(capsys, network, "--routing", "adaptive", "--fail-link", "leaf0-spine0@5")
+    assert whole["transfers"]["last milliseconds"] == pytest.approx(whole["milliseconds alone on a link"])
+    assert whole["cut off"] == 0
+    degraded = traffic(capsys, network, "--routing", "adaptive", "--fail-link", "leaf0-spine0")
+    assert degraded["transfers"]["last milliseconds"] > whole["transfers"]["last milliseconds"]
+    cut = traffic(capsys, network, "--fail-link", "leaf0-gpu0@0.00001")
+    assert cut["cut off"] == 2
+    assert "node 0" in cut["cut off first"]
+    assert cut["transfers"]["count"] == 32
+    repaired = traffic(capsys, network, "--fail-link", "leaf0-gpu0@0.00001-2")
+    assert repaired["cut off"] == 0
+    assert repaired["transfers"]["last milliseconds"] > 2000
+
+
+def test_training_and_storage_share_links_by_lanes(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    with Path(network).open("a") as file:
+        file.write('[[nodes]]\nkind = "storage"\ncount = 8\n')
+    with Path(network).open() as file:
+        smaller = file.read().replace("count = 32", "count = 24")
+    Path(network).write_text(smaller)
+    equal, training = (traffic(capsys, network, "--lanes", lanes) for lanes in ("1:1", "9:1"))
+    assert equal["storage reads"]["count"] == equal["transfers"]["count"] == 24
+    assert training["transfers"]["mean milliseconds"] < equal["transfers"]["mean milliseconds"]
+    assert traffic(capsys, network, "--lanes", "9:1", "--back-pressure")["model"] == "packets with back-pressure"
+
+
+def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
+    capsys: pytest.CaptureFixture[str], network: str
+) -> None:
+    all_at_once, one = (
+        traffic(capsys, network, "--back-pressure", "--traffic", "incast", "--window", window)["transfers"]
+        for window in ("0", "1")
+    )
+    assert one["last milliseconds"] > all_at_once["last milliseconds"]
+    assert one["mean milliseconds"] < 0.7 * all_at_once["mean milliseconds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--fail-link", "leaf0-spine0"), "need --traffic PATTERN"),
+        (("--traffic", "ring", "--window", "1"), "--window needs --back-pressure"),
+        (("--traffic", "ring", "--fail-link", "leaf0-spine0", "--back-pressure"), "do not go together"),
+        (("--traffic", "ring", "--fail-link", "leaf0"), "write two ends"),
+        (("--traffic", "ring", "--fail-link", "leaf0-leaf1"), "no link joins leaf0 and leaf1"),
+        (("--traffic", "ring", "--fail-link", "leaf0-core0"), "there is no core0; there are gpu0 to gpu31"),
+        (("--traffic", "ring", "--fail-link", "leaf0-spine0@1.2.3"), "1.2.3 is no number of seconds"),
+        (("--traffic", "ring", "--fail-link", "leaf0-spine0@2-1"), "a repair comes later"),
+        (("--traffic", "ring", "--lanes", "3"), "two weights above 0"),
+        (("--traffic", "ring", "--lanes", "0:1"), "two weights above 0"),
+        (("--traffic", "ring", "--lanes", "1:1"), 'nodes of kind "storage"'),
+        (("--traffic", "ring", "--back-pressure", "--size", "1TiB"), "fewer bytes, or larger packets"),
+    ],
+)
+def test_mistakes_in_traffic_are_one_line(
+    capsys: pytest.CaptureFixture[str], network: str, options: tuple[str, ...], words: str
+) -> None:
+    assert words in refused(capsys, "network", network, *options)
 
 
 def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:

@@ -10,6 +10,7 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.plan.traffic import TrafficOptions, show_traffic
 
 if TYPE_CHECKING:
     from fireflyer.netsim import Pattern, Routing
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["complete_network", "network_command", "read_network", "read_prices"]
 
 MANUAL: Final = "docs/how-to/plan-network.md"
-MAX_TRAFFIC_NODES: Final = 1 << 14
 
 
 def shipped_networks() -> list[str]:
@@ -39,6 +39,7 @@ def complete_network(_ctx: click.Context, _param: click.Parameter, incomplete: s
 Examples:
   ff plan network v3-multi-plane
   ff plan network network.toml --prices prices.toml --nodes
+  ff plan network network.toml --traffic permutation --fail-link leaf0-spine3
   ff plan network network.toml --prices prices.toml --nodes --rent 1.10   # of a GPU hour: when owning is cheaper""",
 )
 @click.argument("network", metavar="NETWORK", shell_complete=complete_network)
@@ -68,6 +69,38 @@ Examples:
     help="Of a transfer: as many flows with ecmp.",
 )
 @click.option("--seed", metavar="N", type=WholeNumber(min=0), default=0, show_default=True, help="Of hash and order.")
+@click.option(
+    "--size",
+    metavar="SIZE",
+    default="64MiB",
+    show_default=True,
+    help="Of a transfer, where transfers are simulated to their end.",
+)
+@click.option(
+    "--fail-link",
+    "fail_links",
+    metavar="A-B[@S[-S]]",
+    multiple=True,
+    help="Simulate transfers to their end; the links of A and B fail, and are repaired, at these seconds: "
+    "leaf0-spine3@0.001-0.5, or from the beginning. May be repeated.",
+)
+@click.option(
+    "--lanes",
+    metavar="W:W",
+    help="Simulate to the end; nodes also read from storage, on a lane of its own. Weights of both: training:storage.",
+)
+@click.option(
+    "--back-pressure",
+    is_flag=True,
+    help="Simulate packets in finite buffers to their end, up to 512 nodes: shows head-of-line blocking.",
+)
+@click.option(
+    "--window",
+    metavar="N",
+    type=WholeNumber(min=0, max=512),
+    default=0,
+    help="With --back-pressure: a node grants N transfers to it at a time.  [default: all]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def network_command(
     *,
@@ -79,19 +112,29 @@ def network_command(
     routing: Routing,
     queue_pairs: int,
     seed: int,
+    size: str,
+    fail_links: tuple[str, ...],
+    lanes: str | None,
+    back_pressure: bool,
+    window: int,
     as_json: bool,
 ) -> int:
     """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
     two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
     if (with_nodes or rent is not None) and prices is None:
         raise UsageError("--nodes and --rent need --prices FILE")
+    if traffic is None and (fail_links or lanes is not None or back_pressure or window):
+        raise UsageError("--fail-link, --lanes, --back-pressure and --window need --traffic PATTERN")
     given = read_network(network)
     fabric = given.build()
     shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
     if prices is not None:
         shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:
-        shown["traffic"] = _traffic(fabric, traffic, routing, queue_pairs, seed)
+        given_traffic = TrafficOptions(
+            traffic, routing, queue_pairs, seed, size, fail_links, lanes, back_pressure, window
+        )
+        shown["traffic"] = show_traffic(fabric, given_traffic)
     _print(shown, as_json=as_json)
     return 0
 
@@ -143,24 +186,6 @@ def _structure(fabric: Fabric) -> dict[str, Any]:
             "gigabytes per second": cut.links * fabric.link_bytes_per_s / 1e9,
             "exact": cut.exact,
         },
-    }
-
-
-def _traffic(fabric: Fabric, pattern: Pattern, routing: Routing, queue_pairs: int, seed: int) -> dict[str, Any]:
-    """Of all nodes, with the rates of a transfer over that of a link."""
-    from fireflyer.netsim import Settings, first_rates, pattern_transfers
-
-    if fabric.nodes > MAX_TRAFFIC_NODES:
-        raise UsageError(f"--traffic is for networks of up to {MAX_TRAFFIC_NODES} nodes; this one has {fabric.nodes}")
-    transfers = pattern_transfers(pattern, range(fabric.nodes), 1, seed=seed)
-    settings = Settings(routing=routing, queue_pairs=queue_pairs, seed=seed)
-    shares = first_rates(fabric, transfers, settings) / fabric.link_bytes_per_s
-    return {
-        "pattern": pattern,
-        "routing": routing,
-        "transfers": len(transfers),
-        "mean share of a link": round(float(shares.mean()), 4),
-        "slowest share of a link": round(float(shares.min()), 4),
     }
 
 

@@ -85,19 +85,20 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
 
     def layer_of(self, vertex: int) -> str:
         """Name of the layer of a switch, kind of a node."""
-        for name, count in self._places():
+        for name, count in self.places():
             if vertex < count:
                 return name
             vertex -= count
         raise IndexError(vertex)
 
-    def _places(self) -> Iterator[tuple[str, int]]:
+    def places(self) -> Iterator[tuple[str, int]]:
+        """Kinds of nodes, then layers of switches, in the order of the vertices, with how many there are of each."""
         yield from ((group.kind, group.count) for group in self.groups)
         yield from ((layer.name, layer.count) for layer in self.layers)
 
     def links_by_layer(self) -> dict[tuple[str, str], int]:
         """Links between each pair of layers, or of a kind of node and a layer, from below to above."""
-        names = [name for name, count in self._places() for _ in range(count)]
+        names = [name for name, count in self.places() for _ in range(count)]
         found: Counter[tuple[str, str]] = Counter()
         for cable in self.cables:
             found[names[cable.a], names[cable.b]] += cable.links

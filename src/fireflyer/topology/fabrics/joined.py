@@ -60,8 +60,8 @@ def zones(
         leaf, spine, center = first + zone * leaves, first + parts * leaves + zone * half, first + parts * of_zone
         cables += _at_leaves(ends, leaf, leaves, half, between)
         cables += [Cable(leaf + low, spine + high, 1) for low in range(leaves) for high in range(half)]
-        turns = range(zone * between, zone * between + between)  # zones go on in turn: each switch has as many links
-        found = Counter((leaf + turn % leaves, center + turn % middle) for turn in turns)
+        # The zone switches go on in turn from zone to zone, so that each has as many links.
+        found = Counter((leaf + turn % leaves, center + (zone * between + turn) % middle) for turn in range(between))
         cables += [Cable(low, high, links) for (low, high), links in found.items()]
     layers = [
         Layer(name="leaf", count=parts * leaves, radix=radix),

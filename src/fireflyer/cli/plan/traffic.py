@@ -1,0 +1,200 @@
+"""Traffic of `ff plan network`: the rates that nodes get, or when transfers end on a network that changes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fireflyer.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from fireflyer.netsim import LinkFailure, Pattern, Routing
+    from fireflyer.topology.fabrics import Fabric
+    from fireflyer.topology.traffic import Transfer
+
+__all__ = ["TrafficOptions", "show_traffic"]
+
+MAX_NODES: Final = 1 << 14
+MAX_FAILURES: Final = 1024
+_FAILURE = re.compile(r"(\D.*?)([0-9]{1,9})-(\D.*?)([0-9]{1,9})(?:@([0-9.]{1,12})(?:-([0-9.]{1,12}))?)?")
+STORAGE: Final = "storage"
+TRAINING_LANE, STORAGE_LANE = 0, 1
+
+
+class TrafficOptions(NamedTuple):
+    pattern: Pattern
+    routing: Routing
+    queue_pairs: int
+    seed: int
+    size: str
+    """Of a transfer, as in 64MiB."""
+    fail_links: tuple[str, ...] = ()
+    lanes: str | None = None
+    back_pressure: bool = False
+    window: int = 0
+
+    @property
+    def simulated(self) -> bool:
+        """To the end of all transfers, not their first rates alone."""
+        return bool(self.fail_links) or self.lanes is not None or self.back_pressure
+
+
+def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
+    """Raises `UsageError`."""
+    if fabric.nodes > MAX_NODES:
+        raise UsageError(f"--traffic is for networks of up to {MAX_NODES} nodes; this one has {fabric.nodes}")
+    if given.window and not given.back_pressure:
+        raise UsageError("--window needs --back-pressure: fluid rates know no requests")
+    if given.fail_links and given.back_pressure:
+        raise UsageError("--fail-link and --back-pressure do not go together; use one of them")
+    return _ends(fabric, given) if given.simulated else _rates(fabric, given)
+
+
+def _rates(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
+    """Of all nodes, with the rates of a transfer over that of a link."""
+    from fireflyer.netsim import Settings, first_rates, pattern_transfers
+
+    transfers = pattern_transfers(given.pattern, range(fabric.nodes), 1, seed=given.seed)
+    settings = Settings(routing=given.routing, queue_pairs=given.queue_pairs, seed=given.seed)
+    shares = first_rates(fabric, transfers, settings) / fabric.link_bytes_per_s
+    return {
+        "pattern": given.pattern,
+        "routing": given.routing,
+        "transfers": len(transfers),
+        "mean share of a link": round(float(shares.mean()), 4),
+        "slowest share of a link": round(float(shares.min()), 4),
+    }
+
+
+def _ends(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
+    """When the transfers of each lane end."""
+    from fireflyer.base.units import parse_bytes
+
+    nbytes = parse_bytes(given.size)
+    weights = (1.0,) if given.lanes is None else _weights(given.lanes)
+    transfers = _transfers(fabric, given, nbytes, reads=given.lanes is not None)
+    finish_s, cut_off = _simulated(fabric, given, transfers, weights)
+    shown: dict[str, Any] = {
+        "pattern": given.pattern,
+        "routing": given.routing,
+        "model": "packets with back-pressure" if given.back_pressure else "fluid",
+        "bytes of a transfer": nbytes,
+        "milliseconds alone on a link": nbytes / fabric.link_bytes_per_s * 1e3,
+    }
+    for lane in range(len(weights)):
+        ends = [float(end) for one, end in zip(transfers, finish_s, strict=True) if one.lane == lane]
+        shown["storage reads" if lane == STORAGE_LANE else "transfers"] = _summary(ends)
+    if given.fail_links:
+        shown["cut off"] = len(cut_off)
+    if cut_off:
+        first = next(one for one in transfers if one.id == cut_off[0])
+        shown["cut off first"] = f"node {first.source} from node {first.target}"
+    return shown
+
+
+def _summary(ends_s: Sequence[float]) -> dict[str, Any]:
+    ended = [end for end in ends_s if end < float("inf")]
+    return {
+        "count": len(ends_s),
+        "mean milliseconds": sum(ended) / len(ended) * 1e3 if ended else None,
+        "last milliseconds": max(ended) * 1e3 if ended else None,
+    }
+
+
+def _transfers(fabric: Fabric, given: TrafficOptions, nbytes: int, *, reads: bool) -> list[Transfer]:
+    """Of the pattern; with `reads` among nodes that are no storage, each of which also reads from a storage server."""
+    from fireflyer.netsim import pattern_transfers
+    from fireflyer.topology.traffic import Transfer
+
+    kinds = [fabric.layer_of(node) for node in range(fabric.nodes)]
+    servers = [node for node, kind in enumerate(kinds) if kind == STORAGE]
+    others = [node for node, kind in enumerate(kinds) if kind != STORAGE]
+    if not reads:
+        return pattern_transfers(given.pattern, range(fabric.nodes), nbytes, seed=given.seed)
+    if not servers:
+        raise UsageError(f'--lanes needs nodes of kind "{STORAGE}", and {fabric.name} has none')
+    training = pattern_transfers(given.pattern, others, nbytes, seed=given.seed)
+    return training + [
+        Transfer(
+            id=len(training) + place,
+            source=servers[place % len(servers)],
+            target=node,
+            nbytes=nbytes,
+            lane=STORAGE_LANE,
+        )
+        for place, node in enumerate(others)
+    ]
+
+
+def _simulated(
+    fabric: Fabric, given: TrafficOptions, transfers: Sequence[Transfer], weights: tuple[float, ...]
+) -> tuple[NDArray[Any], tuple[int, ...]]:
+    from fireflyer.netsim import BackPressure, Settings, simulate, simulate_back_pressure
+
+    if given.back_pressure:
+        packets = BackPressure(
+            routing=given.routing,
+            queue_pairs=given.queue_pairs,
+            seed=given.seed,
+            lane_weights=weights,
+            window=given.window,
+        )
+        return simulate_back_pressure(fabric, transfers, packets).finish_s, ()
+    fluid = Settings(routing=given.routing, queue_pairs=given.queue_pairs, seed=given.seed, lane_weights=weights)
+    run = simulate(fabric, transfers, fluid, failures=_failures(fabric, given.fail_links))
+    return run.finish_s, run.cut_off
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    """Of lane 0, the training, and lane 1, the storage."""
+    found = re.fullmatch(r"([0-9.]{1,9}):([0-9.]{1,9})", text)
+    try:
+        weights = tuple(float(one) for one in found.groups()) if found else ()
+    except ValueError:
+        weights = ()
+    if len(weights) != 2 or not all(weight > 0 for weight in weights):
+        raise UsageError(f"--lanes {text}: write two weights above 0, of training and of storage, as in 3:1")
+    return weights
+
+
+def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
+    from fireflyer.netsim import LinkFailure, Links
+
+    if len(texts) > MAX_FAILURES:
+        raise UsageError(f"{len(texts)} options --fail-link; use at most {MAX_FAILURES}")
+    links = Links(fabric)
+    found = []
+    for text in texts:
+        match = _FAILURE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"--fail-link {text}: write two ends, and when in seconds, as in leaf0-spine3@0.5-2")
+        low, low_number, high, high_number, begin, end = match.groups()
+        ends = _vertex(fabric, text, low, int(low_number)), _vertex(fabric, text, high, int(high_number))
+        between = links.between(*ends)
+        if not between:
+            raise UsageError(f"--fail-link {text}: no link joins {low}{low_number} and {high}{high_number}")
+        at_ns, repaired_ns = _nanoseconds(text, begin or "0"), None if end is None else _nanoseconds(text, end)
+        found += [LinkFailure(link=link, at_ns=at_ns, repaired_ns=repaired_ns) for link in between]
+    return found
+
+
+def _vertex(fabric: Fabric, text: str, name: str, number: int) -> int:
+    """Of a node or switch by its kind or layer, and its number there."""
+    first, known = 0, []
+    for place, count in fabric.places():
+        if place == name and number < count:
+            return first + number
+        known.append(f"{place}0 to {place}{count - 1}")
+        first += count
+    raise UsageError(f"--fail-link {text}: there is no {name}{number}; there are {', '.join(known)}")
+
+
+def _nanoseconds(text: str, seconds: str) -> int:
+    try:
+        return round(float(seconds) * 1e9)
+    except ValueError:
+        raise UsageError(f"--fail-link {text}: {seconds} is no number of seconds") from None
