@@ -150,10 +150,10 @@ def _view(connection: Any, kind: Kind, paths: Sequence[str]) -> None:
         _check_schema(path, schema)
     if not paths:
         connection.register(f"no_{kind}", schema.empty_table())
-        connection.execute(f"CREATE VIEW {kind} AS SELECT * FROM no_{kind}")  # noqa: S608 - a constant
+        connection.execute(f"CREATE VIEW {kind} AS SELECT * FROM no_{kind}")
         return
     connection.read_parquet(list(paths)).create_view(f"all_{kind}")
-    once = f"SELECT * FROM all_{kind}"  # noqa: S608 - a constant
+    once = f"SELECT * FROM all_{kind}"
     if kind == "jobs" and len(paths) > 1:
         once += " QUALIFY row_number() OVER (PARTITION BY job, start_ns, submit_ns ORDER BY end_ns NULLS LAST) = 1"
     connection.execute(f"CREATE VIEW {kind} AS {once}")
