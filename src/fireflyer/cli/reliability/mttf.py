@@ -12,7 +12,7 @@ from fireflyer.cli.numbers import WholeNumber
 if TYPE_CHECKING:
     from fireflyer.analytics.reliability.published import PublishedFigure
 
-__all__ = ["gpus_per_node_option", "node_count", "rate_option"]
+__all__ = ["MAX_GPUS", "gpus_per_node_option", "mttf_command", "node_count", "rate_option"]
 
 SIZES: Final = (8, 64, 512, 1024, 4096, 16_384, 131_072)
 MAX_GPUS: Final = 100_000_000
