@@ -24,7 +24,9 @@ from fireflyer.base.errors import UsageError
 
 __all__ = ["FALSE_SHARE", "LemonReport", "NodeSignals", "Proposal", "find_lemons"]
 
-FALSE_SHARE: Final = 0.17
+FALSE_SHARE: Final = 0.2
+LEAST_PROBABILITY: Final = 0.75
+"""Of each proposed node to be a lemon: certain ones do not pay for doubtful ones."""
 MIN_INCIDENTS: Final = 2
 """One incident is never enough."""
 _RATIOS: Final = np.geomspace(3.0, 40.0, 14)
@@ -135,7 +137,7 @@ def _chosen(probabilities: np.ndarray, counts: np.ndarray, false_share: float) -
     false = 0.0
     best = 0
     for place, number in enumerate(order, start=1):
-        if counts[number] < MIN_INCIDENTS:
+        if counts[number] < MIN_INCIDENTS or probabilities[number] < LEAST_PROBABILITY:
             continue
         chosen.append(number)
         false += 1 - float(probabilities[number])
