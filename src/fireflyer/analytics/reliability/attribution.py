@@ -243,13 +243,15 @@ def _nodes(group: Iterable[Sighting]) -> tuple[str, ...]:
 
 
 def _lines(group: Sequence[Sighting]) -> tuple[str, ...]:
-    lines = [
-        f"{one.node}, {abs(one.after_end_s):.0f} s {'after' if one.after_end_s > 0 else 'before'} the end, {one.source}: "
-        f"{one.cause or one.symptom}{f' ({one.words})' if one.words else ''}"
-        for one in sorted(group, key=lambda one: one.after_end_s)
-    ]
+    lines = [_line(one) for one in sorted(group, key=lambda one: one.after_end_s)]
     left = len(lines) - MAX_EVIDENCE
     return (*lines[:MAX_EVIDENCE], *([f"and {left} more"] if left > 0 else []))
+
+
+def _line(one: Sighting) -> str:
+    side = "after" if one.after_end_s > 0 else "before"
+    words = f" ({one.words})" if one.words else ""
+    return f"{one.node}, {abs(one.after_end_s):.0f} s {side} the end, {one.source}: {one.cause or one.symptom}{words}"
 
 
 def _ranked(hypotheses: Sequence[Hypothesis]) -> tuple[DomainRank, ...]:
