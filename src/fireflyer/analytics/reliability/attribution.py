@@ -17,10 +17,10 @@ from fireflyer.analytics.reliability.rows import ABSENT_EXIT
 from fireflyer.analytics.reliability.taxonomy import DOMAINS, SYMPTOMS, Domain, xid_class
 from fireflyer.base.health_event import Severity
 
-__all__ = ["Diagnosis", "DomainRank", "FlightFinding", "Hypothesis", "JobEvidence", "Sighting", "diagnose"]
+__all__ = ["Diagnosis", "DomainRank", "FlightFinding", "Hypothesis", "JobEvidence", "Observation", "diagnose"]
 
 
-class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a node of the job reported."""
 
     after_end_s: float
@@ -51,7 +51,7 @@ class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """`ABSENT_EXIT`: not known."""
     signal: int
     nodes: tuple[str, ...]
-    sightings: tuple[Sighting, ...]
+    observations: tuple[Observation, ...]
     flight: tuple[FlightFinding, ...] = ()
 
 
@@ -127,7 +127,7 @@ _SIGNALS: Final = {
 def diagnose(job: JobEvidence) -> Diagnosis:
     """The heaviest hypothesis first; nothing that was seen is left out, it stands with a hypothesis or a
     consequence."""
-    found = [*_of_sightings(job.sightings), *_of_flight(job.flight), *_of_exit(job)]
+    found = [*_of_observations(job.observations), *_of_flight(job.flight), *_of_exit(job)]
     found.sort(key=lambda one: (-one.weight, one.title))
     consequences: list[str] = []
     if found and found[0].weight >= _ENOUGH:
@@ -146,9 +146,9 @@ def diagnose(job: JobEvidence) -> Diagnosis:
 _CONSEQUENCE_TITLES: Final = tuple(SYMPTOMS[key].title for key in _CONSEQUENCES)
 
 
-def _of_sightings(sightings: Sequence[Sighting]) -> list[Hypothesis]:
-    groups: dict[str, list[Sighting]] = {}
-    for one in sorted(sightings, key=lambda one: (one.after_end_s, one.node, one.symptom, one.cause)):
+def _of_observations(observations: Sequence[Observation]) -> list[Hypothesis]:
+    groups: dict[str, list[Observation]] = {}
+    for one in sorted(observations, key=lambda one: (one.after_end_s, one.node, one.symptom, one.cause)):
         if _SEVERITY[one.severity] > 0:
             groups.setdefault(one.symptom if one.symptom in SYMPTOMS else "other", []).append(one)
     bus = [key for key in _PCIE_BUS if key in groups and (key != "gpu_unavailable" or _off_the_bus(groups[key]))]
@@ -158,11 +158,11 @@ def _of_sightings(sightings: Sequence[Sighting]) -> list[Hypothesis]:
     return found + [_of_symptom(key, group) for key, group in groups.items()]
 
 
-def _off_the_bus(group: Iterable[Sighting]) -> bool:
+def _off_the_bus(group: Iterable[Observation]) -> bool:
     return any(one.cause in ("xid_79", "off_the_bus") for one in group)
 
 
-def _co_occurrence(keys: Sequence[str], group: Sequence[Sighting]) -> Hypothesis:
+def _co_occurrence(keys: Sequence[str], group: Sequence[Observation]) -> Hypothesis:
     """The weight of the strongest, and half of the others': they report the same fault, and confirm it."""
     weights = sorted((_weight([one for one in group if one.symptom == key], key) for key in keys), reverse=True)
     names = " and ".join(", ".join(SYMPTOMS[key].title for key in keys).rsplit(", ", 1))
@@ -177,7 +177,7 @@ def _co_occurrence(keys: Sequence[str], group: Sequence[Sighting]) -> Hypothesis
     )
 
 
-def _of_symptom(key: str, group: Sequence[Sighting]) -> Hypothesis:
+def _of_symptom(key: str, group: Sequence[Observation]) -> Hypothesis:
     symptom = SYMPTOMS[key]
     xids = [int(one.cause[4:]) for one in group if one.cause.startswith("xid_") and one.cause[4:].isdigit()]
     known = next((found for xid in xids if (found := xid_class(xid)) is not None), None)
@@ -192,7 +192,7 @@ def _of_symptom(key: str, group: Sequence[Sighting]) -> Hypothesis:
     )
 
 
-def _weight(group: Sequence[Sighting], key: str) -> float:
+def _weight(group: Sequence[Observation], key: str) -> float:
     most = max(
         (_USER_MADE if one.user_made else _SEVERITY[one.severity]) * (_AFTERWARDS if one.after_end_s > 0 else 1.0)
         for one in group
@@ -214,7 +214,7 @@ def _of_flight(findings: Sequence[FlightFinding]) -> list[Hypothesis]:
 
 def _of_exit(job: JobEvidence) -> list[Hypothesis]:
     signal = job.signal or (job.exit_code - 128 if 128 < job.exit_code < 192 else 0)
-    hardware = any(not one.user_made and one.severity == "high" for one in job.sightings)
+    hardware = any(not one.user_made and one.severity == "high" for one in job.observations)
     if job.state == "OUT_OF_MEMORY":
         symptom = SYMPTOMS["oom"]
         return [_exit(symptom.title, symptom.domains, 8.0, "the scheduler ended it: OUT_OF_MEMORY", symptom.causes)]
@@ -228,7 +228,7 @@ def _of_exit(job: JobEvidence) -> list[Hypothesis]:
         symptom = SYMPTOMS["program_error"]
         weight = 1.0 if hardware else 3.0
         return [_exit(symptom.title, symptom.domains, weight, f"it ended with code {job.exit_code}", symptom.causes)]
-    if job.state == "NODE_FAIL" and not job.sightings:
+    if job.state == "NODE_FAIL" and not job.observations:
         symptom = SYMPTOMS["node_lost"]
         return [_exit(symptom.title, symptom.domains, 2.0, "NODE_FAIL, and no node reported anything", symptom.causes)]
     return []
@@ -238,17 +238,17 @@ def _exit(title: str, domains: tuple[Domain, ...], weight: float, line: str, cau
     return Hypothesis(title=title, domains=domains, weight=weight, nodes=(), evidence=(line,), causes=causes)
 
 
-def _nodes(group: Iterable[Sighting]) -> tuple[str, ...]:
+def _nodes(group: Iterable[Observation]) -> tuple[str, ...]:
     return tuple(sorted({one.node for one in group}))
 
 
-def _lines(group: Sequence[Sighting]) -> tuple[str, ...]:
+def _lines(group: Sequence[Observation]) -> tuple[str, ...]:
     lines = [_line(one) for one in sorted(group, key=lambda one: one.after_end_s)]
     left = len(lines) - MAX_EVIDENCE
     return (*lines[:MAX_EVIDENCE], *([f"and {left} more"] if left > 0 else []))
 
 
-def _line(one: Sighting) -> str:
+def _line(one: Observation) -> str:
     side = "after" if one.after_end_s > 0 else "before"
     words = f" ({one.words})" if one.words else ""
     return f"{one.node}, {abs(one.after_end_s):.0f} s {side} the end, {one.source}: {one.cause or one.symptom}{words}"

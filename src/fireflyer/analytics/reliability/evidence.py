@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fireflyer.analytics.reliability.attribution import FlightFinding, JobEvidence, Sighting
+from fireflyer.analytics.reliability.attribution import FlightFinding, JobEvidence, Observation
 from fireflyer.analytics.reliability.failures import AFTER_NS, BEFORE_NS
 from fireflyer.analytics.reliability.node_lists import expand_node_list
 from fireflyer.base.errors import NotFound, UsageError
@@ -12,7 +12,7 @@ from fireflyer.base.units import SECOND
 
 __all__ = ["evidence_of"]
 
-MAX_SIGHTINGS: Final = 2000
+MAX_OBSERVATIONS: Final = 2000
 
 
 def evidence_of(
@@ -38,16 +38,16 @@ def evidence_of(
     rows = connection.execute(
         f"""SELECT time_ns, node, symptom, cause, severity, source, user_made, words FROM events
             WHERE time_ns BETWEEN ? AND ? AND severity <> 'ok' AND (job = ? OR node IN (SELECT unnest(?)))
-            ORDER BY time_ns LIMIT {MAX_SIGHTINGS}""",
+            ORDER BY time_ns LIMIT {MAX_OBSERVATIONS}""",
         [max(end_ns - BEFORE_NS, start_ns or 0), end_ns + AFTER_NS, job, list(nodes)],
     ).fetchall()
-    sightings = tuple(
-        Sighting(
+    observations = tuple(
+        Observation(
             after_end_s=(time_ns - end_ns) / SECOND, node=node, symptom=symptom, cause=cause, severity=severity,
             source=source, user_made=user_made, words=words,
         )
         for time_ns, node, symptom, cause, severity, source, user_made, words in rows
     )  # fmt: skip
     return JobEvidence(
-        job=job, state=state, exit_code=exit_code, signal=signal, nodes=nodes, sightings=sightings, flight=flight
+        job=job, state=state, exit_code=exit_code, signal=signal, nodes=nodes, observations=observations, flight=flight
     )

@@ -46,7 +46,7 @@ def node_signals(
     if nodes is not None:
         fleet += [f"(node {number} without jobs or events)" for number in range(len(fleet), nodes)]
     together = max(TOGETHER_NODES, int(TOGETHER_SHARE * len(fleet)))
-    _find_sightings(connection, begin_ns, together)
+    _find_observations(connection, begin_ns, together)
     counts = _counts(connection, begin_ns)
     return [NodeSignals(node=node, days=days, **counts.get(node, {"incidents": 0})) for node in fleet]
 
@@ -71,11 +71,11 @@ def _names(node_list: str) -> tuple[str, ...]:
         return ()
 
 
-def _find_sightings(connection: Any, begin_ns: int, together: int) -> None:
-    """Makes `sightings`: what counts against one node, and the failures that its jobs had."""
+def _find_observations(connection: Any, begin_ns: int, together: int) -> None:
+    """Makes `observations`: what counts against one node, and the failures that its jobs had."""
     connection.execute(
         f"""
-        CREATE TABLE sightings AS
+        CREATE TABLE observations AS
         WITH severe AS (
           SELECT node, symptom, cause, severity = 'high' AND source = 'health' AS taken_out, time_ns,
                  time_ns // {TOGETHER_NS} AS bucket
@@ -97,7 +97,7 @@ def _counts(connection: Any, begin_ns: int) -> dict[str, dict[str, int]]:
     rows = connection.execute(
         f"""
         WITH gaps AS (
-          SELECT *, time_ns - lag(time_ns) OVER (PARTITION BY node ORDER BY time_ns) AS gap_ns FROM sightings
+          SELECT *, time_ns - lag(time_ns) OVER (PARTITION BY node ORDER BY time_ns) AS gap_ns FROM observations
         )
         SELECT node, count(*) FILTER (gap_ns IS NULL OR gap_ns > {HOUR_NS}),
                count(DISTINCT cause) FILTER (starts_with(cause, 'xid_')),

@@ -13,7 +13,7 @@ from fireflyer.analytics.reliability.attribution import (
     Diagnosis,
     FlightFinding,
     JobEvidence,
-    Sighting,
+    Observation,
     diagnose,
 )
 from fireflyer.analytics.reliability.evidence import evidence_of
@@ -27,16 +27,18 @@ from fireflyer.cli.main import main
 END_NS = 1_700_000_000 * SECOND
 
 
-def seen(symptom: str, cause: str = "", *, at_s: float = -60, node: str = "gpu1", **more: Any) -> Sighting:
-    return Sighting(**{
+def seen(symptom: str, cause: str = "", *, at_s: float = -60, node: str = "gpu1", **more: Any) -> Observation:
+    return Observation(**{
         "after_end_s": at_s, "node": node, "symptom": symptom, "cause": cause, "severity": "high", "source": "health",
         **more,
     })  # fmt: skip
 
 
-def diagnosed(*sightings: Sighting, state: str = "FAILED", code: int = 1, **more: Any) -> Diagnosis:
+def diagnosed(*observations: Observation, state: str = "FAILED", code: int = 1, **more: Any) -> Diagnosis:
     return diagnose(
-        JobEvidence(job="7", state=state, exit_code=code, signal=0, nodes=("gpu1", "gpu2"), sightings=sightings, **more)
+        JobEvidence(
+            job="7", state=state, exit_code=code, signal=0, nodes=("gpu1", "gpu2"), observations=observations, **more
+        )
     )
 
 
@@ -111,7 +113,7 @@ def test_nothing_seen_is_said() -> None:
     assert "nothing was seen" in diagnosed(state="TIMEOUT", code=0).summary
 
 
-SIGHTINGS = st.lists(
+OBSERVATIONS = st.lists(
     st.builds(
         seen,
         st.sampled_from(sorted(SYMPTOMS)),
@@ -124,11 +126,11 @@ SIGHTINGS = st.lists(
 )
 
 
-@given(SIGHTINGS)
-def test_nothing_is_lost_and_shares_add_up(sightings: list[Sighting]) -> None:
-    found = diagnosed(*sightings)
+@given(OBSERVATIONS)
+def test_nothing_is_lost_and_shares_add_up(observations: list[Observation]) -> None:
+    found = diagnosed(*observations)
     lines = [line for one in found.hypotheses for line in one.evidence] + list(found.consequences)
-    reported = [one for one in sightings if one.severity != "ok"]
+    reported = [one for one in observations if one.severity != "ok"]
     more = sum(int(line.split()[1]) for line in lines if line.startswith("and "))
     shown = [line for line in lines if not line.startswith(("and ", "it ended"))]
     assert len(shown) + more == len(reported)
@@ -161,8 +163,8 @@ def test_the_window_and_the_nodes_of_the_job_bound_the_evidence(tmp_path: Path) 
     write(tmp_path)
     with open_tables(str(tmp_path)) as tables:
         evidence = evidence_of(tables, "7")
-        assert [one.symptom for one in evidence.sightings] == ["pcie", "nccl_timeout", "gpu_memory"]
-        assert [one.symptom for one in evidence_of(tables, "7", attempt=1).sightings] == ["ib_link"]
+        assert [one.symptom for one in evidence.observations] == ["pcie", "nccl_timeout", "gpu_memory"]
+        assert [one.symptom for one in evidence_of(tables, "7", attempt=1).observations] == ["ib_link"]
         with pytest.raises(UsageError, match="has 2 attempts"):
             evidence_of(tables, "7", attempt=3)
         with pytest.raises(NotFound, match="no job '8'"):
