@@ -24,7 +24,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint bench-netsim lint docs format native clean
+.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint bench-netsim bench-operators lint docs format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -133,6 +133,9 @@ bench-checkpoint: setup  ## Checkpoints of one rank beside torch, safetensors an
 bench-netsim: setup  ## The flow simulator: 10,000 GPUs, and random flows beside SimGrid
 	@scripts/system-packages python3-simgrid
 	$(BIN)/python -m bench netsim --full $(OPTIONS)
+
+bench-operators: setup  ## Reports of failures over 10 million jobs and 50 million events; importing sacct
+	$(BIN)/python -m bench operators --full $(OPTIONS)
 
 bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk
 	$(BIN)/python -m bench fs --full $(OPTIONS)

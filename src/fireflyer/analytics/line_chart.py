@@ -15,6 +15,7 @@ from fireflyer.analytics.charts import nice_ticks
 __all__ = ["MAX_SERIES", "Series", "line_chart"]
 
 MAX_SERIES: Final = 4
+MAX_MARKS: Final = 20
 MAX_POINTS: Final = 400
 """Of a curve; more are averaged over neighbours."""
 WIDTH, HEIGHT = 720, 300
@@ -38,9 +39,11 @@ def line_chart(
     y_label: str,
     y_text: Callable[[float], str] = "{:,.4g}".format,
     y_least: float | None = None,
+    marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """SVG; an empty string where there is no point. `name` is the prefix of its ids in the page; the y axis begins at
-    `y_least`, or where the points do."""
+    `y_least`, or where the points do. `marks`: places on the x axis with their names, at most `MAX_MARKS`, each a
+    vertical line."""
     drawn = [Series(one.name, _thinned(one.points)) for one in series if one.points][:MAX_SERIES]
     if not drawn:
         return ""
@@ -70,6 +73,13 @@ def line_chart(
     body.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
     body.append(f'<text class="label" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_label)}</text>')
     body.append(f'<text class="label" x="0" y="{TOP - 12}">{escape(y_label)}</text>')
+    for number, (x_value, label) in enumerate(marks[:MAX_MARKS]):
+        if min(xs) <= x_value <= max(xs):
+            x, _ = at(x_value, bottom)
+            body.append(
+                f'<g class="mark"><line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+                f'<text x="{x + 3:.1f}" y="{TOP + 10 + 12 * (number % 4)}">{escape(label)}</text></g>'
+            )
     for number, one in enumerate(drawn):
         path = " L".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in one.points))
         dashes = f' stroke-dasharray="{_DASHES[number]}"' if _DASHES[number] else ""

@@ -116,7 +116,7 @@ def completed(*arguments: str) -> list[str]:
 
 
 def test_commands_options_values_and_paths_complete() -> None:
-    assert completed("r") == ["plain:run", "plain:resume", "plain:report", "plain:reservation"]
+    assert completed("r") == ["plain:run", "plain:resume", "plain:report", "plain:reservation", "plain:reliability"]
     assert completed("fs", "rm") == ["plain:rm"]
     assert completed("collectives", "") == ["plain:explain", "plain:plan"]
     assert completed("run", "--max") == ["plain:--max-restarts"]

@@ -1,0 +1,349 @@
+"""What happened in a cluster, from its two tables: rates with their intervals, failures by size of job, what they cost.
+
+Definitions are the reliability paper's (arXiv:2410.21680, III). Rates are per node-day: of running jobs where there are
+any, else of all nodes that reported something, or of as many nodes as are given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from fireflyer.analytics.reliability.failures import LOST_AT_MOST_S, prepare
+from fireflyer.analytics.reliability.intervals import Rate, rate_of
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
+
+__all__ = [
+    "Cascade",
+    "Characterisation",
+    "CheckIntroduction",
+    "LargeJobs",
+    "MonthCount",
+    "RollingRates",
+    "SizeClass",
+    "StateShare",
+    "SymptomRate",
+    "characterise",
+]
+
+DAY_NS: Final = 86_400 * SECOND
+ROLLING_DAYS: Final = 30
+LARGE_JOB_GPUS: Final = 128
+"""Jobs of more count for the failure rate of the cluster (paper, III)."""
+CRASH_LOOP_FAILURES: Final = 3
+MAX_DAYS: Final = 36_600
+_MAX_ROWS: Final = 10_000
+
+
+class StateShare(msgspec.Struct, frozen=True):
+    state: str
+    jobs: int
+    gpu_hours: float
+
+
+class SymptomRate(msgspec.Struct, frozen=True):
+    symptom: str
+    rate: Rate
+
+
+class SizeClass(msgspec.Struct, frozen=True):
+    """Jobs of more than half of `gpus` and up to it."""
+
+    gpus: int
+    jobs: int
+    node_days: float
+    failures: int
+    mttf_h: float | None
+    """Hours of a job of this class until a failure: observed; None without one."""
+    mttf_low_h: float | None
+    mttf_high_h: float | None
+    lost_gpu_hours: float
+    """Work since the last of hourly checkpoints, of jobs that failed."""
+    lost_by_preemption_gpu_hours: float
+    """Of jobs of this class, preempted by restarts of jobs that had failed."""
+
+
+class LargeJobs(msgspec.Struct, frozen=True):
+    """The failure rate of the cluster."""
+
+    more_than_gpus: int
+    rate: Rate
+    unattributed: int
+    """Failures while no node reported anything."""
+
+
+class Cascade(msgspec.Struct, frozen=True):
+    """A job that failed again and again, and what its restarts preempted."""
+
+    job: str
+    failures: int
+    gpus: int
+    preempted_jobs: int
+    preempted_gpus: int
+
+
+class RollingRates(msgspec.Struct, frozen=True):
+    """Of one symptom: incidents per 1000 node-days over the 30 days up to each day."""
+
+    symptom: str
+    days: tuple[int, ...]
+    """Since 1970."""
+    per_1000_node_days: tuple[float, ...]
+
+
+class CheckIntroduction(msgspec.Struct, frozen=True):
+    check: str
+    day: int
+    """Since 1970: of its first event. Rates may rise then because something is seen that was not before."""
+
+
+class MonthCount(msgspec.Struct, frozen=True):
+    month: str
+    symptom: str
+    cause: str
+    incidents: int
+
+
+class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
+    begin_ns: int
+    end_ns: int
+    jobs: int
+    events: int
+    nodes_seen: int
+    """That reported anything."""
+    node_days: float
+    node_days_of: str
+    """What `node_days` is: of jobs, of nodes that reported, or of nodes that were given."""
+    states: tuple[StateShare, ...]
+    symptoms: tuple[SymptomRate, ...]
+    large_jobs: LargeJobs | None
+    """None where no job was that large."""
+    sizes: tuple[SizeClass, ...]
+    failure_symptoms: tuple[tuple[str, int], ...]
+    """Failures by the symptom that they are counted under."""
+    cascades: tuple[Cascade, ...]
+    lost_gpu_hours: float
+    lost_by_preemption_gpu_hours: float
+    rolling: tuple[RollingRates, ...]
+    introductions: tuple[CheckIntroduction, ...]
+    months: tuple[MonthCount, ...]
+    complete: bool
+    """False: there were too many preemptions to look at all."""
+
+
+def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: int = 8) -> Characterisation:
+    """Of the tables that `open_tables` opened. Raises `UsageError` where they hold nothing that has a time, or span
+    more than a century."""
+    complete = prepare(connection, gpus_per_node=gpus_per_node)
+    begin_ns, end_ns = _span(connection)
+    jobs = _one(connection, "SELECT count(*) FROM jobs")
+    seen = _one(connection, "SELECT count(DISTINCT node) FROM events")
+    node_days, of = _exposure(connection, nodes, seen, begin_ns, end_ns)
+    sizes = _sizes(connection, gpus_per_node, end_ns)
+    return Characterisation(
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        jobs=jobs,
+        events=_one(connection, "SELECT count(*) FROM events"),
+        nodes_seen=seen,
+        node_days=node_days,
+        node_days_of=of,
+        states=_states(connection, gpus_per_node, end_ns),
+        symptoms=_symptoms(connection, node_days),
+        large_jobs=_large_jobs(connection, gpus_per_node, end_ns),
+        sizes=sizes,
+        failure_symptoms=_rows(
+            connection, "SELECT symptom, count(*) FROM failures GROUP BY symptom ORDER BY 2 DESC, 1"
+        ),
+        cascades=_cascades(connection),
+        lost_gpu_hours=sum(one.lost_gpu_hours for one in sizes),
+        lost_by_preemption_gpu_hours=sum(one.lost_by_preemption_gpu_hours for one in sizes),
+        rolling=_rolling(connection, nodes or (0 if jobs else seen), begin_ns, end_ns),
+        introductions=_introductions(connection, begin_ns),
+        months=tuple(MonthCount(*row) for row in _rows(connection, _MONTHS)),
+        complete=complete,
+    )
+
+
+_MONTHS: Final = f"""
+SELECT strftime(make_timestamp_ns(time_ns), '%Y-%m') AS month, symptom, cause, count(*)
+FROM incidents GROUP BY month, symptom, cause ORDER BY month, symptom, cause LIMIT {_MAX_ROWS}
+"""
+
+
+def _rows(connection: Any, query: str) -> tuple[Any, ...]:
+    return tuple(connection.execute(query).fetchall())
+
+
+def _one(connection: Any, query: str) -> Any:
+    return connection.execute(query).fetchall()[0][0]
+
+
+def _span(connection: Any) -> tuple[int, int]:
+    ((begin, end),) = _rows(
+        connection,
+        """SELECT min(first), max(last) FROM (
+             SELECT min(start_ns) AS first, max(coalesce(end_ns, start_ns)) AS last FROM jobs
+             UNION ALL SELECT min(time_ns), max(time_ns) FROM events)""",
+    )
+    if begin is None:
+        raise UsageError("the tables are empty: no job has started, and no node has reported anything")
+    if end - begin > MAX_DAYS * DAY_NS:
+        raise UsageError("the tables span more than a century: a clock was wrong; import without its file")
+    return begin, max(end, begin + 1)
+
+
+def _exposure(connection: Any, nodes: int | None, seen: int, begin_ns: int, end_ns: int) -> tuple[float, str]:
+    days = (end_ns - begin_ns) / DAY_NS
+    if nodes is not None:
+        return nodes * days, "nodes that were given"
+    of_jobs = _one(connection, f"SELECT sum((coalesce(end_ns, {end_ns}) - start_ns) / {DAY_NS} * nodes) FROM jobs")
+    return (of_jobs, "running jobs") if of_jobs else (max(seen, 1) * days, "nodes that reported")
+
+
+def _states(connection: Any, gpus_per_node: int, end_ns: int) -> tuple[StateShare, ...]:
+    rows = _rows(
+        connection,
+        f"""SELECT state, count(*),
+              coalesce(sum((coalesce(end_ns, {end_ns}) - start_ns) / {3600 * SECOND} * {_gpus(gpus_per_node)}), 0)
+            FROM jobs GROUP BY state ORDER BY 2 DESC, 1""",
+    )
+    return tuple(StateShare(*row) for row in rows)
+
+
+def _gpus(gpus_per_node: int) -> str:
+    return f"if(gpus > 0, gpus, nodes * {gpus_per_node})"
+
+
+def _symptoms(connection: Any, node_days: float) -> tuple[SymptomRate, ...]:
+    rows = _rows(
+        connection,
+        "SELECT symptom, count(*) FROM incidents WHERE severe AND NOT user_made GROUP BY symptom ORDER BY 2 DESC, 1",
+    )
+    return tuple(SymptomRate(symptom, rate_of(count, node_days)) for symptom, count in rows)
+
+
+def _sizes(connection: Any, gpus_per_node: int, end_ns: int) -> tuple[SizeClass, ...]:
+    def size(gpus: str) -> str:
+        return f"CAST(pow(2, ceil(log2(greatest({gpus}, 1)))) AS BIGINT)"
+
+    rows = _rows(
+        connection,
+        f"""
+        WITH ran AS (
+          SELECT {size(_gpus(gpus_per_node))} AS size, count(*) AS jobs, sum(hours) AS hours, sum(hours * nodes) / 24
+          AS days FROM (SELECT *, (coalesce(end_ns, {end_ns}) - start_ns) / {3600 * SECOND} AS hours FROM jobs
+                WHERE start_ns IS NOT NULL)
+          GROUP BY size
+        ), broke AS (
+          SELECT {size("gpus")} AS size, count(*) AS failures,
+                 sum(least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) / 3600 * gpus) AS lost
+          FROM failures GROUP BY size
+        ), pushed AS (
+          SELECT {size("gpus")} AS size, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY size
+        )
+        SELECT size, jobs, days, hours, coalesce(failures, 0), coalesce(broke.lost, 0), coalesce(pushed.lost, 0)
+        FROM ran LEFT JOIN broke USING (size) LEFT JOIN pushed USING (size) ORDER BY size
+        """,
+    )
+    found = []
+    for gpus, jobs, days, hours, failures, lost, pushed in rows:
+        rate = rate_of(failures, hours) if hours > 0 else None  # of jobs, per hour
+        known = rate is not None and failures > 0
+        found.append(
+            SizeClass(
+                gpus,
+                jobs,
+                days,
+                failures,
+                1 / rate.per_node_day if known and rate else None,
+                1 / rate.high if rate else None,
+                1 / rate.low if known and rate else None,
+                lost,
+                pushed,
+            )
+        )
+    return tuple(found)
+
+
+def _large_jobs(connection: Any, gpus_per_node: int, end_ns: int) -> LargeJobs | None:
+    days = _one(
+        connection,
+        f"""SELECT sum((coalesce(end_ns, {end_ns}) - start_ns) / {DAY_NS} * nodes) FROM jobs
+            WHERE {_gpus(gpus_per_node)} > {LARGE_JOB_GPUS}""",
+    )
+    if not days:
+        return None
+    ((failures, unattributed),) = _rows(
+        connection,
+        f"SELECT count(*), count(*) FILTER (symptom = '') FROM failures WHERE gpus > {LARGE_JOB_GPUS}",
+    )
+    return LargeJobs(LARGE_JOB_GPUS, rate_of(failures, days), unattributed)
+
+
+def _cascades(connection: Any) -> tuple[Cascade, ...]:
+    rows = _rows(
+        connection,
+        f"""
+        SELECT failures.job, count(*) AS failed, max(failures.gpus),
+               coalesce(any_value(pushed.jobs), 0) AS jobs, coalesce(any_value(pushed.gpus), 0)
+        FROM failures LEFT JOIN (
+          SELECT instigator, count(*) AS jobs, sum(gpus) AS gpus FROM cascades GROUP BY instigator
+        ) AS pushed ON pushed.instigator = failures.job
+        GROUP BY failures.job HAVING failed >= {CRASH_LOOP_FAILURES} OR jobs > 0
+        ORDER BY jobs DESC, failed DESC, failures.job LIMIT 20
+        """,
+    )
+    return tuple(Cascade(job, failed, gpus, jobs, int(pushed)) for job, failed, gpus, jobs, pushed in rows)
+
+
+def _rolling(connection: Any, nodes: int, begin_ns: int, end_ns: int) -> tuple[RollingRates, ...]:
+    """`nodes`: of which each day has as many node-days; 0: those of jobs."""
+    first, last = begin_ns // DAY_NS, end_ns // DAY_NS
+    per_day = [float(nodes)] * (last - first + 1)
+    if not nodes:
+        rows = _rows(
+            connection,
+            f"""WITH ran AS (
+                  SELECT start_ns, coalesce(end_ns, {end_ns}) AS end_ns, nodes FROM jobs WHERE start_ns IS NOT NULL
+                ), parts AS (
+                  SELECT start_ns, end_ns, nodes, unnest(range(start_ns // {DAY_NS}, end_ns // {DAY_NS} + 1)) AS day
+                  FROM ran
+                )
+                SELECT day, sum((least(end_ns, (day + 1) * {DAY_NS}) - greatest(start_ns, day * {DAY_NS}))
+                                / {DAY_NS} * nodes)
+                FROM parts GROUP BY day""",
+        )
+        for day, days in rows:
+            per_day[day - first] = days
+    counts: dict[str, list[int]] = {}
+    for symptom, day, count in _rows(
+        connection,
+        f"""SELECT symptom, time_ns // {DAY_NS} AS day, count(*) FROM incidents WHERE severe AND NOT user_made
+            GROUP BY symptom, day""",
+    ):
+        counts.setdefault(symptom, [0] * len(per_day))[day - first] = count
+    most = sorted(counts, key=lambda symptom: (-sum(counts[symptom]), symptom))
+    return tuple(_rolled(symptom, counts[symptom], per_day, first) for symptom in most)
+
+
+def _rolled(symptom: str, counts: list[int], per_day: list[float], first: int) -> RollingRates:
+    rates = []
+    for end in range(1, len(counts) + 1):
+        begin = max(0, end - ROLLING_DAYS)
+        days = math.fsum(per_day[begin:end])
+        rates.append(1000 * sum(counts[begin:end]) / days if days > 0 else 0.0)
+    return RollingRates(symptom, tuple(range(first, first + len(counts))), tuple(rates))
+
+
+def _introductions(connection: Any, begin_ns: int) -> tuple[CheckIntroduction, ...]:
+    """Those after the first day: what was there from the beginning has not been introduced."""
+    rows = _rows(
+        connection,
+        f"""SELECT "check", min(time_ns) // {DAY_NS} AS day FROM events WHERE "check" <> '' GROUP BY "check"
+            HAVING min(time_ns) >= {begin_ns + DAY_NS} ORDER BY day, "check" LIMIT {_MAX_ROWS}""",
+    )
+    return tuple(CheckIntroduction(*row) for row in rows)

@@ -1,0 +1,210 @@
+"""Files of logs and accounting into the tables: read once, in bounded memory; what cannot be used is counted and told.
+
+Every source is hostile until its rows are checked: lines and decompressed blocks have a limit, and a line that is no
+line of its kind costs that line only.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Final, Literal, NamedTuple, cast
+
+import msgspec
+
+from fireflyer.analytics.reliability.log_lines import (
+    MAX_LOG_LINE_BYTES,
+    Clock,
+    Rejected,
+    health_row,
+    journal_row,
+    kernel_row,
+)
+from fireflyer.analytics.reliability.rows import EventRow, JobRow
+from fireflyer.analytics.reliability.run_log import rows_of_run
+from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
+from fireflyer.analytics.reliability.tables import TableWriter
+from fireflyer.base.errors import UsageError
+from fireflyer.base.events import Logged
+from fireflyer.base.os_errors import translate_os_error
+
+__all__ = ["Imported", "LineSource", "import_lines", "import_run", "import_sacct"]
+
+LineSource = Literal["kernel-log", "journal", "health", "jobcomp"]
+BLOCK_BYTES: Final = 4 << 20
+_TOO_LONG: Final = f"longer than {MAX_LOG_LINE_BYTES >> 10} KiB"
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """What one file gave."""
+
+    source: str
+    path: str
+    lines: int
+    jobs: int = 0
+    events: int = 0
+    steps: int = 0
+    """Of Slurm's jobs, left out."""
+    rejected: dict[str, int]
+    """Lines that could not be used, by the reason."""
+    cut: str = ""
+    """Why the file ended early; empty: it did not."""
+
+
+class _LineKind(NamedTuple):
+    row: Callable[[bytes, str, Clock], EventRow | JobRow | Rejected | None]
+    jobs: bool
+
+
+_KINDS: Final[dict[LineSource, _LineKind]] = {
+    "kernel-log": _LineKind(kernel_row, jobs=False),
+    "journal": _LineKind(journal_row, jobs=False),
+    "health": _LineKind(health_row, jobs=False),
+    "jobcomp": _LineKind(lambda line, _node, clock: jobcomp_row(line, clock), jobs=True),
+}
+
+
+class _Blocks:
+    """Blocks of whole lines, without lines that are too long; the digest of all that was read."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._hash = hashlib.blake2b(digest_size=8)
+        self.too_long = 0
+        self.cut = ""
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            with self._opened() as file:
+                yield from self._of(file)
+        except OSError as error:
+            raise translate_os_error(error, f"read {self._path}") from error
+
+    def _opened(self) -> BinaryIO:
+        if os.path.isdir(self._path):
+            raise UsageError(f"{self._path} is a directory; give a file")
+        if self._path.endswith(".gz"):
+            return cast("BinaryIO", gzip.open(self._path, "rb"))
+        return open(self._path, "rb")
+
+    def _read(self, file: BinaryIO) -> bytes:
+        try:
+            block = file.read(BLOCK_BYTES)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            self.cut = f"it cannot be decompressed any further: {error}"
+            return b""
+        self._hash.update(block)
+        return block
+
+    def _of(self, file: BinaryIO) -> Iterator[bytes]:
+        rest, skipping = b"", False
+        while block := self._read(file):
+            if skipping:  # the rest of a line that is too long
+                _, newline, block = block.partition(b"\n")
+                skipping = not newline
+            rest += block
+            end = rest.rfind(b"\n") + 1
+            if end:
+                yield rest[:end]
+                rest = rest[end:]
+            if len(rest) > MAX_LOG_LINE_BYTES:
+                rest, skipping = b"", True
+                self.too_long += 1
+        if rest:
+            yield rest + b"\n"
+
+
+def import_lines(source: LineSource, path: str, directory: str, *, node: str, clock: Clock) -> Imported:
+    """One file of lines. `node`: whose it is, where its lines do not say. Raises `FireflyerError` where the file cannot
+    be read or the table not be written; the table then stays as it was."""
+    kind = _KINDS[source]
+    writer = TableWriter(directory, "jobs" if kind.jobs else "events")
+    blocks = _Blocks(path)
+    rejected: Counter[str] = Counter()
+    lines = 0
+    try:
+        for block in blocks:
+            for line in block.splitlines():
+                lines += 1
+                row = kind.row(line, node, clock) if len(line) <= MAX_LOG_LINE_BYTES else Rejected(_TOO_LONG)
+                if isinstance(row, Rejected):
+                    rejected[row.reason] += bool(line.strip())
+                elif row is not None:
+                    writer.add(row)
+        writer.finish(_name(blocks.digest, source, node))
+    except BaseException:
+        writer.discard()
+        raise
+    if blocks.too_long:
+        rejected[_TOO_LONG] += blocks.too_long
+    counts = {"jobs": writer.rows} if kind.jobs else {"events": writer.rows}
+    return Imported(source=source, path=path, lines=lines, **counts, rejected=dict(+rejected), cut=blocks.cut)
+
+
+def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
+    """The output of `SACCT_COMMAND`. Raises as `import_lines`."""
+    writer = TableWriter(directory, "jobs")
+    blocks = _Blocks(path)
+    columns: SacctColumns | None = None
+    lines = 0
+    try:
+        for block in blocks:
+            rows = block
+            if columns is None:
+                header, _, rows = block.partition(b"\n")
+                columns = SacctColumns(header, clock, name=path)
+            rows = _short_lines(rows, columns.rejected)
+            lines += rows.count(b"\n")
+            if rows.strip():
+                writer.add_table(columns.read(rows))
+        if columns is None:
+            raise UsageError(f"{path} is empty")
+        writer.finish(_name(blocks.digest, "sacct", ""))
+    except BaseException:
+        writer.discard()
+        raise
+    if blocks.too_long:
+        columns.rejected[_TOO_LONG] += blocks.too_long
+    return Imported(
+        source="sacct", path=path, lines=lines, jobs=writer.rows, steps=columns.steps,
+        rejected=dict(+columns.rejected), cut=blocks.cut,
+    )  # fmt: skip
+
+
+def import_run(path: str, log: list[Logged], directory: str) -> Imported:
+    """The event log of a run, decoded. Raises as `import_lines`."""
+    jobs, events = rows_of_run(log, name=path)
+    for kind, rows in (("jobs", jobs), ("events", events)):
+        writer = TableWriter(directory, "jobs" if kind == "jobs" else "events")
+        try:
+            for row in rows:
+                writer.add(row)
+            content = msgspec.json.encode(rows)
+            writer.finish(_name(hashlib.blake2b(content, digest_size=8).hexdigest(), "run", os.path.abspath(path)))
+        except BaseException:
+            writer.discard()
+            raise
+    return Imported(source="run", path=path, lines=len(log), jobs=len(jobs), events=len(events), rejected={})
+
+
+def _short_lines(block: bytes, rejected: Counter[str]) -> bytes:
+    """Without lines that are too long; nearly always the block as it is."""
+    block = block.replace(b"\r\n", b"\n")
+    if max(map(len, block.split(b"\n")), default=0) <= MAX_LOG_LINE_BYTES:
+        return block
+    kept = [line for line in block.split(b"\n") if len(line) <= MAX_LOG_LINE_BYTES]
+    rejected[_TOO_LONG] += block.count(b"\n") + 1 - len(kept)
+    return b"\n".join(kept)
+
+
+def _name(digest: str, source: str, node: str) -> str:
+    """The same content of another node is another table."""
+    return hashlib.blake2b(f"{digest}\0{source}\0{node}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,187 @@
+"""Lines of kernel logs, journals and health events as rows of the event table. Pure: bytes in, a row or a reason out.
+
+A line gives an `EventRow`; None where it says nothing about the hardware; or a `Rejected` that says why it cannot be
+used.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+
+from fireflyer.analytics.reliability.kernel_log import finding_of
+from fireflyer.analytics.reliability.rows import MAX_NAME, MAX_WORDS, EventRow
+from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, symptom_of_xid
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
+from fireflyer.base.units import US
+
+__all__ = ["LATEST_NS", "MAX_LOG_LINE_BYTES", "Clock", "Rejected", "health_row", "journal_row", "kernel_row"]
+
+MAX_LOG_LINE_BYTES: Final = 1 << 16
+LATEST_NS: Final = (1 << 62) - 1
+"""The year 2116: what is later is damaged."""
+
+
+class Rejected(NamedTuple):
+    """Why a line is not used; the same words for the same reason, so that they can be counted."""
+
+    reason: str
+
+
+class Clock(NamedTuple):
+    """How times without a zone or a year are read."""
+
+    utc_offset_s: int = 0
+    year: int | None = None
+
+
+_ISO: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?) (.*)", re.DOTALL)
+_SYSLOG: Final = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (.*)", re.DOTALL)
+_DMESG: Final = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] (.*)", re.DOTALL)
+_SINCE_BOOT: Final = re.compile(r"\[ *\d+\.\d+\] ")
+_FROM_HOST: Final = re.compile(r"(\S{1,128}) kernel(?:\[\d+\])?: (.*)", re.DOTALL)
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:
+    """A line of `dmesg --time-format iso`, `dmesg -T`, or syslog. `node`: whose log it is, where the line has no
+    host."""
+    text = line.decode(errors="replace").rstrip("\r\n")
+    found = finding_of(text)
+    if found is None:
+        return None
+    at = _timed(text, clock)
+    if isinstance(at, Rejected):
+        return at
+    time_ns, rest = at
+    match = _FROM_HOST.match(rest)
+    host, message = (match[1], match[2]) if match is not None else (node, rest)
+    return EventRow(
+        time_ns, host, found.symptom, found.cause, found.severity, "kernel", "", found.part, "", found.user_made,
+        _printable(message),
+    )  # fmt: skip
+
+
+class _JournalEntry(msgspec.Struct, frozen=True):
+    """A line of `journalctl -o json`, of which three fields are used."""
+
+    time_us: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,16}$")] = msgspec.field(name="__REALTIME_TIMESTAMP")
+    message: str | list[int] | None = msgspec.field(name="MESSAGE", default=None)
+    """Bytes where it is not UTF-8; null where it is too long."""
+    host: Any = msgspec.field(name="_HOSTNAME", default="")
+    transport: Any = msgspec.field(name="_TRANSPORT", default="")
+    identifier: Any = msgspec.field(name="SYSLOG_IDENTIFIER", default="")
+
+
+_journal = msgspec.json.Decoder(_JournalEntry)
+_health = msgspec.json.Decoder(HealthEvent)
+
+
+def journal_row(line: bytes, node: str, _clock: Clock) -> EventRow | Rejected | None:
+    """A line of `journalctl -o json`; only what the kernel wrote counts."""
+    try:
+        entry = _journal.decode(line)
+    except DECODE_ERRORS:
+        return Rejected("no line of `journalctl -o json`")
+    if entry.transport != "kernel" and entry.identifier != "kernel":
+        return None
+    if isinstance(entry.message, list):
+        if not all(0 <= one < 256 for one in entry.message):
+            return Rejected("no line of `journalctl -o json`")
+        message = bytes(entry.message).decode(errors="replace")
+    else:
+        message = entry.message or ""
+    found = finding_of(message)
+    if found is None:
+        return None
+    time_ns = int(entry.time_us) * US
+    if time_ns > LATEST_NS:
+        return Rejected("its time is out of range")
+    host = entry.host if isinstance(entry.host, str) and entry.host else node
+    return EventRow(
+        time_ns, host[:MAX_NAME], found.symptom, found.cause, found.severity, "journal", "", found.part, "",
+        found.user_made, _printable(message),
+    )  # fmt: skip
+
+
+_SYMPTOM_WORDS: Final = (
+    ("nvlink", "nvlink"), ("oom", "oom"), ("infiniband", "ib_link"), ("ib_", "ib_link"), ("pcie", "pcie"),
+    ("pci_", "pcie"), ("ipmi", "platform_management"), ("mount", "filesystem_mount"), ("edac", "main_memory"),
+    ("dimm", "main_memory"), ("mce", "main_memory"), ("main_memory", "main_memory"), ("ecc", "gpu_memory"),
+    ("row_remap", "gpu_memory"), ("retired", "gpu_memory"), ("gpu_memory", "gpu_memory"), ("gsp", "gpu_driver"),
+    ("driver", "gpu_driver"), ("gpu", "gpu_unavailable"), ("eth", "eth_link"), ("nvme", "block_device"),
+    ("block", "block_device"), ("disk", "block_device"), ("memory", "main_memory"), ("service", "system_service"),
+    ("clock", "system_service"), ("nccl", "nccl_timeout"), ("collective", "nccl_timeout"), ("heartbeat", "node_lost"),
+)  # fmt: skip
+"""The first word that the name or the cause of a check contains decides; an Xid decides before."""
+
+
+def health_row(line: bytes, node: str, _clock: Clock) -> EventRow | Rejected | None:
+    """A `HealthEvent`. A check that found nothing counts too: its first event is when the check was introduced."""
+    if len(line) > MAX_LINE_BYTES:
+        return Rejected("longer than a health event may be")
+    try:
+        event = _health.decode(line)
+    except DECODE_ERRORS:
+        return Rejected("no health event")
+    if event.seen_ns > LATEST_NS:
+        return Rejected("its time is out of range")
+    severity = "ok" if event.could_not_run else event.severity
+    return EventRow(
+        event.seen_ns, node, _symptom_of_check(event), event.cause, severity, "health", event.check,
+        event.part, "", event.user_made, _printable(event.words),
+    )  # fmt: skip
+
+
+def _symptom_of_check(event: HealthEvent) -> str:
+    match = re.fullmatch(r"xid_([0-9]{1,4})", event.cause)
+    if match is not None:
+        return symptom_of_xid(int(match[1]))
+    name = f"{event.check} {event.cause}"
+    return (
+        event.cause if event.cause in SYMPTOMS else next((key for word, key in _SYMPTOM_WORDS if word in name), "other")
+    )
+
+
+def _timed(text: str, clock: Clock) -> tuple[int, str] | Rejected:
+    try:
+        match = _ISO.match(text)
+        if match is not None:
+            at = datetime.fromisoformat(match[1].replace(",", "."))
+            return _in_range(at, clock, match[2])
+        match = _DMESG.match(text)
+        if match is not None:
+            month, day, hour, minute, second, year, rest = match.groups()
+            return _in_range(_date(int(year), month, day, hour, minute, second), clock, rest)
+        match = _SYSLOG.match(text)
+        if match is not None:
+            if clock.year is None:
+                return Rejected("its time has no year; give --year")
+            *when, rest = match.groups()
+            return _in_range(_date(clock.year, *when), clock, rest)
+    except (ValueError, OverflowError):
+        return Rejected("its time is out of range")
+    if _SINCE_BOOT.match(text):
+        return Rejected("its time counts from the boot; write it with `dmesg --time-format iso`")
+    return Rejected("it has no time")
+
+
+def _date(year: int, month: str, day: str, hour: str, minute: str, second: str) -> datetime:
+    number = _MONTHS.index(month) + 1
+    return datetime(year, number, int(day), int(hour), int(minute), int(second))  # noqa: DTZ001 - given its zone below
+
+
+def _in_range(at: datetime, clock: Clock, rest: str) -> tuple[int, str] | Rejected:
+    zoned = at if at.tzinfo is not None else at.replace(tzinfo=timezone(timedelta(seconds=clock.utc_offset_s)))
+    since = zoned - datetime(1970, 1, 1, tzinfo=UTC)
+    time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+    return (time_ns, rest) if 0 <= time_ns <= LATEST_NS else Rejected("its time is out of range")
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(one if one.isprintable() else " " for one in text[:MAX_WORDS])

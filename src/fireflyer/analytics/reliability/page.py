@@ -1,0 +1,156 @@
+"""A characterisation as text rows and as one HTML page that needs nothing else, in the style of a run's report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
+
+from fireflyer.analytics.html import load_template
+from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
+from fireflyer.analytics.reliability.characterisation import Characterisation, RollingRates, SizeClass
+from fireflyer.analytics.reliability.intervals import Rate
+from fireflyer.analytics.reliability.taxonomy import SYMPTOMS
+from fireflyer.base.units import SECOND
+
+__all__ = ["Table", "day_text", "headline", "render_page", "tables_of", "title_of"]
+
+DAY_NS: Final = 86_400 * SECOND
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Table(NamedTuple):
+    """Of text; columns from `numbers` on are aligned to the right."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    numbers: int = 1
+
+
+def day_text(day: int) -> str:
+    """Days since 1970, as `2026-03-01`."""
+    return (_EPOCH + timedelta(days=day)).strftime("%Y-%m-%d")
+
+
+def title_of(symptom: str) -> str:
+    """Of a key in `SYMPTOMS`; a failure without one is of a node that reported nothing."""
+    return SYMPTOMS[symptom].title if symptom in SYMPTOMS else symptom or "nothing reported"
+
+
+def headline(found: Characterisation) -> str:
+    """One sentence."""
+    days = (found.end_ns - found.begin_ns) / DAY_NS
+    said = f"{found.jobs:,} jobs and {found.events:,} events of {found.nodes_seen:,} nodes in {days:,.1f} days"
+    large = found.large_jobs
+    if large is None:
+        return f"{said}."
+    return (
+        f"{said}; jobs of more than {large.more_than_gpus} GPUs fail {_rate(large.rate)} times per 1000 node-days, "
+        f"{large.unattributed:,} of {large.rate.failures:,} times while no node reported anything."
+    )
+
+
+def tables_of(found: Characterisation) -> tuple[Table, ...]:
+    """What a terminal and the page show, without tables that have no row."""
+    tables = (
+        Table(
+            "Rates per 1000 node-days, with 90 % intervals",
+            ("symptom", "incidents", "per 1000 node-days"),
+            tuple((title_of(one.symptom), f"{one.rate.failures:,}", _rate(one.rate)) for one in found.symptoms),
+            f"{found.node_days:,.1f} node-days of {found.node_days_of}. What a node reports of one cause within an "
+            "hour counts once.",
+        ),
+        Table(
+            "Failures of jobs, by the symptom that they are counted under",
+            ("symptom", "failures"),
+            tuple((title_of(symptom), f"{count:,}") for symptom, count in found.failure_symptoms),
+            "NODE_FAIL, and FAILED while a node of the job reported something from 10 minutes before its end to 5 "
+            "after.",
+        ),
+        Table(
+            "Size of jobs",
+            ("GPUs up to", "jobs", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
+            tuple(_size_row(one) for one in found.sizes),
+            "Lost: half an hour of each failed job, or all of a shorter one. By preemption: of jobs that restarts of "
+            "failed jobs preempted.",
+            numbers=0,
+        ),
+        Table(
+            "Jobs that failed again and again, or whose restarts preempted others",
+            ("job", "failures", "GPUs", "preempted jobs", "their GPUs"),
+            tuple(
+                (one.job, f"{one.failures:,}", f"{one.gpus:,}", f"{one.preempted_jobs:,}", f"{one.preempted_gpus:,}")
+                for one in found.cascades
+            ),
+            "" if found.complete else "There are more preemptions than were looked at.",
+        ),
+        Table(
+            "Jobs by state",
+            ("state", "jobs", "GPU-hours"),
+            tuple((one.state, f"{one.jobs:,}", f"{one.gpu_hours:,.1f}") for one in found.states),
+        ),
+        Table(
+            "Checks that are new",
+            ("check", "since"),
+            tuple((one.check, day_text(one.day)) for one in found.introductions),
+            "A rate may rise because something is seen that was not before.",
+        ),
+        Table(
+            "Incidents by month and cause",
+            ("month", "symptom", "cause", "incidents"),
+            tuple((one.month, title_of(one.symptom), one.cause, f"{one.incidents:,}") for one in found.months),
+            numbers=3,
+        ),
+    )
+    return tuple(table for table in tables if table.rows)
+
+
+def render_page(found: Characterisation) -> str:
+    """A complete HTML document; the same characterisation gives the same bytes."""
+    first = found.begin_ns // DAY_NS
+    chart = line_chart(
+        [_series(one, first) for one in found.rolling[:MAX_SERIES]],
+        name="rolling",
+        title="Incidents per 1000 node-days over 30 days",
+        x_label=f"days since {day_text(first)}",
+        y_label="per 1000 node-days",
+        y_least=0.0,
+        marks=tuple((one.day - first, one.check) for one in found.introductions),
+    )
+    return load_template("fireflyer.analytics", "reliability.html.j2").render(
+        headline=headline(found),
+        begin=day_text(first),
+        end=day_text(found.end_ns // DAY_NS),
+        tables=tables_of(found),
+        chart=Markup(chart),  # noqa: S704 - the chart escapes every text that it draws
+    )
+
+
+def _series(rates: RollingRates, first: int) -> Series:
+    points = zip(rates.days, rates.per_1000_node_days, strict=True)
+    return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
+
+
+def _size_row(one: SizeClass) -> tuple[str, ...]:
+    return (
+        f"{one.gpus:,}",
+        f"{one.jobs:,}",
+        f"{one.node_days:,.1f}",
+        f"{one.failures:,}",
+        _hours(one.mttf_h),
+        f"{_hours(one.mttf_low_h)} to {_hours(one.mttf_high_h)}",
+        f"{one.lost_gpu_hours:,.1f}",
+        f"{one.lost_by_preemption_gpu_hours:,.1f}",
+    )
+
+
+def _rate(rate: Rate) -> str:
+    per = 1000
+    return f"{rate.per_node_day * per:.3g} ({rate.low * per:.3g} to {rate.high * per:.3g})"
+
+
+def _hours(hours: float | None) -> str:
+    return "∞" if hours is None else f"{hours:,.3g}" if hours < 1000 else f"{hours:,.0f}"

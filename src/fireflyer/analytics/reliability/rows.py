@@ -1,0 +1,75 @@
+"""Rows of the two tables that everything is computed from: what nodes reported, and what jobs did.
+
+Instants are nanoseconds since 1970. What a source does not say is empty, 0 or None.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from fireflyer.base.health_event import Severity
+
+__all__ = [
+    "ABSENT_EXIT",
+    "FAILED_STATES",
+    "MAX_NAME",
+    "MAX_NODES_OF_A_JOB",
+    "MAX_WORDS",
+    "STATES",
+    "EventRow",
+    "JobRow",
+]
+
+MAX_NAME: Final = 128
+"""Characters of the name of a node, part, user or job."""
+MAX_WORDS: Final = 400
+MAX_NODES_OF_A_JOB: Final = 100_000
+ABSENT_EXIT: Final = -1
+
+STATES: Final = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING",
+    "PREEMPTED", "REQUEUED", "RESIZING", "REVOKED", "RUNNING", "SUSPENDED", "TIMEOUT",
+)  # fmt: skip
+"""Of a job, by Slurm's names. `FAILED` counts as a failure of the cluster only where a node reported something."""
+FAILED_STATES: Final = ("BOOT_FAIL", "FAILED", "NODE_FAIL")
+
+
+class EventRow(NamedTuple):
+    time_ns: int
+    node: str
+    symptom: str
+    """Key in `taxonomy.SYMPTOMS`."""
+    cause: str
+    """Class of the fault, as `xid_79`; empty where the symptom has only one."""
+    severity: Severity
+    source: str
+    """kernel, journal, health or run."""
+    check: str
+    """That wrote it; empty for logs."""
+    part: str
+    job: str
+    """Empty: not known."""
+    user_made: bool
+    """A program can produce it."""
+    words: str
+
+
+class JobRow(NamedTuple):
+    job: str
+    """The same for every attempt of a job that was queued again."""
+    user: str
+    state: str
+    nodes: int
+    gpus: int
+    submit_ns: int | None
+    start_ns: int | None
+    """None: it never ran."""
+    end_ns: int | None
+    """None: it still runs."""
+    exit_code: int
+    """`ABSENT_EXIT`: not known."""
+    signal: int
+    node_list: str
+    """As Slurm writes it: `gpu[001-004,7],login1`."""
+    excluded: str
+    """Nodes that the user excluded, in the same notation."""

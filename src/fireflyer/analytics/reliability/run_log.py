@@ -1,0 +1,95 @@
+"""The event log of a run as rows: each attempt a job row, each failure that names a node an event. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, MAX_WORDS, EventRow, JobRow
+from fireflyer.base.errors import UsageError
+from fireflyer.base.events import (
+    AttemptFailed,
+    AttemptSized,
+    AttemptStarted,
+    JobFinished,
+    JobStarted,
+    Logged,
+    NodeLost,
+    RankExited,
+    Suspended,
+)
+from fireflyer.base.units import SECOND
+
+__all__ = ["rows_of_run"]
+
+
+class _Run:
+    """One pass over the log; an attempt ends where it failed, was suspended or the job finished."""
+
+    def __init__(self, started: JobStarted) -> None:
+        self.job, self.begin_ns = started.job[:MAX_NAME], round(started.wall_time_s * SECOND)
+        self.hosts: tuple[str, ...] = ()
+        self.nodes, self.ranks = started.nodes, started.world_size
+        self.attempt_ns: int | None = None
+        self.exit_code = ABSENT_EXIT
+        self.jobs: list[JobRow] = []
+        self.events: list[EventRow] = []
+
+    def take(self, entry: Logged) -> None:
+        now_ns, event = self.begin_ns + entry.at_ns, entry.event
+        match event:
+            case AttemptStarted():
+                self.attempt_ns, self.exit_code = now_ns, ABSENT_EXIT
+            case AttemptSized():
+                self.hosts, self.nodes = event.hosts, event.nodes
+            case NodeLost():
+                self._saw(now_ns, self._host(event.node, event.host), "node_lost", "high", event.reason)
+            case RankExited() if event.exit_code:
+                self.exit_code = event.exit_code if self.exit_code == ABSENT_EXIT else self.exit_code
+            case AttemptFailed():
+                self._failed(now_ns, event)
+            case Suspended():
+                self._ended(now_ns, "PREEMPTED")
+            case JobFinished():
+                self.exit_code = event.exit_code
+                self._ended(now_ns, "COMPLETED" if event.exit_code == 0 else "FAILED")
+            case _:
+                pass
+
+    def _failed(self, now_ns: int, event: AttemptFailed) -> None:
+        node = "" if event.node is None else self._host(event.node, "")
+        if event.kind == "user":
+            self._saw(now_ns, node, "program_error", "warn", event.reason, user_made=True)
+        state = "CANCELLED" if event.stopped else "NODE_FAIL" if event.kind == "infrastructure" else "FAILED"
+        self._ended(now_ns, state)
+
+    def _ended(self, now_ns: int, state: str) -> None:
+        if self.attempt_ns is None:
+            return
+        signal = self.exit_code - 128 if 128 < self.exit_code < 192 else 0
+        self.jobs.append(
+            JobRow(self.job, "", state, self.nodes, self.ranks, self.begin_ns, self.attempt_ns, now_ns, self.exit_code,
+                   signal, ",".join(self.hosts), "")
+        )  # fmt: skip
+        self.attempt_ns = None
+
+    def _host(self, node: int, host: str) -> str:
+        named = host or (self.hosts[node] if 0 <= node < len(self.hosts) else f"node-{node}")
+        return named[:MAX_NAME]
+
+    def _saw(self, now_ns: int, node: str, symptom: str, severity: str, words: str, *, user_made: bool = False) -> None:
+        at = EventRow(
+            now_ns, node, symptom, "", "high" if severity == "high" else "warn", "run", "", "", self.job, user_made,
+            words[:MAX_WORDS],
+        )  # fmt: skip
+        self.events.append(at)
+
+
+def rows_of_run(log: Sequence[Logged], *, name: str) -> tuple[list[JobRow], list[EventRow]]:
+    """Raises `UsageError` where the log has no `JobStarted`, before which nothing has a time of day."""
+    started = next((entry.event for entry in log if isinstance(entry.event, JobStarted)), None)
+    if started is None:
+        raise UsageError(f"{name}: the event log does not say when the job started")
+    run = _Run(started)
+    for entry in log:
+        run.take(entry)
+    return run.jobs, run.events

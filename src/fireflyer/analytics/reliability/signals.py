@@ -1,0 +1,131 @@
+"""The signals of every node over a window, from the tables, for `find_lemons`.
+
+What more than a few nodes report at the same time is a fault of what they share, as a switch or a file system, and
+counts against none of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+from fireflyer.analytics.reliability.failures import prepare
+from fireflyer.analytics.reliability.lemons import NodeSignals
+from fireflyer.analytics.reliability.node_lists import expand_node_list
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
+
+__all__ = ["WINDOW_DAYS", "node_signals"]
+
+WINDOW_DAYS: Final = 28
+"""Of the paper's signals."""
+DAY_NS: Final = 86_400 * SECOND
+HOUR_NS: Final = 3600 * SECOND
+TOGETHER_NS: Final = 600 * SECOND
+TOGETHER_NODES: Final = 5
+TOGETHER_SHARE: Final = 0.01
+"""Of the fleet, at least `TOGETHER_NODES`: more nodes than these within `TOGETHER_NS` share the fault."""
+MAX_FLEET: Final = 1_000_000
+
+
+def node_signals(
+    connection: Any, *, days: int = WINDOW_DAYS, nodes: int | None = None, gpus_per_node: int = 8
+) -> list[NodeSignals]:
+    """Of all nodes that jobs ran on or that reported anything, in the last `days` that the tables have; nodes beyond
+    those, up to `nodes`, had nothing. `tickets` is 0: no source has any. Raises `UsageError` for empty tables, and for
+    more than `MAX_FLEET` nodes."""
+    prepare(connection, gpus_per_node=gpus_per_node)
+    ((end_ns,),) = connection.execute(
+        "SELECT max(last) FROM (SELECT max(coalesce(end_ns, start_ns)) AS last FROM jobs UNION ALL "
+        "SELECT max(time_ns) FROM events)"
+    ).fetchall()
+    if end_ns is None:
+        raise UsageError("the tables are empty: no job has started, and no node has reported anything")
+    begin_ns = end_ns - days * DAY_NS
+    fleet = _fleet(connection, begin_ns)
+    if nodes is not None:
+        fleet += [f"(node {number} without jobs or events)" for number in range(len(fleet), nodes)]
+    together = max(TOGETHER_NODES, int(TOGETHER_SHARE * len(fleet)))
+    _find_observations(connection, begin_ns, together)
+    counts = _counts(connection, begin_ns)
+    return [NodeSignals(node=node, days=days, **counts.get(node, {"incidents": 0})) for node in fleet]
+
+
+def _fleet(connection: Any, begin_ns: int) -> list[str]:
+    names: set[str] = set()
+    lists = connection.cursor().execute(
+        f"SELECT DISTINCT node_list FROM jobs WHERE start_ns IS NOT NULL AND coalesce(end_ns, start_ns) >= {begin_ns}"
+        f" UNION SELECT DISTINCT node FROM events WHERE time_ns >= {begin_ns}"
+    )
+    for (node_list,) in iter(lists.fetchone, None):
+        names.update(_names(node_list))
+        if len(names) > MAX_FLEET:
+            raise UsageError(f"the tables name more than {MAX_FLEET:,} nodes")
+    return sorted(names)
+
+
+def _names(node_list: str) -> tuple[str, ...]:
+    try:
+        return expand_node_list(node_list)
+    except UsageError:
+        return ()
+
+
+def _find_observations(connection: Any, begin_ns: int, together: int) -> None:
+    """Makes `observations`: what counts against one node, and the failures that its jobs had."""
+    connection.execute(
+        f"""
+        CREATE TABLE observations AS
+        WITH severe AS (
+          SELECT node, symptom, cause, severity = 'high' AND source = 'health' AS taken_out, time_ns,
+                 time_ns // {TOGETHER_NS} AS bucket
+          FROM events WHERE severity IN ('low', 'high') AND NOT user_made AND time_ns >= {begin_ns}
+        ), shared AS (
+          SELECT symptom, bucket FROM severe GROUP BY symptom, bucket HAVING count(DISTINCT node) > {together}
+        )
+        SELECT node, cause, taken_out, time_ns, '' AS job, 0 AS nodes
+        FROM severe ANTI JOIN shared USING (symptom, bucket)
+        UNION ALL
+        SELECT if(culprit = '', node_list, culprit), '', false, end_ns, failures.job, nodes FROM failures
+        LEFT JOIN shared ON failures.symptom = shared.symptom AND end_ns // {TOGETHER_NS} = shared.bucket
+        WHERE end_ns >= {begin_ns} AND shared.bucket IS NULL AND (culprit <> '' OR nodes = 1)
+        """
+    )
+
+
+def _counts(connection: Any, begin_ns: int) -> dict[str, dict[str, int]]:
+    rows = connection.execute(
+        f"""
+        WITH gaps AS (
+          SELECT *, time_ns - lag(time_ns) OVER (PARTITION BY node ORDER BY time_ns) AS gap_ns FROM observations
+        )
+        SELECT node, count(*) FILTER (gap_ns IS NULL OR gap_ns > {HOUR_NS}),
+               count(DISTINCT cause) FILTER (starts_with(cause, 'xid_')),
+               count(DISTINCT time_ns // {HOUR_NS}) FILTER (taken_out),
+               count(*) FILTER (job <> '' AND nodes > 1), count(*) FILTER (job <> '' AND nodes = 1)
+        FROM gaps GROUP BY node
+        """
+    ).fetchall()
+    keys = ("incidents", "xid_cnt", "out_count", "multi_node_node_fails", "single_node_node_fails")
+    counts = {node: dict(zip(keys, values, strict=True)) for node, *values in rows}
+    jobs = connection.execute(
+        f"SELECT node_list, count(*) FROM jobs WHERE nodes = 1 AND start_ns IS NOT NULL "
+        f"AND coalesce(end_ns, start_ns) >= {begin_ns} GROUP BY node_list"
+    ).fetchall()
+    for node, count in jobs:
+        counts.setdefault(node, {"incidents": 0})["single_node_jobs"] = count
+    for node, count in _exclusions(connection, begin_ns).items():
+        counts.setdefault(node, {"incidents": 0})["excl_jobid_count"] = count
+    return counts
+
+
+def _exclusions(connection: Any, begin_ns: int) -> Counter[str]:
+    lists = connection.cursor().execute(
+        "SELECT excluded, count(DISTINCT job) FROM jobs WHERE excluded <> '' "
+        f"AND coalesce(end_ns, submit_ns) >= {begin_ns} GROUP BY excluded"
+    )
+    found: Counter[str] = Counter()
+    for excluded, count in iter(lists.fetchone, None):
+        for node in _names(excluded):
+            found[node] += count
+    return found

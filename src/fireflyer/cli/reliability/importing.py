@@ -1,0 +1,151 @@
+"""`ff reliability import`: logs and accounting into tables."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from fireflyer.base.errors import UsageError
+from fireflyer.cli.completion import complete_directory, complete_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fireflyer.analytics.reliability.importing import Imported, LineSource
+    from fireflyer.analytics.reliability.log_lines import Clock
+
+__all__ = ["import_command"]
+
+
+@click.command(
+    "import",
+    short_help="Logs of nodes, runs and Slurm's accounting, into tables.",
+    epilog="""\b
+Examples:
+  ff reliability import failures --sacct sacct.txt --journal journal.json
+  ff reliability import failures --kernel-log gpu7=dmesg.txt --health gpu7=health.jsonl
+  ff reliability import failures --run runs/train-20260101-120000
+
+\b
+The accounting is written by:
+  SLURM_TIME_FORMAT=%s sacct --allusers --duplicates --parsable2 --starttime 2026-01-01 \\
+    --format JobID,User,State,Submit,Start,End,NNodes,NodeList,AllocTRES,ExitCode,SubmitLine""",
+)
+@click.argument("directory", metavar="DIRECTORY", shell_complete=complete_directory)
+@click.option(
+    "--sacct", multiple=True, metavar="FILE", shell_complete=complete_file, help="Output of `sacct --parsable2`."
+)
+@click.option(
+    "--jobcomp", multiple=True, metavar="FILE", shell_complete=complete_file, help="What Slurm's jobcomp/filetxt wrote."
+)
+@click.option(
+    "--kernel-log",
+    multiple=True,
+    metavar="[NODE=]FILE",
+    shell_complete=complete_file,
+    help="Kernel log: of `dmesg --time-format iso`, `dmesg -T`, or syslog.",
+)
+@click.option(
+    "--journal",
+    multiple=True,
+    metavar="[NODE=]FILE",
+    shell_complete=complete_file,
+    help="Output of `journalctl -k -o json`.",
+)
+@click.option(
+    "--health", multiple=True, metavar="[NODE=]FILE", shell_complete=complete_file, help="Health events, one a line."
+)
+@click.option(
+    "--run",
+    "runs",
+    multiple=True,
+    metavar="RUN_DIR",
+    shell_complete=complete_directory,
+    help="Directory of a run of `ff run`.",
+)
+@click.option(
+    "--year",
+    type=click.IntRange(1970, 2100),
+    metavar="YEAR",
+    help="Of syslog lines, whose times have none.  [default: such lines are left out]",
+)
+@click.option(
+    "--utc-offset",
+    type=click.IntRange(-86_399, 86_399),
+    default=0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Of local times, as 7200 where clocks are two hours ahead of UTC.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str, ...], kernel_log: tuple[str, ...],
+                   journal: tuple[str, ...], health: tuple[str, ...], runs: tuple[str, ...], year: int | None,
+                   utc_offset: int, as_json: bool) -> int:  # fmt: skip
+    """Read logs and accounting into the tables in DIRECTORY, from which all other commands compute. A file may be
+    compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
+
+    Lines that cannot be used are counted and told. A file that is imported again replaces what it gave.
+    """
+    from fireflyer.analytics.reliability.log_lines import Clock
+
+    clock = Clock(utc_offset, year)
+    sources: dict[LineSource, tuple[str, ...]] = {
+        "jobcomp": jobcomp,
+        "kernel-log": kernel_log,
+        "journal": journal,
+        "health": health,
+    }
+    if not any((sacct, runs, *sources.values())):
+        raise UsageError("nothing to import; give --sacct, --jobcomp, --kernel-log, --journal, --health or --run")
+    found = []
+    for one in _imported(directory, sacct, sources, runs, clock):
+        found.append(one)
+        if not as_json:
+            _print(one)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    return 0
+
+
+def _imported(
+    directory: str,
+    sacct: tuple[str, ...],
+    sources: dict[LineSource, tuple[str, ...]],
+    runs: tuple[str, ...],
+    clock: Clock,
+) -> Iterator[Imported]:
+    from fireflyer.analytics.reliability.importing import import_lines, import_run, import_sacct
+    from fireflyer.cli.output import read_events
+
+    for path in sacct:
+        yield import_sacct(path, directory, clock=clock)
+    for source, paths in sources.items():
+        for given in paths:
+            node, path = _node_and_path(given)
+            yield import_lines(source, path, directory, node=node, clock=clock)
+    for run_dir in runs:
+        yield import_run(run_dir, read_events(run_dir), directory)
+
+
+def _node_and_path(given: str) -> tuple[str, str]:
+    """`gpu7=dmesg.txt`; an equals sign in the path of a file that is there is no such separator."""
+    node, separator, path = given.partition("=")
+    if not separator or os.path.exists(given):
+        return os.path.basename(given).split(".", 1)[0], given
+    if not node or "/" in node:
+        raise UsageError(f"{given!r} is not NODE=FILE")
+    return node, path
+
+
+def _print(one: Imported) -> None:
+    rows = [f"{count:,} {what}" for count, what in ((one.jobs, "jobs"), (one.events, "events")) if count]
+    steps = f", {one.steps:,} steps left out" if one.steps else ""
+    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} lines{steps}")
+    for reason, count in sorted(one.rejected.items(), key=lambda item: -item[1]):
+        click.echo(f"  {count:,} lines not used: {reason}")
+    if one.cut:
+        click.echo(f"  the file was not read to its end: {one.cut}")

@@ -1,0 +1,193 @@
+"""Reports computed from the tables: published tables come back cell by cell from logs that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from scipy.stats import chi2
+from tests.support.reliability.published_logs import log_of_days, log_of_months, log_of_shares
+
+from fireflyer.analytics.reliability.characterisation import DAY_NS, Characterisation, characterise
+from fireflyer.analytics.reliability.importing import import_lines, import_sacct
+from fireflyer.analytics.reliability.intervals import rate_of
+from fireflyer.analytics.reliability.log_lines import Clock
+from fireflyer.analytics.reliability.published_failures import (
+    COLUMNS,
+    ECC_XIDS,
+    LINK_FAILURES,
+    MONTHS,
+    XID_SHARES_PERCENT,
+    solved_months,
+)
+from fireflyer.analytics.reliability.rows import EventRow
+from fireflyer.analytics.reliability.tables import TableWriter, open_tables
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
+
+HEADER = "JobID|User|State|Submit|Start|End|NNodes|NodeList|AllocTRES|ExitCode\n"
+BEGIN_S = 1_700_006_400  # midnight
+HOUR_S, DAY_S = 3600, 86_400
+
+
+def of_log(tmp_path: Path, lines: Iterable[str]) -> Characterisation:
+    (tmp_path / "kern.log").write_text("".join(lines))
+    found = import_lines("kernel-log", str(tmp_path / "kern.log"), str(tmp_path / "t"), node="", clock=Clock())
+    assert not found.rejected
+    return characterised(tmp_path)
+
+
+def characterised(tmp_path: Path, **options: int) -> Characterisation:
+    with open_tables(str(tmp_path / "t")) as tables:
+        return characterise(tables, **options)
+
+
+def write_jobs(tmp_path: Path, rows: Iterable[str]) -> None:
+    path = tmp_path / "sacct"
+    path.write_text(HEADER + "".join(f"{row}\n" for row in rows))
+    assert not import_sacct(str(path), str(tmp_path / "t"), clock=Clock()).rejected
+
+
+def write_events(tmp_path: Path, rows: Iterable[tuple[int, str, str]]) -> None:
+    """Seconds since the beginning, node and symptom; of high severity."""
+    writer = TableWriter(str(tmp_path / "t"), "events")
+    for at_s, node, symptom in rows:
+        at_ns = (BEGIN_S + at_s) * SECOND
+        writer.add(EventRow(at_ns, node, symptom, "", "high", "health", f"check_{symptom}", "", "", False, ""))
+    writer.finish("0" * 16)
+
+
+def job(number: int | str, state: str, start_s: int, end_s: int, nodes: str, gpus: int, count: int = 1) -> str:
+    start, end = BEGIN_S + start_s, BEGIN_S + end_s
+    return f"{number}|ada|{state}|{start}|{start}|{end}|{count}|{nodes}|gres/gpu={gpus}|1:0"
+
+
+def test_table_vii_comes_back_cell_by_cell(tmp_path: Path) -> None:
+    cells = {month: {column: solved_months()[month][column] for column in COLUMNS} for month in MONTHS}
+    keys = {"main_memory": ("main_memory", "uncorrected"), "network": ("ib_link", "link_down")}
+    counted = {
+        (one.month, one.symptom, one.cause): one.incidents for one in of_log(tmp_path, log_of_months(cells)).months
+    }
+    for month in MONTHS:
+        for column in COLUMNS:
+            symptom = "gpu_unavailable" if column == "xid_79" else "gpu_memory"
+            key = (month, *keys.get(column, (symptom, column)))
+            assert counted.get(key, 0) == cells[month][column], key
+    assert sum(counted.values()) == 292
+
+
+def test_table_viii_comes_back_day_by_day(tmp_path: Path) -> None:
+    found = of_log(tmp_path, log_of_days(LINK_FAILURES))
+    assert [(one.symptom, one.rate.failures) for one in found.symptoms] == [("ib_link", 213)]
+    october = next(one for one in found.months if one.month == "2023-10")
+    assert october.incidents == 13, "where table VII has 29"
+    (rolling,) = found.rolling
+    counts: list[int] = []
+    windows = [0]
+    for number, rate in enumerate(rolling.per_1000_node_days, start=1):
+        windows.append(round(rate * found.nodes_seen * min(number, 30) / 1000))
+        leaving = counts[number - 31] if number > 30 else 0
+        counts.append(windows[-1] - windows[-2] + leaving)
+    days = dict(zip(rolling.days, counts, strict=True))
+    assert {day: days.pop((date.fromisoformat(day) - date(1970, 1, 1)).days) for day in LINK_FAILURES} == LINK_FAILURES
+    assert not any(days.values())
+
+
+def test_shares_of_xids_come_back(tmp_path: Path) -> None:
+    counts = {74: 4257, 43: 3348, 63: 200, 13: 2195}
+    months = of_log(tmp_path, log_of_shares(counts)).months
+    total = sum(one.incidents for one in months)
+    shares = {one.cause: 100 * one.incidents / total for one in months}
+    assert {xid: round(shares[f"xid_{xid}"], 2) for xid in XID_SHARES_PERCENT} == XID_SHARES_PERCENT
+    assert round(sum(shares.get(f"xid_{xid}", 0) for xid in ECC_XIDS)) == 2
+
+
+@pytest.mark.parametrize("failures", [0, 1, 7, 120, 5000])
+def test_intervals_are_those_of_the_gamma_distribution(failures: int) -> None:
+    rate = rate_of(failures, 1000.0)
+    assert rate.low == pytest.approx(chi2.ppf(0.05, 2 * failures) / 2000 if failures else 0.0, rel=1e-9)
+    assert rate.high == pytest.approx(chi2.ppf(0.95, 2 * failures + 2) / 2000, rel=1e-9)
+    assert rate.low <= rate.per_node_day <= rate.high
+
+
+def test_a_failed_job_is_a_failure_of_the_cluster_where_its_node_reported_something(tmp_path: Path) -> None:
+    end = 10 * HOUR_S
+    write_jobs(
+        tmp_path,
+        [
+            job(1, "FAILED", 0, end, "gpu[1-32]", 256, 32),  # the link of gpu7, 9 minutes before its end
+            job(2, "FAILED", 0, end, "gpu[40-71]", 256, 32),  # 11 minutes before
+            job(3, "FAILED", 0, end, "gpu80", 8),  # 4 minutes after
+            job(4, "FAILED", 0, end, "gpu81", 8),  # 6 minutes after
+            job(5, "NODE_FAIL", 0, end, "gpu82", 8),  # nothing was reported
+            job(6, "FAILED", 0, end, "gpu83", 8),  # two symptoms
+            job(7, "COMPLETED", 0, end, "gpu84", 8),
+        ],
+    )
+    write_events(
+        tmp_path,
+        [
+            (end - 540, "gpu7", "ib_link"),
+            (end - 660, "gpu41", "ib_link"),
+            (end + 240, "gpu80", "pcie"),
+            (end + 360, "gpu81", "pcie"),
+            (end - 60, "gpu83", "nccl_timeout"),
+            (end - 30, "gpu83", "gpu_memory"),
+            (end - 30, "gpu84", "gpu_memory"),
+        ],
+    )
+    found = characterised(tmp_path)
+    assert dict(found.failure_symptoms) == {"ib_link": 1, "pcie": 1, "": 1, "gpu_memory": 1}
+    sizes = {one.gpus: one for one in found.sizes}
+    assert (sizes[256].failures, sizes[8].failures) == (1, 3)
+    assert sizes[256].mttf_h == pytest.approx(20)
+    assert found.large_jobs is not None
+    assert found.large_jobs.rate.failures == 1
+    assert found.large_jobs.rate.node_days == pytest.approx(64 * 10 / 24)
+    assert found.lost_gpu_hours == pytest.approx(0.5 * (256 + 3 * 8))
+
+
+def test_a_crash_loop_and_what_it_preempts(tmp_path: Path) -> None:
+    """As the paper's job of 1024 GPUs that failed again and again; each restart takes nodes from small jobs."""
+    rows = []
+    for attempt in range(4):
+        start = attempt * HOUR_S
+        rows.append(job(9, "NODE_FAIL", start, start + HOUR_S - 60, "gpu[1-128]", 1024, 128))
+        if attempt:
+            rows += [job(100 * attempt + k, "PREEMPTED", start - 1800, start - 30, f"gpu{k}", 8) for k in range(1, 6)]
+            rows.append(job(100 * attempt + 99, "PREEMPTED", start - 1800, start - 30, "gpu900", 8))  # another's doing
+    write_jobs(tmp_path, rows)
+    found = characterised(tmp_path)
+    assert found.complete
+    (cascade,) = found.cascades
+    assert (cascade.job, cascade.failures, cascade.gpus) == ("9", 4, 1024)
+    assert (cascade.preempted_jobs, cascade.preempted_gpus) == (15, 120)
+    assert found.lost_by_preemption_gpu_hours == pytest.approx(15 * 8 * 1770 / 3600)
+
+
+def test_a_check_that_is_new_is_marked(tmp_path: Path) -> None:
+    write_events(
+        tmp_path, [(0, "gpu1", "pcie"), (40 * DAY_S, "gpu2", "filesystem_mount"), (50 * DAY_S, "gpu2", "pcie")]
+    )
+    found = characterised(tmp_path, nodes=100)
+    assert [(one.check, one.day) for one in found.introductions] == [("check_filesystem_mount", BEGIN_S // DAY_S + 40)]
+    assert found.node_days == pytest.approx(100 * 50)
+    rates = {one.symptom: one.per_1000_node_days for one in found.rolling}
+    assert rates["pcie"][29] == pytest.approx(1000 / 3000)
+    assert rates["pcie"][30] == 0, "30 days later"
+
+
+def test_a_thousand_years_are_a_wrong_clock_and_nothing_is_empty(tmp_path: Path) -> None:
+    write_events(tmp_path, [(0, "gpu1", "pcie")])
+    writer = TableWriter(str(tmp_path / "t"), "events")
+    writer.add(EventRow(DAY_NS, "gpu1", "pcie", "", "high", "kernel", "", "", "", False, ""))
+    writer.add(EventRow(40_000 * DAY_NS, "gpu1", "pcie", "", "high", "kernel", "", "", "", False, ""))
+    writer.finish("1" * 16)
+    with pytest.raises(UsageError, match="more than a century"):
+        characterised(tmp_path)
+    empty = TableWriter(str(tmp_path / "u"), "events")
+    empty.finish("0" * 16)
+    with pytest.raises(UsageError, match="the tables are empty"), open_tables(str(tmp_path / "u")) as tables:
+        characterise(tables)

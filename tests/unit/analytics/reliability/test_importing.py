@@ -1,0 +1,264 @@
+"""Logs and accounting become rows; what cannot be used is counted, and nothing raises."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fireflyer.analytics.reliability.importing import Imported, import_lines, import_run, import_sacct
+from fireflyer.analytics.reliability.kernel_log import finding_of
+from fireflyer.analytics.reliability.log_lines import (
+    MAX_LOG_LINE_BYTES,
+    Clock,
+    Rejected,
+    health_row,
+    journal_row,
+    kernel_row,
+)
+from fireflyer.analytics.reliability.node_lists import expand_node_list
+from fireflyer.analytics.reliability.rows import EventRow
+from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
+from fireflyer.analytics.reliability.tables import open_tables
+from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, JobStarted, Logged, NodeLost, RankExited
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.units import SECOND
+
+CLOCK = Clock()
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
+AT_NS = 1_700_000_000 * SECOND  # 2023-11-14T22:13:20Z
+HEADER = "JobID|User|State|Submit|Start|End|NNodes|NodeList|AllocTRES|ExitCode|SubmitLine\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "symptom", "cause", "severity"),
+    [
+        (XID, "gpu_unavailable", "xid_79", "high"),
+        ("NVRM: Xid (PCI:0000:af:00): 31, pid=9, MMU fault", "gpu_program", "xid_31", "warn"),
+        ("NVRM: Xid (PCI:0000:af:00): 63, row remapping", "gpu_memory", "xid_63", "low"),
+        ("NVRM: Xid (PCI:0000:af:00): 119, Timeout after 6s of waiting for RPC", "gpu_driver", "xid_119", "high"),
+        ("mlx5_core 0000:98:00.0 ib0: Link down", "ib_link", "link_down", "high"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "main_memory", "uncorrected", "high"),
+        ("EDAC MC1: 1 CE memory scrubbing error on unknown memory", "main_memory", "corrected", "warn"),
+        ("pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "pcie", "uncorrected", "high"),
+        ("blk_update_request: I/O error, dev nvme0n1, sector 12", "block_device", "io_error", "high"),
+        ("nfs: server store-1 not responding, timed out", "filesystem_mount", "not_responding", "high"),
+        ("Out of memory: Killed process 41 (python)", "oom", "", "warn"),
+        ("i40e 0000:18:00.0 eno1: NIC Link is Down", "eth_link", "link_down", "low"),
+        ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s!", "system_service", "soft_lockup", "high"),
+    ],
+)
+def test_what_the_kernel_says_is_a_symptom(message: str, symptom: str, cause: str, severity: str) -> None:
+    found = finding_of(message)
+    assert found is not None
+    assert (found.symptom, found.cause, found.severity) == (symptom, cause, severity)
+    assert found.user_made == (symptom in ("gpu_program", "oom"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"2023-11-14T22:13:20,000000+00:00 {XID}",
+        f"2023-11-14T23:13:20.000000+01:00 gpu7 kernel: {XID}",
+        f"2023-11-14T22:13:20+0000 gpu7 kernel: [ 12.5] {XID}",
+        f"Nov 14 22:13:20 gpu7 kernel: [   12.345678] {XID}",
+        f"[Tue Nov 14 22:13:20 2023] {XID}",
+    ],
+)
+def test_lines_of_every_form_of_a_kernel_log_have_a_time(line: str) -> None:
+    row = kernel_row(line.encode(), "gpu7", Clock(year=2023))
+    assert isinstance(row, EventRow)
+    assert (row.time_ns, row.node, row.part) == (AT_NS, "gpu7", "gpu:0000:3b:00")
+
+
+def test_a_time_that_cannot_be_known_is_a_reason() -> None:
+    for line, reason in (
+        (f"[ 12.5] {XID}", "counts from the boot"),
+        (f"Nov 14 22:13:20 gpu7 kernel: {XID}", "give --year"),
+        (f"2023-13-99T22:13:20 {XID}", "out of range"),
+        (f"1950-01-01T00:00:00 {XID}", "out of range"),
+        (XID, "has no time"),
+    ):
+        row = kernel_row(line.encode(), "n", CLOCK)
+        assert isinstance(row, Rejected)
+        assert reason in row.reason
+    local = kernel_row(f"[Wed Nov 15 00:13:20 2023] {XID}".encode(), "n", Clock(utc_offset_s=7200))
+    assert isinstance(local, EventRow)
+    assert local.time_ns == AT_NS
+
+
+def test_a_journal_gives_what_the_kernel_wrote() -> None:
+    entry = {"__REALTIME_TIMESTAMP": str(AT_NS // 1000), "_HOSTNAME": "gpu7", "_TRANSPORT": "kernel", "MESSAGE": XID}
+    row = journal_row(json.dumps(entry).encode(), "other", CLOCK)
+    assert isinstance(row, EventRow)
+    assert (row.time_ns, row.node, row.source) == (AT_NS, "gpu7", "journal")
+    as_bytes = journal_row(json.dumps({**entry, "MESSAGE": list(XID.encode())}).encode(), "other", CLOCK)
+    assert as_bytes == row
+    assert journal_row(json.dumps({**entry, "_TRANSPORT": "stdout"}).encode(), "n", CLOCK) is None
+    assert isinstance(journal_row(json.dumps({**entry, "MESSAGE": [300]}).encode(), "n", CLOCK), Rejected)
+
+
+def test_a_health_event_keeps_its_check_and_severity() -> None:
+    event = HealthEvent(check="gpu_xid", severity="high", cause="xid_74", seen_ns=AT_NS, part="gpu:0")
+    row = health_row(msgspec.json.encode(event), "gpu7", CLOCK)
+    assert isinstance(row, EventRow)
+    assert (row.node, row.symptom, row.check, row.severity) == ("gpu7", "nvlink", "gpu_xid", "high")
+    unable = HealthEvent(check="ib_link", severity="high", seen_ns=AT_NS, could_not_run=True)
+    assert health_row(msgspec.json.encode(unable), "n", CLOCK)[4] == "ok"  # type: ignore[index]
+
+
+@given(st.binary(max_size=300))
+def test_no_line_raises(line: bytes) -> None:
+    for row in (kernel_row, journal_row, health_row):
+        assert isinstance(row(line, "n", CLOCK), EventRow | Rejected | type(None))
+    jobcomp_row(line, CLOCK)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.binary(max_size=120), max_size=20))
+def test_no_block_of_sacct_raises_and_each_line_is_a_row_or_counted(lines: list[bytes]) -> None:
+    whole = [line.replace(b"\n", b" ").replace(b"\r", b" ").replace(b"\0", b" ") for line in lines]
+    columns = SacctColumns(HEADER.encode(), CLOCK, name="file")
+    rows = columns.read(b"".join(line + b"\n" for line in whole))
+    assert rows.num_rows + columns.steps + columns.rejected.total() == sum(line != b"" for line in whole)
+
+
+def test_sacct_becomes_job_rows(tmp_path: Path) -> None:
+    path = tmp_path / "sacct.txt"
+    path.write_text(
+        HEADER
+        + "1|ada|COMPLETED|1700000000|1700000010|1700000110|2|gpu[001-002]|cpu=8,gres/gpu=16|0:0|sbatch -x gpu3 a.sh\n"
+        + "1.batch||COMPLETED|1700000000|1700000010|1700000110|2|gpu[001-002]||0:0|\n"
+        + "2|bob|CANCELLED by 1000|2023-11-14T22:13:20|Unknown|Unknown|1|None assigned||0:15|\n"
+        + "3|bob|NODE_FAIL|1700000000|1700000010|1700000005|1|gpu4||1:0|\n"
+        + "4|bob|WAT|1700000000|1700000010|1700000050|1|gpu4||1:0|\n"
+        + "short|row\n"
+    )
+    found = import_sacct(str(path), str(tmp_path / "t"), clock=CLOCK)
+    assert (found.jobs, found.steps, found.lines) == (2, 1, 6)
+    assert found.rejected == {
+        "it ends before it starts": 1,
+        "its state is not known": 1,
+        "it has another number of columns": 1,
+    }
+    with open_tables(str(tmp_path / "t")) as tables:
+        rows = tables.sql("SELECT job, state, gpus, start_ns, exit_code, signal, excluded FROM jobs ORDER BY job")
+        assert rows.fetchall() == [
+            ("1", "COMPLETED", 16, 1_700_000_010 * SECOND, 0, 0, "gpu3"),
+            ("2", "CANCELLED", 0, None, 0, 15, ""),
+        ]
+
+
+def test_a_file_without_the_columns_says_how_to_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("JobID|State\n1|COMPLETED\n")
+    with pytest.raises(UsageError, match="has no column Start; write it with: SLURM_TIME_FORMAT=%s sacct"):
+        import_sacct(str(path), str(tmp_path / "t"), clock=CLOCK)
+    path.write_text("")
+    with pytest.raises(UsageError, match="is empty"):
+        import_sacct(str(path), str(tmp_path / "t"), clock=CLOCK)
+    assert not list((tmp_path / "t").iterdir()), "nothing half-written stays"
+
+
+def test_jobcomp_becomes_job_rows(tmp_path: Path) -> None:
+    path = tmp_path / "jobcomp.log"
+    path.write_text(
+        "JobId=7 UserId=ada(1000) GroupId=ada(1000) Name=my job JobState=NODE_FAIL Partition=gpu TimeLimit=60 "
+        "StartTime=2023-11-14T22:13:20 EndTime=2023-11-14T22:23:20 NodeList=gpu[1-4] NodeCnt=4 ProcCnt=4 WorkDir=/x "
+        "Tres=cpu=4,gres/gpu=32 SubmitTime=2023-11-14T22:00:00 ExitCode=0:9\nnonsense\n"
+    )
+    found = import_lines("jobcomp", str(path), str(tmp_path / "t"), node="", clock=CLOCK)
+    assert (found.jobs, found.rejected) == (1, {"its job has no number": 1})
+    with open_tables(str(tmp_path / "t")) as tables:
+        rows = tables.sql("SELECT job, user, state, nodes, gpus, start_ns, signal, node_list FROM jobs").fetchall()
+    assert rows == [("7", "ada", "NODE_FAIL", 4, 32, AT_NS, 9, "gpu[1-4]")]
+
+
+def _kernel_log(path: Path, lines: int = 3) -> Path:
+    path.write_text("".join(f"2023-11-14T22:13:2{number}+00:00 gpu7 kernel: {XID}\n" for number in range(lines)))
+    return path
+
+
+def _import(path: Path, directory: Path) -> Imported:
+    return import_lines("kernel-log", str(path), str(directory), node="n", clock=CLOCK)
+
+
+def test_a_source_that_is_imported_again_counts_once(tmp_path: Path) -> None:
+    path = _kernel_log(tmp_path / "kern.log")
+    for _ in range(2):
+        assert _import(path, tmp_path / "t").events == 3
+    with open_tables(str(tmp_path / "t")) as tables:
+        assert tables.sql("SELECT count(*) FROM events").fetchall() == [(3,)]
+
+
+def test_long_lines_and_damaged_archives_cost_themselves_only(tmp_path: Path) -> None:
+    path = _kernel_log(tmp_path / "kern.log")
+    text = path.read_bytes()
+    path.write_bytes(text + b"x" * (5 * MAX_LOG_LINE_BYTES * 100) + b"\n" + text)
+    found = _import(path, tmp_path / "t")
+    assert (found.events, found.rejected) == (6, {"longer than 64 KiB": 1})
+    packed = tmp_path / "kern.log.gz"
+    packed.write_bytes(gzip.compress(text * 1000)[:-20])
+    cut = _import(packed, tmp_path / "t")
+    assert "cannot be decompressed" in cut.cut
+    packed.write_bytes(b"no archive")
+    assert "cannot be decompressed" in _import(packed, tmp_path / "t").cut
+    with pytest.raises(NotFound):
+        _import(tmp_path / "absent", tmp_path / "t")
+
+
+def test_a_run_becomes_attempts_and_the_node_that_was_lost(tmp_path: Path) -> None:
+    log = [
+        Logged(0, JobStarted("train", ("x",), 2, 4, 3, 1_700_000_000.0)),
+        Logged(1 * SECOND, AttemptStarted(0)),
+        Logged(5 * SECOND, NodeLost(1, 0, "no heartbeat", host="gpu7")),
+        Logged(6 * SECOND, AttemptFailed(0, "node 1 was lost", True, node=1, kind="infrastructure")),
+        Logged(7 * SECOND, AttemptStarted(1)),
+        Logged(8 * SECOND, RankExited(3, 1, 137)),
+        Logged(9 * SECOND, AttemptFailed(1, "ValueError", False, node=0, kind="user")),
+        Logged(9 * SECOND, JobFinished(1, "failed")),
+    ]
+    found = import_run(str(tmp_path / "run"), log, str(tmp_path / "t"))
+    assert (found.jobs, found.events) == (2, 2)
+    with open_tables(str(tmp_path / "t")) as tables:
+        jobs = tables.sql("SELECT job, state, gpus, exit_code, signal FROM jobs ORDER BY start_ns").fetchall()
+        assert jobs == [("train", "NODE_FAIL", 8, -1, 0), ("train", "FAILED", 8, 137, 9)]
+        assert tables.sql("SELECT node, symptom FROM events ORDER BY time_ns").fetchall() == [
+            ("gpu7", "node_lost"),
+            ("node-0", "program_error"),
+        ]
+
+
+def test_damaged_tables_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NotFound), open_tables(str(tmp_path / "absent")):
+        pass
+    with pytest.raises(NotFound, match="ff reliability import"), open_tables(str(tmp_path)):
+        pass
+    (tmp_path / "jobs-0123456789abcdef.parquet").write_bytes(b"PAR1 nothing")
+    with pytest.raises(UsageError, match="is damaged"), open_tables(str(tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu7", ("gpu7",)),
+        ("gpu[008-010,3],login1", ("gpu008", "gpu009", "gpu010", "gpu3", "login1")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+        ("None assigned", ()),
+    ],
+)
+def test_lists_of_nodes(text: str, names: tuple[str, ...]) -> None:
+    assert expand_node_list(text) == names
+
+
+@pytest.mark.parametrize("text", ["gpu[1-999999999]", "a[1-999]b[1-999]c[1-9]", "gpu[1-", "a[x]", "a[9-1]", ",,"])
+def test_lists_that_are_none_or_endless_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        expand_node_list(text, limit=1000)
