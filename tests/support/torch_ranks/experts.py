@@ -166,7 +166,7 @@ def checkpoint(params: dict[str, Any]) -> dict[str, Any]:
             split.add_gradients()
             optimizers[0].step()
             state = split.state(optimizers[0])
-            dcp.load(state, storage_reader=dcp.FireFlyerReader(params["directory"]))
+            dcp.load(state, params["directory"])
             split.load(state, optimizers[0])
             reference = DeepseekModel(CONFIG).to(torch.float64)
             optimizers[1] = sgd(reference)
@@ -184,7 +184,7 @@ def checkpoint(params: dict[str, Any]) -> dict[str, Any]:
             optimizers[1].step()
             optimizers[1].zero_grad()
         if not params["restore"]:
-            dcp.save(split.state(optimizers[0]), storage_writer=dcp.FireFlyerWriter(params["directory"]))
+            dcp.save(split.state(optimizers[0]), params["directory"])
         worst = 0.0
         for name, parameter in reference.named_parameters():
             wanted = own_part(split, name, parameter.detach())
