@@ -24,7 +24,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint bench-netsim bench-operators lint docs format native clean
+.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-training bench-fs bench-kvstore bench-cluster bench-checkpoint bench-netsim bench-operators lint docs format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -120,6 +120,9 @@ bench: setup  ## Every benchmark briefly, beside its peers, into build/bench
 
 bench-collectives: setup  ## The collectives in full (OPTIONS="--only 1x4 --rounds 3" for a part)
 	$(BIN)/python -m bench collectives --full $(OPTIONS)
+
+bench-training: setup  ## FSDP, dispatch of tokens, codecs, the pipeline's executor, beside gloo and PyTorch's runtime
+	$(BIN)/python -m bench training --full $(OPTIONS)
 
 bench-kvstore: setup  ## Transactions per second of the key-value engines
 	$(BIN)/python -m bench kvstore --full $(OPTIONS)

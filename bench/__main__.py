@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.report import Options, Suite, print_results, read_results, results_path, write_results
 
-SUITES = ("collectives", "kvstore", "fs", "cluster", "checkpoint", "netsim", "operators")
+SUITES = ("collectives", "training", "kvstore", "fs", "cluster", "checkpoint", "netsim", "operators")
 _WIDTH = 240
 
 

@@ -13,7 +13,7 @@ from bench.natives import Missing, open_mpi_version
 from bench.report import Options, Result, Suite
 from fireflyer.base.units import MIB
 
-__all__ = ["run"]
+__all__ = ["machine", "run", "versions"]
 
 _FAMILIES: tuple[Callable[[Options], Iterator[Result]], ...] = (
     allreduce.run,
@@ -34,10 +34,10 @@ def run(options: Options) -> Suite:
     for result in (result for family in _FAMILIES for result in family(options)):
         print(f"{result.case}: {result.metric} {result.ours.median:.6g}", file=sys.stderr, flush=True)
         results.append(result)
-    return Suite(results=tuple(results), remarks=(_machine(), _versions(), *filter(None, [network.missing()])))
+    return Suite(results=tuple(results), remarks=(machine(), versions(), *filter(None, [network.missing()])))
 
 
-def _machine() -> str:
+def machine() -> str:
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "processor")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
@@ -47,7 +47,7 @@ def _machine() -> str:
     )
 
 
-def _versions() -> str:
+def versions() -> str:
     try:
         gloo = f"gloo of torch {version('torch')}"
     except PackageNotFoundError:

@@ -5,6 +5,7 @@ namespace nb = nanobind;
 
 void bind_codes(nb::module_& m);
 void bind_kernels(nb::module_& m);
+void bind_rows(nb::module_& m);
 void bind_executor(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
@@ -19,6 +20,7 @@ NB_MODULE(_core, m) {
   m.doc() = "Native core of Fire-Flyer: reduction kernels, checksums, the collective executor, the chunk store's data paths, and the flow simulator.";
   bind_codes(m);
   bind_kernels(m);
+  bind_rows(m);
   bind_executor(m);
   bind_recorder(m);
   bind_exchange(m);

@@ -29,6 +29,23 @@ def active_isa() -> str: ...
 def isa_names() -> list[str]: ...
 def set_isa(name: str) -> None: ...
 
+# --- collectives/rows.cpp: rows of tokens, gathered, encoded, decoded, added up. ---
+# The meaning is that of the twins in fireflyer.collectives.dispatch.row_twins.
+
+def gather_rows(out: _Buffer, rows: Sequence[_Buffer], index: _Buffer, row_bytes: int) -> None: ...
+def encode_rows(out: _Buffer, rows: Sequence[_Buffer], index: _Buffer, width: int, codec: str, dtype: str) -> None: ...
+def decode_rows(out: _Buffer, rows: Sequence[_Buffer], index: _Buffer, width: int, codec: str, dtype: str) -> None: ...
+def sum_rows(
+    out: _Buffer,
+    rows: Sequence[_Buffer],
+    index: _Buffer,
+    first: _Buffer,
+    width: int,
+    codec: str,
+    out_codec: str,
+    accum: str,
+) -> None: ...
+
 # --- collectives/executor.cpp: the executor of one rank. ---
 # Arguments as in cpp/include/fireflyer/collectives/executor.hpp.
 

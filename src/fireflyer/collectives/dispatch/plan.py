@@ -32,9 +32,11 @@ __all__ = [
     "ForwardPlan",
     "SourcePlan",
     "add_in_order",
+    "inverse",
     "plan_arrival",
     "plan_forward",
     "plan_source",
+    "row_starts",
 ]
 
 MAX_ROWS: Final = 2**31 - 1
@@ -171,12 +173,24 @@ def plan_arrival(
     )
 
 
+def inverse(order: Numbers) -> Numbers:
+    """Of a permutation: `inverse(order)[order[i]]` is i."""
+    found = np.empty_like(order)
+    found[order] = np.arange(order.size)
+    return found
+
+
+def row_starts(row: Numbers, rows: int) -> Numbers:
+    """(rows + 1,): where the entries of each row begin, and the end. `row` ascends."""
+    return np.searchsorted(row, np.arange(rows + 1))
+
+
 def add_in_order(values: npt.NDArray[Any], row: Numbers, rows: int) -> npt.NDArray[Any]:
     """(rows, width): the sum of the `values` (entries, width) of each row, from left to right; zero where it has none.
 
     `row` ascends.
     """
-    first = np.searchsorted(row, np.arange(rows + 1))
+    first = row_starts(row, rows)
     sums = np.zeros((rows, values.shape[1]), values.dtype)
     having = np.diff(first)
     some = np.flatnonzero(having)

@@ -7,18 +7,16 @@ a step, however many micro-batches were accumulated. `fully_shard` does it for i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from fireflyer.base.units import MIB
+from fireflyer.training.group_sums import add_over_group
 
 __all__ = ["clip_gradients", "finish_gradients"]
-
-BUCKET_BYTES = 25 * MIB
 
 
 def finish_gradients(model: nn.Module, *, data: dist.ProcessGroup | None = None, average: bool = False) -> None:
@@ -35,14 +33,8 @@ def finish_gradients(model: nn.Module, *, data: dist.ProcessGroup | None = None,
             one.grad = one.grad.redistribute(placements=one.placements)
     if data is None or data.size() == 1:
         return
-    with torch.no_grad():
-        local = [_local(one.grad) for one in parameters if one.grad is not None]
-        for bucket in _buckets(local):
-            flat = torch.cat([one.reshape(-1) for one in bucket])
-            dist.all_reduce(flat, group=data)
-            if average:
-                flat /= data.size()
-            _copy_back(flat, bucket)
+    local = [_local(one.grad) for one in parameters if one.grad is not None]
+    add_over_group(local, data, divisor=data.size() if average else 1)
 
 
 def clip_gradients(model: nn.Module, max_norm: float, *, pipeline: dist.ProcessGroup | None = None) -> Tensor:
@@ -77,10 +69,7 @@ def _add_partial(parameters: Sequence[nn.Parameter]) -> None:
     with torch.no_grad():
         for mesh in dict.fromkeys(one.grad.device_mesh for one in waiting):  # type: ignore[union-attr]
             mine = [one for one in waiting if one.grad.device_mesh == mesh]  # type: ignore[union-attr]
-            for bucket in _buckets([_local(one.grad) for one in mine]):  # type: ignore[arg-type]
-                flat = torch.cat([one.reshape(-1) for one in bucket])
-                dist.all_reduce(flat, group=mesh.get_group(0))
-                _copy_back(flat, bucket)
+            add_over_group([_local(one.grad) for one in mine], mesh.get_group(0))  # type: ignore[arg-type]
             for one in mine:
                 local = _local(one.grad)  # type: ignore[arg-type]
                 one.grad = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
@@ -88,26 +77,3 @@ def _add_partial(parameters: Sequence[nn.Parameter]) -> None:
 
 def _is_partial(gradient: Tensor | None) -> bool:
     return isinstance(gradient, DTensor) and gradient.device_mesh.ndim == 1 and gradient.placements[0].is_partial()
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of one dtype, of about `BUCKET_BYTES` together or one larger; the same on all ranks."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for same in by_dtype.values():
-        bucket: list[Tensor] = []
-        size = 0
-        for tensor in same:
-            bytes_here = tensor.numel() * tensor.element_size()
-            if bucket and size + bytes_here > BUCKET_BYTES:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append(tensor)
-            size += bytes_here
-        yield bucket
-
-
-def _copy_back(flat: Tensor, bucket: Sequence[Tensor]) -> None:
-    for part, tensor in zip(torch.split(flat, [one.numel() for one in bucket]), bucket, strict=True):
-        tensor.copy_(part.view(tensor.shape))

@@ -1,0 +1,1 @@
+"""What ranks of a benchmark of training run."""
