@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -22,7 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.base.errors import FireflyerError, PeerFailed, PermanentError, UsageError
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.checkpoint import TrainingLoop, stored_plans
 from fireflyer.codesign.model import ModelShape
@@ -87,7 +88,8 @@ def run_recipe(recipe: Recipe, identity: str) -> None:
     given, which must be that of the other ranks. Collective.
 
     Raises `UsageError` for a recipe that cannot be run, before anything is started, and for data, plans or recipes that
-    differ between ranks; `CorruptionFound` of the guard; `PermanentError` where the policy for bad steps stops the run.
+    differ between ranks; `PeerFailed`; `CorruptionFound` of the guard; `PermanentError` where the policy for bad steps
+    stops the run.
     """
     shape = shape_of(recipe.model)
     check_recipe(recipe, shape)
@@ -106,7 +108,21 @@ def run_recipe(recipe: Recipe, identity: str) -> None:
         cleanup.callback(run.data.close)
         reporter = Reporter.from_environment(env)
         cleanup.callback(reporter.close)
-        _train(run, reporter, identity, cleanup)
+        with _peer_failures():
+            _train(run, reporter, identity, cleanup)
+
+
+@contextlib.contextmanager
+def _peer_failures() -> Iterator[None]:
+    """What torch's groups raise when another rank is gone becomes `PeerFailed`; gloo's errors have no class of their
+    own."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, FireflyerError) or not (isinstance(error, dist.DistError) or "gloo" in text):
+            raise
+        raise PeerFailed(f"another rank is gone, or did not answer in time: {text.splitlines()[0]}") from error
 
 
 def _join(env: RankEnvironment) -> torch.device:
@@ -301,7 +317,7 @@ def _write_step(run: _Run, step: int, loss: float, norm: float | None, seconds: 
         StepLine(
             step=step,
             position=run.data.position,
-            loss=loss,
+            loss=loss if math.isfinite(loss) else None,
             norm=norm,
             learning_rate=rate,
             seconds=seconds,

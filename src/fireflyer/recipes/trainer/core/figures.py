@@ -55,8 +55,8 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     step: int
     position: int
     """Samples that all ranks together have consumed."""
-    loss: float
-    """Mean over the tokens of the whole batch."""
+    loss: float | None
+    """Mean over the tokens of the whole batch; None where it is not finite, which JSON cannot say."""
     norm: float | None
     """Of the gradients before clipping; None where the step was not taken."""
     learning_rate: float

@@ -1,0 +1,73 @@
+"""What docs/how-to/train.md tells users to type works."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.how_to import Shell
+
+from fireflyer.base.toml_text import to_toml
+from fireflyer.recipes.trainer.core import recipe as tables
+from fireflyer.recipes.trainer.core.figures import MetricsLine
+from fireflyer.recipes.trainer.core.parsing import recipe_of
+
+TEXT = (Path(__file__).parents[3] / "docs/how-to/train.md").read_text()
+(RECIPE,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_every_key_and_every_kind_of_line_is_named() -> None:
+    structs = [one for one in vars(tables).values() if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    own = [one for one in structs if one.__module__ == tables.__name__ and one is not tables.Recipe]
+    for struct in own:
+        for field in msgspec.structs.fields(struct):
+            assert f"`{field.name}`" in TEXT, f"{struct.__name__}.{field.name}"
+    for line in MetricsLine.__args__:
+        assert f"| `{line.__struct_config__.tag}` |" in TEXT
+
+
+def test_the_recipe_of_the_page_is_one() -> None:
+    assert recipe_of(tomllib.loads(RECIPE)).plan.world_size == 2
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_page_trains_a_model_and_compares_a_technique(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "prepare.py").write_text(script)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    shell = Shell(tmp_path)
+    shell.run("python", "prepare.py")
+    checked = shell.run("ff", "train", "run", "recipe.toml", "--check")
+    assert "plan: 2 ranks: replicate 2" in checked
+    assert "steps: 30 of 1,024 tokens, 30,720 in all" in checked
+    assert checked.rstrip().endswith("none yet")
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+    shell.run("ff", "run", "--ranks-per-node", "2", "--no-python", "ff", "train", "run", "recipe.toml")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = {one["step"]: one["loss"] for one in lines if one["kind"] == "step"}
+    assert losses[30] < losses[1] - 0.5
+    assert [one["step"] for one in lines if one["kind"] == "evaluation"] == [15, 30]
+
+    shorter = smaller(tomllib.loads(RECIPE))
+    (tmp_path / "recipe.toml").write_text(to_toml(shorter))
+    compared = shell.run("ff", "train", "compare", "recipe.toml", "--dir", "comparison")
+    assert "run 4 of 4: technique, seed 1" in compared
+    assert "verdict: " in compared
+    again = shell.run("ff", "train", "compare", "recipe.toml", "--dir", "comparison")
+    assert "run " not in again, "all are complete"
+    assert again.splitlines()[-3:] == compared.splitlines()[-3:]
+
+
+def smaller(raw: dict[str, Any]) -> dict[str, Any]:
+    """On one rank, with two seeds and a few steps: a comparison starts a process for each run."""
+    raw["plan"]["replicate"] = 1
+    raw["optimizer"]["steps"] = 3
+    raw["compare"]["seeds"] = [0, 1]
+    return raw
