@@ -11,7 +11,7 @@ __all__ = ["to_toml"]
 
 def to_toml(table: Mapping[str, Any]) -> str:
     """Numbers, booleans, texts and lists of them, then such tables and lists of them: what configurations are made
-    of."""
+    of. What is deeper is written as inline tables; TOML has nothing for None."""
     plain = {key: value for key, value in table.items() if not _is_tables(value) and not isinstance(value, dict)}
     lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
     for key, value in table.items():
@@ -28,4 +28,8 @@ def _is_tables(value: object) -> bool:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name} = {_value(one)}' for name, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
     return json.dumps(value, ensure_ascii=False)

@@ -140,6 +140,8 @@ class TrainingLoop:
         self._by_name = by_name
         self._updated = False
         """The step in progress has called `optimizer.step`."""
+        self._went_back = False
+        """The step in progress has called `rewind`."""
         self._copying: SaveHandle | None = None
         """A save with deferred tensors, until the next update waits for its copies."""
         self._captured = False
@@ -203,10 +205,12 @@ class TrainingLoop:
                     self._hook = self.optimizer.register_step_pre_hook(self._before_update)
         except BaseException:
             self._give_signals_back()
+            if self._manager is not None:
+                self._manager.close(ERROR_WAIT_NS)
             raise
         return self
 
-    def _restore(self, manager: CheckpointManager) -> None:
+    def _restore(self, manager: CheckpointManager) -> Restored | None:
         start_ns = self._clock.now_ns()
         layouts = layouts_of(self.optimizer, by_name_in=self.model if self._by_name else None)
         wanted = needed_by(self.model, self.optimizer) if self._by_name else None
@@ -239,6 +243,7 @@ class TrainingLoop:
                     load_ns=self._clock.now_ns() - start_ns,
                 )
             )
+        return restored
 
     def steps(self, last: int) -> Iterator[int]:
         """The numbers of the steps that are left, up to and including `last`. When the loop body has ended, the step
@@ -250,6 +255,9 @@ class TrainingLoop:
             self._recorded = {}
             self._updated = False
             yield self.step + 1
+            if self._went_back:
+                self._went_back = False
+                continue
             self.step += 1
             leaves = self.step < last and should_suspend(self.step)
             done_ns = self._clock.now_ns()
@@ -266,6 +274,19 @@ class TrainingLoop:
         """Record what the step in progress did: its loss (the mean over all ranks, None where it is not known), samples
         and tokens of this rank."""
         self._recorded = {"loss": loss, "samples": samples, "tokens": tokens}
+
+    def rewind(self) -> None:
+        """Goes back to the newest valid checkpoint, from which `steps` then goes on: the step in progress is not
+        counted, reported or saved. All ranks call it at the same step. Raises `UsageError` where there is no checkpoint
+        yet, and what `CheckpointManager.restore` raises."""
+        manager = self.manager
+        manager.wait()
+        if self._copying is not None:
+            self._copying.before_update()
+            self._copying = None
+        if self._restore(manager) is None:
+            raise UsageError(f"there is no checkpoint to go back to from step {self.step + 1}; save more often")
+        self._went_back = True
 
     def stop(self) -> None:
         """The step in progress is the last, with a checkpoint. Called on all ranks at the same step, or on any rank

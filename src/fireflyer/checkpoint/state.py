@@ -158,6 +158,11 @@ def _parameters(model: torch.nn.Module, described: Mapping[str, Any]) -> dict[st
     }
 
 
+def _kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """Class whose state it has: of one that takes the place of torch's (`StepInBackward`) that of torch."""
+    return str(getattr(optimizer, "state_of", type(optimizer).__name__))
+
+
 def _order(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str | None]]:
     """The parameters of each group by name; None for what is not in the model."""
     return [[names.get(_key(parameter)) for parameter in group["params"]] for group in optimizer.param_groups]
@@ -174,7 +179,7 @@ def _capture_optimizer(
                 shared[f"optimizer/{number}/{name}"] = value
             else:
                 scalars.setdefault(str(number), {})[name] = value
-    kind, order = type(optimizer).__name__, _order(optimizer, names)
+    kind, order = _kind_of(optimizer), _order(optimizer, names)
     return {"kind": kind, "order": order, "groups": described["param_groups"], "scalars": scalars}
 
 
@@ -204,7 +209,7 @@ def _capture_by_name(
                 )
             shared[f"optimizer/{name}/{key}"] = value
     groups = [{key: value for key, value in group.items() if key != "params"} for group in described["param_groups"]]
-    return {"kind": type(optimizer).__name__, "by_name": True, "groups": groups}
+    return {"kind": _kind_of(optimizer), "by_name": True, "groups": groups}
 
 
 def load_into(
@@ -277,8 +282,8 @@ def _load_model(stored: Mapping[str, torch.Tensor], model: torch.nn.Module) -> N
 
 def _check_optimizer(plain: Mapping[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
     """State is found by the position of a parameter in its group: a swap of two would go unnoticed."""
-    kind, saved_kind = type(optimizer).__name__, plain.get("kind")
-    if saved_kind not in (None, kind):
+    kind, saved_kind = _kind_of(optimizer), plain.get("kind")
+    if saved_kind not in (None, kind, type(optimizer).__name__):
         raise UsageError(
             f"the checkpoint holds the state of {saved_kind}, not of {kind}; load it with the optimizer that was "
             "saved, or without one"

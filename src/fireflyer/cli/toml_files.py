@@ -16,7 +16,7 @@ import msgspec
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import UsageError
 
-__all__ = ["line_of", "read_toml"]
+__all__ = ["line_of", "read_text", "read_toml"]
 
 MAX_BYTES: Final = 1 << 20
 C = TypeVar("C", bound=msgspec.Struct)
@@ -34,6 +34,19 @@ def read_toml(
     """`name`: what the file is called to whom gave it; `advice`: for one who gave none; `keys`: where they are
     described. Raises `UsageError`: one line that names the file, the line in it if it can be told, and what is wrong
     there."""
+    data = read_text(path, name=name, advice=advice, max_bytes=max_bytes)
+    see = f"; its keys: {keys}" if keys else ""
+    try:
+        return msgspec.toml.decode(data, type=config_type)
+    except msgspec.ValidationError as error:
+        line = line_of(data.decode(errors="replace"), str(error))
+        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{see}") from error
+    except (*DECODE_ERRORS, UsageError) as error:
+        raise UsageError(f"{name} {path!r}: {error}{see}") from error
+
+
+def read_text(path: str, *, name: str, advice: str, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of the file. Raises `UsageError`, as `read_toml`."""
     try:
         if not os.path.isfile(path):  # a pipe would wait, a device never end
             raise UsageError(f"{name} {path!r} is not a file; {advice}")
@@ -43,14 +56,7 @@ def read_toml(
         raise UsageError(f"{name} {path!r} cannot be read: {error.strerror or error}") from error
     if len(data) > max_bytes:
         raise UsageError(f"{name} {path!r} is larger than {max_bytes} bytes")
-    see = f"; its keys: {keys}" if keys else ""
-    try:
-        return msgspec.toml.decode(data, type=config_type)
-    except msgspec.ValidationError as error:
-        line = line_of(data.decode(errors="replace"), str(error))
-        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{see}") from error
-    except (*DECODE_ERRORS, UsageError) as error:
-        raise UsageError(f"{name} {path!r}: {error}{see}") from error
+    return data
 
 
 def line_of(text: str, error: str) -> int:

@@ -112,9 +112,9 @@ def _agree(plan: ParallelPlan, node: int | None, device_type: str) -> list[int]:
     words = [len(fields), -1 if node is None else node, *(_word(getattr(plan, name)) for name in fields)]
     device = torch.device(device_type, torch.cuda.current_device()) if device_type == "cuda" else device_type
     mine = torch.tensor(words + [0] * (_WORDS - len(words)), dtype=torch.int64, device=device)
-    gathered = torch.zeros(dist.get_world_size() * _WORDS, dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(gathered, mine)
-    rows: list[list[int]] = gathered.view(-1, _WORDS).tolist()
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    rows: list[list[int]] = [one.tolist() for one in gathered]
     different = [rank for rank, row in enumerate(rows) if (row[0], row[2:]) != (rows[0][0], rows[0][2:])]
     if different:
         names = [name for number, name in enumerate(fields, 2) if any(row[number] != rows[0][number] for row in rows)]

@@ -93,6 +93,29 @@ def test_a_run_that_is_complete_has_no_steps_left_and_can_be_prolonged(tmp_path:
         assert loop.restored is not None
 
 
+def test_a_loop_that_goes_back_takes_the_steps_after_the_newest_checkpoint_again(tmp_path: Path) -> None:
+    went_back: list[int] = []
+
+    def at(step: int, loop: TrainingLoop) -> None:
+        if step == 8 and not went_back:
+            loop.rewind()
+            went_back.append(loop.step)
+
+    whole = train(tmp_path / "whole", period_steps=3)
+    assert train(tmp_path / "run", period_steps=3, at=at) == whole[:8] + whole[6:]
+    assert went_back == [6]
+    assert steps_in(tmp_path / "run") == [10, 9]
+
+
+def test_a_loop_without_a_checkpoint_cannot_go_back(tmp_path: Path) -> None:
+    def at(step: int, loop: TrainingLoop) -> None:
+        if step == 2:
+            loop.rewind()
+
+    with pytest.raises(UsageError, match="no checkpoint to go back to from step 2"):
+        train(tmp_path / "run", period_steps=3, at=at)
+
+
 def test_a_signal_saves_the_step_in_progress_and_ends_the_process_as_the_signal_would(tmp_path: Path) -> None:
     def at(step: int, _: TrainingLoop) -> None:
         if step == 4:

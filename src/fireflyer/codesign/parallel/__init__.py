@@ -10,7 +10,7 @@ The device mesh of a plan is `mesh_dims(plan)`, its process groups are `groups(p
 from fireflyer.codesign.parallel.memory import RankMemory, peak_memory, plan_memory
 from fireflyer.codesign.parallel.mesh import coordinates_of, gradient_adds, groups, mesh_dims
 from fireflyer.codesign.parallel.node import NodeModel, Rates
-from fireflyer.codesign.parallel.plan import ParallelPlan, Precision, refusals
+from fireflyer.codesign.parallel.plan import ParallelPlan, Precision, refusals, shape_refusals
 from fireflyer.codesign.parallel.search import SearchResult, SearchSpace, search_plans
 from fireflyer.codesign.parallel.stages import Stage, balance_model
 from fireflyer.codesign.parallel.step import MeasuredStep, PlanFile, StepEstimate, StepParts, estimate_step
@@ -38,4 +38,5 @@ __all__ = [
     "plan_memory",
     "refusals",
     "search_plans",
+    "shape_refusals",
 ]

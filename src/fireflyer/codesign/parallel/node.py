@@ -22,8 +22,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """0: the GPU has no matrix units for it."""
 
     def of(self, format_name: str) -> float:
-        """Rate for "bf16" or "fp8"; 0 if the GPU cannot."""
-        return self.fp8 if format_name == "fp8" else self.bf16
+        """Rate for "bf16" or "fp8"; 0 if the GPU cannot, and for "fp32", for which matrix units are not described."""
+        return {"fp8": self.fp8, "bf16": self.bf16}.get(format_name, 0.0)
 
 
 class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,10 +26,11 @@ __all__ = [
     "Recompute",
     "Schedule",
     "refusals",
+    "shape_refusals",
 ]
 
 ValueFormat = Literal["fp8", "bf16", "fp32"]
-MatrixFormat = Literal["fp8", "bf16"]
+MatrixFormat = Literal["fp8", "bf16", "fp32"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipev"]
 Recompute = Literal["none", "operators", "blocks", "full"]
 
@@ -49,7 +50,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     moments: Literal["bf16", "fp32"] = "fp32"
     """Both moments of Adam."""
     compute: MatrixFormat = "bf16"
-    """Factors of matrix products; attention scores are BF16."""
+    """Factors of matrix products; attention scores are BF16. FP32 is for small models on CPUs."""
     activations: MatrixFormat = "bf16"
     """Kept inputs of matrix products; the residual stream is BF16."""
     dispatch: MatrixFormat = "bf16"
@@ -157,6 +158,11 @@ def pieces_per_rank(schedule: Schedule, chunks: int) -> int:
 def refusals(plan: ParallelPlan, shape: ModelShape, node: NodeModel, nodes: int) -> list[str]:
     """Reasons why the plan cannot be run, one line each with the numbers; empty if it can. Memory is checked by
     `fireflyer.codesign.parallel.memory`. Raises `UsageError` for degrees that are no numbers of ranks."""
+    return [*_nodes(plan, node, nodes), *shape_refusals(plan, shape)]
+
+
+def shape_refusals(plan: ParallelPlan, shape: ModelShape) -> list[str]:
+    """Those of `refusals` that hold on any nodes. Raises `UsageError` as it does."""
     for name in ("pipeline", "replicate", "shard", "tensor", "expert", "micro_batch", "chunks"):
         if not 1 <= getattr(plan, name) <= MAX_DEGREE:
             raise UsageError(f"{name} is {getattr(plan, name)}; use 1 to {MAX_DEGREE}")
@@ -165,10 +171,10 @@ def refusals(plan: ParallelPlan, shape: ModelShape, node: NodeModel, nodes: int)
             raise UsageError(f"{name} is {getattr(plan, name)}; use 1 or more")
     if not 0 <= plan.zero <= 3:
         raise UsageError(f"zero is {plan.zero}; use 0, 1, 2 or 3")
-    return [*_ranks(plan, node, nodes), *_matrices(plan, shape, node), *_experts(plan, shape), *_pipeline(plan, shape)]
+    return [*_ranks(plan), *_matrices(plan, shape), *_experts(plan, shape), *_pipeline(plan, shape)]
 
 
-def _ranks(plan: ParallelPlan, node: NodeModel, nodes: int) -> Iterator[str]:
+def _nodes(plan: ParallelPlan, node: NodeModel, nodes: int) -> Iterator[str]:
     gpus = nodes * node.gpus
     if plan.world_size != gpus:
         yield (
@@ -180,6 +186,13 @@ def _ranks(plan: ParallelPlan, node: NodeModel, nodes: int) -> Iterator[str]:
             f"a stage has {plan.stage_ranks} ranks, which is neither a multiple nor a divisor of the {node.gpus} GPUs "
             "of a node"
         )
+    if plan.tensor > node.nvlink_gpus:
+        yield f"tensor = {plan.tensor} is more than the {node.nvlink_gpus} GPUs that NVLink joins on {node.name}"
+    if node.gemm_flops.of(plan.precision.compute) <= 0:
+        yield f"compute = {plan.precision.compute!r} is not possible: GPUs of {node.name} have no matrix units for it"
+
+
+def _ranks(plan: ParallelPlan) -> Iterator[str]:
     if plan.batch_sequences % (plan.data * plan.micro_batch):
         yield (
             f"{plan.batch_sequences} sequences do not divide into micro-batches of {plan.micro_batch} for "
@@ -196,18 +209,14 @@ def _ranks(plan: ParallelPlan, node: NodeModel, nodes: int) -> Iterator[str]:
         )
 
 
-def _matrices(plan: ParallelPlan, shape: ModelShape, node: NodeModel) -> Iterator[str]:
+def _matrices(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:
     tensor = plan.tensor
-    if tensor > node.nvlink_gpus:
-        yield f"tensor = {tensor} is more than the {node.nvlink_gpus} GPUs that NVLink joins on {node.name}"
     if tensor > 1 and shape.attention.heads % tensor:
         yield f"{shape.attention.heads} attention heads do not divide into tensor = {tensor} parts"
     if tensor > 1 and shape.feed_forward % tensor:
         yield f"feed-forward dimension {shape.feed_forward} does not divide into tensor = {tensor} parts"
     if tensor > 1 and plan.sequence_tokens % tensor:
         yield f"{plan.sequence_tokens} tokens of a sequence do not divide into tensor = {tensor} parts"
-    if node.gemm_flops.of(plan.precision.compute) <= 0:
-        yield f"compute = {plan.precision.compute!r} is not possible: GPUs of {node.name} have no matrix units for it"
 
 
 def _experts(plan: ParallelPlan, shape: ModelShape) -> Iterator[str]:

@@ -94,7 +94,11 @@ def dequantise(stored: Tensor, factors: Tensor, name: str = "matrix") -> Tensor:
 
 def read_config(directory: str, *, seed: int = 0) -> DeepseekConfig:
     """Config of the `config.json` in `directory`. Raises `NotFound`, or `UsageError` for what is no such config."""
-    path = os.path.join(directory, "config.json")
+    return DeepseekConfig.from_hugging_face(read_keys(os.path.join(directory, "config.json")), seed=seed)
+
+
+def read_keys(path: str) -> dict[str, Any]:
+    """Keys of the `config.json` at `path`, of any model. Raises as `read_config`."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_CONFIG_BYTES + 1)
@@ -108,7 +112,7 @@ def read_config(directory: str, *, seed: int = 0) -> DeepseekConfig:
         raise UsageError(f"{path} is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} is no JSON object; give a model's config.json")
-    return DeepseekConfig.from_hugging_face(config, seed=seed)
+    return config
 
 
 @torch.no_grad()

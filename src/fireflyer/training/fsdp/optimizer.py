@@ -119,6 +119,8 @@ class StepInBackward(torch.optim.Optimizer):
         if not max_norm > 0:
             raise UsageError(f"max_norm {max_norm} must be positive; math.inf never clips")
         self._rule = rule_of(optimizer)
+        self.state_of = type(optimizer).__name__
+        """Class whose state this has: checkpoints go from one to the other."""
         self._slots: dict[torch.Tensor, tuple[int, Slot]] = {}
         self._handles: list[Any] = []
         self._is_last = is_last

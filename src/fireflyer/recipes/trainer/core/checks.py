@@ -1,0 +1,101 @@
+"""Whether a recipe can be executed: every reason why not, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model import Attention, ModelShape
+from fireflyer.codesign.parallel import ParallelPlan, Precision, shape_refusals
+from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, Recipe
+
+__all__ = ["check_recipe", "check_restart", "reasons", "shape_of_gpt"]
+
+
+def check_recipe(recipe: Recipe, shape: ModelShape) -> None:
+    """Raises `UsageError` with every reason why the recipe, whose model has this shape, is not executed."""
+    found = reasons(recipe, shape)
+    if found:
+        raise UsageError(f"this recipe cannot be run: {'; '.join(found)}")
+
+
+def reasons(recipe: Recipe, shape: ModelShape) -> list[str]:
+    """What is impossible (`shape_refusals`), and what the trainer does not do; empty where it can be run. Raises
+    `UsageError` for degrees that are no numbers of ranks."""
+    plan = recipe.plan
+    impossible = shape_refusals(plan, shape)
+    return [*impossible, *_degrees(recipe), *_precision(plan), *_combinations(recipe)]
+
+
+def check_restart(recipe: Recipe, saved_mesh: Mapping[str, int] | None) -> None:
+    """Raises `UsageError` where the newest checkpoint, of a plan with this mesh (None: there is none), does not fit the
+    plan. Other degrees of replicas, shards and ZeRO do: checkpoints are divided anew."""
+    tensor = recipe.plan.tensor
+    before = tensor if saved_mesh is None else saved_mesh.get("tensor", 1)
+    if isinstance(recipe.model, GptTable) and (before > 1) != (tensor > 1):
+        raise UsageError(
+            f"the checkpoints were saved with tensor = {before}, the plan has {tensor}: the small GPT then has other "
+            "matrices (a stacked one is divided by its parts); keep tensor parallelism on or off, or begin in a fresh "
+            "[checkpoint] directory"
+        )
+
+
+def _degrees(recipe: Recipe) -> Iterator[str]:
+    plan = recipe.plan
+    if plan.expert > 1:
+        yield f"expert = {plan.expert}: the trainer does not divide experts over ranks yet; use expert = 1"
+    if plan.pipeline > 1:
+        yield f"pipeline = {plan.pipeline}: the trainer does not execute pipelines yet; use pipeline = 1"
+    if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
+        yield f"tensor = {plan.tensor}: the DeepSeek model has no tensor parallelism; use tensor = 1"
+    if plan.tensor > 1 and plan.zero:
+        yield f"tensor = {plan.tensor} with zero = {plan.zero}: the trainer has either; use replicate, and zero = 0"
+
+
+def _precision(plan: ParallelPlan) -> Iterator[str]:
+    """FP32 shards and moments are what the optimizers keep; BF16 parameters are those that FSDP gathers."""
+    precision = plan.precision
+    if precision.parameters == "bf16" and not plan.zero:
+        yield "precision.parameters = 'bf16' is for zero 1 to 3, which keep FP32 shards; use 'fp32', with any compute"
+    if precision.gradients == "bf16" and not plan.zero:
+        yield "precision.gradients = 'bf16' is for zero 1 to 3; use 'fp32'"
+    if precision.moments != "fp32":
+        yield f"precision.moments = {precision.moments!r}: moments are kept in FP32; use 'fp32'"
+    if precision.compute == "fp8" and plan.tensor > 1:
+        yield f"precision.compute = 'fp8' with tensor = {plan.tensor}: FP8 layers are not divided; use tensor = 1"
+    for name in ("activations", "dispatch", "combine"):
+        value, usual = getattr(precision, name), getattr(Precision(), name)
+        if value not in (usual, precision.compute):
+            yield f"precision.{name} = {value!r}: it is that of compute, {precision.compute!r}, or left out"
+
+
+def _combinations(recipe: Recipe) -> Iterator[str]:
+    plan, optimizer, policy, checkpoint = recipe.plan, recipe.optimizer, recipe.policy, recipe.checkpoint
+    if recipe.guard.period_steps and plan.replicate == 1:
+        yield "[guard] compares replicas, and replicate is 1; use period_steps = 0"
+    rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
+    if rewinds and checkpoint.period is None and checkpoint.period_steps > optimizer.steps:
+        yield (
+            f"[policy] rewind needs checkpoints, and period_steps = {checkpoint.period_steps} is more than the "
+            f"{optimizer.steps} steps"
+        )
+
+
+def shape_of_gpt(table: GptTable) -> ModelShape:
+    """Dimensions of the small GPT: tied head, rotary positions, no biases. Raises `UsageError`."""
+    for name in ("vocabulary", "layers", "heads", "width"):
+        if getattr(table, name) < 1:
+            raise UsageError(f"[model] {name} is {getattr(table, name)}; allowed: 1 or more")
+    if table.width % (2 * table.heads):
+        raise UsageError(f"[model] width {table.width} must be a multiple of twice the heads ({table.heads})")
+    heads = Attention(heads=table.heads, kv_heads=table.heads, head_dim=table.width // table.heads)
+    return ModelShape(
+        model_type="gpt",
+        layers=table.layers,
+        hidden=table.width,
+        vocabulary=table.vocabulary,
+        feed_forward=4 * table.width,
+        attention=heads,
+        gated=False,
+        tied_embeddings=True,
+    )

@@ -1,0 +1,122 @@
+"""Lines of the metrics file, and the figures in them.
+
+A file has one JSON object in a line, each with a `kind`. A run that goes on after step s appends a `start` line with
+that step: of lines of later steps before it, written by an attempt that ended, the later ones count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from fireflyer.codesign.model import ModelShape, model_flops_utilization, training_flops
+from fireflyer.recipes.trainer.core.anomalies import Action
+
+__all__ = [
+    "AnomalyLine",
+    "EvaluationLine",
+    "MetricsLine",
+    "Rates",
+    "SourceLoss",
+    "StartLine",
+    "StepLine",
+    "held_out_loss",
+    "mean_loss",
+    "rates",
+]
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Speed of a step of the whole job, FLOPs by both conventions of DeepSeek-V3 (table 4)."""
+
+    tokens_per_s: float
+    flops_per_s_causal: float
+    """Of one rank: attention scores of the lower triangle only, as FlashAttention computes them."""
+    flops_per_s_noncausal: float
+    """Of one rank: whole score matrices, as Megatron counts them."""
+    mfu_causal: float | None = None
+    """Where the recipe has `peak_flops`."""
+    mfu_noncausal: float | None = None
+
+
+class StartLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="start", forbid_unknown_fields=True):
+    step: int
+    """Steps that are done: 0 for a fresh start."""
+    checkpoint: str | None
+    """What it goes on from."""
+    recipe: str
+    """Digest of it."""
+    world_size: int
+
+
+class StepLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step", forbid_unknown_fields=True):
+    step: int
+    position: int
+    """Samples that all ranks together have consumed."""
+    loss: float | None
+    """Mean over the tokens of the whole batch; None where it is not finite, which JSON cannot say."""
+    norm: float | None
+    """Of the gradients before clipping; None where the step was not taken."""
+    learning_rate: float
+    seconds: float
+    rates: Rates
+
+
+class AnomalyLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="anomaly", forbid_unknown_fields=True
+):
+    step: int
+    action: Action
+    reason: str
+
+
+class SourceLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    loss: float
+    """Mean over its tokens."""
+    tokens: int
+
+
+class EvaluationLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="evaluation", forbid_unknown_fields=True
+):
+    step: int
+    loss: float
+    """Mean over the tokens of all sources."""
+    sources: tuple[SourceLoss, ...]
+    """In the order of the recipe."""
+
+
+MetricsLine = StartLine | StepLine | AnomalyLine | EvaluationLine
+
+
+def rates(
+    shape: ModelShape, sequence_tokens: int, step_tokens: int, seconds: float, ranks: int, peak_flops: float | None
+) -> Rates:
+    """Of a step of `step_tokens` tokens on `ranks` ranks."""
+    tokens_per_s = step_tokens / max(seconds, 1e-9)
+    causal = training_flops(shape, sequence_tokens, causal=True)
+    whole = training_flops(shape, sequence_tokens, causal=False)
+    return Rates(
+        tokens_per_s=tokens_per_s,
+        flops_per_s_causal=causal * tokens_per_s / ranks,
+        flops_per_s_noncausal=whole * tokens_per_s / ranks,
+        mfu_causal=None if peak_flops is None else model_flops_utilization(causal, tokens_per_s, ranks, peak_flops),
+        mfu_noncausal=None if peak_flops is None else model_flops_utilization(whole, tokens_per_s, ranks, peak_flops),
+    )
+
+
+def mean_loss(sources: Sequence[SourceLoss]) -> float:
+    """Over the tokens of all sources."""
+    return sum(one.loss * one.tokens for one in sources) / sum(one.tokens for one in sources)
+
+
+def held_out_loss(lines: Iterable[Any], step: int) -> float | None:
+    """Of the last evaluation after step `step`; None where there was none."""
+    found = None
+    for line in lines:
+        if isinstance(line, EvaluationLine) and line.step == step:
+            found = line.loss
+    return found

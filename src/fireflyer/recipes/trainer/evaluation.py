@@ -1,0 +1,47 @@
+"""Held-out losses: of each source in the order of the recipe, the same at any number of data-parallel ranks.
+
+Batches do not depend on the number of ranks: batch k goes to rank k mod ranks, and sums are added in the order of
+batches. Ranks that have no batch in a round compute one that another has, and do not count it, because a sharded model
+needs all of them in each forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fireflyer.recipes.trainer.core.figures import SourceLoss
+from fireflyer.recipes.trainer.sources import HeldOut
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    sources: Sequence[HeldOut],
+    loss_of: Callable[[Tensor, Tensor], float],
+    *,
+    batch: int,
+    group: dist.ProcessGroup,
+) -> tuple[SourceLoss, ...]:
+    """`loss_of(inputs, targets)` sums the loss over tokens. `group`: the data-parallel ranks. Collective over it."""
+    return tuple(_evaluate(source, loss_of, batch, group) for source in sources)
+
+
+def _evaluate(
+    source: HeldOut, loss_of: Callable[[Tensor, Tensor], float], batch: int, group: dist.ProcessGroup
+) -> SourceLoss:
+    batches = [sequences for _, sequences in source.batches(batch)]
+    rank, ranks = group.rank(), group.size()
+    sums = torch.zeros(len(batches), dtype=torch.float64)
+    for first in range(0, len(batches), ranks):
+        number = min(first + rank, len(batches) - 1)
+        summed = loss_of(*source.read(batches[number]))
+        if number == first + rank:
+            sums[number] = summed
+    dist.all_reduce(sums, group=group)  # one addend of each is not 0: exact in any order
+    tokens = source.sequences * source.windows.length
+    return SourceLoss(name=source.name, loss=math.fsum(sums.tolist()) / tokens, tokens=tokens)

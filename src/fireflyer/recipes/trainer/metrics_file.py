@@ -1,0 +1,94 @@
+"""The file of metrics, one JSON object in a line, which rank 0 appends to."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Self
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.recipes.trainer.core.figures import MetricsLine
+
+__all__ = ["MetricsFile", "read_metrics"]
+
+_MAX_LINE_BYTES: Final = 1 << 20
+_MAX_FILE_BYTES: Final = 1 << 30
+
+
+class MetricsFile:
+    """Each line is written to the operating system at once, so what a killed rank has seen is there. The line that it
+    was writing may be torn: `open_for` removes it."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self._descriptor, self.path = descriptor, path
+
+    @classmethod
+    def open_for(cls, path: str, *, resumed: bool) -> Self:
+        """For appending. A fresh start does not write behind another run. Raises `UsageError` for a file that is not
+        empty then, and what the operating system says."""
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise translate_os_error(error, path) from error
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and not resumed:
+                raise UsageError(
+                    f"metrics file {path!r} is not empty, and the run begins at step 1; move it away, or give another "
+                    "[metrics] file, or the [checkpoint] directory of the run that wrote it"
+                )
+            _cut_torn_line(descriptor, size, path)
+            os.lseek(descriptor, 0, os.SEEK_END)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor, path)
+
+    def write(self, line: MetricsLine) -> None:
+        """Appends one line. Raises what the operating system says."""
+        data = msgspec.json.encode(line) + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            raise translate_os_error(error, self.path) from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_metrics(path: str) -> list[MetricsLine]:
+    """All lines of a file of metrics. Raises `NotFound`, `DataCorruption` with the number of a line that is none."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise translate_os_error(error, path) from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise UsageError(f"metrics file {path!r} is larger than {_MAX_FILE_BYTES} bytes")
+    decoder = msgspec.json.Decoder(MetricsLine)
+    lines: list[MetricsLine] = []
+    for number, text in enumerate(data.splitlines(), 1):
+        try:
+            lines.append(decoder.decode(text))
+        except DECODE_ERRORS as error:
+            raise DataCorruption(f"metrics file {path!r}, line {number}: {error}; remove that line") from error
+    return lines
+
+
+def _cut_torn_line(descriptor: int, size: int, path: str) -> None:
+    first = max(0, size - _MAX_LINE_BYTES)
+    tail = os.pread(descriptor, size - first, first)
+    if not tail or tail.endswith(b"\n"):
+        return
+    end = tail.rfind(b"\n") + 1
+    if end == 0 and first > 0:
+        raise UsageError(f"metrics file {path!r} ends with a line of more than {_MAX_LINE_BYTES} bytes; move it away")
+    os.ftruncate(descriptor, first + end)

@@ -1,0 +1,118 @@
+"""Training runs from recipes on real ranks: killed and started again they take the steps of an undisturbed run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tests.support.torch_ranks.processes import Ended, run_torch_ranks
+from tests.support.trainer.recipes import raw_recipe, write_tokens
+
+from fireflyer.recipes.trainer.core.figures import AnomalyLine, EvaluationLine, MetricsLine, StartLine, StepLine
+from fireflyer.recipes.trainer.metrics_file import read_metrics
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+FP32: Final = {"parameters": "fp32", "compute": "fp32"}
+DP2: Final = {"replicate": 2, "precision": FP32}
+FSDP2: Final = {"shard": 2, "zero": 3, "precision": FP32}
+TP2: Final = {"tensor": 2, "batch_sequences": 2, "precision": FP32}
+IMPORTS: Final = ("fireflyer.recipes.trainer.run",)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    write_tokens(tmp_path)
+    return tmp_path
+
+
+def run(
+    base: Path, name: str, ranks: int = 2, *, period_steps: int = 4, more: Any = None, **tables: Any
+) -> list[Ended]:
+    """With checkpoints and metrics of this name below `base`; `more` are arguments of the ranks."""
+    checkpoint = {"directory": name, "period_steps": period_steps}
+    raw = raw_recipe(metrics={"file": f"{name}.jsonl"}, checkpoint=checkpoint, **tables)
+    arguments = {"recipe": raw, "base": str(base), **(more or {})}
+    return run_torch_ranks("tests.support.torch_ranks.trainer", [0] * ranks, imports=IMPORTS, **arguments)
+
+
+def completed(ended: list[Ended]) -> None:
+    assert [rank.code for rank in ended] == [0] * len(ended), [(rank.result, rank.errors[-2000:]) for rank in ended]
+
+
+def lines(base: Path, name: str) -> list[MetricsLine]:
+    return read_metrics(str(base / f"{name}.jsonl"))
+
+
+def steps(base: Path, name: str) -> dict[int, tuple[int, float, float | None]]:
+    """Position, loss and norm of each step, of the last attempt that took it."""
+    return {one.step: (one.position, one.loss, one.norm) for one in lines(base, name) if isinstance(one, StepLine)}
+
+
+def evaluated(base: Path, name: str) -> list[tuple[int, float]]:
+    return [(one.step, one.loss) for one in lines(base, name) if isinstance(one, EvaluationLine)]
+
+
+@pytest.mark.parametrize("plan", [DP2, FSDP2, TP2], ids=["dp2", "fsdp2", "tp2"])
+def test_a_run_whose_rank_is_killed_goes_on_bitwise(base: Path, plan: dict[str, Any]) -> None:
+    small: dict[str, Any] = {"plan": plan, "model": {"layers": 1}, "optimizer": {"steps": 5}, "period_steps": 2}
+    completed(run(base, "whole", **small))
+    whole = steps(base, "whole")
+    assert whole[5][1] < whole[1][1], "it learns"
+
+    killed = run(base, "killed", more={"dies": [1, 4]}, **small)
+    assert killed[1].code == -signal.SIGKILL
+    assert killed[0].result.startswith(("PeerFailed", "Timeout")), killed[0]
+    completed(run(base, "killed", **small))
+    starts = [one for one in lines(base, "killed") if isinstance(one, StartLine)]
+    assert [(one.step, one.checkpoint) for one in starts] == [(0, None), (2, "step-00000002")]
+    assert steps(base, "killed") == whole
+    assert evaluated(base, "killed") == evaluated(base, "whole")
+
+
+def test_a_run_goes_on_with_replicas_where_it_had_shards(base: Path) -> None:
+    completed(run(base, "whole", 1, plan={"precision": FP32}))
+    killed = run(base, "divided", plan=FSDP2, more={"dies": [0, 6]}, guard={"period_steps": 0})
+    assert killed[0].code == -signal.SIGKILL
+    completed(run(base, "divided", plan=DP2, guard={"period_steps": 2}))
+    whole, divided = steps(base, "whole"), steps(base, "divided")
+    assert divided.keys() == whole.keys()
+    for step, (position, loss, norm) in whole.items():
+        assert divided[step] == (position, pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+    assert evaluated(base, "divided")[-1][1] == pytest.approx(evaluated(base, "whole")[-1][1], rel=1e-5)
+
+
+def test_ranks_with_other_data_or_another_recipe_are_told_before_anything_starts(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_tokens(other, ("held", "b", "a"))
+    for ended in run(base, "mixed", plan=DP2, more={"other_base": str(other)}):
+        assert ended.code == 1
+        assert "the data of source 'a' differs: ranks 1 have something else than rank 0" in ended.result
+    raw = raw_recipe(plan=DP2, metrics={"file": "mixed.jsonl"}, optimizer={"epsilon": 1e-6})
+    for ended in run(base, "mixed", plan=DP2, more={"other_recipe": raw}):
+        assert "the recipe differs: ranks 1" in ended.result
+    assert not (base / "mixed").exists()
+    assert not (base / "mixed.jsonl").exists()
+
+
+def test_a_bad_step_is_skipped_or_gone_back_from_or_stops_the_run(base: Path) -> None:
+    # Batches of 8: that of step 6 ends at position 48.
+    plan, bad = {"precision": FP32}, {"not_finite_at": [48]}
+    ended = run(base, "stops", 1, plan=plan, more=bad)
+    assert ended[0].result == "PermanentError: step 6: the loss is nan; the run stops as [policy] says"
+    assert max(steps(base, "stops")) == 5
+
+    completed(run(base, "skips", 1, plan=plan, more=bad, policy={"on_not_finite": "skip"}))
+    skipped = [one for one in lines(base, "skips") if isinstance(one, StepLine) and one.step == 6]
+    assert [one.norm for one in skipped] == [None]
+    assert len(steps(base, "skips")) == 8
+
+    completed(run(base, "rewinds", 1, plan=plan, more=bad, policy={"on_not_finite": "rewind"}))
+    found = lines(base, "rewinds")
+    (anomaly,) = [one for one in found if isinstance(one, AnomalyLine)]
+    assert (anomaly.step, anomaly.action) == (6, "rewind")
+    taken = [(one.step, one.position) for one in found if isinstance(one, StepLine)]
+    # From the checkpoint of step 4 on, with the batch after the bad one.
+    assert taken == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40), (5, 56), (6, 64), (7, 72), (8, 80)]

@@ -1,0 +1,163 @@
+"""Which recipes are executed, which steps are due, and which runs a comparison has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.trainer.recipes import raw_recipe
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model import count_parameters
+from fireflyer.recipes.gpt import GPTConfig
+from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart, reasons, shape_of_gpt
+from fireflyer.recipes.trainer.core.comparison import laid_over, planned_runs, technique_of
+from fireflyer.recipes.trainer.core.course import evaluation_due, learning_rate, traced
+from fireflyer.recipes.trainer.core.figures import rates
+from fireflyer.recipes.trainer.core.parsing import recipe_of
+from fireflyer.recipes.trainer.core.recipe import (
+    EvaluationSettings,
+    GptTable,
+    OptimizerSettings,
+    ProfileSettings,
+    Recipe,
+)
+
+FP32 = {"parameters": "fp32", "compute": "fp32"}
+SHAPE = shape_of_gpt(GptTable(vocabulary=64, layers=2, heads=2, width=16))
+
+
+def planned(**plan: Any) -> Recipe:
+    return recipe_of(raw_recipe(plan={"precision": FP32, **plan}))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"replicate": 2},
+        {"shard": 2, "zero": 1},
+        {"shard": 2, "zero": 3, "replicate": 2, "precision": {"parameters": "bf16"}},
+        {"tensor": 2},
+        {"tensor": 2, "replicate": 2, "recompute": "operators"},
+        {"replicate": 2, "precision": {"parameters": "fp32", "compute": "fp8"}},
+    ],
+)
+def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
+    check_recipe(planned(**plan), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({"expert": 2}, "expert = 2, but the model has no experts"),
+        ({"expert": 2}, "expert = 2: the trainer does not divide experts over ranks yet; use expert = 1"),
+        ({"pipeline": 2}, "pipeline = 2: the trainer does not execute pipelines yet; use pipeline = 1"),
+        ({"tensor": 2, "shard": 2, "zero": 3}, "tensor = 2 with zero = 3: the trainer has either"),
+        ({"tensor": 4}, "2 attention heads do not divide into tensor = 4 parts"),
+        ({"replicate": 3}, "8 sequences do not divide into micro-batches of 2 for 3 data-parallel ranks"),
+        ({"shard": 2}, "shard = 2 divides nothing with zero = 0"),
+        ({"precision": {"parameters": "bf16"}}, "precision.parameters = 'bf16' is for zero 1 to 3"),
+        ({"precision": {**FP32, "moments": "bf16"}}, "precision.moments = 'bf16': moments are kept in FP32"),
+        ({"precision": {**FP32, "dispatch": "fp8"}}, "precision.dispatch = 'fp8'"),
+        ({"tensor": 2, "precision": {"parameters": "fp32", "compute": "fp8"}}, "FP8 layers are not divided"),
+    ],
+)
+def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], reason: str) -> None:
+    found = reasons(planned(**plan), SHAPE)
+    assert any(one.startswith(reason) or reason in one for one in found), found
+    with pytest.raises(UsageError, match="this recipe cannot be run"):
+        check_recipe(planned(**plan), SHAPE)
+
+
+def test_a_guard_needs_replicas_and_a_rewind_needs_checkpoints() -> None:
+    guarded = recipe_of(raw_recipe(guard={"period_steps": 2}))
+    assert "[guard] compares replicas, and replicate is 1; use period_steps = 0" in reasons(guarded, SHAPE)
+    rewinding = recipe_of(raw_recipe(policy={"on_spike": "rewind"}, checkpoint={"period_steps": 100}))
+    assert any("[policy] rewind needs checkpoints" in one for one in reasons(rewinding, SHAPE))
+
+
+def test_a_run_goes_on_with_other_replicas_and_shards_but_not_between_stacked_and_divided_matrices() -> None:
+    check_restart(planned(replicate=2), {"pipeline": 1, "replicate": 1, "shard": 2, "tensor": 1})
+    check_restart(planned(tensor=2), None)
+    check_restart(planned(tensor=2), {"tensor": 4})
+    with pytest.raises(UsageError, match="saved with tensor = 1, the plan has 2"):
+        check_restart(planned(tensor=2), {"tensor": 1})
+
+
+def test_the_shape_of_the_small_gpt_has_its_parameters() -> None:
+    table = GptTable(vocabulary=100, layers=3, heads=4, width=32)
+    config = GPTConfig(vocab_size=100, layers=3, heads=4, width=32)
+    assert count_parameters(shape_of_gpt(table)).total == config.parameters
+
+
+def test_the_learning_rate_rises_and_then_falls_by_half_a_cosine() -> None:
+    settings = OptimizerSettings(
+        steps=100, learning_rate=0.1, warm_up_steps=10, decay="cosine", decay_steps=50, final_share=0.2
+    )
+    assert [learning_rate(step, settings) for step in (1, 5, 10)] == pytest.approx([0.01, 0.05, 0.1])
+    assert learning_rate(35, settings) == pytest.approx(0.06)
+    assert learning_rate(60, settings) == learning_rate(90, settings) == pytest.approx(0.02)
+
+
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 20))
+def test_the_last_step_is_evaluated_and_every_multiple_of_the_period(step: int, last: int, period: int) -> None:
+    due = evaluation_due(step, last, EvaluationSettings(period_steps=period))
+    assert due == (step == last or (period > 0 and step % period == 0))
+
+
+def test_a_trace_has_the_steps_of_its_range() -> None:
+    profile = ProfileSettings(first_step=2, last_step=3)
+    assert [step for step in range(6) if traced(step, profile)] == [2, 3]
+    assert not traced(1, None)
+
+
+def test_mfu_is_written_by_both_conventions() -> None:
+    speed = rates(SHAPE, 16, 160, 2.0, 4, peak_flops=1e6)
+    assert speed.tokens_per_s == 80
+    assert speed.mfu_causal is not None
+    assert speed.mfu_causal == pytest.approx(speed.flops_per_s_causal / 1e6)
+    # Scores of the other triangle: 6 FLOPs for each of 16 / 2 keys, of 16 values for queries and keys each.
+    more = 2 * 6 * 8 * 16 * SHAPE.layers * 80 / 4
+    assert speed.flops_per_s_noncausal - speed.flops_per_s_causal == pytest.approx(more)
+    assert rates(SHAPE, 16, 160, 2.0, 4, None).mfu_noncausal is None
+
+
+def test_a_technique_is_laid_over_the_recipe_key_by_key() -> None:
+    raw = raw_recipe() | {"technique": {"plan": {"precision": {"compute": "fp8"}}, "optimizer": {"epsilon": 1e-6}}}
+    baseline, technique = technique_of(raw)
+    assert (baseline.plan.precision.compute, technique.plan.precision.compute) == ("fp32", "fp8")
+    assert technique.plan.precision.parameters == "fp32"
+    assert technique.optimizer.epsilon == 1e-6
+    assert technique.optimizer.steps == baseline.optimizer.steps
+    assert laid_over({"a": {"b": 1, "c": 2}}, {"a": {"b": [3]}}) == {"a": {"b": [3], "c": 2}}
+
+
+@pytest.mark.parametrize(
+    ("technique", "reason"),
+    [
+        (None, "nothing to compare with"),
+        ({"optimizer": {"epsilom": 1}}, r"with \[technique\] laid over it: \[optimizer\] has no key 'epsilom'"),
+        ({"compare": {"bound": 1}}, r"\[technique.compare\] is not possible"),
+        ({"evaluation": {"sequences": 3}}, "different held-out data"),
+        ({"data": {"evaluation": []}}, "has no source"),
+    ],
+)
+def test_a_comparison_that_shows_nothing_is_refused(technique: dict[str, Any] | None, reason: str) -> None:
+    raw = raw_recipe() | ({} if technique is None else {"technique": technique})
+    with pytest.raises(UsageError, match=reason):
+        technique_of(raw)
+
+
+def test_runs_of_a_pair_have_one_seed_and_share_no_file() -> None:
+    raw = raw_recipe(compare={"seeds": [7, 9]}) | {"technique": {"optimizer": {"epsilon": 1e-6}}}
+    runs = planned_runs(*technique_of(raw), "/out")
+    assert [(one.arm, one.seed) for one in runs] == [
+        ("baseline", 7), ("technique", 7), ("baseline", 9), ("technique", 9),
+    ]  # fmt: skip
+    for run in runs:
+        assert (run.recipe.model.seed, run.recipe.data.seed) == (run.seed, run.seed)
+    places = [one.recipe.metrics.file for one in runs] + [one.recipe.checkpoint.directory for one in runs]
+    assert len(set(places)) == 8

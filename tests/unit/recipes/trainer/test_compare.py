@@ -1,0 +1,74 @@
+"""A comparison runs what is not complete, and reads what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.support.trainer.recipes import raw_recipe
+
+from fireflyer.base.errors import JobFailed, UsageError
+from fireflyer.recipes.trainer import compare
+from fireflyer.recipes.trainer.core.comparison import PlannedRun, planned_runs, technique_of
+from fireflyer.recipes.trainer.core.figures import EvaluationLine
+from fireflyer.recipes.trainer.metrics_file import MetricsFile
+
+
+def runs_in(directory: Path, epsilon: float = 1e-6) -> list[PlannedRun]:
+    raw = raw_recipe(compare={"seeds": [4, 5]}) | {"technique": {"optimizer": {"epsilon": epsilon}}}
+    return planned_runs(*technique_of(raw), str(directory))
+
+
+class Executed:
+    """Stands for the processes: writes the metrics that a run would, and remembers which ran."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, losses: dict[str, float]) -> None:
+        self.names: list[str] = []
+        self._losses = losses
+        monkeypatch.setattr(compare, "_execute", self._execute)
+
+    def _execute(self, run: PlannedRun) -> None:
+        name = f"{run.arm}-{run.seed}"
+        self.names.append(name)
+        loss = self._losses.get(name)
+        if loss is None:
+            raise JobFailed(f"{name} was killed")
+        file = MetricsFile.open_for(run.recipe.metrics.file, resumed=True)
+        file.write(EvaluationLine(step=run.recipe.optimizer.steps, loss=loss, sources=()))
+        file.close()
+
+
+LOSSES = {"baseline-4": 2.0, "technique-4": 1.98, "baseline-5": 3.0, "technique-5": 2.97}
+
+
+def test_pairs_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = Executed(monkeypatch, LOSSES)
+    said: list[str] = []
+    result = compare.compare_runs(runs_in(tmp_path), said.append)
+    assert executed.names == list(LOSSES)
+    assert result.differences == pytest.approx((-0.01, -0.01))
+    assert result.verdict == "better"
+    assert said[:2] == ["run 1 of 4: baseline, seed 4", "baseline, seed 4: held-out loss 2.00000"]
+
+
+def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    incomplete = {name: loss for name, loss in LOSSES.items() if name != "baseline-5"}
+    Executed(monkeypatch, incomplete)
+    with pytest.raises(JobFailed, match="baseline-5 was killed"):
+        compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    executed = Executed(monkeypatch, LOSSES)
+    compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    assert executed.names == ["baseline-5", "technique-5"]
+
+
+def test_runs_of_another_recipe_are_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Executed(monkeypatch, LOSSES)
+    compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    with pytest.raises(UsageError, match="recipe of another comparison; give another --dir"):
+        compare.compare_runs(runs_in(tmp_path, epsilon=1e-5), lambda _: None)
+
+
+def test_a_run_that_diverged_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Executed(monkeypatch, LOSSES | {"technique-5": -1.0})
+    with pytest.raises(UsageError, match="cannot be compared"):
+        compare.compare_runs(runs_in(tmp_path), lambda _: None)

@@ -1,0 +1,73 @@
+"""The metrics file is appended to by a run that goes on, and never emptied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fireflyer.base.errors import DataCorruption, NotFound, UsageError
+from fireflyer.recipes.trainer.core.figures import (
+    AnomalyLine,
+    EvaluationLine,
+    SourceLoss,
+    StartLine,
+    held_out_loss,
+    mean_loss,
+)
+from fireflyer.recipes.trainer.metrics_file import MetricsFile, read_metrics
+
+START = StartLine(step=0, checkpoint=None, recipe="ab", world_size=2)
+BAD = AnomalyLine(step=3, action="skip", reason="the loss is nan")
+
+
+def written(path: Path, *lines: StartLine | AnomalyLine, resumed: bool) -> None:
+    file = MetricsFile.open_for(str(path), resumed=resumed)
+    for line in lines:
+        file.write(line)
+    file.close()
+    file.close()
+
+
+def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "metrics.jsonl"
+    written(path, START, resumed=False)
+    written(path, BAD, resumed=True)
+    assert read_metrics(str(path)) == [START, BAD]
+
+
+def test_a_fresh_run_does_not_write_behind_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    written(path, START, resumed=False)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="is not empty, and the run begins at step 1"):
+        MetricsFile.open_for(str(path), resumed=False)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("torn", [b'{"kind":"st', b'{"kind":"step","step":4,"loss":1.0}'])
+def test_the_line_that_a_killed_rank_was_writing_is_removed(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written(path, START, resumed=False)
+    path.write_bytes(path.read_bytes() + torn)
+    written(path, BAD, resumed=True)
+    assert read_metrics(str(path)) == [START, BAD]
+
+
+def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written(path, START, resumed=False)
+    path.write_bytes(path.read_bytes() + b"{}\n")
+    with pytest.raises(DataCorruption, match="line 2"):
+        read_metrics(str(path))
+    with pytest.raises(NotFound):
+        read_metrics(str(tmp_path / "other"))
+
+
+def test_the_held_out_loss_is_that_of_the_last_attempt_and_weighted_by_tokens() -> None:
+    sources = (SourceLoss(name="a", loss=1.0, tokens=30), SourceLoss(name="b", loss=2.0, tokens=10))
+    assert mean_loss(sources) == 1.25
+    lines = [EvaluationLine(step=8, loss=loss, sources=sources) for loss in (3.0, 2.0)]
+    assert held_out_loss([START, *lines, BAD], 8) == 2.0
+    assert held_out_loss([START, *lines], 9) is None
