@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tests.support.health import Floor, fault, passes
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.messages import Moved, Requeue
 from fireflyer.cluster.core.health.records import MAX_FLAPS, MAX_WARNED, OUT, Hold, RepairState
 from fireflyer.cluster.core.health.remedies import Remedy
@@ -16,7 +16,7 @@ from fireflyer.cluster.core.health.remedies import Remedy
 NODES = tuple(f"n{number}" for number in range(6))
 _checks = st.sampled_from(("gpu_xid", "link", "mount", "disk_space", "clock"))
 _events = st.builds(
-    HealthEvent,
+    Finding,
     check=_checks,
     severity=st.sampled_from(("ok", "warn", "low", "high")),
     part=st.sampled_from(("", "gpu:0", "gpu:1")),
@@ -47,7 +47,7 @@ def step(floor: Floor, what: str, node: str, value: object) -> None:
     match what, value:
         case "says", tuple(events):
             floor.says(node, *events)
-        case "breaks", HealthEvent() as event:
+        case "breaks", Finding() as event:
             floor.breaks(node, event)
         case "mends", check:
             floor.broken.pop((node, str(check)), None)

@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from fireflyer.base.health_event import HealthEvent, Severity
+from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.machine import HealthMachine
 from fireflyer.cluster.core.health.messages import (
     Effect,
@@ -23,7 +24,7 @@ from fireflyer.cluster.core.health.messages import (
     TimePassed,
 )
 from fireflyer.cluster.core.health.policy import HealthPolicy
-from fireflyer.cluster.core.health.records import Hold, NodeHealth, PartHistory, RepairState, Ticket
+from fireflyer.cluster.core.health.records import Hold, NodeHealth, PartHistory, RepairState, RepairTicket
 from fireflyer.cluster.core.health.remedies import Remedy
 
 __all__ = ["Floor", "Table", "fault", "passes"]
@@ -49,12 +50,12 @@ class Table(Generic[K, R]):
         yield from list(self.content.items())
 
 
-def fault(check: str, severity: Severity = "high", **fields: Any) -> HealthEvent:
-    return msgspec.convert({"check": check, "severity": severity, "seen_ns": 0, **fields}, HealthEvent)
+def fault(check: str, severity: Severity = "high", **fields: Any) -> Finding:
+    return msgspec.convert({"check": check, "severity": severity, "seen_ns": 0, **fields}, Finding)
 
 
-def passes(check: str, part: str = "") -> HealthEvent:
-    return HealthEvent(check=check, severity="ok", part=part, seen_ns=0)
+def passes(check: str, part: str = "") -> Finding:
+    return Finding(check=check, severity="ok", part=part, seen_ns=0)
 
 
 class Floor:
@@ -62,12 +63,12 @@ class Floor:
 
     def __init__(self, *nodes: str, machine: type[HealthMachine] = HealthMachine, **policy: Any) -> None:
         self.health: Table[str, NodeHealth] = Table()
-        self.tickets: Table[int, Ticket] = Table()
+        self.tickets: Table[int, RepairTicket] = Table()
         self.parts: Table[str, PartHistory] = Table()
         self.nodes = list(nodes)
         self.busy: set[str] = set()
         self.leaves: dict[str, str] = {}
-        self.broken: dict[tuple[str, str], HealthEvent] = {}
+        self.broken: dict[tuple[str, str], Finding] = {}
         self.hung: set[str] = set()
         """Nodes whose checks come to no result."""
         self.policy = HealthPolicy(**policy)
@@ -93,10 +94,10 @@ class Floor:
         self.effects += effects
         return effects
 
-    def says(self, node: str, *events: HealthEvent) -> list[Effect]:
+    def says(self, node: str, *events: Finding) -> list[Effect]:
         return self.feed(Said(node, events))
 
-    def breaks(self, node: str, event: HealthEvent) -> list[Effect]:
+    def breaks(self, node: str, event: Finding) -> list[Effect]:
         """For as long as `broken` has it."""
         self.broken[node, event.check] = event
         return self.says(node, event)
@@ -117,7 +118,7 @@ class Floor:
         number, check = asked
         self.feed(Probed(node, number, self.report(node, check)))
 
-    def report(self, node: str, check: str = "") -> tuple[HealthEvent, ...]:
+    def report(self, node: str, check: str = "") -> tuple[Finding, ...]:
         """Of one check, or of all."""
         checks = [check] if check else dict.fromkeys((*self.policy.required, *(name for _, name in self.broken), "gpu"))
         if not check and (known := self.record(node).fault) is not None:

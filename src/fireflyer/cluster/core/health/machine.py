@@ -24,8 +24,8 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import counted
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.messages import (
     Effect,
     Event,
@@ -100,7 +100,7 @@ class HealthMachine:
 
     # --- reports ---
 
-    def _said(self, node: str, events: tuple[HealthEvent, ...], now_ns: int) -> None:
+    def _said(self, node: str, events: tuple[Finding, ...], now_ns: int) -> None:
         for event in events:
             if _is_fault(event):
                 self._fault(self._known(node), event, now_ns)
@@ -112,7 +112,7 @@ class HealthMachine:
         if record.state is RepairState.TESTING and events:
             self._repairs.tested(record, events, now_ns)
 
-    def _warn(self, record: NodeHealth, event: HealthEvent) -> None:
+    def _warn(self, record: NodeHealth, event: Finding) -> None:
         warned = Warned(event.check, event.part, event.cause)
         if warned in record.warned:
             return
@@ -120,7 +120,7 @@ class HealthMachine:
         could_not = " could not run" if event.could_not_run else ""
         self._effects.append(Tell(record.name, f"{fault_words(event)}{could_not}"))
 
-    def _passed(self, record: NodeHealth, event: HealthEvent, now_ns: int) -> None:
+    def _passed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         warned = tuple(one for one in record.warned if one.check != event.check or event.part not in ("", one.part))
         record = self._put(msgspec.structs.replace(record, warned=warned))
         fault = record.fault
@@ -132,7 +132,7 @@ class HealthMachine:
 
     # --- suspicion ---
 
-    def _fault(self, record: NodeHealth, event: HealthEvent, now_ns: int) -> None:
+    def _fault(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         fault = record.fault
         if record.state in TAKES_TASKS:
             self._suspect(record, event, now_ns)
@@ -143,19 +143,19 @@ class HealthMachine:
             record = msgspec.structs.replace(record, fault=event, reason=fault_words(event))
             self._repairs.requeue(self._put(record))
 
-    def _worsens(self, event: HealthEvent, fault: HealthEvent) -> bool:
+    def _worsens(self, event: Finding, fault: Finding) -> bool:
         """The run was to end by itself, and may not any more."""
         certain = event.at_once and not event.user_made
         return certain and event.severity == "high" and fault.severity == "low"
 
-    def _overtakes(self, record: NodeHealth, event: HealthEvent, fault: HealthEvent) -> bool:
+    def _overtakes(self, record: NodeHealth, event: Finding, fault: Finding) -> bool:
         """A fault that is certain, of a node that is suspected of something less."""
         if not event.at_once or event.user_made:
             return False
         of_leaf = record.hold is Hold.LEAF and event.check not in self._policy.link_checks
         return of_leaf or not fault.at_once or fault.user_made
 
-    def _suspect(self, record: NodeHealth, event: HealthEvent, now_ns: int) -> None:
+    def _suspect(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         record = msgspec.structs.replace(record, fault=event, hold=Hold.NONE, confirming=None)
         if event.user_made:
             if self._fleet.is_busy(record.name):
@@ -189,7 +189,7 @@ class HealthMachine:
         else:
             self._put(msgspec.structs.replace(record, reason=words))
 
-    def _probed(self, node: str, number: int, events: tuple[HealthEvent, ...], now_ns: int) -> None:
+    def _probed(self, node: str, number: int, events: tuple[Finding, ...], now_ns: int) -> None:
         record = self._known(node)
         confirming, fault = record.confirming, record.fault
         if confirming is None or fault is None or not number or confirming.number != number:
@@ -212,7 +212,7 @@ class HealthMachine:
         else:
             self._flapped(record, fault, now_ns)
 
-    def _flapped(self, record: NodeHealth, fault: HealthEvent, now_ns: int) -> None:
+    def _flapped(self, record: NodeHealth, fault: Finding, now_ns: int) -> None:
         """The fault is over."""
         window_ns = self._policy.flap_window_ns
         flaps = tuple(one for one in record.flaps if now_ns - one.at_ns < window_ns)
@@ -229,7 +229,7 @@ class HealthMachine:
 
     # --- acting ---
 
-    def _act(self, record: NodeHealth, event: HealthEvent, now_ns: int) -> None:
+    def _act(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         """On a fault that is certain."""
         record = msgspec.structs.replace(record, fault=event)
         if self._is_of_leaf(record.name, event, now_ns):
@@ -244,7 +244,7 @@ class HealthMachine:
             return
         self._repairs.drain(record, event, now_ns)
 
-    def _is_of_leaf(self, node: str, event: HealthEvent, now_ns: int) -> bool:
+    def _is_of_leaf(self, node: str, event: Finding, now_ns: int) -> bool:
         leaf = self._fleet.leaf_of(node)
         if not leaf or event.check not in self._policy.link_checks:
             return False
@@ -354,9 +354,9 @@ class HealthMachine:
             self._put(msgspec.structs.replace(record, confirming=again, numbers=number))
 
 
-def _is_fault(event: HealthEvent) -> bool:
+def _is_fault(event: Finding) -> bool:
     return event.severity in _FAULTS and not event.could_not_run
 
 
-def _covers(passed: HealthEvent, fault: HealthEvent) -> bool:
+def _covers(passed: Finding, fault: Finding) -> bool:
     return passed.check == fault.check and passed.part in ("", fault.part)

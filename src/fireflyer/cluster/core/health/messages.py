@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.records import RepairState
 from fireflyer.cluster.core.health.remedies import Remedy
 
@@ -30,7 +30,7 @@ class Said(msgspec.Struct, frozen=True):
     """One report of the checks of a node."""
 
     node: str
-    events: tuple[HealthEvent, ...]
+    events: tuple[Finding, ...]
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Probed(msgspec.Struct, frozen=True):
 
     node: str
     number: int
-    events: tuple[HealthEvent, ...]
+    events: tuple[Finding, ...]
 
 
 class Repaired(msgspec.Struct, frozen=True):

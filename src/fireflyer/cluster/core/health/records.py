@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.remedies import Remedy
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
     "PartHistory",
     "Records",
     "RepairState",
-    "Ticket",
+    "RepairTicket",
     "Warned",
     "part_key",
 ]
@@ -125,7 +125,7 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int = 0
     reason: str = ""
     """One line for people: why it is in this state, and what is to be done."""
-    fault: HealthEvent | None = None
+    fault: Finding | None = None
     hold: Hold = Hold.NONE
     confirming: Confirming | None = None
     numbers: int = 0
@@ -164,10 +164,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+class RepairTicket(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     node: str
-    fault: HealthEvent
+    fault: Finding
     opened_ns: int
     opened_by: str
     actions: tuple[Action, ...] = ()
@@ -185,7 +185,7 @@ class PartHistory(msgspec.Struct, frozen=True, kw_only=True):
     faults_ns: tuple[int, ...] = ()
 
 
-def part_key(node: str, event: HealthEvent) -> str:
+def part_key(node: str, event: Finding) -> str:
     return event.serial or f"{node}/{event.part or event.check}"
 
 
@@ -208,7 +208,7 @@ class Records(Protocol):
     def health(self) -> _Rows[str, NodeHealth]: ...
 
     @property
-    def tickets(self) -> _Rows[int, Ticket]: ...
+    def tickets(self) -> _Rows[int, RepairTicket]: ...
 
     @property
     def parts(self) -> _Rows[str, PartHistory]: ...

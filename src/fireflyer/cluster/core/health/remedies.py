@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.health.findings import Finding
 
 __all__ = ["LADDERS", "Remedy", "ladder_of", "remedy_of"]
 
@@ -45,11 +45,11 @@ LADDERS: Final[dict[str, tuple[Remedy, ...]]] = {
 """By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it."""
 
 
-def ladder_of(event: HealthEvent) -> tuple[Remedy, ...]:
+def ladder_of(event: Finding) -> tuple[Remedy, ...]:
     return LADDERS.get(event.cause, _OTHER)
 
 
-def remedy_of(event: HealthEvent, faults: int) -> Remedy:
+def remedy_of(event: Finding, faults: int) -> Remedy:
     """For a part that failed `faults` times, this one included."""
     ladder = ladder_of(event)
     return ladder[min(max(faults, 1), len(ladder)) - 1]

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
-from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import counted, format_duration
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.messages import Effect, Moved, Requeue
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
@@ -26,7 +26,7 @@ from fireflyer.cluster.core.health.records import (
     PartHistory,
     Records,
     RepairState,
-    Ticket,
+    RepairTicket,
     part_key,
 )
 from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
@@ -36,7 +36,7 @@ __all__ = ["BY_MACHINE", "Repairs", "fault_of", "fault_words"]
 BY_MACHINE: Final = "health"
 
 
-def fault_words(event: HealthEvent) -> str:
+def fault_words(event: Finding) -> str:
     """One line."""
     cause = f" ({event.cause})" if event.cause else ""
     part = f" of {event.part}" if event.part else ""
@@ -57,7 +57,7 @@ class Repairs:
 
     # --- out ---
 
-    def drain(self, record: NodeHealth, event: HealthEvent, now_ns: int) -> NodeHealth:
+    def drain(self, record: NodeHealth, event: Finding, now_ns: int) -> NodeHealth:
         faults = self._count_fault(record.name, event, now_ns)
         remedy = remedy_of(event, faults)
         ticket = self._ticket(record, event, BY_MACHINE, now_ns)
@@ -75,7 +75,7 @@ class Repairs:
         if self._fleet.is_busy(record.name):
             self._effects.append(Requeue(record.name, f"{record.name} is faulty: {record.reason}"))
 
-    def _count_fault(self, node: str, event: HealthEvent, now_ns: int) -> int:
+    def _count_fault(self, node: str, event: Finding, now_ns: int) -> int:
         """How often the part failed within the policy's time, now included."""
         key, parts = part_key(node, event), self._records.parts
         known = parts.get(key) or PartHistory(key=key, part=event.part, node=node)
@@ -86,7 +86,7 @@ class Repairs:
             self._forget_parts()
         return len(faults_ns)
 
-    def _faults(self, node: str, event: HealthEvent, now_ns: int) -> int:
+    def _faults(self, node: str, event: Finding, now_ns: int) -> int:
         known = self._records.parts.get(part_key(node, event))
         since_ns = now_ns - self._policy.repeat_window_ns
         return sum(1 for at_ns in known.faults_ns if at_ns > since_ns) if known is not None else 0
@@ -111,21 +111,21 @@ class Repairs:
 
     # --- tickets ---
 
-    def _ticket(self, record: NodeHealth, event: HealthEvent, by: str, now_ns: int) -> Ticket:
+    def _ticket(self, record: NodeHealth, event: Finding, by: str, now_ns: int) -> RepairTicket:
         """The one of this repair, where that is not settled yet."""
         tickets = self._records.tickets
         known = tickets.get(record.ticket)
         if known is not None and known.closed_ns is None:
             return known
         number = 1 + max((key for key, _ in tickets.rows()), default=0)
-        ticket = Ticket(id=number, node=record.name, fault=event, opened_ns=now_ns, opened_by=by)
+        ticket = RepairTicket(id=number, node=record.name, fault=event, opened_ns=now_ns, opened_by=by)
         tickets.put(number, ticket)
         closed = sorted(key for key, row in tickets.rows() if row.closed_ns is not None)
         for key in closed[: max(0, len(closed) - MAX_TICKETS)]:
             tickets.put(key, None)
         return ticket
 
-    def _act(self, ticket: Ticket, action: Action) -> None:
+    def _act(self, ticket: RepairTicket, action: Action) -> None:
         """The newest actions are kept."""
         actions = (*ticket.actions, action)[-MAX_ACTIONS:]
         self._records.tickets.put(ticket.id, msgspec.structs.replace(ticket, actions=actions))
@@ -177,7 +177,7 @@ class Repairs:
         longer = f", for {format_duration(back_off_ns)} at least" if back_off_ns else ""
         self.move(record, RepairState.TESTING, f"{why}; it is tested{longer}", now_ns)
 
-    def tested(self, record: NodeHealth, events: tuple[HealthEvent, ...], now_ns: int) -> None:
+    def tested(self, record: NodeHealth, events: tuple[Finding, ...], now_ns: int) -> None:
         """What its checks say while it is tested; the answer to a probe, or the periodic report."""
         bad = [event for event in events if event.severity in ("low", "high") and not event.could_not_run]
         good = [event.check for event in events if event.severity == "ok" and not event.could_not_run]
@@ -196,7 +196,7 @@ class Repairs:
         if record != self._records.health.get(record.name):
             self._records.health.put(record.name, record)
 
-    def _test_failed(self, record: NodeHealth, event: HealthEvent, now_ns: int) -> None:
+    def _test_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         self.note(record, BY_MACHINE, "test failed", fault_words(event), now_ns)
         self._count_fault(record.name, event, now_ns)
         record = msgspec.structs.replace(record, fault=event, confirming=None, passed=(), failed=0)
@@ -227,7 +227,7 @@ class Repairs:
         return sum(1 for name, row in rows if name != but and row.state in OUT and not row.taken)
 
 
-def fault_of(record: NodeHealth) -> HealthEvent:
+def fault_of(record: NodeHealth) -> Finding:
     """Of a node that is suspect or out."""
     if record.fault is None:
         raise InvariantViolation(f"node {record.name} is {record.state.value} without a fault")
