@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from tests.support.health import Floor, fault, passes
@@ -18,7 +20,7 @@ LINK = fault("link", part="ib0", at_once=True, words="down")
 DISK = fault("disk_space", "low", part="mount:/data", words="1 % free")
 
 
-def tens(count: int, **policy: object) -> Floor:
+def tens(count: int, **policy: Any) -> Floor:
     return Floor(*(f"n{number}" for number in range(count)), **policy)
 
 
