@@ -14,7 +14,7 @@ from fireflyer.cluster.core.health.records import MAX_FLAPS, MAX_WARNED, OUT, Ho
 from fireflyer.cluster.core.health.remedies import Remedy
 
 NODES = tuple(f"n{number}" for number in range(6))
-_checks = st.sampled_from(("gpu_xid", "link", "mount", "disk_space", "clock"))
+_checks = st.sampled_from(("gpu_xid", "infiniband", "mount", "disk_space", "clock"))
 _events = st.builds(
     Finding,
     check=_checks,

@@ -33,7 +33,9 @@ __all__ = [
     "MAX_REPORTS",
     "MAX_RUNS",
     "REVISION",
+    "SHIPPED_HEALTH",
     "SYNC",
+    "VALIDATION",
     "BlobPiece",
     "EndedRun",
     "FetchBlob",
@@ -60,6 +62,10 @@ MAX_RUNS: Final = 64
 
 MAX_REPORTS: Final = 4
 """Of the checks of a node, that the manager has not taken yet; the agent drops the oldest periodic ones."""
+SHIPPED_HEALTH: Final = "fireflyer:health"
+"""In the place of a program: the checks that come with the agent's own release."""
+VALIDATION: Final = "validation"
+"""Name of the check that stands for the validation program."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]

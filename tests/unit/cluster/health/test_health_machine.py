@@ -16,7 +16,7 @@ from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
 
 MINUTE = 60 * SECOND
 XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0000:3b:00.0", at_once=True, words="fell off the bus")
-LINK = fault("link", part="ib0", at_once=True, words="down")
+LINK = fault("infiniband", part="ib0", at_once=True, words="down")
 DISK = fault("disk_space", "low", part="mount:/data", words="1 % free")
 
 
@@ -111,6 +111,12 @@ def test_a_tool_that_hangs_drains_nobody_and_the_node_takes_no_new_task_until_th
     assert floor.state("n0") is RepairState.HEALTHY
 
 
+def test_a_check_that_is_not_required_and_could_not_run_is_nothing() -> None:
+    floor = tens(4)
+    floor.says("n0", fault("gpu_dcgm", "ok", could_not_run=True, words="dcgmi is not installed"))
+    assert (floor.told(), floor.health.get("n0")) == ([], None)
+
+
 # --- evidence of users ---
 
 
@@ -181,7 +187,7 @@ def test_links_of_one_leaf_are_the_leafs_and_not_of_32_nodes() -> None:
     assert all(ticket.closed_ns is not None for ticket in floor.tickets.content.values())
     floor.broken.clear()
     for node in mine:
-        floor.says(node, passes("link"))
+        floor.says(node, passes("infiniband"))
     assert {floor.state(node) for node in mine} == {RepairState.HEALTHY}
 
 
@@ -199,8 +205,8 @@ def test_what_is_left_of_a_suspect_leaf_is_acted_on_when_the_others_are_back() -
     for node in floor.nodes[:8]:
         floor.breaks(node, LINK)
     for node in floor.nodes[1:8]:
-        floor.broken.pop((node, "link"))
-        floor.says(node, passes("link"))
+        floor.broken.pop((node, "infiniband"))
+        floor.says(node, passes("infiniband"))
     floor.pass_time(2 * floor.policy.leaf_window_ns, step_ns=10 * SECOND)
     assert not floor.record("n0").takes_tasks
     assert floor.record("n0").ticket
@@ -241,6 +247,19 @@ def test_a_check_that_says_nothing_has_not_passed() -> None:
         floor.says("n0", passes("gpu_xid"))
         floor.pass_time(MINUTE)
     assert floor.state("n0") is RepairState.TESTING
+
+
+def test_a_required_check_that_could_not_run_keeps_the_node_out() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.broken = {("n0", "gpu_count"): fault("gpu_count", could_not_run=True, words="nvidia-smi hung")}
+    floor.repair("n0", Remedy.REBOOT)
+    floor.pass_time(5 * MINUTE)
+    assert floor.state("n0") is RepairState.TESTING
+    floor.broken.clear()
+    floor.pass_time(MINUTE)
+    assert floor.state("n0") is RepairState.PROBATION
 
 
 def test_a_test_that_fails_asks_for_the_next_remedy() -> None:

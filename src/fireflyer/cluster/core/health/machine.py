@@ -12,7 +12,8 @@ severity `high` requeues the run of the node, one of `low` lets it end.
 
 *What is not acted on.* Evidence that a user can have made is probed when the node has no run; so it never requeues
 one. A node that would be one too many (`Repairs.most_out`) is held by the breaker. Links that many nodes of one leaf
-lose are the leaf's: its nodes are held. A check that could not run is no fault.
+lose are the leaf's: its nodes are held. A check that could not run is no fault; where it is required (its severity is
+not `ok`), a person is told, and no node returns without it.
 
 The machine never looks at what people drained: that is another word, which it neither sets nor removes.
 """
@@ -106,7 +107,7 @@ class HealthMachine:
                 self._fault(self._known(node), event, now_ns)
             elif event.severity == "ok" and not event.could_not_run:
                 self._passed(self._known(node), event, now_ns)
-            else:
+            elif event.severity != "ok":
                 self._warn(self._known(node), event)
         record = self._known(node)
         if record.state is RepairState.TESTING and events:

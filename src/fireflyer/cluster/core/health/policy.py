@@ -36,7 +36,7 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     leaf_links: _Count = 3
     """Nodes of one leaf that lost their links within `leaf_window_ns`: then the leaf is suspect, not the nodes."""
     leaf_window_ns: _Ns = 600 * SECOND
-    link_checks: _Checks = ("link", "ib_link", "network_link")
+    link_checks: _Checks = ("infiniband", "ethernet")
     required: _Checks = ()
     """Checks that must pass before a node returns, beside the one that failed."""
     test_every_ns: _Ns = 30 * SECOND

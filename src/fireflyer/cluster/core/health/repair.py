@@ -188,9 +188,10 @@ class Repairs:
                 self._test_failed(record, bad[0], now_ns)
                 return
         else:
+            missed = [event for event in events if event.could_not_run and event.severity != "ok"]
             passed = tuple(check for check in required if check in record.passed or check in good)
             record = msgspec.structs.replace(record, passed=passed, failed=0)
-            if passed == required and now_ns >= record.until_ns:
+            if passed == required and not missed and now_ns >= record.until_ns:
                 self._return(record, now_ns)
                 return
         if record != self._records.health.get(record.name):
