@@ -23,6 +23,7 @@ MAX_OUTPUT_BYTES: Final = 128 << 10
 MAX_LINES: Final = 256
 _NICE: Final = 10
 _KILL_S: Final = 5.0
+_LAST_S: Final = 1.0
 _SHIPPED: Final = {
     SHIPPED_HEALTH: (sys.executable, "-P", "-m", "fireflyer", "health", "--json"),
     SHIPPED_NODE_CHECK: (sys.executable, "-P", "-m", "fireflyer.validators"),
@@ -45,10 +46,9 @@ async def run_health_program(program: tuple[str, ...], limit_ns: int) -> Printed
     os.set_blocking(reader, False)
     try:
         try:
-            process = await asyncio.to_thread(
-                start_with_parent_death_signal,
-                command, environment=environment, stdout=writer, stderr=subprocess.DEVNULL, directory="/",
-            )  # fmt: skip
+            process = start_with_parent_death_signal(
+                command, environment=environment, stdout=writer, stderr=subprocess.DEVNULL, directory="/"
+            )
         finally:
             os.close(writer)
         return await _Running(process, reader, program[0], limit_ns).result()
@@ -70,26 +70,23 @@ class _Running:
         loop = asyncio.get_running_loop()
         watch_exit(loop, self._process.pid, self._on_exit)
         loop.add_reader(self._reader, self._read)
-        in_time = True
+        with contextlib.suppress(OSError):  # ranks come first
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
         try:
-            with contextlib.suppress(OSError):  # ranks come first
-                os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
-            try:
-                async with asyncio.timeout(self._limit_ns / SECOND):
-                    await self._over.wait()
-            except TimeoutError:
-                in_time = False
+            return await self._until_over()
+        except asyncio.CancelledError:  # the agent ends
+            self._kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LAST_S)
+            raise
         finally:
             loop.remove_reader(self._reader)
-            self._kill()
-        return await self._conclude(in_time=in_time)
 
-    async def _conclude(self, *, in_time: bool) -> Printed:
+    async def _until_over(self) -> Printed:
+        in_time = await _within(self._limit_ns / SECOND, self._over)
         ended_itself = in_time and self._ended.is_set()
-        try:
-            async with asyncio.timeout(_KILL_S):
-                await self._ended.wait()
-        except TimeoutError:  # it hangs in the kernel, and ends when that lets it
+        self._kill()
+        if not await _within(_KILL_S, self._ended):  # it hangs in the kernel, and ends when that lets it
             self._reap_later()
             return Printed(failure=f"{self._name} hangs, and cannot be killed")
         exit_code = exit_code_of(self._process.wait())
@@ -138,6 +135,15 @@ class _Running:
         except BlockingIOError:
             return
         self._over.set()
+
+
+async def _within(limit_s: float, event: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 _reapers: Final[set[asyncio.Task[None]]] = set()
