@@ -1,8 +1,11 @@
-"""From what a check prints to a task that runs elsewhere, and back to a node that returns after its repair."""
+"""From what a check prints to a task that runs elsewhere, and back to a node that returns after its repair; operators
+type what docs/how-to/node-health.md says."""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,19 +14,19 @@ from typing import Final
 import msgspec
 import pytest
 from tests.support.health import fault
+from tests.support.how_to import Shell
 from tests.support.platform.agent_process import agent_process, nodes_heard
 from tests.support.platform.manager import ManagerProcess
 from tests.support.platform.running import task_of, wait_for
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import HealthEvent
-from fireflyer.cli.platform.nodes import _shown
-from fireflyer.cluster.client import Client
-from fireflyer.cluster.core.health.remedies import Remedy
-from fireflyer.cluster.core.platform.commands import RecordRepair, ReturnNode
+from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.core.platform.commands import ReturnNode
 from fireflyer.cluster.core.platform.views import HealthView
 from fireflyer.cluster.manager.config import HealthConfig
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome
+from fireflyer.identity.private_files import write_private_file
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -48,6 +51,13 @@ LINK: Final = fault("infiniband", cause="link_down", part="mlx5_0", at_once=True
 XID_79: Final = fault("gpu_xid", cause="xid_79", part="gpu:0000:3b:00.0", serial="1650", at_once=True)
 
 
+PAGE: Final = (Path(__file__).parents[3] / "docs" / "how-to" / "node-health.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
 class Nodes:
     """`a` and `b`, as their operator and a user see them."""
 
@@ -65,6 +75,9 @@ class Nodes:
             state="healthy", since_ns=0, reason="", hold="none", until_ns=None, faults=0, policy=0
         )
 
+    def types(self, line: str) -> str:
+        return Shell(self.directory).run(*shlex.split(line))
+
     def wait_for_state(self, node: str, *states: str) -> None:
         wait_for(lambda: self.health(node).state in states, f"node {node} is {' or '.join(states)}", limit_s=30)
 
@@ -76,7 +89,7 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     program = tmp_path / "health.py"
     program.write_text(PROGRAM)
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -94,7 +107,20 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
             found.breaks(name)
             stack.enter_context(agent_process(manager, tmp_path / name, NODE_DIRECTORY=str(tmp_path / name)))
         wait_for(lambda: nodes_heard(found.admin) == 2, "both nodes are there")
+        connection = Connection(url=manager.url, token=manager.tokens["admin"], fingerprint=manager.fingerprint)
+        write_private_file(str(tmp_path / "connection"), msgspec.json.encode(connection))
+        monkeypatch.setenv("FIREFLYER_PLATFORM", str(tmp_path / "connection"))
         yield found
+
+
+def test_the_page_says_what_a_manager_and_a_check_take() -> None:
+    (table,) = blocks("toml")
+    health = msgspec.toml.decode(table, type=dict[str, HealthConfig])["health"]
+    assert health.policy().required == ("mounts", "validation")
+    keys = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")))
+    assert not {key for key in keys if key.endswith("_ms") and key not in HealthConfig.__struct_fields__}
+    events = [msgspec.json.decode(line, type=HealthEvent) for line in blocks("json")[0].splitlines()]
+    assert [(event.check, event.severity) for event in events] == [("infiniband", "high"), ("mounts", "ok")]
 
 
 def test_a_link_then_a_gpu_is_lost_and_each_time_the_task_goes_on_elsewhere(nodes: Nodes, tmp_path: Path) -> None:
@@ -116,15 +142,16 @@ def test_a_link_then_a_gpu_is_lost_and_each_time_the_task_goes_on_elsewhere(node
     nodes.breaks(other, XID_79)
     nodes.wait_for_run(task, first)
     nodes.wait_for_state(other, "reboot")
-    shown = _shown(nodes.admin.node(other))
-    assert "xid_79" in shown
+    look, repair = (block.replace("gpu-7", other).splitlines() for block in blocks(""))
+    listed, shown = (nodes.types(line) for line in look)
+    assert re.search(rf"^{other} .*drained: reboot: gpu_xid \(xid_79\)", listed, re.MULTILINE)
     assert "reboot is due" in shown
     assert "serial 1650" in shown
 
-    nodes.admin.command(RecordRepair(other, Remedy.REBOOT, "power cycled"))
+    assert "is tested after reboot" in nodes.types(repair[0])
     nodes.wait_for_state(other, "field diagnosis")  # its checks fail still
     nodes.breaks(other)
-    nodes.admin.command(ReturnNode(other, "the riser was loose"))
+    assert "returns when all required checks pass" in nodes.types(repair[1])
     nodes.wait_for_state(other, "probation", "returned")
     ticket = nodes.admin.node(other).health
     nodes.wait_for_state(other, "returned")

@@ -191,7 +191,7 @@ FORMATS: Final = (
     Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
     Format("platform.row.webhook", "msgpack", platform_rows.WebhookRow),
     Format("platform.row.notification", "msgpack", platform_rows.NotificationRow),
-    Format("platform.row.outbox", "msgpack", history._Envelope, revision=2),
+    Format("platform.row.outbox", "msgpack", history._Envelope, revision=3),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
     Format("platform.row.health", "msgpack", health_records.NodeHealth),
@@ -388,7 +388,7 @@ FORMATS: Final = (
     # The file of a cluster of several machines, and what one machine makes of it.
     Format("hosts.cluster-file", "toml", cluster_hosts_file.ClusterFile),
     Format("hosts.targets", "json", dict[int, int]),
-    Format("hosts.platform-manager", "object", PlatformConfig),
+    Format("hosts.platform-manager", "object", PlatformConfig, revision=2),
     Format("hosts.files-manager", "object", ManagerConfig),
     Format("hosts.files-meta", "object", MetaConfig),
     Format("hosts.files-storage", "object", StorageConfig, revision=2),

@@ -11,7 +11,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
-from fireflyer.cluster.core.health.policy import HealthPolicy
+from fireflyer.cluster.core.health.policy import CheckNames, HealthPolicy
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS, SHIPPED_HEALTH, VALIDATION, HealthOrder
@@ -72,8 +72,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of one part within an hour, that are a fault together."""
     leaf_links: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
     """Nodes of one leaf that lose their links within 10 min: the leaf is suspect then."""
-    link_checks: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = HealthPolicy().link_checks
-    required: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    link_checks: CheckNames = HealthPolicy().link_checks
+    required: CheckNames = ()
     """Checks that must pass before a node returns, beside the one that failed; the validation is one in any case."""
     test_every_ms: _Ms = 30_000
     back_off_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
@@ -92,22 +92,19 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def policy(self) -> HealthPolicy:
         required = (*self.required, *((VALIDATION,) if self.validation else ()))
-        return msgspec.convert(
-            {
-                "version": self.version,
-                "breaker_share": self.breaker_share,
-                "probes": self.probes,
-                "probe_spacing_ns": self.probe_spacing_ms * MS,
-                "flaps": self.flaps,
-                "leaf_links": self.leaf_links,
-                "link_checks": self.link_checks,
-                "required": tuple(dict.fromkeys(required)),
-                "test_every_ns": self.test_every_ms * MS,
-                "back_off_ns": self.back_off_ms * MS,
-                "probation_ns": self.probation_ms * MS,
-                "probe_limit_ns": 2 * (self.timeout_ms + self.validation_timeout_ms) * MS,
-            },
-            HealthPolicy,
+        return HealthPolicy(
+            version=self.version,
+            breaker_share=self.breaker_share,
+            probes=self.probes,
+            probe_spacing_ns=self.probe_spacing_ms * MS,
+            probe_limit_ns=2 * (self.timeout_ms + self.validation_timeout_ms) * MS,
+            flaps=self.flaps,
+            leaf_links=self.leaf_links,
+            link_checks=self.link_checks,
+            required=tuple(dict.fromkeys(required)),
+            test_every_ns=self.test_every_ms * MS,
+            back_off_ns=self.back_off_ms * MS,
+            probation_ns=self.probation_ms * MS,
         )
 
     def order(self) -> HealthOrder | None:

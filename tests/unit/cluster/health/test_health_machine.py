@@ -236,6 +236,15 @@ def test_a_node_returns_only_after_its_repair_when_all_required_checks_have_pass
     assert (ticket.opened_by, ticket.closed_by) == ("health", "health")
 
 
+def test_what_was_checked_before_the_repair_is_no_test() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.repair("n0", Remedy.REBOOT)
+    floor.says("n0", passes("gpu_xid"))
+    assert floor.state("n0") is RepairState.TESTING, "a report that was on its way"
+
+
 def test_a_check_that_says_nothing_has_not_passed() -> None:
     floor = tens(40, required=("validation",))
     floor.breaks("n0", XID_79)

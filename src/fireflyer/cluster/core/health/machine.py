@@ -109,9 +109,6 @@ class HealthMachine:
                 self._passed(self._known(node), event, now_ns)
             elif event.severity != "ok":
                 self._warn(self._known(node), event)
-        record = self._known(node)
-        if record.state is RepairState.TESTING and events:
-            self._repairs.tested(record, events, now_ns)
 
     def _warn(self, record: NodeHealth, event: Finding) -> None:
         warned = Warned(event.check, event.part, event.cause)

@@ -9,12 +9,12 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
-__all__ = ["HealthPolicy"]
+__all__ = ["CheckNames", "HealthPolicy"]
 
 _Ns = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 _Check = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-_Checks = Annotated[tuple[_Check, ...], msgspec.Meta(max_length=64)]
+CheckNames = Annotated[tuple[_Check, ...], msgspec.Meta(max_length=64)]
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +36,8 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     leaf_links: _Count = 3
     """Nodes of one leaf that lost their links within `leaf_window_ns`: then the leaf is suspect, not the nodes."""
     leaf_window_ns: _Ns = 600 * SECOND
-    link_checks: _Checks = ("infiniband", "ethernet")
-    required: _Checks = ()
+    link_checks: CheckNames = ("infiniband", "ethernet")
+    required: CheckNames = ()
     """Checks that must pass before a node returns, beside the one that failed."""
     test_every_ns: _Ns = 30 * SECOND
     """The checks of a node that is tested are repeated so often, until they have passed."""

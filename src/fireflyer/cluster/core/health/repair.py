@@ -178,7 +178,7 @@ class Repairs:
         self.move(record, RepairState.TESTING, f"{why}; it is tested{longer}", now_ns)
 
     def tested(self, record: NodeHealth, events: tuple[Finding, ...], now_ns: int) -> None:
-        """What its checks say while it is tested; the answer to a probe, or the periodic report."""
+        """The answer to a probe of the test. Periodic reports do not count: they may be of before the repair."""
         bad = [event for event in events if event.severity in ("low", "high") and not event.could_not_run]
         good = [event.check for event in events if event.severity == "ok" and not event.could_not_run]
         required = tuple(dict.fromkeys((fault_of(record).check, *self._policy.required)))
