@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from tests.support.campaigns.known_seeds import search
 from tests.support.campaigns.seeds import more_seeds
-from tests.support.platform.health_chaos import health_chaos
+from tests.support.platform.health_chaos import dropped, health_chaos
 from tests.support.platform.health_mutants import HEALTH_MUTANTS
 
 from fireflyer.base.errors import FireflyerError
@@ -32,8 +32,14 @@ def test_bad_nodes_are_taken_out_and_sound_ones_are_not_and_all_tasks_end(seeds:
     assert refunded, "no run had to leave a faulty node"
 
 
+def test_what_a_check_says_once_is_not_lost_with_a_transaction() -> None:
+    assert dropped(0).oracle.drained > 1
+
+
 def attempt(seed: int) -> str | None:
     try:
+        if seed < 3:
+            dropped(seed)
         health_chaos(seed)
     except (AssertionError, FireflyerError, KeyError) as error:
         return f"{type(error).__name__}: {error}"

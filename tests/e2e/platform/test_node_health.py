@@ -55,7 +55,8 @@ PAGE: Final = (Path(__file__).parents[3] / "docs" / "how-to" / "node-health.md")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == language]
 
 
 class Nodes:

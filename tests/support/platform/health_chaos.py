@@ -14,6 +14,7 @@ from tests.support.platform.hosts import Grounds, Host
 from tests.support.platform.managers import SETTINGS, ManagerHost
 from tests.support.platform.oracle import PlatformOracle
 from tests.support.platform.site import ADMIN, LONGEST_DELAY_NS
+from tests.support.platform.store import StoreFaults
 
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
@@ -27,7 +28,7 @@ from fireflyer.cluster.schema.sync import HealthOrder
 from fireflyer.kvstore.core.fenced import Transact
 from fireflyer.sim import World
 
-__all__ = ["HealthCluster", "health_chaos"]
+__all__ = ["HealthCluster", "dropped", "health_chaos"]
 
 POLICY = HealthPolicy(
     breaker_share=0.4,
@@ -257,6 +258,23 @@ class HealthCluster(Cluster):
         super().heal()
         for name, row in self.oracle.health.items():
             assert _serves(row), f"{name} is repaired, and {row.state.value}: {row.reason} ({row.hold.value})"
+
+
+def dropped(seed: int) -> HealthCluster:
+    """Nodes break while the store takes hardly a transaction: what their checks have said once is not lost."""
+    cluster = HealthCluster(seed, nodes=4)
+    cluster.begin()
+    cluster.store.faults = StoreFaults(failed=0.6, unknown=0.0)
+    for _ in range(2):
+        cluster.submit(cluster.clients[1])
+    for host in cluster.hosts[:2]:
+        cluster.truths[host.name].broken["gpu_xid"] = XID
+    cluster.run_for(20 * SECOND)
+    cluster.store.faults = None
+    cluster.settle()
+    cluster.check_acted()
+    cluster.heal()
+    return cluster
 
 
 def health_chaos(seed: int) -> HealthCluster:

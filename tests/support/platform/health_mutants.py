@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from fireflyer.cluster.core.health import machine
 from fireflyer.cluster.core.health.machine import HealthMachine
-from fireflyer.cluster.core.health.records import NodeHealth
+from fireflyer.cluster.core.health.records import Hold, NodeHealth, RepairState
 from fireflyer.cluster.core.health.repair import Repairs
-from fireflyer.cluster.core.platform.life import states
+from fireflyer.cluster.core.platform.life import states, tasks
 from fireflyer.cluster.core.platform.node_health import NodesHealth
 from fireflyer.cluster.core.platform.planner import Planner
+from fireflyer.cluster.schema.tasks import Cause
 
 __all__ = ["HEALTH_MUTANTS"]
 
@@ -62,28 +62,6 @@ def suspects_get_tasks(patch: Patch) -> None:
     patch.setattr(Planner, "_usable", usable)
 
 
-def the_scheduler_does_not_hear_of_it(patch: Patch) -> None:
-    """Of a node whose health has changed."""
-    original = NodesHealth._feed
-
-    def feed(self: NodesHealth, event: Any) -> None:
-        known = dict(self.nodes)
-        original(self, event)
-        self.nodes = known
-
-    patch.setattr(NodesHealth, "_feed", feed)
-    patch.setattr(NodesHealth, "observe", _observes_silently(NodesHealth.observe))
-
-
-def _observes_silently(original: Any) -> Any:
-    def observe(self: NodesHealth, node: str, sync: Any, *, rebooted: bool) -> None:
-        known = dict(self.nodes)
-        original(self, node, sync, rebooted=rebooted)
-        self.nodes = known
-
-    return observe
-
-
 def reports_of_a_dropped_draft_are_taken(patch: Patch) -> None:
     patch.setattr(NodesHealth, "rollback", NodesHealth.committed)
 
@@ -93,15 +71,14 @@ def reports_are_taken_again(patch: Patch) -> None:
 
 
 def faulty_nodes_are_charged(patch: Patch) -> None:
-    original = states.verdict
+    original = tasks.verdict
 
     def verdict(*given: Any) -> Any:
         found = original(*given)
-        infrastructure = found.cause is states.Cause.INFRASTRUCTURE and found.step is not states.Step.FINISH
-        return msgspec.structs.replace(found, counted=True) if infrastructure else found
+        again = found.cause is Cause.INFRASTRUCTURE and found.step is not states.Step.FINISH
+        return msgspec.structs.replace(found, counted=True) if again else found
 
-    for module in ("fireflyer.cluster.core.platform.life.tasks.verdict",):
-        patch.setattr(module, verdict)
+    patch.setattr(tasks, "verdict", verdict)
 
 
 def what_is_held_is_forgotten(patch: Patch) -> None:
@@ -109,7 +86,7 @@ def what_is_held_is_forgotten(patch: Patch) -> None:
     original = HealthMachine._hold
 
     def hold(self: HealthMachine, record: NodeHealth, why: Any, words: str, now_ns: int) -> None:
-        if why is machine.Hold.BREAKER:
+        if why is Hold.BREAKER:
             self._records.health.put(record.name, NodeHealth(name=record.name, numbers=record.numbers))
         else:
             original(self, record, why, words, now_ns)
@@ -123,7 +100,7 @@ def reports_of_before_the_repair_count(patch: Patch) -> None:
     def said(self: HealthMachine, node: str, events: Any, now_ns: int) -> None:
         original(self, node, events, now_ns)
         record = self._known(node)
-        if record.state is machine.RepairState.TESTING:
+        if record.state is RepairState.TESTING:
             self._repairs.tested(record, events, now_ns)
 
     patch.setattr(HealthMachine, "_said", said)
@@ -138,7 +115,6 @@ HEALTH_MUTANTS: dict[str, Callable[[Patch], None]] = {
         nodes_return_untested,
         runs_stay_on_faulty_nodes,
         suspects_get_tasks,
-        the_scheduler_does_not_hear_of_it,
         reports_of_a_dropped_draft_are_taken,
         reports_are_taken_again,
         faulty_nodes_are_charged,
