@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.support.network.free_ports import free_port
-from tests.support.patience import allowed_s
+from tests.support.platform.agent_process import agent_process, nodes_heard
 from tests.support.platform.manager import ManagerProcess
 from tests.support.platform.running import task_of, wait_for
 
-from fireflyer.base.errors import TransientError
-from fireflyer.cluster.agent.join import join
-from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.commands import DrainNode, ResumeNode
 from fireflyer.cluster.core.platform.views import TaskAnswer
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome
-from fireflyer.runtime import run
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-HERE: Final = "127.0.0.1"
 CHECK: Final = """\
 import os, runpy, sys
 if "/bad/" in os.environ["FF_RUN_DIR"]:
@@ -44,27 +36,6 @@ sys.exit(7 if sys.argv[1] in os.environ["FF_RUN_DIR"] else 0)
 """Exits with 7 on nodes whose directory has the name of its argument."""
 
 
-@contextlib.contextmanager
-def agent(manager: ManagerProcess, directory: Path) -> Iterator[None]:
-    """Of a node with the name of the directory."""
-    place = AgentDirectory(str(directory))
-    with manager.client("admin") as client:
-        token = client.join_token(directory.name)
-    run(join(place, token, issuer=manager.agents, port=free_port(HERE), address=HERE))
-    command = [sys.executable, "-P", "-m", "fireflyer", "agent", "run", "--dir", place.path, "--own-user"]
-    with open(directory / "log", "wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(allowed_s(30))
-        finally:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture
 def clients(tmp_path: Path) -> Iterator[tuple[Client, Client]]:
     """A user and an operator of nodes `bad`, which the check finds at fault, and `good`."""
@@ -75,18 +46,11 @@ def clients(tmp_path: Path) -> Iterator[tuple[Client, Client]]:
         command = (sys.executable, str(check))
         manager = stack.enter_context(ManagerProcess(tmp_path / "manager", node_check=command))
         for name in ("bad", "good"):
-            stack.enter_context(agent(manager, tmp_path / name))
+            stack.enter_context(agent_process(manager, tmp_path / name))
         admin = stack.enter_context(manager.client("admin"))
-        wait_for(lambda: heard(admin) == 2, "both nodes are there")
+        wait_for(lambda: nodes_heard(admin) == 2, "both nodes are there")
         admin.command(DrainNode(node="good", reason="so that a task begins on the other one"))
         yield stack.enter_context(manager.client("ada")), admin
-
-
-def heard(client: Client) -> int:
-    try:
-        return sum(node.silent_ns is not None for node in client.nodes())
-    except TransientError:  # no manager leads yet
-        return 0
 
 
 def finished(client: Client, task: int) -> TaskAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 from tests.golden.pinned.samples import Given, samples
 
 from fireflyer.base.port_range import PortRange
@@ -12,7 +13,7 @@ from fireflyer.cluster.core.platform.commands import SetPolicy
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
 from fireflyer.cluster.local.config import NodesConfig, TimeSharing, UpConfig
-from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig
+from fireflyer.cluster.manager.config import HealthConfig, PlatformConfig, SlurmConfig
 from fireflyer.cluster.schema.addresses import AddressChoice
 from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest, Port
 from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress, Record, Snapshot
@@ -73,7 +74,9 @@ def _manager_configs() -> list[PlatformConfig]:
     site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
     whole |= {"history_keep": HistoryKeep(tasks_days=3, rows=4000)}
     whole |= {"engine": "slurm", "slurm": site, "node_check": ("/s1", "s2")}
-    return [least, PlatformConfig(**whole)]
+    health = HealthConfig(program=("/s1", "s2"), validation=("/s3",), version=4, breaker_share=0.5, required=("s5",))
+    whole |= {"health": HealthConfig(version=6)}
+    return [least, PlatformConfig(**whole), msgspec.structs.replace(least, health=health)]
 
 
 def _up_files() -> list[UpConfig]:

@@ -30,6 +30,8 @@ from fireflyer.cluster.client import Connection
 from fireflyer.cluster.core import agent as agent_core
 from fireflyer.cluster.core import runs as agent_runs
 from fireflyer.cluster.core import tracebacks as cluster_tracebacks
+from fireflyer.cluster.core.health import findings as health_findings
+from fireflyer.cluster.core.health import records as health_records
 from fireflyer.cluster.core.objects import manifest, uv_lock
 from fireflyer.cluster.core.platform import commands, views
 from fireflyer.cluster.core.platform.store import history
@@ -160,8 +162,8 @@ FORMATS: Final = (
     Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=4),
-    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=5),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=5),
+    Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=6),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
     Format("rpc.platform.wait_execs.request", "msgpack", execs.WaitExecs),
@@ -183,15 +185,19 @@ FORMATS: Final = (
     Format("platform.row.config", "msgpack", platform_rows.ConfigRow, revision=2),
     Format("platform.row.task", "msgpack", platform_rows.TaskRow, revision=2),
     Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
-    Format("platform.row.run", "msgpack", platform_rows.RunRow),
+    Format("platform.row.run", "msgpack", platform_rows.RunRow, revision=2),
     Format("platform.row.node", "msgpack", platform_rows.NodeRow, revision=2),
     Format("platform.row.place", "msgpack", platform_rows.PlaceRow),
     Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
     Format("platform.row.webhook", "msgpack", platform_rows.WebhookRow),
     Format("platform.row.notification", "msgpack", platform_rows.NotificationRow),
-    Format("platform.row.outbox", "msgpack", history._Envelope, revision=2),
+    Format("platform.row.outbox", "msgpack", history._Envelope, revision=3),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
+    Format("platform.row.health", "msgpack", health_records.NodeHealth),
+    Format("platform.row.repair-ticket", "msgpack", health_records.RepairTicket),
+    Format("platform.row.part", "msgpack", health_records.PartHistory),
+    Format("platform.health-finding", "json", health_findings.Finding),
     Format("platform.job-orders", "json", slurm_request.JobOrders),
     Format("platform.row.machine", "msgpack", platform_machines.MachineRow, revision=2),
     Format("platform.machine-fields", "object", platform_machines.MachineRow, revision=2),
@@ -200,7 +206,7 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=5),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=6),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.uv-lock", "toml", uv_lock._Lock),
     Format("platform.up-file", "toml", platform_up.UpConfig, revision=3),
@@ -212,6 +218,8 @@ FORMATS: Final = (
     Format("http.remove-limit", "object", commands.RemoveLimit),
     Format("http.set-share", "object", commands.SetShare),
     Format("http.drain-node", "object", commands.DrainNode),
+    Format("http.record-repair", "object", commands.RecordRepair),
+    Format("http.return-node", "object", commands.ReturnNode),
     Format("http.submitted", "json", api.Submitted),
     Format("http.task", "json", views.TaskAnswer, revision=2),
     Format("http.tasks", "json", views.TaskPage),
@@ -221,8 +229,8 @@ FORMATS: Final = (
     Format("http.exec-accepted", "json", execs.ExecAccepted),
     Format("http.commanded", "json", api.Commanded),
     Format("http.missing-blobs", "json", api.MissingBlobs),
-    Format("http.nodes", "json", tuple[views.NodeView, ...], revision=3),
-    Format("http.node", "json", views.NodeView, revision=3),
+    Format("http.nodes", "json", tuple[views.NodeView, ...], revision=4),
+    Format("http.node", "json", views.NodeView, revision=4),
     Format("http.quota", "json", views.QuotaView),
     Format("http.limits", "json", tuple[views.LimitUse, ...]),
     Format("http.join-token", "json", api.JoinTokenAnswer),
@@ -381,7 +389,7 @@ FORMATS: Final = (
     # The file of a cluster of several machines, and what one machine makes of it.
     Format("hosts.cluster-file", "toml", cluster_hosts_file.ClusterFile),
     Format("hosts.targets", "json", dict[int, int]),
-    Format("hosts.platform-manager", "object", PlatformConfig),
+    Format("hosts.platform-manager", "object", PlatformConfig, revision=2),
     Format("hosts.files-manager", "object", ManagerConfig),
     Format("hosts.files-meta", "object", MetaConfig),
     Format("hosts.files-storage", "object", StorageConfig, revision=2),

@@ -18,6 +18,7 @@ from fireflyer.base.errors import Busy, FireflyerError, NotFound, PermissionDeni
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core import agent as guards
 from fireflyer.cluster.core import runs
+from fireflyer.cluster.core.health.rounds import HealthRounds, Round
 from fireflyer.cluster.core.manager_choice import ManagerChoice
 from fireflyer.cluster.core.platform.messages import NotLeader
 from fireflyer.cluster.schema.agent import GuardStatus
@@ -54,6 +55,8 @@ class Agents:
     ) -> None:
         """`said`: is told what each agent says of its runs."""
         self.post, self.managers, self.said = post, managers, said
+        self.checked: Callable[[Host, Round], tuple[tuple[bytes, ...], str]] = lambda _host, _due: ((), "")
+        """What the checks of a node print, and why they came to no result."""
         self.calls = Calls(grounds, self.of)
         self._agents: dict[str, Agent] = {}
 
@@ -94,6 +97,9 @@ class Agent:
         self._makers: dict[str, MakeChild] = {}
         self._refused: guards.Refused | None = None
         self._waiting: list[_Waiting] = []
+        self.rounds = HealthRounds(host.incarnation + 1)
+        self._checks = False
+        """A program of checks runs."""
 
     def begin(self) -> None:
         host = self._host
@@ -129,6 +135,7 @@ class Agent:
             if status.lead and status.state == "starting" and disk is not None and disk.progress:
                 self.feed(runs.RanksStarted(status.token))
         self.feed(runs.Tick())
+        self._check()
         if self._sent is not None and self._host.now_ns - self._sent[1] > SYNC_TIMEOUT_NS:
             self._unheard()
         self._node.after(TICK_NS, self._tick)
@@ -152,6 +159,7 @@ class Agent:
             term=self.runs.term,
             inventory=INVENTORY,
             runs=statuses,
+            health=self.rounds.reports(),
         )
         self._agents.post.send(self._host.name, self._round[0], Ask(self._sequence, body))
 
@@ -187,9 +195,25 @@ class Agent:
             self._choice.answers(sent[2])
             self._round = []
             self.feed(runs.OrdersHeard(tell.body, sent[1]))
+            self.rounds.hear(tell.body.health)
+            self._check()
             if tell.body.leave is not None:
                 self._agents.left(self._host, tell.body.leave)
             self._later(100 * MS, self._again)
+
+    # -- checks of the node: as `agent.health` -------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self.rounds.runs_are(frozenset(status.token for status in self.runs.statuses() if status.state != "gone"))
+        due = None if self._checks else self.rounds.next(self._host.now_ns)
+        if due is not None:
+            self._checks = True
+            self._later(SECOND, partial(self._checked, due))
+
+    def _checked(self, due: Round) -> None:
+        self._checks = False
+        self.rounds.done(due, *self._agents.checked(self._host, due))
+        self.sync()
 
     # -- runs: as `agent.runs` -----------------------------------------------------------------------------------------
 

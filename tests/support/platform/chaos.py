@@ -35,7 +35,7 @@ class Cluster(Site):
         super().__init__(seed, managers=managers, nodes=nodes)
 
     def _build(self, managers: list[str], nodes: int) -> None:
-        agents = Agents(self.grounds, self.post, managers, self.oracle.said)
+        self.agents = agents = Agents(self.grounds, self.post, managers, self.oracle.said)
         self.hosts = [
             Host(self.world, self.grounds, f"n{number}", self._drift(), agents.boot) for number in range(nodes)
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from tests.support.platform.store import carried_out
 
+from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.core.platform.commands import Command
 from fireflyer.cluster.core.platform.machine import PlatformMachine
@@ -23,9 +24,9 @@ from fireflyer.cluster.core.platform.messages import (
     Tick,
 )
 from fireflyer.cluster.core.platform.webhooks import Deliver
-from fireflyer.cluster.schema.sync import EndedRun, Inventory, Orders, RunStatus, Sync
+from fireflyer.cluster.schema.sync import EndedRun, HealthReport, Inventory, Orders, RunStatus, Sync
 from fireflyer.cluster.schema.tasks import Program, RunParts, TaskSpec, TaskState
-from fireflyer.kvstore.core.fenced import Outcome, Transact
+from fireflyer.kvstore.core.fenced import Failed, Outcome, Transact
 
 __all__ = ["CLUSTER", "WALL_NS", "Desk", "ended", "spec"]
 
@@ -53,6 +54,7 @@ class Desk:
         self.rows: dict[bytes, bytes] = {} if rows is None else rows
         self.now_ns = SECOND
         self.fail_next: list[str] = []
+        """Why transactions that write fail, one after the other."""
         self.changes: list[Changed] = []
         self.deliveries: list[Deliver] = []
         self.orders_changed: list[str] = []
@@ -60,6 +62,9 @@ class Desk:
         self._calls = 0
         self._sequences: dict[str, int] = {}
         self.statuses: dict[str, dict[str, RunStatus]] = {}
+        self.reports: dict[str, list[HealthReport]] = {}
+        """Of the checks of a node, that the manager has not taken yet."""
+        self.report_numbers: dict[str, int] = {}
         base = Settings(holder=holder, address=f"{holder}:1", cluster=CLUSTER, settle_ns=0, schedule_every_ns=0)
         self.settings = msgspec.structs.replace(base, **settings)
         self.machine = PlatformMachine(self.settings)
@@ -83,6 +88,8 @@ class Desk:
 
     def _perform(self, effect: Effect) -> Outcome | None:
         match effect:
+            case Transact(write=write) if self.fail_next and write:
+                return Failed(effect.number, self.fail_next.pop(0))
             case Transact():
                 return carried_out(self.rows, effect)
             case Answer(call, result):
@@ -146,9 +153,23 @@ class Desk:
                     term=orders.term if orders is not None else 0,
                     inventory=inventory,
                     runs=tuple(known.values()),
+                    health=tuple(self._reports_left(node, orders)),
                 ),
             )
         )
+
+    def checks(self, node: str, *events: HealthEvent, probe: int = 0) -> None:
+        """The checks of the node report this; it is said until the manager has taken it."""
+        number = self.report_numbers[node] = self.report_numbers.get(node, 0) + 1
+        lines = tuple(msgspec.json.encode(event) for event in events)
+        self.reports.setdefault(node, []).append(HealthReport(number=number, probe=probe, lines=lines))
+        self.say(node)
+
+    def _reports_left(self, node: str, orders: Orders | None) -> list[HealthReport]:
+        heard = orders.health.heard if orders is not None and orders.health is not None else None
+        left = self.reports.setdefault(node, [])
+        left[:] = [one for one in left if heard is None or one.number > heard.number]
+        return left
 
     def orders(self, node: str) -> Orders:
         orders = self.machine.orders_for(node, self.now_ns)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["node_command", "nodes_command"]
 
 MAX_REASON: Final = 400
+_IN_SERVICE: Final = ("healthy", "probation", "returned")
+_REMEDIES: Final = ("test", "reset", "reboot", "field-diagnosis", "rma")
 
 
 @click.command("nodes", short_help="List nodes.", epilog="""\b
@@ -67,8 +69,11 @@ def nodes_command(*, client: Client, tree: bool, as_json: bool) -> int:
 
 
 def _state(node: NodeView) -> str:
-    """With why it is drained, and with what is reserved now or next."""
-    drained = f": {plain(node.drain_reason, 60)}" if node.drain_reason else ""
+    """With why it is drained, by people and by its checks, and with what is reserved now or next."""
+    reasons = [node.drain_reason] if node.drain_reason else []
+    if node.health is not None and node.health.state not in _IN_SERVICE:
+        reasons.append(f"{node.health.state}: {node.health.reason}")
+    drained = f": {plain('; '.join(reasons), 100)}" if reasons else ""
     return f"{node.state}{drained}{_reserved(node)}"
 
 
@@ -106,7 +111,7 @@ def _tree(nodes: list[NodeView]) -> str:
     return "\n".join(lines)
 
 
-@click.group("node", short_help="Show, drain, resume, label, move, add, revoke or remove a node.")
+@click.group("node", short_help="Show, drain, resume, repair, return, label, move, add, revoke or remove a node.")
 def node_command() -> None:
     """What operators do with one node."""
 
@@ -137,6 +142,7 @@ def _shown(node: NodeView) -> str:
         gpus = f", {len(found.gpus)} GPUs ({plain(found.gpus[0].name, 60)})" if found.gpus else ""
         facts.append(("has", f"{found.cores} cores, {found.memory_bytes / GIB:.0f} GiB{gpus}"))
         facts.append(("agent", f"{plain(found.version, 40)} at {plain(found.address, 80)}:{found.port}"))
+    facts += _health(node)
     facts.append(("accused", "-" if node.accused is None else f"by {_accused(node)}"))
     lines = [f"{what:<8} {text}" for what, text in facts]
     rows = [
@@ -146,7 +152,38 @@ def _shown(node: NodeView) -> str:
             for one in node.accusations
         ),
     ]
-    return "\n".join([*lines, *([columns(rows)] if node.accusations else [])])
+    return "\n".join([*lines, *_ticket(node), *([columns(rows)] if node.accusations else [])])
+
+
+def _health(node: NodeView) -> list[tuple[str, str]]:
+    found = node.health
+    if found is None:
+        return []
+    words = f"{found.state} since {clock(found.since_ns)}" + (f": {plain(found.reason, 400)}" if found.reason else "")
+    facts = [("health", words)]
+    if found.until_ns is not None:
+        facts.append(("until", f"{clock(found.until_ns)} at least"))
+    if found.hold != "none":
+        facts.append(("held", f"by {found.hold}" if found.hold in ("breaker", "leaf") else found.hold))
+    if found.faults:
+        facts.append(("part", f"{found.faults} fault{'s' * (found.faults != 1)} of it are remembered"))
+    return facts
+
+
+def _ticket(node: NodeView) -> list[str]:
+    """What was done, and by whom."""
+    ticket = node.health.ticket if node.health is not None else None
+    if ticket is None:
+        return []
+    fault = ticket.fault
+    part = (
+        " ".join(word for word in (fault.part, f"serial {fault.serial}" if fault.serial else "") if word) or "the node"
+    )
+    rows = [
+        ("AT", "BY", "WHAT", "WORDS"),
+        *((clock(one.at_ns), plain(one.by, 80), plain(one.what, 40), plain(one.words, 120)) for one in ticket.actions),
+    ]
+    return [f"{'ticket':<8} {ticket.id}, of {plain(part, 200)}, since {clock(ticket.opened_ns)}", columns(rows)]
 
 
 @node_command.command("drain", short_help="Give a node to nobody any more.",
@@ -173,6 +210,39 @@ def resume_node_command(*, client: Client, name: str) -> int:
     from fireflyer.cluster.core.platform.commands import ResumeNode
 
     return _say(client, ResumeNode(name))
+
+
+@node_command.command("repair", short_help="Record what was done to a node that its checks took out.",
+                      epilog='Example: ff node repair gpu-7 rma "GPU 3 replaced"')  # fmt: skip
+@click.argument("name", metavar="NODE")
+@click.argument("remedy", metavar="REMEDY", type=click.Choice(_REMEDIES))
+@click.argument("words", metavar="[WORDS]", default="")
+@platform_option
+def repair_command(*, client: Client, name: str, remedy: str, words: str) -> int:
+    """Record a repair of NODE in its ticket: test (nothing was repaired), reset, reboot, field-diagnosis or rma (the
+    part was replaced). The node is tested then, and returns by itself when all required checks pass."""
+    from fireflyer.cluster.core.platform.commands import RecordRepair
+
+    done = {"type": "RecordRepair", "node": name, "remedy": remedy.replace("-", " "), "words": _words(words)}
+    return _say(client, msgspec.convert(done, RecordRepair))
+
+
+@node_command.command("return", short_help="Ask for the return of a node that its checks took out.",
+                      epilog='Example: ff node return gpu-7 "the cable was loose"')  # fmt: skip
+@click.argument("name", metavar="NODE")
+@click.argument("words", metavar="[WORDS]", default="")
+@platform_option
+def return_command(*, client: Client, name: str, words: str) -> int:
+    """Have NODE tested without a repair. It returns when all required checks pass, and not before."""
+    from fireflyer.cluster.core.platform.commands import ReturnNode
+
+    return _say(client, msgspec.convert({"type": "ReturnNode", "node": name, "words": _words(words)}, ReturnNode))
+
+
+def _words(words: str) -> str:
+    if len(words) > MAX_REASON:
+        raise UsageError(f"WORDS has {len(words)} characters; {MAX_REASON} are allowed")
+    return words
 
 
 @node_command.command("label", short_help="Set the labels of a node.", epilog="Example: ff node label gpu-7 a100 fast")

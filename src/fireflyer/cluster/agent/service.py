@@ -21,6 +21,7 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.cluster.agent.accounts import Account, Accounts
 from fireflyer.cluster.agent.execs import Execs
 from fireflyer.cluster.agent.guards import TICK_S, Guards
+from fireflyer.cluster.agent.health import NodeChecks
 from fireflyer.cluster.agent.log_shipping import LogShipping
 from fireflyer.cluster.agent.records import ISSUER, AgentDirectory, Membership
 from fireflyer.cluster.agent.runs import DEFAULT_ACCOUNTS_DIR, DEFAULT_LOGS_BYTES, Runs
@@ -157,7 +158,10 @@ class _Agent:
         self._logs = LogShipping(self._runs)
         incarnation = directory.next_incarnation(int(time.time()))
         self._execs = Execs(self._runs, accounts, directory.lease_file, incarnation)
-        self._managers = Managers(directory, self._runs, lambda: self._membership, incarnation, self._leader_is)
+        self._checks = NodeChecks(incarnation, lambda: self._managers.changed.set())
+        self._managers = Managers(
+            directory, self._runs, self._checks, lambda: self._membership, incarnation, self._leader_is
+        )
         self._server = RpcServer(Accepts(None, directory.find), identity=f"agent {membership.machine}", limits=_LIMITS)
 
     async def run(self, on_ready: Callable[[str], None]) -> int:
@@ -191,7 +195,7 @@ class _Agent:
     async def _until_left(self) -> int:
         """The exit code that managers want."""
         leave = self._managers.leave
-        work = asyncio.gather(self._tick(), self._managers.run(), self._execs.run())
+        work = asyncio.gather(self._tick(), self._managers.run(), self._execs.run(), self._checks.run())
         work.add_done_callback(lambda _: leave.cancel())
         try:
             await asyncio.wait([leave])
@@ -236,6 +240,8 @@ class _Agent:
         self._membership = membership
 
     def _on_runs(self) -> None:
+        live = (status.token for status in self._runs.statuses() if status.state != "gone")
+        self._checks.runs_are(frozenset(live))
         self._managers.changed.set()
         self._logs.look()
         self._execs.look()

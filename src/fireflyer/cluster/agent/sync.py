@@ -14,6 +14,7 @@ from typing import Final
 import fireflyer
 from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.agent.health import NodeChecks
 from fireflyer.cluster.agent.inventory import inventory_of
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
 from fireflyer.cluster.agent.runs import Runs
@@ -41,6 +42,7 @@ class Managers:
         self,
         directory: AgentDirectory,
         runs: Runs,
+        checks: NodeChecks,
         membership: Callable[[], Membership | None],
         incarnation: int,
         on_leader: Callable[[RpcClient | None], None],
@@ -48,6 +50,7 @@ class Managers:
         self.changed = asyncio.Event()
         self._directory = directory
         self._runs = runs
+        self._checks = checks
         self._membership = membership
         self._incarnation = incarnation
         self._on_leader = on_leader
@@ -125,6 +128,7 @@ class Managers:
             if not call.cancelled():
                 call.exception()  # seen
         self._runs.heard(orders, asked_ns)
+        self._checks.hear(orders.health)
         if orders.leave is not None and not self.leave.done():
             self.leave.set_result(orders.leave)
         return True
@@ -140,4 +144,5 @@ class Managers:
             inventory=inventory,
             runs=self._runs.statuses(),
             revision=REVISION,
+            health=self._checks.reports(),
         )

@@ -10,12 +10,14 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.units import MS
+from fireflyer.cluster.core.health.policy import CheckNames, HealthPolicy
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
-from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS
+from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS, SHIPPED_HEALTH, VALIDATION, HealthOrder
 from fireflyer.runtime.address import is_loopback, parse_listen
 
-__all__ = ["NO_HISTORY", "PlatformConfig", "SlurmConfig", "history_url"]
+__all__ = ["NO_HISTORY", "HealthConfig", "PlatformConfig", "SlurmConfig", "history_url"]
 
 NO_HISTORY: Final = "none"
 
@@ -45,6 +47,77 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     jobcomp: str = ""
     """File of `JobCompLoc` where Slurm has `JobCompType=jobcomp/filetxt`: it is read for jobs that Slurm shows no
     more. Times in it are those of this machine's time zone."""
+
+
+class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How nodes are checked, and how what the checks report is acted on. Raises `UsageError`."""
+
+    program: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Prints health events (`base.health_event`), a line of JSON each; `--check NAME` is appended where one check is
+    repeated. `fireflyer:health`: `ff health` of each node. Empty: nodes are not checked."""
+    validation: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Of a node that is tested before it returns; exit code 0: it passed, 2: it is at fault. `fireflyer:node-check`:
+    that which comes with Fire-Flyer. Empty: none."""
+    version: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
+    """Of this table, for people: count it up with each change."""
+    period_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 300_000
+    """Each node is checked so often, and before and after each run."""
+    timeout_ms: _Ms = 60_000
+    validation_timeout_ms: _Ms = 600_000
+    breaker_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
+    """Of all nodes, that may be out by the platform's own decision; one in any case."""
+    probes: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+    probe_spacing_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 4000
+    flaps: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5
+    """Of one part within an hour, that are a fault together."""
+    leaf_links: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
+    """Nodes of one leaf that lose their links within 10 min: the leaf is suspect then."""
+    link_checks: CheckNames = HealthPolicy().link_checks
+    required: CheckNames = ()
+    """Checks that must pass before a node returns, beside the one that failed; the validation is one in any case."""
+    test_every_ms: _Ms = 30_000
+    back_off_ms: Annotated[int, msgspec.Meta(ge=0, le=86_400_000)] = 600_000
+    """How long a node is tested at least whose part has failed again; doubles with each fault, up to a day."""
+    probation_ms: Annotated[int, msgspec.Meta(ge=0, le=30 * 86_400_000)] = 3_600_000
+
+    def __post_init__(self) -> None:
+        for key in ("program", "validation"):
+            program = getattr(self, key)
+            if program and not os.path.isabs(program[0]) and program[0] not in (SHIPPED_HEALTH, SHIPPED_NODE_CHECK):
+                raise UsageError(
+                    f"health.{key}: {program[0]!r} is no absolute path; give the one that the program has on the nodes"
+                )
+        if self.validation and not self.program:
+            raise UsageError("health.validation needs health.program; give both or none")
+
+    def policy(self) -> HealthPolicy:
+        required = (*self.required, *((VALIDATION,) if self.validation else ()))
+        return HealthPolicy(
+            version=self.version,
+            breaker_share=self.breaker_share,
+            probes=self.probes,
+            probe_spacing_ns=self.probe_spacing_ms * MS,
+            probe_limit_ns=2 * (self.timeout_ms + self.validation_timeout_ms) * MS,
+            flaps=self.flaps,
+            leaf_links=self.leaf_links,
+            link_checks=self.link_checks,
+            required=tuple(dict.fromkeys(required)),
+            test_every_ns=self.test_every_ms * MS,
+            back_off_ns=self.back_off_ms * MS,
+            probation_ns=self.probation_ms * MS,
+        )
+
+    def order(self) -> HealthOrder | None:
+        """None: nodes are not checked."""
+        if not self.program:
+            return None
+        return HealthOrder(
+            program=self.program,
+            validation=self.validation,
+            period_ns=self.period_ms * MS,
+            limit_ns=self.timeout_ms * MS,
+            validation_limit_ns=self.validation_timeout_ms * MS,
+        )
 
 
 class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -117,6 +190,8 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Program and arguments that look at the node of a rank that failed, where it is not clear whose fault that was;
     empty: none. The same for all managers."""
     node_check_timeout_ms: _Ms = 60_000
+    health: HealthConfig = HealthConfig()
+    """The same for all managers."""
 
     def __post_init__(self) -> None:
         for name in ("listen", "listen_agents"):
@@ -137,6 +212,10 @@ class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise UsageError("tls_certificate and tls_key belong together; give both or none")
 
+        if self.health.program and self.engine == "slurm":
+            raise UsageError(
+                "health.program is for nodes of our own; under Slurm its HealthCheckProgram checks them, and drains"
+            )
         if self.node_check and not os.path.isabs(self.node_check[0]) and self.node_check[0] != SHIPPED_NODE_CHECK:
             raise UsageError(
                 f"node_check: {self.node_check[0]!r} is no absolute path; give the one that the program has on the "

@@ -65,6 +65,8 @@ def _cluster_series(platform: Platform) -> Sequence[Series]:
         Series("fireflyer_platform_nodes", "gauge", "Nodes", [*nodes, ({"state": "busy"}, cluster.busy)]),
         Series("fireflyer_platform_node_states", "gauge", "Nodes in each state; each node is in one",
                [({"state": state}, count) for state, count in sorted(platform.node_states().items())]),
+        Series("fireflyer_platform_node_health", "gauge", "Nodes in each state of repair; `held`: by the breaker",
+               [({"state": state}, count) for state, count in sorted(platform.health_states().items())]),
         Series.one("fireflyer_platform_agents_heard", "gauge", "Agents that this leader has heard and not lost",
                    platform.agents_heard),
         Series("fireflyer_platform_node_seconds", "gauge", "Node-time since the cluster began", node_time),

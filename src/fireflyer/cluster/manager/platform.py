@@ -387,6 +387,9 @@ class Platform:
     def node_states(self) -> dict[str, int]:
         return self._machine.node_states(self.require_lead())
 
+    def health_states(self) -> dict[str, int]:
+        return self._machine.health_states(self.require_lead())
+
     @property
     def agents_heard(self) -> int:
         return self._machine.agents_heard(self.require_lead())

@@ -225,6 +225,8 @@ def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
         slurm_options=config.slurm.options,
         node_check=config.node_check,
         node_check_limit_ns=config.node_check_timeout_ms * MS,
+        health=config.health.policy(),
+        health_order=config.health.order(),
     )
 
 

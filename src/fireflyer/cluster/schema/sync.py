@@ -30,13 +30,19 @@ __all__ = [
     "FETCH_BLOB",
     "HOLD_NS",
     "MAX_MANAGER_URLS",
+    "MAX_REPORTS",
     "MAX_RUNS",
     "REVISION",
+    "SHIPPED_HEALTH",
     "SYNC",
+    "VALIDATION",
     "BlobPiece",
     "EndedRun",
     "FetchBlob",
     "Gpu",
+    "HealthHeard",
+    "HealthOrder",
+    "HealthReport",
     "Inventory",
     "LaunchOrder",
     "Orders",
@@ -53,6 +59,13 @@ REVISION: Final = 1
 """Of what this release says here; 0: of releases that did not say it."""
 MAX_RUNS: Final = 64
 """On one node, those included of which it has not heard that the manager knows their end."""
+
+MAX_REPORTS: Final = 4
+"""Of the checks of a node, that the manager has not taken yet; the agent drops the oldest periodic ones."""
+SHIPPED_HEALTH: Final = "fireflyer:health"
+"""In the place of a program: the checks that come with the agent's own release."""
+VALIDATION: Final = "validation"
+"""Name of the check that stands for the validation program."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
@@ -127,6 +140,45 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of the lead, once its ranks run."""
 
 
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of the checks of a node printed, in the order of the agent's numbers."""
+
+    number: _Number
+    """Grows with each report of the incarnation."""
+    probe: _Number = 0
+    """That it answers; 0: none, the checks are run periodically, and before and after runs."""
+    lines: Annotated[tuple[Annotated[bytes, msgspec.Meta(max_length=4096)], ...], msgspec.Meta(max_length=256)] = ()
+    """Each is a `HealthEvent` as JSON, not decoded: one that a manager does not know must not cut the node off."""
+    failure: _Text = ""
+    """Why the program came to no result: it hung, printed too much, or could not be started."""
+
+
+class HealthHeard(msgspec.Struct, frozen=True):
+    """Reports up to this one are taken."""
+
+    incarnation: _Number
+    number: _Number
+
+
+class HealthOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node is checked."""
+
+    program: Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=64)]
+    """Prints health events, each a line of JSON; with an argument, the name of a check, that one alone."""
+    validation: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
+    """Of a node that is tested; exit code 0: it passed, 2: the node is at fault."""
+    period_ns: _Ns = 300 * SECOND
+    limit_ns: _Ns = 60 * SECOND
+    validation_limit_ns: _Ns = 600 * SECOND
+    policy: _Number = 0
+    """Version of the policy of the managers."""
+    probe: _Number = 0
+    """To be carried out now; 0: none."""
+    check: _Text = ""
+    """That the probe repeats; empty: all checks, and the validation."""
+    heard: HealthHeard | None = None
+
+
 class Sync(msgspec.Struct, frozen=True, kw_only=True):
     """From an agent. The manager knows which node it is by the credential of the connection."""
 
@@ -141,6 +193,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     inventory: Inventory
     runs: Annotated[tuple[RunStatus, ...], msgspec.Meta(max_length=MAX_RUNS)] = ()
     revision: _Number = 0
+    health: Annotated[tuple[HealthReport, ...], msgspec.Meta(max_length=MAX_REPORTS)] = ()
 
 
 class RunNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +263,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     revision: _Number = 0
     release: _Text = ""
     """Of Fire-Flyer, of the manager; empty: one that did not say it."""
+    health: HealthOrder | None = None
+    """None: the site checks no nodes."""
 
 
 SYNC = Method("platform.sync", Sync, Orders)

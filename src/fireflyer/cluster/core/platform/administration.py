@@ -15,11 +15,13 @@ from fireflyer.cluster.core.platform.commands import (
     DrainNode,
     LabelNode,
     MoveNode,
+    RecordRepair,
     RemoveLimit,
     RemoveNode,
     RemoveReservation,
     ResumeNode,
     ResumeTask,
+    ReturnNode,
     SetLimit,
     SetLimits,
     SetPolicy,
@@ -33,6 +35,7 @@ from fireflyer.cluster.core.platform.commands import (
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Commanded, Done, Settings
+from fireflyer.cluster.core.platform.node_health import NodesHealth
 from fireflyer.cluster.core.platform.store.history import CommandDone, NodeChange
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import ConfigRow, NodeRow, RunState, TaskRow, Wish, encode_row
@@ -49,8 +52,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class Administration:
-    def __init__(self, ledger: Ledger, heard: Heard, tasks: Tasks, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, heard: Heard, tasks: Tasks, health: NodesHealth, settings: Settings) -> None:
         self._ledger, self._heard, self._tasks, self._settings = ledger, heard, tasks, settings
+        self._health = health
         self.nodes: dict[str, None] = {}
         """Of which the scheduler must know more."""
         self.settings_changed = False
@@ -81,7 +85,11 @@ class Administration:
             case DrainNode() | ResumeNode() | LabelNode() | MoveNode():
                 return self._change_node(command), command.node
             case RemoveNode(node):
-                return self._remove_node(node, now_ns), node
+                text = self._remove_node(node, now_ns)
+                self._health.removed(node, asked.user)
+                return text, node
+            case RecordRepair() | ReturnNode():
+                return self._health.command(command, asked.user), command.node
             case _:
                 return self._configure(command), "settings"
 
@@ -163,6 +171,9 @@ class Administration:
                 row = msgspec.structs.replace(row, drained=False, drain_reason="", resumed_ns=now_ns)
                 self._ledger.record(NodeChange(now_ns, name, "resumed"))
                 text = f"node {name} gets runs again"
+                health = self._ledger.health.get(name)
+                if health is not None and not health.takes_tasks:
+                    text = f"nobody drains node {name} any more; its health does ({health.state.value}): ff node return"
             case LabelNode(name, labels):
                 row = msgspec.structs.replace(row, labels=tuple(sorted(dict.fromkeys(labels))))
                 text = f"node {name} has the labels {', '.join(row.labels) or '(none)'}"

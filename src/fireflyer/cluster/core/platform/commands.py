@@ -8,6 +8,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Policy, Reservation
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "LabelNode",
     "MoveNode",
     "PriorityBound",
+    "RecordRepair",
     "RemoveLimit",
     "RemoveNode",
     "RemoveReservation",
     "ResumeNode",
     "ResumeTask",
+    "ReturnNode",
     "SetLimit",
     "SetLimits",
     "SetPolicy",
@@ -70,6 +73,21 @@ class DrainNode(msgspec.Struct, frozen=True, tag="DrainNode"):
 
 class ResumeNode(msgspec.Struct, frozen=True, tag="ResumeNode"):
     node: _Name
+
+
+class RecordRepair(msgspec.Struct, frozen=True, tag="RecordRepair"):
+    """Of a node that its checks have taken out: this was done. It is tested then."""
+
+    node: _Name
+    remedy: Remedy
+    words: _Reason = ""
+
+
+class ReturnNode(msgspec.Struct, frozen=True, tag="ReturnNode"):
+    """A node that its checks have taken out is tested without a repair, and returns when it passes."""
+
+    node: _Name
+    words: _Reason = ""
 
 
 class LabelNode(msgspec.Struct, frozen=True, tag="LabelNode"):
@@ -165,6 +183,8 @@ Command: TypeAlias = (
     | SetPriority
     | DrainNode
     | ResumeNode
+    | RecordRepair
+    | ReturnNode
     | LabelNode
     | MoveNode
     | RemoveNode

@@ -18,6 +18,7 @@ from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.progress import Progress
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Audited, Commanded, Done, Result, Settings, Submitted, WebhookAsked
+from fireflyer.cluster.core.platform.node_health import NodesHealth
 from fireflyer.cluster.core.platform.orders import OrderBook
 from fireflyer.cluster.core.platform.planner import Planner
 from fireflyer.cluster.core.platform.show import Show
@@ -46,7 +47,9 @@ class Leading:
         self._tasks = Tasks(ledger, self.heard, settings)
         self.webhooks = self._tasks.webhooks
         self._progress = Progress(ledger, self.heard, self.orders, self._tasks, settings)
-        self._administration = Administration(ledger, self.heard, self._tasks, settings)
+        self._health = NodesHealth(ledger, self._tasks, settings)
+        self.orders.health_of = self._health.order_of
+        self._administration = Administration(ledger, self.heard, self._tasks, self._health, settings)
         self.slurm: SlurmEngine | None = None
         if settings.slurm is not None:
             self.slurm = SlurmEngine(ledger, self.heard, self._tasks, self._progress, settings, settings.slurm)
@@ -87,6 +90,7 @@ class Leading:
         if not self.heard.hear(node, sync, now_ns, ended_after_ns=ended_after_ns):
             return False
         nothing_new = before is not None and before.inventory == sync.inventory and not (before.runs or sync.runs)
+        nothing_new = nothing_new and not sync.health
         if not nothing_new or node not in self._up:
             self._dirty[node] = None
         return True
@@ -147,6 +151,7 @@ class Leading:
             self._ticked = False
             self._progress.sweep(now_ns)
             self._sweep_nodes(now_ns)
+            self._health.sweep()
             self._engine.sample_usage(time_ns)
             self._record_totals(time_ns)
         if self._administration.settings_changed:
@@ -154,7 +159,9 @@ class Leading:
             self._engine.settings_changed(time_ns)
         if self.slurm is not None:
             self.slurm.follow(now_ns)
-        for node in (*self._in_draft, *self._tasks.nodes, *self._tasks.gone, *self._administration.nodes):
+        for node in (
+            *self._in_draft, *self._tasks.nodes, *self._tasks.gone, *self._administration.nodes, *self._health.nodes,
+        ):  # fmt: skip
             self._engine.node(node, time_ns, now_ns)
         self._engine.told(time_ns)
         self._schedule(time_ns, now_ns)
@@ -175,11 +182,14 @@ class Leading:
         row = self.ledger.nodes.get(node)
         if row is None:
             row = NodeRow(name=node, added_ns=self._tasks.now_ns)
+        known = row.inventory
+        rebooted = known is not None and known.boot_id != sync.inventory.boot_id
         if row.inventory != sync.inventory:
             self.ledger.nodes.put(node, msgspec.structs.replace(row, inventory=sync.inventory))
         if node not in self._up:
             self._mark(node, up=True)
         self._progress.observe(node, now_ns)
+        self._health.observe(node, sync, rebooted=rebooted)
 
     def totals(self, time_ns: int) -> ClusterTotals:
         return self._totals.now(time_ns, self.ledger.draft_state.productive_ns)
@@ -224,11 +234,13 @@ class Leading:
 
     def changed_orders(self) -> list[str]:
         """Nodes whose orders are other ones, now that the draft is committed."""
-        nodes = {**self._tasks.nodes, **self._in_draft}
+        nodes = {**self._tasks.nodes, **self._in_draft, **self._health.nodes}
         for node in (*self._administration.nodes, *self._tasks.gone):
             if self.ledger.nodes.committed.get(node) is None:
                 self.heard.forget(node)
                 self.orders.forget(node)
+                self._health.forget(node)
+        self._health.committed()
         self._tasks.nodes.clear()
         self._tasks.gone.clear()
         self._in_draft.clear()
@@ -258,5 +270,6 @@ class Leading:
         self._tasks.gone.clear()
         self._tasks.notes.clear()
         self._administration.nodes.clear()
+        self._health.rollback()
         self._ticked = True
         self._engine.rebuild(self.ledger.time_ns(now_ns), now_ns)

@@ -260,6 +260,10 @@ class PlatformMachine:
     def node_states(self, now_ns: int) -> dict[str, int]:
         return self._lead(now_ns).show.node_states(now_ns)
 
+    def health_states(self, now_ns: int) -> dict[str, int]:
+        """How many nodes are in each state of repair, and how many of them the breaker holds (`held`)."""
+        return self._lead(now_ns).show.health_states()
+
     def agents_heard(self, now_ns: int) -> int:
         return self._lead(now_ns).show.agents_heard(now_ns)
 

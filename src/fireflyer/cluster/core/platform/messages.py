@@ -8,10 +8,11 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.platform.commands import Command
 from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, SlurmSettings
 from fireflyer.cluster.core.platform.webhooks import Deliver, Delivered, WebhookChange
-from fireflyer.cluster.schema.sync import Sync
+from fireflyer.cluster.schema.sync import HealthOrder, Sync
 from fireflyer.cluster.schema.tasks import MAX_ARRAY, TaskSpec
 from fireflyer.kvstore.core.fenced import Outcome, Transact
 
@@ -105,6 +106,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node_check: tuple[str, ...] = ()
     """Asked whether a node is at fault, when a rank on it failed; empty: none is asked."""
     node_check_limit_ns: int = 60 * SECOND
+
+    health: HealthPolicy = HealthPolicy()
+    health_order: HealthOrder | None = None
+    """How nodes are checked; None: they are not."""
 
     def __post_init__(self) -> None:
         if len(self.cluster) < 32:

@@ -18,7 +18,7 @@ from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import PlaceRow, RunRow, RunState
-from fireflyer.cluster.schema.sync import MAX_RUNS, LaunchOrder, Orders, RunNode, RunOrder, Sync
+from fireflyer.cluster.schema.sync import MAX_RUNS, HealthOrder, LaunchOrder, Orders, RunNode, RunOrder, Sync
 
 __all__ = ["GONE", "OrderBook", "orders_of_retired"]
 
@@ -41,6 +41,7 @@ class OrderBook:
         self._orders: dict[str, Orders] = {}
         self.leave_of: Callable[[str], int | None] = lambda _: None
         """Of the engine: the exit code with which an agent is to go."""
+        self.health_of: Callable[[str], HealthOrder | None] = lambda _: None
         self._since: dict[tuple[str, str], int] = {}
         """(node, run token) -> the first version that names it, as long as they do."""
 
@@ -48,8 +49,8 @@ class OrderBook:
         """Whether its orders are other ones than before."""
         known = self._orders.get(node)
         runs = tuple(self._runs(node))
-        leave = self.leave_of(node)
-        if known is not None and (known.runs, known.leave) == (runs, leave):
+        leave, health = self.leave_of(node), self.health_of(node)
+        if known is not None and (known.runs, known.leave, known.health) == (runs, leave, health):
             return False
         version = known.version + 1 if known is not None else 1
         for run in known.runs if known is not None else ():
@@ -64,6 +65,7 @@ class OrderBook:
             stop_after_ns=self._settings.stop_after_ns,
             managers=self._settings.managers,
             leave=leave,
+            health=health,
         )
         return True
 

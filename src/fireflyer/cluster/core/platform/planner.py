@@ -109,7 +109,10 @@ class Planner:
             self._due = True
 
     def _usable(self, row: NodeRow, now_ns: int) -> bool:
-        """Up, not drained, and nothing lives there that should not."""
+        """Up, drained neither by people nor by its health, and nothing lives there that should not."""
+        health = self._ledger.health.get(row.name)
+        if health is not None and not health.takes_tasks:
+            return False
         if row.drained or not self._heard.is_up(row.name, now_ns, self._settings.lost_ns):
             return False
         sync, place = self._heard.sync(row.name), self._ledger.places.get(row.name)

@@ -10,6 +10,7 @@ import msgspec
 
 from fireflyer.base.errors import NotFound
 from fireflyer.base.units import format_duration
+from fireflyer.cluster.core.health.records import OUT, Hold, RepairState, part_key
 from fireflyer.cluster.core.platform.accusations import accusations_of, accused_of
 from fireflyer.cluster.core.platform.engine import Engine
 from fireflyer.cluster.core.platform.heard import Heard
@@ -22,6 +23,7 @@ from fireflyer.cluster.core.platform.store.rows import Account, NodeRow, RunRow,
 from fireflyer.cluster.core.platform.submissions import highest_priority
 from fireflyer.cluster.core.platform.views import (
     ClusterView,
+    HealthView,
     LimitUse,
     NodeView,
     QuotaView,
@@ -275,7 +277,34 @@ class Show:
         if row is None:
             raise NotFound(f"there is no node {name}")
         view = self.node(row, now_ns, self.reservations(time_ns))
-        return msgspec.structs.replace(view, accusations=accusations_of(self._ledger, name))
+        health, known = view.health, self._ledger.health.committed.get(name)
+        if health is not None and known is not None:
+            health = msgspec.structs.replace(health, ticket=self._ledger.tickets.committed.get(known.ticket))
+        return msgspec.structs.replace(view, accusations=accusations_of(self._ledger, name), health=health)
+
+    def _health(self, name: str) -> HealthView | None:
+        row = self._ledger.health.committed.get(name)
+        if row is None:
+            return None
+        part = self._ledger.parts.committed.get(part_key(name, row.fault)) if row.fault is not None else None
+        return HealthView(
+            state=row.state.value,
+            since_ns=row.since_ns,
+            reason=row.reason,
+            hold=row.hold.value,
+            until_ns=row.until_ns if row.state in (RepairState.TESTING, RepairState.PROBATION) else None,
+            faults=len(part.faults_ns) if part is not None else 0,
+            policy=self._settings.health.version,
+        )
+
+    def health_states(self) -> dict[str, int]:
+        """How many nodes are in each state of repair; those that the breaker holds are counted as `held`, too."""
+        rows = self._ledger.health.committed.values()
+        found = Counter(row.state.value for row in rows)
+        found["held"] = sum(1 for row in rows if row.hold is Hold.BREAKER)
+        known = len(self._ledger.nodes.committed)
+        found["healthy"] += known - len(self._ledger.health.committed)
+        return {**dict.fromkeys((state.value for state in RepairState), 0), **found}
 
     def node(self, row: NodeRow, now_ns: int, reserved: dict[str, list[Reserved]]) -> NodeView:
         place = self._ledger.places.committed.get(row.name)
@@ -294,20 +323,24 @@ class Show:
             inventory=row.inventory,
             reserved=tuple(reserved.get(row.name, ())),
             accused=accused_of(self._ledger, row.name),
+            health=self._health(row.name),
         )
 
     def _state(self, row: NodeRow, run: RunRow | None, now_ns: int) -> str:
         if not self._heard.is_up(row.name, now_ns, self._settings.lost_ns):
             return "lost"
-        if row.drained:
+        health = self._ledger.health.committed.get(row.name)
+        if row.drained or (health is not None and health.state in OUT):
             return "drained" if run is None else "draining"
+        if health is not None and not health.takes_tasks:
+            return "suspect"
         if run is None:
             return "idle"
         return "leaving" if run.wanted != "run" else "busy"
 
     def node_states(self, now_ns: int) -> dict[str, int]:
         """How many nodes are in each state; Slurm may have more states."""
-        found = dict.fromkeys(("idle", "busy", "leaving", "draining", "drained", "lost"), 0)
+        found = dict.fromkeys(("idle", "busy", "leaving", "suspect", "draining", "drained", "lost"), 0)
         if self._slurm is not None:
             return found | Counter(self.slurm_node(node).state for node in self._slurm.nodes.values())
         rows = self._ledger.nodes.committed.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fireflyer.cluster.core.health.records import RepairTicket
 from fireflyer.cluster.core.platform.store.rows import Account, ConfigRow
 from fireflyer.cluster.core.scheduler.model import Limit
 from fireflyer.cluster.schema.sync import Inventory
@@ -16,6 +17,7 @@ __all__ = [
     "AuditEntry",
     "AuditPage",
     "ClusterView",
+    "HealthView",
     "LimitUse",
     "NodeView",
     "PastRun",
@@ -144,6 +146,27 @@ class Accused(msgspec.Struct, frozen=True, kw_only=True):
     last_ns: int
 
 
+class HealthView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the checks of a node have led to."""
+
+    state: str
+    """`healthy`, `suspect`, `drained`, `reset`, `reboot`, `field diagnosis`, `rma`, `testing`, `probation` or
+    `returned`."""
+    since_ns: int
+    reason: str
+    """Why, and what is to be done next; one line."""
+    hold: str
+    """Why a suspect is not acted on: `breaker`, `leaf`, `user`, `unconfirmed`, or `none`."""
+    until_ns: int | None
+    """The test lasts until then at least; or the end of the probation."""
+    faults: int
+    """Of the part that failed, as far as they are remembered; 0: none failed."""
+    policy: int
+    """Version of the policy."""
+    ticket: RepairTicket | None = None
+    """Only where one node was asked for."""
+
+
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     zone: str
@@ -151,7 +174,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     labels: tuple[str, ...]
     state: str
-    """`idle`, `busy`, `leaving` (its run is to leave), `lost`, `drained` or `draining` (with a run)."""
+    """`idle`, `busy`, `leaving` (its run is to leave), `lost`, `suspect` (a fault that is not acted on yet: it gets no
+    new run), `drained` or `draining` (with a run), by people or by its health."""
     drain_reason: str
     task: int | None
     run: int | None
@@ -164,6 +188,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """None: no run accuses it."""
     accusations: tuple[Accusation, ...] = ()
     """Of these runs the newest, the newest first; only where one node was asked for."""
+    health: HealthView | None = None
+    """None: its checks have reported nothing that led to anything."""
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):

@@ -82,6 +82,8 @@ def verdict(task: TaskRow, spec: TaskSpec, wish: Wish, ended: EndedRun | None) -
     if spec.kind == "interactive":
         words = reason or f"its run ended ({cause.value}), and an interactive task is not started again"
         return Verdict(step=Step.FINISH, cause=cause, outcome=Outcome.FAILED, reason=words)
+    if wish is Wish.NODE_FAULT:
+        return Verdict(step=Step.SUSPEND if task.held else Step.REQUEUE, cause=cause, reason=reason)
     if cause is Cause.INFRASTRUCTURE:
         if task.requeues >= spec.max_requeues:
             words = f"it failed {task.requeues + 1} times by infrastructure, the last time: {reason or 'unknown'}"
@@ -95,6 +97,8 @@ def verdict(task: TaskRow, spec: TaskSpec, wish: Wish, ended: EndedRun | None) -
 def _cause(wish: Wish, ended: EndedRun | None) -> tuple[Cause, str]:
     if wish is Wish.TIME_LIMIT and (ended is None or ended.cause is not Cause.SUCCEEDED):
         return Cause.TIME_LIMIT, "it took longer than the time that it declared"
+    if wish is Wish.NODE_FAULT and (ended is None or ended.cause is not Cause.SUCCEEDED):
+        return Cause.INFRASTRUCTURE, "a check found a node of its run faulty"
     if wish is Wish.NO_START and (ended is None or ended.cause is Cause.STOPPED):
         return Cause.INFRASTRUCTURE, "its run did not start in time"
     if ended is not None and ended.cause is not Cause.STOPPED:

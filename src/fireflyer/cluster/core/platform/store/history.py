@@ -37,7 +37,7 @@ class NodeChange(msgspec.Struct, frozen=True, tag="NodeChange"):
     at_ns: int
     node: str
     state: str
-    """`up`, `lost`, `drained`, `resumed`, `removed`."""
+    """`up`, `lost`, `drained`, `resumed`, `removed`, `warned`; or a state of repair (`core.health.records`)."""
     reason: str = ""
 
 

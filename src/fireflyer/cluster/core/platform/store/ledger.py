@@ -22,14 +22,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fireflyer.base.errors import DataCorruption, InvariantViolation
+from fireflyer.cluster.core.health.records import NodeHealth, PartHistory, RepairTicket
 from fireflyer.cluster.core.platform.store.history import HistoryRow, encode_history
 from fireflyer.cluster.core.platform.store.index import Index
 from fireflyer.cluster.core.platform.store.rows import (
     CONFIG_KEY,
+    HEALTH,
     JOBS,
     NODES,
     NOTIFICATIONS,
+    PARTS,
     PLACES,
+    REPAIRS,
     RUNS,
     STATE_KEY,
     SUBMISSIONS,
@@ -62,7 +66,7 @@ RANGES = (
     (
         (STATE_KEY, STATE_KEY + b"\0"),
         (CONFIG_KEY, CONFIG_KEY + b"\0"),
-        *((kind.prefix, kind.end) for kind in (WEBHOOKS, NOTIFICATIONS)),
+        *((kind.prefix, kind.end) for kind in (WEBHOOKS, NOTIFICATIONS, HEALTH, REPAIRS, PARTS)),
     ),
     *(((kind.prefix, kind.end),) for kind in (NODES, PLACES, USAGE, SUBMISSIONS, TASKS, RUNS, JOBS)),
 )
@@ -154,6 +158,9 @@ class Ledger:
         self.webhooks: Table[int, WebhookRow] = Table(WEBHOOKS)
         self.notifications: Table[int, NotificationRow] = Table(NOTIFICATIONS)
         self.jobs: Table[tuple[int, int], JobRow] = Table(JOBS)
+        self.health: Table[str, NodeHealth] = Table(HEALTH)
+        self.tickets: Table[int, RepairTicket] = Table(REPAIRS)
+        self.parts: Table[str, PartHistory] = Table(PARTS)
         self.index = Index()
         self.config, self._next_config = ConfigRow(), None
         self.state = ClusterRow(cluster=cluster, time_ns=wall_ns, totals_at_ns=wall_ns)
@@ -173,7 +180,7 @@ class Ledger:
     def tables(self) -> tuple[Table[Any, Any], ...]:
         return (
             self.nodes, self.places, self.usage, self.submissions, self.tasks, self.runs, self.webhooks,
-            self.notifications, self.jobs,
+            self.notifications, self.jobs, self.health, self.tickets, self.parts,
         )  # fmt: skip
 
     # --- loading ---
@@ -195,8 +202,10 @@ class Ledger:
                 match row:
                     case NotificationRow():
                         table.load(row.number, row)
-                    case TaskRow() | SubmissionRow() | WebhookRow():
+                    case TaskRow() | SubmissionRow() | WebhookRow() | RepairTicket():
                         table.load(row.id, row)
+                    case PartHistory():
+                        table.load(row.key, row)
                     case RunRow() | JobRow():
                         table.load((row.task, row.number), row)
                     case _:

@@ -7,6 +7,8 @@
     PMus + name          a user's usage                 PMob + number (8)    a change that the history has not yet
     PMwh + id (8)        a webhook                      PMnt + number (8)    a notification that was not delivered yet
     PMsj + task (8) + number (4)    a job of Slurm that was asked for a task
+    PMhe + name          the health of a node           PMrt + id (8)        a ticket of a repair
+    PMhp + key           the faults of a part
 
 Numbers are big-endian, so a range is in their order. A value is one byte, the version of its format, and MessagePack.
 What does not decode is `DataCorruption` naming the key: the manager then does not lead, rather than guess.
@@ -22,6 +24,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from fireflyer.base.errors import DataCorruption
+from fireflyer.cluster.core.health.records import NodeHealth, PartHistory, RepairTicket
 from fireflyer.cluster.core.platform.commands import PriorityBound
 from fireflyer.cluster.core.scheduler.model import Limit, Policy, Reservation
 from fireflyer.cluster.schema.sync import EndedRun, Inventory
@@ -31,12 +34,15 @@ from fireflyer.kvstore.core.rows import decode_row, encode_row
 
 __all__ = [
     "CONFIG_KEY",
+    "HEALTH",
     "JOBS",
     "NODES",
     "NOTIFICATIONS",
     "OUTBOX_PREFIX",
+    "PARTS",
     "PLACES",
     "PREFIX",
+    "REPAIRS",
     "RUNS",
     "STATE_KEY",
     "SUBMISSIONS",
@@ -217,6 +223,8 @@ class Wish(enum.Enum):
     """Nobody knows of the launcher any more."""
     ENDED = "ended"
     """The launcher has ended: what is left is to end too."""
+    NODE_FAULT = "node_fault"
+    """A check found a node of it faulty."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -391,6 +399,9 @@ NODES: Final = RowKind(b"no", NodeRow, (("name", 0),))
 PLACES: Final = RowKind(b"pl", PlaceRow, (("name", 0),))
 JOBS: Final = RowKind(b"sj", JobRow, (("task", 8), ("number", 4)))
 USAGE: Final = RowKind(b"us", UsageRow, (("name", 0),))
+HEALTH: Final = RowKind(b"he", NodeHealth, (("name", 0),))
+REPAIRS: Final = RowKind(b"rt", RepairTicket, (("id", 8),))
+PARTS: Final = RowKind(b"hp", PartHistory, (("key", 0),))
 
 WEBHOOKS: Final = RowKind(b"wh", WebhookRow, (("id", 8),))
 NOTIFICATIONS: Final = RowKind(b"nt", NotificationRow, (("number", 8),))

@@ -1,0 +1,94 @@
+"""Checks of this node as the managers order them: periodically, before and after runs, and when they ask for a probe.
+
+    orders ──> what is due (`core.health_rounds`) ──> program ──> report ──> Sync, until the manager has taken it
+
+One program runs at a time, beside the agent's loop: nothing that a rank or a guard waits for waits for a check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.agent.health_program import Printed, run_health_program
+from fireflyer.cluster.core.health.rounds import HealthRounds, Round
+from fireflyer.cluster.core.node_check import SOUND, SUSPECT
+from fireflyer.cluster.schema.sync import VALIDATION, HealthOrder, HealthReport
+from fireflyer.runtime.clock import BootClock
+
+__all__ = ["NodeChecks"]
+
+_log = logging.getLogger(__name__)
+
+
+class NodeChecks:
+    """`run` until it is cancelled. `on_report` is called when there is a report for the managers."""
+
+    def __init__(self, incarnation: int, on_report: Callable[[], None]) -> None:
+        self._on_report = on_report
+        self._rounds = HealthRounds(incarnation)
+        self._clock = BootClock()
+        self._news = asyncio.Event()
+        self._told = ""
+
+    def hear(self, order: HealthOrder | None) -> None:
+        self._rounds.hear(order)
+        self._news.set()
+
+    def runs_are(self, tokens: frozenset[str]) -> None:
+        """Runs that live on this node now: a new one, and the end of one, ask for a round."""
+        if self._rounds.runs_are(tokens):
+            self._news.set()
+
+    def reports(self) -> tuple[HealthReport, ...]:
+        return self._rounds.reports()
+
+    async def run(self) -> None:
+        while True:
+            due = self._rounds.next(self._clock.now_ns())
+            if due is not None:
+                await self._carry_out(due)
+                continue
+            self._news.clear()
+            try:
+                async with asyncio.timeout(self._rounds.wait_s(self._clock.now_ns())):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    async def _carry_out(self, due: Round) -> None:
+        printed = await run_health_program(due.program, due.limit_ns)
+        lines = printed.lines
+        if due.validation:
+            validated = await run_health_program(due.validation, due.validation_limit_ns)
+            lines = (*lines[:255], msgspec.json.encode(_validated(validated, due.validation[0])))
+        self._tell(printed.failure)
+        self._rounds.done(due, lines, printed.failure)
+        self._on_report()
+
+    def _tell(self, failure: str) -> None:
+        """Once."""
+        if failure and failure != self._told:
+            _log.warning("checks of this node came to no result reason=%s", failure)
+        self._told = failure
+
+
+def _validated(printed: Printed, program: str) -> HealthEvent:
+    now_ns = time.time_ns()
+    words = _last_words(printed)
+    if printed.exit_code == SOUND:
+        return HealthEvent(check=VALIDATION, severity="ok", words=words, seen_ns=now_ns)
+    if printed.exit_code == SUSPECT:
+        return HealthEvent(check=VALIDATION, severity="high", words=words, seen_ns=now_ns)
+    failure = printed.failure or f"{program} exited with code {printed.exit_code}, which is neither 0 nor 2"
+    return HealthEvent(check=VALIDATION, severity="warn", could_not_run=True, words=failure[:400], seen_ns=now_ns)
+
+
+def _last_words(printed: Printed) -> str:
+    text = printed.lines[-1].decode(errors="replace") if printed.lines else ""
+    return "".join(char for char in text if char.isprintable())[:400]

@@ -1,0 +1,1 @@
+"""What becomes of a node whose checks report faults: confirmed, drained, repaired, tested, returned. Pure."""

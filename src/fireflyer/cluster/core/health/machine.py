@@ -1,0 +1,360 @@
+"""What a node's checks report becomes: nothing, a word to a person, a probe, a drain. A pure machine over records.
+
+    Said, Probed ─────────┐                            ┌─> Requeue    the run of the node goes elsewhere
+    Repaired, ReturnAsked ┼─> records (`records`) ─────┼─> Moved      history; who places tasks reads the record
+    Rebooted, TimePassed ─┘      │ `NodeHealth.asked`  └─> Tell       a person
+                                 └─> probes, by the agent of the node
+
+*Severity* (arXiv:2410.21680, III): `warn` tells a person, once, until the check passes. `low` and `high` are faults:
+the node takes no new task from then on. A fault that is certain (`at_once`) is acted on. Any other is probed first,
+`policy.probes` times; one probe that passes makes it a flap, and flaps are acted on at `policy.flaps` only. A fault of
+severity `high` requeues the run of the node, one of `low` lets it end.
+
+*What is not acted on.* Evidence that a user can have made is probed when the node has no run; so it never requeues
+one. A node that would be one too many (`Repairs.most_out`) is held by the breaker. Links that many nodes of one leaf
+lose are the leaf's: its nodes are held. A check that could not run is no fault; where it is required (its severity is
+not `ok`), a person is told, and no node returns without it.
+
+The machine never looks at what people drained: that is another word, which it neither sets nor removes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import counted
+from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.messages import (
+    Effect,
+    Event,
+    Probed,
+    Rebooted,
+    Removed,
+    Repaired,
+    ReturnAsked,
+    Said,
+    Tell,
+    TimePassed,
+)
+from fireflyer.cluster.core.health.policy import HealthPolicy
+from fireflyer.cluster.core.health.records import (
+    MAX_FLAPS,
+    MAX_WARNED,
+    OUT,
+    TAKES_TASKS,
+    Confirming,
+    Flap,
+    Fleet,
+    Hold,
+    NodeHealth,
+    Records,
+    RepairState,
+    Warned,
+)
+from fireflyer.cluster.core.health.remedies import Remedy
+from fireflyer.cluster.core.health.repair import BY_MACHINE, Repairs, fault_of, fault_words
+
+__all__ = ["HealthMachine"]
+
+_FAULTS: Final = ("low", "high")
+
+
+class HealthMachine:
+    def __init__(self, policy: HealthPolicy, records: Records, fleet: Fleet) -> None:
+        self._policy, self._records, self._fleet = policy, records, fleet
+        self._effects: list[Effect] = []
+        self._repairs = Repairs(policy, records, fleet, self._effects)
+
+    def handle(self, now_ns: int, event: Event) -> list[Effect]:
+        """Raises `UsageError` where a person asks for what cannot be."""
+        match event:
+            case Said(node, events):
+                self._said(node, events, now_ns)
+            case Probed(node, number, events):
+                self._probed(node, number, events, now_ns)
+            case Repaired(node, remedy, words, by):
+                self._repairs.repaired(self._out(node), remedy, words, by, now_ns)
+            case ReturnAsked(node, words, by):
+                self._return_asked(node, words, by, now_ns)
+            case Rebooted(node):
+                record = self._known(node)
+                if record.state is RepairState.REBOOT:
+                    self._repairs.repaired(record, Remedy.REBOOT, "its agent reports another boot", BY_MACHINE, now_ns)
+            case Removed(node, by):
+                self._removed(node, by, now_ns)
+            case TimePassed():
+                self._sweep(now_ns)
+        effects = list(self._effects)
+        self._effects.clear()
+        return effects
+
+    def _known(self, node: str) -> NodeHealth:
+        return self._records.health.get(node) or NodeHealth(name=node)
+
+    def _put(self, record: NodeHealth) -> NodeHealth:
+        if record != self._known(record.name):
+            self._records.health.put(record.name, record)
+        return record
+
+    # --- reports ---
+
+    def _said(self, node: str, events: tuple[Finding, ...], now_ns: int) -> None:
+        for event in events:
+            if _is_fault(event):
+                self._fault(self._known(node), event, now_ns)
+            elif event.severity == "ok" and not event.could_not_run:
+                self._passed(self._known(node), event, now_ns)
+            elif event.severity != "ok":
+                self._warn(self._known(node), event)
+
+    def _warn(self, record: NodeHealth, event: Finding) -> None:
+        warned = Warned(event.check, event.part, event.cause)
+        if warned in record.warned:
+            return
+        self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)[-MAX_WARNED:]))
+        could_not = " could not run" if event.could_not_run else ""
+        self._effects.append(Tell(record.name, f"{fault_words(event)}{could_not}"))
+
+    def _passed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        warned = tuple(one for one in record.warned if one.check != event.check or event.part not in ("", one.part))
+        record = self._put(msgspec.structs.replace(record, warned=warned))
+        fault = record.fault
+        if record.state is not RepairState.SUSPECT or fault is None or not _covers(event, fault):
+            return
+        if record.hold is Hold.BREAKER and fault.at_once and fault.check not in self._policy.link_checks:
+            return  # an Xid is not undone by a check that no longer sees it
+        self._flapped(record, fault, now_ns)
+
+    # --- suspicion ---
+
+    def _fault(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        fault = record.fault
+        if record.state in TAKES_TASKS:
+            self._suspect(record, event, now_ns)
+        elif record.state is RepairState.SUSPECT:
+            if fault is None or record.hold is Hold.UNCONFIRMED or self._overtakes(record, event, fault):
+                self._suspect(record, event, now_ns)
+        elif record.state is RepairState.DRAINED and self._worsens(event, fault_of(record)):
+            record = msgspec.structs.replace(record, fault=event, reason=fault_words(event))
+            self._repairs.requeue(self._put(record))
+
+    def _worsens(self, event: Finding, fault: Finding) -> bool:
+        """The run was to end by itself, and may not any more."""
+        certain = event.at_once and not event.user_made
+        return certain and event.severity == "high" and fault.severity == "low"
+
+    def _overtakes(self, record: NodeHealth, event: Finding, fault: Finding) -> bool:
+        """A fault that is certain, of a node that is suspected of something less."""
+        if not event.at_once or event.user_made:
+            return False
+        of_leaf = record.hold is Hold.LEAF and event.check not in self._policy.link_checks
+        return of_leaf or not fault.at_once or fault.user_made
+
+    def _suspect(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        record = msgspec.structs.replace(record, fault=event, hold=Hold.NONE, confirming=None)
+        if event.user_made:
+            if self._fleet.is_busy(record.name):
+                self._hold(
+                    record, Hold.USER, "the user of its run can have made this: it is probed after the run", now_ns
+                )
+            else:
+                self._confirm(record, now_ns)
+        elif event.at_once:
+            self._act(record, event, now_ns)
+        else:
+            self._confirm(record, now_ns)
+
+    def _confirm(self, record: NodeHealth, now_ns: int) -> None:
+        number = record.numbers + 1
+        record = msgspec.structs.replace(
+            record, hold=Hold.NONE, confirming=Confirming(number=number, at_ns=now_ns), numbers=number
+        )
+        words = f"{fault_words(fault_of(record))}; it is probed"
+        if record.state is RepairState.SUSPECT:
+            self._put(msgspec.structs.replace(record, reason=words))
+        else:
+            self._repairs.move(record, RepairState.SUSPECT, words, now_ns)
+
+    def _hold(self, record: NodeHealth, hold: Hold, why: str, now_ns: int) -> None:
+        record = msgspec.structs.replace(record, hold=hold, confirming=None)
+        words = f"{fault_words(fault_of(record))}; {why}"
+        if record.state is not RepairState.SUSPECT or self._known(record.name).hold is not hold:
+            self._repairs.move(record, RepairState.SUSPECT, words, now_ns)
+            self._effects.append(Tell(record.name, words))
+        else:
+            self._put(msgspec.structs.replace(record, reason=words))
+
+    def _probed(self, node: str, number: int, events: tuple[Finding, ...], now_ns: int) -> None:
+        record = self._known(node)
+        confirming, fault = record.confirming, record.fault
+        if confirming is None or fault is None or not number or confirming.number != number:
+            return
+        waits = msgspec.structs.replace(confirming, number=0, at_ns=now_ns)
+        if record.state is RepairState.TESTING:
+            self._repairs.tested(msgspec.structs.replace(record, confirming=waits), events, now_ns)
+            return
+        mine = [event for event in events if event.check == fault.check]
+        bad = [event for event in mine if _is_fault(event) and event.part == fault.part]
+        if bad:
+            failed = confirming.failed + 1
+            if failed >= self._policy.probes:
+                certain = msgspec.structs.replace(bad[-1], user_made=fault.user_made)
+                self._act(msgspec.structs.replace(record, confirming=None), certain, now_ns)
+            else:
+                self._put(msgspec.structs.replace(record, confirming=msgspec.structs.replace(waits, failed=failed)))
+        elif any(event.could_not_run for event in mine) or not mine:
+            self._hold(record, Hold.UNCONFIRMED, "a probe came to no result", now_ns)
+        else:
+            self._flapped(record, fault, now_ns)
+
+    def _flapped(self, record: NodeHealth, fault: Finding, now_ns: int) -> None:
+        """The fault is over."""
+        window_ns = self._policy.flap_window_ns
+        flaps = tuple(one for one in record.flaps if now_ns - one.at_ns < window_ns)
+        flaps = (*flaps, Flap(fault.check, fault.part, now_ns))[-MAX_FLAPS:]
+        record = msgspec.structs.replace(record, flaps=flaps, confirming=None, hold=Hold.NONE)
+        often = sum(1 for one in flaps if (one.check, one.part) == (fault.check, fault.part))
+        if often >= self._policy.flaps and not fault.user_made:
+            words = f"{counted(often, 'flap')}, the last one: {fault.words}"[:400]
+            record = msgspec.structs.replace(record, flaps=())
+            self._act(record, msgspec.structs.replace(fault, severity="low", words=words), now_ns)
+            return
+        state = RepairState.PROBATION if record.ticket else RepairState.HEALTHY
+        self._repairs.move(msgspec.structs.replace(record, fault=None), state, "", now_ns)
+
+    # --- acting ---
+
+    def _act(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """On a fault that is certain."""
+        record = msgspec.structs.replace(record, fault=event)
+        if self._is_of_leaf(record.name, event, now_ns):
+            self._suspect_leaf(record, now_ns)
+            return
+        out, most = self._repairs.out(but=record.name), self._repairs.most_out()
+        if out >= most:
+            words = (
+                f"held by the breaker: {counted(out, 'node')} of {self._fleet.count()} are out already, {most} may be"
+            )
+            self._hold(record, Hold.BREAKER, words, now_ns)
+            return
+        self._repairs.drain(record, event, now_ns)
+
+    def _is_of_leaf(self, node: str, event: Finding, now_ns: int) -> bool:
+        leaf = self._fleet.leaf_of(node)
+        if not leaf or event.check not in self._policy.link_checks:
+            return False
+        others = [row for row in self._with_link_faults(leaf, now_ns) if row.name != node]
+        return len(others) + 1 >= self._policy.leaf_links
+
+    def _with_link_faults(self, leaf: str, now_ns: int) -> list[NodeHealth]:
+        """Suspects and drained nodes that no person has taken over."""
+        return [
+            row
+            for name, row in self._records.health.rows()
+            if row.state in (RepairState.SUSPECT, *OUT)
+            and row.fault is not None
+            and row.fault.check in self._policy.link_checks
+            and not row.taken
+            and (row.hold is Hold.LEAF or now_ns - row.since_ns < self._policy.leaf_window_ns)
+            and self._fleet.leaf_of(name) == leaf
+        ]
+
+    def _suspect_leaf(self, record: NodeHealth, now_ns: int) -> None:
+        leaf = self._fleet.leaf_of(record.name)
+        words = f"leaf {leaf} is suspect, as several of its nodes have lost their links"
+        known = [row for row in self._with_link_faults(leaf, now_ns) if row.name != record.name]
+        if all(row.hold is not Hold.LEAF for row in known):
+            self._effects.append(Tell(record.name, words))
+        for row in (*known, record):
+            if row.hold is Hold.LEAF:
+                continue
+            if row.ticket and row.state in OUT:
+                self._repairs.close(row, BY_MACHINE, words, now_ns)
+                row = msgspec.structs.replace(row, ticket=0)
+            row = msgspec.structs.replace(row, hold=Hold.LEAF, confirming=None)
+            self._repairs.move(row, RepairState.SUSPECT, f"{fault_words(fault_of(row))}; {words}", now_ns)
+
+    # --- people ---
+
+    def _out(self, node: str) -> NodeHealth:
+        """Raises `UsageError`."""
+        record = self._known(node)
+        if record.state not in OUT and not (record.state is RepairState.SUSPECT and record.hold is not Hold.NONE):
+            raise UsageError(f"node {node} is {record.state.value}: its checks have not taken it out")
+        return record
+
+    def _return_asked(self, node: str, words: str, by: str, now_ns: int) -> None:
+        record = self._repairs.asked(self._out(node), by, "return asked", words, now_ns)
+        self._repairs.test(record, now_ns, f"{by} asked for its return" + (f": {words}" if words else ""))
+
+    def _removed(self, node: str, by: str, now_ns: int) -> None:
+        record = self._records.health.get(node)
+        if record is not None:
+            self._repairs.close(record, by, "the node was removed", now_ns)
+            self._records.health.put(node, None)
+
+    # --- time ---
+
+    def _sweep(self, now_ns: int) -> None:
+        rows = [
+            row
+            for _, row in self._records.health.rows()
+            if row.state not in (RepairState.HEALTHY, RepairState.RETURNED)
+        ]
+        for record in sorted(rows, key=lambda row: (row.since_ns, row.name)):
+            self._pass_time(self._known(record.name), now_ns)
+
+    def _pass_time(self, record: NodeHealth, now_ns: int) -> None:
+        match record.state:
+            case RepairState.SUSPECT:
+                self._pass_time_of_suspect(record, now_ns)
+            case RepairState.DRAINED:
+                if not self._fleet.is_busy(record.name):
+                    self._repairs.vacated(record, now_ns)
+            case RepairState.TESTING:
+                self._next_probe(record, self._policy.test_every_ns, now_ns)
+            case RepairState.PROBATION:
+                if now_ns >= record.until_ns:
+                    self._repairs.settle(record, now_ns)
+            case _:
+                pass
+
+    def _pass_time_of_suspect(self, record: NodeHealth, now_ns: int) -> None:
+        fault, confirming = fault_of(record), record.confirming
+        if confirming is not None and confirming.number:
+            if now_ns - confirming.at_ns >= self._policy.probe_limit_ns:
+                self._hold(record, Hold.UNCONFIRMED, "a probe was not answered", now_ns)
+        elif confirming is not None:
+            self._next_probe(record, self._policy.probe_spacing_ns, now_ns)
+        elif record.hold is Hold.USER and not self._fleet.is_busy(record.name):
+            self._confirm(record, now_ns)
+        elif record.hold is Hold.BREAKER and self._repairs.out() < self._repairs.most_out():
+            self._act(record, fault, now_ns)
+        elif record.hold is Hold.LEAF:
+            held = [
+                row for row in self._with_link_faults(self._fleet.leaf_of(record.name), now_ns) if row.hold is Hold.LEAF
+            ]
+            newest_ns = max((row.since_ns for row in held), default=0)
+            if len(held) < self._policy.leaf_links and now_ns - newest_ns >= self._policy.leaf_window_ns:
+                self._act(record, fault, now_ns)
+
+    def _next_probe(self, record: NodeHealth, every_ns: int, now_ns: int) -> None:
+        confirming = record.confirming
+        if confirming is None:
+            return
+        waited_ns = now_ns - confirming.at_ns
+        if waited_ns >= (self._policy.probe_limit_ns if confirming.number else every_ns):
+            number = record.numbers + 1
+            again = msgspec.structs.replace(confirming, number=number, at_ns=now_ns)
+            self._put(msgspec.structs.replace(record, confirming=again, numbers=number))
+
+
+def _is_fault(event: Finding) -> bool:
+    return event.severity in _FAULTS and not event.could_not_run
+
+
+def _covers(passed: Finding, fault: Finding) -> bool:
+    return passed.check == fault.check and passed.part in ("", fault.part)

@@ -1,0 +1,104 @@
+"""What the health machine is told, and what it asks for."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.records import RepairState
+from fireflyer.cluster.core.health.remedies import Remedy
+
+__all__ = [
+    "Effect",
+    "Event",
+    "Moved",
+    "Probed",
+    "Rebooted",
+    "Removed",
+    "Repaired",
+    "Requeue",
+    "ReturnAsked",
+    "Said",
+    "Tell",
+    "TimePassed",
+]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One report of the checks of a node."""
+
+    node: str
+    events: tuple[Finding, ...]
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """The report to the probe `number` (`NodeHealth.asked`)."""
+
+    node: str
+    number: int
+    events: tuple[Finding, ...]
+
+
+class Repaired(msgspec.Struct, frozen=True):
+    """A person has done this. Raises `UsageError` for a node that is not out."""
+
+    node: str
+    remedy: Remedy
+    words: str
+    by: str
+
+
+class ReturnAsked(msgspec.Struct, frozen=True):
+    """A person wants the node back without a repair: it is tested. Raises `UsageError` for a node that is not out."""
+
+    node: str
+    words: str
+    by: str
+
+
+class Rebooted(msgspec.Struct, frozen=True):
+    """Its agent reports another boot than before."""
+
+    node: str
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """The node is none of the cluster any more."""
+
+    node: str
+    by: str
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    pass
+
+
+Event: TypeAlias = Said | Probed | Repaired | ReturnAsked | Rebooted | Removed | TimePassed
+
+
+class Requeue(msgspec.Struct, frozen=True):
+    """The run of the node is to leave it at once, and to be started elsewhere; not counted against its task: the
+    evidence is none that its user can have made."""
+
+    node: str
+    reason: str
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """The node is in another state: for the history, and for who places tasks."""
+
+    node: str
+    state: RepairState
+    reason: str
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """A person is to know this."""
+
+    node: str
+    words: str
+
+
+Effect: TypeAlias = Requeue | Moved | Tell

@@ -1,0 +1,226 @@
+"""What is kept of a node's health, of parts, and of repairs.
+
+                       all probes fail, or at once         no run is left            recorded by an operator,
+    HEALTHY ─> SUSPECT ──────────────────────> DRAINED ──────────────> RESET, REBOOT, ──────────> TESTING
+      ^  ^     │  ^ └─ held: breaker, leaf, …              │           FIELD_DIAGNOSIS, RMA          │  │ ^
+      │  └─────┘  │                                        └──────── the remedy is a test ───────────┤  │ │
+      │   a flap  │                              the checks fail: the next remedy                    │  │ │
+      │           │                     RESET … <────────────────────────────────────────────────────┘  │ │
+      │           └──────────── a fault ────────────┐        all required checks pass, back-off is over │ │
+      └── RETURNED <─── its time is over ─── PROBATION <───────────────────────────────────────────────-┘ │
+                                                          an operator asks for its return, from any state ┘
+
+HEALTHY, PROBATION and RETURNED take tasks. SUSPECT takes no new one, and keeps the run that it has.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.remedies import Remedy
+
+__all__ = [
+    "MAX_ACTIONS",
+    "MAX_FAULTS",
+    "MAX_FLAPS",
+    "MAX_PARTS",
+    "MAX_TICKETS",
+    "MAX_WARNED",
+    "OUT",
+    "REMEDY_STATES",
+    "TAKES_TASKS",
+    "Action",
+    "Confirming",
+    "Flap",
+    "Fleet",
+    "Hold",
+    "NodeHealth",
+    "PartHistory",
+    "Records",
+    "RepairState",
+    "RepairTicket",
+    "Warned",
+    "part_key",
+]
+
+MAX_ACTIONS: Final = 64
+MAX_FAULTS: Final = 16
+"""Of one part that are remembered."""
+MAX_FLAPS: Final = 64
+MAX_WARNED: Final = 32
+MAX_TICKETS: Final = 4096
+"""That are closed; the oldest are forgotten first."""
+MAX_PARTS: Final = 16_384
+
+
+class RepairState(enum.Enum):
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    DRAINED = "drained"
+    RESET = "reset"
+    REBOOT = "reboot"
+    FIELD_DIAGNOSIS = "field diagnosis"
+    RMA = "rma"
+    TESTING = "testing"
+    PROBATION = "probation"
+    RETURNED = "returned"
+
+
+TAKES_TASKS: Final = (RepairState.HEALTHY, RepairState.PROBATION, RepairState.RETURNED)
+REMEDY_STATES: Final[dict[Remedy, RepairState]] = {
+    Remedy.TEST: RepairState.TESTING,
+    Remedy.RESET: RepairState.RESET,
+    Remedy.REBOOT: RepairState.REBOOT,
+    Remedy.FIELD_DIAGNOSIS: RepairState.FIELD_DIAGNOSIS,
+    Remedy.RMA: RepairState.RMA,
+}
+OUT: Final = (RepairState.DRAINED, *REMEDY_STATES.values())
+
+
+class Hold(enum.Enum):
+    """Why a suspect is not acted on."""
+
+    NONE = "none"
+    BREAKER = "breaker"
+    """As many nodes are out as the policy allows."""
+    LEAF = "leaf"
+    """Its leaf is suspect."""
+    USER = "user"
+    """The user of its run can have made the evidence: it is probed when the run is over."""
+    UNCONFIRMED = "unconfirmed"
+    """A probe came to no result."""
+
+
+class Confirming(msgspec.Struct, frozen=True, kw_only=True):
+    """Probes of one fault. `number` 0: the next one is due `policy.probe_spacing_ns` after `at_ns`."""
+
+    number: int
+    at_ns: int
+    """When the probe was asked for, or the one before was answered."""
+    failed: int = 0
+
+
+class Flap(msgspec.Struct, frozen=True):
+    check: str
+    part: str
+    at_ns: int
+
+
+class Warned(msgspec.Struct, frozen=True):
+    """Of what a person was told, until the check passes."""
+
+    check: str
+    part: str
+    cause: str
+
+
+class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    state: RepairState = RepairState.HEALTHY
+    since_ns: int = 0
+    reason: str = ""
+    """One line for people: why it is in this state, and what is to be done."""
+    fault: Finding | None = None
+    hold: Hold = Hold.NONE
+    confirming: Confirming | None = None
+    numbers: int = 0
+    """Numbers of probes that were given out."""
+    ticket: int = 0
+    taken: bool = False
+    """A person has taken the repair over: the breaker counts the node no longer."""
+    passed: tuple[str, ...] = ()
+    """Checks that passed in this test."""
+    failed: int = 0
+    """Reports of this test in which a check failed, one after the other."""
+    until_ns: int = 0
+    """The test lasts until then at least; or the end of the probation."""
+    flaps: tuple[Flap, ...] = ()
+    warned: tuple[Warned, ...] = ()
+    heard: tuple[int, int] = (0, 0)
+    """The last report that is part of this: incarnation of the agent, number."""
+
+    @property
+    def takes_tasks(self) -> bool:
+        return self.state in TAKES_TASKS
+
+    @property
+    def asked(self) -> tuple[int, str] | None:
+        """The probe that its agent is to carry out: number, and the check; an empty one: all, and the validation."""
+        if self.confirming is None or not self.confirming.number or self.fault is None:
+            return None
+        return self.confirming.number, "" if self.state is RepairState.TESTING else self.fault.check
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    at_ns: int
+    by: str
+    """A user, or `health` for what the platform did itself."""
+    what: str
+    words: str = ""
+
+
+class RepairTicket(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    node: str
+    fault: Finding
+    opened_ns: int
+    opened_by: str
+    actions: tuple[Action, ...] = ()
+    closed_ns: int | None = None
+    closed_by: str = ""
+
+
+class PartHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Faults of one part. It goes with the part's serial number; a part without one is known by its place."""
+
+    key: str
+    part: str
+    node: str
+    """Where it failed last."""
+    faults_ns: tuple[int, ...] = ()
+
+
+def part_key(node: str, event: Finding) -> str:
+    return event.serial or f"{node}/{event.part or event.check}"
+
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class _Rows(Protocol[K, R]):
+    def get(self, key: K, /) -> R | None: ...
+
+    def put(self, key: K, row: R | None, /) -> None: ...
+
+    def rows(self) -> Iterator[tuple[K, R]]: ...
+
+
+class Records(Protocol):
+    """Where the machine keeps all that it knows; `None` removes."""
+
+    @property
+    def health(self) -> _Rows[str, NodeHealth]: ...
+
+    @property
+    def tickets(self) -> _Rows[int, RepairTicket]: ...
+
+    @property
+    def parts(self) -> _Rows[str, PartHistory]: ...
+
+
+class Fleet(Protocol):
+    """What is known of the nodes otherwise."""
+
+    def count(self) -> int: ...
+
+    def leaf_of(self, node: str, /) -> str:
+        """Empty: not known."""
+
+    def is_busy(self, node: str, /) -> bool:
+        """It has a run."""

@@ -1,0 +1,55 @@
+"""Which remedy a cause has, as data: arXiv:2408.14158, table V, for GPUs; links, memory and disks as sites do it.
+
+A ladder of remedies: the first is for the first fault of a part, and each further fault of the same part, within the
+policy's time, takes the next one. The last one is repeated.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from fireflyer.cluster.core.health.findings import Finding
+
+__all__ = ["LADDERS", "Remedy", "ladder_of", "remedy_of"]
+
+
+class Remedy(enum.Enum):
+    TEST = "test"
+    """Nothing is repaired: the checks are repeated, under load where the site's validation does that."""
+    RESET = "reset"
+    """Of the GPU, or of the link."""
+    REBOOT = "reboot"
+    FIELD_DIAGNOSIS = "field diagnosis"
+    """The vendor's diagnosis of the part, with the node out of service."""
+    RMA = "rma"
+    """The part is returned to its vendor and replaced."""
+
+
+_SOFTWARE: Final = (Remedy.TEST, Remedy.RESET, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_NVLINK: Final = (Remedy.TEST, Remedy.TEST, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_ECC: Final = (Remedy.RESET, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_UNCORRECTABLE: Final = (Remedy.RESET, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_FIRMWARE: Final = (Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_LOST: Final = (Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_OTHER: Final = (Remedy.TEST, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+
+LADDERS: Final[dict[str, tuple[Remedy, ...]]] = {
+    **dict.fromkeys(("xid_13", "xid_31", "xid_43", "xid_45"), _SOFTWARE),
+    "xid_74": _NVLINK,
+    **dict.fromkeys(("xid_63", "xid_64", "xid_94", "xid_95"), _ECC),
+    **dict.fromkeys(("xid_44", "xid_48", "xid_61", "xid_62", "xid_69"), _UNCORRECTABLE),
+    "xid_79": _LOST,
+    "xid_119": _FIRMWARE,
+}
+"""By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it."""
+
+
+def ladder_of(event: Finding) -> tuple[Remedy, ...]:
+    return LADDERS.get(event.cause, _OTHER)
+
+
+def remedy_of(event: Finding, faults: int) -> Remedy:
+    """For a part that failed `faults` times, this one included."""
+    ladder = ladder_of(event)
+    return ladder[min(max(faults, 1), len(ladder)) - 1]

@@ -1,0 +1,170 @@
+"""The health machine as a part of the leader: reports of nodes go in, its effects go into the draft.
+
+Its records are rows, so what it decides and what follows from that is one transaction, and a draft that the store does
+not take is decided again from what is committed. Reports that a draft was made of are acknowledged after its commit; a
+report that comes again is not taken again, as the record of its node says what was.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fireflyer.base.errors import NotFound, UsageError
+from fireflyer.cluster.core.health.findings import findings_of, no_result
+from fireflyer.cluster.core.health.machine import HealthMachine
+from fireflyer.cluster.core.health.messages import (
+    Effect,
+    Event,
+    Moved,
+    Probed,
+    Rebooted,
+    Removed,
+    Repaired,
+    Requeue,
+    ReturnAsked,
+    Said,
+    Tell,
+    TimePassed,
+)
+from fireflyer.cluster.core.platform.commands import RecordRepair, ReturnNode
+from fireflyer.cluster.core.platform.life.tasks import Tasks
+from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.core.platform.store.history import NodeChange
+from fireflyer.cluster.core.platform.store.ledger import Ledger
+from fireflyer.cluster.core.platform.store.rows import Wish
+from fireflyer.cluster.schema.sync import HealthHeard, HealthOrder, HealthReport, Sync
+
+__all__ = ["NodesHealth"]
+
+
+class _Nodes:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def count(self) -> int:
+        return len(self._ledger.nodes)
+
+    def leaf_of(self, node: str, /) -> str:
+        row = self._ledger.nodes.get(node)
+        return f"{row.zone}/{row.leaf}" if row is not None and row.leaf else ""
+
+    def is_busy(self, node: str, /) -> bool:
+        return self._ledger.places.get(node) is not None
+
+
+class NodesHealth:
+    def __init__(self, ledger: Ledger, tasks: Tasks, settings: Settings) -> None:
+        self._ledger, self._tasks = ledger, tasks
+        self._order = settings.health_order
+        self._machine = HealthMachine(settings.health, ledger, _Nodes(ledger))
+        self._version = settings.health.version
+        self._heard: dict[str, HealthHeard] = {}
+        """Reports that are part of what is committed."""
+        self._in_draft: dict[str, HealthHeard] = {}
+        self.nodes: dict[str, None] = {}
+        """Of which the scheduler must know more, or whose orders may have changed."""
+
+    # --- what comes in ---
+
+    def observe(self, node: str, sync: Sync, *, rebooted: bool) -> None:
+        """What the node reports for the first time."""
+        if self._order is None:
+            return
+        if rebooted:
+            self._feed(Rebooted(node))
+        for report in sync.health:
+            heard = self._in_draft.get(node) or self._taken(node)
+            if heard is not None and (sync.incarnation, report.number) <= (heard.incarnation, heard.number):
+                continue
+            self._in_draft[node] = HealthHeard(sync.incarnation, report.number)
+            self.nodes[node] = None
+            self._report(node, report, self._in_draft[node])
+
+    def _taken(self, node: str) -> HealthHeard | None:
+        row = self._ledger.health.get(node)
+        known = HealthHeard(*row.heard) if row is not None and row.heard != (0, 0) else None
+        found = [one for one in (known, self._heard.get(node)) if one is not None]
+        return max(found, key=lambda one: (one.incarnation, one.number), default=None)
+
+    def _report(self, node: str, report: HealthReport, heard: HealthHeard) -> None:
+        events = findings_of(report.lines, self._tasks.now_ns)
+        if report.failure:
+            events = (*events, no_result(report.failure, self._tasks.now_ns))
+        before = self._ledger.health.get(node)
+        self._feed(Probed(node, report.probe, events) if report.probe else Said(node, events))
+        row = self._ledger.health.get(node)
+        if row is not None and row is not before:
+            self._ledger.health.put(node, msgspec.structs.replace(row, heard=(heard.incarnation, heard.number)))
+
+    def sweep(self) -> None:
+        self._feed(TimePassed())
+
+    def command(self, command: RecordRepair | ReturnNode, user: str) -> str:
+        """Raises `NotFound`, `UsageError`."""
+        if self._ledger.nodes.get(command.node) is None:
+            raise NotFound(f"there is no node {command.node}")
+        if self._order is None:
+            raise UsageError("this cluster does not check its nodes; set [health] in the configuration of its managers")
+        match command:
+            case RecordRepair(node, remedy, words):
+                self._feed(Repaired(node, remedy, words, user))
+                return f"node {node} is tested after {remedy.value}, and returns when all required checks pass"
+            case ReturnNode(node, words):
+                self._feed(ReturnAsked(node, words, user))
+                return f"node {node} is tested, and returns when all required checks pass"
+
+    def removed(self, node: str, user: str) -> None:
+        self._feed(Removed(node, user))
+
+    # --- what follows ---
+
+    def _feed(self, event: Event) -> None:
+        now_ns = self._tasks.now_ns
+        before = dict(self._ledger.health.changes())
+        for effect in self._machine.handle(now_ns, event):
+            self._follow(effect, now_ns)
+        changes = self._ledger.health.changes()
+        changed = (name for name, row in changes.items() if name not in before or before[name] is not row)
+        self.nodes.update(dict.fromkeys(changed))
+
+    def _follow(self, effect: Effect, now_ns: int) -> None:
+        match effect:
+            case Requeue(node, reason):
+                place = self._ledger.places.get(node)
+                if place is not None:
+                    run = self._ledger.runs.known((place.task, place.run))
+                    self._tasks.leave(run, "stop", Wish.NODE_FAULT, reason)
+            case Moved(node, state, reason):
+                self._ledger.record(NodeChange(now_ns, node, state.value, reason))
+                self._ledger.changed("node", node, state.value)
+                self._tasks.notes.append(f"node {node} is {state.value}" + (f": {reason}" if reason else ""))
+            case Tell(node, words):
+                self._ledger.record(NodeChange(now_ns, node, "warned", words))
+                self._ledger.changed("node", node, "warned")
+                self._tasks.notes.append(f"node {node}: {words}")
+
+    # --- what nodes are told ---
+
+    def order_of(self, node: str) -> HealthOrder | None:
+        """Of what is committed."""
+        if self._order is None:
+            return None
+        row = self._ledger.health.committed.get(node)
+        asked = row.asked if row is not None else None
+        number, check = asked if asked is not None else (0, "")
+        heard = self._heard.get(node)
+        return msgspec.structs.replace(self._order, probe=number, check=check, heard=heard, policy=self._version)
+
+    # --- the draft ---
+
+    def committed(self) -> None:
+        self._heard.update(self._in_draft)
+        self._in_draft.clear()
+        self.nodes.clear()
+
+    def rollback(self) -> None:
+        self._in_draft.clear()
+        self.nodes.clear()
+
+    def forget(self, node: str) -> None:
+        self._heard.pop(node, None)

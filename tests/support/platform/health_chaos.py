@@ -1,0 +1,292 @@
+"""A platform whose nodes break, flap, and are accused by users, under all other faults: then all is repaired.
+
+What is true of a node is `Truth`; what its checks print follows from it. `HealthOracle` holds the managers to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+from tests.support.health import fault, passes
+from tests.support.platform.chaos import CHAOS_NS, Cluster
+from tests.support.platform.hosts import Grounds, Host
+from tests.support.platform.managers import SETTINGS, ManagerHost
+from tests.support.platform.oracle import PlatformOracle
+from tests.support.platform.site import ADMIN, LONGEST_DELAY_NS
+from tests.support.platform.store import StoreFaults
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.policy import HealthPolicy
+from fireflyer.cluster.core.health.records import OUT, Hold, NodeHealth, RepairState
+from fireflyer.cluster.core.health.remedies import Remedy
+from fireflyer.cluster.core.health.rounds import Round
+from fireflyer.cluster.core.platform.commands import RecordRepair, ReturnNode
+from fireflyer.cluster.core.platform.store.rows import HEALTH, RunRow, Wish
+from fireflyer.cluster.schema.sync import HealthOrder
+from fireflyer.kvstore.core.fenced import Transact
+from fireflyer.sim import World
+
+__all__ = ["HealthCluster", "dropped", "health_chaos"]
+
+POLICY = HealthPolicy(
+    breaker_share=0.4,
+    probe_spacing_ns=SECOND,
+    probe_limit_ns=40 * SECOND,
+    flaps=4,
+    flap_window_ns=1000 * SECOND,
+    test_every_ns=2 * SECOND,
+    back_off_ns=SECOND,
+    back_off_most_ns=8 * SECOND,
+    probation_ns=5 * SECOND,
+)
+ORDER = HealthOrder(program=("health",), period_ns=8 * SECOND)
+XID = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, words="fell off the bus")
+MOUNT = fault("mounts", part="mount:/data", words="is missing")
+FORGED = fault("disk_space", part="mount:/tmp", at_once=True, user_made=True, words="is full")
+CHECKS = ("gpu_xid", "mounts", "disk_space")
+SETTLED_NS = 60 * SECOND
+"""Without other faults: from a fault until it is acted on or held, with probes that came to no result before."""
+
+
+@dataclass
+class Truth:
+    broken: dict[str, HealthEvent] = field(default_factory=dict)
+    """By check: until it is repaired."""
+    broken_until_ns: int = 0
+    """It was so until then."""
+    flaps_until_ns: int = 0
+    """A mount that is away for a moment."""
+    forged: bool = False
+    """The user of the node's ranks makes evidence, for as long as they live."""
+    hung: bool = False
+    told: tuple[int, ...] = ()
+    """Incarnations of the agent to which the kernel's log has said of the Xid: it says it once."""
+
+
+class HealthOracle(PlatformOracle):
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.health: dict[str, NodeHealth] = {}
+        self.truths: dict[str, Truth] = {}
+        self.drained = self.held = self.refunded = 0
+
+    def committed(self, order: Transact) -> None:
+        for key, value in order.write:
+            if key.startswith(HEALTH.prefix):
+                self._record(key, value)
+        super().committed(order)
+        self._check_drained()
+        self._check_breaker()
+
+    def _record(self, key: bytes, value: bytes | None) -> None:
+        name = key[len(HEALTH.prefix) :].decode()
+        if value is None:
+            self.health.pop(name, None)
+            return
+        row, old = HEALTH.decode(key, value), self.health.get(name)
+        came = old.state if old is not None else RepairState.HEALTHY
+        if row.state in OUT and came not in OUT:
+            self.drained += 1
+            truth = self.truths[name]
+            # What was seen before the repair may be acted on for a while.
+            assert truth.broken or self.world.now_ns < truth.broken_until_ns + SETTLED_NS, f"{name} is not broken"
+        if row.state in (RepairState.PROBATION, RepairState.RETURNED) and row.state is not came:
+            tested = came in (RepairState.TESTING, RepairState.PROBATION, RepairState.SUSPECT)
+            assert tested, f"{name} returns from {came.value} without a test"
+        self.held += row.hold is Hold.BREAKER
+        self.health[name] = row
+
+    def _check_breaker(self) -> None:
+        out = [name for name, row in self.health.items() if row.state in OUT and not row.taken]
+        assert len(out) <= max(1, int(POLICY.breaker_share * max(1, len(self.zones)))), f"{out} are out"
+
+    def _check_drained(self) -> None:
+        for name, row in self.health.items():
+            place = self.places.get(name)
+            if place is None or row.state is not RepairState.DRAINED or row.fault is None:
+                continue
+            run = self.runs[place.task, place.run]
+            stays = row.fault.severity == "high" and run.wanted == "run"
+            assert not stays, f"{name} is drained by a fault of high severity, and its run is not to leave"
+
+    def _check_start(self, run: RunRow, *, claimed: bool) -> None:
+        bad = [name for name in run.nodes if name in self.health and not _serves(self.health[name])]
+        assert not bad, f"task {run.task} begins on {bad}"
+        super()._check_start(run, claimed=claimed)
+
+    def _task(self, key: bytes, value: bytes | None) -> None:
+        before = dict(self.tasks)
+        super()._task(key, value)
+        for task, row in self.tasks.items():
+            old = before.get(task)
+            if old is None or row is old or not row.runs:
+                continue
+            run = self.runs.get((task, row.runs - 1))
+            if run is not None and run.wish is Wish.NODE_FAULT:
+                self.refunded += 1
+                assert row.requeues == old.requeues, f"task {task} is charged for a faulty node"
+
+
+def _serves(row: NodeHealth) -> bool:
+    return row.state in (RepairState.HEALTHY, RepairState.PROBATION, RepairState.RETURNED)
+
+
+class HealthManager(ManagerHost):
+    settings = msgspec.structs.replace(SETTINGS, health=POLICY, health_order=ORDER)
+
+
+class HealthCluster(Cluster):
+    oracle: HealthOracle
+
+    def __init__(self, seed: int, *, managers: int = 2, nodes: int = 6) -> None:
+        super().__init__(seed, managers=managers, nodes=nodes)
+        self.truths = self.oracle.truths
+        for host in self.hosts:
+            self.truths[host.name] = Truth()
+        self.agents.checked = self._checked
+        self.all_repaired = False
+        self._operate()
+
+    def _oracle(self) -> HealthOracle:
+        return HealthOracle(self.world)
+
+    def _manager(self, name: str, drift_ppm: int) -> ManagerHost:
+        return HealthManager(self.world, self.post, self.store, self.oracle, self.oracle.tables, name, drift_ppm)
+
+    # --- what checks print ---
+
+    def _checked(self, host: Host, due: Round) -> tuple[tuple[bytes, ...], str]:
+        truth, grounds = self.truths[host.name], self.grounds
+        if truth.hung:
+            return (), "killed after 60 s"
+        only = due.program[2] if due.program[1:2] == ("--check",) else ""
+        lines: list[bytes] = []
+        for check in CHECKS:
+            if only in ("", check):
+                event = self._finding(host, truth, check, grounds) or passes(check)
+                lines.append(msgspec.json.encode(event))
+        return tuple(lines), ""
+
+    def _finding(self, host: Host, truth: Truth, check: str, grounds: Grounds) -> HealthEvent | None:
+        if check == "mounts" and self.world.now_ns < truth.flaps_until_ns:
+            return MOUNT
+        if check == "disk_space" and truth.forged and any(ranks.host is host for ranks in grounds.living_ranks()):
+            return FORGED
+        event = truth.broken.get(check)
+        if event is XID and host.name in self.oracle.health and not _serves(self.oracle.health[host.name]):
+            return event
+        if event is XID and host.incarnation in truth.told:
+            return None
+        if event is XID:
+            truth.told = (*truth.told, host.incarnation)
+        return event
+
+    # --- what happens to nodes ---
+
+    def roughen(self) -> None:
+        super().roughen()
+        weight = self.rng.choice([2, 5, 10])
+        self._faults += [(act, weight) for act in (self.break_node, self.flap, self.forge, self.hang)]
+
+    def break_node(self) -> None:
+        truth = self.truths[self.rng.choice(self.hosts).name]
+        event = self.rng.choice([XID, MOUNT, msgspec.structs.replace(MOUNT, severity="low")])
+        truth.broken[event.check] = event
+        truth.told = ()
+
+    def flap(self) -> None:
+        self.truths[self.rng.choice(self.hosts).name].flaps_until_ns = self.world.now_ns + self.rng.randrange(SECOND)
+
+    def forge(self) -> None:
+        truth = self.truths[self.rng.choice(self.hosts).name]
+        truth.forged = not truth.forged
+
+    def hang(self) -> None:
+        truth = self.truths[self.rng.choice(self.hosts).name]
+        truth.hung = not truth.hung
+
+    def _mend(self, truth: Truth) -> None:
+        if truth.broken:
+            truth.broken_until_ns = self.world.now_ns
+        truth.broken.clear()
+
+    def _operate(self) -> None:
+        """Operators repair what is out, sometimes in vain, and ask for returns."""
+        self.world.call_after(4 * SECOND, self._operate)
+        admin = self.clients[0]
+        if not admin.idle:
+            return
+        for name, row in sorted(self.oracle.health.items()):
+            if row.state in OUT and row.state not in (RepairState.DRAINED, RepairState.TESTING):
+                if self.all_repaired or self.rng.random() < 0.7:
+                    self._mend(self.truths[name])
+                remedy = self.rng.choice([Remedy.RESET, Remedy.REBOOT, Remedy.RMA])
+                self.command(admin, RecordRepair(name, remedy, "done"), ADMIN)
+            elif row.hold is Hold.BREAKER and self.all_repaired:
+                self.command(admin, ReturnNode(name, "all is repaired"), ADMIN)
+
+    # --- the end ---
+
+    def settle(self) -> None:
+        """Other faults are over: what is broken is acted on, or held."""
+        self._heal()
+        self._start_managers()
+        for truth in self.truths.values():
+            truth.hung = truth.forged = False
+        for host in self.hosts:
+            if not host.powered:
+                host.power_on()
+        self.run_for(LONGEST_DELAY_NS + SETTLED_NS)
+        self._heal()
+        self._start_managers()
+        self.run_for(SETTLED_NS)
+
+    def check_acted(self) -> None:
+        for name, truth in self.truths.items():
+            if truth.broken and self.grounds.hosts[name].agent.alive:
+                row = self.oracle.health.get(name)
+                assert row is not None, f"{name} is broken, and nobody knows"
+                assert not _serves(row), f"{name} is broken, and gets tasks"
+
+    def heal(self) -> None:
+        self.all_repaired = True
+        for truth in self.truths.values():
+            self._mend(truth)
+            truth.hung = truth.forged = False
+        super().heal()
+        for name, row in self.oracle.health.items():
+            assert _serves(row), f"{name} is repaired, and {row.state.value}: {row.reason} ({row.hold.value})"
+
+
+def dropped(seed: int) -> HealthCluster:
+    """Nodes break while the store takes hardly a transaction: what their checks have said once is not lost."""
+    cluster = HealthCluster(seed, nodes=4)
+    cluster.begin()
+    cluster.store.faults = StoreFaults(failed=0.6, unknown=0.0)
+    for _ in range(2):
+        cluster.submit(cluster.clients[1])
+    for host in cluster.hosts[:2]:
+        cluster.truths[host.name].broken["gpu_xid"] = XID
+    cluster.run_for(20 * SECOND)
+    cluster.store.faults = None
+    cluster.settle()
+    cluster.check_acted()
+    cluster.heal()
+    return cluster
+
+
+def health_chaos(seed: int) -> HealthCluster:
+    cluster = HealthCluster(seed, nodes=5 if seed % 3 else 7)
+    cluster.begin()
+    cluster.roughen()
+    end_ns = cluster.world.now_ns + CHAOS_NS
+    while cluster.world.now_ns < end_ns:
+        cluster.disturb()
+        cluster.run_for(cluster.rng.randrange(3 * SECOND))
+    if seed % 2:
+        cluster.settle()
+        cluster.check_acted()
+    cluster.heal()
+    return cluster

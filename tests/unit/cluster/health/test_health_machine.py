@@ -1,0 +1,373 @@
+"""What is made of health events: who is drained, who is requeued, who is held, and how a node comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.health import Floor, fault, passes
+
+from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.messages import Rebooted, Removed, TimePassed
+from fireflyer.cluster.core.health.records import Hold, RepairState
+from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
+
+MINUTE = 60 * SECOND
+XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0000:3b:00.0", at_once=True, words="fell off the bus")
+LINK = fault("infiniband", part="ib0", at_once=True, words="down")
+DISK = fault("disk_space", "low", part="mount:/data", words="1 % free")
+
+
+def tens(count: int, **policy: Any) -> Floor:
+    return Floor(*(f"n{number}" for number in range(count)), **policy)
+
+
+# --- severity and confirmation ---
+
+
+def test_a_lost_gpu_takes_the_node_out_at_once_and_its_run_goes_elsewhere() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.breaks("n0", XID_79)
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.DRAINED, ["n0"])
+    assert "xid_79" in floor.record("n0").reason
+    floor.busy.clear()
+    floor.pass_time(SECOND)
+    assert floor.state("n0") is RepairState.REBOOT
+    assert "reboot is due" in floor.record("n0").reason
+
+
+def test_a_fault_of_low_severity_lets_the_run_end() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.breaks("n0", DISK)
+    floor.pass_time(MINUTE)
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.DRAINED, [])
+    floor.breaks("n0", XID_79)
+    assert floor.requeued() == ["n0"], "unless something worse comes before the end"
+
+
+def test_a_warning_is_told_once_until_the_check_passes() -> None:
+    floor = tens(4)
+    for _ in range(3):
+        floor.says("n0", fault("clock", "warn", words="1 s off"))
+    assert (len(floor.told()), floor.state("n0")) == (1, RepairState.HEALTHY)
+    floor.says("n0", passes("clock"))
+    floor.says("n0", fault("clock", "warn", words="1 s off"))
+    assert len(floor.told()) == 2
+
+
+def test_what_is_not_certain_is_acted_on_when_three_probes_have_failed_within_ten_seconds() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.breaks("n0", fault("mount", words="/data is missing"))
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.SUSPECT, []), "one failure proves nothing"
+    assert floor.record("n0").asked == (1, "mount")
+    floor.pass_time(10 * SECOND)
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.DRAINED, ["n0"])
+    assert floor.record("n0").numbers == 3
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_one_probe_that_passes_makes_it_a_flap(failing: int) -> None:
+    floor = tens(40)
+    floor.breaks("n0", fault("mount"))
+    for _ in range(failing):
+        floor.answer("n0")
+        floor.now_ns += floor.policy.probe_spacing_ns
+        floor.feed(TimePassed())
+    floor.broken.clear()
+    floor.pass_time(10 * SECOND)
+    assert floor.moves("n0") == [RepairState.SUSPECT, RepairState.HEALTHY]
+    assert floor.record("n0").numbers == failing + 1
+
+
+def test_flaps_below_the_rate_do_nothing_and_above_it_they_are_a_fault() -> None:
+    floor = tens(40)
+    for number in range(1, floor.policy.flaps + 1):
+        assert floor.state("n0") is RepairState.HEALTHY
+        floor.says("n0", fault("ecc_rate", part="gpu:1"))
+        floor.pass_time(MINUTE)
+        assert (floor.state("n0") is RepairState.HEALTHY) == (number < floor.policy.flaps)
+    assert "5 flaps" in floor.tickets.content[1].fault.words
+    slow = tens(40)
+    for _ in range(20):
+        slow.says("n0", fault("ecc_rate", part="gpu:1"))
+        slow.pass_time(20 * MINUTE, step_ns=MINUTE)
+    assert slow.state("n0") is RepairState.HEALTHY
+
+
+def test_a_tool_that_hangs_drains_nobody_and_the_node_takes_no_new_task_until_the_check_passes() -> None:
+    floor = tens(40)
+    floor.says("n1", fault("gpu", "high", could_not_run=True, at_once=True, words="killed after 60 s"))
+    assert (floor.state("n1"), len(floor.told("n1"))) == (RepairState.HEALTHY, 1)
+    floor.hung.add("n0")
+    floor.breaks("n0", fault("gpu"))
+    floor.pass_time(floor.policy.probe_limit_ns + SECOND)
+    assert (floor.state("n0"), floor.hold("n0")) == (RepairState.SUSPECT, Hold.UNCONFIRMED)
+    floor.says("n0", passes("gpu"))
+    assert floor.state("n0") is RepairState.HEALTHY
+
+
+def test_a_check_that_is_not_required_and_could_not_run_is_nothing() -> None:
+    floor = tens(4)
+    floor.says("n0", fault("gpu_dcgm", "ok", could_not_run=True, words="dcgmi is not installed"))
+    assert (floor.told(), floor.health.get("n0")) == ([], None)
+
+
+# --- evidence of users ---
+
+
+def test_what_a_user_can_have_made_requeues_nothing_and_is_probed_after_the_run() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    forged = fault("disk_space", part="mount:/data", user_made=True, at_once=True)
+    floor.breaks("n0", forged)
+    floor.pass_time(MINUTE)
+    assert (floor.state("n0"), floor.hold("n0"), floor.requeued()) == (RepairState.SUSPECT, Hold.USER, [])
+    floor.busy.clear()
+    floor.broken.clear()
+    floor.pass_time(MINUTE)
+    assert (floor.state("n0"), floor.moves("n0").count(RepairState.DRAINED)) == (RepairState.HEALTHY, 0)
+    floor.breaks("n0", forged)
+    floor.pass_time(MINUTE)
+    assert floor.state("n0") is not RepairState.HEALTHY, "and what is still there then is a fault"
+    assert RepairState.DRAINED in floor.moves("n0")
+
+
+def test_evidence_of_a_user_hides_no_fault_that_is_certain() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.breaks("n0", fault("disk_space", user_made=True, at_once=True))
+    floor.breaks("n0", XID_79)
+    assert floor.requeued() == ["n0"]
+
+
+# --- breaker and leaf ---
+
+
+def test_the_breaker_holds_what_would_be_one_too_many_and_tells_a_person() -> None:
+    floor = tens(40, breaker_share=0.05)
+    floor.busy.update(floor.nodes)
+    for node in ("n0", "n1", "n2"):
+        floor.breaks(node, XID_79)
+    assert [floor.state(node) for node in ("n0", "n1", "n2")] == [RepairState.DRAINED] * 2 + [RepairState.SUSPECT]
+    assert (floor.hold("n2"), floor.requeued()) == (Hold.BREAKER, ["n0", "n1"])
+    assert any("breaker" in words for words in floor.told("n2"))
+    assert not floor.record("n2").takes_tasks
+    floor.says("n2", passes("gpu_xid"))
+    assert floor.state("n2") is RepairState.SUSPECT, "an Xid is not undone by a check that sees it no more"
+    floor.busy.clear()
+    floor.pass_time(SECOND)
+    floor.repair("n0", Remedy.REBOOT)
+    floor.pass_time(2 * SECOND)
+    assert floor.state("n2") in (RepairState.DRAINED, RepairState.REBOOT), "as a person has taken n0 over"
+
+
+def test_one_node_may_be_out_however_few_there_are() -> None:
+    floor = tens(3, breaker_share=0.0)
+    floor.breaks("n0", XID_79)
+    floor.breaks("n1", XID_79)
+    assert [floor.state("n0"), floor.state("n1")] == [RepairState.DRAINED, RepairState.SUSPECT]
+
+
+def test_links_of_one_leaf_are_the_leafs_and_not_of_32_nodes() -> None:
+    floor = tens(640)
+    mine = floor.nodes[:32]
+    floor.leaves.update(dict.fromkeys(mine, "leaf-7"))
+    floor.busy.update(mine)
+    for node in mine:
+        floor.breaks(node, LINK)
+        floor.pass_time(100_000_000)
+    assert {floor.hold(node) for node in mine} == {Hold.LEAF}
+    assert len(floor.requeued()) < floor.policy.leaf_links
+    assert sum("leaf leaf-7 is suspect" in words for words in floor.told()) == 1
+    assert all(ticket.closed_ns is not None for ticket in floor.tickets.content.values())
+    floor.broken.clear()
+    for node in mine:
+        floor.says(node, passes("infiniband"))
+    assert {floor.state(node) for node in mine} == {RepairState.HEALTHY}
+
+
+def test_links_of_different_leaves_are_of_their_nodes() -> None:
+    floor = tens(100)
+    floor.leaves.update({node: f"leaf-{node}" for node in floor.nodes})
+    for node in floor.nodes[:4]:
+        floor.breaks(node, LINK)
+    assert all(floor.state(node) is RepairState.DRAINED for node in floor.nodes[:4])
+
+
+def test_what_is_left_of_a_suspect_leaf_is_acted_on_when_the_others_are_back() -> None:
+    floor = tens(100)
+    floor.leaves.update(dict.fromkeys(floor.nodes[:8], "leaf-0"))
+    for node in floor.nodes[:8]:
+        floor.breaks(node, LINK)
+    for node in floor.nodes[1:8]:
+        floor.broken.pop((node, "infiniband"))
+        floor.says(node, passes("infiniband"))
+    floor.pass_time(2 * floor.policy.leaf_window_ns, step_ns=10 * SECOND)
+    assert not floor.record("n0").takes_tasks
+    assert floor.record("n0").ticket
+
+
+# --- repair ---
+
+
+def test_a_node_returns_only_after_its_repair_when_all_required_checks_have_passed() -> None:
+    floor = tens(40, required=("memory", "validation"))
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.broken["n0", "validation"] = fault("validation", words="GEMM is wrong")
+    floor.broken.pop(("n0", "gpu_xid"))
+    floor.repair("n0", Remedy.REBOOT, "power cycled", by="ann")
+    floor.pass_time(20 * SECOND)
+    assert floor.state("n0") is RepairState.TESTING
+    floor.broken.clear()
+    floor.pass_time(5 * MINUTE)
+    assert (floor.state("n0"), floor.record("n0").takes_tasks) == (RepairState.PROBATION, True)
+    floor.pass_time(floor.policy.probation_ns, step_ns=MINUTE)
+    assert floor.state("n0") is RepairState.RETURNED
+    (ticket,) = floor.tickets.content.values()
+    assert [(one.by, one.what) for one in ticket.actions] == [
+        ("health", "drain"), ("ann", "reboot"), ("health", "return"), ("health", "close"),
+    ]  # fmt: skip
+    assert (ticket.opened_by, ticket.closed_by) == ("health", "health")
+
+
+def test_what_was_checked_before_the_repair_is_no_test() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.repair("n0", Remedy.REBOOT)
+    floor.says("n0", passes("gpu_xid"))
+    assert floor.state("n0") is RepairState.TESTING, "a report that was on its way"
+
+
+def test_a_check_that_says_nothing_has_not_passed() -> None:
+    floor = tens(40, required=("validation",))
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.broken.clear()
+    floor.hung.add("n0")
+    floor.repair("n0", Remedy.REBOOT)
+    for _ in range(20):
+        floor.says("n0", passes("gpu_xid"))
+        floor.pass_time(MINUTE)
+    assert floor.state("n0") is RepairState.TESTING
+
+
+def test_a_required_check_that_could_not_run_keeps_the_node_out() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.broken = {("n0", "gpu_count"): fault("gpu_count", could_not_run=True, words="nvidia-smi hung")}
+    floor.repair("n0", Remedy.REBOOT)
+    floor.pass_time(5 * MINUTE)
+    assert floor.state("n0") is RepairState.TESTING
+    floor.broken.clear()
+    floor.pass_time(MINUTE)
+    assert floor.state("n0") is RepairState.PROBATION
+
+
+def test_a_test_that_fails_asks_for_the_next_remedy() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.repair("n0", Remedy.REBOOT)
+    floor.pass_time(3 * floor.policy.test_every_ns)
+    assert floor.state("n0") is RepairState.FIELD_DIAGNOSIS
+    floor.repair("n0", Remedy.FIELD_DIAGNOSIS, "fails")
+    floor.pass_time(3 * floor.policy.test_every_ns)
+    assert floor.state("n0") is RepairState.RMA
+
+
+def test_a_part_that_fails_again_is_tested_for_longer_each_time() -> None:
+    floor = tens(40)
+    waited: list[int] = []
+    for _ in range(4):
+        floor.breaks("n0", msgspec.structs.replace(XID_79, serial="gpu-1"))
+        floor.pass_time(SECOND)
+        floor.broken.clear()
+        floor.repair("n0", Remedy.REBOOT)
+        began_ns = floor.now_ns
+        while floor.state("n0") is not RepairState.PROBATION:
+            floor.pass_time(10 * SECOND, step_ns=10 * SECOND)
+        waited.append(floor.now_ns - began_ns)
+    assert waited[0] < waited[1] < waited[2] < waited[3]
+    assert waited[3] >= 4 * floor.policy.back_off_ns
+
+
+def test_a_swapped_part_begins_without_history_and_the_old_one_keeps_its_own() -> None:
+    floor = tens(40)
+    old, new = (msgspec.structs.replace(XID_79, serial=serial) for serial in ("gpu-1", "gpu-2"))
+    floor.breaks("n0", old)
+    floor.pass_time(SECOND)
+    floor.broken.clear()
+    floor.repair("n0", Remedy.RMA)
+    floor.pass_time(MINUTE)
+    floor.breaks("n0", new)
+    floor.pass_time(SECOND)
+    assert floor.state("n0") is RepairState.REBOOT, "the first fault of gpu-2"
+    floor.breaks("n5", old)
+    floor.pass_time(SECOND)
+    assert floor.state("n5") is RepairState.FIELD_DIAGNOSIS, "the second one of gpu-1, wherever it is"
+
+
+def test_a_reboot_that_the_agent_sees_is_the_remedy() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.broken.clear()
+    floor.feed(Rebooted("n1"))
+    floor.feed(Rebooted("n0"))
+    assert (floor.state("n0"), floor.state("n1")) == (RepairState.TESTING, RepairState.HEALTHY)
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedies"),
+    [
+        ("xid_74", "test, test, field diagnosis, rma"),
+        ("xid_63", "reset, reboot, field diagnosis, rma"),
+        ("xid_95", "reset, reboot, field diagnosis, rma"),
+        ("xid_48", "reset, reboot, field diagnosis, rma"),
+        ("xid_79", "reboot, field diagnosis, rma, rma"),
+        ("xid_119", "field diagnosis, rma, rma, rma"),
+        ("something", "test, reboot, field diagnosis, rma"),
+    ],
+)
+def test_each_cause_has_its_remedies(cause: str, remedies: str) -> None:
+    event = fault("gpu_xid", cause=cause)
+    assert [remedy_of(event, faults).value for faults in (1, 2, 3, 4)] == remedies.split(", ")
+
+
+# --- people ---
+
+
+def test_a_person_who_asks_for_the_return_of_a_node_has_it_tested_and_not_returned() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.pass_time(SECOND)
+    floor.ask_return("n0", "a wrong alarm", by="ann")
+    floor.pass_time(20 * SECOND)
+    assert floor.state("n0") is RepairState.TESTING
+    floor.broken.clear()
+    floor.pass_time(MINUTE)
+    assert floor.state("n0") is RepairState.PROBATION
+
+
+def test_nobody_repairs_or_returns_a_node_that_is_not_out() -> None:
+    floor = tens(40)
+    with pytest.raises(UsageError, match="n0 is healthy"):
+        floor.repair("n0", Remedy.RESET)
+    with pytest.raises(UsageError, match="n0 is healthy"):
+        floor.ask_return("n0")
+
+
+def test_a_node_that_is_removed_leaves_a_closed_ticket_and_the_history_of_its_parts() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.feed(Removed("n0", "ann"))
+    assert floor.health.get("n0") is None
+    assert (floor.tickets.content[1].closed_by, len(floor.parts.content)) == ("ann", 1)

@@ -1,0 +1,113 @@
+"""Programs that hang, flood, fail or leave children behind are bounded, and what they did is said."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.patience import allowed_s
+
+from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.agent.health import NodeChecks
+from fireflyer.cluster.agent.health_program import MAX_LINES, MAX_OUTPUT_BYTES, Printed, run_health_program
+from fireflyer.cluster.schema.sync import HealthOrder
+
+
+def run(script: str, limit_ns: int = 60 * SECOND) -> Printed:
+    return asyncio.run(run_health_program(("/bin/sh", "-c", script), limit_ns))
+
+
+def test_lines_and_the_exit_code_are_what_the_program_printed() -> None:
+    assert run("echo one; echo; echo two; exit 2") == Printed((b"one", b"two"), 2)
+
+
+def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    printed = run(f"sleep 600 & echo $! > {tmp_path}/child; echo begun; wait", 300 * MS)
+    assert printed.lines == ()
+    assert "did not end within" in printed.failure
+    child = int((tmp_path / "child").read_text())
+    until_s = time.monotonic() + allowed_s(10)
+    while lives(child):
+        assert time.monotonic() < until_s, "the child of the program lives on"
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done",
+            str(MAX_OUTPUT_BYTES),
+        ),
+        (f"i=0; while [ $i -le {MAX_LINES} ]; do echo $i; i=$((i+1)); done", f"{MAX_LINES} of"),
+        ("head -c 5000 /dev/zero | tr '\\0' a", "bytes are allowed"),
+    ],
+)
+def test_a_program_that_prints_too_much_came_to_no_result(script: str, words: str) -> None:
+    printed = run(script)
+    assert printed.lines == ()
+    assert words in printed.failure
+
+
+def test_a_program_that_is_not_there_came_to_no_result() -> None:
+    printed = asyncio.run(run_health_program(("/nowhere/health",), SECOND))
+    assert (printed.lines, printed.exit_code) == ((), 127)
+
+
+def test_a_program_that_is_not_there_says_so_in_its_report() -> None:
+    async def report() -> str:
+        done = asyncio.Event()
+        checks = NodeChecks(1, done.set)
+        checks.hear(HealthOrder(program=("/nowhere/health",)))
+        task = asyncio.create_task(checks.run())
+        async with asyncio.timeout(allowed_s(20)):
+            await done.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        return checks.reports()[0].failure
+
+    assert "/nowhere/health" in asyncio.run(report())
+
+
+def test_its_children_do_not_keep_a_program_that_has_ended() -> None:
+    assert run("sleep 600 & echo done", 60 * SECOND).lines == (b"done",)
+
+
+def test_the_loop_goes_on_while_a_program_runs() -> None:
+    async def turns() -> int:
+        task = asyncio.create_task(run_health_program(("/bin/sh", "-c", "sleep 0.3"), 60 * SECOND))
+        count = 0
+        while not task.done():
+            await asyncio.sleep(0.01)
+            count += 1
+        return count
+
+    assert asyncio.run(turns()) > 5
+
+
+def test_a_test_of_the_node_carries_out_the_validation() -> None:
+    async def lines(code: int) -> tuple[bytes, ...]:
+        done = asyncio.Event()
+        checks = NodeChecks(1, done.set)
+        validation = ("/bin/sh", "-c", f"echo suspect: memory; exit {code}")
+        checks.hear(HealthOrder(program=("/bin/true",), validation=validation, probe=1))
+        task = asyncio.create_task(checks.run())
+        async with asyncio.timeout(allowed_s(20)):
+            await done.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        return checks.reports()[0].lines
+
+    for code, severity in ((0, '"ok"'), (2, '"high"'), (1, '"warn"')):
+        (line,) = asyncio.run(lines(code))
+        assert f'"severity":{severity}' in line.decode()
+        assert '"check":"validation"' in line.decode()

@@ -1,0 +1,86 @@
+"""When a node's checks are run, what is reported, and until when."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.rounds import HealthRounds
+from fireflyer.cluster.schema.sync import MAX_REPORTS, HealthHeard, HealthOrder
+
+ORDER = HealthOrder(program=("/opt/health",), validation=("/opt/validate",), period_ns=300 * SECOND)
+
+
+def rounds_of(order: HealthOrder | None = ORDER) -> HealthRounds:
+    rounds = HealthRounds(incarnation=3)
+    rounds.hear(order)
+    return rounds
+
+
+def test_checks_are_run_at_once_and_then_once_a_period() -> None:
+    rounds = rounds_of()
+    due = rounds.next(0)
+    assert due is not None
+    assert (due.program, due.validation, due.probe) == (("/opt/health",), (), 0)
+    assert rounds.next(299 * SECOND) is None
+    assert rounds.wait_s(299 * SECOND) == 1.0
+    assert rounds.next(300 * SECOND) is not None
+
+
+def test_a_run_that_comes_or_goes_asks_for_a_round_also_while_one_is_under_way() -> None:
+    rounds = rounds_of()
+    due = rounds.next(0)
+    assert due is not None
+    assert rounds.runs_are(frozenset({"a"}))
+    rounds.done(due, (), "")
+    assert rounds.next(1) is not None
+    assert not rounds.runs_are(frozenset({"a"}))
+    assert rounds.next(2) is None
+    assert rounds.runs_are(frozenset())
+    assert rounds.next(3) is not None
+
+
+def test_a_probe_repeats_one_check_once_and_one_without_a_check_is_all_and_the_validation() -> None:
+    rounds = rounds_of(msgspec.structs.replace(ORDER, probe=5, check="mounts"))
+    due = rounds.next(0)
+    assert due is not None
+    assert (due.program, due.validation, due.probe) == (("/opt/health", "--check", "mounts"), (), 5)
+    rounds.done(due, (b"{}",), "")
+    assert [report.probe for report in rounds.reports()] == [5]
+    following = rounds.next(0)
+    assert following is not None
+    assert following.probe == 0, "the probe is not repeated"
+    rounds.hear(msgspec.structs.replace(ORDER, probe=6))
+    due = rounds.next(0)
+    assert due is not None
+    assert (due.program, due.validation) == (("/opt/health",), ("/opt/validate",))
+
+
+def test_a_report_is_said_until_it_is_taken_by_the_same_incarnation() -> None:
+    rounds = rounds_of()
+    for _ in range(2):
+        due = rounds.next(0)
+        rounds.runs_are(frozenset() if rounds.reports() else frozenset({"a"}))
+        assert due is not None
+        rounds.done(due, (), "")
+    assert [report.number for report in rounds.reports()] == [1, 2]
+    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(2, 57)))
+    assert len(rounds.reports()) == 2, "of the agent before"
+    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(3, 1)))
+    assert [report.number for report in rounds.reports()] == [2]
+
+
+def test_what_nobody_takes_is_bounded_and_the_answer_to_a_probe_is_kept() -> None:
+    rounds = rounds_of(msgspec.structs.replace(ORDER, probe=1, check="mounts"))
+    for number in range(50):
+        due = rounds.next(number * 300 * SECOND)
+        assert due is not None
+        rounds.done(due, (), "")
+    kept = rounds.reports()
+    assert len(kept) == MAX_REPORTS
+    assert [report.number for report in kept] == [1, 48, 49, 50]
+
+
+def test_a_site_that_checks_no_nodes_has_no_rounds() -> None:
+    rounds = rounds_of(None)
+    assert (rounds.next(0), rounds.reports()) == (None, ())

@@ -1,0 +1,222 @@
+"""Health events on their way through the leader: drained and requeued in one transaction, kept by the next leader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.support.health import fault, passes
+from tests.support.platform.desk import INVENTORY, Desk, spec
+
+from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.policy import HealthPolicy
+from fireflyer.cluster.core.health.remedies import Remedy
+from fireflyer.cluster.core.platform.access import OPERATOR
+from fireflyer.cluster.core.platform.commands import DrainNode, RecordRepair, RemoveNode, ResumeNode, ReturnNode
+from fireflyer.cluster.core.platform.messages import Done, Refused
+from fireflyer.cluster.core.platform.views import HealthView, NodeView
+from fireflyer.cluster.schema.sync import HealthHeard, HealthOrder
+from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskState
+
+ORDER = HealthOrder(program=("/opt/site/health",))
+POLICY = HealthPolicy(version=7, breaker_share=0.5, probation_ns=60 * SECOND, test_every_ns=5 * SECOND)
+XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, words="fell off the bus")
+
+
+def desk_of(*nodes: str, **fields: Any) -> Desk:
+    return Desk(*nodes, health=POLICY, health_order=ORDER, **fields)
+
+
+def node(desk: Desk, name: str) -> NodeView:
+    return desk.machine.node(name, desk.now_ns)
+
+
+def health(desk: Desk, name: str) -> HealthView:
+    found = node(desk, name).health
+    assert found is not None
+    return found
+
+
+def running(desk: Desk) -> tuple[int, str, str]:
+    """A task of one node, that node, and the other one."""
+    task = desk.task(spec("a", max_requeues=0))
+    (mine,) = desk.nodes_of(task)
+    desk.runs_on(task, mine)
+    (other,) = {"n0", "n1"} - {mine}
+    return task, mine, other
+
+
+def test_a_fault_drains_the_node_and_its_task_runs_elsewhere_without_being_charged() -> None:
+    desk = desk_of("n0", "n1")
+    task, mine, other = running(desk)
+    desk.checks(mine, XID_79)
+    assert desk.orders(mine).runs[0].wanted == "stop"
+    assert (node(desk, mine).state, health(desk, mine).state) == ("draining", "drained")
+    desk.gone(task, Cause.PROGRAM, reason="NCCL error")
+    desk.pass_time(2 * SECOND)
+    assert desk.nodes_of(task) == (other,)
+    view = desk.machine.task(task, desk.now_ns)
+    assert (view.requeues, view.outcome) == (0, None), "max_requeues is 0, and the task goes on"
+    assert health(desk, mine).state == "reboot"
+    assert "xid_79" in health(desk, mine).reason
+    ticket = health(desk, mine).ticket
+    assert ticket is not None
+    assert (ticket.node, ticket.fault.cause) == (mine, "xid_79")
+
+
+def test_a_run_that_had_succeeded_before_it_was_told_to_leave_has_succeeded() -> None:
+    desk = desk_of("n0", "n1")
+    task, mine, _ = running(desk)
+    desk.checks(mine, XID_79)
+    desk.gone(task, Cause.SUCCEEDED)
+    assert desk.machine.task(task, desk.now_ns).outcome is Outcome.SUCCEEDED
+
+
+def test_probes_are_orders_of_the_node_and_their_answers_decide() -> None:
+    desk = desk_of("n0", "n1")
+    _, mine, _ = running(desk)
+    bad = fault("mount", words="/data is missing")
+    desk.checks(mine, bad)
+    for _ in range(POLICY.probes):
+        order = desk.orders(mine).health
+        assert order is not None
+        assert (order.check, order.policy) == ("mount", 7)
+        assert (node(desk, mine).state, desk.orders(mine).runs[0].wanted) == ("suspect", "run")
+        desk.checks(mine, bad, probe=order.probe)
+        desk.pass_time(POLICY.probe_spacing_ns)
+    assert node(desk, mine).state == "draining"
+    again = desk_of("n0", "n1")
+    _, mine, _ = running(again)
+    again.checks(mine, bad)
+    order = again.orders(mine).health
+    assert order is not None
+    again.checks(mine, passes("mount"), probe=order.probe)
+    assert (node(again, mine).state, health(again, mine).state) == ("busy", "healthy")
+
+
+def test_a_suspect_gets_no_new_task() -> None:
+    desk = desk_of("n0")
+    desk.checks("n0", fault("mount"))
+    task = desk.task(spec("a"))
+    assert desk.state(task) is TaskState.QUEUED
+    order = desk.orders("n0").health
+    assert order is not None
+    desk.checks("n0", passes("mount"), probe=order.probe)
+    desk.pass_time(SECOND)
+    assert desk.nodes_of(task) == ("n0",)
+
+
+def test_the_next_leader_goes_on_where_the_last_one_was() -> None:
+    desk = desk_of("n0", "n1")
+    desk.checks("n0", XID_79)
+    desk.pass_time(SECOND)
+    again = Desk("n0", "n1", rows=desk.rows, holder="m1", health=POLICY, health_order=ORDER)
+    again.report_numbers = desk.report_numbers
+    assert health(again, "n0").state == "reboot"
+    again.command(RecordRepair("n0", Remedy.REBOOT, "power cycled"), user="ops", roles=(OPERATOR,))
+    order = again.orders("n0").health
+    assert order is not None
+    assert (order.probe, order.check) == (1, ""), "all checks, and the validation"
+    again.checks("n0", passes("gpu_xid"), probe=order.probe)
+    assert (health(again, "n0").state, node(again, "n0").state) == ("probation", "idle")
+    again.pass_time(61 * SECOND)
+    assert health(again, "n0").state == "returned"
+
+
+def test_a_report_is_taken_once_and_acknowledged_when_it_is_committed() -> None:
+    desk = desk_of("n0", "n1")
+    for _ in range(3):
+        desk.checks("n0", fault("clock", "warn"))
+    desk.say("n0")
+    order = desk.orders("n0").health
+    assert order is not None
+    assert order.heard == HealthHeard(1, 3)
+    assert desk.reports["n0"] == []
+    warned = [change for change in desk.changes if change.state == "warned"]
+    assert len(warned) == 1
+
+
+def test_a_human_drain_is_kept_whatever_the_checks_say() -> None:
+    desk = desk_of("n0", "n1")
+    desk.command(DrainNode("n0", "fan 3 is loud"), user="ops", roles=(OPERATOR,))
+    desk.checks("n0", XID_79)
+    desk.pass_time(SECOND)
+    desk.command(RecordRepair("n0", Remedy.REBOOT), user="ops", roles=(OPERATOR,))
+    order = desk.orders("n0").health
+    assert order is not None
+    desk.checks("n0", passes("gpu_xid"), probe=order.probe)
+    view = node(desk, "n0")
+    assert (health(desk, "n0").state, view.state, view.drain_reason) == ("probation", "drained", "fan 3 is loud")
+
+
+def test_an_operator_who_resumes_a_node_is_told_that_its_health_holds_it() -> None:
+    desk = desk_of("n0", "n1")
+    desk.checks("n0", XID_79)
+    result = desk.command(ResumeNode("n0"), user="ops", roles=(OPERATOR,))
+    assert isinstance(result, Done)
+    assert "ff node return" in result.text
+    assert node(desk, "n0").state == "drained"
+
+
+def test_who_may_record_a_repair_and_of_what() -> None:
+    desk = desk_of("n0", "n1")
+    for command in (RecordRepair("n0", Remedy.RESET), ReturnNode("n0")):
+        refused = desk.command(command)
+        assert isinstance(refused, Refused)
+        assert "platform:operator" in refused.message
+        refused = desk.command(command, roles=(OPERATOR,))
+        assert isinstance(refused, Refused)
+        assert "n0 is healthy" in refused.message
+    unchecked = Desk("n0").command(ReturnNode("n0"), roles=(OPERATOR,))
+    assert isinstance(unchecked, Refused)
+    assert "does not check its nodes" in unchecked.message
+
+
+def test_a_reboot_that_the_agent_reports_is_recorded() -> None:
+    desk = desk_of("n0", "n1")
+    desk.checks("n0", XID_79)
+    desk.pass_time(SECOND)
+    desk.say("n0", inventory=msgspec.structs.replace(INVENTORY, boot_id="another"))
+    assert health(desk, "n0").state == "testing"
+
+
+def test_a_draft_that_the_store_does_not_take_is_decided_again() -> None:
+    desk = desk_of("n0", "n1")
+    _, mine, _ = running(desk)
+    desk.fail_next.append("the store is away")
+    desk.checks(mine, XID_79)
+    assert (node(desk, mine).health, desk.orders(mine).runs[0].wanted) == (None, "run")
+    desk.pass_time(SECOND)
+    assert (health(desk, mine).state, desk.orders(mine).runs[0].wanted) == ("drained", "stop")
+    assert len([change for change in desk.changes if change.state == "drained"]) == 1
+
+
+def test_a_node_that_is_removed_takes_its_record_along() -> None:
+    desk = desk_of("n0", "n1", lost_ns=5 * SECOND)
+    desk.checks("n0", XID_79)
+    desk.say("n0")
+    desk.pass_time(10 * SECOND, hear=False)
+    assert isinstance(desk.command(RemoveNode("n0"), roles=(OPERATOR,)), Done)
+    desk.say("n0")
+    assert node(desk, "n0").health is None
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[[", b"\xff" * 100, b'{"check":"A B","severity":"high","seen_ns":0}'])
+def test_what_is_no_health_event_is_told_and_drains_nobody(line: bytes) -> None:
+    from fireflyer.cluster.core.health.findings import PROGRAM, findings_of
+
+    (found,) = findings_of((line,), 5)
+    assert (found.check, found.could_not_run, found.severity) == (PROGRAM, True, "warn")
+    known = msgspec.json.encode(XID_79)[:-1] + b',"newer":1}'
+    assert findings_of((known,), 5)[0].cause == "xid_79", "a newer release may say more"
+
+
+def test_minutes_of_reports_that_pass_write_nothing() -> None:
+    desk = desk_of("n0", "n1")
+    desk.pass_time(SECOND)
+    before = {key for key in desk.rows if key.startswith((b"PMhe", b"PMrt", b"PMhp"))}
+    for _ in range(5):
+        desk.checks("n0", passes("gpu_xid"), passes("mount"))
+        desk.pass_time(60 * SECOND, step_ns=10 * SECOND)
+    assert {key for key in desk.rows if key.startswith((b"PMhe", b"PMrt", b"PMhp"))} == before
