@@ -143,11 +143,14 @@ class _Run:
         self._left_s = time.monotonic() + _KILL_S
 
     def finished(self) -> bool:
-        """What it has started may hold its output open: the group is killed when the tool itself has ended."""
-        if self._process.poll() is None:
-            return self._left_s is not None and time.monotonic() > self._left_s
-        if self._left_s is None:
+        """What it has started may hold its output open: the group is killed when the tool itself has ended, before
+        that is removed, while its number still means this group."""
+        if self._process.returncode is None:
+            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                return self._left_s is not None and time.monotonic() > self._left_s
             self.kill()
+            self._process.wait()
         return not self._open
 
     def output(self) -> Output:

@@ -76,7 +76,7 @@ def read_kmsg(fd: int, started_ns: int) -> KernelLogRead:
 def from_journal(output: Output) -> KernelLogRead:
     if output.problem:
         return KernelLogRead(problem=f"/dev/kmsg needs root, and {output.problem}")
-    found = (parse_journal(line) for line in output.text.encode().splitlines() if has_fault(line))
+    found = (parse_journal(line) for line in output.text.encode().splitlines())
     return KernelLogRead(tuple(record for record in found if record is not None)[-_MAX_FAULTS:])
 
 

@@ -92,6 +92,8 @@ def _report(output: Output) -> Mapping[str, Any]:
         messages = _dict(report, "smartctl").get("messages")
         first = messages[0] if isinstance(messages, list) and messages and isinstance(messages[0], dict) else {}
         raise CannotJudge(str(first.get("string", "the device cannot be opened"))[:120])
+    if "smart_status" not in report and "nvme_smart_health_information_log" not in report:
+        raise CannotJudge("the device has no SMART")
     return report
 
 
