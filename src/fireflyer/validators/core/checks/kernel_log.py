@@ -159,13 +159,19 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
 
 
 def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
-    """Since the round before; of the journal, which has no numbers, by time."""
+    """Since the round before: by number, or by time in the journal, which has no numbers. Where no number is known yet,
+    the recent ones, whatever else has been read."""
     before = evidence.before
     last = before.values.get(_SEQUENCE) if before is not None else None
-    since_ns = before.seen_ns if before is not None else evidence.now_ns - round(recent_s * SECOND)
+    recent_ns = evidence.now_ns - round(recent_s * SECOND)
     for record in evidence.kernel:
-        numbered = record.sequence > 0 and last is not None
-        if record.sequence > (last or 0) if numbered else record.seen_ns > since_ns:
+        if record.sequence and last is not None:
+            new = record.sequence > last
+        elif record.sequence or before is None:
+            new = record.seen_ns > recent_ns
+        else:
+            new = record.seen_ns > before.seen_ns
+        if new:
             yield record
 
 
