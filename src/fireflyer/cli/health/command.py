@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fireflyer.validators.checks.rounds import HealthRounds
     from fireflyer.validators.core.checks.policy import HealthPolicy
 
-__all__ = ["command", "state_directory"]
+__all__ = ["command", "print_events", "state_directory"]
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", "not run": "bright_black"}
 
@@ -87,7 +87,7 @@ def command(
         for event in events:
             click.echo(msgspec.json.encode(event))
     else:
-        _print(events)
+        print_events(events)
     return nagios_exit_code(events, asked=bool(names))
 
 
@@ -98,7 +98,8 @@ def state_directory() -> str:
     return os.path.join(os.path.expanduser("~"), ".local/state/fireflyer/health")
 
 
-def _print(events: Sequence[HealthEvent]) -> None:
+def print_events(events: Sequence[HealthEvent]) -> None:
+    """As a table, and how many of each kind."""
     rows = [("CHECK", "RESULT", "PART", "WHAT WAS FOUND")]
     for event in events:
         result = "not run" if event.could_not_run and event.severity == "ok" else event.severity
