@@ -24,7 +24,7 @@ CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 # The packages are listed because an editable install only knows those that were there when it was made.
 NATIVE_SOURCES := CMakeLists.txt cpp/CMakeLists.txt $(CPP_SOURCES) $(shell find src -name __init__.py)
 
-.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint lint docs format native clean
+.PHONY: help setup system demo soak test test-slow test-campaigns test-gpu native-tests native-build tidy sim bench bench-collectives bench-fs bench-kvstore bench-cluster bench-checkpoint bench-operators lint docs format native clean
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -129,6 +129,9 @@ bench-cluster: setup  ## The scheduler: passes, events, a month of tasks; suspen
 
 bench-checkpoint: setup  ## Checkpoints of one rank beside torch, safetensors and a plain program with O_DIRECT; on 3FS beside its chunk client
 	$(BIN)/python -m bench checkpoint --full $(OPTIONS)
+
+bench-operators: setup  ## Health checks: Xids in a storm of kernel lines, processor time of a round
+	$(BIN)/python -m bench operators --full $(OPTIONS)
 
 bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk
 	$(BIN)/python -m bench fs --full $(OPTIONS)

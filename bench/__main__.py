@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.report import Options, Suite, print_results, read_results, results_path, write_results
 
-SUITES = ("collectives", "kvstore", "fs", "cluster", "checkpoint")
+SUITES = ("collectives", "kvstore", "fs", "cluster", "checkpoint", "operators")
 _WIDTH = 240
 
 

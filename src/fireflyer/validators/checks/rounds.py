@@ -25,6 +25,7 @@ __all__ = ["HealthRounds", "Watch"]
 _MAX_FAULTS: Final = 20_000
 _GATHER_S: Final = 0.05
 """Faults come in groups; those of so long are judged together."""
+_FOLLOWER_NICE: Final = -5
 _LOG: Final = "kernel_log"
 
 
@@ -135,6 +136,11 @@ class Watch:
             self._news.set()
 
         def follow() -> None:
+            try:
+                # The kernel does not wait for who reads its log; a storm of lines takes a third of a processor.
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FOLLOWER_NICE)
+            except OSError:
+                pass  # only root may
             try:
                 follow_kmsg(fd, started_ns, wake_fd, on_fault, on_lost)
             except OSError as error:

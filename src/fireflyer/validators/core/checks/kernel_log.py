@@ -59,7 +59,7 @@ _KINDS: Final = {
 }  # fmt: skip
 """Of the part that the first group names."""
 _BEGINNINGS: Final = (
-    b"NVRM: Xid", b"nvidia-nvswitch", b"I/O error", b"critical medium error", b"blk_update_request: ",
+    b"NVRM: Xid", b"nvidia-nvswitch", b"I/O error", b"critical medium error,", b"blk_update_request: ",
     b"EXT4-fs error", b"XFS (", b"nvme ", b"mce: [Hardware Error]", b"EDAC MC", b"pcieport ", b"nvidia ",
     b"mlx5_core ", b"Out of memory", b"INFO: task ",
 )  # fmt: skip
