@@ -1,1 +1,1 @@
-"""What operators wait for: reports of failures over the tables of a large cluster."""
+"""What looking after nodes costs."""

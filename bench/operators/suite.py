@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from bench.operators import reliability
+from bench.operators import health, reliability
 from bench.report import Options, Suite
 
 __all__ = ["run"]
 
 
 def run(options: Options) -> Suite:
-    return reliability.run(options)
+    parts = [health.run(options), reliability.run(options)]
+    return Suite(
+        results=tuple(result for part in parts for result in part.results),
+        remarks=tuple(remark for part in parts for remark in part.remarks),
+    )

@@ -22,6 +22,9 @@ from fireflyer.collectives.planning.declaration import Declaration, RouteRow
 from fireflyer.collectives.planning.plan import CANONICAL, Plan, Route, make_plan
 from fireflyer.planning import NetworkFile, NodePrice, Price, PriceList
 from fireflyer.topology.fabrics import NodeGroup
+from fireflyer.validators.core.checks.nagios import ProgramSettings
+from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
+from fireflyer.validators.core.checks.services import ServiceSettings
 
 __all__ = ["GIVEN"]
 
@@ -233,7 +236,23 @@ def _price_lists() -> list[PriceList]:
     ]
 
 
+def _health_policies() -> list[HealthPolicy]:
+    program = ProgramSettings(name="s1", argv=("/s2", "s3"), limit_s=1.5, critical="high")
+    inventory = Inventory(gpus=1, memory_gib=1.5, disks=("s1",), ethernet={"s1": 1.5}, management_controller=True)
+    services = ServiceSettings(enabled=False, required=True, severity={"s1": "low"}, units=("s2",))
+    return [
+        HealthPolicy(),
+        HealthPolicy(group="s1", inventory=inventory, services=services, programs=(program,)),
+    ]
+
+
+def _programs() -> list[ProgramSettings]:
+    return [ProgramSettings(name="s1", argv=("/s2",))]
+
+
 GIVEN: Final[Given] = {
+    HealthPolicy: _health_policies,
+    ProgramSettings: _programs,
     NetworkFile: _networks,
     Price: _prices,
     NodePrice: _node_prices,

@@ -88,6 +88,9 @@ from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
 from fireflyer.runtime.processes.run_lock import _Holder
 from fireflyer.runtime.rpc import messages as rpc
+from fireflyer.validators.core.checks import evidence as health_evidence
+from fireflyer.validators.core.checks import policy as health_policy
+from fireflyer.validators.core.validation import records as validator_records
 
 __all__ = ["FORMATS", "Codec", "Format"]
 
@@ -113,6 +116,9 @@ FORMATS: Final = (
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=3),
     Format("job.node-counters", "json", node_counters.NodeCounters),
     Format("node.health-event", "json", health_event.HealthEvent),
+    Format("node.health-policy", "toml", health_policy.HealthPolicy),
+    Format("node.health-counters", "json", health_evidence.Counters),
+    Format("node.validator-record", "json", validator_records.NodeRecord),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),

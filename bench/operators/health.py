@@ -1,0 +1,116 @@
+"""Health checks of a node.
+
+`kernel-log/LINES`: so many lines a second, of which each thousandth is an Xid, are followed for 10 s (wall time). The
+writer has the kernel's manner: it never waits, and what finds no room is lost. `lost_share`: of
+the Xids.
+`round`: one round of all checks that are on by default; processor time, that of tools included.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import socket
+import sys
+import threading
+import time
+from typing import Final
+
+from bench.report import Options, Result, Suite, figure
+from fireflyer.validators.checks.kernel_log import follow_kmsg
+from fireflyer.validators.checks.rounds import HealthRounds
+from fireflyer.validators.core.checks.policy import HealthPolicy
+
+__all__ = ["run"]
+
+LINES_PER_S: Final = 100_000
+XID_EVERY: Final = 1000
+SECONDS: Final = {"tiny": 1, "brief": 10, "full": 10}
+LOG_LINES: Final = 65_536
+"""That the ring holds, as the kernel's with `log_buf_len=4M`."""
+_MESSAGE_BYTES: Final = 1024
+"""That a message of a socket counts with, whatever its length."""
+_PIECE: Final = 100
+_SO_SNDBUFFORCE: Final = 32
+"""Beyond net.core.wmem_max; needs root."""
+
+
+def run(options: Options) -> Suite:
+    results: list[Result] = []
+    case = f"kernel-log/{LINES_PER_S}"
+    if options.selects(case):
+        results += _kernel_log(case, SECONDS[options.scale])
+    if options.selects("round"):
+        results.append(_round(options.rounds))
+    return Suite(results=tuple(results), remarks=("kernel-log: wall time of a follower; round: processor time",))
+
+
+def _kernel_log(case: str, seconds: int) -> list[Result]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, LOG_LINES * _MESSAGE_BYTES)
+    found: list[int] = []
+    wake_r, wake_w = os.pipe()
+    ours.setblocking(False)
+    follower = threading.Thread(
+        target=follow_kmsg, args=(ours.fileno(), 0, wake_r, lambda one: found.append(one.sequence), lambda _: None)
+    )
+    writer = multiprocessing.get_context("fork").Process(target=_write, args=(theirs, seconds))
+    writer.start()
+    theirs.close()
+    began_s = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    follower.start()
+    follower.join()
+    took_s = time.monotonic() - began_s
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    writer.join()
+    for fd in (wake_r, wake_w):
+        os.close(fd)
+    ours.close()
+    total = LINES_PER_S * seconds
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    lost = total // XID_EVERY - len(found)
+    note = f"{total} lines in {took_s:.1f} s, {len(found)} Xids found, {used / took_s:.0%} of a processor"
+    print(f"{case} {note}", file=sys.stderr, flush=True)
+    at_rate = took_s < 1.2 * seconds  # else the machine was too busy for the writer
+    met = False if lost else True if at_rate else None
+    return [
+        Result(
+            suite="operators", case=case, metric="lost_share", better="lower",
+            ours=figure([lost / (total // XID_EVERY)]), peers={}, bound=None, target="no Xid is lost", note=note,
+            met=met, verdicts={"no Xid is lost": met},
+        )
+    ]  # fmt: skip
+
+
+def _write(to: socket.socket, seconds: int) -> None:
+    to.setblocking(False)
+    began_s = time.monotonic()
+    for number in range(1, LINES_PER_S * seconds + 1):
+        text = "NVRM: Xid (PCI:0000:3b:00): 63, row" if number % XID_EVERY == 0 else "zone0: port 2 entered a state"
+        try:
+            to.send(b"6,%d,%d,-;%s\n" % (number, number, text.encode()))
+        except BlockingIOError:
+            pass  # lost
+        if number % _PIECE == 0:
+            ahead_s = began_s + number / LINES_PER_S - time.monotonic()
+            if ahead_s > 0.001:
+                time.sleep(ahead_s)
+
+
+def _round(rounds: int) -> Result:
+    policy, checks = HealthPolicy(), HealthRounds(None)
+    samples = []
+    for _ in range(rounds + 1):
+        before = os.times()
+        events = checks.run(policy)
+        after = os.times()
+        samples.append(sum(after[:4]) - sum(before[:4]))
+    ours = figure(samples[1:])
+    ran = len({event.check for event in events if not event.could_not_run})
+    note = f"{ran} of {len({event.check for event in events})} checks came to a result on this machine"
+    return Result(
+        suite="operators", case="round", metric="processor_s", better="lower", ours=ours, peers={}, bound=None,
+        target="< 1 s", note=note, met=ours.median < 1, verdicts={"< 1 s": ours.median < 1},
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""`ff health` and `ff validate`: is something wrong with this node?"""

@@ -1,0 +1,95 @@
+"""`ff validate`: loads the parts of this machine, checks what comes out, and compares how fast with its peers."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+import msgspec
+
+from fireflyer.base.units import SECOND
+from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.numbers import Duration
+
+__all__ = ["command"]
+
+
+@click.command(
+    "validate",
+    short_help="Load this machine, and compare it.",
+    epilog="""\b
+Examples:
+  ff validate --time 1m                                  every validator for a minute
+  ff validate --only storage --directory /scratch        one of them
+  ff validate --record records.jsonl                     what was measured, for others to compare with
+  ff validate --record records.jsonl --peers records.jsonl   and compared with them
+\b
+Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not.""",
+)
+@click.option("--only", metavar="NAME", multiple=True, help="Only this validator; may be repeated.")
+@click.option("--time", "limit", type=Duration(), default="10s", show_default=True, help="Of each validator.")
+@click.option(
+    "--directory", metavar="DIR", default=".", show_default=True, shell_complete=complete_directory,
+    help="On the storage that is tested.",
+)  # fmt: skip
+@click.option(
+    "--peers", metavar="FILE", shell_complete=complete_file,
+    help="Records of other nodes, one JSON object a line; those of this node's model count.",
+)  # fmt: skip
+@click.option("--record", metavar="FILE", shell_complete=complete_file, help="Append what was measured.")
+@click.option("--model", metavar="NAME", help="Of this node.  [default: of its board, processors and GPUs]")
+@click.option("--policy", "policy_path", metavar="FILE", shell_complete=complete_file, help="As for `ff health`.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
+@click.option("--pairs", metavar="NODES", help="Print which of these nodes (a,b,c) test their link when; run nothing.")
+@click.pass_context
+def command(
+    ctx: click.Context, *, only: tuple[str, ...], limit: int, directory: str, peers: str | None, record: str | None,
+    model: str | None, policy_path: str | None, as_json: bool, pairs: str | None,
+) -> int:  # fmt: skip
+    """Load the parts of this machine, check the results, and compare the speeds with those of nodes of its model.
+
+    It takes all processors and GPUs, and half of the memory: run it on a node that has no task.
+
+    Validators: links, cpu_stress, memory_bandwidth, memory, allreduce, storage, repeated, gpu_memory, gpu_gemm,
+    gpu_allreduce."""
+    from fireflyer.cli.health.command import print_events
+    from fireflyer.cli.health.policy_file import read_policy
+    from fireflyer.validators.core.checks.health_round import nagios_exit_code
+    from fireflyer.validators.stress import cuda, run
+
+    if pairs is not None:
+        _print_pairs(pairs.split(","))
+        return 0
+    for name in only:
+        if name not in ("links", *run.VALIDATORS):
+            known = ", ".join(("links", *run.VALIDATORS))
+            raise click.UsageError(f"no validator {name!r}; validators are {known}", ctx)
+    policy = read_policy(policy_path)
+    records = run.read_records(peers) if peers is not None else []
+    chosen = [name for name in run.VALIDATORS if not only or name in only]
+    torch = cuda.usable_torch() if any(name.startswith("gpu_") for name in chosen) else None
+    found = list(run.validate(chosen, run.Load(limit / SECOND, os.path.abspath(directory), torch)))
+    now_ns = time.time_ns()
+    mine = run.record_of(found, model or run.model_of_node(), now_ns)
+    events = [
+        *(run.links(policy) if not only or "links" in only else ()),
+        *run.events_of(found, mine, records, now_ns),
+    ]
+    if record is not None:
+        run.append_record(record, mine)
+    if as_json:
+        for event in events:
+            click.echo(msgspec.json.encode(event))
+    else:
+        print_events(events)
+        for name, value in sorted(mine.figures.items()):
+            click.echo(f"{name} {value:.4g}")
+    return nagios_exit_code(events, asked=bool(only))
+
+
+def _print_pairs(nodes: list[str]) -> None:
+    from fireflyer.validators.core.validation.pairs import rounds_of_pairs
+
+    for number, pairs in enumerate(rounds_of_pairs(len(nodes)), 1):
+        click.echo(f"round {number}: {' '.join(f'{nodes[a]}-{nodes[b]}' for a, b in pairs)}")

@@ -1,0 +1,162 @@
+"""Rounds of health checks on this node: one, or one after the other with what the kernel logs between them."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.validators.checks.capture import capture
+from fireflyer.validators.checks.kernel_log import follow_kmsg, open_kmsg
+from fireflyer.validators.checks.state_file import StateFile
+from fireflyer.validators.core.checks.catalogue import CheckSpec, chosen_checks, sources_of
+from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord
+from fireflyer.validators.core.checks.health_round import judge_round
+from fireflyer.validators.core.checks.policy import HealthPolicy
+from fireflyer.validators.core.checks.sources import KernelLog
+
+__all__ = ["HealthRounds", "Watch"]
+
+_MAX_FAULTS: Final = 20_000
+_GATHER_S: Final = 0.05
+"""Faults come in groups; those of so long are judged together."""
+_FOLLOWER_NICE: Final = -5
+_LOG: Final = "kernel_log"
+
+
+class HealthRounds:
+    """Knows the counters of the rounds before."""
+
+    def __init__(self, state: StateFile | None, *, root: str = "/", tool_path: str | None = None) -> None:
+        """Without `state` counters are known within this process only."""
+        self.note = ""
+        """Why the state file was not used; empty: it was, or there was none."""
+        self._state = state
+        self._root = root
+        self._tool_path = tool_path
+        self._counters: Counters | None = None
+        if state is not None:
+            self._counters, self.note = state.load()
+
+    def run(self, policy: HealthPolicy, names: Iterable[str] = (), *, kernel_log: bool = True) -> list[HealthEvent]:
+        """One round. Raises `UsageError` for a check that there is not. `kernel_log`: False where somebody follows
+        it."""
+        checks = chosen_checks(policy, names)
+        sources = [one for one in sources_of(checks, policy) if kernel_log or not isinstance(one, KernelLog)]
+        evidence = capture(sources, time.time_ns(), root=self._root, tool_path=self._tool_path)
+        return self._judged(checks, evidence, policy)
+
+    def judge_log(self, policy: HealthPolicy, faults: Sequence[KernelRecord], problem: str) -> list[HealthEvent]:
+        """Of records that were followed; only what is wrong."""
+        checks = [check for check in chosen_checks(policy) if _LOG in check.sources]
+        evidence = Evidence(
+            now_ns=time.time_ns(), boot=_boot(), kernel=tuple(faults), kernel_problem=problem,
+            kernel_sequence=max((one.sequence for one in faults), default=0),
+        )  # fmt: skip
+        return [event for event in self._judged(checks, evidence, policy) if event.severity != "ok"]
+
+    def _judged(self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy) -> list[HealthEvent]:
+        found = judge_round(checks, evidence, policy, self._counters)
+        self._counters = found.counters
+        if self._state is not None:
+            try:
+                self._state.save(found.counters)
+            except FireflyerError as error:
+                self.note = str(error)
+        return list(found.events)
+
+
+class Watch:
+    """Rounds at a fixed period; what the kernel logs is judged as it comes."""
+
+    def __init__(self, rounds: HealthRounds, emit: Callable[[HealthEvent], None]) -> None:
+        self._rounds = rounds
+        self._emit = emit
+        self._faults: collections.deque[KernelRecord] = collections.deque(maxlen=_MAX_FAULTS)
+        self._lost = 0
+        self._news = threading.Event()
+        self._ended = ""
+
+    def run(self, policy: Callable[[], tuple[HealthPolicy, str]], every_s: float, stop: threading.Event) -> None:
+        """Until `stop` is set and `wake` is called. `policy` is called before each round: the policy,
+        and why its file was not used in its newest form."""
+        wake_r, wake_w = os.pipe()
+        thread = self._follow(wake_r)
+        try:
+            while not stop.is_set():
+                ends_s = time.monotonic() + every_s
+                rules, problem = policy()
+                if problem:
+                    self._emit(
+                        HealthEvent(check="health_policy", severity="warn", words=problem[:400], seen_ns=time.time_ns())
+                    )
+                for event in self._rounds.run(rules, kernel_log=thread is None):
+                    self._emit(event)
+                while not stop.is_set() and (left_s := ends_s - time.monotonic()) > 0:
+                    if self._news.wait(left_s) and not stop.is_set():
+                        self._judge_news(rules)
+        finally:
+            os.close(wake_w)
+            if thread is not None:
+                thread.join()
+            os.close(wake_r)
+
+    def wake(self) -> None:
+        """Ends a pause; safe in a signal handler."""
+        self._news.set()
+
+    def _judge_news(self, rules: HealthPolicy) -> None:
+        time.sleep(_GATHER_S)
+        self._news.clear()
+        faults = [self._faults.popleft() for _ in range(len(self._faults))]
+        lost, self._lost = self._lost, 0
+        problem = f"the kernel has overwritten {lost} records before they were read" if lost else self._ended
+        for event in self._rounds.judge_log(rules, faults, problem):
+            self._emit(event)
+
+    def _follow(self, wake_fd: int) -> threading.Thread | None:
+        """None where the log may not be read: then each round asks the journal."""
+        try:
+            fd = open_kmsg()
+        except OSError:
+            return None
+        started_ns = time.time_ns() - time.monotonic_ns()
+
+        def on_fault(record: KernelRecord) -> None:
+            self._faults.append(record)
+            self._news.set()
+
+        def on_lost(count: int) -> None:
+            self._lost += count
+            self._news.set()
+
+        def follow() -> None:
+            try:
+                # The kernel does not wait for who reads its log; a storm of lines takes a third of a processor.
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _FOLLOWER_NICE)
+            except OSError:
+                pass  # only root may
+            try:
+                follow_kmsg(fd, started_ns, wake_fd, on_fault, on_lost)
+            except OSError as error:
+                self._ended = f"/dev/kmsg: {(error.strerror or '').lower()}"
+                self._news.set()
+            finally:
+                os.close(fd)
+
+        thread = threading.Thread(target=follow, name="follow-kernel-log", daemon=True)
+        thread.start()
+        return thread
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""

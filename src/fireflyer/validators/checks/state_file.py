@@ -1,0 +1,72 @@
+"""Keeps the counters of one round for the next, in a directory that is the checks' own."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import UsageError
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.validators.core.checks.evidence import Counters
+
+__all__ = ["MAX_STATE_BYTES", "StateFile"]
+
+MAX_STATE_BYTES: Final = 8 << 20
+_NAME: Final = "counters.json"
+
+
+class StateFile:
+    """In a directory that is made if it is not there; only its owner may write into it, who must be the caller."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises `FireflyerError`."""
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            found = os.lstat(directory)
+        except OSError as error:
+            raise translate_os_error(error, f"state directory {directory}") from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise UsageError(
+                f"state directory {directory} is not a directory that only this user may write to; "
+                "give another with --state"
+            )
+        self._path = os.path.join(directory, _NAME)
+
+    def load(self) -> tuple[Counters | None, str]:
+        """What was kept; and, where there is a file that is not what we write, why nothing was taken from it."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None, ""
+        except OSError as error:
+            return None, f"{self._path}: {(error.strerror or '').lower()}"
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None, f"{self._path} is not a file"
+            data = file.read(MAX_STATE_BYTES + 1)
+        if len(data) > MAX_STATE_BYTES:
+            return None, f"{self._path} is larger than {MAX_STATE_BYTES >> 20} MiB"
+        try:
+            return msgspec.json.decode(data, type=Counters), ""
+        except DECODE_ERRORS as error:
+            return None, f"{self._path}: {str(error)[:200]}"
+
+    def save(self, counters: Counters) -> None:
+        """Replaces the file as a whole. Raises `FireflyerError`."""
+        data = msgspec.json.encode(counters)
+        new = f"{self._path}.new"
+        try:
+            if len(data) > MAX_STATE_BYTES:
+                raise UsageError(f"the counters of a round take {len(data)} bytes; {MAX_STATE_BYTES} are allowed")
+            if os.path.lexists(new):
+                os.unlink(new)
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+            os.replace(new, self._path)
+        except OSError as error:
+            raise translate_os_error(error, f"write {self._path}") from error

@@ -1,0 +1,215 @@
+"""NVIDIA GPUs, from `nvidia-smi -q -x`: how many, memory errors, clocks, temperature and foreign processes."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from typing import Annotated, Final
+from xml.etree.ElementTree import Element
+
+import msgspec
+
+from fireflyer.base.health_event import Severity
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome, number_of
+from fireflyer.validators.core.checks.settings import Amount, CheckSettings, Names
+
+__all__ = [
+    "GpuClockSettings",
+    "GpuCountSettings",
+    "GpuEccSettings",
+    "GpuProcessSettings",
+    "GpuRowSettings",
+    "GpuTemperatureSettings",
+    "judge_gpu_clocks",
+    "judge_gpu_count",
+    "judge_gpu_ecc",
+    "judge_gpu_processes",
+    "judge_gpu_rows",
+    "judge_gpu_temperature",
+]
+
+_SLOWDOWNS: Final = {
+    "hw_thermal_slowdown": "thermal slowdown by the hardware",
+    "hw_power_brake_slowdown": "power brake of the machine",
+    "hw_slowdown": "slowdown by the hardware",
+    "sw_thermal_slowdown": "thermal slowdown by the driver",
+}
+
+
+class GpuCountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without thresholds: the inventory says how many there are."""
+
+
+class GpuEccSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    uncorrected: Amount = 0
+    """Since the driver was loaded."""
+    corrected_per_hour: Amount = 10_000
+
+
+class GpuRowSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    uncorrected_rows: Amount = 8
+    """Rows that were replaced after uncorrected errors, in the life of the GPU."""
+
+
+class GpuClockSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    least_application_mhz: Amount = 0
+    """To which clocks of applications may be limited; 0: whatever they are."""
+
+
+class GpuTemperatureSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    warn_gpu: Amount = 85
+    low_gpu: Amount = 92
+    warn_memory: Amount = 95
+    low_memory: Amount = 105
+    """Degrees Celsius."""
+
+
+class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = False
+    """On a node that runs a task, its processes are meant to be there."""
+    allowed: Names = ("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "Xorg")
+    used_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 1024
+    """Of memory, without a process that holds it."""
+
+
+def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
+    """A GPU that the driver has lost makes nvidia-smi print that instead of its report."""
+    text = evidence.output("nvidia_smi")
+    if "GPU is lost" in text or "Unable to determine the device handle" in text:
+        line = next(line for line in text.splitlines() if "GPU is lost" in line or "Unable to determine" in line)
+        finding = Finding(severity="high", cause="lost", words=line.strip()[:300], at_once=True)
+        return Outcome(findings=(finding,))
+    count = 0 if "No devices were found" in text else len(_gpus(evidence))
+    if count < expected:
+        words = f"the driver has {count} GPUs; the inventory says {expected}"
+        finding = Finding(severity="high", cause="missing", words=words, at_once=True)
+        return Outcome(findings=(finding,))
+    return Outcome(words=f"{count} GPUs") if count else Outcome(absent="no NVIDIA GPU")
+
+
+def judge_gpu_ecc(evidence: Evidence, settings: GpuEccSettings) -> Outcome:
+    findings: list[Finding] = []
+    counters: dict[str, int] = {}
+    gpus = _gpus(evidence)
+    for gpu in gpus:
+        kinds = {"uncorrected": 0, "corrected": 0}
+        for field in gpu.find("ecc_errors/volatile") or ():
+            kinds["uncorrected" if "uncorrectable" in field.tag else "corrected"] += number_of(field.text or "") or 0
+        if kinds["uncorrected"] > settings.uncorrected:
+            words = f"{kinds['uncorrected']} uncorrected memory errors since the driver was loaded"
+            findings.append(_finding(gpu, "high", "uncorrected", words, at_once=True))
+        key = f"{_part(gpu)}:corrected"
+        counters[key] = kinds["corrected"]
+        growth = evidence.growth(key, kinds["corrected"])
+        if growth is not None and growth.per_hour > settings.corrected_per_hour:
+            words = f"{growth.per_hour:.0f} corrected errors an hour; {settings.corrected_per_hour:g} are allowed"
+            findings.append(_finding(gpu, "warn", "corrected", words))
+    return Outcome(findings=tuple(findings), counters=counters, words=f"{len(gpus)} GPUs without uncorrected errors")
+
+
+def judge_gpu_rows(evidence: Evidence, settings: GpuRowSettings) -> Outcome:
+    """A failed remapping is of high severity (arXiv:2410.21680, II-C); a pending one is done by a reset."""
+    findings = []
+    gpus = _gpus(evidence)
+    for gpu in gpus:
+        if _text(gpu, "remapped_rows/remapped_row_failure") == "Yes":
+            findings.append(_finding(gpu, "high", "failed", "a row of its memory could not be replaced", at_once=True))
+        elif _text(gpu, "remapped_rows/remapped_row_pending") == "Yes":
+            words = "a row of its memory is replaced by the next reset of the GPU"
+            findings.append(_finding(gpu, "low", "pending", words))
+        rows = number_of(_text(gpu, "remapped_rows/remapped_row_unc")) or 0
+        if rows > settings.uncorrected_rows:
+            words = f"{rows} rows were replaced after uncorrected errors; {settings.uncorrected_rows:g} are allowed"
+            findings.append(_finding(gpu, "warn", "many", words))
+    return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs")
+
+
+def judge_gpu_clocks(evidence: Evidence, settings: GpuClockSettings) -> Outcome:
+    findings = []
+    gpus = _gpus(evidence)
+    for gpu in gpus:
+        active = {
+            field.tag.split("_reason_")[-1]
+            for name in ("clocks_event_reasons", "clocks_throttle_reasons")
+            for field in gpu.find(name) or ()
+            if field.text == "Active"
+        }
+        slow = [said for name, said in _SLOWDOWNS.items() if name in active]
+        if slow:
+            findings.append(_finding(gpu, "low" if "hw" in "".join(active) else "warn", "throttled", ", ".join(slow)))
+        clock = number_of(_text(gpu, "applications_clocks/graphics_clock"))
+        if clock is not None and clock < settings.least_application_mhz:
+            words = f"applications get {clock} MHz; {settings.least_application_mhz:g} are the least"
+            findings.append(_finding(gpu, "low", "clock", words))
+    return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs are not slowed down")
+
+
+def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) -> Outcome:
+    findings = []
+    gpus = _gpus(evidence)
+    limits = (
+        ("GPU", "gpu_temp", settings.warn_gpu, settings.low_gpu),
+        ("memory", "memory_temp", settings.warn_memory, settings.low_memory),
+    )
+    hottest = 0
+    for gpu in gpus:
+        for what, field, warn, low in limits:
+            degrees = number_of(_text(gpu, f"temperature/{field}"))
+            hottest = max(hottest, degrees or 0)
+            if degrees is not None and degrees > min(warn, low):
+                limit = low if degrees > low else warn
+                words = f"{what} at {degrees} degrees Celsius; {limit:g} are allowed"
+                findings.append(_finding(gpu, "low" if degrees > low else "warn", "temperature", words))
+    return Outcome(findings=tuple(findings), words=f"{hottest} degrees Celsius at most")
+
+
+def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
+    """Of a node that should be idle."""
+    findings = []
+    gpus = _gpus(evidence)
+    for gpu in gpus:
+        listed = list(gpu.iterfind("processes/process_info"))
+        names = [(_text(one, "process_name"), _text(one, "pid")) for one in listed]
+        foreign = [f"{name} ({pid})" for name, pid in names if name.rsplit("/", 1)[-1] not in settings.allowed]
+        used = number_of(_text(gpu, "fb_memory_usage/used")) or 0
+        if foreign:
+            words = f"processes that do not belong to a task: {', '.join(foreign[:5])}"
+            findings.append(_finding(gpu, "warn", "processes", words, user_made=True))
+        elif not listed and used > settings.used_mib:
+            findings.append(_finding(gpu, "low", "memory", f"{used} MiB are in use, and no process holds them"))
+    return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs without foreign processes")
+
+
+def _gpus(evidence: Evidence) -> list[Element]:
+    text = evidence.output("nvidia_smi")
+    if "No devices were found" in text:
+        raise CannotJudge("nvidia-smi finds no GPU")
+    if "<!ENTITY" in text:  # the only construct of XML whose cost is not that of its length
+        raise CannotJudge("nvidia-smi printed XML with entities")
+    try:
+        log = ElementTree.fromstring(text.strip())  # noqa: S314
+    except ElementTree.ParseError:
+        raise CannotJudge(f"nvidia-smi printed {' '.join(text.split())[:100]!r}, which is no report") from None
+    gpus = log.findall("gpu")
+    if log.tag != "nvidia_smi_log" or not gpus:
+        raise CannotJudge("the report of nvidia-smi has no GPU")
+    return gpus
+
+
+def _text(element: Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
+
+
+def _part(gpu: Element) -> str:
+    """Its address as the kernel writes it, with four digits for the domain: `gpu:0000:3b:00.0`."""
+    domain, _, rest = (gpu.get("id") or "").lower().partition(":")
+    return f"gpu:{domain[-4:]}:{rest}"[:128]
+
+
+def _finding(
+    gpu: Element, severity: Severity, cause: str, words: str, *, at_once: bool = False, user_made: bool = False
+) -> Finding:
+    serial = _text(gpu, "serial")
+    return Finding(
+        severity=severity, part=_part(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
+        serial=(_text(gpu, "uuid") if serial in ("", "N/A") else serial)[:128],
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""What the management controller (BMC) of the machine says: its event log, and its sensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fireflyer.base.health_event import Severity
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
+from fireflyer.validators.core.checks.settings import CheckSettings, Names
+
+__all__ = ["IpmiLogSettings", "IpmiSensorSettings", "judge_ipmi_log", "judge_ipmi_sensors"]
+
+_LAST: Final = "ipmi_log:last"
+_BAD: Final[tuple[tuple[str, str, Severity], ...]] = (
+    (r"uncorrectable ecc|uncorrectable machine check|mca|multi-?bit", "uncorrectable", "high"),
+    (r"pci serr|pci perr|bus fatal|bus uncorrectable|fatal nmi", "bus", "high"),
+    (r"bios.*(?:corrupt|checksum)|firmware.*corrupt", "firmware", "low"),
+    (r"ac lost|power supply.*(?:failure|lost)|failure detected", "power", "low"),
+    (r"thermal trip|non-?recoverable|throttl", "thermal", "low"),
+    (r"upper critical|lower critical", "sensor", "warn"),
+    (r"correctable ecc", "correctable", "warn"),
+    (r"redundancy (?:lost|degraded)|non-redundant", "redundancy", "warn"),
+)
+"""Texts of events, the class of each, and its severity; the first that matches counts."""
+
+
+class IpmiLogSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ignored: Names = ()
+    """Events whose text has one of these are passed over."""
+
+
+class IpmiSensorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ignored: Names = ()
+    """Sensors, by name."""
+
+
+def judge_ipmi_log(evidence: Evidence, settings: IpmiLogSettings) -> Outcome:
+    """From `ipmitool sel elist`. Only events since the round before are findings: the log keeps them for years."""
+    rows = []
+    text = evidence.output("ipmitool_sel")
+    for line in text.splitlines():
+        words = [word.strip() for word in line.split("|")]
+        if len(words) < 5 or re.fullmatch(r"[0-9a-fA-F]{1,8}", words[0]) is None:
+            if "SEL has no entries" in line:
+                continue
+            raise CannotJudge(f"ipmitool printed {line[:60]!r}, which is no event")
+        rows.append((int(words[0], 16), words))
+    last = max((number for number, _ in rows), default=0)
+    before = evidence.before.values.get(_LAST) if evidence.before is not None else None
+    if before is not None and last < before:  # it was cleared
+        before = 0
+    findings: list[Finding] = []
+    old = 0
+    for number, words in rows:
+        said = " ".join(words[3:])
+        if words[-1].lower() == "deasserted" or any(one in said for one in settings.ignored):
+            continue
+        kind = next(((cause, grade) for bad, cause, grade in _BAD if re.search(bad, said, re.IGNORECASE)), None)
+        if kind is None:
+            continue
+        if before is None or number <= before:
+            old += 1
+            continue
+        told = f"{words[1]} {words[2]}: {said}"
+        findings.append(Finding(severity=kind[1], part=f"bmc:{words[3]}"[:128], cause=kind[0], words=told))
+    note = f"; {old} bad ones are from before" if old else ""
+    return Outcome(findings=tuple(findings[:50]), counters={_LAST: last}, words=f"{len(rows)} events{note}")
+
+
+def judge_ipmi_sensors(evidence: Evidence, settings: IpmiSensorSettings) -> Outcome:
+    """From `ipmitool sdr elist`: name, number, state, entity, reading. `cr` and `nr` (critical, not recoverable) are
+    of low severity, `nc` (not critical) is a warning; `ns` has no reading."""
+    findings: list[Finding] = []
+    count = 0
+    for line in evidence.output("ipmitool_sdr").splitlines():
+        words = [word.strip() for word in line.split("|")]
+        if len(words) < 5:
+            raise CannotJudge(f"ipmitool printed {line[:60]!r}, which is no sensor")
+        name, state, reading = words[0], words[2], words[4]
+        count += state != "ns"
+        failed = re.search(r"failure detected|power supply ac lost|redundancy lost", reading, re.IGNORECASE)
+        if name in settings.ignored or (state not in ("cr", "nr", "nc") and failed is None):
+            continue
+        warn = state == "nc" or (failed is not None and "redundancy" in reading.lower())
+        cause = "power" if failed is not None else "sensor"
+        words_told = f"{name}: {reading} ({state})"
+        severity: Severity = "warn" if warn else "low"
+        findings.append(Finding(severity=severity, part=f"bmc:{name}"[:128], cause=cause, words=words_told))
+    if not count:
+        raise CannotJudge("the management controller has no sensor with a reading")
+    return Outcome(findings=tuple(findings), words=f"{count} sensors")

@@ -1,0 +1,206 @@
+"""What the kernel logs: Xid and SXid of NVIDIA's drivers, and errors of other devices.
+
+Only what the kernel itself wrote counts. A user can write into the log, by `logger` or into /dev/kmsg: such records
+have another facility than the kernel's, 0, which the kernel does not let them claim. Texts are matched from their
+beginning: names that users choose, as those of processes, stand further behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.health_event import Severity
+from fireflyer.base.units import SECOND
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, KernelRecord, Outcome
+from fireflyer.validators.core.checks.settings import Amount, CheckSettings
+from fireflyer.validators.core.checks.xids import UNKNOWN_XID, XIDS
+
+__all__ = [
+    "KernelErrorSettings",
+    "XidSettings",
+    "has_fault",
+    "judge_kernel_errors",
+    "judge_xids",
+    "parse_journal",
+    "parse_kmsg",
+    "sequence_of",
+    "xid_findings",
+]
+
+_SEQUENCE: Final = "kernel:sequence"
+_XID: Final = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\): ([0-9]{1,4})\b"
+)
+_SXID: Final = re.compile(
+    r"nvidia-nvswitch([0-9]{1,3}): SXid \((?:PCI:)?([0-9a-fA-F:.]{7,16})\): ([0-9]{1,6}), (Fatal|Non-fatal)"
+)
+_TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
+    (r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}),", "block_io", "high", False),
+    (r"EXT4-fs error \(device ([^)]{1,60})\)", "file_system", "high", False),
+    (r"XFS \(([^)]{1,60})\): .*(?:[Ss]hut ?down|Corruption)", "file_system", "high", False),
+    (r"nvme (nvme[0-9]+): (?:controller is down|Device not ready|Removing after probe)", "nvme", "high", False),
+    (r"mce: \[Hardware Error\]: CPU ([0-9]{1,5}): Machine Check", "machine_check", "high", False),
+    (r"mce: \[Hardware Error\]: Machine check events logged", "machine_check_log", "warn", False),
+    (r"EDAC MC([0-9]{1,3}): [0-9]+ UE ", "memory", "high", False),
+    (r"(?:pcieport|nvidia|mlx5_core|nvme) ([0-9a-f:.]{7,12}): AER: .*[Uu]ncorrect", "pcie", "high", False),
+    (r"mlx5_core ([0-9a-f:.]{7,12}).{0,40}(?:health compromised|device's health)", "adapter", "high", False),
+    (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
+    (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", False),
+)
+_FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
+_KINDS: Final = {
+    "block_io": "disk", "file_system": "disk", "nvme": "nvme", "machine_check": "cpu", "memory": "memory",
+    "pcie": "pcie", "adapter": "infiniband",
+}  # fmt: skip
+"""Of the part that the first group names."""
+_BEGINNINGS: Final = (
+    b"NVRM: Xid", b"nvidia-nvswitch", b"I/O error", b"critical medium error,", b"blk_update_request: ",
+    b"EXT4-fs error", b"XFS (", b"nvme ", b"mce: [Hardware Error]", b"EDAC MC", b"pcieport ", b"nvidia ",
+    b"mlx5_core ", b"Out of memory", b"INFO: task ",
+)  # fmt: skip
+"""Of all texts that are matched."""
+_NS_PER_US: Final = 1000
+
+
+class XidSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    recent_s: Amount = 3600
+    """How old an Xid may be that counts in the first round after the node was started."""
+
+
+class KernelErrorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    recent_s: Amount = 3600
+
+
+def has_fault(record: bytes) -> bool:
+    """Whether a record of /dev/kmsg is worth to be parsed; a fast test that few pass."""
+    return record.startswith(_BEGINNINGS, record.find(b";") + 1)
+
+
+def sequence_of(record: bytes) -> int | None:
+    """Of a record of /dev/kmsg, whoever wrote it."""
+    parts = record[:64].split(b",", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() and len(parts[1]) < 19 else None
+
+
+def parse_kmsg(record: bytes, started_ns: int) -> KernelRecord | None:
+    """A record of /dev/kmsg; `started_ns`: when the kernel's clock was 0. None: it is not the kernel's, or no record.
+    See Documentation/ABI/testing/dev-kmsg of the kernel."""
+    head, semicolon, text = record.partition(b";")
+    fields = head.split(b",")
+    if not semicolon or len(fields) < 4 or not all(one.isdigit() and len(one) < 19 for one in fields[:3]):
+        return None
+    if int(fields[0]) >> 3:  # the facility
+        return None
+    said = text.split(b"\n", 1)[0].decode(errors="replace")
+    return KernelRecord(int(fields[1]), max(started_ns + int(fields[2]) * _NS_PER_US, 0), said)
+
+
+def parse_journal(line: bytes) -> KernelRecord | None:
+    """A line of `journalctl -o json _TRANSPORT=kernel`."""
+    try:
+        entry: Any = msgspec.json.decode(line)
+    except DECODE_ERRORS:
+        return None
+    if not isinstance(entry, dict) or entry.get("_TRANSPORT") != "kernel" or entry.get("SYSLOG_FACILITY") != "0":
+        return None
+    said, seen_us = entry.get("MESSAGE"), entry.get("__REALTIME_TIMESTAMP")
+    if not isinstance(said, str) or not isinstance(seen_us, str) or not seen_us.isdecimal() or len(seen_us) > 16:
+        return None
+    return KernelRecord(0, int(seen_us) * _NS_PER_US, said)
+
+
+def judge_xids(evidence: Evidence, settings: XidSettings) -> Outcome:
+    """An Xid is an event, not a state: `ok` says that there is no new one."""
+    findings = tuple(_together(xid_findings(_new(evidence, settings.recent_s))))
+    return Outcome(
+        findings=findings, counters=_last(evidence), words="no new Xid", unread=_judged(evidence, bool(findings))
+    )
+
+
+def judge_kernel_errors(evidence: Evidence, settings: KernelErrorSettings) -> Outcome:
+    findings = tuple(_together(_other_findings(_new(evidence, settings.recent_s))))
+    words = "no new error of a device"
+    return Outcome(findings=findings, counters=_last(evidence), words=words, unread=_judged(evidence, bool(findings)))
+
+
+def xid_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
+    for record in records:
+        if (xid := _XID.match(record.text)) is not None:
+            known = XIDS.get(int(xid[2]), UNKNOWN_XID)
+            yield Finding(
+                severity=known.severity, part=f"gpu:{_address(xid[1])}", cause=f"xid_{int(xid[2])}",
+                words=f"Xid {int(xid[2])}: {known.meaning}; remedy: {known.remedy.replace('_', ' ')}",
+                at_once=known.severity == "high", user_made=known.user_made, seen_ns=record.seen_ns,
+            )  # fmt: skip
+        elif (sxid := _SXID.match(record.text)) is not None:
+            fatal = sxid[4] == "Fatal"
+            yield Finding(
+                severity="high" if fatal else "warn", part=f"nvswitch:{sxid[1]}", cause=f"sxid_{sxid[3]}",
+                words=f"SXid {sxid[3]} ({sxid[4].lower()}){'; remedy: restart node' if fatal else ''}",
+                at_once=fatal, seen_ns=record.seen_ns,
+            )  # fmt: skip
+
+
+def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
+    for record in records:
+        for pattern, cause, severity, user_made in _FAULTS:
+            if (found := pattern.match(record.text)) is not None:
+                part = f"{_KINDS[cause]}:{found[1]}" if pattern.groups else ""
+                yield Finding(
+                    severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made,
+                    seen_ns=record.seen_ns,
+                )  # fmt: skip
+                break
+
+
+def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
+    """Since the round before: by number, or by time in the journal, which has no numbers. Where no number is known yet,
+    the recent ones, whatever else has been read."""
+    before = evidence.before
+    last = before.values.get(_SEQUENCE) if before is not None else None
+    recent_ns = evidence.now_ns - round(recent_s * SECOND)
+    for record in evidence.kernel:
+        if record.sequence and last is not None:
+            new = record.sequence > last
+        elif record.sequence or before is None:
+            new = record.seen_ns > recent_ns
+        else:
+            new = record.seen_ns > before.seen_ns
+        if new:
+            yield record
+
+
+def _last(evidence: Evidence) -> dict[str, int]:
+    last = evidence.before.values.get(_SEQUENCE, 0) if evidence.before is not None else 0
+    last = max([last, evidence.kernel_sequence, *(record.sequence for record in evidence.kernel)])
+    return {_SEQUENCE: last} if last else {}
+
+
+def _judged(evidence: Evidence, found: bool) -> str:
+    """What was not read, where something was; raises `CannotJudge` where nothing was."""
+    if evidence.kernel_problem and not evidence.kernel and not found:
+        raise CannotJudge(evidence.kernel_problem)
+    return evidence.kernel_problem
+
+
+def _together(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """One of each part and cause, the first, with how often there was one."""
+    seen: dict[tuple[str, str], tuple[Finding, int]] = {}
+    for finding in findings:
+        key = (finding.part, finding.cause)
+        first, count = seen.get(key, (finding, 0))
+        seen[key] = (first, count + 1)
+    for first, count in seen.values():
+        words = f"{first.words} ({count} times)" if count > 1 else first.words
+        yield msgspec.structs.replace(first, words=words)
+
+
+def _address(text: str) -> str:
+    """With four digits for the domain and a function, as elsewhere in the kernel."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest}{'' if '.' in rest else '.0'}"

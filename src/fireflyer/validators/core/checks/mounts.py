@@ -1,0 +1,116 @@
+"""File systems: those that must be mounted, and the room that is left on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from fireflyer.base.units import format_bytes
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
+from fireflyer.validators.core.checks.settings import CheckSettings, Names, Share
+
+__all__ = ["MOUNTS_FILES", "MountSettings", "SpaceSettings", "judge_mounts", "judge_space"]
+
+MOUNTS_FILES: Final = ("proc/self/mountinfo", "etc/fstab")
+_ON_A_DISK: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
+_WITHOUT_ROOM: Final = frozenset({"squashfs", "iso9660", "overlay", "devtmpfs", "efivarfs", "ramfs", "autofs"})
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+class MountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fstab: bool = True
+    """What /etc/fstab lists, without `noauto` and `nofail`, must be mounted, beside the mounts of the inventory."""
+
+
+class SpaceSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    warn_used_share: Share = 0.80
+    low_used_share: Share = 0.85
+    """Of space, and of inodes."""
+    ignored: Names = ()
+    """Mount points."""
+
+
+class _Mount(NamedTuple):
+    point: str
+    kind: str
+    options: frozenset[str]
+    super_options: frozenset[str]
+
+
+def judge_mounts(evidence: Evidence, settings: MountSettings, expected: tuple[str, ...]) -> Outcome:
+    """`expected`: mount points of the inventory. A missing one is of high severity (arXiv:2410.21680, II-C)."""
+    mounts = {mount.point: mount for mount in _mounts(evidence.text("proc/self/mountinfo"))}
+    if not mounts:
+        raise CannotJudge("/proc/self/mountinfo lists no mount")
+    wanted = dict.fromkeys(expected)
+    if settings.fstab:
+        wanted |= dict.fromkeys(_fstab(evidence.text("etc/fstab")))
+    findings = [
+        Finding(severity="high", part=f"mount:{point}", cause="missing", words=f"{point} is not mounted", at_once=True)
+        for point in wanted
+        if point not in mounts
+    ]
+    findings += [
+        Finding(
+            severity="high", part=f"mount:{mount.point}", cause="read_only",
+            words=f"{mount.point} ({mount.kind}) was mounted to be written to, and the kernel turned it read-only",
+        )
+        for mount in mounts.values()
+        if mount.kind in _ON_A_DISK and "ro" in mount.super_options and "rw" in mount.options
+    ]  # fmt: skip
+    return Outcome(findings=tuple(findings), words=f"{len(mounts)} mounts, {len(wanted)} of them expected")
+
+
+def judge_space(evidence: Evidence, settings: SpaceSettings) -> Outcome:
+    """From `df -B1 --output=source,fstype,size,avail,itotal,iavail,target -l`."""
+    lines = evidence.output("df").splitlines()[1:]
+    if not lines:
+        raise CannotJudge("df lists no file system")
+    findings: list[Finding] = []
+    seen: set[str] = set()
+    for line in lines:
+        words = line.split(None, 6)
+        if len(words) < 7:
+            raise CannotJudge(f"df printed {line[:80]!r}, which has not seven columns")
+        source, kind, point = words[0], words[1], words[6]
+        if kind in _WITHOUT_ROOM or point in settings.ignored or (source.startswith("/") and source in seen):
+            continue
+        seen.add(source)
+        findings += _room(point, kind, words[2:6], settings)
+    return Outcome(findings=tuple(findings), words=f"{len(seen)} file systems have room")
+
+
+def _room(point: str, kind: str, words: list[str], settings: SpaceSettings) -> Iterator[Finding]:
+    numbers = [int(word) if word.isdecimal() and len(word) <= 20 else 0 for word in words]
+    for what, (total, left) in (("space", numbers[:2]), ("inodes", numbers[2:])):
+        used = 1 - left / total if total else 0.0
+        limit = settings.low_used_share if used > settings.low_used_share else settings.warn_used_share
+        if used > limit:
+            remains = format_bytes(left) if what == "space" else f"{left} inodes"
+            yield Finding(
+                severity="low" if used > settings.low_used_share else "warn",
+                part=f"mount:{point}",
+                cause=what,
+                words=f"{point} ({kind}): {used:.1%} of its {what} is used, {remains} left; {limit:.0%} is allowed",
+            )
+
+
+def _mounts(text: str) -> Iterator[_Mount]:
+    """See proc(5), mountinfo."""
+    for line in text.splitlines():
+        ours, _, theirs = line.partition(" - ")
+        first, last = ours.split(" "), theirs.split(" ")
+        if len(first) > 5 and len(last) > 2:
+            yield _Mount(_path(first[4]), last[0], frozenset(first[5].split(",")), frozenset(last[-1].split(",")))
+
+
+def _fstab(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        words = line.split("#", 1)[0].split()
+        if len(words) >= 4 and words[1].startswith("/") and not {"noauto", "nofail"} & set(words[3].split(",")):
+            yield _path(words[1])
+
+
+def _path(text: str) -> str:
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), text)

@@ -1,0 +1,1 @@
+"""What validators find on a node, compared with its peers. Pure."""

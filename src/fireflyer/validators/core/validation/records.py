@@ -1,0 +1,119 @@
+"""What the validators of one node found, and the comparison with nodes of the same model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+
+from fireflyer.validators.core.checks.evidence import Finding
+
+__all__ = [
+    "MAX_RECORDS",
+    "MIN_PEERS",
+    "Found",
+    "NodeRecord",
+    "Tolerance",
+    "compare_digests",
+    "compare_figures",
+    "peers_of",
+]
+
+MAX_RECORDS: Final = 100_000
+"""Of peers."""
+MIN_PEERS: Final = 4
+"""Fewer say nothing of what is usual."""
+_OF_NORMAL: Final = 1.4826
+"""Times the median absolute deviation is the standard deviation, where values are normally distributed."""
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+_Value = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """By one validator."""
+
+    validator: str
+    figures: dict[str, float] = {}
+    """What was measured; the larger the better. The end of a name is the unit."""
+    digests: dict[str, str] = {}
+    """Of results that are the same bits on every node."""
+    faults: tuple[Finding, ...] = ()
+    could_not_run: str = ""
+    words: str = ""
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of the file of records."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    node: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    model: Annotated[str, msgspec.Meta(max_length=200)]
+    """Nodes are compared with those of the same model."""
+    seen_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    figures: Annotated[dict[_Name, _Value], msgspec.Meta(max_length=256)] = {}
+    digests: Annotated[dict[_Name, Annotated[str, msgspec.Meta(max_length=128)]], msgspec.Meta(max_length=256)] = {}
+
+
+class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
+    deviations: float = 5.0
+    """A figure is a fault that lies so many standard deviations below the median, estimated from the median absolute
+    deviation, which a few slow peers do not move, ..."""
+    share: float = 0.05
+    """... and at least this share below it: peers that are nearly equal have nearly no deviation."""
+
+
+def peers_of(record: NodeRecord, records: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """The newest record of each other node of the same model."""
+    newest: dict[str, NodeRecord] = {}
+    for one in records:
+        known = newest.get(one.node)
+        if one.model == record.model and one.node != record.node and (known is None or one.seen_ns >= known.seen_ns):
+            newest[one.node] = one
+    return list(newest.values())
+
+
+def compare_figures(
+    record: NodeRecord, peers: Sequence[NodeRecord], tolerance: Tolerance | None = None
+) -> Iterator[Finding]:
+    """A finding for each figure that is too low: which, by how much, against how many peers. `peers`: one record of
+    each node."""
+    limits = tolerance if tolerance is not None else Tolerance()
+    for name, value in sorted(record.figures.items()):
+        values = [peer.figures[name] for peer in peers if name in peer.figures]
+        if len(values) < MIN_PEERS:
+            continue
+        median = statistics.median(values)
+        deviation = _OF_NORMAL * statistics.median(abs(one - median) for one in values)
+        below = median - value
+        if median > 0 and below > limits.share * median and below > limits.deviations * deviation:
+            many = "" if not deviation else f", {_rounded(below / deviation)} deviations"
+            words = (
+                f"{name} is {_rounded(value)}, {below / median:.1%} below the median of {len(values)} peers, "
+                f"{_rounded(median)}{many}"
+            )
+            yield Finding(severity="low", cause=name[:64], words=words)
+
+
+def compare_digests(record: NodeRecord, peers: Sequence[NodeRecord]) -> Iterator[Finding]:
+    """A result that most peers have otherwise is silent corruption: the same computation gives the same bits
+    everywhere. Where no result has a majority, nobody is blamed."""
+    for name, digest in sorted(record.digests.items()):
+        values = [peer.digests[name] for peer in peers if name in peer.digests]
+        if len(values) < 2:
+            continue
+        usual, count = Counter(values).most_common(1)[0]
+        if digest != usual and count * 2 > len(values):
+            words = f"{name}: the result differs from that of {count} of {len(values)} peers"
+            yield Finding(severity="high", cause="corruption", words=words, at_once=True)
+
+
+def _rounded(value: float) -> str:
+    """With three digits that count."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 12)}f}"

@@ -1,0 +1,195 @@
+"""Runs the validators on this machine, one after the other."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import UsageError
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.os_errors import translate_os_error
+from fireflyer.runtime.node_counters import read_meminfo
+from fireflyer.validators.checks.rounds import HealthRounds
+from fireflyer.validators.core.checks.evidence import Finding
+from fireflyer.validators.core.checks.health_round import as_event
+from fireflyer.validators.core.checks.policy import HealthPolicy
+from fireflyer.validators.core.checks.settings import CheckSettings
+from fireflyer.validators.core.validation.records import (
+    MAX_RECORDS,
+    Found,
+    NodeRecord,
+    compare_digests,
+    compare_figures,
+    peers_of,
+)
+from fireflyer.validators.stress import cuda, processor, storage
+
+__all__ = [
+    "LINK_CHECKS",
+    "VALIDATORS",
+    "Load",
+    "append_record",
+    "events_of",
+    "links",
+    "model_of_node",
+    "read_records",
+    "record_of",
+    "validate",
+]
+
+LINK_CHECKS: Final = ("processors", "pcie", "ethernet", "infiniband", "gpu_clocks", "gpu_count")
+"""Frequency, speed and status of links: checks of `ff health`."""
+MAX_RECORD_BYTES: Final = 64 << 20
+_MAX_MEMORY_SHARE: Final = 0.5
+
+
+class Load(NamedTuple):
+    limit_s: float
+    """Of each validator."""
+    directory: str
+    """On the storage that is tested."""
+    torch: Any
+    """None where there is no GPU."""
+
+
+def _with_gpu(run: Callable[[Any, float], Found], name: str) -> Callable[[Load], Found]:
+    def validator(load: Load) -> Found:
+        if load.torch is None:
+            return Found(validator=name, could_not_run=cuda.WHY_NOT)
+        return run(load.torch, load.limit_s)
+
+    return validator
+
+
+def _memory(load: Load) -> Found:
+    available = read_meminfo().get("MemAvailable", 0) << 10
+    return processor.memory_patterns(load.limit_s, int(available * _MAX_MEMORY_SHARE))
+
+
+VALIDATORS: Final[dict[str, Callable[[Load], Found]]] = {
+    "cpu_stress": lambda load: processor.multiply(load.limit_s),
+    "memory_bandwidth": lambda load: processor.memory_bandwidth(load.limit_s),
+    "memory": _memory,
+    "allreduce": lambda load: processor.allreduce_in_memory(load.limit_s),
+    "storage": lambda load: storage.stress_storage(load.directory, load.limit_s),
+    "repeated": lambda load: processor.repeat_computation(load.limit_s),
+    "gpu_memory": _with_gpu(cuda.gpu_memory, "gpu_memory"),
+    "gpu_gemm": _with_gpu(cuda.gpu_multiply, "gpu_gemm"),
+    "gpu_allreduce": _with_gpu(cuda.gpu_allreduce, "gpu_allreduce"),
+}
+
+
+def validate(names: Iterable[str], load: Load) -> Iterator[Found]:
+    """A validator that fails by itself could not run: the others go on."""
+    for name in names:
+        try:
+            yield VALIDATORS[name](load)
+        except (MemoryError, OSError, RuntimeError) as error:  # torch raises RuntimeError for all that CUDA says
+            yield Found(validator=name, could_not_run=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def links(policy: HealthPolicy) -> list[HealthEvent]:
+    """Frequency, speed and status of links."""
+    return HealthRounds(None).run(policy, LINK_CHECKS)
+
+
+def events_of(
+    found: Sequence[Found], record: NodeRecord, records: Sequence[NodeRecord], now_ns: int
+) -> list[HealthEvent]:
+    """An event for each fault, by itself or beside the peers; else one for each validator."""
+    peers = peers_of(record, records)
+    settings = CheckSettings()
+    events = []
+    for one in found:
+        own = NodeRecord(
+            node=record.node, model=record.model, seen_ns=record.seen_ns, figures=one.figures, digests=one.digests
+        )
+        faults: list[Finding] = [*one.faults, *compare_figures(own, peers), *compare_digests(own, peers)]
+        events += [as_event(one.validator, fault, settings, now_ns) for fault in faults]
+        if not faults:
+            events.append(
+                HealthEvent(
+                    check=one.validator, severity="ok", words=(one.could_not_run or one.words)[:400], seen_ns=now_ns,
+                    could_not_run=bool(one.could_not_run),
+                )
+            )  # fmt: skip
+    return events
+
+
+def record_of(found: Sequence[Found], model: str, now_ns: int) -> NodeRecord:
+    figures = {name: value for one in found for name, value in one.figures.items()}
+    digests = {name: value for one in found for name, value in one.digests.items()}
+    return NodeRecord(node=socket.gethostname()[:128], model=model, seen_ns=now_ns, figures=figures, digests=digests)
+
+
+def model_of_node() -> str:
+    """Of the machine, its processors and its GPUs, as the firmware and the kernel name them."""
+    product = _line("/sys/class/dmi/id/product_name")
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in _text("/proc/cpuinfo").splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
+    gpus = sorted(
+        _line(f"/proc/driver/nvidia/gpus/{name}/information") for name in _entries("/proc/driver/nvidia/gpus")
+    )
+    names = [f"{len(gpus)} x {gpus[0].partition(':')[2].strip()}"] if gpus else []
+    return " / ".join(part for part in (product, f"{os.cpu_count()} x {model}", *names) if part)[:200]
+
+
+def read_records(path: str) -> list[NodeRecord]:
+    """Of a file with one record in each line. Raises `FireflyerError`; names the line that is wrong."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_RECORD_BYTES + 1)
+    except OSError as error:
+        raise translate_os_error(error, f"read {path}") from error
+    lines = data.splitlines()
+    if len(data) > MAX_RECORD_BYTES or len(lines) > MAX_RECORDS:
+        raise UsageError(f"{path} has more than {MAX_RECORD_BYTES >> 20} MiB or {MAX_RECORDS} records; keep the newest")
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(msgspec.json.decode(line, type=NodeRecord))
+        except DECODE_ERRORS as error:
+            raise UsageError(f"{path}, line {number}: {error}; `ff validate --record` writes such lines") from error
+    return records
+
+
+def append_record(path: str, record: NodeRecord) -> None:
+    """In one write, so that nodes which share the file do not mix their lines. Raises `FireflyerError`."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, msgspec.json.encode(record) + b"\n")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise translate_os_error(error, f"write {path}") from error
+
+
+def _line(path: str) -> str:
+    return (_text(path).splitlines() or [""])[0].strip()
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 16).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _entries(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))[:64]
+    except OSError:
+        return []

@@ -1,0 +1,163 @@
+"""`ff health`: tables, JSON, exit codes; and rounds without end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.patience import allowed_s
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.cli import main
+from fireflyer.validators.checks import rounds
+from fireflyer.validators.core.checks.catalogue import CHECKS
+from fireflyer.validators.core.checks.policy import HealthPolicy
+
+Capture = pytest.CaptureFixture[str]
+SITE = """\
+version = 1
+group = "test"
+
+[[programs]]
+name = "site_raid"
+argv = ["{program}", "3"]
+"""
+
+
+def site(tmp_path: Path, text: str) -> str:
+    program = tmp_path / "check_raid"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(SITE.format(program=program))
+    return str(policy)
+
+
+def health(tmp_path: Path, *arguments: str) -> int:
+    return main(["health", "--state", str(tmp_path / "state"), *arguments])
+
+
+def test_a_round_says_something_of_each_check(tmp_path: Path, capsys: Capture) -> None:
+    code = health(tmp_path, "--json")
+    events = [msgspec.json.decode(line, type=HealthEvent) for line in capsys.readouterr().out.splitlines()]
+    on = {check.name for check in CHECKS if check.name not in ("gpu_processes", "gpu_dcgm")}
+    assert {event.check for event in events} == on
+    assert not [event for event in events if "the check failed" in event.words]
+    assert code in (0, 1, 2), "of whatever this machine has"
+    assert (tmp_path / "state/counters.json").exists()
+
+
+@pytest.mark.parametrize(("ends", "code", "result"), [("exit 0", 0, "ok"), ("exit 1", 1, "warn"), ("exit 2", 2, "low")])
+def test_exit_codes_follow_the_worst_finding(
+    tmp_path: Path, capsys: Capture, ends: str, code: int, result: str
+) -> None:
+    policy = site(tmp_path, f'echo "md0: $1 disks | disks=$1"; {ends}')
+    assert health(tmp_path, "--policy", policy, "--check", "site_raid") == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["CHECK", "RESULT", "PART", "WHAT", "WAS", "FOUND"]
+    assert lines[1].split()[:3] == ["site_raid", result, "-"]
+    assert "md0: 3 disks (disks 3)" in lines[1]
+
+
+def test_a_check_that_was_asked_for_and_could_not_run(tmp_path: Path, capsys: Capture) -> None:
+    assert health(tmp_path, "--policy", site(tmp_path, "exit 3"), "--check", "site_raid") == 3
+    assert "not run" in capsys.readouterr().out
+
+
+def test_the_list_says_what_each_check_reads(tmp_path: Path, capsys: Capture) -> None:
+    assert health(tmp_path, "--list", "--policy", site(tmp_path, "")) == 0
+    text = capsys.readouterr().out
+    for line in (
+        "disk_space: ",
+        "  runs   nvidia-smi -q -x",
+        "  warn_used_share = 0.8",
+        "site_raid: ",
+        "gpu_dcgm (disabled): ",
+    ):
+        assert f"\n{line}" in text
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--check", "gpu_heat"), "no check 'gpu_heat'; checks are mounts, "),
+        (("--policy", "/nothing.toml"), "health policy '/nothing.toml' is not a file"),
+        (("--follow", "--check", "mounts"), "--follow runs all enabled checks"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    tmp_path: Path, capsys: Capture, arguments: tuple[str, ...], said: str
+) -> None:
+    assert health(tmp_path, *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_the_kernel_logs_between_rounds_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    monkeypatch.setattr(rounds, "open_kmsg", ours.detach)
+    told: list[HealthEvent] = []
+    seen, stop = threading.Event(), threading.Event()
+
+    def emit(event: HealthEvent) -> None:
+        told.append(event)
+        if event.cause == "xid_79":
+            seen.set()
+        elif event.check == "gpu_xid" and event.severity == "ok":  # the first round is over
+            now_us = time.monotonic_ns() // 1000
+            theirs.send(b"3,7,%d,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n" % now_us)
+
+    rules = HealthPolicy()
+    watch = rounds.Watch(rounds.HealthRounds(None), emit)
+    thread = threading.Thread(target=watch.run, args=(lambda: (rules, ""), 3600.0, stop), daemon=True)
+    with theirs:
+        thread.start()
+        assert seen.wait(allowed_s(60))
+        stop.set()
+        watch.wake()
+        thread.join(allowed_s(60))
+    assert not thread.is_alive()
+    assert [(event.severity, event.part) for event in told if event.cause == "xid_79"] == [("high", "gpu:0000:3b:00.0")]
+
+
+@pytest.mark.processes
+def test_rounds_without_end_take_the_new_policy_and_end_at_sigterm(tmp_path: Path) -> None:
+    policy = site(tmp_path, "exit 0")
+    command = ["-P", "-m", "fireflyer", "health", "--follow", "--every", "1s", "--policy", policy]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--state", str(tmp_path / "state")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        wanted = ["site_raid", "health_policy", "site_disk"]
+        for line in process.stdout:
+            event = msgspec.json.decode(line, type=HealthEvent)
+            if event.check != wanted[0]:
+                continue
+            wanted.pop(0)
+            if not wanted:
+                break
+            text = (
+                "group = 7\n"
+                if event.check == "site_raid"
+                else SITE.format(program="/bin/true").replace("raid", "disk")
+            )
+            Path(f"{policy}.new").write_text(text)
+            os.replace(f"{policy}.new", policy)
+        assert not wanted
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+        assert process.wait(allowed_s(30)) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()

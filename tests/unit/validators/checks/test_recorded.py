@@ -1,0 +1,246 @@
+"""What each check makes of recorded output: of a healthy machine, of a faulty one, and of text that is no output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.units import SECOND
+from fireflyer.validators.core.checks.catalogue import CHECKS, chosen_checks
+from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord, Output
+from fireflyer.validators.core.checks.health_round import judge_round
+from fireflyer.validators.core.checks.kernel_log import parse_journal, parse_kmsg
+from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
+from fireflyer.validators.core.checks.services import ServiceSettings
+
+RECORDED: Final = Path(__file__).parent / "recorded"
+HOUR_NS: Final = 3600 * SECOND
+NOW_NS: Final = 1_709_546_400 * SECOND
+POLICY: Final = HealthPolicy(services=ServiceSettings(units=("munge.service", "chrony.service")))
+TOOLS: Final = {
+    "disk_space": ("df", "df_healthy.txt", "df_malformed.txt"),
+    "disk_smart": ("smartctl:sda", "smartctl_ata_healthy.json", "smartctl_malformed.json"),
+    "services": ("systemctl", "systemctl_healthy.txt", "systemctl_malformed.txt"),
+    "time_offset": ("chronyc", "chronyc_healthy.txt", "chronyc_malformed.txt"),
+    "ipmi_log": ("ipmitool_sel", "ipmitool_sel_healthy.txt", "ipmitool_malformed.txt"),
+    "ipmi_sensors": ("ipmitool_sdr", "ipmitool_sdr_healthy.txt", "ipmitool_malformed.txt"),
+    "gpu_count": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
+    "gpu_ecc": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
+    "gpu_rows": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
+    "gpu_clocks": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
+    "gpu_temperature": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
+    "gpu_processes": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
+    "gpu_dcgm": ("dcgmi", "dcgmi_healthy.json", "dcgmi_malformed.txt"),
+}
+"""Of each check that reads one tool: healthy and malformed output."""
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+def found(
+    check: str, evidence: Evidence, policy: HealthPolicy = POLICY, earlier: Counters | None = None
+) -> list[HealthEvent]:
+    return list(judge_round(chosen_checks(policy, [check]), evidence, policy, earlier).events)
+
+
+def told(
+    check: str, outputs: Mapping[str, str], policy: HealthPolicy = POLICY, before: Mapping[str, str] | None = None
+) -> list[tuple[str, str, str]]:
+    """Severity, cause and part of each event; `before`: outputs of the round an hour before."""
+    earlier = None
+    if before is not None:
+        then = Evidence(now_ns=NOW_NS - HOUR_NS, boot="b", outputs=printed(before))
+        earlier = judge_round(chosen_checks(policy, [check]), then, policy).counters
+    now = Evidence(now_ns=NOW_NS, boot="b", outputs=printed(outputs))
+    return [(one.severity, one.cause, one.part) for one in found(check, now, policy, earlier)]
+
+
+def printed(outputs: Mapping[str, str]) -> dict[str, Output]:
+    return {tool: Output(recorded(name)) for tool, name in outputs.items()}
+
+
+@pytest.mark.parametrize("check", TOOLS)
+def test_a_healthy_machine_gets_one_event_without_a_fault(check: str) -> None:
+    tool, healthy, _ = TOOLS[check]
+    (event,) = found(check, Evidence(now_ns=NOW_NS, outputs=printed({tool: healthy})))
+    assert (event.severity, event.could_not_run, event.seen_ns) == ("ok", False, NOW_NS)
+    assert event.words, "it says what was found to be well"
+
+
+@pytest.mark.parametrize("check", TOOLS)
+@pytest.mark.parametrize("text", ["", "\x00\xff", "[" * 5000, "{}", "<a/>", "1 | 2", "malformed"])
+def test_what_is_no_output_of_the_tool_could_not_be_judged(check: str, text: str) -> None:
+    tool, _, malformed = TOOLS[check]
+    output = Output(recorded(malformed) if text == "malformed" else text)
+    (event,) = found(check, Evidence(now_ns=NOW_NS, outputs={tool: output}))
+    if (check, text) == ("ipmi_log", ""):
+        return  # a log without events
+    assert event.could_not_run
+    assert "the check failed" not in event.words, event.words
+
+
+def test_disks() -> None:
+    assert told("disk_smart", {"smartctl:sda": "smartctl_ata_faulty.json"}) == [
+        ("low", "failing", "disk:sda"),
+        ("warn", "defects", "disk:sda"),
+    ]
+    healthy = {"smartctl:nvme0n1": "smartctl_nvme_healthy.json"}
+    assert told("disk_smart", healthy) == [("ok", "", "")]
+    faults = told("disk_smart", {"smartctl:nvme0n1": "smartctl_nvme_faulty.json"}, before=healthy)
+    assert {(severity, cause) for severity, cause, _ in faults} == {
+        ("warn", "temperature"),
+        ("low", "critical_warning"),
+        ("low", "spare"),
+        ("low", "worn"),
+        ("high", "media_errors"),
+    }
+
+
+def test_a_disk_that_smartctl_may_not_open_is_told_beside_those_that_it_may() -> None:
+    outputs = {"smartctl:sda": "smartctl_refused.json", "smartctl:nvme0n1": "smartctl_nvme_healthy.json"}
+    evidence = Evidence(
+        now_ns=NOW_NS, outputs={**printed(outputs), "smartctl:sda": Output(recorded(outputs["smartctl:sda"]), 2)}
+    )
+    (event,) = found("disk_smart", evidence)
+    assert event.severity == "ok"
+    assert "Permission denied" in event.words
+
+
+def test_a_disk_of_the_inventory_that_is_gone_is_a_fault() -> None:
+    policy = HealthPolicy(inventory=Inventory(disks=("sda", "sdb")))
+    evidence = Evidence(now_ns=NOW_NS, files={"sys/block/sda/size": "1000\n"})
+    assert [(one.severity, one.part) for one in found("disk_smart", evidence, policy)] == [("high", "disk:sdb")]
+
+
+def test_space_and_inodes() -> None:
+    assert told("disk_space", {"df": "df_faulty.txt"}) == [("low", "space", "mount:/"), ("low", "inodes", "mount:/")]
+
+
+def test_services_and_time() -> None:
+    assert told("services", {"systemctl": "systemctl_faulty.txt"}) == [("low", "inactive", "service:munge.service")]
+    assert told("time_offset", {"chronyc": "chronyc_faulty.txt"}) == [("low", "offset", "")]
+    assert told("time_offset", {"chronyc": "chronyc_alone.txt"}) == [("warn", "not_synchronized", "")]
+    assert told("time_offset", {"chronyc": "chronyc_malformed.txt", "timedatectl": "timedatectl_healthy.txt"}) == [
+        ("ok", "", "")
+    ]
+    assert told("time_offset", {"timedatectl": "timedatectl_faulty.txt"}) == [("warn", "not_synchronized", "")]
+
+
+def test_only_new_events_of_the_management_controller_are_faults() -> None:
+    faulty = {"ipmitool_sel": "ipmitool_sel_faulty.txt"}
+    assert told("ipmi_log", faulty) == [("ok", "", "")], "they may be years old"
+    assert told("ipmi_log", faulty, before={"ipmitool_sel": "ipmitool_sel_healthy.txt"}) == [
+        ("high", "uncorrectable", "bmc:Memory DIMM_A1"),
+        ("low", "power", "bmc:Power Supply PSU2 Status"),
+        ("high", "bus", "bmc:Critical Interrupt PCIe"),
+        ("warn", "sensor", "bmc:Temperature Inlet"),
+    ]
+    assert told("ipmi_log", faulty, before=faulty) == [("ok", "", "")]
+
+
+def test_sensors() -> None:
+    assert told("ipmi_sensors", {"ipmitool_sdr": "ipmitool_sdr_faulty.txt"}) == [
+        ("warn", "sensor", "bmc:CPU0_TEMP"),
+        ("low", "sensor", "bmc:FAN1"),
+        ("low", "power", "bmc:PSU2 Status"),
+    ]
+
+
+def test_gpus() -> None:
+    faulty = {"nvidia_smi": "nvidia_smi_faulty.xml"}
+    first, second = "gpu:0000:1b:00.0", "gpu:0000:3b:00.0"
+    assert told("gpu_ecc", faulty) == [("high", "uncorrected", first)]
+    assert told("gpu_rows", faulty) == [("low", "pending", first), ("warn", "many", first), ("high", "failed", second)]
+    assert told("gpu_clocks", faulty) == [("low", "throttled", first)]
+    assert told("gpu_temperature", faulty) == [("low", "temperature", first), ("warn", "temperature", first)]
+    assert told("gpu_processes", faulty) == [("warn", "processes", first), ("low", "memory", second)]
+    (event, *_) = found("gpu_ecc", Evidence(now_ns=NOW_NS, outputs=printed(faulty)))
+    assert event.serial == "1650023000027", "its history follows the part"
+    assert event.at_once
+
+
+def test_a_gpu_that_is_lost_or_missing() -> None:
+    eight = HealthPolicy(inventory=Inventory(gpus=8))
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_lost.txt"}) == [("high", "lost", "")]
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_healthy.xml"}, eight) == [("high", "missing", "")]
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.txt"}, eight) == [("high", "missing", "")]
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.txt"}) == [("ok", "", "")]
+
+
+def test_a_report_with_entities_is_not_expanded() -> None:
+    bomb = '<!DOCTYPE a [<!ENTITY b "' + "c" * 100 + '">]><nvidia_smi_log>&b;</nvidia_smi_log>'
+    (event,) = found("gpu_ecc", Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(bomb)}))
+    assert event.could_not_run
+    assert "entities" in event.words
+
+
+def test_nvlink() -> None:
+    healthy = {"nvlink_status": "nvlink_status_healthy.txt", "nvlink_errors": "nvlink_errors_healthy.txt"}
+    assert told("gpu_nvlink", healthy) == [("ok", "", "")]
+    down = {**healthy, "nvlink_status": "nvlink_status_faulty.txt"}
+    assert told("gpu_nvlink", down) == [("ok", "", "")], "a link that was never active may have no other end"
+    assert told("gpu_nvlink", down, before=healthy) == [("high", "down", "gpu:GPU-aaaa")]
+    noisy = {**healthy, "nvlink_errors": "nvlink_errors_faulty.txt"}
+    assert told("gpu_nvlink", noisy, before=healthy) == [("low", "errors", "gpu:GPU-aaaa")]
+    (event,) = found("gpu_nvlink", Evidence(now_ns=NOW_NS, outputs=printed({"nvlink_status": "nvidia_smi_failed.txt"})))
+    assert event.could_not_run
+
+
+def test_dcgm_of_both_formats() -> None:
+    assert told("gpu_dcgm", {"dcgmi": "dcgmi_faulty.json"}) == [("high", "fail", "gpu:0"), ("warn", "warn", "gpu:1")]
+
+
+def kernel(*records: KernelRecord | None, sequence: int = 0) -> Evidence:
+    return Evidence(now_ns=NOW_NS, kernel=tuple(one for one in records if one is not None), kernel_sequence=sequence)
+
+
+def test_xids_of_the_kernel_count_and_those_that_a_user_writes_do_not() -> None:
+    records = [parse_kmsg(line.encode(), NOW_NS - 7200 * SECOND) for line in recorded("kmsg.txt").splitlines()]
+    events = found("gpu_xid", kernel(*records))
+    assert [(one.severity, one.cause, one.part, one.user_made, one.at_once) for one in events] == [
+        ("warn", "xid_31", "gpu:0000:3b:00.0", True, False),
+        ("high", "xid_79", "gpu:0000:3b:00.0", False, True),
+        ("warn", "sxid_12028", "nvswitch:3", False, False),
+        ("high", "sxid_20034", "nvswitch:1", False, True),
+    ]
+    assert "2 times" in events[1].words
+    assert "restart node" in events[1].words
+    assert [(one.severity, one.cause, one.part, one.user_made) for one in found("kernel_errors", kernel(*records))] == [
+        ("high", "block_io", "disk:nvme0n1", False),
+        ("warn", "out_of_memory", "", True),
+    ]
+
+
+def test_only_the_transport_and_the_facility_of_the_kernel_count_in_the_journal() -> None:
+    records = [parse_journal(line.encode()) for line in recorded("journal.txt").splitlines()]
+    assert [one.cause for one in found("gpu_xid", kernel(*records))] == ["xid_48"]
+
+
+def test_an_xid_is_told_once() -> None:
+    policy = HealthPolicy()
+    record = KernelRecord(9, NOW_NS, "NVRM: Xid (PCI:0000:3b:00): 48, DBE")
+    checks = chosen_checks(policy, ["gpu_xid"])
+    first = judge_round(checks, kernel(record, sequence=12), policy)
+    assert [one.cause for one in first.events] == ["xid_48"]
+    again = judge_round(checks, kernel(record, sequence=12), policy, first.counters)
+    assert [one.severity for one in again.events] == ["ok"]
+    newer = judge_round(checks, kernel(KernelRecord(13, NOW_NS, record.text)), policy, again.counters)
+    assert [one.cause for one in newer.events] == ["xid_48"]
+
+
+def test_an_old_xid_does_not_count_in_the_first_round() -> None:
+    record = KernelRecord(9, NOW_NS - 2 * HOUR_NS, "NVRM: Xid (PCI:0000:3b:00): 48, DBE")
+    assert [one.severity for one in found("gpu_xid", kernel(record))] == ["ok"]
+
+
+def test_all_checks_say_why_nothing_was_captured() -> None:
+    policy = HealthPolicy()
+    round_ = judge_round(CHECKS, Evidence(now_ns=NOW_NS), policy)
+    assert {event.check for event in round_.events} == {check.name for check in CHECKS}
+    assert not [event for event in round_.events if "the check failed" in event.words]

@@ -1,0 +1,226 @@
+"""What checks make of what the kernel shows in /sys and /proc, of machines that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from tests.support.fake_sysfs import tree_of_epyc, write_tree
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.units import SECOND
+from fireflyer.runtime.disk import RealDisk
+from fireflyer.validators.checks.capture import capture
+from fireflyer.validators.core.checks.catalogue import chosen_checks, sources_of
+from fireflyer.validators.core.checks.evidence import Evidence, Output
+from fireflyer.validators.core.checks.health_round import judge_round
+from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
+from fireflyer.validators.core.checks.processor import ProcessorSettings
+
+RECORDED: Final = Path(__file__).parent / "recorded"
+NOW_NS: Final = 1_709_546_400 * SECOND
+NO_INVENTORY: Final = Inventory()
+DEFAULTS: Final = HealthPolicy()
+PORT: Final = "sys/class/infiniband/mlx5_0/ports/1"
+INFINIBAND: Final = {
+    "sys/class/infiniband/mlx5_0/node_guid": "0c42:a103:0065:1234\n",
+    f"{PORT}/state": "4: ACTIVE\n",
+    f"{PORT}/phys_state": "5: LinkUp\n",
+    f"{PORT}/rate": "200 Gb/sec (4X HDR)\n",
+    f"{PORT}/counters/link_downed": "3\n",
+    f"{PORT}/counters/symbol_error": "70\n",
+}
+NET: Final = "sys/class/net/eth0"
+ETHERNET: Final = {
+    f"{NET}/device/uevent": "DRIVER=mlx5_core\n",
+    f"{NET}/carrier": "1\n",
+    f"{NET}/speed": "25000\n",
+    f"{NET}/carrier_changes": "2\n",
+    f"{NET}/statistics/rx_crc_errors": "0\n",
+}
+MC: Final = "sys/devices/system/edac/mc/mc0"
+EDAC: Final = {
+    "proc/meminfo": "MemTotal:  527843596 kB\nHardwareCorrupted:     0 kB\n",
+    f"{MC}/ue_count": "0\n",
+    f"{MC}/ce_count": "5\n",
+    f"{MC}/dimm0/dimm_label": "P0_DIMM_A1\n",
+    f"{MC}/dimm0/dimm_ue_count": "0\n",
+    f"{MC}/dimm0/dimm_ce_count": "5\n",
+    f"{MC}/dimm0/size": "32768\n",
+    f"{MC}/dimm1/size": "0\n",
+}
+
+
+def found(
+    check: str,
+    files: Mapping[str, str],
+    inventory: Inventory = NO_INVENTORY,
+    *,
+    before: Mapping[str, str] | None = None,
+    policy: HealthPolicy = DEFAULTS,
+    after_s: int = 3600,
+) -> list[HealthEvent]:
+    """Events of one check; `before`: files of the round `after_s` before."""
+    policy = msgspec.structs.replace(policy, inventory=inventory)
+    checks, earlier = chosen_checks(policy, [check]), None
+    if before is not None:
+        then = Evidence(now_ns=NOW_NS - after_s * SECOND, boot="b", files=before)
+        earlier = judge_round(checks, then, policy).counters
+    return list(judge_round(checks, Evidence(now_ns=NOW_NS, boot="b", files=files), policy, earlier).events)
+
+
+def told(*args: object, **kwargs: object) -> list[tuple[str, str, str]]:
+    return [(one.severity, one.cause, one.part) for one in found(*args, **kwargs)]  # type: ignore[arg-type]
+
+
+def test_infiniband() -> None:
+    expected = Inventory(infiniband={"mlx5_0": 200})
+    port = "infiniband:mlx5_0/1"
+    assert told("infiniband", INFINIBAND, expected) == [("ok", "", "")], "counters of before may be years old"
+    assert told("infiniband", {}, expected) == [("high", "missing", "infiniband:mlx5_0")]
+    down = {**INFINIBAND, f"{PORT}/state": "1: DOWN\n", f"{PORT}/phys_state": "3: Disabled\n"}
+    assert told("infiniband", down, expected) == [("high", "down", port)]
+    assert told("infiniband", down) == [("ok", "", "")], "a port without a cable"
+    assert told("infiniband", down, before=INFINIBAND) == [("high", "down", port)], "it was active before"
+    slow = {**INFINIBAND, f"{PORT}/rate": "100 Gb/sec (4X EDR)\n"}
+    (event,) = found("infiniband", slow, expected)
+    assert (event.severity, event.cause, event.serial) == ("high", "rate", "0c42:a103:0065:1234")
+    assert "200 Gbit/s" in event.words
+
+
+def test_flaps_and_errors_count_by_their_rate() -> None:
+    port = "infiniband:mlx5_0/1"
+    flapped = {**INFINIBAND, f"{PORT}/counters/link_downed": "4\n"}
+    assert told("infiniband", flapped, before=INFINIBAND) == [("warn", "flaps", port)]
+    assert told("infiniband", flapped, before=INFINIBAND, after_s=60) == [("warn", "flaps", port)], "one is no storm"
+    bad = {**INFINIBAND, f"{PORT}/counters/link_downed": "30\n"}
+    assert told("infiniband", bad, before=INFINIBAND) == [("low", "flaps", port)]
+    noisy = {**INFINIBAND, f"{PORT}/counters/symbol_error": "170\n"}
+    assert told("infiniband", noisy, before=INFINIBAND) == [("ok", "", "")]
+    assert told("infiniband", noisy, before=INFINIBAND, after_s=1800) == [("warn", "errors", port)]
+
+
+def test_a_counter_that_went_down_was_reset() -> None:
+    reset = {**INFINIBAND, f"{PORT}/counters/symbol_error": "5\n"}
+    assert told("infiniband", reset, before=INFINIBAND) == [("ok", "", "")]
+
+
+def test_ethernet() -> None:
+    expected = Inventory(ethernet={"eth0": 25})
+    assert told("ethernet", ETHERNET, expected) == [("ok", "", "")]
+    assert told("ethernet", {**ETHERNET, f"{NET}/carrier": "0\n"}, expected) == [("high", "down", "ethernet:eth0")]
+    assert told("ethernet", {**ETHERNET, f"{NET}/speed": "1000\n"}, expected) == [("low", "rate", "ethernet:eth0")]
+    assert told("ethernet", {}, expected) == [("high", "missing", "ethernet:eth0")]
+    flapped = {**ETHERNET, f"{NET}/carrier_changes": "4\n"}
+    assert told("ethernet", flapped, before=ETHERNET) == [("warn", "flaps", "ethernet:eth0")]
+
+
+def test_memory_errors() -> None:
+    assert told("memory_errors", EDAC) == [("ok", "", "")]
+    broken = {**EDAC, f"{MC}/dimm0/dimm_ue_count": "1\n"}
+    assert told("memory_errors", broken, before=EDAC) == [("high", "uncorrected", "memory:P0_DIMM_A1")]
+    assert told("memory_errors", broken, before=broken) == [("ok", "", "")]
+    noisy = {**EDAC, f"{MC}/ce_count": "205\n"}
+    assert told("memory_errors", noisy, before=EDAC) == [("warn", "corrected", "memory:mc0")]
+    poisoned = {**EDAC, "proc/meminfo": "MemTotal:  527843596 kB\nHardwareCorrupted:     4 kB\n"}
+    assert told("memory_errors", poisoned, before=EDAC) == [("high", "poisoned", "")]
+
+
+def test_memory_size_and_modules() -> None:
+    assert told("memory_size", EDAC, Inventory(memory_gib=512, memory_modules=1)) == [("ok", "", "")]
+    assert told("memory_size", EDAC, Inventory(memory_gib=1024)) == [("low", "size", "")]
+    policy = HealthPolicy(inventory=Inventory(memory_modules=2))
+    checks = chosen_checks(policy, ["memory_size"])
+    for name, severity in (("healthy", "ok"), ("faulty", "low")):
+        output = Output((RECORDED / f"dmidecode_{name}.txt").read_text())
+        evidence = Evidence(now_ns=NOW_NS, files=EDAC, outputs={"dmidecode": output})
+        assert [event.severity for event in judge_round(checks, evidence, policy).events] == [severity]
+
+
+def test_processors() -> None:
+    base = "sys/devices/system/cpu"
+    files = {
+        "sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet\n",
+        f"{base}/online": "0-1,4\n",
+        f"{base}/cpu0/cpufreq/scaling_governor": "powersave\n",
+        f"{base}/cpu0/cpufreq/scaling_max_freq": "1200000\n",
+    }
+    policy = HealthPolicy(processors=ProcessorSettings(least_mhz=1500))
+    assert told("processors", files, Inventory(cpus=4), policy=policy) == [
+        ("low", "missing", ""),
+        ("warn", "clock_source", ""),
+        ("warn", "governor", ""),
+        ("low", "frequency", ""),
+    ]
+
+
+def stat(pid: int, name: str, state: str, started: int) -> dict[str, str]:
+    fields = " ".join(["1"] * 18)
+    return {f"proc/{pid}/stat": f"{pid} ({name}) {state} {fields} {started} 0 0\n"}
+
+
+def test_a_process_hangs_only_when_it_was_so_in_a_round_before() -> None:
+    files = {**stat(1, "init", "S", 1), **stat(7, "a) D (b", "D", 70), **stat(8, "gone", "Z", 80)}
+    assert told("processes", files) == [("ok", "", "")]
+    assert told("processes", files, before=files) == [("low", "uninterruptible", ""), ("warn", "zombie", "")]
+    assert told("processes", files, before=files, after_s=60) == [("ok", "", "")]
+    other = {**stat(1, "init", "S", 1), **stat(7, "a) D (b", "D", 71)}
+    assert told("processes", other, before=files) == [("ok", "", "")], "another process with the same number"
+
+
+def test_mounts() -> None:
+    healthy = {"proc/self/mountinfo": (RECORDED / "mountinfo_healthy.txt").read_text()}
+    faulty = {"proc/self/mountinfo": (RECORDED / "mountinfo_faulty.txt").read_text()}
+    expected = Inventory(mounts=("/data", "/scratch disk"))
+    assert told("mounts", healthy, expected) == [("ok", "", "")]
+    assert told("mounts", faulty, expected) == [
+        ("high", "missing", "mount:/data"),
+        ("high", "read_only", "mount:/scratch disk"),
+    ]
+    fstab = {"etc/fstab": "# a comment\nhost:/x /nfs nfs rw 0 0\n/dev/x /usb ext4 noauto 0 0\nnone swap swap sw 0 0\n"}
+    assert told("mounts", {**healthy, **fstab}) == [("high", "missing", "mount:/nfs")]
+
+
+def test_nvme_devices() -> None:
+    files = {"sys/class/nvme/nvme0/state": "dead\n", "sys/class/nvme/nvme0/serial": "S64HNE0R100001  \n"}
+    events = found("nvme", files, Inventory(nvme=2))
+    assert [(one.cause, one.part, one.serial) for one in events] == [
+        ("missing", "", ""),
+        ("state", "nvme:nvme0", "S64HNE0R100001"),
+    ]
+
+
+def test_pci_express_of_a_whole_machine(tmp_path: Path) -> None:
+    disk = RealDisk()
+    tree = {path: text for path, text in tree_of_epyc().items() if "/pci/" in path}
+    narrow = "sys/bus/pci/devices/0000:21:00.0/current_link_width"
+    assert narrow in tree
+    write_tree(disk, str(tmp_path), {**tree, narrow: "8\n"})
+    policy = HealthPolicy(inventory=Inventory(gpus=9))
+    checks = chosen_checks(policy, ["pcie"])
+    evidence = capture(sources_of(checks, policy), NOW_NS, root=str(tmp_path))
+    events = judge_round(checks, evidence, policy).events
+    assert [(one.severity, one.cause, one.part) for one in events] == [
+        ("low", "width", "gpu:0000:21:00.0"),
+        ("high", "gpu_missing", ""),
+    ]
+
+
+def test_errors_of_pci_express() -> None:
+    base = "sys/bus/pci/devices/0000:a1:00.0"
+    clean = {
+        f"{base}/class": "0x020700\n",
+        f"{base}/vendor": "0x15b3\n",
+        f"{base}/aer_dev_fatal": "DLP 0\nTOTAL_ERR_FATAL 0\n",
+    }
+    broken = {**clean, f"{base}/aer_dev_fatal": "DLP 2\nTOTAL_ERR_FATAL 2\n"}
+    assert told("pcie", broken, before=clean) == [("high", "aer_fatal", "infiniband:0000:a1:00.0")]
+
+
+def test_a_check_of_what_the_kernel_does_not_let_us_read_says_so() -> None:
+    evidence = Evidence(now_ns=NOW_NS, unreadable={f"{MC}/ue_count": "permission denied"})
+    (event,) = judge_round(chosen_checks(HealthPolicy(), ["memory_errors"]), evidence, HealthPolicy()).events
+    assert event.could_not_run
+    assert "permission denied" in event.words

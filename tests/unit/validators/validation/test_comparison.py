@@ -1,0 +1,108 @@
+"""Nodes beside their peers: which figure is too low, whose result differs, and who measures with whom when."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fireflyer.base.errors import UsageError
+from fireflyer.validators.core.validation.pairs import rounds_of_pairs
+from fireflyer.validators.core.validation.records import (
+    MIN_PEERS,
+    NodeRecord,
+    compare_digests,
+    compare_figures,
+    peers_of,
+)
+from fireflyer.validators.stress.run import append_record, read_records
+
+
+def record(node: str, value: float = 100.0, digest: str = "d", *, model: str = "m", seen_ns: int = 1) -> NodeRecord:
+    return NodeRecord(
+        node=node, model=model, seen_ns=seen_ns, figures={"gemm_flop_per_s": value}, digests={"cpu": digest}
+    )
+
+
+PEERS = [record(f"n{number}", value) for number, value in enumerate((99, 100, 101, 100, 40, 102))]
+"""One of them is as slow as the node that is looked for; the median does not mind."""
+
+
+def test_a_figure_far_below_its_peers_is_told_with_all_that_one_asks() -> None:
+    (finding,) = compare_figures(record("slow", 80), PEERS)
+    assert finding.words == "gemm_flop_per_s is 80.0, 20.0% below the median of 6 peers, 100, 13.5 deviations"
+    assert (finding.severity, finding.cause) == ("low", "gemm_flop_per_s")
+
+
+@pytest.mark.parametrize("value", [96, 100, 500])
+def test_a_figure_within_the_tolerance_or_above_is_none(value: float) -> None:
+    assert not list(compare_figures(record("n", value), PEERS))
+
+
+def test_equal_peers_have_no_deviation_and_the_share_decides() -> None:
+    peers = [record(f"n{number}") for number in range(5)]
+    assert not list(compare_figures(record("n", 95.1), peers))
+    assert [finding.words for finding in compare_figures(record("n", 94), peers)] == [
+        "gemm_flop_per_s is 94.0, 6.0% below the median of 5 peers, 100"
+    ]
+
+
+def test_few_peers_say_nothing() -> None:
+    assert not list(compare_figures(record("n", 1), PEERS[: MIN_PEERS - 1]))
+
+
+@given(st.lists(st.floats(50, 150), min_size=5, max_size=40), st.floats(0, 200))
+def test_only_what_is_below_the_median_is_a_fault(values: list[float], value: float) -> None:
+    peers = [record(f"n{number}", one) for number, one in enumerate(values)]
+    if list(compare_figures(record("me", value), peers)):
+        assert value < 0.95 * statistics.median(values)
+
+
+def test_peers_are_other_nodes_of_the_model_with_their_newest_record() -> None:
+    records = [
+        record("a", 1, seen_ns=1), record("a", 2, seen_ns=3), record("b", model="other"), record("me"),
+        record("c", seen_ns=2),
+    ]  # fmt: skip
+    assert peers_of(record("me"), records) == [records[1], records[4]]
+
+
+def test_the_node_whose_result_differs_is_told() -> None:
+    (finding,) = compare_digests(record("n", digest="x"), PEERS)
+    assert (finding.severity, finding.cause, finding.at_once) == ("high", "corruption", True)
+    assert "6 of 6 peers" in finding.words
+    assert not list(compare_digests(record("n"), PEERS))
+    divided = [record("a", digest="a"), record("b", digest="b")]
+    assert not list(compare_digests(record("n", digest="x"), divided)), "no result has a majority"
+
+
+@given(st.integers(0, 41))
+def test_each_pair_of_nodes_meets_once_and_no_node_twice_in_a_round(nodes: int) -> None:
+    rounds = rounds_of_pairs(nodes)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == list(combinations(range(nodes), 2))
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy))
+    assert len(rounds) == (0 if nodes < 2 else nodes - 1 if nodes % 2 == 0 else nodes)
+
+
+def test_records_are_appended_and_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "records.jsonl")
+    for one in PEERS:
+        append_record(path, one)
+    assert read_records(path) == PEERS
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"node":"n"}', '{"node":"n","model":"m","seen_ns":1,"figures":{"x":-1}}', "\xff"]
+)
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "records.jsonl"
+    append_record(str(path), PEERS[0])
+    path.write_bytes(path.read_bytes() + line.encode("latin-1") + b"\n")
+    with pytest.raises(UsageError, match="line 2"):
+        read_records(str(path))
