@@ -8,6 +8,7 @@ from fireflyer.planning.cluster import (
     StoragePart,
     TrainingPart,
     plan_cluster,
+    ring_of,
 )
 from fireflyer.planning.costs import (
     BillLine,
@@ -19,8 +20,10 @@ from fireflyer.planning.costs import (
     cost_of_ownership,
     price_bill,
 )
+from fireflyer.planning.loads import HeatMap, LayerLoad, LinkLoads, link_loads
 from fireflyer.planning.network_file import NetworkFile
 from fireflyer.planning.node_limits import Limits, hfreduce_limits, host_memory_operations, ring_pcie_bandwidth
+from fireflyer.planning.page import render_cluster
 from fireflyer.planning.prices import NodePrice, Price, PriceList
 from fireflyer.planning.published import PublishedFigure, PublishedRow, published_figures
 
@@ -30,7 +33,10 @@ __all__ = [
     "CheckpointPart",
     "ClusterAnswer",
     "ClusterFile",
+    "HeatMap",
+    "LayerLoad",
     "Limits",
+    "LinkLoads",
     "NetworkFile",
     "NodePrice",
     "Ownership",
@@ -48,8 +54,11 @@ __all__ = [
     "cost_of_ownership",
     "hfreduce_limits",
     "host_memory_operations",
+    "link_loads",
     "plan_cluster",
     "price_bill",
     "published_figures",
+    "render_cluster",
+    "ring_of",
     "ring_pcie_bandwidth",
 ]

@@ -23,7 +23,7 @@ from fireflyer.planning.prices import PriceList
 from fireflyer.topology.fabrics import Fabric, NodeGroup
 
 __all__ = ["CheckpointPart", "ClusterAnswer", "ClusterFile", "CostAnswer", "FailureAnswer", "StoragePart"]
-__all__ += ["TrainingPart", "plan_cluster"]
+__all__ += ["TrainingPart", "plan_cluster", "ring_of"]
 
 MOST_RING_NODES: Final = 4096
 """In the ring whose slowest flow is simulated."""
@@ -214,19 +214,20 @@ def _with_rate(node: NodeModel, bytes_per_s: float) -> NodeModel:
     return msgspec.structs.replace(node, nic_bytes_per_s=bytes_per_s / node.nics)
 
 
+def ring_of(fabric: Fabric, kind: str, job_nodes: int, queue_pairs: int, seed: int) -> tuple[range, Settings]:
+    """The nodes of the run, the first of their kind, and how their ring is routed: at least one flow for each port."""
+    group = _group(fabric, kind, "gpu_kind")
+    first = sum(one.count for one in fabric.groups[: fabric.groups.index(group)])
+    settings = Settings(routing="ecmp", queue_pairs=max(queue_pairs, group.ports), seed=seed)
+    return range(first, first + min(job_nodes, MOST_RING_NODES)), settings
+
+
 def _ring_share(fabric: Fabric, group: NodeGroup, job_nodes: int, queue_pairs: int, seed: int) -> float:
     """Over the rate of the ports of a node; 1 for a node that is alone."""
     if job_nodes < 2:
         return 1.0
-    first = 0
-    for one in fabric.groups:
-        if one is group:
-            break
-        first += one.count
-    nodes = range(first, first + min(job_nodes, MOST_RING_NODES))
-    transfers = pattern_transfers("shuffled-ring", nodes, 1, seed=seed)
-    settings = Settings(routing="ecmp", queue_pairs=max(queue_pairs, group.ports), seed=seed)
-    rates = first_rates(fabric, transfers, settings)
+    nodes, settings = ring_of(fabric, group.kind, job_nodes, queue_pairs, seed)
+    rates = first_rates(fabric, pattern_transfers("shuffled-ring", nodes, 1, seed=seed), settings)
     return min(1.0, float(rates.min()) / (group.ports * fabric.link_bytes_per_s))
 
 

@@ -24,7 +24,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         if language == "json":
             (tmp_path / "config.json").write_text(text)
     commands = [shlex.split(line)[1:] for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
-    assert len(commands) == 2
+    assert len(commands) == 3
     said = []
     for command in commands:
         assert main(command) == 0, command
@@ -38,6 +38,9 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         "  the run, rented: ",
     ):
         assert words in said[0], words
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page
+    assert "leaf 0 to spine 0: " in page
     assert json.loads(said[1])["job_nodes"] == 64
     assert main(["plan", "cluster", "network.toml"]) == 2
     error = capsys.readouterr().err.strip()

@@ -14,7 +14,7 @@ from fireflyer.cli.plan.network import read_network, read_prices, shipped_networ
 from fireflyer.cli.train.plan import node_names, read_node, read_plan
 
 if TYPE_CHECKING:
-    from fireflyer.planning import Amount, ClusterAnswer, ClusterFile
+    from fireflyer.planning import Amount, ClusterAnswer, ClusterFile, NetworkFile
 
 __all__ = ["cluster_command"]
 
@@ -40,8 +40,9 @@ Examples:
     help="Flows of a transfer, which switches divide over links.",
 )
 @click.option("--seed", metavar="N", type=WholeNumber(min=0), default=0, show_default=True, help="Of hash and order.")
+@click.option("--html", metavar="PAGE", help="Also write one HTML file with tables and plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in SI units.")
-def cluster_command(*, file: str, queue_pairs: int, seed: int, as_json: bool) -> int:
+def cluster_command(*, file: str, queue_pairs: int, seed: int, html: str | None, as_json: bool) -> int:
     """Print how long the training run in the TOML file FILE takes on its cluster, what its failures and checkpoints add
     to that, whether network and storage suffice, and what it costs. Nothing is started, and no GPU is needed.
 
@@ -63,6 +64,8 @@ def cluster_command(*, file: str, queue_pairs: int, seed: int, as_json: bool) ->
     training, shape = read_plan(os.path.join(directory, given.training.plan))
     prices = None if given.prices is None else read_prices(os.path.join(directory, given.prices))
     answer = plan_cluster(given, network, node, training.plan, shape, prices, queue_pairs=queue_pairs, seed=seed)
+    if html is not None:
+        _write_page(html, given, answer, network, queue_pairs, seed)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
     else:
@@ -70,14 +73,31 @@ def cluster_command(*, file: str, queue_pairs: int, seed: int, as_json: bool) ->
     return 0 if answer.suffices else EXIT_DOES_NOT_SUFFICE
 
 
+def _write_page(
+    path: str, given: ClusterFile, answer: ClusterAnswer, network: NetworkFile, queue_pairs: int, seed: int
+) -> None:
+    from fireflyer.cli.new_file import replaced_file
+    from fireflyer.planning import link_loads, render_cluster, ring_of
+
+    fabric = network.build()
+    nodes, settings = ring_of(fabric, given.gpu_kind, answer.job_nodes, queue_pairs, seed)
+    loads = link_loads(fabric, nodes, settings) if len(nodes) > 1 else None
+    with replaced_file(path) as file:
+        file.write(render_cluster(given.name, _sections(given, answer), answer, loads))
+
+
+def _sections(given: ClusterFile, answer: ClusterAnswer) -> dict[str, dict[str, str]]:
+    return {
+        "cluster": _cluster_rows(given, answer),
+        "step": _step_rows(answer),
+        "run": _run_rows(given, answer),
+        "checkpoints": _checkpoint_rows(answer),
+        "cost": _cost_rows(answer),
+    }
+
+
 def _print(given: ClusterFile, answer: ClusterAnswer) -> None:
-    for title, rows in (
-        ("cluster", _cluster_rows(given, answer)),
-        ("step", _step_rows(answer)),
-        ("run", _run_rows(given, answer)),
-        ("checkpoints", _checkpoint_rows(answer)),
-        ("cost", _cost_rows(answer)),
-    ):
+    for title, rows in _sections(given, answer).items():
         if rows:
             click.echo(f"{title}:")
         for name, words in rows.items():
