@@ -15,8 +15,6 @@ from fireflyer.planning.loads import HeatMap, LayerLoad, LinkLoads
 __all__ = ["render_cluster"]
 
 _WIDTH: Final = 720
-_ROW: Final = 30
-_LABELS: Final = 190
 _PARTS: Final = ("compute", "tensor", "experts", "bubble", "sends", "gradients", "optimizer", "waiting")
 
 
@@ -38,18 +36,15 @@ def render_cluster(
     )
 
 
-def _bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """Label, length, and what is written beside it."""
+def _bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Label, length, and what is written beside it. As elements of the page, so that their text has its size on a
+    narrow screen, too."""
     longest = max((value for _, value, _ in rows), default=0.0) or 1.0
-    room = _WIDTH - _LABELS - 220
-    body = []
-    for number, (label, value, words) in enumerate(rows):
-        top, length = number * _ROW, room * value / longest
-        body.append(f'<text x="{_LABELS - 10}" y="{top + 20}" text-anchor="end">{escape(label)}</text>')
-        body.append(f'<rect class="bar" x="{_LABELS}" y="{top + 5}" width="{length:.1f}" height="{_ROW - 10}"/>')
-        body.append(f'<text class="value" x="{_LABELS + length + 8:.1f}" y="{top + 20}">{escape(words)}</text>')
-    said = "; ".join(f"{label} {words}" for label, _, words in rows)
-    return _svg(_ROW * len(rows) + 4, title, said, body)
+    return "".join(
+        f'<tr><th scope="row">{escape(label)}</th><td class="track"><div class="bar" '
+        f'style="width: {100 * value / longest:.1f}%"></div></td><td>{escape(words)}</td></tr>'
+        for label, value, words in rows
+    )
 
 
 def _step_bars(answer: ClusterAnswer) -> str:
@@ -60,12 +55,12 @@ def _step_bars(answer: ClusterAnswer) -> str:
             rows.append((part, alone, f"{alone:.3f} s"))
             if contended > alone * 1.001:
                 rows.append((f"{part}, slowest flow", contended, f"{contended:.3f} s"))
-    return _bars("Parts of a step", rows)
+    return _bars(rows)
 
 
 def _layer_bars(layers: Sequence[LayerLoad]) -> str:
     rows = [(one.name, one.most, f"{one.most:.1f} at most, {one.mean:.2f} in the mean") for one in layers if one.most]
-    return _bars("Flows on a link, by layer", rows)
+    return _bars(rows)
 
 
 def _heat_map(heat: HeatMap) -> str:
