@@ -21,13 +21,13 @@ void check(bool fits, const char* words) {
 std::uint32_t FlowRun::add_path(std::span<const std::uint32_t> links, std::span<const double> shares, double weight) {
   check(!links.empty(), "a path has at least one link");
   const std::uint32_t path = rates_.add_path(links, shares, weight);
-  lanes_.emplace_back();
+  progress_.emplace_back();
   return path;
 }
 
 void FlowRun::add_transfers(const TransferArrays& arrays) {
   check(start_s_.empty() && !begun_, "transfers are given once");
-  arrays.check(lanes_.size());
+  arrays.check(progress_.size());
   const std::size_t count = arrays.nbytes.size();
   dependencies_ = Dependencies(arrays);
   flow_starts_.assign(arrays.flow_starts.begin(), arrays.flow_starts.end());
@@ -56,12 +56,12 @@ void FlowRun::run_until(double time_s) {
   update_rates();  // of what was routed anew
   while (true) {
     const double start_s = starts_.empty() ? infinity : starts_.front().time_s;
-    const double end_s = completions_.empty() ? infinity : lanes_[completions_.front()].finish_s;
+    const double end_s = completions_.empty() ? infinity : progress_[completions_.front()].finish_s;
     const double next_s = std::min(start_s, end_s);
     if (next_s == infinity || next_s > time_s) break;
     now_s_ = std::max(now_s_, next_s);
     ++events_;
-    while (!completions_.empty() && due(lanes_[completions_.front()].finish_s)) end_flows(completions_.front());
+    while (!completions_.empty() && due(progress_[completions_.front()].finish_s)) end_flows(completions_.front());
     while (!starts_.empty() && due(starts_.front().time_s)) {
       const std::uint32_t transfer = starts_.front().transfer;
       std::pop_heap(starts_.begin(), starts_.end());
@@ -105,80 +105,80 @@ void FlowRun::finish(std::uint32_t transfer) {
   dependencies_.finished(transfer, [&](std::uint32_t follower) { begin(follower); });
 }
 
-void FlowRun::advance(Lane& lane) const {
-  lane.service += lane.rate * (now_s_ - lane.since_s);
-  lane.since_s = now_s_;
+void FlowRun::advance(Progress& progress) const {
+  progress.service += progress.rate * (now_s_ - progress.since_s);
+  progress.since_s = now_s_;
 }
 
 void FlowRun::enter(std::uint32_t flow) {
   Flow& one = flows_[flow];
   const auto path = static_cast<std::uint32_t>(one.path);
-  Lane& lane = lanes_[path];
-  if (lane.open == 0) {
-    lane.service = 0;  // keeps it small, and exact
-    lane.ending.clear();
-    lane.since_s = now_s_;
+  Progress& progress = progress_[path];
+  if (progress.open == 0) {
+    progress.service = 0;  // keeps it small, and exact
+    progress.ending.clear();
+    progress.since_s = now_s_;
   }
-  advance(lane);
-  one.entered = lane.service;
-  lane.ending.push_back({lane.service + one.left, flow});
-  std::push_heap(lane.ending.begin(), lane.ending.end());
-  rates_.set_flows(path, ++lane.open);
-  if (lane.rate > 0) schedule(path);
+  advance(progress);
+  one.entered = progress.service;
+  progress.ending.push_back({progress.service + one.left, flow});
+  std::push_heap(progress.ending.begin(), progress.ending.end());
+  rates_.set_flows(path, ++progress.open);
+  if (progress.rate > 0) schedule(path);
 }
 
 // To another path, with what is left of it.
 void FlowRun::leave(std::uint32_t flow) {
   Flow& one = flows_[flow];
   const auto path = static_cast<std::uint32_t>(one.path);
-  Lane& lane = lanes_[path];
-  advance(lane);
-  const double sent = std::min(one.left, lane.service - one.entered);
-  lane.carried += sent;
+  Progress& progress = progress_[path];
+  advance(progress);
+  const double sent = std::min(one.left, progress.service - one.entered);
+  progress.carried += sent;
   one.left -= sent;
   one.path = -1;
-  rates_.set_flows(path, --lane.open);
-  drop_gone(lane, path);
-  if (lane.open == 0) {
+  rates_.set_flows(path, --progress.open);
+  drop_gone(progress, path);
+  if (progress.open == 0) {
     unschedule(path);
   } else {
     schedule(path);
   }
 }
 
-void FlowRun::drop_gone(Lane& lane, std::uint32_t path) {
+void FlowRun::drop_gone(Progress& progress, std::uint32_t path) {
   // A flow that left may have come back: then it has a later entry that counts.
   const auto gone = [&](const Ending& entry) {
     const Flow& flow = flows_[entry.flow];
     return flow.state != Flow::State::open || flow.path != static_cast<std::int64_t>(path) || entry.service != flow.entered + flow.left;
   };
-  while (!lane.ending.empty() && gone(lane.ending.front())) {
-    std::pop_heap(lane.ending.begin(), lane.ending.end());
-    lane.ending.pop_back();
+  while (!progress.ending.empty() && gone(progress.ending.front())) {
+    std::pop_heap(progress.ending.begin(), progress.ending.end());
+    progress.ending.pop_back();
   }
 }
 
 // Those of the path that are due; at least one is.
 void FlowRun::end_flows(std::uint32_t path) {
-  Lane& lane = lanes_[path];
-  advance(lane);
-  const double until = lane.service + std::max(no_bytes, lane.rate * now_s_ * same_time);
+  Progress& progress = progress_[path];
+  advance(progress);
+  const double until = progress.service + std::max(no_bytes, progress.rate * now_s_ * same_time);
   bool first = true;
-  while (!lane.ending.empty() && (first || lane.ending.front().service <= until)) {
-    const std::uint32_t number = lane.ending.front().flow;
-    std::pop_heap(lane.ending.begin(), lane.ending.end());
-    lane.ending.pop_back();
+  while (!progress.ending.empty() && (first || progress.ending.front().service <= until)) {
+    const std::uint32_t number = progress.ending.front().flow;
+    std::pop_heap(progress.ending.begin(), progress.ending.end());
+    progress.ending.pop_back();
     Flow& flow = flows_[number];
-    lane.carried += flow.left;
+    progress.carried += flow.left;
     flow.left = 0;
     flow.state = Flow::State::ended;
-    --lane.open;
+    --progress.open;
     first = false;
-    drop_gone(lane, path);
+    drop_gone(progress, path);
     if (--open_flows_[flow.transfer] == 0) finish(flow.transfer);
   }
-  rates_.set_flows(path, lane.open);
-  if (lane.open == 0) {
+  rates_.set_flows(path, progress.open);
+  if (progress.open == 0) {
     unschedule(path);
   } else {
     schedule(path);
@@ -187,35 +187,35 @@ void FlowRun::end_flows(std::uint32_t path) {
 
 void FlowRun::update_rates() {
   for (const std::uint32_t path : rates_.solve()) {
-    Lane& lane = lanes_[path];
+    Progress& progress = progress_[path];
     const double rate = rates_.rate(path);
-    if (rate == lane.rate && lane.place != FairRates::none) continue;
-    advance(lane);
-    lane.rate = rate;
-    if (lane.open != 0) schedule(path);
+    if (rate == progress.rate && progress.place != FairRates::none) continue;
+    advance(progress);
+    progress.rate = rate;
+    if (progress.open != 0) schedule(path);
   }
 }
 
 void FlowRun::schedule(std::uint32_t path) {
-  Lane& lane = lanes_[path];
-  if (lane.rate <= 0) return unschedule(path);
-  lane.finish_s = lane.since_s + std::max(0.0, lane.ending.front().service - lane.service) / lane.rate;
-  if (lane.place == FairRates::none) {
-    lane.place = static_cast<std::uint32_t>(completions_.size());
+  Progress& progress = progress_[path];
+  if (progress.rate <= 0) return unschedule(path);
+  progress.finish_s = progress.since_s + std::max(0.0, progress.ending.front().service - progress.service) / progress.rate;
+  if (progress.place == FairRates::none) {
+    progress.place = static_cast<std::uint32_t>(completions_.size());
     completions_.push_back(path);
   }
-  sift(lane.place);
+  sift(progress.place);
 }
 
 void FlowRun::unschedule(std::uint32_t path) {
-  const std::uint32_t place = lanes_[path].place;
+  const std::uint32_t place = progress_[path].place;
   if (place == FairRates::none) return;
-  lanes_[path].place = FairRates::none;
+  progress_[path].place = FairRates::none;
   const std::uint32_t last = completions_.back();
   completions_.pop_back();
   if (last == path) return;
   completions_[place] = last;
-  lanes_[last].place = place;
+  progress_[last].place = place;
   sift(place);
 }
 
@@ -223,11 +223,11 @@ void FlowRun::sift(std::uint32_t place) {
   const std::uint32_t path = completions_[place];
   // The number decides between equal times, so that the order of events is always the same.
   const auto before = [&](std::uint32_t a, std::uint32_t b) {
-    return lanes_[a].finish_s < lanes_[b].finish_s || (lanes_[a].finish_s == lanes_[b].finish_s && a < b);
+    return progress_[a].finish_s < progress_[b].finish_s || (progress_[a].finish_s == progress_[b].finish_s && a < b);
   };
   const auto put = [&](std::uint32_t at, std::uint32_t one) {
     completions_[at] = one;
-    lanes_[one].place = at;
+    progress_[one].place = at;
   };
   while (place > 0 && before(path, completions_[(place - 1) / arity])) {
     put(place, completions_[(place - 1) / arity]);
@@ -249,7 +249,7 @@ void FlowRun::sift(std::uint32_t place) {
 
 void FlowRun::set_route(std::uint32_t flow, std::int64_t path) {
   Flow& one = flows_.at(flow);
-  if (path < -1 || path >= static_cast<std::int64_t>(lanes_.size())) throw std::out_of_range("no such path");
+  if (path < -1 || path >= static_cast<std::int64_t>(progress_.size())) throw std::out_of_range("no such path");
   if (one.path == path || one.state == Flow::State::ended) return;
   const bool open = one.state == Flow::State::open;
   if (open && one.path >= 0) leave(flow);
@@ -269,8 +269,8 @@ std::vector<std::int64_t> FlowRun::pending_flows() const {
 
 std::vector<double> FlowRun::link_bytes() const {
   std::vector<double> found(rates_.links(), 0.0);
-  for (std::uint32_t path = 0; path < lanes_.size(); ++path) {
-    for (const FairRates::Hop& hop : rates_.hops(path)) found[hop.link] += hop.share * lanes_[path].carried;
+  for (std::uint32_t path = 0; path < progress_.size(); ++path) {
+    for (const FairRates::Hop& hop : rates_.hops(path)) found[hop.link] += hop.share * progress_[path].carried;
   }
   return found;
 }

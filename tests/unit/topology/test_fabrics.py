@@ -234,3 +234,10 @@ def test_no_division_of_a_small_full_tree_has_fewer_links_than_its_bisection() -
 def test_what_cannot_be_cabled_is_refused(build: object, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         build()  # type: ignore[operator]
+
+
+def test_each_zone_may_use_all_ports_of_its_leaf_switches() -> None:
+    """625 nodes, 160 servers and 15 links to zone switches at 40 leaf switches with 20 ports each."""
+    storage = NodeGroup(kind="storage", count=160, ports=2)
+    network = zones([NodeGroup(kind="gpu", count=1250)], radix=40, gbit_per_s=200, between=15, shared=[storage])
+    assert set(network.ports_used()[:80]) == {40}

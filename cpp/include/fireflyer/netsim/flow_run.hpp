@@ -48,7 +48,7 @@ class FlowRun {
     std::uint32_t flow;
     bool operator<(const Ending& other) const { return service > other.service || (service == other.service && flow > other.flow); }
   };
-  struct Lane {  // of a path
+  struct Progress {  // of a path
     double service = 0, since_s = 0, rate = 0;
     double carried = 0;          // bytes of flows that have left
     std::vector<Ending> ending;  // a heap; entries of flows that left for another path stay until they come up
@@ -78,9 +78,9 @@ class FlowRun {
   void finish(std::uint32_t transfer);
   void enter(std::uint32_t flow);
   void leave(std::uint32_t flow);
-  void drop_gone(Lane& lane, std::uint32_t path);
+  void drop_gone(Progress& progress, std::uint32_t path);
   void end_flows(std::uint32_t path);
-  void advance(Lane& lane) const;
+  void advance(Progress& progress) const;
   void update_rates();
   bool due(double time_s) const;
   void schedule(std::uint32_t path);
@@ -88,7 +88,7 @@ class FlowRun {
   void sift(std::uint32_t place);
 
   FairRates rates_;
-  std::vector<Lane> lanes_;
+  std::vector<Progress> progress_;
   std::vector<Flow> flows_;
   Dependencies dependencies_;
   std::vector<std::uint64_t> flow_starts_;
