@@ -12,11 +12,12 @@ from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel import ParallelPlan, coordinates_of
 from fireflyer.recipes.deepseek import PRESETS, DeepseekModel
 from fireflyer.training.experts import NotSplit, own_experts, shard_experts
+from fireflyer.training.experts.layers import layers_of
 
 CONFIG = PRESETS["tiny"]
 
 
-def mesh_of(rank: int, **degrees: int) -> Any:
+def mesh_of(rank: int, **degrees: Any) -> Any:
     """Of a plan, without groups."""
     plan = ParallelPlan(sequence_tokens=8, batch_sequences=16, **degrees)
     return SimpleNamespace(plan=plan, coordinates=coordinates_of(plan, rank))
@@ -58,6 +59,7 @@ def test_a_forward_before_the_experts_are_reached_says_what_to_call() -> None:
 
 def test_without_expert_parallelism_a_whole_model_keeps_its_own_dispatcher() -> None:
     model = DeepseekModel(CONFIG)
-    before = [layer.mlp.dispatcher for layer in list(model.layers)[1:]]
+    before = [layer.dispatcher for _, layer in layers_of(model)]
+    assert before
     shard_experts(model, mesh_of(0, shard=2)).close()
-    assert [layer.mlp.dispatcher for layer in list(model.layers)[1:]] == before
+    assert [layer.dispatcher for _, layer in layers_of(model)] == before
