@@ -2,6 +2,7 @@
 
 The peer sends bf16 rows, without routes, without repeating a row for each expert of a rank, and without the sums of the
 combine. The combine of ours sends a row for each expert inside a node: `sent` beside `peer sent` says how many bytes.
+`processor` is the processor time of all ranks, which depends less on other programs than the time does.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ def _measured(case: str, crew: Crew, codec: str, options: Options) -> Iterator[R
         Contender(f"{who}{step}", crew, f"{who}{step}", verified=not who) for step in _STEPS for who in ("", "gloo-")
     ]
     taken = take_turns(contenders, rounds=options.rounds, warm_ups=_WARM_UPS, loops=1, must_live="")
+    costs = {name: sum(answer["processor_s"] for answer in crew.tell("cost", name, options.rounds)) for name in taken}
     for step in _STEPS:
-        yield _result(case, step, taken, said)
+        yield _result(case, step, taken, said, costs)
 
 
-def _result(case: str, step: str, taken: dict[str, Taken], said: list[dict[str, Any]]) -> Result:
+def _result(
+    case: str, step: str, taken: dict[str, Taken], said: list[dict[str, Any]], costs: dict[str, float]
+) -> Result:
     ours, peer = taken[step].figure, taken[f"gloo-{step}"].figure
     assert isinstance(ours, Figure)
     peers: dict[str, Figure | str] = {"gloo": peer}
@@ -73,6 +77,8 @@ def _result(case: str, step: str, taken: dict[str, Taken], said: list[dict[str, 
         met=all_met(verdicts),
         verdicts=verdicts,
         more={
+            "processor_s": costs[step],
+            "peer_processor_s": costs[f"gloo-{step}"],
             "sent_bytes": max(sum(one[f"{part}_bytes"] for part in parts) for one in said),
             "peer_sent_bytes": times * max(one["gloo_bytes"] for one in said),
         },

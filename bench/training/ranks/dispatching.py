@@ -4,6 +4,7 @@ rank, without routes, repeated rows and sums."""
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ _ERROR: Final = 0.1
 
 
 class Rank:
-    orders: tuple[str, ...] = ("prepare", "time", "check")
+    orders: tuple[str, ...] = ("prepare", "time", "cost", "check")
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -89,6 +90,15 @@ class Rank:
             each.append(time.perf_counter() - begun)
         return {"seconds": sum(each), "p50": sorted(each)[len(each) // 2], "p99": max(each)}
 
+    def cost(self, what: str, loops: str) -> dict[str, Any]:
+        """Processor seconds of one call, of all threads: what a call takes does not depend on other programs."""
+        call = self._call(what)
+        self.comm.barrier()
+        before = _processor_s()
+        for _ in range(int(loops)):
+            call()
+        return {"processor_s": (_processor_s() - before) / int(loops)}
+
     def check(self, what: str) -> dict[str, Any]:
         """Whether a dispatch and a combine of what arrived give each token as often as it has experts."""
         if not what.startswith("both"):
@@ -125,6 +135,11 @@ class Rank:
             "gloo-combine": lambda: dist.all_to_all_single(self.outgoing, self.incoming, back, there),
             "gloo-both": gloo_both,
         }[what]
+
+
+def _processor_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _floats(values: Array) -> Array:

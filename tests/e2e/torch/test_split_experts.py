@@ -63,8 +63,7 @@ def test_a_checkpoint_is_restored_by_expert_groups_of_another_size(tmp_path: Pat
 
     saved = run(2, expert=2, restore=False)
     assert all(rank["parameter"] <= 1e-10 for rank in saved)
-    for count, expert in ((4, 4), (2, 1)):
-        assert all(rank["parameter"] <= 1e-10 for rank in run(count, expert=expert, restore=True)), (count, expert)
+    assert all(rank["parameter"] <= 1e-10 for rank in run(4, expert=4, restore=True))
 
 
 def test_a_rank_that_dies_with_rows_of_others_is_named_by_the_error_of_the_others() -> None:

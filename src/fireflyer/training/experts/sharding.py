@@ -163,7 +163,8 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _dtype_of(name: str, layer: Any) -> torch.dtype:
-    found = {(one.dtype, one.device.type) for one in layer.experts.parameters()}
+    parameters: list[nn.Parameter] = list(layer.experts.parameters())
+    found = {(one.dtype, one.device.type) for one in parameters}
     dtype, device = next(iter(found))
     if len(found) > 1 or dtype not in _NAMES or device != "cpu":
         kinds = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))

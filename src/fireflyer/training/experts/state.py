@@ -7,7 +7,7 @@ group and repeated on the ranks with the same experts: a DTensor says so, and an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def tensors_of(
     of_model = get_model_state_dict(model)
     found: dict[str, Any] = {"model": {name: _divided(one, experts.get(name), where) for name, one in of_model.items()}}
     if optimizer is not None:
-        state = get_optimizer_state_dict(model, optimizer)
+        state = cast("dict[str, Any]", get_optimizer_state_dict(model, optimizer))
         per_parameter: dict[str, dict[str, Any]] = {
             name: {key: _divided(one, experts.get(name), where) for key, one in values.items()}
             for name, values in state["state"].items()
@@ -50,7 +50,7 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer | None, state:
         per_parameter = {
             name: {key: _local(one) for key, one in values.items()} for name, values in whole["state"].items()
         }
-        set_optimizer_state_dict(model, optimizer, {**whole, "state": per_parameter})
+        set_optimizer_state_dict(model, optimizer, cast("Any", {**whole, "state": per_parameter}))
 
 
 def _divided(value: Any, expert: nn.Parameter | None, mesh: DeviceMesh | None) -> Any:

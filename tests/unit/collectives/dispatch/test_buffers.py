@@ -1,8 +1,10 @@
 """Memory of dispatches is used again, and never while somebody refers to it."""
 
 import gc
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fireflyer.collectives.dispatch.buffers import ResultBuffers, StepBuffers
 
@@ -10,8 +12,8 @@ ROWS, WIDTH = 512, 256
 FLOATS = np.dtype(np.float32)
 
 
-def address(array: np.ndarray) -> int:  # type: ignore[type-arg]
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+def address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def test_the_memory_of_a_result_is_used_again_when_its_last_view_is_gone() -> None:
