@@ -67,7 +67,7 @@ def reports_of_a_dropped_draft_are_taken(patch: Patch) -> None:
 
 
 def faulty_nodes_are_charged(patch: Patch) -> None:
-    original = tasks.verdict
+    original = states.verdict
 
     def verdict(*given: Any) -> Any:
         found = original(*given)
