@@ -1,6 +1,6 @@
 """A platform whose nodes break, flap, and are accused by users, under all other faults: then all is repaired.
 
-What is true of a node is `Truth`; what its checks print follows from it. `HealthOracle` holds the managers to it.
+What is true of a node is `Condition`; what its checks print follows from it. `HealthOracle` holds the managers to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SETTLED_NS = 60 * SECOND
 
 
 @dataclass
-class Truth:
+class Condition:
     broken: dict[str, HealthEvent] = field(default_factory=dict)
     """By check: until it is repaired."""
     broken_until_ns: int = 0
@@ -69,7 +69,7 @@ class HealthOracle(PlatformOracle):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.health: dict[str, NodeHealth] = {}
-        self.truths: dict[str, Truth] = {}
+        self.conditions: dict[str, Condition] = {}
         self.drained = self.held = self.refunded = 0
 
     def committed(self, order: Transact) -> None:
@@ -89,9 +89,11 @@ class HealthOracle(PlatformOracle):
         came = old.state if old is not None else RepairState.HEALTHY
         if row.state in OUT and came not in OUT:
             self.drained += 1
-            truth = self.truths[name]
+            condition = self.conditions[name]
             # What was seen before the repair may be acted on for a while.
-            assert truth.broken or self.world.now_ns < truth.broken_until_ns + SETTLED_NS, f"{name} is not broken"
+            assert condition.broken or self.world.now_ns < condition.broken_until_ns + SETTLED_NS, (
+                f"{name} is not broken"
+            )
         if row.state in (RepairState.PROBATION, RepairState.RETURNED) and row.state is not came:
             tested = came in (RepairState.TESTING, RepairState.PROBATION, RepairState.SUSPECT)
             assert tested, f"{name} returns from {came.value} without a test"
@@ -142,9 +144,9 @@ class HealthCluster(Cluster):
 
     def __init__(self, seed: int, *, managers: int = 2, nodes: int = 6) -> None:
         super().__init__(seed, managers=managers, nodes=nodes)
-        self.truths = self.oracle.truths
+        self.conditions = self.oracle.conditions
         for host in self.hosts:
-            self.truths[host.name] = Truth()
+            self.conditions[host.name] = Condition()
         self.agents.checked = self._checked
         self.all_repaired = False
         self._operate()
@@ -158,29 +160,29 @@ class HealthCluster(Cluster):
     # --- what checks print ---
 
     def _checked(self, host: Host, due: Round) -> tuple[tuple[bytes, ...], str]:
-        truth, grounds = self.truths[host.name], self.grounds
-        if truth.hung:
+        condition, grounds = self.conditions[host.name], self.grounds
+        if condition.hung:
             return (), "killed after 60 s"
         only = due.program[2] if due.program[1:2] == ("--check",) else ""
         lines: list[bytes] = []
         for check in CHECKS:
             if only in ("", check):
-                event = self._finding(host, truth, check, grounds) or passes(check)
+                event = self._finding(host, condition, check, grounds) or passes(check)
                 lines.append(msgspec.json.encode(event))
         return tuple(lines), ""
 
-    def _finding(self, host: Host, truth: Truth, check: str, grounds: Grounds) -> HealthEvent | None:
-        if check == "mounts" and self.world.now_ns < truth.flaps_until_ns:
+    def _finding(self, host: Host, condition: Condition, check: str, grounds: Grounds) -> HealthEvent | None:
+        if check == "mounts" and self.world.now_ns < condition.flaps_until_ns:
             return MOUNT
-        if check == "disk_space" and truth.forged and any(ranks.host is host for ranks in grounds.living_ranks()):
+        if check == "disk_space" and condition.forged and any(ranks.host is host for ranks in grounds.living_ranks()):
             return FORGED
-        event = truth.broken.get(check)
+        event = condition.broken.get(check)
         if event is XID and host.name in self.oracle.health and not _serves(self.oracle.health[host.name]):
             return event
-        if event is XID and host.incarnation in truth.told:
+        if event is XID and host.incarnation in condition.told:
             return None
         if event is XID:
-            truth.told = (*truth.told, host.incarnation)
+            condition.told = (*condition.told, host.incarnation)
         return event
 
     # --- what happens to nodes ---
@@ -191,26 +193,28 @@ class HealthCluster(Cluster):
         self._faults += [(act, weight) for act in (self.break_node, self.flap, self.forge, self.hang)]
 
     def break_node(self) -> None:
-        truth = self.truths[self.rng.choice(self.hosts).name]
+        condition = self.conditions[self.rng.choice(self.hosts).name]
         event = self.rng.choice([XID, MOUNT, msgspec.structs.replace(MOUNT, severity="low")])
-        truth.broken[event.check] = event
-        truth.told = ()
+        condition.broken[event.check] = event
+        condition.told = ()
 
     def flap(self) -> None:
-        self.truths[self.rng.choice(self.hosts).name].flaps_until_ns = self.world.now_ns + self.rng.randrange(SECOND)
+        self.conditions[self.rng.choice(self.hosts).name].flaps_until_ns = self.world.now_ns + self.rng.randrange(
+            SECOND
+        )
 
     def forge(self) -> None:
-        truth = self.truths[self.rng.choice(self.hosts).name]
-        truth.forged = not truth.forged
+        condition = self.conditions[self.rng.choice(self.hosts).name]
+        condition.forged = not condition.forged
 
     def hang(self) -> None:
-        truth = self.truths[self.rng.choice(self.hosts).name]
-        truth.hung = not truth.hung
+        condition = self.conditions[self.rng.choice(self.hosts).name]
+        condition.hung = not condition.hung
 
-    def _mend(self, truth: Truth) -> None:
-        if truth.broken:
-            truth.broken_until_ns = self.world.now_ns
-        truth.broken.clear()
+    def _mend(self, condition: Condition) -> None:
+        if condition.broken:
+            condition.broken_until_ns = self.world.now_ns
+        condition.broken.clear()
 
     def _operate(self) -> None:
         """Operators repair what is out, sometimes in vain, and ask for returns."""
@@ -221,7 +225,7 @@ class HealthCluster(Cluster):
         for name, row in sorted(self.oracle.health.items()):
             if row.state in OUT and row.state not in (RepairState.DRAINED, RepairState.TESTING):
                 if self.all_repaired or self.rng.random() < 0.7:
-                    self._mend(self.truths[name])
+                    self._mend(self.conditions[name])
                 remedy = self.rng.choice([Remedy.RESET, Remedy.REBOOT, Remedy.RMA])
                 self.command(admin, RecordRepair(name, remedy, "done"), ADMIN)
             elif row.hold is Hold.BREAKER and self.all_repaired:
@@ -233,8 +237,8 @@ class HealthCluster(Cluster):
         """Other faults are over: what is broken is acted on, or held."""
         self._heal()
         self._start_managers()
-        for truth in self.truths.values():
-            truth.hung = truth.forged = False
+        for condition in self.conditions.values():
+            condition.hung = condition.forged = False
         for host in self.hosts:
             if not host.powered:
                 host.power_on()
@@ -244,17 +248,17 @@ class HealthCluster(Cluster):
         self.run_for(SETTLED_NS)
 
     def check_acted(self) -> None:
-        for name, truth in self.truths.items():
-            if truth.broken and self.grounds.hosts[name].agent.alive:
+        for name, condition in self.conditions.items():
+            if condition.broken and self.grounds.hosts[name].agent.alive:
                 row = self.oracle.health.get(name)
                 assert row is not None, f"{name} is broken, and nobody knows"
                 assert not _serves(row), f"{name} is broken, and gets tasks"
 
     def heal(self) -> None:
         self.all_repaired = True
-        for truth in self.truths.values():
-            self._mend(truth)
-            truth.hung = truth.forged = False
+        for condition in self.conditions.values():
+            self._mend(condition)
+            condition.hung = condition.forged = False
         super().heal()
         for name, row in self.oracle.health.items():
             assert _serves(row), f"{name} is repaired, and {row.state.value}: {row.reason} ({row.hold.value})"
@@ -268,7 +272,7 @@ def dropped(seed: int) -> HealthCluster:
     for _ in range(2):
         cluster.submit(cluster.clients[1])
     for host in cluster.hosts[:2]:
-        cluster.truths[host.name].broken["gpu_xid"] = XID
+        cluster.conditions[host.name].broken["gpu_xid"] = XID
     cluster.run_for(20 * SECOND)
     cluster.store.faults = None
     cluster.settle()

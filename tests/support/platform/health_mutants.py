@@ -66,12 +66,8 @@ def reports_of_a_dropped_draft_are_taken(patch: Patch) -> None:
     patch.setattr(NodesHealth, "rollback", NodesHealth.committed)
 
 
-def reports_are_taken_again(patch: Patch) -> None:
-    patch.setattr(NodesHealth, "_taken", lambda _self, _node: None)
-
-
 def faulty_nodes_are_charged(patch: Patch) -> None:
-    original = tasks.verdict
+    original = states.verdict
 
     def verdict(*given: Any) -> Any:
         found = original(*given)
@@ -116,7 +112,6 @@ HEALTH_MUTANTS: dict[str, Callable[[Patch], None]] = {
         runs_stay_on_faulty_nodes,
         suspects_get_tasks,
         reports_of_a_dropped_draft_are_taken,
-        reports_are_taken_again,
         faulty_nodes_are_charged,
         what_is_held_is_forgotten,
         reports_of_before_the_repair_count,

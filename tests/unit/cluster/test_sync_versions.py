@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.platform.older_release import Older, older_fields
 
-from fireflyer.cluster.schema.sync import Orders, Sync
+from fireflyer.cluster.schema.sync import HealthOrder, Orders, Sync
 
 INVENTORY: Final = {
     "address": "10.0.0.1", "port": 7000, "version": "0.0.9", "boot_id": "b", "hostname": "h", "cores": 8,
@@ -41,9 +41,10 @@ def test_an_agent_follows_orders_of_a_manager_of_another_release(later: dict[str
 
 def test_the_older_release_of_tests_says_and_sees_the_fields_before_the_newest_ones() -> None:
     older = Older(older_fields())
-    newer = msgspec.convert({**OLDER_HELLO, "revision": 7, "runs": [{**RUN, "doing": "x"}]}, Sync)
+    reports = [{"number": 1, "lines": []}]
+    newer = msgspec.convert({**OLDER_HELLO, "health": reports, "runs": [{**RUN, "doing": "x"}]}, Sync)
     said = older.said(newer)
-    assert "revision" not in said
+    assert "health" not in said
     assert said["runs"][0]["doing"] == "x"
-    heard = older.heard(Orders(term=1, version=2, revision=7, release="9.9"))
-    assert (heard.version, heard.revision, heard.release) == (2, 0, "")
+    heard = older.heard(Orders(term=1, version=2, release="9.9", health=HealthOrder(program=("/opt/health",))))
+    assert (heard.version, heard.release, heard.health) == (2, "9.9", None)

@@ -17,7 +17,7 @@ from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import SHIPPED_HEALTH
 from fireflyer.runtime.processes.guarded import exit_code_of, start_with_parent_death_signal, watch_exit
 
-__all__ = ["MAX_LINES", "MAX_OUTPUT_BYTES", "Printed", "run_health_program"]
+__all__ = ["MAX_LINES", "MAX_OUTPUT_BYTES", "Printed", "refused", "run_health_program"]
 
 MAX_OUTPUT_BYTES: Final = 128 << 10
 MAX_LINES: Final = 256
@@ -36,6 +36,18 @@ class Printed(NamedTuple):
     """None: it did not end by itself, or was not started."""
     failure: str = ""
     """Why it came to no result; empty: it did."""
+
+
+CHECKS_DIRECTORY: Final = "/etc/fireflyer/health"
+
+
+def refused(program: tuple[str, ...]) -> str:
+    """Why an agent of root that runs nothing of users as root does not run this as root, whatever managers say; empty:
+    it comes with Fire-Flyer, or root has put it into `CHECKS_DIRECTORY`."""
+    name = program[0]
+    if name in _SHIPPED or (os.path.normpath(name) == name and os.path.dirname(name) == CHECKS_DIRECTORY):
+        return ""
+    return f"{name} is not run as root: put it into {CHECKS_DIRECTORY} on this node, and name it there"
 
 
 async def run_health_program(program: tuple[str, ...], limit_ns: int) -> Printed:

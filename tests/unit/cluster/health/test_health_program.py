@@ -11,7 +11,7 @@ from tests.support.patience import allowed_s
 
 from fireflyer.base.units import MS, SECOND
 from fireflyer.cluster.agent.health import NodeChecks
-from fireflyer.cluster.agent.health_program import MAX_LINES, MAX_OUTPUT_BYTES, Printed, run_health_program
+from fireflyer.cluster.agent.health_program import MAX_LINES, MAX_OUTPUT_BYTES, Printed, refused, run_health_program
 from fireflyer.cluster.schema.sync import HealthOrder
 
 
@@ -76,6 +76,22 @@ def test_a_program_that_is_not_there_says_so_in_its_report() -> None:
         return checks.reports()[0].failure
 
     assert "/nowhere/health" in asyncio.run(report())
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("fireflyer:health", True),
+        ("fireflyer:node-check", True),
+        ("/etc/fireflyer/health/gpus", True),
+        ("/etc/fireflyer/health/../../../bin/sh", False),
+        ("/etc/fireflyer/health/a/b", False),
+        ("/bin/sh", False),
+        ("sh", False),
+    ],
+)
+def test_managers_have_an_agent_of_root_run_only_what_root_has_put_there(name: str, runs: bool) -> None:
+    assert (refused((name, "-c", "id")) == "") == runs
 
 
 def test_its_children_do_not_keep_a_program_that_has_ended() -> None:

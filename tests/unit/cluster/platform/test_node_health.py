@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from tests.support.health import fault, passes
 from tests.support.platform.desk import INVENTORY, Desk, spec
 
 from fireflyer.base.units import SECOND
+from fireflyer.cli.platform.nodes import _shown
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.platform.access import OPERATOR
@@ -157,6 +159,28 @@ def test_an_operator_who_resumes_a_node_is_told_that_its_health_holds_it() -> No
     assert isinstance(result, Done)
     assert "ff node return" in result.text
     assert node(desk, "n0").state == "drained"
+
+
+def test_a_node_shows_why_it_is_out_what_is_to_be_done_and_what_was_done_by_whom() -> None:
+    desk = desk_of("n0", "n1")
+    desk.checks("n0", msgspec.structs.replace(XID_79, serial="1650"))
+    desk.pass_time(SECOND)
+    desk.command(RecordRepair("n0", Remedy.RMA, "GPU 0 replaced"), user="ops", roles=(OPERATOR,))
+    shown = _shown(node(desk, "n0"))
+    assert re.search(r"^state +drained: testing: rma was done: GPU 0 replaced; it is tested", shown, re.MULTILINE)
+    assert re.search(r"^ticket +1, of gpu:0 serial 1650", shown, re.MULTILINE)
+    assert re.search(r" health +drain +gpu_xid \(xid_79\) of gpu:0: fell off the bus; then reboot", shown)
+    assert re.search(r" ops +rma +GPU 0 replaced", shown)
+
+
+def test_the_breaker_is_shown_where_it_holds_a_node() -> None:
+    desk = desk_of("n0", "n1")
+    for name in ("n0", "n1"):
+        desk.checks(name, XID_79)
+    desk.pass_time(SECOND)
+    assert re.search(r"^held +by breaker", _shown(node(desk, "n1")), re.MULTILINE)
+    states = desk.machine.health_states(desk.now_ns)
+    assert {state: count for state, count in states.items() if count} == {"reboot": 1, "suspect": 1, "held": 1}
 
 
 def test_who_may_record_a_repair_and_of_what() -> None:
