@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
+from fireflyer.analytics.reliability import log_lines
 from fireflyer.base import events, health_event, node_counters
 from fireflyer.checkpoint import agreement, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
@@ -111,6 +112,7 @@ FORMATS: Final = (
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=3),
     Format("job.node-counters", "json", node_counters.NodeCounters),
     Format("node.health-event", "json", health_event.HealthEvent),
+    Format("node.journal-entry", "json", log_lines._JournalEntry),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
