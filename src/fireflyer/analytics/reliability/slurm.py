@@ -88,7 +88,7 @@ class SacctColumns:
         """Without rows that make no sense; each is counted by the first reason that it gives."""
         import pyarrow.compute as pc
 
-        reasons = (
+        reasons: tuple[tuple[str, Callable[[], Any]], ...] = (
             ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), 0),
                                                       pc.less_equal(pc.utf8_length(rows["job"]), MAX_NAME))),
             ("its state is not known", lambda: pc.is_valid(rows["state"])),
