@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
+from fireflyer.analytics.reliability import log_lines
 from fireflyer.base import events, health_event, node_counters
 from fireflyer.checkpoint import agreement, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
@@ -119,6 +120,7 @@ FORMATS: Final = (
     Format("node.health-policy", "toml", health_policy.HealthPolicy),
     Format("node.health-counters", "json", health_evidence.Counters),
     Format("node.validator-record", "json", validator_records.NodeRecord),
+    Format("node.journal-entry", "json", log_lines._JournalEntry),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),

@@ -115,7 +115,7 @@ _FLIGHT: Final[dict[str, tuple[str, tuple[Domain, ...], float, tuple[str, ...]]]
     "gone": ("A rank ended", DOMAINS, 1.5, ("crash of the program", "node")),
     "absent": ("A rank never entered the collective", DOMAINS, 1.5, ("crash of the program", "node")),
 }  # fmt: skip
-_SIGNALS: Final = {
+_SIGNALS: Final[dict[int, tuple[str, tuple[Domain, ...], float]]] = {
     6: ("the program aborted itself", ("user program",), 3.0),
     9: ("killed from outside", ("user program", "system software"), 1.0),
     11: ("invalid memory access", ("user program",), 4.0),

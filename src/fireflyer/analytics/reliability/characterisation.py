@@ -17,6 +17,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
 __all__ = [
+    "ROLLING_DAYS",
     "Cascade",
     "Characterisation",
     "CheckIntroduction",

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from fireflyer.analytics.html import load_template
 from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
-from fireflyer.analytics.reliability.characterisation import Characterisation, RollingRates, SizeClass
+from fireflyer.analytics.reliability.characterisation import ROLLING_DAYS, Characterisation, RollingRates, SizeClass
 from fireflyer.analytics.reliability.intervals import Rate
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS
 from fireflyer.base.units import SECOND
@@ -130,7 +130,9 @@ def render_page(found: Characterisation) -> str:
 
 
 def _series(rates: RollingRates, first: int) -> Series:
-    points = zip(rates.days, rates.per_1000_node_days, strict=True)
+    """From the first whole window on: before it a single incident in few node-days would give the scale."""
+    begin = ROLLING_DAYS - 1 if len(rates.days) >= 2 * ROLLING_DAYS else 0
+    points = zip(rates.days[begin:], rates.per_1000_node_days[begin:], strict=True)
     return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
 
 

@@ -32,7 +32,7 @@ MAX_NODE_LIST: Final = 1 << 15
 _EXIT: Final = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 _GPUS: Final = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,8})")
 _EXCLUDED: Final = re.compile(r"(?:--exclude(?:=| +)|(?:^| )-x *)([A-Za-z0-9_.,\[\]-]{1,4000})")
-_NO_LINE_ENDS: Final = {0: " ", 13: " "}
+_NO_LINE_ENDS: Final = bytes.maketrans(b"\0\r", b"  ")
 """A carriage return alone would end a line for pyarrow."""
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
@@ -53,7 +53,9 @@ class SacctColumns:
 
     def read(self, block: bytes) -> Any:
         """Job rows of the block as a `pyarrow.Table`; what it leaves out is in `steps` and `rejected`."""
-        clean = block.decode(errors="replace").translate(_NO_LINE_ENDS).encode()
+        clean = block.translate(_NO_LINE_ENDS)
+        if not clean.isascii():
+            clean = clean.decode(errors="replace").encode()
         return self._checked(self._columns(self._parsed(clean)))
 
     def _columns(self, table: Any) -> Any:
@@ -88,7 +90,7 @@ class SacctColumns:
         """Without rows that make no sense; each is counted by the first reason that it gives."""
         import pyarrow.compute as pc
 
-        reasons = (
+        reasons: tuple[tuple[str, Callable[[], Any]], ...] = (
             ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), 0),
                                                       pc.less_equal(pc.utf8_length(rows["job"]), MAX_NAME))),
             ("its state is not known", lambda: pc.is_valid(rows["state"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -14,6 +15,7 @@ from fireflyer.analytics.reliability.characterisation import DAY_NS, Characteris
 from fireflyer.analytics.reliability.importing import import_lines, import_sacct
 from fireflyer.analytics.reliability.intervals import rate_of
 from fireflyer.analytics.reliability.log_lines import Clock
+from fireflyer.analytics.reliability.page import render_page
 from fireflyer.analytics.reliability.published_failures import (
     COLUMNS,
     ECC_XIDS,
@@ -177,6 +179,19 @@ def test_a_check_that_is_new_is_marked(tmp_path: Path) -> None:
     rates = {one.symptom: one.per_1000_node_days for one in found.rolling}
     assert rates["pcie"][29] == pytest.approx(1000 / 3000)
     assert rates["pcie"][30] == 0, "30 days later"
+
+
+def test_the_page_draws_whole_windows_and_escapes_names(tmp_path: Path) -> None:
+    write_events(tmp_path, [(0, "gpu1", "pcie"), (1, "gpu1", "<b>"), (90 * DAY_S, "gpu2", "filesystem_mount")])
+    found = characterised(tmp_path, nodes=100)
+    page = render_page(found)
+    assert ">filesystem_mount<" not in page
+    assert ">check_filesystem_mount</text>" in page, "a check that is new is marked"
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
+    drawn = re.search(r'<path class="series-0"[^>]* d="M([^"]*)"', page)
+    assert drawn is not None
+    assert drawn[1].count(",") == 91 - 29, "from the first whole window on"
 
 
 def test_a_thousand_years_are_a_wrong_clock_and_nothing_is_empty(tmp_path: Path) -> None:

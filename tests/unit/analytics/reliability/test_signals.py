@@ -21,7 +21,7 @@ HOUR_NS = 3600 * SECOND
 
 
 def event(at_ns: int, node: str, symptom: str = "pcie", cause: str = "", source: str = "health") -> EventRow:
-    return EventRow(BEGIN_NS + at_ns, node, symptom, cause, "high", source, "check", "", "", False, "")  # type: ignore[arg-type]
+    return EventRow(BEGIN_NS + at_ns, node, symptom, cause, "high", source, "check", "", "", False, "")
 
 
 def job(number: int, state: str, end_ns: int, nodes: str, count: int = 1, excluded: str = "") -> JobRow:
