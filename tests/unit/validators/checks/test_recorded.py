@@ -222,6 +222,12 @@ def test_only_the_transport_and_the_facility_of_the_kernel_count_in_the_journal(
     assert [one.cause for one in found("gpu_xid", kernel(*records))] == ["xid_48"]
 
 
+def test_records_that_the_kernel_has_overwritten_are_told() -> None:
+    (event,) = found("gpu_xid", Evidence(now_ns=NOW_NS, kernel_lost=7))
+    assert (event.severity, event.cause) == ("warn", "lost_records")
+    assert "7 records" in event.words
+
+
 def test_an_xid_is_told_once() -> None:
     policy = HealthPolicy()
     record = KernelRecord(9, NOW_NS, "NVRM: Xid (PCI:0000:3b:00): 48, DBE")

@@ -117,6 +117,9 @@ def parse_journal(line: bytes) -> KernelRecord | None:
 def judge_xids(evidence: Evidence, settings: XidSettings) -> Outcome:
     """An Xid is an event, not a state: `ok` says that there is no new one."""
     findings = tuple(_together(xid_findings(_new(evidence, settings.recent_s))))
+    if evidence.kernel_lost:
+        words = f"the kernel has overwritten {evidence.kernel_lost} records before they were read"
+        findings = (*findings, Finding(severity="warn", cause="lost_records", words=words, user_made=True))
     return Outcome(
         findings=findings, counters=_last(evidence), words="no new Xid", unread=_judged(evidence, bool(findings))
     )
