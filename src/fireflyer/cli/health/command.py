@@ -83,6 +83,8 @@ def command(
         _follow(rounds, file, every)
         return 0
     events = rounds.run(policy, names)
+    if rounds.unsaved:
+        click.echo(f"warning: the next round cannot compare counters: {rounds.unsaved}", err=True)
     if as_json:
         for event in events:
             click.echo(msgspec.json.encode(event))

@@ -36,6 +36,8 @@ class HealthRounds:
         """Without `state` counters are known within this process only."""
         self.note = ""
         """Why the state file was not used; empty: it was, or there was none."""
+        self.unsaved = ""
+        """Why the counters of a round were not kept for another process; empty: they were."""
         self._state = state
         self._root = root
         self._tool_path = tool_path
@@ -51,11 +53,13 @@ class HealthRounds:
         evidence = capture(sources, time.time_ns(), root=self._root, tool_path=self._tool_path)
         return self._judged(checks, evidence, policy)
 
-    def judge_log(self, policy: HealthPolicy, faults: Sequence[KernelRecord], problem: str) -> list[HealthEvent]:
+    def judge_log(
+        self, policy: HealthPolicy, faults: Sequence[KernelRecord], *, lost: int = 0, problem: str = ""
+    ) -> list[HealthEvent]:
         """Of records that were followed; only what is wrong."""
         checks = [check for check in chosen_checks(policy) if _LOG in check.sources]
         evidence = Evidence(
-            now_ns=time.time_ns(), boot=_boot(), kernel=tuple(faults), kernel_problem=problem,
+            now_ns=time.time_ns(), boot=_boot(), kernel=tuple(faults), kernel_problem=problem, kernel_lost=lost,
             kernel_sequence=max((one.sequence for one in faults), default=0),
         )  # fmt: skip
         return [event for event in self._judged(checks, evidence, policy) if event.severity != "ok"]
@@ -67,7 +71,7 @@ class HealthRounds:
             try:
                 self._state.save(found.counters)
             except FireflyerError as error:
-                self.note = str(error)
+                self.unsaved = str(error)
         return list(found.events)
 
 
@@ -115,8 +119,7 @@ class Watch:
         self._news.clear()
         faults = [self._faults.popleft() for _ in range(len(self._faults))]
         lost, self._lost = self._lost, 0
-        problem = f"the kernel has overwritten {lost} records before they were read" if lost else self._ended
-        for event in self._rounds.judge_log(rules, faults, problem):
+        for event in self._rounds.judge_log(rules, faults, lost=lost, problem=self._ended):
             self._emit(event)
 
     def _follow(self, wake_fd: int) -> threading.Thread | None:

@@ -92,7 +92,7 @@ def gpu_allreduce(torch: Any, limit_s: float, array_bytes: int = 256 * MIB) -> F
         rounds += 1
         wrong += sum(not bool((result == count * (count + 1) / 2).all().item()) for result in results)
     took_s = time.monotonic() - began_s
-    faults = ()
+    faults: tuple[Finding, ...] = ()
     if wrong:
         said = f"{wrong} of {rounds * count} sums over {count} GPUs are wrong"
         faults = (Finding(severity="high", cause="wrong_result", words=said, at_once=True),)

@@ -51,7 +51,7 @@ def multiply(limit_s: float, *, threads: int | None = None, disturb: Callable[[F
 
     _in_threads(count, work)
     took_s = time.monotonic() - began_s
-    faults = ()
+    faults: tuple[Finding, ...] = ()
     if sum(wrong):
         words = f"{sum(wrong)} of {sum(done)} products of matrices are wrong"
         faults = (Finding(severity="high", cause="wrong_result", words=words, at_once=True),)
@@ -86,7 +86,7 @@ def memory_bandwidth(limit_s: float, *, array_bytes: int = 64 * MIB, threads: in
 def memory_patterns(limit_s: float, share_bytes: int) -> Found:
     """Patterns written to memory and read back."""
     test = write_and_read_memory(share_bytes, limit_s)
-    faults = ()
+    faults: tuple[Finding, ...] = ()
     if test.wrong_words:
         words = f"{test.wrong_words} words were read back other than written, the first {test.first}"
         faults = (Finding(severity="high", cause="wrong_word", words=words, at_once=True),)
@@ -128,7 +128,7 @@ def allreduce_in_memory(limit_s: float, *, array_bytes: int = 16 * MIB, ranks: i
     ended = threading.Event()
     _in_threads(count, work)
     took_s = time.monotonic() - began_s
-    faults = ()
+    faults: tuple[Finding, ...] = ()
     if sum(wrong):
         words_told = f"{sum(wrong)} of {sum(rounds)} sums over {count} ranks are wrong"
         faults = (Finding(severity="high", cause="wrong_result", words=words_told, at_once=True),)
@@ -150,7 +150,7 @@ def repeat_computation(limit_s: float, *, disturb: Callable[[NDArray[np.uint64]]
         first = first or digest
         wrong += digest != first
         count += 1
-    faults = ()
+    faults: tuple[Finding, ...] = ()
     if wrong:
         words = f"{wrong} of {count} repetitions of a computation give another result than the first"
         faults = (Finding(severity="high", cause="corruption", words=words, at_once=True),)

@@ -66,7 +66,7 @@ def _measured(fd: int, buffer: mmap.mmap, directory: str, limit_s: float, file_b
         words = f"{directory}: {(error.strerror or str(error)).lower()}"
         part = f"mount:{directory}"
         return Found(validator="storage", faults=(Finding(severity="high", part=part, cause="error", words=words),))
-    faults = ()
+    faults: tuple[Finding, ...] = ()
     if wrong:
         words = f"{directory}: {wrong} of {written} blocks were read back other than written"
         faults = (Finding(severity="high", part=f"mount:{directory}", cause="wrong_block", words=words, at_once=True),)

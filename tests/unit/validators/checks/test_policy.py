@@ -203,7 +203,9 @@ def test_a_link_or_a_pipe_is_no_state_file(tmp_path: Path) -> None:
     os.mkfifo(path)
     assert state.load()[0] is None
     path.unlink()
-    path.symlink_to("/etc/passwd")
+    other = tmp_path / "other.json"
+    other.write_bytes(msgspec.json.encode(Counters()))
+    path.symlink_to(other)
     assert state.load()[0] is None
     state.save(Counters())
     assert not path.is_symlink()

@@ -22,19 +22,19 @@ HOUR_NS: Final = 3600 * SECOND
 NOW_NS: Final = 1_709_546_400 * SECOND
 POLICY: Final = HealthPolicy(services=ServiceSettings(units=("munge.service", "chrony.service")))
 TOOLS: Final = {
-    "disk_space": ("df", "df_healthy.txt", "df_malformed.txt"),
+    "disk_space": ("df", "df_healthy.out", "df_malformed.out"),
     "disk_smart": ("smartctl:sda", "smartctl_ata_healthy.json", "smartctl_malformed.json"),
-    "services": ("systemctl", "systemctl_healthy.txt", "systemctl_malformed.txt"),
-    "time_offset": ("chronyc", "chronyc_healthy.txt", "chronyc_malformed.txt"),
-    "ipmi_log": ("ipmitool_sel", "ipmitool_sel_healthy.txt", "ipmitool_malformed.txt"),
-    "ipmi_sensors": ("ipmitool_sdr", "ipmitool_sdr_healthy.txt", "ipmitool_malformed.txt"),
+    "services": ("systemctl", "systemctl_healthy.out", "systemctl_malformed.out"),
+    "time_offset": ("chronyc", "chronyc_healthy.out", "chronyc_malformed.out"),
+    "ipmi_log": ("ipmitool_sel", "ipmitool_sel_healthy.out", "ipmitool_malformed.out"),
+    "ipmi_sensors": ("ipmitool_sdr", "ipmitool_sdr_healthy.out", "ipmitool_malformed.out"),
     "gpu_count": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
     "gpu_ecc": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
     "gpu_rows": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
     "gpu_clocks": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
     "gpu_temperature": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
     "gpu_processes": ("nvidia_smi", "nvidia_smi_healthy.xml", "nvidia_smi_malformed.xml"),
-    "gpu_dcgm": ("dcgmi", "dcgmi_healthy.json", "dcgmi_malformed.txt"),
+    "gpu_dcgm": ("dcgmi", "dcgmi_healthy.json", "dcgmi_malformed.out"),
 }
 """Of each check that reads one tool: healthy and malformed output."""
 
@@ -119,23 +119,23 @@ def test_a_disk_of_the_inventory_that_is_gone_is_a_fault() -> None:
 
 
 def test_space_and_inodes() -> None:
-    assert told("disk_space", {"df": "df_faulty.txt"}) == [("low", "space", "mount:/"), ("low", "inodes", "mount:/")]
+    assert told("disk_space", {"df": "df_faulty.out"}) == [("low", "space", "mount:/"), ("low", "inodes", "mount:/")]
 
 
 def test_services_and_time() -> None:
-    assert told("services", {"systemctl": "systemctl_faulty.txt"}) == [("low", "inactive", "service:munge.service")]
-    assert told("time_offset", {"chronyc": "chronyc_faulty.txt"}) == [("low", "offset", "")]
-    assert told("time_offset", {"chronyc": "chronyc_alone.txt"}) == [("warn", "not_synchronized", "")]
-    assert told("time_offset", {"chronyc": "chronyc_malformed.txt", "timedatectl": "timedatectl_healthy.txt"}) == [
+    assert told("services", {"systemctl": "systemctl_faulty.out"}) == [("low", "inactive", "service:munge.service")]
+    assert told("time_offset", {"chronyc": "chronyc_faulty.out"}) == [("low", "offset", "")]
+    assert told("time_offset", {"chronyc": "chronyc_alone.out"}) == [("warn", "not_synchronized", "")]
+    assert told("time_offset", {"chronyc": "chronyc_malformed.out", "timedatectl": "timedatectl_healthy.out"}) == [
         ("ok", "", "")
     ]
-    assert told("time_offset", {"timedatectl": "timedatectl_faulty.txt"}) == [("warn", "not_synchronized", "")]
+    assert told("time_offset", {"timedatectl": "timedatectl_faulty.out"}) == [("warn", "not_synchronized", "")]
 
 
 def test_only_new_events_of_the_management_controller_are_faults() -> None:
-    faulty = {"ipmitool_sel": "ipmitool_sel_faulty.txt"}
+    faulty = {"ipmitool_sel": "ipmitool_sel_faulty.out"}
     assert told("ipmi_log", faulty) == [("ok", "", "")], "they may be years old"
-    assert told("ipmi_log", faulty, before={"ipmitool_sel": "ipmitool_sel_healthy.txt"}) == [
+    assert told("ipmi_log", faulty, before={"ipmitool_sel": "ipmitool_sel_healthy.out"}) == [
         ("high", "uncorrectable", "bmc:Memory DIMM_A1"),
         ("low", "power", "bmc:Power Supply PSU2 Status"),
         ("high", "bus", "bmc:Critical Interrupt PCIe"),
@@ -145,7 +145,7 @@ def test_only_new_events_of_the_management_controller_are_faults() -> None:
 
 
 def test_sensors() -> None:
-    assert told("ipmi_sensors", {"ipmitool_sdr": "ipmitool_sdr_faulty.txt"}) == [
+    assert told("ipmi_sensors", {"ipmitool_sdr": "ipmitool_sdr_faulty.out"}) == [
         ("warn", "sensor", "bmc:CPU0_TEMP"),
         ("low", "sensor", "bmc:FAN1"),
         ("low", "power", "bmc:PSU2 Status"),
@@ -167,10 +167,10 @@ def test_gpus() -> None:
 
 def test_a_gpu_that_is_lost_or_missing() -> None:
     eight = HealthPolicy(inventory=Inventory(gpus=8))
-    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_lost.txt"}) == [("high", "lost", "")]
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_lost.out"}) == [("high", "lost", "")]
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_healthy.xml"}, eight) == [("high", "missing", "")]
-    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.txt"}, eight) == [("high", "missing", "")]
-    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.txt"}) == [("ok", "", "")]
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.out"}, eight) == [("high", "missing", "")]
+    assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.out"}) == [("ok", "", "")]
 
 
 def test_a_report_with_entities_is_not_expanded() -> None:
@@ -181,14 +181,14 @@ def test_a_report_with_entities_is_not_expanded() -> None:
 
 
 def test_nvlink() -> None:
-    healthy = {"nvlink_status": "nvlink_status_healthy.txt", "nvlink_errors": "nvlink_errors_healthy.txt"}
+    healthy = {"nvlink_status": "nvlink_status_healthy.out", "nvlink_errors": "nvlink_errors_healthy.out"}
     assert told("gpu_nvlink", healthy) == [("ok", "", "")]
-    down = {**healthy, "nvlink_status": "nvlink_status_faulty.txt"}
+    down = {**healthy, "nvlink_status": "nvlink_status_faulty.out"}
     assert told("gpu_nvlink", down) == [("ok", "", "")], "a link that was never active may have no other end"
     assert told("gpu_nvlink", down, before=healthy) == [("high", "down", "gpu:GPU-aaaa")]
-    noisy = {**healthy, "nvlink_errors": "nvlink_errors_faulty.txt"}
+    noisy = {**healthy, "nvlink_errors": "nvlink_errors_faulty.out"}
     assert told("gpu_nvlink", noisy, before=healthy) == [("low", "errors", "gpu:GPU-aaaa")]
-    (event,) = found("gpu_nvlink", Evidence(now_ns=NOW_NS, outputs=printed({"nvlink_status": "nvidia_smi_failed.txt"})))
+    (event,) = found("gpu_nvlink", Evidence(now_ns=NOW_NS, outputs=printed({"nvlink_status": "nvidia_smi_failed.out"})))
     assert event.could_not_run
 
 
@@ -201,7 +201,7 @@ def kernel(*records: KernelRecord | None, sequence: int = 0) -> Evidence:
 
 
 def test_xids_of_the_kernel_count_and_those_that_a_user_writes_do_not() -> None:
-    records = [parse_kmsg(line.encode(), NOW_NS - 7200 * SECOND) for line in recorded("kmsg.txt").splitlines()]
+    records = [parse_kmsg(line.encode(), NOW_NS - 7200 * SECOND) for line in recorded("kmsg.out").splitlines()]
     events = found("gpu_xid", kernel(*records))
     assert [(one.severity, one.cause, one.part, one.user_made, one.at_once) for one in events] == [
         ("warn", "xid_31", "gpu:0000:3b:00.0", True, False),
@@ -218,8 +218,14 @@ def test_xids_of_the_kernel_count_and_those_that_a_user_writes_do_not() -> None:
 
 
 def test_only_the_transport_and_the_facility_of_the_kernel_count_in_the_journal() -> None:
-    records = [parse_journal(line.encode()) for line in recorded("journal.txt").splitlines()]
+    records = [parse_journal(line.encode()) for line in recorded("journal.out").splitlines()]
     assert [one.cause for one in found("gpu_xid", kernel(*records))] == ["xid_48"]
+
+
+def test_records_that_the_kernel_has_overwritten_are_told() -> None:
+    (event,) = found("gpu_xid", Evidence(now_ns=NOW_NS, kernel_lost=7))
+    assert (event.severity, event.cause) == ("warn", "lost_records")
+    assert "7 records" in event.words
 
 
 def test_an_xid_is_told_once() -> None:

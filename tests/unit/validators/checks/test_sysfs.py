@@ -134,7 +134,7 @@ def test_memory_size_and_modules() -> None:
     policy = HealthPolicy(inventory=Inventory(memory_modules=2))
     checks = chosen_checks(policy, ["memory_size"])
     for name, severity in (("healthy", "ok"), ("faulty", "low")):
-        output = Output((RECORDED / f"dmidecode_{name}.txt").read_text())
+        output = Output((RECORDED / f"dmidecode_{name}.out").read_text())
         evidence = Evidence(now_ns=NOW_NS, files=EDAC, outputs={"dmidecode": output})
         assert [event.severity for event in judge_round(checks, evidence, policy).events] == [severity]
 
@@ -171,8 +171,8 @@ def test_a_process_hangs_only_when_it_was_so_in_a_round_before() -> None:
 
 
 def test_mounts() -> None:
-    healthy = {"proc/self/mountinfo": (RECORDED / "mountinfo_healthy.txt").read_text()}
-    faulty = {"proc/self/mountinfo": (RECORDED / "mountinfo_faulty.txt").read_text()}
+    healthy = {"proc/self/mountinfo": (RECORDED / "mountinfo_healthy.out").read_text()}
+    faulty = {"proc/self/mountinfo": (RECORDED / "mountinfo_faulty.out").read_text()}
     expected = Inventory(mounts=("/data", "/scratch disk"))
     assert told("mounts", healthy, expected) == [("ok", "", "")]
     assert told("mounts", faulty, expected) == [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import Severity
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
 from fireflyer.validators.core.checks.settings import CheckSettings
@@ -26,8 +26,8 @@ def judge_dcgm(evidence: Evidence) -> Outcome:
     """The result of a test is at another depth in each release of DCGM: each object with a name and results is one."""
     text = evidence.output("dcgmi")
     try:
-        report = msgspec.json.decode(text[max(text.find("{"), 0) :])
-    except DECODE_ERRORS:
+        report = json.loads(text[max(text.find("{"), 0) :])
+    except (ValueError, RecursionError):
         raise CannotJudge(f"dcgmi printed {text.strip()[:80]!r}, which is no JSON") from None
     findings: list[Finding] = []
     count = 0

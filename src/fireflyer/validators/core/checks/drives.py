@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
-
-from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome, Output
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
 
@@ -23,12 +21,12 @@ _OPEN_FAILED: Final = 2
 
 
 class SmartSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    defects: Amount = 0
+    defects: Amount = 0.0
     """Sectors that were replaced, wait for it, or cannot be read."""
-    warn_used_percent: Amount = 80
-    low_used_percent: Amount = 100
+    warn_used_percent: Amount = 80.0
+    low_used_percent: Amount = 100.0
     """Of the writes that the manufacturer promises."""
-    warn_temperature: Amount = 70
+    warn_temperature: Amount = 70.0
     """Degrees Celsius."""
 
 
@@ -83,8 +81,8 @@ def _report(output: Output) -> Mapping[str, Any]:
     if output.problem:
         raise CannotJudge(output.problem)
     try:
-        report = msgspec.json.decode(output.text)
-    except DECODE_ERRORS:
+        report = json.loads(output.text)
+    except (ValueError, RecursionError):
         raise CannotJudge("smartctl printed something else than JSON") from None
     if not isinstance(report, dict):
         raise CannotJudge("smartctl printed no report")

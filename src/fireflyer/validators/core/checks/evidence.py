@@ -103,6 +103,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Those that may tell of a fault, and maybe others."""
     kernel_sequence: int = 0
     """Of the newest record in the log, whatever it tells; 0: not known."""
+    kernel_lost: int = 0
+    """Records that the kernel has overwritten before they were read."""
     kernel_problem: str = ""
     """Why the kernel's log was not read, or not all of it."""
     before: CheckCounters | None = None

@@ -40,26 +40,26 @@ class GpuCountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_
 
 
 class GpuEccSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    uncorrected: Amount = 0
+    uncorrected: Amount = 0.0
     """Since the driver was loaded."""
-    corrected_per_hour: Amount = 10_000
+    corrected_per_hour: Amount = 10_000.0
 
 
 class GpuRowSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    uncorrected_rows: Amount = 8
+    uncorrected_rows: Amount = 8.0
     """Rows that were replaced after uncorrected errors, in the life of the GPU."""
 
 
 class GpuClockSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    least_application_mhz: Amount = 0
+    least_application_mhz: Amount = 0.0
     """To which clocks of applications may be limited; 0: whatever they are."""
 
 
 class GpuTemperatureSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    warn_gpu: Amount = 85
-    low_gpu: Amount = 92
-    warn_memory: Amount = 95
-    low_memory: Amount = 105
+    warn_gpu: Amount = 85.0
+    low_gpu: Amount = 92.0
+    warn_memory: Amount = 95.0
+    low_memory: Amount = 105.0
     """Degrees Celsius."""
 
 

@@ -7,13 +7,13 @@ beginning: names that users choose, as those of processes, stand further behind.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, KernelRecord, Outcome
@@ -68,12 +68,12 @@ _NS_PER_US: Final = 1000
 
 
 class XidSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    recent_s: Amount = 3600
+    recent_s: Amount = 3600.0
     """How old an Xid may be that counts in the first round after the node was started."""
 
 
 class KernelErrorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    recent_s: Amount = 3600
+    recent_s: Amount = 3600.0
 
 
 def has_fault(record: bytes) -> bool:
@@ -103,8 +103,8 @@ def parse_kmsg(record: bytes, started_ns: int) -> KernelRecord | None:
 def parse_journal(line: bytes) -> KernelRecord | None:
     """A line of `journalctl -o json _TRANSPORT=kernel`."""
     try:
-        entry: Any = msgspec.json.decode(line)
-    except DECODE_ERRORS:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or entry.get("_TRANSPORT") != "kernel" or entry.get("SYSLOG_FACILITY") != "0":
         return None
@@ -117,6 +117,9 @@ def parse_journal(line: bytes) -> KernelRecord | None:
 def judge_xids(evidence: Evidence, settings: XidSettings) -> Outcome:
     """An Xid is an event, not a state: `ok` says that there is no new one."""
     findings = tuple(_together(xid_findings(_new(evidence, settings.recent_s))))
+    if evidence.kernel_lost:
+        words = f"the kernel has overwritten {evidence.kernel_lost} records before they were read"
+        findings = (*findings, Finding(severity="warn", cause="lost_records", words=words, user_made=True))
     return Outcome(
         findings=findings, counters=_last(evidence), words="no new Xid", unread=_judged(evidence, bool(findings))
     )

@@ -41,11 +41,11 @@ INFINIBAND_FILES: Final = (
 
 
 class LinkSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    warn_errors_per_hour: Amount = 100
-    low_errors_per_hour: Amount = 10_000
+    warn_errors_per_hour: Amount = 100.0
+    low_errors_per_hour: Amount = 10_000.0
     """Of each counter of errors."""
-    warn_flaps_per_hour: Amount = 0
-    low_flaps_per_hour: Amount = 4
+    warn_flaps_per_hour: Amount = 0.0
+    low_flaps_per_hour: Amount = 4.0
     """How often the link went down."""
 
 

@@ -31,8 +31,8 @@ EDAC_FILES: Final = (
 
 
 class MemoryErrorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    warn_corrected_per_hour: Amount = 100
-    low_corrected_per_hour: Amount = 10_000
+    warn_corrected_per_hour: Amount = 100.0
+    low_corrected_per_hour: Amount = 10_000.0
     """Of a controller, or of a module."""
 
 

@@ -27,7 +27,7 @@ class ProgramSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_f
     """Of the check."""
     argv: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=64)]
     """The program, by its absolute path, and its arguments; no shell reads them."""
-    limit_s: Annotated[float, msgspec.Meta(gt=0, le=300)] = 30
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=300)] = 30.0
     critical: Severity = "low"
     """Severity of its exit code 2."""
 

@@ -18,7 +18,7 @@ _ERROR: Final = re.compile(r"(Replay|Recovery|CRC FLIT|CRC Data|CRC)(?: Errors?)
 
 
 class NvlinkSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    errors_per_hour: Amount = 100
+    errors_per_hour: Amount = 100.0
     """Of each counter of a link. Errors that were recovered from are 0 on a sound link."""
     links: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     """Of each GPU that must be active; 0: those that were so in the round before."""

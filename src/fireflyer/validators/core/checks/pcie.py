@@ -25,7 +25,7 @@ _NVIDIA: Final = "0x10de"
 
 
 class PcieSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    correctable_per_hour: Amount = 1000
+    correctable_per_hour: Amount = 1000.0
     speed: bool = True
     """Of devices that are no GPU, which lower it when they have nothing to do, it must be the highest."""
 

@@ -42,7 +42,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gpus: _Count = 0
     cpus: _Count = 0
     """Processors of the operating system: hardware threads."""
-    memory_gib: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    memory_gib: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0.0
     memory_modules: _Count = 0
     nvme: _Count = 0
     disks: Names = ()

@@ -35,13 +35,13 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 class ProcessorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clock_sources: Names = ("tsc", "kvm-clock", "arch_sys_counter")
     governors: Names = ("performance",)
-    least_mhz: Amount = 0
+    least_mhz: Amount = 0.0
     """To which the highest frequency of no processor may be limited; 0: none."""
-    throttles_per_hour: Amount = 60
+    throttles_per_hour: Amount = 60.0
 
 
 class ProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    hung_s: Amount = 300
+    hung_s: Amount = 300.0
     """So long a process may wait in the kernel without interruption (state D), or for its parent (zombie)."""
     zombies: _Count = 20
     """More are told even when they are new."""

@@ -18,7 +18,7 @@ _TRACKING_COLUMNS: Final = 14
 class ServiceSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     units: Names = ()
     """Of systemd, that must be active."""
-    restarts_per_hour: Amount = 6
+    restarts_per_hour: Amount = 6.0
 
 
 class TimeSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
