@@ -15,6 +15,7 @@ from tests.support.torch_ranks.processes import run_torch_ranks
 from tests.support.trainer.recipes import write_tokens
 
 from fireflyer.base.toml_text import to_toml
+from fireflyer.cli import main
 from fireflyer.recipes.trainer.compare import recipe_text
 from fireflyer.recipes.trainer.core import recipe as tables
 from fireflyer.recipes.trainer.core.comparison import planned_runs, technique_of
@@ -63,7 +64,9 @@ def test_the_page_trains_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_page_compares_a_technique_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+def test_the_page_compares_a_technique_and_goes_on_where_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_tokens(tmp_path, ("train", "held-out"))
     raw = smaller(tomllib.loads(RECIPE))
     (tmp_path / "recipe.toml").write_text(to_toml(raw))
@@ -80,7 +83,10 @@ def test_the_page_compares_a_technique_and_goes_on_where_it_was_interrupted(tmp_
         )
         assert ended.code == 0, ended
 
-    compared = Shell(tmp_path).run("ff", "train", "compare", "recipe.toml", "--dir", "comparison")
+    assert "ff train compare recipe.toml --dir comparison" in TEXT
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "compare", "recipe.toml", "--dir", "comparison"]) == 0
+    compared = capsys.readouterr().out
     assert re.findall(r"run \d of \d: (.*)", compared) == [f"{last.arm}, seed {last.seed}"], "the others are complete"
     assert len(re.findall(r"held-out loss \d", compared)) == 4
     assert re.search(r"mean [+-].*%, 95% interval .* \(2 pairs\), bound 0.250%\nverdict: ", compared)

@@ -85,6 +85,10 @@ from fireflyer.planning import NetworkFile, PriceList
 from fireflyer.recipes import corpus, train_gpt
 from fireflyer.recipes.soak import acknowledged as soak_acknowledged
 from fireflyer.recipes.testbed import reference as whole_reference
+from fireflyer.recipes.trainer.core.anomalies import AnomalyState
+from fireflyer.recipes.trainer.core.figures import MetricsLine
+from fireflyer.recipes.trainer.core.recipe import Recipe
+from fireflyer.recipes.trainer.sources import DataState
 from fireflyer.runtime import reporter, store, suspension
 from fireflyer.runtime.processes import identity as process_identity
 from fireflyer.runtime.processes.run_lock import _Holder
@@ -299,7 +303,12 @@ FORMATS: Final = (
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
     Format("codesign.node-file", "toml", NodeModel),
-    Format("codesign.plan-file", "toml", PlanFile),
+    Format("codesign.plan-file", "toml", PlanFile, revision=2),
+    # Training from a recipe.
+    Format("trainer.recipe", "object", Recipe),
+    Format("trainer.metrics-line", "json", MetricsLine),
+    Format("trainer.anomaly-state", "object", AnomalyState),
+    Format("trainer.data-state", "object", DataState),
     Format("planning.network-file", "toml", NetworkFile),
     Format("planning.price-list", "toml", PriceList),
     Format("collectives.topology-file", "toml", declaration.Declaration),

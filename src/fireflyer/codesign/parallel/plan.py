@@ -162,7 +162,7 @@ def refusals(plan: ParallelPlan, shape: ModelShape, node: NodeModel, nodes: int)
 
 
 def shape_refusals(plan: ParallelPlan, shape: ModelShape) -> list[str]:
-    """Those of `refusals` that hold on any nodes. Raises `UsageError` as it does."""
+    """Reasons of `refusals` that hold on any nodes. Raises `UsageError` as it does."""
     for name in ("pipeline", "replicate", "shard", "tensor", "expert", "micro_batch", "chunks"):
         if not 1 <= getattr(plan, name) <= MAX_DEGREE:
             raise UsageError(f"{name} is {getattr(plan, name)}; use 1 to {MAX_DEGREE}")

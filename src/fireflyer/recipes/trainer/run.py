@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -218,12 +217,12 @@ def _saved_mesh(recipe: Recipe) -> dict[str, int] | None:
     plans = stored_plans(recipe.checkpoint.directory)
     if not plans:
         return None
-    try:
-        return msgspec.convert(plans[-1].plan.get("mesh"), dict[str, int])
-    except msgspec.ValidationError as error:
+    mesh = plans[-1].plan.get("mesh")
+    if not isinstance(mesh, dict) or not all(isinstance(size, int) for size in mesh.values()):
         raise UsageError(
             f"{recipe.checkpoint.directory} has checkpoints that `ff train` did not write; give a fresh directory"
-        ) from error
+        )
+    return mesh
 
 
 def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:

@@ -23,7 +23,15 @@ from fireflyer.data import (
 from fireflyer.data.loader import Sample, stack
 from fireflyer.recipes.trainer.core.recipe import DataSettings, EvaluationSettings
 
-__all__ = ["HeldOut", "TrainingData", "identity_of_records", "open_held_out", "open_training_data"]
+__all__ = ["DataState", "HeldOut", "TrainingData", "identity_of_records", "open_held_out", "open_training_data"]
+
+
+class DataState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """State of the training data that a checkpoint keeps."""
+
+    sampler: MixtureState
+    identities: dict[str, str]
+    """Digest of each source, by its name."""
 
 
 class TrainingData:
@@ -69,28 +77,25 @@ class TrainingData:
         self._position = position
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "sampler": msgspec.to_builtins(self.sampler.state(self.position)),
-            "identities": self.identities,
-        }
+        saved = DataState(sampler=self.sampler.state(self.position), identities=self.identities)
+        state: dict[str, Any] = msgspec.to_builtins(saved)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises `UsageError` where the run was trained on other data. Sources may be added, left out, or get other
         weights."""
         try:
-            mixture = msgspec.convert(state.get("sampler"), MixtureState)
-            before = msgspec.convert(state.get("identities"), dict[str, str])
+            saved = msgspec.convert(state, DataState)
         except msgspec.ValidationError as error:
             raise UsageError(f"the checkpoint has no position in the training data: {error}") from error
         for name, digest in self.identities.items():
-            if before.get(name, digest) != digest:
+            if saved.identities.get(name, digest) != digest:
                 raise UsageError(
                     f"source {name!r} has other records than when the run was saved; give it the same data, or give "
                     "the changed data another name"
                 )
         self.close()
-        self._position = self.sampler.resume(mixture)
+        self._position = self.sampler.resume(saved.sampler)
 
 
 @dataclass(frozen=True, slots=True)
