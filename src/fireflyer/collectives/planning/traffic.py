@@ -44,7 +44,7 @@ class _Sent(NamedTuple):
 def traffic(
     plan: Plan, kind: str, elements: int, *, element_bytes: int = 4, sum_bytes: int = 4, root: int | None = None
 ) -> list[Transfer]:
-    """Of one operation on an array of so many elements, of each part for a reduce_scatter or allgather.
+    """Transfers of one operation on an array of so many elements, of each part for a reduce_scatter or allgather.
     `element_bytes`: of the array, and of results; `sum_bytes`: of partial sums, wider for small floats; `root`: the
     root's node. Transfers between two nodes are in the order in which they are sent. Raises `UsageError` where the plan
     has no such operation, or there would be more than 2^24 transfers."""
