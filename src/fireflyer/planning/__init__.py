@@ -4,7 +4,7 @@ from fireflyer.planning.amounts import Amount, amount_of
 from fireflyer.planning.cluster import (
     CheckpointPart,
     ClusterAnswer,
-    ClusterFile,
+    ClusterPlan,
     StoragePart,
     TrainingPart,
     plan_cluster,
@@ -32,7 +32,7 @@ __all__ = [
     "BillLine",
     "CheckpointPart",
     "ClusterAnswer",
-    "ClusterFile",
+    "ClusterPlan",
     "HeatMap",
     "LayerLoad",
     "Limits",

@@ -22,7 +22,7 @@ from fireflyer.planning.network_file import NetworkFile
 from fireflyer.planning.prices import PriceList
 from fireflyer.topology.fabrics import Fabric, NodeGroup
 
-__all__ = ["CheckpointPart", "ClusterAnswer", "ClusterFile", "CostAnswer", "FailureAnswer", "StoragePart"]
+__all__ = ["CheckpointPart", "ClusterAnswer", "ClusterPlan", "CostAnswer", "FailureAnswer", "StoragePart"]
 __all__ += ["TrainingPart", "plan_cluster", "ring_of"]
 
 MOST_RING_NODES: Final = 4096
@@ -58,7 +58,7 @@ class StoragePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     replicas: int = 2
 
 
-class ClusterFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The TOML file of `ff plan cluster`."""
 
     name: str
@@ -150,7 +150,7 @@ class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_cluster(
-    given: ClusterFile,
+    given: ClusterPlan,
     network: NetworkFile,
     node: NodeModel,
     plan: ParallelPlan,
@@ -231,7 +231,7 @@ def _ring_share(fabric: Fabric, group: NodeGroup, job_nodes: int, queue_pairs: i
     return min(1.0, float(rates.min()) / (group.ports * fabric.link_bytes_per_s))
 
 
-def _failures(given: ClusterFile, job_nodes: int) -> FailureAnswer:
+def _failures(given: ClusterPlan, job_nodes: int) -> FailureAnswer:
     each = amount_of(given.failures_per_1000_node_days, "failures_per_1000_node_days")
     saves = given.checkpoint
     found = []
@@ -248,7 +248,7 @@ def _failures(given: ClusterFile, job_nodes: int) -> FailureAnswer:
     return FailureAnswer(mttf_s=bounds[0], period_s=bounds[1], ettr=bounds[2])
 
 
-def _checkpoint(given: ClusterFile, fabric: Fabric, shape: ModelShape) -> CheckpointAnswer | None:
+def _checkpoint(given: ClusterPlan, fabric: Fabric, shape: ModelShape) -> CheckpointAnswer | None:
     storage = given.storage
     if storage is None:
         return None
@@ -260,7 +260,7 @@ def _checkpoint(given: ClusterFile, fabric: Fabric, shape: ModelShape) -> Checkp
 
 
 def _cost(
-    given: ClusterFile, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
+    given: ClusterPlan, network: NetworkFile, fabric: Fabric, prices: PriceList, plan: ParallelPlan, days: Amount
 ) -> CostAnswer:
     kinds = [group.kind for group in fabric.groups]
     bill = price_bill(bill_of(fabric, with_nodes=True, frame_switch=network.frame_switch), prices, kinds)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fireflyer.cli import main
-from fireflyer.planning import CheckpointPart, ClusterFile, StoragePart, TrainingPart
+from fireflyer.planning import CheckpointPart, ClusterPlan, StoragePart, TrainingPart
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/plan-cluster.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
@@ -56,5 +56,5 @@ def test_every_key_is_named() -> None:
     named = set(re.findall(r"^(?:# )?(\w+) = ", TEXT, re.MULTILINE)) | set(
         re.findall(r"^\[(\w+)\]", TEXT, re.MULTILINE)
     )
-    for part in (ClusterFile, TrainingPart, CheckpointPart, StoragePart):
+    for part in (ClusterPlan, TrainingPart, CheckpointPart, StoragePart):
         assert set(part.__struct_fields__) <= named, part

@@ -20,7 +20,16 @@ from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress
 from fireflyer.collectives.planning.cost import Speeds
 from fireflyer.collectives.planning.declaration import Declaration, RouteRow
 from fireflyer.collectives.planning.plan import CANONICAL, Plan, Route, make_plan
-from fireflyer.planning import NetworkFile, NodePrice, Price, PriceList
+from fireflyer.planning import (
+    CheckpointPart,
+    ClusterPlan,
+    NetworkFile,
+    NodePrice,
+    Price,
+    PriceList,
+    StoragePart,
+    TrainingPart,
+)
 from fireflyer.topology.fabrics import NodeGroup
 from fireflyer.validators.core.checks.nagios import ProgramSettings
 from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
@@ -182,6 +191,29 @@ def _exec_requests() -> list[ExecRequest]:
     return [ExecRequest(rank=3, port=Port(8888)), ExecRequest(program=ExecProgram()), whole]
 
 
+def _clusters() -> list[ClusterPlan]:
+    common: dict[str, Any] = {
+        "name": "s1",
+        "network": "s2",
+        "node": "s3",
+        "training": TrainingPart(plan="s4", tokens=1.5),
+    }
+    saves = CheckpointPart(stall_s=1.5, restart_s=2.5)
+    whole = CheckpointPart(stall_s=1.5, restart_s=2.5, period_s=3.5, bytes_per_parameter=4.5)
+    return [
+        ClusterPlan(checkpoint=saves, failures_per_1000_node_days=1.5, **common),
+        ClusterPlan(
+            checkpoint=whole,
+            gpu_kind="s5",
+            failures_per_1000_node_days=(1.5, 2.5),
+            storage=StoragePart(kind="s6", write_bytes_per_s=1.5, replicas=3),
+            prices="s7",
+            rent_per_gpu_hour=(0.5, 1.5),
+            **common,
+        ),
+    ]
+
+
 def _networks() -> list[NetworkFile]:
     """Keys of one family refuse those of another."""
     groups = tuple(samples(NodeGroup))
@@ -253,6 +285,7 @@ def _programs() -> list[ProgramSettings]:
 GIVEN: Final[Given] = {
     HealthPolicy: _health_policies,
     ProgramSettings: _programs,
+    ClusterPlan: _clusters,
     NetworkFile: _networks,
     Price: _prices,
     NodePrice: _node_prices,

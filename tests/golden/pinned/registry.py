@@ -81,7 +81,7 @@ from fireflyer.identity import TokenInfo, handshake, machines, tokens
 from fireflyer.kvstore.core import fenced
 from fireflyer.kvstore.core.keys import KeyRange
 from fireflyer.kvstore.dump import Row
-from fireflyer.planning import NetworkFile, PriceList
+from fireflyer.planning import ClusterPlan, NetworkFile, PriceList
 from fireflyer.recipes import corpus, train_gpt
 from fireflyer.recipes.soak import acknowledged as soak_acknowledged
 from fireflyer.recipes.testbed import reference as whole_reference
@@ -309,6 +309,7 @@ FORMATS: Final = (
     Format("trainer.metrics-line", "json", MetricsLine),
     Format("trainer.anomaly-state", "object", AnomalyState),
     Format("trainer.data-state", "object", DataState),
+    Format("planning.cluster-plan", "toml", ClusterPlan),
     Format("planning.network-file", "toml", NetworkFile),
     Format("planning.price-list", "toml", PriceList),
     Format("collectives.topology-file", "toml", declaration.Declaration),

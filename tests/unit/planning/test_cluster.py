@@ -15,7 +15,7 @@ from fireflyer.codesign.parallel import ParallelPlan, Precision, estimate_step
 from fireflyer.planning import (
     CheckpointPart,
     ClusterAnswer,
-    ClusterFile,
+    ClusterPlan,
     NetworkFile,
     NodePrice,
     Price,
@@ -47,7 +47,7 @@ def network(gbit_per_s: float = 200, **more: Any) -> NetworkFile:
     return NetworkFile(name="n", family="two-layer", gbit_per_s=gbit_per_s, radix=8, nodes=groups, **more)
 
 
-def cluster(**more: Any) -> ClusterFile:
+def cluster(**more: Any) -> ClusterPlan:
     settings: dict[str, Any] = {
         "name": "c",
         "network": "n",
@@ -56,10 +56,10 @@ def cluster(**more: Any) -> ClusterFile:
         "checkpoint": CheckpointPart(stall_s=2.0, restart_s=300.0),
         "failures_per_1000_node_days": 6.5,
     }
-    return ClusterFile(**settings | more)
+    return ClusterPlan(**settings | more)
 
 
-def answer_of(shape: ModelShape, given: ClusterFile | None = None, **more: Any) -> ClusterAnswer:
+def answer_of(shape: ModelShape, given: ClusterPlan | None = None, **more: Any) -> ClusterAnswer:
     arguments: dict[str, Any] = {"network": network(), "node": NODE, "plan": PLAN, "shape": shape} | more
     return plan_cluster(given or cluster(), **arguments)
 

@@ -14,7 +14,7 @@ from fireflyer.cli.plan.network import read_network, read_prices, shipped_networ
 from fireflyer.cli.train.plan import node_names, read_node, read_plan
 
 if TYPE_CHECKING:
-    from fireflyer.planning import Amount, ClusterAnswer, ClusterFile, NetworkFile
+    from fireflyer.planning import Amount, ClusterAnswer, ClusterPlan, NetworkFile
 
 __all__ = ["cluster_command"]
 
@@ -51,9 +51,9 @@ def cluster_command(*, file: str, queue_pairs: int, seed: int, html: str | None,
     import msgspec
 
     from fireflyer.cli.toml_files import read_toml
-    from fireflyer.planning import ClusterFile, plan_cluster
+    from fireflyer.planning import ClusterPlan, plan_cluster
 
-    given = read_toml(file, ClusterFile, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
+    given = read_toml(file, ClusterPlan, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
     directory = os.path.dirname(file)
 
     def beside(name: str, known: list[str]) -> str:
@@ -74,7 +74,7 @@ def cluster_command(*, file: str, queue_pairs: int, seed: int, html: str | None,
 
 
 def _write_page(
-    path: str, given: ClusterFile, answer: ClusterAnswer, network: NetworkFile, queue_pairs: int, seed: int
+    path: str, given: ClusterPlan, answer: ClusterAnswer, network: NetworkFile, queue_pairs: int, seed: int
 ) -> None:
     from fireflyer.cli.new_file import replaced_file
     from fireflyer.planning import link_loads, render_cluster, ring_of
@@ -86,7 +86,7 @@ def _write_page(
         file.write(render_cluster(given.name, _sections(given, answer), answer, loads))
 
 
-def _sections(given: ClusterFile, answer: ClusterAnswer) -> dict[str, dict[str, str]]:
+def _sections(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, dict[str, str]]:
     return {
         "cluster": _cluster_rows(given, answer),
         "step": _step_rows(answer),
@@ -96,7 +96,7 @@ def _sections(given: ClusterFile, answer: ClusterAnswer) -> dict[str, dict[str, 
     }
 
 
-def _print(given: ClusterFile, answer: ClusterAnswer) -> None:
+def _print(given: ClusterPlan, answer: ClusterAnswer) -> None:
     for title, rows in _sections(given, answer).items():
         if rows:
             click.echo(f"{title}:")
@@ -106,7 +106,7 @@ def _print(given: ClusterFile, answer: ClusterAnswer) -> None:
         click.echo(f"note: {words}")
 
 
-def _cluster_rows(given: ClusterFile, answer: ClusterAnswer) -> dict[str, str]:
+def _cluster_rows(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, str]:
     return {
         "name": given.name,
         "GPU nodes": f"{answer.gpu_nodes:,} with {answer.gpus:,} GPUs; the run has {answer.job_nodes:,} nodes",
@@ -123,7 +123,7 @@ def _step_rows(answer: ClusterAnswer) -> dict[str, str]:
     return rows
 
 
-def _run_rows(given: ClusterFile, answer: ClusterAnswer) -> dict[str, str]:
+def _run_rows(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, str]:
     failures = answer.failures
     return {
         "tokens": f"{given.training.tokens:,.0f}",
