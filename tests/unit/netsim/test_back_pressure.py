@@ -139,7 +139,7 @@ def test_fluid_rates_do_not_show_it() -> None:
     fluid = simulate(tree(), transfers, Settings(routing="adaptive"))
     packets = simulate_back_pressure(tree(), transfers, BackPressure(routing="adaptive", buffer_bytes=1 << 16))
     assert fluid.finish_s[0] == pytest.approx(VICTIM_BYTES / LINK_BYTES_PER_S)
-    assert packets.finish_s[0] > 1.5 * fluid.finish_s[0] or packets.blocked_s.max() > 0.5 * packets.finish_s.max()
+    assert packets.finish_s[0] > 2 * fluid.finish_s[0]
 
 
 @pytest.mark.parametrize(
