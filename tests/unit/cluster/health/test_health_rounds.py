@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import msgspec
+from tests.support.health import fault, passes
 
+from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.rounds import HealthRounds
 from fireflyer.cluster.schema.sync import MAX_REPORTS, HealthHeard, HealthOrder
 
 ORDER = HealthOrder(program=("/opt/health",), validation=("/opt/validate",), period_ns=300 * SECOND)
+
+
+def line(event: HealthEvent) -> bytes:
+    return msgspec.json.encode(event)
 
 
 def rounds_of(order: HealthOrder | None = ORDER) -> HealthRounds:
@@ -79,6 +85,20 @@ def test_what_nobody_takes_is_bounded_and_the_answer_to_a_probe_is_kept() -> Non
     kept = rounds.reports()
     assert len(kept) == MAX_REPORTS
     assert [report.number for report in kept] == [1, 48, 49, 50]
+
+
+def test_what_a_check_says_once_stays_until_it_is_taken() -> None:
+    """Found by a campaign: nobody led for six periods, and the Xid went with the oldest report."""
+    xid = line(fault("gpu_xid", cause="xid_79", at_once=True))
+    mount, passed = line(fault("mounts", part="mount:/data")), line(passes("gpu_xid"))
+    rounds = rounds_of()
+    for number, lines in enumerate([(xid, b"no event"), *[(mount, passed)] * 20]):
+        due = rounds.next(number * 300 * SECOND)
+        assert due is not None
+        rounds.done(due, lines, "")
+    oldest = rounds.reports()[0]
+    assert oldest.lines == (xid, mount, passed), "the fault comes before what was seen later"
+    assert [report.lines for report in rounds.reports()[1:]] == [(mount, passed)] * (MAX_REPORTS - 1)
 
 
 def test_a_site_that_checks_no_nodes_has_no_rounds() -> None:

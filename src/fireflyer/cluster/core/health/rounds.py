@@ -1,20 +1,25 @@
 """When a node's checks are run, and which reports the managers have not taken yet. Pure.
 
-A probe comes before what is periodic, and each is carried out once. Reports are kept until they are taken; of more than
-`MAX_REPORTS` the oldest goes, but never the answer to the probe that is asked for: the managers have seen what a node
-says for the time being by the newest one.
+A probe comes before what is periodic, and each is carried out once. Reports are kept until they are taken. Of more than
+`MAX_REPORTS`, answers to former probes go. Then what the oldest periodic report found is moved into the next one: a
+check may say it once (an Xid), and nobody may lead for longer than so many periods.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
 
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.findings import MAX_LINES, PROGRAM, Finding, findings_of
 from fireflyer.cluster.schema.sync import MAX_REPORTS, HealthOrder, HealthReport
 
 __all__ = ["HealthRounds", "Round"]
 
-_IDLE_S = 60.0
+_IDLE_S: Final = 60.0
+MAX_MOVED: Final = 64
+"""Faults of a report that are moved into the next one."""
 
 
 class Round(NamedTuple):
@@ -80,8 +85,35 @@ class HealthRounds:
         report = HealthReport(number=self._number, probe=due.probe, lines=lines, failure=failure[:1000])
         self._reports.append(report)
         while len(self._reports) > MAX_REPORTS:
-            old = next((one for one in self._reports if not one.probe or one.probe != self._answered), report)
-            self._reports.remove(old)
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """All reports are sent together, so a manager that has taken one has taken those before it."""
+        former = next((one for one in self._reports if one.probe and one.probe != self._answered), None)
+        if former is not None:
+            self._reports.remove(former)
+            return
+        old, following = [one for one in self._reports if not one.probe][:2]
+        self._reports[self._reports.index(following)] = _joined(old, following)
+        self._reports.remove(old)
 
     def reports(self) -> tuple[HealthReport, ...]:
         return tuple(self._reports)
+
+
+def _joined(old: HealthReport, following: HealthReport) -> HealthReport:
+    """With the faults of the older one before what was found later: that a check passes now is later than its fault."""
+    known = {_key(finding) for line in following.lines if (finding := _fault(line)) is not None}
+    faults = {_key(finding): line for line in old.lines if (finding := _fault(line)) is not None}
+    moved = [line for key, line in faults.items() if key not in known][:MAX_MOVED]
+    return msgspec.structs.replace(following, lines=(*moved, *following.lines)[:MAX_LINES])
+
+
+def _fault(line: bytes) -> Finding | None:
+    """None of a line that is no fault, or no health event."""
+    finding = findings_of((line,), 0)[0]
+    return finding if finding.severity != "ok" and finding.check != PROGRAM else None
+
+
+def _key(finding: Finding) -> tuple[str, str, str]:
+    return finding.check, finding.part, finding.cause
