@@ -104,7 +104,7 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: float
     write_bytes_per_s: float
-    """Of all storage nodes, before replication."""
+    """Of all storage nodes, before replication; or of the nodes of the run, which is slower then."""
     written_s: float
     """With all replicas."""
 
@@ -128,7 +128,7 @@ class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     nic_bytes_per_s: float
     """Of a node: the smaller one of its NICs and its ports."""
     ring_share: float
-    """Of that rate, what the slowest flow gets in a ring of the job's nodes in random order (ECMP)."""
+    """Of its ports' rate, what the slowest flow gets in a ring of the job's nodes in random order (ECMP)."""
     alone: StepEstimate
     """With the whole rate of the NICs."""
     contended: StepEstimate
@@ -172,7 +172,7 @@ def plan_cluster(
     rate = min(ports, node.nics * node.nic_bytes_per_s)
     share = _ring_share(fabric, group, job_nodes, queue_pairs, seed)
     alone = estimate_step(plan, shape, _with_rate(node, rate))
-    contended = estimate_step(plan, shape, _with_rate(node, rate * share))
+    contended = estimate_step(plan, shape, _with_rate(node, min(rate, share * ports)))
     failures = _failures(given, job_nodes)
     seconds = Amount(*sorted(given.training.tokens / one.tokens_per_s for one in (alone, contended)))
     days = Amount(seconds.low / DAY_S, seconds.high / DAY_S)
@@ -180,7 +180,7 @@ def plan_cluster(
         days.low / failures.ettr.high if failures.ettr.high else math.inf,
         days.high / failures.ettr.low if failures.ettr.low else math.inf,
     )
-    checkpoint = _checkpoint(given, fabric, shape)
+    checkpoint = _checkpoint(given, fabric, shape, job_nodes * rate)
     answer = ClusterAnswer(
         gpu_nodes=group.count,
         gpus=group.count * node.gpus,
@@ -248,13 +248,15 @@ def _failures(given: ClusterPlan, job_nodes: int) -> FailureAnswer:
     return FailureAnswer(mttf_s=bounds[0], period_s=bounds[1], ettr=bounds[2])
 
 
-def _checkpoint(given: ClusterPlan, fabric: Fabric, shape: ModelShape) -> CheckpointAnswer | None:
+def _checkpoint(
+    given: ClusterPlan, fabric: Fabric, shape: ModelShape, job_bytes_per_s: float
+) -> CheckpointAnswer | None:
     storage = given.storage
     if storage is None:
         return None
     group = _group(fabric, storage.kind, "storage.kind")
     each = min(storage.write_bytes_per_s, group.ports * fabric.link_bytes_per_s)
-    rate = group.count * each / storage.replicas
+    rate = min(group.count * each / storage.replicas, job_bytes_per_s)
     size = count_parameters(shape).total * given.checkpoint.bytes_per_parameter
     return CheckpointAnswer(size_bytes=size, write_bytes_per_s=rate, written_s=size / rate)
 

@@ -130,7 +130,7 @@ def break_even_hours(bill: PricedBill, prices: PriceList, rent_per_gpu_hour: Amo
         raise UsageError("the bill has no GPUs; give prices of nodes with gpus = 8")
     bounds = []
     own = cost_of_ownership(bill, prices)
-    hours = HOURS_PER_YEAR * prices.years
+    hours = HOURS_PER_YEAR * prices.years * prices.utilisation
     for purchase, running, rent in (
         (own.purchase.low, own.energy.low + own.upkeep.low, rent_per_gpu_hour.high),
         (own.purchase.high, own.energy.high + own.upkeep.high, rent_per_gpu_hour.low),

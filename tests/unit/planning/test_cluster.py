@@ -95,6 +95,8 @@ def test_a_faster_network_never_makes_the_run_longer_and_the_smaller_rate_counts
     assert slow.days.high >= usual.days.high >= fast.days.high
     assert (slow.nic_bytes_per_s, fast.nic_bytes_per_s) == (6.25e9, NODE.nic_bytes_per_s)
     assert any("the smaller one counts" in note for note in fast.notes)
+    assert fast.ring_share == usual.ring_share == 0.5
+    assert fast.contended.step_s == fast.alone.step_s, "half of such a port is as fast as the NIC"
     assert 0 < usual.ring_share <= 1
     assert usual.contended.step_s >= usual.alone.step_s
 
@@ -123,6 +125,10 @@ def test_storage_must_write_a_checkpoint_before_the_next_one_is_due(shape: Model
     ports = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e12)))
     assert ports.checkpoint is not None
     assert ports.checkpoint.write_bytes_per_s == 4 * 25e9 / 2, "a port of 200 Gbit/s is slower than such disks"
+    few = msgspec.structs.replace(PLAN, pipeline=1, shard=8, tensor=1)
+    one_node = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e12)), plan=few)
+    assert one_node.checkpoint is not None
+    assert one_node.checkpoint.write_bytes_per_s == 25e9, "one node gives no more than its port"
 
 
 def test_a_plan_that_needs_too_much_memory_is_told(shape: ModelShape) -> None:

@@ -8,7 +8,7 @@ explains it, and weighs little where there is none. The weights order hypotheses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -100,6 +100,10 @@ _ANOTHER_NODE: Final = 0.1
 """For each further node that saw the same."""
 _PCIE_BUS: Final = ("pcie", "gpu_unavailable", "platform_management")
 _CONSEQUENCES: Final = ("nccl_timeout", "node_lost")
+_ENDED_BY: Final = (6, 9, 15)
+"""Signals with which a rank ends that waited in vain, and those with which its peers are ended."""
+_FOLLOWS: Final = 0.3
+"""Weight of an exit that follows from a timeout or a lost node as well: it explains neither."""
 _ENOUGH: Final = 2.5
 """Weight from which a hypothesis explains a timeout and a node that stopped answering."""
 
@@ -130,13 +134,14 @@ def diagnose(job: JobEvidence) -> Diagnosis:
     found = [*_of_observations(job.observations), *_of_flight(job.flight), *_of_exit(job)]
     found.sort(key=lambda one: (-one.weight, one.title))
     consequences: list[str] = []
-    if found and found[0].weight >= _ENOUGH:
-        kept = [one for one in found if one.title not in _CONSEQUENCE_TITLES]
+    kept = [one for one in found if one.title not in _CONSEQUENCE_TITLES]
+    if kept and kept[0].weight >= _ENOUGH:
         consequences = [line for one in found if one.title in _CONSEQUENCE_TITLES for line in one.evidence]
-        found = kept or found
+        found = kept
+    timed_out = any(one.symptom == "nccl_timeout" for one in job.observations)
     return Diagnosis(
         job=job.job,
-        summary=_summary(job, found, bool(consequences)),
+        summary=_summary(job, found, timeout_explained=bool(consequences) and timed_out),
         domains=_ranked(found),
         hypotheses=tuple(found),
         consequences=tuple(consequences),
@@ -151,11 +156,21 @@ def _of_observations(observations: Sequence[Observation]) -> list[Hypothesis]:
     for one in sorted(observations, key=lambda one: (one.after_end_s, one.node, one.symptom, one.cause)):
         if _SEVERITY[one.severity] > 0:
             groups.setdefault(one.symptom if one.symptom in SYMPTOMS else "other", []).append(one)
-    bus = [key for key in _PCIE_BUS if key in groups and (key != "gpu_unavailable" or _off_the_bus(groups[key]))]
+    together = [one for node in _nodes(observations) for one in _of_the_bus(groups, node)]
     found = []
-    if len(bus) > 1:
-        found.append(_co_occurrence(bus, [one for key in bus for one in groups.pop(key)]))
-    return found + [_of_symptom(key, group) for key, group in groups.items()]
+    if together:
+        found.append(
+            _co_occurrence([key for key in _PCIE_BUS if any(one.symptom == key for one in together)], together)
+        )
+    rest = {key: [one for one in group if one not in together] for key, group in groups.items()}
+    return found + [_of_symptom(key, group) for key, group in rest.items() if group]
+
+
+def _of_the_bus(groups: Mapping[str, Sequence[Observation]], node: str) -> list[Observation]:
+    """What one node reported of its PCIe bus in several ways; of one way alone nothing."""
+    here = {key: [one for one in groups.get(key, ()) if one.node == node] for key in _PCIE_BUS}
+    bus = [key for key, group in here.items() if group and (key != "gpu_unavailable" or _off_the_bus(group))]
+    return [one for key in bus for one in here[key]] if len(bus) > 1 else []
 
 
 def _off_the_bus(group: Iterable[Observation]) -> bool:
@@ -214,19 +229,22 @@ def _of_flight(findings: Sequence[FlightFinding]) -> list[Hypothesis]:
 
 def _of_exit(job: JobEvidence) -> list[Hypothesis]:
     signal = job.signal or (job.exit_code - 128 if 128 < job.exit_code < 192 else 0)
-    hardware = any(not one.user_made and one.severity == "high" for one in job.observations)
+    hardware = any(
+        not one.user_made and one.severity == "high" and one.symptom not in _CONSEQUENCES for one in job.observations
+    )
+    waited = any(one.symptom in _CONSEQUENCES for one in job.observations)
     if job.state == "OUT_OF_MEMORY":
         symptom = SYMPTOMS["oom"]
         return [_exit(symptom.title, symptom.domains, 8.0, "the scheduler ended it: OUT_OF_MEMORY", symptom.causes)]
     if signal in _SIGNALS:
         what, domains, weight = _SIGNALS[signal]
-        factor = 0.5 if hardware else 1.0
+        factor = _FOLLOWS if waited and signal in _ENDED_BY else 0.5 if hardware else 1.0
         return [
             _exit(f"Signal {signal}", domains, weight * factor, f"a process ended with signal {signal}: {what}", ())
         ]
     if job.state == "FAILED" and job.exit_code not in (0, ABSENT_EXIT):
         symptom = SYMPTOMS["program_error"]
-        weight = 1.0 if hardware else 3.0
+        weight = 3.0 * (_FOLLOWS if waited or signal in _ENDED_BY else 1.0 / 3.0 if hardware else 1.0)
         return [_exit(symptom.title, symptom.domains, weight, f"it ended with code {job.exit_code}", symptom.causes)]
     if job.state == "NODE_FAIL" and not job.observations:
         symptom = SYMPTOMS["node_lost"]
@@ -267,7 +285,7 @@ def _ranked(hypotheses: Sequence[Hypothesis]) -> tuple[DomainRank, ...]:
     )
 
 
-def _summary(job: JobEvidence, hypotheses: Sequence[Hypothesis], explained: bool) -> str:
+def _summary(job: JobEvidence, hypotheses: Sequence[Hypothesis], *, timeout_explained: bool) -> str:
     if not hypotheses:
         return f"Job {job.job} ended {job.state}, and nothing was seen that explains it."
     first = hypotheses[0]
@@ -277,7 +295,7 @@ def _summary(job: JobEvidence, hypotheses: Sequence[Hypothesis], explained: bool
             "arrive; nothing was seen that explains it. Look at the flight recorder: ff collectives explain."
         )
     where = f" on {', '.join(first.nodes[:4])}{' and others' * (len(first.nodes) > 4)}" if first.nodes else ""
-    timeout = "; the timeout is a consequence" if explained else ""
+    timeout = "; the timeout is a consequence" if timeout_explained else ""
     return (
         f"Job {job.job} ended {job.state}; most likely: {first.title}{where} ({' or '.join(first.domains)}){timeout}."
     )

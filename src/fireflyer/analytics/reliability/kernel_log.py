@@ -20,6 +20,8 @@ class Finding(NamedTuple):
 
 
 _XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]{4,16})\): ([0-9]{1,4})\b")
+_MOST_CHARACTERS: Final = 1024
+"""Of a message that are looked at: the kernel's records have fewer, and some patterns take quadratic time."""
 _WARNING_XIDS: Final = frozenset({63, 92, 94})
 """Contained, or repaired by a reset of the GPU."""
 
@@ -70,6 +72,7 @@ _WORDS: Final = re.compile(
 
 def finding_of(message: str) -> Finding | None:
     """None for what says nothing about the hardware. An Xid of a program counts as user-made, and only as a warning."""
+    message = message[:_MOST_CHARACTERS]
     if _WORDS.search(message) is None:
         return None
     match = _XID.search(message)

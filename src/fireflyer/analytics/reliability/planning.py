@@ -50,7 +50,8 @@ def best_ettr(*, failures_per_s: float, restart_s: float, stall_s: float) -> flo
 
 
 class Requirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What each input may be at most, the others as they are, for the ratio that is wanted. None: no value suffices."""
+    """What each input may be at most, the others as they are, for the ratio that is wanted. None, but for nodes: no
+    value suffices."""
 
     ettr: float
     """Wanted."""
@@ -62,6 +63,7 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float | None
     restart_s: float | None
     nodes: int | None
+    """0: none suffices; None: any number, since failures cost nothing."""
     period_s: tuple[float, float] | None
     """Shortest and longest checkpoint period that reach it; None where the optimal one does not."""
 
@@ -92,7 +94,7 @@ def requirements(
         failures_per_node_day=failures_per_node_day * most / rate,
         stall_s=_largest_stall_s(ettr, rate, restart_s),
         restart_s=_at_least_zero((-_optimal_logarithm(rate * stall_s) - math.log(ettr)) / rate),
-        nodes=None if math.isinf(most) else math.floor(most / per_node) or None,
+        nodes=None if math.isinf(most) else math.floor(most / per_node),
         period_s=None if best < ettr else _periods_s(ettr, period, rate, restart_s, stall_s),
     )
 

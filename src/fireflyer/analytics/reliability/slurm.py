@@ -164,7 +164,8 @@ class SacctColumns:
 def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
     """A line of `JobCompType=jobcomp/filetxt`."""
     text = line.decode(errors="replace").strip()
-    fields = dict(part.split("=", 1) for part in re.split(r" (?=[A-Za-z]+=)", text) if "=" in part)
+    parts = [part.split("=", 1) for part in re.split(r" (?=[A-Za-z]+=)", text) if "=" in part]
+    fields = dict(reversed(parts))  # the first of a name: what users choose, as the name of a job, comes later
     state, nodes = _state(fields.get("JobState", "")), _count(fields.get("NodeCnt", ""))
     if not fields.get("JobId", "").isascii() or not fields.get("JobId") or len(fields["JobId"]) > MAX_NAME:
         return Rejected("its job has no number")

@@ -150,7 +150,8 @@ def _view(connection: Any, kind: Kind, paths: Sequence[str]) -> None:
         _check_schema(path, schema)
     if not paths:
         connection.register(f"no_{kind}", schema.empty_table())
-        connection.execute(f"CREATE VIEW {kind} AS SELECT * FROM no_{kind}")
+        # A table, no view: cursors of the connection do not see what is registered with it.
+        connection.execute(f"CREATE TABLE {kind} AS SELECT * FROM no_{kind}")
         return
     connection.read_parquet(list(paths)).create_view(f"all_{kind}")
     once = f"SELECT * FROM all_{kind}"

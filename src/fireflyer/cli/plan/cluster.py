@@ -111,7 +111,7 @@ def _cluster_rows(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, str]:
         "name": given.name,
         "GPU nodes": f"{answer.gpu_nodes:,} with {answer.gpus:,} GPUs; the run has {answer.job_nodes:,} nodes",
         "network rate of a node": f"{answer.nic_bytes_per_s / 1e9:g} GB/s",
-        "slowest flow of a ring in random order": f"{answer.ring_share:.0%} of it",
+        "slowest flow of a ring in random order": f"{answer.ring_share:.0%} of its ports",
     }
 
 
@@ -141,7 +141,7 @@ def _checkpoint_rows(answer: ClusterAnswer) -> dict[str, str]:
         return {}
     return {
         "size": f"{saved.size_bytes / 1e9:,.1f} GB",
-        "written in": f"{saved.written_s:.1f} s, by {saved.write_bytes_per_s / 1e9:,.1f} GB/s of all storage nodes",
+        "written in": f"{saved.written_s:.1f} s, by {saved.write_bytes_per_s / 1e9:,.1f} GB/s",
     }
 
 

@@ -136,7 +136,7 @@ def _print(shown: dict[str, Any], needed: Requirements, cost: BlastRadius, rate:
     line("failures, 1000 node-days", f"{needed.failures_per_node_day * 1000:.3g} at most")
     line("stall of a checkpoint", _at_most(needed.stall_s))
     line("restart", _at_most(needed.restart_s))
-    line("nodes", "any number" if needed.nodes is None else f"{needed.nodes:,} at most")
+    line("nodes", _nodes(needed.nodes))
     if needed.period_s is None:
         line("checkpoint period", f"none suffices: the best one gives {needed.best:.4f}")
     else:
@@ -145,6 +145,12 @@ def _print(shown: dict[str, Any], needed: Requirements, cost: BlastRadius, rate:
     line("of each node", _duration(cost.lost_s_per_failure))
     line("of all", f"{cost.lost_node_hours_per_failure:,.1f} node-hours; "
                    f"{cost.lost_node_hours_per_day:,.1f} a day, at {cost.failures_per_day:.2f} failures")  # fmt: skip
+
+
+def _nodes(most: int | None) -> str:
+    if most is None:
+        return "any number"
+    return f"{most:,} at most" if most else "none suffices: one fails too often"
 
 
 def _at_most(seconds: float | None) -> str:

@@ -182,3 +182,27 @@ def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["reliability", "why", "7", "--from", str(tmp_path), "--json"]) == 0
     assert main(["reliability", "why", "7", "--from", str(tmp_path), "--flight", str(tmp_path / "none")]) in (1, 2)
     assert main(["reliability", "why", "9", "--from", str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize("code", [1, 134, 137, 143])
+def test_how_ranks_end_that_waited_in_vain_does_not_explain_the_timeout(code: int) -> None:
+    found = diagnosed(seen("nccl_timeout"), code=code)
+    assert "which says only that a rank did not arrive" in found.summary
+    assert found.consequences == ()
+
+
+def test_lost_nodes_do_not_explain_themselves() -> None:
+    lost = [seen("node_lost", node=f"gpu{number}") for number in range(6)]
+    found = diagnose(
+        JobEvidence(job="7", state="NODE_FAIL", exit_code=137, signal=9, nodes=(), observations=tuple(lost))
+    )
+    assert found.hypotheses[0].title == SYMPTOMS["node_lost"].title
+    assert "timeout" not in found.summary
+
+
+def test_reports_of_two_nodes_do_not_confirm_each_other() -> None:
+    apart = diagnosed(seen("pcie"), seen("platform_management", node="gpu2"))
+    assert not any("together" in one.title for one in apart.hypotheses)
+    same = diagnosed(seen("pcie"), seen("platform_management"), seen("pcie", node="gpu2"))
+    assert same.hypotheses[0].nodes == ("gpu1",)
+    assert any(one.nodes == ("gpu2",) for one in same.hypotheses)

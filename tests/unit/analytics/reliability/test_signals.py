@@ -11,7 +11,7 @@ from tests.support.reliability.lemon_fleet import draw_fleet
 from fireflyer.analytics.reliability.lemons import find_lemons
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.signals import node_signals
-from fireflyer.analytics.reliability.tables import TableWriter, open_tables
+from fireflyer.analytics.reliability.tables import Kind, TableWriter, open_tables
 from fireflyer.base.units import SECOND
 from fireflyer.cli.main import main
 
@@ -69,6 +69,15 @@ def test_what_many_nodes_report_at_once_is_no_fault_of_theirs(tmp_path: Path) ->
     write(tmp_path, [], [event(DAY_NS + number, f"gpu{number}", "ib_link") for number in range(8)])
     with open_tables(str(tmp_path)) as tables:
         assert {one.incidents for one in node_signals(tables)} == {0}
+
+
+@pytest.mark.parametrize("kind", ["jobs", "events"])
+def test_tables_of_one_kind_suffice(kind: Kind, tmp_path: Path) -> None:
+    writer = TableWriter(str(tmp_path), kind)
+    writer.add(job(1, "NODE_FAIL", DAY_NS, "gpu1") if kind == "jobs" else event(DAY_NS, "gpu1"))
+    writer.finish("0" * 16)
+    with open_tables(str(tmp_path)) as tables:
+        assert [(one.node, one.incidents) for one in node_signals(tables)] == [("gpu1", 1)]
 
 
 def test_lemons_of_a_drawn_fleet_are_found_through_the_tables(
