@@ -26,7 +26,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.native import PacketRun
 from fireflyer.netsim.arrays import NO_ROUTE, Latency, Route, transfer_arrays
 from fireflyer.netsim.links import Links
-from fireflyer.netsim.routing import Router, Routing
+from fireflyer.netsim.routing import Router, Routing, flow_key
 from fireflyer.netsim.simulate import check_lanes
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer, check_transfers
@@ -124,7 +124,7 @@ def _routes(
     latency = Latency(links, message_ns=given.message_latency_ns, switch_ns=0)
     routes = []
     for one in transfers:
-        flows = router.flows(one.id if one.connection is None else one.connection, one.source, one.target)
+        flows = router.flows(flow_key(one), one.source, one.target)
         if not one.nbytes:
             routes.append(NO_ROUTE)
             continue

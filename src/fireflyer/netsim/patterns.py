@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fireflyer.base.errors import UsageError
 from fireflyer.netsim.fair import Incidence, max_min_rates
 from fireflyer.netsim.links import Links
-from fireflyer.netsim.routing import Router, hashed
+from fireflyer.netsim.routing import Router, flow_key, hashed
 from fireflyer.netsim.simulate import Settings
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer, check_transfers
@@ -53,7 +53,7 @@ def first_rates(fabric: Fabric, transfers: Sequence[Transfer], settings: Setting
     router = Router(links, settings.routing, queue_pairs=settings.queue_pairs, seed=settings.seed)
     rows, owners = [], []
     for place, one in enumerate(transfers):
-        for flow in router.flows(one.id, one.source, one.target):
+        for flow in router.flows(flow_key(one), one.source, one.target):
             rows.append((flow.links, flow.weights))
             owners.append(place)
     rates = max_min_rates(links.capacities, Incidence.of(rows))

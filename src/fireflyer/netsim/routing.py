@@ -16,8 +16,9 @@ from typing import Final, Literal, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.netsim.links import Links
+from fireflyer.topology.traffic import Transfer
 
-__all__ = ["Flow", "Router", "Routing", "hashed"]
+__all__ = ["Flow", "Router", "Routing", "flow_key", "hashed"]
 
 Routing = Literal["static", "ecmp", "adaptive"]
 MAX_PAIRS: Final = 256
@@ -47,8 +48,8 @@ class Router:
         """As many as `flows` gives."""
         return self._pairs if self._routing == "ecmp" else 1
 
-    def flows(self, connection: int, source: int, target: int) -> tuple[Flow, ...]:
-        """Of a connection with that number; none from a node to itself. Raises `UsageError` where no path is."""
+    def flows(self, key: int, source: int, target: int) -> tuple[Flow, ...]:
+        """Of a transfer with that `flow_key`; none from a node to itself. Raises `UsageError` where no path is."""
         if source == target:
             return ()
         if self._links.hop_count(source, target) is None:
@@ -56,7 +57,7 @@ class Router:
         if self._routing == "ecmp":
             return tuple(
                 Flow(1 / self._pairs, links, (1.0,) * len(links))
-                for links in (self._hashed(connection, pair, source, target) for pair in range(self._pairs))
+                for links in (self._hashed(key, pair, source, target) for pair in range(self._pairs))
             )
         if (source, target) not in self._known:
             found = self._static(source, target) if self._routing == "static" else self._divided(source, target)
@@ -71,11 +72,11 @@ class Router:
             links.append(link)
         return Flow(1.0, tuple(links), (1.0,) * len(links))
 
-    def _hashed(self, connection: int, pair: int, source: int, target: int) -> tuple[int, ...]:
+    def _hashed(self, key: int, pair: int, source: int, target: int) -> tuple[int, ...]:
         at, links = source, []
         while at != target:
             hops = self._links.next_hops(at, target)
-            choice = hashed(self._seed, connection, pair, at) % len(hops)
+            choice = hashed(self._seed, key, pair, at) % len(hops)
             link, at = hops[choice]
             links.append(link)
         return tuple(links)
@@ -93,6 +94,14 @@ class Router:
                         after[to] = after.get(to, 0.0) + share / len(hops)
             shares = after
         return Flow(1.0, tuple(used), tuple(used.values()))
+
+
+def flow_key(transfer: Transfer) -> int:
+    """What switches hash of a transfer: its connection with both ends, since many pairs of nodes use one number of a
+    connection, or its own number."""
+    if transfer.connection is None:
+        return transfer.id
+    return hashed(transfer.connection, transfer.source, transfer.target)
 
 
 def hashed(*values: int) -> int:

@@ -22,7 +22,7 @@ from fireflyer.netsim.arrays import NO_ROUTE, Latency, Route, transfer_arrays
 from fireflyer.netsim.failures import LinkFailure, Outage, outages
 from fireflyer.netsim.links import Links
 from fireflyer.netsim.numpy_run import FlowEngine, NumpyFlowRun
-from fireflyer.netsim.routing import Router, Routing
+from fireflyer.netsim.routing import Router, Routing, flow_key
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer, check_transfers
 
@@ -126,11 +126,11 @@ class _Run:
 
     def _route(self, transfer: Transfer) -> Route:
         """Raises `UsageError` where no path is."""
-        connection = transfer.id if transfer.connection is None else transfer.connection
-        key = (connection, transfer.source, transfer.target, transfer.lane)
+        hashed_as = flow_key(transfer)
+        key = (hashed_as, transfer.source, transfer.target, transfer.lane)
         found = self._known.get(key)
         if found is None:
-            flows = self._router.flows(connection, transfer.source, transfer.target)
+            flows = self._router.flows(hashed_as, transfer.source, transfer.target)
             weight = self._settings.lane_weights[transfer.lane]
             numbers = tuple(self._path(flow.links, flow.weights, weight) for flow in flows)
             found = self._known[key] = Route(numbers, tuple(flow.share for flow in flows))

@@ -135,6 +135,24 @@ def test_transfers_of_a_connection_take_the_same_way() -> None:
     assert spines(transfers[20:]) == 4
 
 
+def test_one_number_of_a_connection_between_many_pairs_spreads_over_the_switches() -> None:
+    fabric = two_layer_tree([NodeGroup(kind="gpu", count=128)], radix=16, gbit_per_s=8)
+    pairs = [(node, (node + 64) % 128) for node in range(128)]
+    links = Links(fabric)
+    up = {link for node in range(128) for link in uplinks(links, node)}
+
+    def used(connection: int | None) -> int:
+        transfers = [
+            Transfer(id=number, source=a, target=b, nbytes=1, connection=connection)
+            for number, (a, b) in enumerate(pairs)
+        ]
+        run = simulate(fabric, transfers)
+        return sum(run.link_bytes[link] > 0 for link in up)
+
+    assert used(0) > 70, "as many as random choices use: 128 links, 128 flows"
+    assert used(0) == pytest.approx(used(None), rel=0.15)
+
+
 @pytest.mark.parametrize("routing", ["static", "ecmp", "adaptive"])
 def test_equal_transfers_of_64_nodes_that_share_paths_end_as_those_that_do_not(routing: Routing) -> None:
     """The engine solves one path for all flows on it; the twin solves each flow."""
