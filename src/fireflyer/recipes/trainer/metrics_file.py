@@ -10,7 +10,7 @@ import msgspec
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption, UsageError
 from fireflyer.base.os_errors import translate_os_error
-from fireflyer.recipes.trainer.core.figures import MetricsLine
+from fireflyer.recipes.trainer.core.figures import MetricsLine, StartLine
 
 __all__ = ["MetricsFile", "read_metrics"]
 
@@ -26,9 +26,10 @@ class MetricsFile:
         self._descriptor, self.path = descriptor, path
 
     @classmethod
-    def open_for(cls, path: str, *, resumed: bool) -> Self:
-        """For appending. A fresh start does not write behind another run. Raises `UsageError` for a file that is not
-        empty then, and what the operating system says."""
+    def open_for(cls, path: str, *, resumed: bool, identity: str) -> Self:
+        """For appending. A run that begins at step 1 does not write behind another run, but behind an attempt of its
+        own that ended before the first checkpoint: the file then begins with a fresh start of the recipe `identity`.
+        Raises `UsageError` for a file of another run, and what the operating system says."""
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -36,10 +37,10 @@ class MetricsFile:
             raise translate_os_error(error, path) from error
         try:
             size = os.fstat(descriptor).st_size
-            if size and not resumed:
+            if size and not resumed and not _begins_with_start_of(descriptor, identity):
                 raise UsageError(
-                    f"metrics file {path!r} is not empty, and the run begins at step 1; move it away, or give another "
-                    "[metrics] file, or the [checkpoint] directory of the run that wrote it"
+                    f"metrics file {path!r} is not empty, and does not begin with the start of this recipe, as this run does; move it "
+                    "away, or give another [metrics] file, or the [checkpoint] directory of the run that wrote it"
                 )
             _cut_torn_line(descriptor, size, path)
             os.lseek(descriptor, 0, os.SEEK_END)
@@ -81,6 +82,15 @@ def read_metrics(path: str) -> list[MetricsLine]:
         except DECODE_ERRORS as error:
             raise DataCorruption(f"metrics file {path!r}, line {number}: {error}; remove that line") from error
     return lines
+
+
+def _begins_with_start_of(descriptor: int, identity: str) -> bool:
+    first, ended, _ = os.pread(descriptor, _MAX_LINE_BYTES, 0).partition(b"\n")
+    try:
+        line = msgspec.json.decode(first, type=StartLine)
+    except DECODE_ERRORS:
+        return False
+    return bool(ended) and line.step == 0 and line.recipe == identity
 
 
 def _cut_torn_line(descriptor: int, size: int, path: str) -> None:

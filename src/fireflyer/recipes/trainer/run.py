@@ -198,7 +198,7 @@ def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.Exi
     with loop:
         last = recipe.optimizer.steps
         resumed = loop.restored is not None
-        run.metrics = on_rank_0(lambda: MetricsFile.open_for(recipe.metrics.file, resumed=resumed))
+        run.metrics = on_rank_0(lambda: MetricsFile.open_for(recipe.metrics.file, resumed=resumed, identity=identity))
         if run.metrics is not None:
             cleanup.callback(run.metrics.close)
         _write_start(run, loop, identity)

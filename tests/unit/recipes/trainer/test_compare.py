@@ -33,7 +33,7 @@ class Executed:
         loss = self._losses.get(name)
         if loss is None:
             raise JobFailed(f"{name} was killed")
-        file = MetricsFile.open_for(run.recipe.metrics.file, resumed=True)
+        file = MetricsFile.open_for(run.recipe.metrics.file, resumed=True, identity="")
         file.write(EvaluationLine(step=run.recipe.optimizer.steps, loss=loss, sources=()))
         file.close()
 

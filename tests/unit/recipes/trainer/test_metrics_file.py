@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.recipes.trainer.core.figures import (
@@ -22,7 +24,7 @@ BAD = AnomalyLine(step=3, action="skip", reason="the loss is nan")
 
 
 def written(path: Path, *lines: StartLine | AnomalyLine, resumed: bool) -> None:
-    file = MetricsFile.open_for(str(path), resumed=resumed)
+    file = MetricsFile.open_for(str(path), resumed=resumed, identity=START.recipe)
     for line in lines:
         file.write(line)
     file.close()
@@ -36,14 +38,35 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
     assert read_metrics(str(path)) == [START, BAD]
 
 
-def test_a_fresh_run_does_not_write_behind_another_one(tmp_path: Path) -> None:
+GOES_ON = replace(START, step=4, checkpoint="step-4")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        msgspec.json.encode(replace(START, recipe="cd")) + b"\n",
+        msgspec.json.encode(GOES_ON) + b"\n",
+        msgspec.json.encode(BAD) + b"\n",
+        b"notes\n",
+        msgspec.json.encode(START),
+    ],
+    ids=["another-recipe", "goes-on", "no-start", "no-metrics", "torn"],
+)
+def test_a_fresh_run_does_not_write_behind_another_one(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(before)
+    with pytest.raises(UsageError, match="is not empty, and does not begin with the start of this recipe"):
+        MetricsFile.open_for(str(path), resumed=False, identity=START.recipe)
+    assert path.read_bytes() == before
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_started_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.touch()
+    written(path, START, BAD, resumed=False)
+    path.write_bytes(path.read_bytes() + b'{"kind":"st')
     written(path, START, resumed=False)
-    before = path.read_bytes()
-    with pytest.raises(UsageError, match="is not empty, and the run begins at step 1"):
-        MetricsFile.open_for(str(path), resumed=False)
-    assert path.read_bytes() == before
+    assert read_metrics(str(path)) == [START, BAD, START]
 
 
 @pytest.mark.parametrize("torn", [b'{"kind":"st', b'{"kind":"step","step":4,"loss":1.0}'])
