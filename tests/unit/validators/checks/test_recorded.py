@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -171,6 +172,28 @@ def test_a_gpu_that_is_lost_or_missing() -> None:
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_healthy.xml"}, eight) == [("high", "missing", "")]
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.out"}, eight) == [("high", "missing", "")]
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.out"}) == [("ok", "", "")]
+
+
+def test_a_gpu_that_the_report_calls_lost() -> None:
+    report = recorded("nvidia_smi_healthy.xml")
+    lost = re.sub(r"<gpu_temp>[^<]*<", "<gpu_temp>GPU is lost<", report, count=1)
+    events = found("gpu_count", Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(lost)}))
+    assert [(one.severity, one.cause, one.part) for one in events] == [("high", "lost", "gpu:0000:1b:00.0")]
+
+
+@pytest.mark.parametrize(
+    "name", ["GPU is lost", "x&#10;GPU is lost", "No devices were found", "Unable to determine the device handle"]
+)
+def test_the_name_of_a_process_in_the_report_says_nothing_of_the_gpus(name: str) -> None:
+    report = recorded("nvidia_smi_healthy.xml")
+    process = f"<process_info><pid>7</pid><process_name>{name}\n{name}</process_name></process_info>"
+    forged = re.sub(
+        r"<processes>.*?</processes>|<processes ?/>", f"<processes>{process}</processes>", report, flags=re.DOTALL
+    )
+    assert name in forged
+    evidence = Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(forged)})
+    for check in ("gpu_count", "gpu_ecc"):
+        assert [(one.severity, one.could_not_run) for one in found(check, evidence)] == [("ok", False)]
 
 
 def test_a_report_with_entities_is_not_expanded() -> None:
