@@ -240,6 +240,35 @@ def test_xids_of_the_kernel_count_and_those_that_a_user_writes_do_not() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["XFS (sda1): ", "XFS (a): Corrup", "EDAC MC0: 1 UE ", "I/O error, dev ", "EXT4-fs error (", "NVRM: Xid (PCI:0"],
+)
+@pytest.mark.parametrize("file", ["Corruption", "a): Corruption ", "nvme0n1, sector 1", "shutdown"])
+def test_what_the_kernel_says_of_a_users_process_is_no_error_of_a_device(name: str, file: str) -> None:
+    for said in (f"{name}[4711]: segfault at 0 ip 00 sp 00 error 4 in {file}[400000+1000]", f"{name}[1] trap {file}"):
+        for check in ("kernel_errors", "gpu_xid"):
+            assert [one.severity for one in found(check, kernel(KernelRecord(9, NOW_NS, said)))] == ["ok"], said
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        ("XFS (nvme0n1p1): Metadata corruption detected at xfs_agf_read_verify+0x70/0xd0 [xfs]", "disk:nvme0n1p1"),
+        (
+            "XFS (dm-0): Corruption of in-memory data (0x8) detected at xfs_defer. Shutting down filesystem.",
+            "disk:dm-0",
+        ),
+        ("XFS (sda1): xfs_do_force_shutdown(0x2) called from line 1234 of file fs/xfs/xfs_log.c", "disk:sda1"),
+        ("XFS (sda1): Filesystem has been shut down due to log error (0x2).", "disk:sda1"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "memory:0"),
+    ],
+)
+def test_errors_in_the_kernels_own_words(said: str, part: str) -> None:
+    (event,) = found("kernel_errors", kernel(KernelRecord(9, NOW_NS, said)))
+    assert (event.severity, event.part) == ("high", part)
+
+
 def test_only_the_transport_and_the_facility_of_the_kernel_count_in_the_journal() -> None:
     records = [parse_journal(line.encode()) for line in recorded("journal.out").splitlines()]
     assert [one.cause for one in found("gpu_xid", kernel(*records))] == ["xid_48"]
