@@ -80,8 +80,8 @@ def test_what_is_no_output_of_the_tool_could_not_be_judged(check: str, text: str
     tool, _, malformed = TOOLS[check]
     output = Output(recorded(malformed) if text == "malformed" else text)
     (event,) = found(check, Evidence(now_ns=NOW_NS, outputs={tool: output}))
-    if (check, text) == ("ipmi_log", ""):
-        return  # a log without events
+    if check == "ipmi_log" and text in ("", "1 | 2"):
+        return  # a log without events, or with one of the manufacturer
     assert event.could_not_run
     assert "the check failed" not in event.words, event.words
 
@@ -143,6 +143,34 @@ def test_only_new_events_of_the_management_controller_are_faults() -> None:
         ("warn", "sensor", "bmc:Temperature Inlet"),
     ]
     assert told("ipmi_log", faulty, before=faulty) == [("ok", "", "")]
+
+
+def test_records_of_manufacturers_do_not_hide_events_of_the_management_controller() -> None:
+    """As ipmitool prints OEM records, which have no sensor, and panics that the kernel has stored."""
+    lines = recorded("ipmitool_sel_faulty.out").splitlines()
+    others = ["   b | OEM record e0 | 000000000000000000000000000", "   c | 02/11/2024 | 03:22:00 | OEM record c1 | 00"]
+    log = "\n".join([*lines, *others, "   d | Linux kernel panic: Fatal ex", "   e | Linux kernel panic: ception"])
+    healthy = Evidence(now_ns=NOW_NS - HOUR_NS, boot="b", outputs=printed({"ipmitool_sel": "ipmitool_sel_healthy.out"}))
+    earlier = judge_round(chosen_checks(POLICY, ["ipmi_log"]), healthy, POLICY).counters
+    events = found(
+        "ipmi_log", Evidence(now_ns=NOW_NS, boot="b", outputs={"ipmitool_sel": Output(log)}), POLICY, earlier
+    )
+    assert [one.cause for one in events] == ["uncorrectable", "power", "bus", "sensor", "panic", "panic"]
+    assert (events[-1].severity, events[-1].part) == ("warn", "")
+    assert "Linux kernel panic" in events[-1].words
+    assert all(one.once for one in events)
+
+
+@pytest.mark.parametrize(
+    ("state", "severity"),
+    [(state, "warn") for state in ("nc", "lnc", "unc")]
+    + [(state, "low") for state in ("cr", "nr", "lcr", "ucr", "lnr", "unr")]
+    + [(state, "ok") for state in ("ok", "ns")],
+)
+def test_states_of_sensors_in_both_spellings(state: str, severity: str) -> None:
+    text = f"FAN2 | 42h | ok | 29.2 | 9100 RPM\nFAN1 | 41h | {state} | 29.1 | 0 RPM\n"
+    (event,) = found("ipmi_sensors", Evidence(now_ns=NOW_NS, outputs={"ipmitool_sdr": Output(text)}))
+    assert event.severity == severity
 
 
 def test_sensors() -> None:
@@ -290,6 +318,13 @@ def test_an_xid_is_told_once() -> None:
     assert [one.severity for one in again.events] == ["ok"]
     newer = judge_round(checks, kernel(KernelRecord(13, NOW_NS, record.text)), policy, again.counters)
     assert [one.cause for one in newer.events] == ["xid_48"]
+
+
+@pytest.mark.parametrize("said", ["NVRM: Xid (PCI:0000:3b:00): 94, Contained", "EDAC MC0: 1 UE on DIMM_A1"])
+def test_what_the_kernel_logs_is_an_event_and_no_state(said: str) -> None:
+    checks = chosen_checks(POLICY, ["gpu_xid", "kernel_errors"])
+    events = judge_round(checks, kernel(KernelRecord(9, NOW_NS, said)), POLICY).events
+    assert [event.once for event in events if event.severity != "ok"] == [True]
 
 
 def test_an_old_xid_does_not_count_in_the_first_round() -> None:

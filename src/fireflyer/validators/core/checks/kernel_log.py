@@ -148,14 +148,14 @@ def xid_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
             yield Finding(
                 severity=known.severity, part=f"gpu:{_address(xid[1])}", cause=f"xid_{int(xid[2])}",
                 words=f"Xid {int(xid[2])}: {known.meaning}; remedy: {known.remedy.replace('_', ' ')}",
-                at_once=known.severity == "high", user_made=known.user_made, seen_ns=record.seen_ns,
+                at_once=known.severity == "high", user_made=known.user_made, once=True, seen_ns=record.seen_ns,
             )  # fmt: skip
         elif (sxid := _SXID.match(record.text)) is not None:
             fatal = sxid[4] == "Fatal"
             yield Finding(
                 severity="high" if fatal else "warn", part=f"nvswitch:{sxid[1]}", cause=f"sxid_{sxid[3]}",
                 words=f"SXid {sxid[3]} ({sxid[4].lower()}){'; remedy: restart node' if fatal else ''}",
-                at_once=fatal, seen_ns=record.seen_ns,
+                at_once=fatal, once=True, seen_ns=record.seen_ns,
             )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
             if (found := pattern.match(record.text)) is not None:
                 part = f"{_KINDS[cause]}:{found[1]}" if pattern.groups else ""
                 yield Finding(
-                    severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made,
+                    severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made, once=True,
                     seen_ns=record.seen_ns,
                 )  # fmt: skip
                 break
