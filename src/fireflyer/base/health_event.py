@@ -35,6 +35,8 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Nanoseconds since 1970."""
     at_once: bool = False
     """Acted on without being confirmed by further probes: a lost device, a lost link, an Xid."""
+    once: bool = False
+    """An event that happened, not a state: acted on without a probe, and not taken back by a check that passes."""
     could_not_run: bool = False
     """The check did not come to a result: its tool is missing, hung or printed what nobody understands."""
     user_made: bool = False

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 from typing import Final, NamedTuple
@@ -39,15 +42,55 @@ class Printed(NamedTuple):
 
 
 CHECKS_DIRECTORY: Final = "/etc/fireflyer/health"
+_POLICY: Final = "--policy"
+_QUANTITY: Final = r"[0-9][0-9.]{0,15}[A-Za-z]{0,4}"
+_OPTIONS: Final[dict[str, dict[str, str]]] = {
+    SHIPPED_HEALTH: {"--check": r"[a-z][a-z0-9_]{0,63}", _POLICY: r"/.{1,4095}"},
+    SHIPPED_NODE_CHECK: {"--memory": _QUANTITY, "--memory-time": _QUANTITY},
+}
+"""That managers may give to what comes with Fire-Flyer, and what may follow each. A policy names programs to be run,
+and other options name where files are written."""
 
 
 def refused(program: tuple[str, ...]) -> str:
     """Why an agent of root that runs nothing of users as root does not run this as root, whatever managers say; empty:
-    it comes with Fire-Flyer, or root has put it into `CHECKS_DIRECTORY`."""
-    name = program[0]
-    if name in _SHIPPED or (os.path.normpath(name) == name and os.path.dirname(name) == CHECKS_DIRECTORY):
+    it comes with Fire-Flyer and has only options that do no harm, or root has put it into `CHECKS_DIRECTORY`."""
+    name, *arguments = program
+    if name in _SHIPPED:
+        return _refused_arguments(name, arguments)
+    if _lies_in_directory(name):
         return ""
     return f"{name} is not run as root: put it into {CHECKS_DIRECTORY} on this node, and name it there"
+
+
+def _refused_arguments(name: str, arguments: list[str]) -> str:
+    options = _OPTIONS[name]
+    for option, value in itertools.zip_longest(arguments[::2], arguments[1::2], fillvalue=""):
+        if option not in options or re.fullmatch(options[option], value) is None:
+            return (
+                f"{name} is not run as root with {f'{option} {value}'.strip()[:200]}: allowed are {', '.join(options)}"
+            )
+        if option == _POLICY and not (_lies_in_directory(value) and _only_root_writes(value)):
+            return (
+                f"{value[:200]} is not read as root: put the policy into {CHECKS_DIRECTORY} on this node, as a file of "
+                "root that nobody else may write"
+            )
+    return ""
+
+
+def _lies_in_directory(path: str) -> bool:
+    return os.path.normpath(path) == path and os.path.dirname(path) == CHECKS_DIRECTORY
+
+
+def _only_root_writes(path: str) -> bool:
+    """A file, no link, that nobody else may replace or change; root is the account of the agent."""
+    try:
+        file, directory = os.lstat(path), os.lstat(os.path.dirname(path))
+    except (OSError, ValueError):
+        return False
+    if not (stat.S_ISREG(file.st_mode) and stat.S_ISDIR(directory.st_mode)):
+        return False
+    return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o022 for one in (file, directory))
 
 
 async def run_health_program(program: tuple[str, ...], limit_ns: int) -> Printed:

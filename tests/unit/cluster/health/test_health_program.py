@@ -10,6 +10,7 @@ import pytest
 from tests.support.patience import allowed_s
 
 from fireflyer.base.units import MS, SECOND
+from fireflyer.cluster.agent import health_program
 from fireflyer.cluster.agent.health import NodeChecks
 from fireflyer.cluster.agent.health_program import MAX_LINES, MAX_OUTPUT_BYTES, Printed, refused, run_health_program
 from fireflyer.cluster.schema.sync import HealthOrder
@@ -81,8 +82,8 @@ def test_a_program_that_is_not_there_says_so_in_its_report() -> None:
 @pytest.mark.parametrize(
     ("name", "runs"),
     [
-        ("fireflyer:health", True),
-        ("fireflyer:node-check", True),
+        ("fireflyer:health", False),  # an option that is not known
+        ("fireflyer:node-check", False),
         ("/etc/fireflyer/health/gpus", True),
         ("/etc/fireflyer/health/../../../bin/sh", False),
         ("/etc/fireflyer/health/a/b", False),
@@ -92,6 +93,59 @@ def test_a_program_that_is_not_there_says_so_in_its_report() -> None:
 )
 def test_managers_have_an_agent_of_root_run_only_what_root_has_put_there(name: str, runs: bool) -> None:
     assert (refused((name, "-c", "id")) == "") == runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "runs"),
+    [
+        ((), True),
+        (("--check", "mounts"), True),
+        (("--check", "mounts", "--check", "gpu_xid"), True),
+        (("--check",), False),
+        (("--check", "--follow"), False),
+        (("--check=mounts",), False),
+        (("--follow",), False),
+        (("--state", "/etc"), False),
+        (("--policy", "gpu.toml"), False),
+        (("--policy", "/home/eve/gpu.toml"), False),
+        (("--policy=/home/eve/gpu.toml",), False),
+        (("--check", "mounts", "--policy", "/home/eve/gpu.toml"), False),
+    ],
+)
+def test_managers_give_ff_health_no_option_that_has_root_run_or_write_something(
+    arguments: tuple[str, ...], runs: bool
+) -> None:
+    assert (refused(("fireflyer:health", *arguments)) == "") == runs
+
+
+def test_managers_give_the_check_of_a_node_only_quantities() -> None:
+    assert refused(("fireflyer:node-check", "--memory", "4GiB", "--memory-time", "1.5s")) == ""
+    for arguments in (("--directory", "/etc"), ("--peer", "h:1"), ("--memory", "--sys"), ("--check", "mounts")):
+        assert "is not run as root" in refused(("fireflyer:node-check", *arguments))
+
+
+def test_a_policy_is_read_as_root_only_where_nobody_else_may_write_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, elsewhere = tmp_path / "health", tmp_path / "elsewhere"
+    monkeypatch.setattr(health_program, "CHECKS_DIRECTORY", str(directory))
+    for parent in (directory, elsewhere):
+        parent.mkdir(mode=0o755)
+        (parent / "gpu.toml").write_text("version = 1\n")
+        (parent / "gpu.toml").chmod(0o644)
+    (directory / "link.toml").symlink_to(elsewhere / "gpu.toml")
+
+    def reads(path: str) -> bool:
+        return not refused(("fireflyer:health", "--policy", path))
+
+    assert reads(f"{directory}/gpu.toml")
+    for path in ("link.toml", "../elsewhere/gpu.toml", "./gpu.toml", "none.toml", "gpu.toml/"):
+        assert not reads(f"{directory}/{path}"), path
+    (directory / "gpu.toml").chmod(0o664)
+    assert not reads(f"{directory}/gpu.toml"), "a group may write it"
+    (directory / "gpu.toml").chmod(0o644)
+    directory.chmod(0o777)
+    assert not reads(f"{directory}/gpu.toml"), "anyone may replace it"
 
 
 def test_its_children_do_not_keep_a_program_that_has_ended() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -79,8 +80,8 @@ def test_what_is_no_output_of_the_tool_could_not_be_judged(check: str, text: str
     tool, _, malformed = TOOLS[check]
     output = Output(recorded(malformed) if text == "malformed" else text)
     (event,) = found(check, Evidence(now_ns=NOW_NS, outputs={tool: output}))
-    if (check, text) == ("ipmi_log", ""):
-        return  # a log without events
+    if check == "ipmi_log" and text in ("", "1 | 2"):
+        return  # a log without events, or with one of the manufacturer
     assert event.could_not_run
     assert "the check failed" not in event.words, event.words
 
@@ -144,6 +145,34 @@ def test_only_new_events_of_the_management_controller_are_faults() -> None:
     assert told("ipmi_log", faulty, before=faulty) == [("ok", "", "")]
 
 
+def test_records_of_manufacturers_do_not_hide_events_of_the_management_controller() -> None:
+    """As ipmitool prints OEM records, which have no sensor, and panics that the kernel has stored."""
+    lines = recorded("ipmitool_sel_faulty.out").splitlines()
+    others = ["   b | OEM record e0 | 000000000000000000000000000", "   c | 02/11/2024 | 03:22:00 | OEM record c1 | 00"]
+    log = "\n".join([*lines, *others, "   d | Linux kernel panic: Fatal ex", "   e | Linux kernel panic: ception"])
+    healthy = Evidence(now_ns=NOW_NS - HOUR_NS, boot="b", outputs=printed({"ipmitool_sel": "ipmitool_sel_healthy.out"}))
+    earlier = judge_round(chosen_checks(POLICY, ["ipmi_log"]), healthy, POLICY).counters
+    events = found(
+        "ipmi_log", Evidence(now_ns=NOW_NS, boot="b", outputs={"ipmitool_sel": Output(log)}), POLICY, earlier
+    )
+    assert [one.cause for one in events] == ["uncorrectable", "power", "bus", "sensor", "panic", "panic"]
+    assert (events[-1].severity, events[-1].part) == ("warn", "")
+    assert "Linux kernel panic" in events[-1].words
+    assert all(one.once for one in events)
+
+
+@pytest.mark.parametrize(
+    ("state", "severity"),
+    [(state, "warn") for state in ("nc", "lnc", "unc")]
+    + [(state, "low") for state in ("cr", "nr", "lcr", "ucr", "lnr", "unr")]
+    + [(state, "ok") for state in ("ok", "ns")],
+)
+def test_states_of_sensors_in_both_spellings(state: str, severity: str) -> None:
+    text = f"FAN2 | 42h | ok | 29.2 | 9100 RPM\nFAN1 | 41h | {state} | 29.1 | 0 RPM\n"
+    (event,) = found("ipmi_sensors", Evidence(now_ns=NOW_NS, outputs={"ipmitool_sdr": Output(text)}))
+    assert event.severity == severity
+
+
 def test_sensors() -> None:
     assert told("ipmi_sensors", {"ipmitool_sdr": "ipmitool_sdr_faulty.out"}) == [
         ("warn", "sensor", "bmc:CPU0_TEMP"),
@@ -171,6 +200,28 @@ def test_a_gpu_that_is_lost_or_missing() -> None:
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_healthy.xml"}, eight) == [("high", "missing", "")]
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.out"}, eight) == [("high", "missing", "")]
     assert told("gpu_count", {"nvidia_smi": "nvidia_smi_none.out"}) == [("ok", "", "")]
+
+
+def test_a_gpu_that_the_report_calls_lost() -> None:
+    report = recorded("nvidia_smi_healthy.xml")
+    lost = re.sub(r"<gpu_temp>[^<]*<", "<gpu_temp>GPU is lost<", report, count=1)
+    events = found("gpu_count", Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(lost)}))
+    assert [(one.severity, one.cause, one.part) for one in events] == [("high", "lost", "gpu:0000:1b:00.0")]
+
+
+@pytest.mark.parametrize(
+    "name", ["GPU is lost", "x&#10;GPU is lost", "No devices were found", "Unable to determine the device handle"]
+)
+def test_the_name_of_a_process_in_the_report_says_nothing_of_the_gpus(name: str) -> None:
+    report = recorded("nvidia_smi_healthy.xml")
+    process = f"<process_info><pid>7</pid><process_name>{name}\n{name}</process_name></process_info>"
+    forged = re.sub(
+        r"<processes>.*?</processes>|<processes ?/>", f"<processes>{process}</processes>", report, flags=re.DOTALL
+    )
+    assert name in forged
+    evidence = Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(forged)})
+    for check in ("gpu_count", "gpu_ecc"):
+        assert [(one.severity, one.could_not_run) for one in found(check, evidence)] == [("ok", False)]
 
 
 def test_a_report_with_entities_is_not_expanded() -> None:
@@ -217,6 +268,35 @@ def test_xids_of_the_kernel_count_and_those_that_a_user_writes_do_not() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["XFS (sda1): ", "XFS (a): Corrup", "EDAC MC0: 1 UE ", "I/O error, dev ", "EXT4-fs error (", "NVRM: Xid (PCI:0"],
+)
+@pytest.mark.parametrize("file", ["Corruption", "a): Corruption ", "nvme0n1, sector 1", "shutdown"])
+def test_what_the_kernel_says_of_a_users_process_is_no_error_of_a_device(name: str, file: str) -> None:
+    for said in (f"{name}[4711]: segfault at 0 ip 00 sp 00 error 4 in {file}[400000+1000]", f"{name}[1] trap {file}"):
+        for check in ("kernel_errors", "gpu_xid"):
+            assert [one.severity for one in found(check, kernel(KernelRecord(9, NOW_NS, said)))] == ["ok"], said
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        ("XFS (nvme0n1p1): Metadata corruption detected at xfs_agf_read_verify+0x70/0xd0 [xfs]", "disk:nvme0n1p1"),
+        (
+            "XFS (dm-0): Corruption of in-memory data (0x8) detected at xfs_defer. Shutting down filesystem.",
+            "disk:dm-0",
+        ),
+        ("XFS (sda1): xfs_do_force_shutdown(0x2) called from line 1234 of file fs/xfs/xfs_log.c", "disk:sda1"),
+        ("XFS (sda1): Filesystem has been shut down due to log error (0x2).", "disk:sda1"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "memory:0"),
+    ],
+)
+def test_errors_in_the_kernels_own_words(said: str, part: str) -> None:
+    (event,) = found("kernel_errors", kernel(KernelRecord(9, NOW_NS, said)))
+    assert (event.severity, event.part) == ("high", part)
+
+
 def test_only_the_transport_and_the_facility_of_the_kernel_count_in_the_journal() -> None:
     records = [parse_journal(line.encode()) for line in recorded("journal.out").splitlines()]
     assert [one.cause for one in found("gpu_xid", kernel(*records))] == ["xid_48"]
@@ -238,6 +318,13 @@ def test_an_xid_is_told_once() -> None:
     assert [one.severity for one in again.events] == ["ok"]
     newer = judge_round(checks, kernel(KernelRecord(13, NOW_NS, record.text)), policy, again.counters)
     assert [one.cause for one in newer.events] == ["xid_48"]
+
+
+@pytest.mark.parametrize("said", ["NVRM: Xid (PCI:0000:3b:00): 94, Contained", "EDAC MC0: 1 UE on DIMM_A1"])
+def test_what_the_kernel_logs_is_an_event_and_no_state(said: str) -> None:
+    checks = chosen_checks(POLICY, ["gpu_xid", "kernel_errors"])
+    events = judge_round(checks, kernel(KernelRecord(9, NOW_NS, said)), POLICY).events
+    assert [event.once for event in events if event.severity != "ok"] == [True]
 
 
 def test_an_old_xid_does_not_count_in_the_first_round() -> None:

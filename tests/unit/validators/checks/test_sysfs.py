@@ -203,9 +203,25 @@ def test_pci_express_of_a_whole_machine(tmp_path: Path) -> None:
     evidence = capture(sources_of(checks, policy), NOW_NS, root=str(tmp_path))
     events = judge_round(checks, evidence, policy).events
     assert [(one.severity, one.cause, one.part) for one in events] == [
-        ("low", "width", "gpu:0000:21:00.0"),
+        ("warn", "width", "gpu:0000:21:00.0"),
         ("high", "gpu_missing", ""),
     ]
+
+
+def test_a_link_that_was_wider_before_is_a_fault_and_a_narrow_slot_is_none() -> None:
+    base = "sys/bus/pci/devices/0000:a1:00.0"
+    wide = {f"{base}/class": "0x020700\n", f"{base}/max_link_width": "16\n", f"{base}/current_link_width": "16\n"}
+    narrow = {**wide, f"{base}/current_link_width": "8\n"}
+    assert told("pcie", narrow) == told("pcie", narrow, before=narrow) == [("warn", "width", "infiniband:0000:a1:00.0")]
+    assert told("pcie", narrow, before=wide) == [("low", "width", "infiniband:0000:a1:00.0")]
+
+
+def test_mount_points_are_compared_as_the_kernel_writes_them() -> None:
+    files = {
+        "proc/self/mountinfo": (RECORDED / "mountinfo_healthy.out").read_text(),
+        "etc/fstab": "host:/x /data/ nfs rw 0 0\n/dev/x //scratch\\040disk/. xfs rw 0 0\n",
+    }
+    assert told("mounts", files, Inventory(mounts=("/data/",))) == [("ok", "", "")]
 
 
 def test_errors_of_pci_express() -> None:

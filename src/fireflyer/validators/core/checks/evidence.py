@@ -161,6 +161,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     serial: str = ""
     at_once: bool = False
+    once: bool = False
     user_made: bool = False
     seen_ns: int | None = None
     """When it happened; None: it is so now."""

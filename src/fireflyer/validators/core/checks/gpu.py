@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from typing import Annotated, Final
 from xml.etree.ElementTree import Element
@@ -33,6 +34,9 @@ _SLOWDOWNS: Final = {
     "hw_slowdown": "slowdown by the hardware",
     "sw_thermal_slowdown": "thermal slowdown by the driver",
 }
+
+_LOST: Final = re.compile(r"Unable to determine the device handle|GPU is lost")
+_NO_DEVICES: Final = re.compile(r"No devices were found")
 
 
 class GpuCountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,12 +77,18 @@ class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknow
 
 def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
     """A GPU that the driver has lost makes nvidia-smi print that instead of its report."""
-    text = evidence.output("nvidia_smi")
-    if "GPU is lost" in text or "Unable to determine the device handle" in text:
-        line = next(line for line in text.splitlines() if "GPU is lost" in line or "Unable to determine" in line)
-        finding = Finding(severity="high", cause="lost", words=line.strip()[:300], at_once=True)
+    if (lost := _said_instead(evidence, _LOST)) is not None:
+        finding = Finding(severity="high", cause="lost", words=lost[:300], at_once=True)
         return Outcome(findings=(finding,))
-    count = 0 if "No devices were found" in text else len(_gpus(evidence))
+    gpus = [] if _said_instead(evidence, _NO_DEVICES) is not None else _gpus(evidence)
+    findings = [
+        _finding(gpu, "high", "lost", "the driver has lost the GPU", at_once=True)
+        for gpu in gpus
+        if any(_LOST.match(text.strip()) for part in gpu if part.tag != "processes" for text in part.itertext())
+    ]
+    if findings:
+        return Outcome(findings=tuple(findings))
+    count = len(gpus)
     if count < expected:
         words = f"the driver has {count} GPUs; the inventory says {expected}"
         finding = Finding(severity="high", cause="missing", words=words, at_once=True)
@@ -179,9 +189,16 @@ def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Out
     return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs without foreign processes")
 
 
+def _said_instead(evidence: Evidence, words: re.Pattern[str]) -> str | None:
+    """The line that begins with the words, before or in place of the report: that has the names of processes, which
+    users choose."""
+    text, _, _ = evidence.output("nvidia_smi").partition("<")
+    return next((line.strip() for line in text.splitlines() if words.match(line.strip()) is not None), None)
+
+
 def _gpus(evidence: Evidence) -> list[Element]:
     text = evidence.output("nvidia_smi")
-    if "No devices were found" in text:
+    if _said_instead(evidence, _NO_DEVICES) is not None:
         raise CannotJudge("nvidia-smi finds no GPU")
     if "<!ENTITY" in text:  # the only construct of XML whose cost is not that of its length
         raise CannotJudge("nvidia-smi printed XML with entities")

@@ -74,6 +74,7 @@ def as_event(check: str, finding: Finding, settings: CheckSettings, now_ns: int)
         words=_line(finding.words, 400),
         seen_ns=now_ns if finding.seen_ns is None else finding.seen_ns,
         at_once=finding.at_once and severity in ("low", "high"),
+        once=finding.once,
         user_made=finding.user_made,
     )
 

@@ -23,6 +23,14 @@ _BAD: Final[tuple[tuple[str, str, Severity], ...]] = (
     (r"redundancy (?:lost|degraded)|non-redundant", "redundancy", "warn"),
 )
 """Texts of events, the class of each, and its severity; the first that matches counts."""
+_COLUMNS: Final = 5
+"""Of an event: number, date, time, sensor, what happened, and more. Records of manufacturers (OEM) have fewer."""
+_PANIC: Final = "Linux kernel panic"
+_PANIC_SEVERITY: Final[Severity] = "warn"
+"""Software does it, too; what the hardware did is told by events of its own."""
+_NOT_CRITICAL: Final = frozenset({"nc", "lnc", "unc"})
+_CRITICAL: Final = frozenset({"cr", "nr", "lcr", "ucr", "lnr", "unr"})
+"""Of `sdr list`, and those of `sdr elist`, which say whether the lower or the upper threshold was passed."""
 
 
 class IpmiLogSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,8 +49,8 @@ def judge_ipmi_log(evidence: Evidence, settings: IpmiLogSettings) -> Outcome:
     text = evidence.output("ipmitool_sel")
     for line in text.splitlines():
         words = [word.strip() for word in line.split("|")]
-        if len(words) < 5 or re.fullmatch(r"[0-9a-fA-F]{1,8}", words[0]) is None:
-            if "SEL has no entries" in line:
+        if len(words) < 2 or re.fullmatch(r"[0-9a-fA-F]{1,8}", words[0]) is None:
+            if "SEL has no entries" in line or not line.strip():
                 continue
             raise CannotJudge(f"ipmitool printed {line[:60]!r}, which is no event")
         rows.append((int(words[0], 16), words))
@@ -53,24 +61,31 @@ def judge_ipmi_log(evidence: Evidence, settings: IpmiLogSettings) -> Outcome:
     findings: list[Finding] = []
     old = 0
     for number, words in rows:
-        said = " ".join(words[3:])
+        panic = words[1].startswith(_PANIC)
+        if len(words) < _COLUMNS and not panic:  # a record of the manufacturer
+            continue
+        part, said = ("", " ".join(words[1:])) if panic else (f"bmc:{words[3]}"[:128], " ".join(words[3:]))
         if words[-1].lower() == "deasserted" or any(one in said for one in settings.ignored):
             continue
-        kind = next(((cause, grade) for bad, cause, grade in _BAD if re.search(bad, said, re.IGNORECASE)), None)
+        kind = ("panic", _PANIC_SEVERITY) if panic else _kind(said)
         if kind is None:
             continue
         if before is None or number <= before:
             old += 1
             continue
-        told = f"{words[1]} {words[2]}: {said}"
-        findings.append(Finding(severity=kind[1], part=f"bmc:{words[3]}"[:128], cause=kind[0], words=told))
+        told = said if panic else f"{words[1]} {words[2]}: {said}"
+        findings.append(Finding(severity=kind[1], part=part, cause=kind[0], words=told, once=True))
     note = f"; {old} bad ones are from before" if old else ""
     return Outcome(findings=tuple(findings[:50]), counters={_LAST: last}, words=f"{len(rows)} events{note}")
 
 
+def _kind(said: str) -> tuple[str, Severity] | None:
+    return next(((cause, grade) for bad, cause, grade in _BAD if re.search(bad, said, re.IGNORECASE)), None)
+
+
 def judge_ipmi_sensors(evidence: Evidence, settings: IpmiSensorSettings) -> Outcome:
-    """From `ipmitool sdr elist`: name, number, state, entity, reading. `cr` and `nr` (critical, not recoverable) are
-    of low severity, `nc` (not critical) is a warning; `ns` has no reading."""
+    """From `ipmitool sdr elist`: name, number, state, entity, reading. Critical (`lcr`, `ucr`) and not recoverable
+    (`lnr`, `unr`) are of low severity, not critical (`lnc`, `unc`) is a warning; `ns` has no reading."""
     findings: list[Finding] = []
     count = 0
     for line in evidence.output("ipmitool_sdr").splitlines():
@@ -80,9 +95,9 @@ def judge_ipmi_sensors(evidence: Evidence, settings: IpmiSensorSettings) -> Outc
         name, state, reading = words[0], words[2], words[4]
         count += state != "ns"
         failed = re.search(r"failure detected|power supply ac lost|redundancy lost", reading, re.IGNORECASE)
-        if name in settings.ignored or (state not in ("cr", "nr", "nc") and failed is None):
+        if name in settings.ignored or (state not in _NOT_CRITICAL | _CRITICAL and failed is None):
             continue
-        warn = state == "nc" or (failed is not None and "redundancy" in reading.lower())
+        warn = state in _NOT_CRITICAL or (failed is not None and "redundancy" in reading.lower())
         cause = "power" if failed is not None else "sensor"
         words_told = f"{name}: {reading} ({state})"
         severity: Severity = "warn" if warn else "low"

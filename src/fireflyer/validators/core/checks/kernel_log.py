@@ -1,8 +1,10 @@
 """What the kernel logs: Xid and SXid of NVIDIA's drivers, and errors of other devices.
 
 Only what the kernel itself wrote counts. A user can write into the log, by `logger` or into /dev/kmsg: such records
-have another facility than the kernel's, 0, which the kernel does not let them claim. Texts are matched from their
-beginning: names that users choose, as those of processes, stand further behind.
+have another facility than the kernel's, 0, which the kernel does not let them claim. Yet a few records of the kernel
+begin with the name of a process, of at most 15 characters, which users choose, as `NAME[PID]: segfault at ...`: these
+are passed over, and texts are matched from their beginning through the kernel's own words, with nothing in between that
+could be a user's.
 """
 
 from __future__ import annotations
@@ -42,7 +44,13 @@ _SXID: Final = re.compile(
 _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
     (r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}),", "block_io", "high", False),
     (r"EXT4-fs error \(device ([^)]{1,60})\)", "file_system", "high", False),
-    (r"XFS \(([^)]{1,60})\): .*(?:[Ss]hut ?down|Corruption)", "file_system", "high", False),
+    (
+        r"XFS \(([^)\s\[]{1,60})\): (?:Corruption |Metadata (?:corruption|CRC error|I/O Error)|Log I/O Error"
+        r"|Internal error |Filesystem has been shut ?down|User initiated shutdown|xfs_do_force_shutdown)",
+        "file_system",
+        "high",
+        False,
+    ),
     (r"nvme (nvme[0-9]+): (?:controller is down|Device not ready|Removing after probe)", "nvme", "high", False),
     (r"mce: \[Hardware Error\]: CPU ([0-9]{1,5}): Machine Check", "machine_check", "high", False),
     (r"mce: \[Hardware Error\]: Machine check events logged", "machine_check_log", "warn", False),
@@ -52,6 +60,8 @@ _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
     (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
     (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", False),
 )
+_OF_A_PROCESS: Final = re.compile(r"(?s).{1,16}\[[0-9]{1,10}\]:? ")
+"""A record that begins with the name of a process."""
 _FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
 _KINDS: Final = {
     "block_io": "disk", "file_system": "disk", "nvme": "nvme", "machine_check": "cpu", "memory": "memory",
@@ -138,14 +148,14 @@ def xid_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
             yield Finding(
                 severity=known.severity, part=f"gpu:{_address(xid[1])}", cause=f"xid_{int(xid[2])}",
                 words=f"Xid {int(xid[2])}: {known.meaning}; remedy: {known.remedy.replace('_', ' ')}",
-                at_once=known.severity == "high", user_made=known.user_made, seen_ns=record.seen_ns,
+                at_once=known.severity == "high", user_made=known.user_made, once=True, seen_ns=record.seen_ns,
             )  # fmt: skip
         elif (sxid := _SXID.match(record.text)) is not None:
             fatal = sxid[4] == "Fatal"
             yield Finding(
                 severity="high" if fatal else "warn", part=f"nvswitch:{sxid[1]}", cause=f"sxid_{sxid[3]}",
                 words=f"SXid {sxid[3]} ({sxid[4].lower()}){'; remedy: restart node' if fatal else ''}",
-                at_once=fatal, seen_ns=record.seen_ns,
+                at_once=fatal, once=True, seen_ns=record.seen_ns,
             )  # fmt: skip
 
 
@@ -155,19 +165,21 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
             if (found := pattern.match(record.text)) is not None:
                 part = f"{_KINDS[cause]}:{found[1]}" if pattern.groups else ""
                 yield Finding(
-                    severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made,
+                    severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made, once=True,
                     seen_ns=record.seen_ns,
                 )  # fmt: skip
                 break
 
 
 def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
-    """Since the round before: by number, or by time in the journal, which has no numbers. Where no number is known yet,
-    the recent ones, whatever else has been read."""
+    """Of no process, since the round before: by number, or by time in the journal, which has no numbers. Where no
+    number is known yet, the recent ones, whatever else has been read."""
     before = evidence.before
     last = before.values.get(_SEQUENCE) if before is not None else None
     recent_ns = evidence.now_ns - round(recent_s * SECOND)
     for record in evidence.kernel:
+        if _OF_A_PROCESS.match(record.text) is not None:
+            continue
         if record.sequence and last is not None:
             new = record.sequence > last
         elif record.sequence or before is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -43,9 +44,8 @@ def judge_mounts(evidence: Evidence, settings: MountSettings, expected: tuple[st
     mounts = {mount.point: mount for mount in _mounts(evidence.text("proc/self/mountinfo"))}
     if not mounts:
         raise CannotJudge("/proc/self/mountinfo lists no mount")
-    wanted = dict.fromkeys(expected)
-    if settings.fstab:
-        wanted |= dict.fromkeys(_fstab(evidence.text("etc/fstab")))
+    listed = _fstab(evidence.text("etc/fstab")) if settings.fstab else ()
+    wanted = dict.fromkeys(_normal(point) for point in (*expected, *listed))
     findings = [
         Finding(severity="high", part=f"mount:{point}", cause="missing", words=f"{point} is not mounted", at_once=True)
         for point in wanted
@@ -110,6 +110,11 @@ def _fstab(text: str) -> Iterator[str]:
         words = line.split("#", 1)[0].split()
         if len(words) >= 4 and words[1].startswith("/") and not {"noauto", "nofail"} & set(words[3].split(",")):
             yield _path(words[1])
+
+
+def _normal(point: str) -> str:
+    """Without slashes that say nothing, as the kernel lists it."""
+    return f"/{posixpath.normpath(point).lstrip('/')}"
 
 
 def _path(text: str) -> str:

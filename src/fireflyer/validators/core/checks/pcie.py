@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from fireflyer.base.health_event import Severity
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
 
@@ -48,7 +49,7 @@ def judge_pcie(evidence: Evidence, settings: PcieSettings, gpus: int) -> Outcome
         found_gpus += kind == "gpu"
         seen += 1
         part = f"{kind}:{address}"
-        findings += _link(evidence, base, part, with_speed=settings.speed and kind != "gpu")
+        findings += _link(evidence, base, part, counters, with_speed=settings.speed and kind != "gpu")
         findings += _errors(evidence, base, part, settings, counters)
     if found_gpus < gpus:
         words = f"{found_gpus} GPUs are on the bus; the inventory says {gpus}"
@@ -56,12 +57,16 @@ def judge_pcie(evidence: Evidence, settings: PcieSettings, gpus: int) -> Outcome
     return Outcome(findings=tuple(findings), counters=counters, words=f"{seen} devices, {found_gpus} of them GPUs")
 
 
-def _link(evidence: Evidence, base: str, part: str, *, with_speed: bool) -> Iterator[Finding]:
+def _link(evidence: Evidence, base: str, part: str, counters: dict[str, int], *, with_speed: bool) -> Iterator[Finding]:
     width, widest = evidence.number(f"{base}/current_link_width"), evidence.number(f"{base}/max_link_width")
+    before = evidence.before.values.get(f"{part}:width", 0) if evidence.before is not None else 0
+    if width is not None:
+        counters[f"{part}:width"] = max(width, before)
     if width is not None and widest is not None and width < widest < 255:
+        severity: Severity = "low" if width < before else "warn"  # the slot may have no more lanes
         words = f"{width} lanes of PCI Express; {widest} are possible"
         gone = width == 0
-        yield Finding(severity="high" if gone else "low", part=part, cause="width", words=words, at_once=gone)
+        yield Finding(severity="high" if gone else severity, part=part, cause="width", words=words, at_once=gone)
     speed, fastest = _speed(evidence, f"{base}/current_link_speed"), _speed(evidence, f"{base}/max_link_speed")
     if with_speed and speed is not None and fastest is not None and speed < fastest:
         words = f"{speed:g} GT/s on each lane; {fastest:g} are possible"
