@@ -37,7 +37,7 @@ MTP_WEIGHT: Final = 0.3
 
 @dataclass(slots=True, frozen=True)
 class Losses:
-    """Cross entropies, each summed over its tokens."""
+    """Cross entropies, each summed over its tokens, in fp32 or wider."""
 
     main: Tensor
     """Of the next token, over B·T tokens."""
@@ -175,4 +175,5 @@ class DeepseekModel(nn.Module):
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    wide = torch.promote_types(logits.dtype, torch.float32)  # a sum over tokens in bf16 has 8 significant bits
+    return functional.cross_entropy(logits.flatten(0, 1).to(wide), targets.flatten(), reduction="sum")

@@ -39,8 +39,9 @@ class MetricsFile:
             size = os.fstat(descriptor).st_size
             if size and not resumed and not _begins_with_start_of(descriptor, identity):
                 raise UsageError(
-                    f"metrics file {path!r} is not empty, and does not begin with the start of this recipe, as this run does; move it "
-                    "away, or give another [metrics] file, or the [checkpoint] directory of the run that wrote it"
+                    f"metrics file {path!r} is not empty, and does not begin with the start of this recipe, as this "
+                    "run does; move it away, or give another [metrics] file, or the [checkpoint] directory of the run "
+                    "that wrote it"
                 )
             _cut_torn_line(descriptor, size, path)
             os.lseek(descriptor, 0, os.SEEK_END)
@@ -87,10 +88,10 @@ def read_metrics(path: str) -> list[MetricsLine]:
 def _begins_with_start_of(descriptor: int, identity: str) -> bool:
     first, ended, _ = os.pread(descriptor, _MAX_LINE_BYTES, 0).partition(b"\n")
     try:
-        line = msgspec.json.decode(first, type=StartLine)
+        line: MetricsLine = msgspec.json.decode(first, type=MetricsLine)
     except DECODE_ERRORS:
         return False
-    return bool(ended) and line.step == 0 and line.recipe == identity
+    return bool(ended) and isinstance(line, StartLine) and line.step == 0 and line.recipe == identity
 
 
 def _cut_torn_line(descriptor: int, size: int, path: str) -> None:

@@ -57,6 +57,16 @@ def test_the_small_model_has_1_to_3_million_parameters() -> None:
     assert 1_000_000 <= PRESETS["small"].parameters.total <= 3_000_000
 
 
+def test_the_loss_of_a_model_in_bf16_is_computed_in_fp32() -> None:
+    model, given = DeepseekModel(TINY).bfloat16(), tokens()
+    loss = model(given, given)
+    assert loss.dtype == torch.float32
+    logits = model.head(model.hidden(given)).float()
+    main = torch.nn.functional.cross_entropy(logits.flatten(0, 1), given.flatten(), reduction="sum")
+    assert torch.equal(model.losses(given, given).main, main)
+    assert DeepseekModel(TINY).double()(given, given).dtype == torch.float64
+
+
 def test_no_token_sees_a_later_one() -> None:
     model, given = DeepseekModel(TINY).eval(), tokens()
     changed = given.clone()
