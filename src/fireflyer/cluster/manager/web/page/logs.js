@@ -20,6 +20,8 @@ class LogsPage {
     this.live = true;
     this.wanted = run;
     this.known = null; // the logs that were there when the page was opened
+    this.task = null;
+    this.all = [];
     this.stream = this.pieces = this.last = null;
     this.lines = new LogLines();
     this.view = new LogView(this.lines, (stuck) => this._stick(stuck));
@@ -38,7 +40,8 @@ class LogsPage {
   }
 
   async refresh() {
-    const { task } = await api.task(this.number);
+    const { task, runs } = await api.task(this.number);
+    [this.task, this.all] = [task, runs];
     this.title.replaceChildren(el("a", { href: `#/tasks/${this.number}` }, `Task ${task.id} ${task.name}`), " logs ", state(task.outcome || task.state));
     if (!this.known) await this._start();
   }
@@ -84,9 +87,17 @@ class LogsPage {
     return run === null ? this.known.at(-1) : this.known.find((one) => one.run === run);
   }
 
+  // Those that have written, and those that may yet: who has chosen one rank does not hear the first line of another.
+  _ranksOf(shown) {
+    const number = this._run() ?? shown?.run;
+    const run = number === undefined ? this.all.at(-1) : this.all.find((one) => one.number === number);
+    const expected = (run?.nodes.length ?? 0) * (this.task?.spec?.program?.ranks_per_node ?? 0);
+    const written = (shown?.streams ?? []).map((one) => one.rank).filter((rank) => rank !== null);
+    return [...new Set([...written, ...Array(expected).keys()])].sort((one, other) => one - other);
+  }
+
   _choose() {
-    const streams = this._shownRun()?.streams ?? [];
-    const ranks = [...new Set(streams.map((one) => one.rank).filter((rank) => rank !== null))].sort((one, other) => one - other);
+    const ranks = this._ranksOf(this._shownRun());
     const old = this.ranks.value;
     this.ranks.replaceChildren(...(ranks.length > RANKS_TOGETHER ? [] : [el("option", { value: "" }, "all ranks")]), ...ranks.map((rank) => this._option("rank", rank)));
     const kept = [...this.ranks.options].some((one) => one.value === old);
