@@ -53,6 +53,6 @@ def test_every_key_and_family_is_named() -> None:
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     transfers, fabrics = blocks("python")
     exec(transfers, {})
-    assert capsys.readouterr().out == "[0.001 0.003]\n[0.00100449 0.00300898]\n11938 0.037 s\n"
+    assert capsys.readouterr().out == "[0.001 0.003]\n[0.00100449 0.00300898]\n11938 0.036 s\n"
     exec(fabrics, {})
     assert capsys.readouterr().out.startswith("48 256 4\n")
