@@ -198,6 +198,7 @@ void bind_kernels(nb::module_& m) {
   m.def("decode_token_rows", decode_token_rows, nb::arg("values"), nb::arg("payload"), nb::arg("width"), nb::arg("codec"), nb::arg("dtype"));
   m.def("crc32c", checksum_of<ff::crc32c>, nb::arg("data"), nb::arg("crc") = 0);
   m.def("crc32c_copy", checksum_and_copy, nb::arg("out"), nb::arg("data"), nb::arg("crc") = 0);
+  m.def("crc32c_joined", ff::crc32c_joined, nb::arg("first"), nb::arg("second"), nb::arg("second_bytes"));
   m.def("crc32c_portable", checksum_of<ff::crc32c_portable>, nb::arg("data"), nb::arg("crc") = 0);
   m.def("cpu_features", ff::cpu_feature_names);
   m.def("active_isa", [] { return std::string(ff::active_isa()); });

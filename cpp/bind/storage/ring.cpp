@@ -90,7 +90,7 @@ class Use {
 struct ToPython {
   nb::object operator()(const ff::Completion& c) const {
     return nb::make_tuple("read", c.tag, static_cast<std::uint32_t>(c.status), c.bytes, c.content.made_in, c.content.version, c.chunk_length, c.chain_version,
-                          c.where);
+                          c.where, c.crc);
   }
   nb::object operator()(const ff::ReceivedMessage& m) const {
     const nb::object data = m.data.empty() ? nb::none() : nb::object(nb::bytes(m.data.data(), m.data.size()));

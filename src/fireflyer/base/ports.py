@@ -25,6 +25,10 @@ class Clock(Protocol):
 class Transfer(Protocol):
     """A read or a write in flight. Its memory belongs to the disk until `wait` has returned or raised."""
 
+    crc32c: int | None = None
+    """Of the bytes that were read, once `wait` has returned, where the disk has verified them as they came; None: the
+    disk has no sum of them."""
+
     def wait(self) -> int:
         """Bytes that were read or written; fewer than were asked for only when a read met the end of the file. Raises
         what `pread` or `pwrite` raises."""

@@ -291,6 +291,8 @@ class AnyMemoryFile(RealFile):
     waited = 0
     ends_at = 1 << 60
     """Reads have nothing from there on."""
+    flipped: int | None = None
+    """Bits of the sum that the disk gives for each read; None: it gives none."""
 
     def start_pread(self, target: memoryview, offset: int) -> Transfer:
         self.reads.append((torch.frombuffer(target, dtype=torch.uint8).data_ptr(), len(target), offset))
@@ -299,21 +301,24 @@ class AnyMemoryFile(RealFile):
         class Counted(Transfer):
             def wait(self) -> int:
                 file.waited += 1
-                return min(inner.wait(), max(0, file.ends_at - offset))
+                size = min(inner.wait(), max(0, file.ends_at - offset))
+                if file.flipped is not None:
+                    self.crc32c = crc32c(target[:size]) ^ file.flipped
+                return size
 
         return Counted()
 
 
 class AnyMemoryDisk(RealDisk):
-    def __init__(self, ends_at: int = 1 << 60) -> None:
+    def __init__(self, ends_at: int = 1 << 60, flipped: int | None = None) -> None:
         self.files: list[AnyMemoryFile] = []
-        self._ends_at = ends_at
+        self._ends_at, self._flipped = ends_at, flipped
 
     def open(self, path: str, *, direct: bool = False) -> RealFile:
         file = super().open(path, direct=direct)
         watched = AnyMemoryFile(file._fd, path, file._direct_fd)
         file._fd = file._direct_fd = -1
-        watched.reads, watched.ends_at = [], self._ends_at
+        watched.reads, watched.ends_at, watched.flipped = [], self._ends_at, self._flipped
         self.files.append(watched)
         return watched
 
@@ -358,6 +363,28 @@ def test_a_wrong_byte_of_a_tensor_that_is_read_straight_is_found(
     path.write_bytes(data)
     with manager(tmp_path, disk=AnyMemoryDisk()) as ours, pytest.raises(DataCorruption, match=f"{name}.*checksum"):
         ours.restore()
+
+
+@pytest.mark.parametrize("flipped", [0, 4])
+def test_the_sums_that_a_disk_has_verified_are_taken_for_those_of_the_bytes(
+    tmp_path: Path, large_and_small: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, flipped: int
+) -> None:
+    summed: list[int] = []
+
+    def counted(data: memoryview, crc: int = 0) -> int:
+        summed.append(len(data))
+        return crc32c(data, crc)
+
+    monkeypatch.setattr(loading, "crc32c", counted)
+    with manager(tmp_path, disk=AnyMemoryDisk(flipped=flipped)) as ours:
+        if flipped:
+            with pytest.raises(DataCorruption, match=r"'w1'.*checksum"):
+                ours.restore()
+            return
+        state = ours.restore()
+    assert state is not None
+    assert all(torch.equal(state.shared[name], tensor) for name, tensor in large_and_small.items())
+    assert sum(summed) < loading._STRAIGHT_BYTES, "only the header and what is small is summed again"
 
 
 @pytest.mark.usefixtures("large_and_small")

@@ -215,7 +215,9 @@ void RingServer::check_pieces(Arriving& a, const ReadSlot& slot) {
   while (a.piece < a.checksums.size()) {
     const std::size_t n = std::min<std::size_t>(granule_bytes - (slot.request.offset + a.checked) % granule_bytes, a.length - a.checked);
     if (a.checked + n > a.done) return;
-    a.sound = a.sound && crc32c(0, slot.into.data() + a.checked, n) == a.checksums[a.piece];
+    const std::uint32_t crc = crc32c(0, slot.into.data() + a.checked, n);
+    a.sound = a.sound && crc == a.checksums[a.piece];
+    a.crc = crc32c_joined(a.crc, crc, n);
     a.checked += n;
     ++a.piece;
   }
@@ -225,6 +227,7 @@ void RingServer::finish(Arriving& a) {
   Completion completion;
   completion.status = a.sound ? a.reply.status : ReadStatus::damaged;
   completion.bytes = a.sound ? a.length : 0;
+  completion.crc = a.sound ? a.crc : 0;
   completion.content = {a.reply.made_in, a.reply.version};
   completion.chunk_length = a.reply.chunk_length, completion.chain_version = a.reply.chain_version, completion.where = a.reply.where;
   complete(a.reply.tag, completion);

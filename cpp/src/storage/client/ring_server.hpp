@@ -65,6 +65,7 @@ class RingServer {
     std::uint32_t length = 0;
     std::size_t done = 0, checked = 0, piece = 0;
     bool sound = true;
+    std::uint32_t crc = 0;  // of what was checked
     std::vector<std::uint32_t> checksums;
   };
 

@@ -157,6 +157,7 @@ void any_range_is_right(std::unique_ptr<ff::Disk> disk) {
       const std::size_t expected = r.offset >= whole.size() ? 0 : std::min<std::size_t>(r.length, whole.size() - r.offset);
       CHECK(c.status == ReadStatus::found && c.bytes == expected && c.chunk_length == whole.size() && c.content == (ff::ContentId{chain_version, 1}));
       CHECK(expected == 0 || std::memcmp(memory[c.tag].data(), whole.data() + r.offset, expected) == 0);
+      CHECK(c.crc == ff::crc32c(0, memory[c.tag].data(), expected));
       ++done;
     }
   CHECK(world.server.stats().reads == asked.size());

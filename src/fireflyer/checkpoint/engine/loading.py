@@ -2,8 +2,8 @@
 
 While a piece is checked and copied, the next ones are on their way. Memory: `_BUFFERS` times `READ_BYTES`, whatever is
 loaded. Where a file can be read into any memory (`DiskFile.any_memory`), large tensors in host memory take no buffer:
-they are read straight to their places, and only summed there. A tensor counts as read when its sum is right; until
-`load` has returned nothing of what was given is usable.
+they are read straight to their places, and only summed there, unless the disk has done so (`Transfer.crc32c`). A
+tensor counts as read when its sum is right; until `load` has returned nothing of what was given is usable.
 
 Tensors on a device are filled by the device itself, from the buffer, which is pinned when the first of them is met; the
 buffer is used again when its copies have ended.
@@ -28,7 +28,7 @@ from fireflyer.checkpoint.core.pieces import ReadPiece, StraightRead, plan_reads
 from fireflyer.checkpoint.core.slices import Run
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
-from fireflyer.native import crc32c, crc32c_copy
+from fireflyer.native import crc32c, crc32c_copy, crc32c_joined
 
 __all__ = ["READ_BYTES", "DevicePlace", "Place", "Scattered", "Sink", "load"]
 
@@ -205,7 +205,7 @@ def _read_straight(file: DiskFile, path: str, wanted: Sequence[_Wanted]) -> list
         (_, index, start, size_bytes), transfer = pending.popleft()
         if transfer.wait() < size_bytes:
             raise DataCorruption(f"{path} ends within tensor {wanted[index].tensor.name!r}")
-        sums[index] = crc32c(places[index][start : start + size_bytes], sums[index])
+        sums[index] = _with(sums[index], transfer, places[index][start : start + size_bytes])
 
     with _waited_for(pending):
         for read in plan_straight([(index, *_extent(each)) for index, each in enumerate(wanted)], READ_BYTES):
@@ -216,6 +216,12 @@ def _read_straight(file: DiskFile, path: str, wanted: Sequence[_Wanted]) -> list
         while pending:
             finish()
     return sums
+
+
+def _with(crc: int, transfer: Transfer, data: memoryview) -> int:
+    """The sum `crc`, continued with `data`, which `transfer` has read: where the disk has verified the bytes, their sum
+    is known, and they need not be looked at again."""
+    return crc32c(data, crc) if transfer.crc32c is None else crc32c_joined(crc, transfer.crc32c, len(data))
 
 
 def _read_through(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers: Sequence[_Buffer]) -> list[int]:

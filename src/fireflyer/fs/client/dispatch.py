@@ -434,10 +434,11 @@ class Dispatch:
     def _take(self, completion: tuple[Any, ...]) -> None:
         kind = completion[0]
         if kind == "read":
-            _, ask, status, length, made_in, version, chunk_length, chain_version, where = completion
+            _, ask, status, length, made_in, version, chunk_length, chain_version, where, crc = completion
             if self._reads.pop(ask, None) is not None and status != ReadStatus.LOST:
                 content = ContentId(made_in, version)
-                self._feed(ReplyReceived(ask, read_reply(status, length, content, chunk_length, chain_version, where)))
+                reply = read_reply(status, length, content, chunk_length, chain_version, where, crc)
+                self._feed(ReplyReceived(ask, reply))
         elif kind == "message":
             link = self._of_server.get(completion[1])
             if link is not None:
@@ -485,11 +486,11 @@ class Dispatch:
 
 
 def read_reply(
-    status: int, length: int, content: ContentId, chunk_length: int, chain_version: int, where: int
+    status: int, length: int, content: ContentId, chunk_length: int, chain_version: int, where: int, crc: int
 ) -> QueryReply | DataArrived:
     """What a completion of the ring says to the machine."""
     if status == ReadStatus.FOUND:
-        return DataArrived(length, content, chunk_length)
+        return DataArrived(length, content, chunk_length, crc)
     if status == ReadStatus.MISSING:
         return Missing()
     if status == ReadStatus.NOT_COMMITTED:

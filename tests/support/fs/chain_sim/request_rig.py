@@ -51,7 +51,7 @@ __all__ = [
 
 CHUNK, OTHER = ChunkId(1, 0), ChunkId(1, 1)
 DONE = Done(ContentId(1, 1), None)
-ARRIVED = DataArrived(1 << 20, ContentId(1, 1), 1 << 20)
+ARRIVED = DataArrived(1 << 20, ContentId(1, 1), 1 << 20, 0)
 READ = QuerySpec(QueryKind.READ, 0, 4096)
 LARGE = QuerySpec(QueryKind.READ, 0, 1 << 20)
 TRUNCATE = Change(Operation.TRUNCATE, 0, 5)

@@ -27,6 +27,7 @@ from fireflyer.fs.schema.meta import Answers, Calls
 from fireflyer.fs.schema.routing import ChainTable, Routing
 from fireflyer.fs.service.meta.group_commit import Later, in_loop
 from fireflyer.kvstore import MemoryEngine
+from fireflyer.native import crc32c
 
 __all__ = ["FakeClient", "FileRig", "Silent", "Store", "content", "no_space", "run", "turns"]
 
@@ -121,7 +122,7 @@ class FakeClient:
                 return
             part = found[what.offset : what.offset + len(memory)]
             memory[: len(part)] = part
-            done(DataArrived(len(part), CONTENT, len(found)))
+            done(DataArrived(len(part), CONTENT, len(found), crc32c(part)))
 
         if isinstance(what, Change):
             self._queues.setdefault(chunk, []).append(update)

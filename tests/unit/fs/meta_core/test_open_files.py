@@ -17,6 +17,7 @@ from fireflyer.fs.core.meta.tables import WRITERS
 from fireflyer.fs.schema.errors import FileError
 from fireflyer.fs.schema.meta import Answers, Calls, Close, Open, OpenFlag, PathRef, Stat
 from fireflyer.fs.schema.routing import Routing
+from fireflyer.native import crc32c
 
 
 @pytest.mark.parametrize("by", ["path", "inode"])
@@ -351,5 +352,28 @@ def test_fsync_of_an_open_for_reading_tells_the_length_and_errors() -> None:
         await read.fsync()
         await read.close()
         await written.close()
+
+    run(test)
+
+
+def test_a_read_that_is_on_its_way_brings_the_sum_of_its_bytes_but_not_of_holes() -> None:
+    async def test(rig: FileRig) -> None:
+        files, _ = await rig.client()
+        data = bytes(range(256)) * 11_000
+        async with await files.open("/a", "w+b") as file:
+            await file.pwrite(data, 0)
+            await file.pwrite(b"behind a hole", 6 * MIB)
+            await file.fsync()
+            for begin, size in [(0, len(data)), (MIB - 3, 7), (100, 1)]:
+                memory = bytearray(size)
+                read = await file.begin_read(memory, begin)
+                assert read.crc32c is None
+                assert await read.end() == size
+                assert memory == data[begin : begin + size]
+                assert read.crc32c == crc32c(memory)
+            memory = bytearray(6 * MIB)
+            read = await file.begin_read(memory, 5)
+            assert await read.end() == len(memory)
+            assert read.crc32c is None, "the bytes of a hole come from no node"
 
     run(test)

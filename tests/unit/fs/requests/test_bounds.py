@@ -68,7 +68,7 @@ def test_at_most_so_many_nodes_send_large_replies_at_once_and_each_has_its_turn(
     while answered < len(bench.asks):
         assert bench.machine.senders <= 2
         order.append(bench.asks[answered].node)
-        bench.feed(ReplyReceived(bench.asks[answered].ask, DataArrived(1 << 20, ContentId(1, 1), 1 << 20)))
+        bench.feed(ReplyReceived(bench.asks[answered].ask, DataArrived(1 << 20, ContentId(1, 1), 1 << 20, 0)))
         answered += 1
     assert len(order) == 51
     assert {order[:20].count(node) for node in range(1, 6)} <= {3, 4, 5}

@@ -445,7 +445,7 @@ def test_memory_is_not_touched_by_what_comes_after_the_caller_gave_up(bench: Ben
     reply = struct.pack("<QQQIIIII", tag, 1, 0, 1, 1, 1, 5, crc32c(b"there"))
     bench.ends[1].sendall(frame(READ_REPLY, reply, b"there"))
     bench.take()
-    assert bench.results == [DataArrived(5, ContentId(1, 1), 5)]
+    assert bench.results == [DataArrived(5, ContentId(1, 1), 5, crc32c(b"there"))]
     assert memory == bytearray(5)
     assert other == b"there"
 

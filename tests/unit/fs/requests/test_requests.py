@@ -88,8 +88,8 @@ def test_a_late_read_is_withdrawn_before_another_replica_is_asked() -> None:
     first, second = bench.asks
     assert first.target != second.target
     assert bench.feed(ReplyReceived(first.ask, Missing())) == []
-    bench.tell(DataArrived(5, ContentId(1, 1), 5))
-    assert bench.ended[operation] == DataArrived(5, ContentId(1, 1), 5)
+    bench.tell(DataArrived(5, ContentId(1, 1), 5, 7))
+    assert bench.ended[operation] == DataArrived(5, ContentId(1, 1), 5, 7)
 
 
 def test_damage_is_told_and_read_elsewhere_until_there_is_nobody_left() -> None:

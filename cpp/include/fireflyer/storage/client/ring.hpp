@@ -20,6 +20,7 @@ struct Completion {
   std::uint64_t tag = 0;  // of the request
   ReadStatus status{};    // 0: the connection broke
   std::uint32_t bytes = 0;  // fewer than asked at the end of the chunk
+  std::uint32_t crc = 0;    // crc32c of these bytes
   ContentId content;
   std::uint32_t chunk_length = 0, chain_version = 0;
   std::uint64_t where = 0;

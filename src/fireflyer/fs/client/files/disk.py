@@ -72,6 +72,7 @@ class _Read(Transfer):
         if not self._waited:
             self._file.wait_read(self._begun)
             self._waited = True
+            self.crc32c = self._begun.crc32c
         return self._begun.size
 
 

@@ -34,7 +34,7 @@ from fireflyer.base.errors import (
 from fireflyer.base.units import SECOND
 from fireflyer.fs.client.control.capabilities import Right
 from fireflyer.fs.client.files.budgets import ReadAheadBudget, WriteBudget
-from fireflyer.fs.client.files.port import MISSING, Port
+from fireflyer.fs.client.files.port import MISSING, ChunkBytes, Port
 from fireflyer.fs.client.futures import ClientFuture
 from fireflyer.fs.core.capability import Rights
 from fireflyer.fs.core.files.chunk_map import ChunkMap
@@ -60,6 +60,7 @@ from fireflyer.fs.schema.meta import (
     Stat,
 )
 from fireflyer.fs.schema.sessions import CapabilityAnswer
+from fireflyer.native import crc32c_joined
 
 __all__ = ["LOST", "BegunRead", "OpenFile", "OpenInode", "as_file_error", "file_of", "zero_behind"]
 
@@ -101,16 +102,23 @@ class OpenFile(Protocol):
 class BegunRead:
     """A read that is on its way. Its memory must stay until `end` has returned or raised, or `give_up`."""
 
-    def __init__(self, size: int, asked: Sequence[tuple[ClientFuture[int], memoryview]]) -> None:
+    def __init__(self, size: int, asked: Sequence[tuple[ClientFuture[ChunkBytes], memoryview]]) -> None:
         self.size = size
         """Bytes that the file has there, fewer than were asked for at its end."""
+        self.crc32c: int | None = None
+        """Of these bytes, as they were verified, from `end` on. None: not all of them are in chunks."""
         self._asked = asked
 
     async def end(self) -> int:
         """`size`, when all of it is there. Raises `FireflyerError`; then nothing of it is on its way any more."""
+        crc: int | None = 0
         try:
             for future, view in self._asked:
-                zero_behind(view, await future)
+                arrived = await future
+                zero_behind(view, arrived.length)
+                whole = arrived.length == len(view)
+                crc = crc32c_joined(crc, arrived.crc32c, len(view)) if whole and crc is not None else None
+            self.crc32c = crc
         except BaseException:
             self.give_up()
             raise
@@ -469,7 +477,7 @@ class OpenInode:
         self, into: memoryview, offset: int, ahead: ReadAhead | None, passed: list[Block], fetch: list[Block]
     ) -> None:
         end, at = offset + len(into), offset
-        direct: list[tuple[ClientFuture[int], memoryview]] = []
+        direct: list[tuple[ClientFuture[ChunkBytes], memoryview]] = []
         blocks: list[tuple[Block, int, int]] = []
         try:
             while at < end:
@@ -485,7 +493,7 @@ class OpenInode:
             if ahead is not None:
                 self._fetch(ahead, fetch)
             for future, view in direct:
-                zero_behind(view, await future)
+                zero_behind(view, (await future).length)
             for block, begin, until in blocks:
                 await self._copy(block, begin, into[begin - offset : until - offset], ahead)
         except BaseException:
@@ -497,7 +505,7 @@ class OpenInode:
                 block.users -= 1
             self._read_ahead_budget.give_back([block for block, _, _ in blocks if block.dropped])
 
-    def _ask(self, into: memoryview, offset: int) -> list[tuple[ClientFuture[int], memoryview]]:
+    def _ask(self, into: memoryview, offset: int) -> list[tuple[ClientFuture[ChunkBytes], memoryview]]:
         asked = []
         for piece in self.where.parts(offset, len(into)):
             view = into[piece.at : piece.at + piece.size]
@@ -521,7 +529,7 @@ class OpenInode:
             if ahead is not None:
                 self._read_ahead_budget.give_back(ahead.forget(block.begin, block.end))
             for other, view in self._ask(into, begin):
-                zero_behind(view, await other)
+                zero_behind(view, (await other).length)
             return
         into[:] = memory[begin - block.begin : begin - block.begin + len(into)]
 
@@ -535,7 +543,7 @@ def zero_behind(view: memoryview, count: int) -> None:
 
 def _zero_block(block: Block, view: memoryview) -> None:
     if block.future is not None and block.future.error is None and block.memory is not None:
-        zero_behind(view, block.future.value)
+        zero_behind(view, block.future.value.length)
 
 
 def file_of(inode: Inode) -> FileDetails:

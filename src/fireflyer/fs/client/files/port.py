@@ -7,7 +7,7 @@ import abc
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from fireflyer.base.errors import Aborted, FireflyerError, error_from_wire
 from fireflyer.fs.client.chunks import Chunks, chains_of, change_of
@@ -22,10 +22,22 @@ from fireflyer.fs.schema.meta import Actor, Answer, Request
 from fireflyer.fs.schema.routing import Routing
 from fireflyer.fs.schema.sessions import CapabilityAnswer
 
-__all__ = ["MISSING", "LoopPort", "Port"]
+__all__ = ["MISSING", "ChunkBytes", "LoopPort", "Port"]
 
 MISSING: Final = -1
 """Count of a read of a chunk that is not there."""
+
+
+class ChunkBytes(NamedTuple):
+    """What a read of a chunk has brought, verified."""
+
+    length: int
+    """Fewer than asked for before the chunk's end, or `MISSING`."""
+    crc32c: int
+    """Of these bytes."""
+
+
+_NO_CHUNK: Final = ChunkBytes(MISSING, 0)
 
 
 class _Store(Protocol):
@@ -90,16 +102,17 @@ class Port(abc.ABC):
             self._chains[table] = chains_of(self._store.routing, table)
         return self._chains[table]
 
-    def read(self, chain: ChainId, chunk: ChunkId, into: memoryview, offset: int) -> ClientFuture[int]:
-        """How many bytes there were before the chunk's end, or `MISSING`. It goes out with `send`."""
-        future: ClientFuture[int] = ClientFuture(self.wait)
+    def read(self, chain: ChainId, chunk: ChunkId, into: memoryview, offset: int) -> ClientFuture[ChunkBytes]:
+        """It goes out with `send`."""
+        future: ClientFuture[ChunkBytes] = ClientFuture(self.wait)
 
         def done(result: Any) -> None:
             if isinstance(result, Failed):
                 future.fail(error_from_wire(result.code, result.message))
                 return
             self.answered_ns[chain] = time.monotonic_ns()
-            future.finish(result.length if isinstance(result, DataArrived) else MISSING)
+            arrived = isinstance(result, DataArrived)
+            future.finish(ChunkBytes(result.length, result.crc32c) if arrived else _NO_CHUNK)
 
         try:
             operation = self._store.begin(chain, chunk, QuerySpec(QueryKind.READ, offset, len(into)), into, done)

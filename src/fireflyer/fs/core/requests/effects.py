@@ -91,6 +91,8 @@ class DataArrived(msgspec.Struct, frozen=True):
     length: int
     id: ContentId
     chunk_length: int
+    crc32c: int
+    """Of these bytes."""
 
 
 # --- events ---
