@@ -18,7 +18,7 @@ from fireflyer.cluster.schema.tasks import FINISHED, TaskState
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-PAGES: Final = ("tasks", "nodes", "cluster", "users", "submit")
+PAGES: Final = ("tasks", "nodes", "health", "cluster", "users", "submit")
 SCRIPT: Final = """\
 import time
 print("it has begun", flush=True)

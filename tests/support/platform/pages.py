@@ -187,6 +187,8 @@ class ScriptedPlatform:
         """Positions that came with them."""
         self.utilisation: tuple[int, Any] = (404, ErrorView("not_found", "no such route"))
         self.submitted: list[bytes] = []
+        self.commanded: list[bytes] = []
+        """Commands, as they were sent."""
 
     def answer(self, route: Route) -> None:
         asked = urlsplit(route.request.url)
@@ -214,6 +216,9 @@ class ScriptedPlatform:
         elif path == "/tasks" and route.request.method == "POST":
             self.submitted.append(route.request.post_data_buffer or b"")
             route.fulfill(status=201, body=b'{"tasks": [7]}', content_type="application/json")
+        elif path == "/commands":
+            self.commanded.append(route.request.post_data_buffer or b"")
+            route.fulfill(body=b'{"text": "done"}', content_type="application/json")
         elif path == "/utilisation":
             status, found = self.utilisation
             route.fulfill(status=status, body=self._encoded(found), content_type="application/json")
@@ -235,6 +240,8 @@ class ScriptedPlatform:
             return TaskAnswer(self.task, self.runs, Why("no node is free"))
         if path == "/cluster":
             return CLUSTER
+        if path.startswith("/nodes/"):
+            return next(one for one in self.nodes if one.name == path.removeprefix("/nodes/"))
         if path == "/users":
             return []
         if path == "/tasks/7/logs":

@@ -69,6 +69,7 @@ export async function nodes() {
   }
 }
 
+export const node = (name) => ask("GET", `/nodes/${encodeURIComponent(name)}`);
 export const users = () => ask("GET", "/users");
 export const cluster = () => ask("GET", "/cluster");
 export const utilisation = (query) => ask("GET", `/utilisation?${new URLSearchParams(query)}`);

@@ -4,6 +4,7 @@ import * as api from "./api.js";
 import { el } from "./dom.js";
 import { clusterPage } from "./cluster.js";
 import { restoreFocus, watchFocus } from "./focus.js";
+import { healthPage } from "./health.js";
 import { helpDialog } from "./help.js";
 import { logInForm } from "./login.js";
 import { logsPage } from "./logs.js";
@@ -14,7 +15,7 @@ import { tasksPage } from "./tasks.js";
 import { themeSwitch } from "./theme.js";
 import { usersPage } from "./users.js";
 
-const PAGES = [["tasks", "Tasks", "t"], ["nodes", "Nodes", "n"], ["cluster", "Cluster", "c"], ["users", "Users", "u"],
+const PAGES = [["tasks", "Tasks", "t"], ["nodes", "Nodes", "n"], ["health", "Health", "h"], ["cluster", "Cluster", "c"], ["users", "Users", "u"],
   ["submit", "Submit", "s"]];
 const AGAIN_MS = 400;
 const ENDED = "Your session has ended. Log in again: you come back to this page, and what you typed is kept.";
@@ -34,7 +35,7 @@ function made() {
   const [, name = "tasks", argument = "", part = "", run = ""] = location.hash.replace(/^#?/, "").split("/");
   const number = Number(argument);
   const task = part === "logs" ? () => logsPage(number, run === "" ? null : Number(run)) : () => taskPage(number, me);
-  const found = { tasks: argument ? task : () => tasksPage(me), nodes: () => nodesPage(me), cluster: clusterPage, users: usersPage, submit: submitPage }[name];
+  const found = { tasks: argument ? task : () => tasksPage(me), nodes: () => nodesPage(me), health: () => healthPage(me), cluster: clusterPage, users: usersPage, submit: submitPage }[name];
   return (found ?? (() => tasksPage(me)))();
 }
 

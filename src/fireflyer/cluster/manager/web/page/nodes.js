@@ -6,7 +6,7 @@ import { duration, el, many, state, table } from "./dom.js";
 // A table of more rows is slow to draw and nobody reads it; the cells above it show all nodes.
 const TABLE_ROWS = 200;
 const MANY = 256;
-const STATES = ["idle", "busy", "leaving", "draining", "drained", "lost"];
+const STATES = ["idle", "busy", "leaving", "suspect", "draining", "drained", "lost"];
 
 export function nodesPage(me) {
   const search = el("input", { type: "search", placeholder: "name, label or state  (/)", "aria-label": "Search" });
