@@ -88,20 +88,31 @@ class Tree:
             for path in sorted((root / folder).rglob("*"))
             if path.is_file() and path.suffix in SUFFIXES and "__pycache__" not in path.parts
         }
-        self._words = {path: frozenset(re.findall(r"\w+", text)) for path, text in self.texts.items()}
-        self._lower = {path: frozenset(map(str.lower, words)) for path, words in self._words.items()}
+        self._with_word: dict[str, set[str]] = {}
+        self._with_lower: dict[str, set[str]] = {}
+        for path, text in self.texts.items():
+            if not is_excepted(path):
+                for word in set(re.findall(r"\w+", text)):
+                    self._with_word.setdefault(word, set()).add(path)
+                    self._with_lower.setdefault(word.lower(), set()).add(path)
+        self._below: dict[tuple[str, ...], frozenset[str]] = {}
         self._identifiers: dict[str, frozenset[str]] = {}
         self._prose: dict[str, str] = {}
 
-    def _has_words(self, path: str, row: Row) -> bool:
-        """All words of the old name: a fast test that most files do not pass."""
-        words, old = (self._lower, row.old.lower()) if row.kind == "word" else (self._words, row.old)
-        return words[path].issuperset(re.findall(r"\w+", old))
+    def _matching(self, where: tuple[str, ...]) -> frozenset[str]:
+        if where not in self._below:
+            self._below[where] = frozenset(
+                path for path in self.texts if not is_excepted(path) and matches(path, where)
+            )
+        return self._below[where]
+
+    def _having_words(self, row: Row) -> set[str]:
+        """Paths with all words of the old name: few, and only these are looked at closely."""
+        known, old = (self._with_lower, row.old.lower()) if row.kind == "word" else (self._with_word, row.old)
+        return set.intersection(*(known.get(word, set()) for word in re.findall(r"\w+", old)))
 
     def _uses(self, path: str, row: Row) -> bool:
         text = self.texts[path]
-        if not self._has_words(path, row):
-            return False
         if not re.search(rf"\b{re.escape(row.old)}\b", text, re.IGNORECASE if row.kind == "word" else 0):
             return False
         if row.kind == "word" and path.endswith((".py", ".pyi")):
@@ -121,10 +132,10 @@ class Tree:
         """Where the old name still is."""
         if row.kind == "module":
             return [row.old] if (self.root / row.old).exists() else []
-        looked_at = [path for path in self.texts if not is_excepted(path) and matches(path, row.where)]
+        looked_at = self._matching(row.where)
         if not looked_at:
             return [f"{', '.join(row.where)}: no such file, so the row guards nothing"]
-        return [path for path in looked_at if self._uses(path, row)]
+        return [path for path in sorted(looked_at & self._having_words(row)) if self._uses(path, row)]
 
 
 def problems(root: Path, rows: list[Row]) -> list[str]:

@@ -242,6 +242,7 @@ def row(name: str, asked: Asked) -> Row:
     from fireflyer.codesign.schedule.timing import simulate
 
     try:
+        _check_shared(name, asked)
         program = compiled(name, asked.stages, asked.micro_batches, asked.stages_per_rank)
         placement = program.schedule.placement
         cut = _balanced(asked.layers, placement.stages)
@@ -279,15 +280,30 @@ def _balanced(layers: Sequence[float], stages: int) -> Balance | None:
     return balance(layers, stages) if layers else None
 
 
+def _check_shared(name: str, asked: Asked) -> None:
+    """Before the schedule is built, which takes seconds where there are millions of passes: each micro-batch has a
+    forward and a backward pass at least, on each stage. Raises `UsageError`."""
+    from fireflyer.codesign.schedule.catalog import SCHEDULES
+
+    stages = asked.stages * (SCHEDULES[name].stages_per_rank or asked.stages_per_rank)
+    passes = 2 * asked.replicas * stages * asked.micro_batches
+    if asked.replicas > 1 and passes > MAX_SHARED_ACTIONS:
+        raise _too_many(asked.replicas, passes)
+
+
 def _choice(program: Program, costs: Costs, replicas: int) -> Choice:
     from fireflyer.codesign.schedule.contention import choose_layout
 
-    actions = replicas * program.schedule.actions()
-    if actions > MAX_SHARED_ACTIONS:
-        raise UsageError(
-            f"{replicas} pipelines have {actions} passes, more than {MAX_SHARED_ACTIONS}; use fewer --micro-batches"
-        )
+    passes = replicas * program.schedule.actions()
+    if passes > MAX_SHARED_ACTIONS:  # a split backward has more
+        raise _too_many(replicas, passes)
     return choose_layout(program, costs, replicas)
+
+
+def _too_many(replicas: int, passes: int) -> UsageError:
+    return UsageError(
+        f"{replicas} pipelines have {passes} passes, more than {MAX_SHARED_ACTIONS}; use fewer --micro-batches"
+    )
 
 
 def _draw(row: Row, path: str, asked: Asked) -> None:
