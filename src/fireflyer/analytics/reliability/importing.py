@@ -179,9 +179,9 @@ def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
     )  # fmt: skip
 
 
-def import_run(path: str, log: list[Logged], directory: str) -> Imported:
+def import_run(path: str, log: list[Logged], directory: str, *, clock: Clock) -> Imported:
     """The event log of a run, decoded. Raises as `import_lines`."""
-    jobs, events = rows_of_run(log, name=path)
+    jobs, events = rows_of_run(log, name=path, latest_ns=clock.latest_ns)
     for kind, rows in (("jobs", jobs), ("events", events)):
         writer = TableWriter(directory, "jobs" if kind == "jobs" else "events")
         try:

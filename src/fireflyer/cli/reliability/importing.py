@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from fireflyer.analytics.reliability.log_lines import Clock
 
 __all__ = ["import_command"]
+
+_CLOCK_ERROR_NS = 86_400 * SECOND
+"""Clocks may be ahead by this much; what is later than that did not happen then."""
 
 
 @click.command(
@@ -90,7 +95,7 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
     """
     from fireflyer.analytics.reliability.log_lines import Clock
 
-    clock = Clock(utc_offset, year)
+    clock = Clock(utc_offset, year, time.time_ns() + _CLOCK_ERROR_NS)
     sources: dict[LineSource, tuple[str, ...]] = {
         "jobcomp": jobcomp,
         "kernel-log": kernel_log,
@@ -128,7 +133,7 @@ def _imported(
             node, path = _node_and_path(given)
             yield import_lines(source, path, directory, node=node, clock=clock)
     for run_dir in runs:
-        yield import_run(run_dir, read_events(run_dir), directory)
+        yield import_run(run_dir, read_events(run_dir), directory, clock=clock)
 
 
 def _node_and_path(given: str) -> tuple[str, str]:

@@ -93,6 +93,8 @@ def _print(found: Diagnosis) -> None:
             click.echo(f"   likely: {', '.join(hypothesis.causes)}")
         if hypothesis.remedy:
             click.echo(f"   remedy: {hypothesis.remedy}")
+    if found.left_out:
+        click.echo(f"\nNot looked at: {found.left_out:,} more reports, of no higher severity or further from the end.")
     if found.consequences:
         click.echo("\nExplained by the first, and no cause:")
         for line in found.consequences:

@@ -16,7 +16,7 @@ from fireflyer.analytics.reliability.attribution import (
     Observation,
     diagnose,
 )
-from fireflyer.analytics.reliability.evidence import evidence_of
+from fireflyer.analytics.reliability.evidence import MAX_OBSERVATIONS, evidence_of
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.tables import TableWriter, open_tables
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, TABLE_I
@@ -169,6 +169,22 @@ def test_the_window_and_the_nodes_of_the_job_bound_the_evidence(tmp_path: Path) 
             evidence_of(tables, "7", attempt=3)
         with pytest.raises(NotFound, match="no job '8'"):
             evidence_of(tables, "8")
+
+
+def test_many_warnings_do_not_hide_what_is_severe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    warnings = TableWriter(str(tmp_path), "events")
+    for number in range(MAX_OBSERVATIONS + 100):
+        at_ns = END_NS - 590 * SECOND + number
+        warnings.add(EventRow(at_ns, "gpu1", "main_memory", "", "warn", "kernel", "", "", "", False, "said"))
+    warnings.finish("1" * 16)
+    with open_tables(str(tmp_path)) as tables:
+        evidence = evidence_of(tables, "7")
+    severe = [one.symptom for one in evidence.observations if one.severity == "high"]
+    assert severe == ["pcie", "nccl_timeout", "gpu_memory"]
+    assert (len(evidence.observations), evidence.left_out) == (MAX_OBSERVATIONS, 103)
+    assert main(["reliability", "why", "7", "--from", str(tmp_path)]) == 0
+    assert "Not looked at: 103 more reports" in capsys.readouterr().out
 
 
 def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
