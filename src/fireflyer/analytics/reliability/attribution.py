@@ -53,6 +53,11 @@ class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     observations: tuple[Observation, ...]
     flight: tuple[FlightFinding, ...] = ()
+    start_ns: int | None = None
+    end_ns: int | None = None
+    attempt: int = 1
+    attempts: int = 1
+    """That have ended."""
     left_out: int = 0
     """Further observations, of no higher severity than those that are there."""
 

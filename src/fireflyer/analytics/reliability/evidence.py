@@ -32,9 +32,8 @@ def evidence_of(
     if attempt is not None and not 1 <= attempt <= len(attempts):
         raise UsageError(f"job {job} has {len(attempts)} attempts that have ended; there is no attempt {attempt}")
     failed = [one for one in attempts if one[0] not in ("COMPLETED", "CANCELLED")]
-    state, start_ns, end_ns, exit_code, signal, node_list = (
-        attempts[attempt - 1] if attempt is not None else (failed or attempts)[-1]
-    )
+    chosen = attempts[attempt - 1] if attempt is not None else (failed or attempts)[-1]
+    state, start_ns, end_ns, exit_code, signal, node_list = chosen
     nodes = expand_node_list(node_list)
     rows = connection.execute(
         f"""SELECT time_ns, node, symptom, cause, severity, source, user_made, words, count(*) OVER () FROM events
@@ -52,5 +51,6 @@ def evidence_of(
     )  # fmt: skip
     return JobEvidence(
         job=job, state=state, exit_code=exit_code, signal=signal, nodes=nodes, observations=observations, flight=flight,
+        start_ns=start_ns, end_ns=end_ns, attempt=attempts.index(chosen) + 1, attempts=len(attempts),
         left_out=rows[0][-1] - len(rows) if rows else 0,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
+from fireflyer.analytics.reliability.arrow_values import array_of
 from fireflyer.analytics.reliability.node_lists import expand_node_list
 from fireflyer.analytics.reliability.rows import FAILED_STATES
 from fireflyer.base.errors import UsageError
@@ -204,7 +205,7 @@ def _store(connection: Any, name: str, columns: dict[str, list[Any]], types: tup
     import pyarrow
 
     arrays = {
-        key: pyarrow.array(values, type=pyarrow.type_for_alias(kind))
+        key: array_of(values, pyarrow.type_for_alias(kind))
         for (key, values), kind in zip(columns.items(), types, strict=True)
     }
     connection.register(name, pyarrow.table(arrays))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from fireflyer.analytics.reliability.arrow_values import array_of, scalar_of
 from fireflyer.analytics.reliability.log_lines import MAX_LOG_LINE_BYTES, Clock, Rejected, printable
 from fireflyer.analytics.reliability.node_lists import count_nodes
 from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, MAX_NODES_OF_A_JOB, STATES, JobRow
@@ -28,6 +29,8 @@ SACCT_COMMAND: Final = (
 """That writes what is read here."""
 _NEEDED: Final = ("JobID", "State", "Start", "End", "NNodes")
 _USED: Final = (*_NEEDED, "User", "Submit", "NodeList", "AllocTRES", "ExitCode", "SubmitLine")
+_HAVE_STARTED: Final = ("COMPLETED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
+"""States of jobs that ran."""
 MAX_COLUMNS: Final = 200
 MAX_NODE_LIST: Final = 1 << 15
 _FREE_TEXT: Final = "SubmitLine"
@@ -72,10 +75,11 @@ class SacctColumns:
         whole = table.filter(pc.invert(pc.match_substring(table["JobID"], ".")))
         self.steps += table.num_rows - whole.num_rows
         text = pyarrow.string()
-        absent = pyarrow.chunked_array([pyarrow.array([""] * whole.num_rows, type=text)])
 
         def column(name: str) -> Any:
-            return whole[name] if name in whole.column_names else absent
+            if name in whole.column_names:
+                return whole[name]
+            return pyarrow.chunked_array([array_of([""] * whole.num_rows, text)])
 
         exits = column("ExitCode")
         return pyarrow.table({
@@ -95,28 +99,36 @@ class SacctColumns:
 
     def _checked(self, rows: Any) -> Any:
         """Without rows that make no sense; each is counted by the first reason that it gives."""
+        import pyarrow
         import pyarrow.compute as pc
 
+        yes = scalar_of(True, pyarrow.bool_())
+
+        def number(value: int) -> Any:
+            return scalar_of(value, pyarrow.int64())
+
         def in_range(name: str) -> Any:
-            return pc.fill_null(pc.less_equal(rows[name], self._clock.latest_ns), True)
+            return pc.fill_null(pc.less_equal(rows[name], number(self._clock.latest_ns)), yes)
 
         reasons: tuple[tuple[str, Callable[[], Any]], ...] = (
-            ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), 0),
-                                                      pc.less_equal(pc.utf8_length(rows["job"]), MAX_NAME))),
+            ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), number(0)),
+                                                      pc.less_equal(pc.utf8_length(rows["job"]), number(MAX_NAME)))),
             ("its state is not known", lambda: pc.is_valid(rows["state"])),
             ("its number of nodes is none", lambda: pc.is_valid(rows["nodes"])),
-            ("its node list is too long", lambda: pc.less_equal(pc.binary_length(rows["node_list"]), MAX_NODE_LIST)),
+            ("its node list is too long", lambda: pc.less_equal(pc.binary_length(rows["node_list"]),
+                                                                number(MAX_NODE_LIST))),
             (_OTHER_NODES, lambda: _nodes_agree(rows)),
             (_OUT_OF_RANGE, lambda: pc.and_(in_range("submit_ns"), pc.and_(in_range("start_ns"), in_range("end_ns")))),
-            ("it ends before it starts", lambda: pc.fill_null(pc.less_equal(rows["start_ns"], rows["end_ns"]), True)),
+            ("it ends before it starts", lambda: pc.fill_null(pc.less_equal(rows["start_ns"], rows["end_ns"]), yes)),
             ("it ended without having started", lambda: pc.or_(pc.is_valid(rows["start_ns"]),
-                pc.invert(pc.is_in(rows["state"], _values(("COMPLETED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")))))),
+                pc.invert(pc.is_in(rows["state"], array_of(_HAVE_STARTED, pyarrow.string()))))),
         )  # fmt: skip
         for reason, holds in reasons:
-            kept = rows.filter(holds())
-            if kept.num_rows < rows.num_rows:
-                self.rejected[reason] += rows.num_rows - kept.num_rows
-                rows = kept
+            mask = holds()
+            kept = pc.sum(mask).as_py() or 0
+            if kept < rows.num_rows:
+                self.rejected[reason] += rows.num_rows - kept
+                rows = rows.filter(mask)
         return rows
 
     def _parsed(self, block: bytes) -> Any:
@@ -139,8 +151,8 @@ class SacctColumns:
         import pyarrow
         from pyarrow import csv
 
-        if not block.strip():
-            return pyarrow.table({name: pyarrow.array([], type=pyarrow.string()) for name in self._used})
+        if not block or block.isspace():
+            return pyarrow.table({name: array_of([], pyarrow.string()) for name in self._used})
 
         joined: list[list[str]] = []
 
@@ -167,7 +179,7 @@ class SacctColumns:
             return table
         columns = dict(zip(self._names, zip(*joined, strict=True), strict=True))
         return pyarrow.concat_tables([
-            table, pyarrow.table({name: pyarrow.array(columns[name], type=pyarrow.string()) for name in self._used})
+            table, pyarrow.table({name: array_of(columns[name], pyarrow.string()) for name in self._used})
         ])  # fmt: skip
 
     def _times(self, column: Any) -> Any:
@@ -176,13 +188,15 @@ class SacctColumns:
         import pyarrow.compute as pc
 
         whole = pc.match_substring_regex(column, "^[0-9]{1,10}$")
-        seconds = pc.if_else(whole, column, None).cast(pyarrow.int64())
+        number = pyarrow.int64()
+        seconds = pc.if_else(whole, column, scalar_of(None, pyarrow.string())).cast(number)
         if seconds.null_count:
-            local = pc.strptime(column, format="%Y-%m-%dT%H:%M:%S", unit="s", error_is_null=True).cast(pyarrow.int64())
-            seconds = pc.coalesce(seconds, pc.subtract(local, self._clock.utc_offset_s))
-        known = pc.if_else(pc.greater(seconds, 0), seconds, None)
+            local = pc.strptime(column, format="%Y-%m-%dT%H:%M:%S", unit="s", error_is_null=True).cast(number)
+            seconds = pc.coalesce(seconds, pc.subtract(local, scalar_of(self._clock.utc_offset_s, number)))
+        known = pc.if_else(pc.greater(seconds, scalar_of(0, number)), seconds, scalar_of(None, number))
         most = self._clock.latest_ns // SECOND + 1  # of all that are out of range: others may overflow as nanoseconds
-        return pc.multiply(pc.min_element_wise(known, most, skip_nulls=False), SECOND)
+        bounded = pc.min_element_wise(known, scalar_of(most, number), skip_nulls=False)
+        return pc.multiply(bounded, scalar_of(SECOND, number))
 
 
 _JOBCOMP_LATER: Final = ("JobState", "StartTime", "EndTime", "NodeList", "NodeCnt", "Tres", "SubmitTime", "ExitCode")
@@ -229,7 +243,7 @@ def _decoded(column: Any, decode: Callable[[str], Any], kind: Any) -> Any:
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pyarrow.ChunkedArray):  # a table's column, by its version
         encoded = encoded.combine_chunks()
-    values = pyarrow.array([decode(value or "") for value in encoded.dictionary.to_pylist()], type=kind)
+    values = array_of([decode(value or "") for value in encoded.dictionary.to_pylist()], kind)
     return values.take(encoded.indices)
 
 
@@ -238,13 +252,7 @@ def _nodes_agree(rows: Any) -> Any:
     import pyarrow.compute as pc
 
     named = _decoded(rows["node_list"], _nodes_of, pyarrow.int64())
-    return pc.or_(pc.equal(named, 0), pc.equal(named, rows["nodes"]))
-
-
-def _values(names: tuple[str, ...]) -> Any:
-    import pyarrow
-
-    return pyarrow.array(names)
+    return pc.or_(pc.equal(named, scalar_of(0, pyarrow.int64())), pc.equal(named, rows["nodes"]))
 
 
 def _state(text: str) -> str | None:

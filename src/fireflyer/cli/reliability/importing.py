@@ -91,7 +91,8 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
     """Read logs and accounting into the tables in DIRECTORY, from which all other commands compute. A file may be
     compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
 
-    Lines that cannot be used are counted and told. A file that is imported again replaces what it gave.
+    Lines that cannot be used are counted and told. What was imported before counts once: a file may be imported again
+    when it has grown.
     """
     from fireflyer.analytics.reliability.log_lines import Clock
 
@@ -149,7 +150,8 @@ def _node_and_path(given: str) -> tuple[str, str]:
 def _print(one: Imported) -> None:
     rows = [f"{count:,} {what}" for count, what in ((one.jobs, "jobs"), (one.events, "events")) if count]
     steps = f", {one.steps:,} steps left out" if one.steps else ""
-    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} lines{steps}")
+    known = f", {one.known:,} known from earlier imports" if one.known else ""
+    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} lines{steps}{known}")
     for reason, count in sorted(one.rejected.items(), key=lambda item: -item[1]):
         click.echo(f"  {count:,} lines not used: {reason}")
     if one.cut:

@@ -195,6 +195,8 @@ def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "Job 7 ended FAILED; most likely: PCIe error on gpu1 (hardware); the timeout is a consequence."
     )
     assert "Explained by the first, and no cause:" in shown
+    assert "Attempt 2 of 2 ran for " in shown
+    assert "on 2 nodes and ended at 2023-11-14 22:13:20 UTC." in shown
     assert main(["reliability", "why", "7", "--from", str(tmp_path), "--json"]) == 0
     assert main(["reliability", "why", "7", "--from", str(tmp_path), "--flight", str(tmp_path / "none")]) in (1, 2)
     assert main(["reliability", "why", "9", "--from", str(tmp_path)]) == 1

@@ -288,6 +288,48 @@ def test_a_source_that_is_imported_again_counts_once(tmp_path: Path) -> None:
         assert tables.sql("SELECT count(*) FROM events").fetchall() == [(3,)]
 
 
+def test_a_file_that_has_grown_and_one_that_overlaps_count_each_event_once(tmp_path: Path) -> None:
+    path = _kernel_log(tmp_path / "kern.log")
+    _import(path, tmp_path / "t")
+    _kernel_log(path, lines=5)
+    for _ in range(2):
+        found = _import(path, tmp_path / "t")
+        assert (found.events, found.known) == (2, 3)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[2:]) + lines[4].replace(":24", ":59") * 2)
+    assert _import(path, tmp_path / "t").events == 2, "what one file says twice was written twice"
+    with open_tables(str(tmp_path / "t")) as tables:
+        assert tables.sql("SELECT count(*), count(DISTINCT time_ns) FROM events").fetchall() == [(7, 6)]
+
+
+def test_attempts_of_a_later_export_replace_those_that_had_not_ended(tmp_path: Path) -> None:
+    ended, late = "1700000110", "1700000220"
+    states = [
+        {1: "COMPLETED", 2: "RUNNING", 3: "PENDING", 4: "PENDING"},
+        {1: "COMPLETED", 2: "COMPLETED", 3: "RUNNING", 4: "CANCELLED", 5: "NODE_FAIL"},
+    ]
+    found: dict[str, str] = {}
+    for exported in (*states, states[0], states[1]):
+        rows = []
+        for number, state in exported.items():
+            start = "Unknown" if state in ("PENDING", "CANCELLED") else "1700000010"
+            end = "Unknown" if state in ("PENDING", "RUNNING") else ended if number == 1 else late
+            rows.append(f"{number}|ada|{state}|1700000000|{start}|{end}|1|gpu1||0:0|")
+        sacct(tmp_path, *rows)
+        with open_tables(str(tmp_path / "t")) as tables:
+            found = dict(tables.sql("SELECT job, state FROM jobs").fetchall())
+            assert tables.sql("SELECT count(*) FROM jobs").fetchall() == [(len(found),)]
+    assert found == {str(number): state for number, state in states[1].items()}
+    assert not list((tmp_path / "t").glob("*.partial"))
+
+
+def test_an_attempt_that_was_queued_again_is_another(tmp_path: Path) -> None:
+    row = "1|ada|NODE_FAIL|{0}|1700000010|1700000110|1|gpu1||0:0|"
+    sacct(tmp_path, row.format(1700000000))
+    found, rows = sacct(tmp_path, row.format(1700000000), row.format(1700000005))
+    assert (found.jobs, found.known, len(rows)) == (1, 1, 2)
+
+
 def test_long_lines_and_damaged_archives_cost_themselves_only(tmp_path: Path) -> None:
     path = _kernel_log(tmp_path / "kern.log")
     text = path.read_bytes()
