@@ -40,6 +40,11 @@ std::uint32_t PacketRun::add_path(std::span<const std::uint32_t> links, std::uin
   check(!links.empty(), "a path has at least one link");
   check(lane < options_.lane_weights.size(), "a path uses a lane that does not exist");
   for (const std::uint32_t link : links) check(link < links_.size(), "a path uses a link that does not exist");
+  for (const std::uint32_t link : links) {
+    const std::uint32_t vertex = links_[link].to;
+    const bool leads_on = std::ranges::any_of(links, [&](std::uint32_t other) { return links_[other].from == vertex; });
+    check(is_node(vertex) || leads_on, "a path ends at a node: a link leads to a switch that none of its links leaves");
+  }
   paths_.push_back({path_links_.size(), static_cast<std::uint32_t>(links.size()), lane});
   path_links_.insert(path_links_.end(), links.begin(), links.end());
   return static_cast<std::uint32_t>(paths_.size() - 1);

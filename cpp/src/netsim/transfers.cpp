@@ -1,6 +1,7 @@
 #include "fireflyer/netsim/transfers.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
@@ -26,6 +27,9 @@ void TransferArrays::check(std::size_t paths) const {
   require(count < most && flow_paths.size() < most && after.size() < most, "too many transfers");
   require_starts(flow_starts, count, flow_paths.size());
   require_starts(after_starts, count, after.size());
+  for (const std::span<const double> amounts : {nbytes, delay_s, latency_s, flow_shares}) {
+    require(std::ranges::all_of(amounts, [](double one) { return one >= 0 && std::isfinite(one); }), "bytes, times and shares are 0 or more, and finite");
+  }
   for (const std::int64_t path : flow_paths) require(path >= -1 && path < static_cast<std::int64_t>(paths), "a flow uses a path that does not exist");
   for (const std::int64_t other : after) require(other >= 0 && other < static_cast<std::int64_t>(count), "a transfer is after one that does not exist");
 }

@@ -92,12 +92,15 @@ void packets_end_in_the_smallest_buffers(unsigned seed) {
 
 void arrays_that_do_not_fit_are_refused() {
   std::mt19937 random(1);
-  for (int wrong = 0; wrong < 4; ++wrong) {
+  for (int wrong = 0; wrong < 7; ++wrong) {
     Drawn made = drawn(random, 1);
     if (wrong == 0) made.paths[0] = 1;
     if (wrong == 1) made.delay_s.pop_back();
     if (wrong == 2) made.flow_starts.back() += 1;
     if (wrong == 3) made.after.push_back(0);
+    if (wrong == 4) made.delay_s[0] = std::nan("");
+    if (wrong == 5) made.latency_s[0] = forever;
+    if (wrong == 6) made.nbytes[0] = -1;
     ff::FlowRun run({1.0});
     run.add_path(std::vector<std::uint32_t>{0}, std::vector<double>{1.0}, 1.0);
     bool refused = false;
@@ -110,6 +113,18 @@ void arrays_that_do_not_fit_are_refused() {
   }
 }
 
+void paths_that_lead_nowhere_are_refused() {
+  ff::PacketRun run({1e9, 1e9}, std::vector<std::int64_t>{0, 2}, std::vector<std::int64_t>{2, 1}, {2, 1000, 1000, 0, 0, {1.0}});
+  run.add_path(std::vector<std::uint32_t>{0, 1}, 0);
+  bool refused = false;
+  try {
+    run.add_path(std::vector<std::uint32_t>{0}, 0);
+  } catch (const std::invalid_argument&) {
+    refused = true;
+  }
+  CHECK(refused);
+}
+
 }  // namespace
 
 int main() {
@@ -118,4 +133,5 @@ int main() {
     packets_end_in_the_smallest_buffers(seed);
   }
   arrays_that_do_not_fit_are_refused();
+  paths_that_lead_nowhere_are_refused();
 }

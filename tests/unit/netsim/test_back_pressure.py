@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fireflyer.base.errors import UsageError
+from fireflyer.native import FlowRun, PacketRun
 from fireflyer.netsim import (
     BackPressure,
     Links,
@@ -171,3 +172,33 @@ def test_buffers_that_wait_for_each_other_are_told() -> None:
     settings = BackPressure(packet_bytes=4096, buffer_bytes=4096)
     with pytest.raises(UsageError, match="wait for each other in a circle"):
         simulate_back_pressure(fabric, transfers, settings)
+
+
+@pytest.mark.parametrize("engine", ["flows", "packets"])
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("place", range(4))
+def test_amounts_with_which_no_run_ends_are_refused(engine: str, amount: float, place: int) -> None:
+    run = FlowRun(np.ones(1)) if engine == "flows" else one_link()
+    links = np.zeros(1, np.uint32)
+    path = run.add_path(links, np.ones(1)) if isinstance(run, FlowRun) else run.add_path(links)
+    given = [np.ones(1) for _ in range(4)]  # bytes, delay, latency, share
+    given[place][0] = amount
+    nbytes, delay_s, latency_s, share = given
+    starts, none = np.array([0, 1], np.int64), np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match="0 or more, and finite"):
+        run.add_transfers(
+            nbytes, delay_s, latency_s, starts, np.array([path], np.int64), share, np.zeros(2, np.int64), none
+        )
+
+
+def test_a_path_that_ends_at_a_switch_is_refused() -> None:
+    with pytest.raises(ValueError, match="a path ends at a node"):
+        one_link(nodes=1).add_path(np.zeros(1, np.uint32))
+
+
+def one_link(nodes: int = 2) -> PacketRun:
+    """From vertex 0 to vertex 1."""
+    return PacketRun(
+        np.ones(1), np.zeros(1, np.int64), np.ones(1, np.int64), nodes=nodes, packet_bytes=1, buffer_bytes=1, window=0,
+        hop_s=0.0, lane_weights=[1.0],
+    )  # fmt: skip

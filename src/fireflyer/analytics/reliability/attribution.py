@@ -53,6 +53,13 @@ class JobEvidence(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     observations: tuple[Observation, ...]
     flight: tuple[FlightFinding, ...] = ()
+    start_ns: int | None = None
+    end_ns: int | None = None
+    attempt: int = 1
+    attempts: int = 1
+    """That have ended."""
+    left_out: int = 0
+    """Further observations, of no higher severity than those that are there."""
 
 
 class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +88,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     hypotheses: tuple[Hypothesis, ...]
     consequences: tuple[str, ...]
     """What was seen and is explained by the first hypothesis: not a cause."""
+    left_out: int = 0
+    """Observations that were too many to be looked at."""
 
 
 MAX_EVIDENCE: Final = 8
@@ -145,6 +154,7 @@ def diagnose(job: JobEvidence) -> Diagnosis:
         domains=_ranked(found),
         hypotheses=tuple(found),
         consequences=tuple(consequences),
+        left_out=job.left_out,
     )
 
 

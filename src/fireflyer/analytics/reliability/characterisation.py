@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fireflyer.analytics.reliability.failures import LOST_AT_MOST_S, prepare
+from fireflyer.analytics.reliability.failures import DAY_NS, LOST_AT_MOST_S, prepare
 from fireflyer.analytics.reliability.intervals import Rate, rate_of
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
@@ -30,13 +30,13 @@ __all__ = [
     "characterise",
 ]
 
-DAY_NS: Final = 86_400 * SECOND
 ROLLING_DAYS: Final = 30
 LARGE_JOB_GPUS: Final = 128
 """Jobs of more count for the failure rate of the cluster (paper, III)."""
 CRASH_LOOP_FAILURES: Final = 3
 MAX_DAYS: Final = 36_600
 _MAX_ROWS: Final = 10_000
+_OF_JOBS: Final = "running jobs"
 
 
 class StateShare(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class SymptomRate(msgspec.Struct, frozen=True):
 
 
 class SizeClass(msgspec.Struct, frozen=True):
-    """Jobs of more than half of `gpus` and up to it."""
+    """Jobs of more than half of `gpus` and up to it; 0: of those without any."""
 
     gpus: int
     jobs: int
@@ -140,21 +140,22 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
     more than a century."""
     complete = prepare(connection, gpus_per_node=gpus_per_node)
     begin_ns, end_ns = _span(connection)
-    jobs = _one(connection, "SELECT count(*) FROM jobs")
-    seen = _one(connection, "SELECT count(DISTINCT node) FROM events")
+    _sum_jobs(connection, end_ns)
+    jobs = _one(connection, "SELECT coalesce(sum(jobs), 0)::BIGINT FROM summed")
+    events, seen = _rows(connection, "SELECT count(*), count(DISTINCT node) FROM events")[0]
     node_days, of = _exposure(connection, nodes, seen, begin_ns, end_ns)
-    sizes = _sizes(connection, gpus_per_node, end_ns)
+    sizes = _sizes(connection)
     return Characterisation(
         begin_ns=begin_ns,
         end_ns=end_ns,
         jobs=jobs,
-        events=_one(connection, "SELECT count(*) FROM events"),
+        events=events,
         nodes_seen=seen,
         node_days=node_days,
         node_days_of=of,
-        states=_states(connection, gpus_per_node, end_ns),
+        states=tuple(StateShare(*row) for row in _rows(connection, _STATES)),
         symptoms=_symptoms(connection, node_days),
-        large_jobs=_large_jobs(connection, gpus_per_node, end_ns),
+        large_jobs=_large_jobs(connection),
         sizes=sizes,
         failure_symptoms=_rows(
             connection, "SELECT symptom, count(*) FROM failures GROUP BY symptom ORDER BY 2 DESC, 1"
@@ -162,7 +163,7 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
         cascades=_cascades(connection),
         lost_gpu_hours=sum(one.lost_gpu_hours for one in sizes),
         lost_by_preemption_gpu_hours=sum(one.lost_by_preemption_gpu_hours for one in sizes),
-        rolling=_rolling(connection, nodes or (0 if jobs else seen), begin_ns, end_ns),
+        rolling=_rolling(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns),
         introductions=_introductions(connection, begin_ns),
         months=tuple(MonthCount(*row) for row in _rows(connection, _MONTHS)),
         complete=complete,
@@ -170,8 +171,11 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
 
 
 _MONTHS: Final = f"""
-SELECT strftime(make_timestamp_ns(time_ns), '%Y-%m') AS month, symptom, cause, count(*)
+SELECT strftime(make_timestamp_ns(day * {DAY_NS}), '%Y-%m') AS month, symptom, cause, sum(count)::BIGINT
 FROM incidents GROUP BY month, symptom, cause ORDER BY month, symptom, cause LIMIT {_MAX_ROWS}
+"""
+_STATES: Final = """
+SELECT state, sum(jobs)::BIGINT, coalesce(sum(gpu_hours), 0) FROM summed GROUP BY state ORDER BY 2 DESC, 1
 """
 
 
@@ -187,7 +191,7 @@ def _span(connection: Any) -> tuple[int, int]:
     ((begin, end),) = _rows(
         connection,
         """SELECT min(first), max(last) FROM (
-             SELECT min(start_ns) AS first, max(coalesce(end_ns, start_ns)) AS last FROM jobs
+             SELECT min(start_ns) AS first, greatest(max(start_ns), max(end_ns)) AS last FROM jobs
              UNION ALL SELECT min(time_ns), max(time_ns) FROM events)""",
     )
     if begin is None:
@@ -197,54 +201,50 @@ def _span(connection: Any) -> tuple[int, int]:
     return begin, max(end, begin + 1)
 
 
+def _sum_jobs(connection: Any, end_ns: int) -> None:
+    """Makes `summed`: all that is summed over jobs, by state and number of GPUs, in one pass."""
+    connection.execute(
+        f"""
+        CREATE TABLE summed AS
+        SELECT state, gpus, count(*) AS jobs, count(start_ns) AS started, sum(hours) AS hours,
+               sum(hours * gpus) AS gpu_hours, sum(hours / 24 * parts / parts_of_node) AS node_days
+        FROM (SELECT *, (coalesce(end_ns, {end_ns}) - start_ns) / {3600 * SECOND} AS hours FROM sized)
+        GROUP BY state, gpus
+        """
+    )
+
+
 def _exposure(connection: Any, nodes: int | None, seen: int, begin_ns: int, end_ns: int) -> tuple[float, str]:
     days = (end_ns - begin_ns) / DAY_NS
     if nodes is not None:
         return nodes * days, "nodes that were given"
-    of_jobs = _one(connection, f"SELECT sum((coalesce(end_ns, {end_ns}) - start_ns) / {DAY_NS} * nodes) FROM jobs")
-    return (of_jobs, "running jobs") if of_jobs else (max(seen, 1) * days, "nodes that reported")
-
-
-def _states(connection: Any, gpus_per_node: int, end_ns: int) -> tuple[StateShare, ...]:
-    rows = _rows(
-        connection,
-        f"""SELECT state, count(*),
-              coalesce(sum((coalesce(end_ns, {end_ns}) - start_ns) / {3600 * SECOND} * {_gpus(gpus_per_node)}), 0)
-            FROM jobs GROUP BY state ORDER BY 2 DESC, 1""",
-    )
-    return tuple(StateShare(*row) for row in rows)
-
-
-def _gpus(gpus_per_node: int) -> str:
-    return f"if(gpus > 0, gpus, nodes * {gpus_per_node})"
+    of_jobs = _one(connection, "SELECT sum(node_days) FROM summed")
+    return (of_jobs, _OF_JOBS) if of_jobs else (max(seen, 1) * days, "nodes that reported")
 
 
 def _symptoms(connection: Any, node_days: float) -> tuple[SymptomRate, ...]:
     rows = _rows(
         connection,
-        "SELECT symptom, count(*) FROM incidents WHERE severe AND NOT user_made GROUP BY symptom ORDER BY 2 DESC, 1",
+        "SELECT symptom, sum(count)::BIGINT FROM incidents WHERE severe AND NOT user_made GROUP BY symptom "
+        "ORDER BY 2 DESC, 1",
     )
     return tuple(SymptomRate(symptom, rate_of(count, node_days)) for symptom, count in rows)
 
 
-def _sizes(connection: Any, gpus_per_node: int, end_ns: int) -> tuple[SizeClass, ...]:
-    def size(gpus: str) -> str:
-        return f"CAST(pow(2, ceil(log2(greatest({gpus}, 1)))) AS BIGINT)"
-
+def _sizes(connection: Any) -> tuple[SizeClass, ...]:
+    size = "if(gpus = 0, 0, CAST(pow(2, ceil(log2(greatest(gpus, 1)))) AS BIGINT)) AS size"
     rows = _rows(
         connection,
         f"""
         WITH ran AS (
-          SELECT {size(_gpus(gpus_per_node))} AS size, count(*) AS jobs, sum(hours) AS hours, sum(hours * nodes) / 24
-          AS days FROM (SELECT *, (coalesce(end_ns, {end_ns}) - start_ns) / {3600 * SECOND} AS hours FROM jobs
-                WHERE start_ns IS NOT NULL)
-          GROUP BY size
+          SELECT {size}, sum(started)::BIGINT AS jobs, sum(hours) AS hours, sum(node_days) AS days FROM summed
+          WHERE started > 0 GROUP BY size
         ), broke AS (
-          SELECT {size("gpus")} AS size, count(*) AS failures,
+          SELECT {size}, count(*) AS failures,
                  sum(least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) / 3600 * gpus) AS lost
           FROM failures GROUP BY size
         ), pushed AS (
-          SELECT {size("gpus")} AS size, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY size
+          SELECT {size}, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY size
         )
         SELECT size, jobs, days, hours, coalesce(failures, 0), coalesce(broke.lost, 0), coalesce(pushed.lost, 0)
         FROM ran LEFT JOIN broke USING (size) LEFT JOIN pushed USING (size) ORDER BY size
@@ -270,12 +270,8 @@ def _sizes(connection: Any, gpus_per_node: int, end_ns: int) -> tuple[SizeClass,
     return tuple(found)
 
 
-def _large_jobs(connection: Any, gpus_per_node: int, end_ns: int) -> LargeJobs | None:
-    days = _one(
-        connection,
-        f"""SELECT sum((coalesce(end_ns, {end_ns}) - start_ns) / {DAY_NS} * nodes) FROM jobs
-            WHERE {_gpus(gpus_per_node)} > {LARGE_JOB_GPUS}""",
-    )
+def _large_jobs(connection: Any) -> LargeJobs | None:
+    days = _one(connection, f"SELECT sum(node_days) FROM summed WHERE gpus > {LARGE_JOB_GPUS}")
     if not days:
         return None
     ((failures, unattributed),) = _rows(
@@ -304,31 +300,37 @@ def _cascades(connection: Any) -> tuple[Cascade, ...]:
 def _rolling(connection: Any, nodes: int, begin_ns: int, end_ns: int) -> tuple[RollingRates, ...]:
     """`nodes`: of which each day has as many node-days; 0: those of jobs."""
     first, last = begin_ns // DAY_NS, end_ns // DAY_NS
-    per_day = [float(nodes)] * (last - first + 1)
-    if not nodes:
-        rows = _rows(
-            connection,
-            f"""WITH ran AS (
-                  SELECT start_ns, coalesce(end_ns, {end_ns}) AS end_ns, nodes FROM jobs WHERE start_ns IS NOT NULL
-                ), parts AS (
-                  SELECT start_ns, end_ns, nodes, unnest(range(start_ns // {DAY_NS}, end_ns // {DAY_NS} + 1)) AS day
-                  FROM ran
-                )
-                SELECT day, sum((least(end_ns, (day + 1) * {DAY_NS}) - greatest(start_ns, day * {DAY_NS}))
-                                / {DAY_NS} * nodes)
-                FROM parts GROUP BY day""",
-        )
-        for day, days in rows:
-            per_day[day - first] = days
+    per_day = [float(nodes)] * (last - first + 1) if nodes else _per_day(connection, first, last, end_ns)
     counts: dict[str, list[int]] = {}
     for symptom, day, count in _rows(
         connection,
-        f"""SELECT symptom, time_ns // {DAY_NS} AS day, count(*) FROM incidents WHERE severe AND NOT user_made
-            GROUP BY symptom, day""",
+        "SELECT symptom, day, sum(count)::BIGINT FROM incidents WHERE severe AND NOT user_made GROUP BY symptom, day",
     ):
         counts.setdefault(symptom, [0] * len(per_day))[day - first] = count
     most = sorted(counts, key=lambda symptom: (-sum(counts[symptom]), symptom))
     return tuple(_rolled(symptom, counts[symptom], per_day, first) for symptom in most)
+
+
+def _per_day(connection: Any, first: int, last: int, end_ns: int) -> list[float]:
+    """Node-days of jobs: of those that run when a day begins all of it; then those that start add the rest of the day,
+    and those that end take it away."""
+    changes = [(0, 0.0)] * (last - first + 2)
+    parts_of_node = _one(connection, "SELECT coalesce(any_value(parts_of_node), 1) FROM sized")
+    for sign, time in ((1, "start_ns"), (-1, f"coalesce(end_ns, {end_ns})")):
+        for day, count, rest in _rows(
+            connection,
+            f"""SELECT time_ns // {DAY_NS} AS day, sum(parts)::BIGINT,
+                       sum(parts * ({DAY_NS} - time_ns % {DAY_NS}) / {DAY_NS})
+                FROM (SELECT parts, {time} AS time_ns FROM sized WHERE start_ns < coalesce(end_ns, {end_ns}))
+                GROUP BY day""",
+        ):
+            parts, days = changes[day - first]
+            changes[day - first] = (parts + sign * count, days + sign * rest)
+    per_day, running = [], 0
+    for parts, days in changes[:-1]:
+        per_day.append(round((running + days) / parts_of_node, 9))  # rounded: differences that are nothing are 0
+        running += parts
+    return per_day
 
 
 def _rolled(symptom: str, counts: list[int], per_day: list[float], first: int) -> RollingRates:

@@ -10,9 +10,10 @@ from fireflyer.analytics.reliability.node_lists import expand_node_list
 from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.units import SECOND
 
-__all__ = ["evidence_of"]
+__all__ = ["MAX_OBSERVATIONS", "evidence_of"]
 
 MAX_OBSERVATIONS: Final = 2000
+"""Of the highest severity first, then of those nearest to the end."""
 
 
 def evidence_of(
@@ -31,23 +32,25 @@ def evidence_of(
     if attempt is not None and not 1 <= attempt <= len(attempts):
         raise UsageError(f"job {job} has {len(attempts)} attempts that have ended; there is no attempt {attempt}")
     failed = [one for one in attempts if one[0] not in ("COMPLETED", "CANCELLED")]
-    state, start_ns, end_ns, exit_code, signal, node_list = (
-        attempts[attempt - 1] if attempt is not None else (failed or attempts)[-1]
-    )
+    chosen = attempts[attempt - 1] if attempt is not None else (failed or attempts)[-1]
+    state, start_ns, end_ns, exit_code, signal, node_list = chosen
     nodes = expand_node_list(node_list)
     rows = connection.execute(
-        f"""SELECT time_ns, node, symptom, cause, severity, source, user_made, words FROM events
+        f"""SELECT time_ns, node, symptom, cause, severity, source, user_made, words, count(*) OVER () FROM events
             WHERE time_ns BETWEEN ? AND ? AND severity <> 'ok' AND (job = ? OR node IN (SELECT unnest(?)))
-            ORDER BY time_ns LIMIT {MAX_OBSERVATIONS}""",
-        [max(end_ns - BEFORE_NS, start_ns or 0), end_ns + AFTER_NS, job, list(nodes)],
+            ORDER BY list_position(['high', 'low', 'warn'], severity), abs(time_ns - ?), node, symptom, cause
+            LIMIT {MAX_OBSERVATIONS}""",
+        [max(end_ns - BEFORE_NS, start_ns or 0), end_ns + AFTER_NS, job, list(nodes), end_ns],
     ).fetchall()
     observations = tuple(
         Observation(
             after_end_s=(time_ns - end_ns) / SECOND, node=node, symptom=symptom, cause=cause, severity=severity,
             source=source, user_made=user_made, words=words,
         )
-        for time_ns, node, symptom, cause, severity, source, user_made, words in rows
+        for time_ns, node, symptom, cause, severity, source, user_made, words, _ in sorted(rows)
     )  # fmt: skip
     return JobEvidence(
-        job=job, state=state, exit_code=exit_code, signal=signal, nodes=nodes, observations=observations, flight=flight
-    )
+        job=job, state=state, exit_code=exit_code, signal=signal, nodes=nodes, observations=observations, flight=flight,
+        start_ns=start_ns, end_ns=end_ns, attempt=attempts.index(chosen) + 1, attempts=len(attempts),
+        left_out=rows[0][-1] - len(rows) if rows else 0,
+    )  # fmt: skip

@@ -1,9 +1,11 @@
 """Tables beside `jobs` and `events`, in memory, from which reports are computed: incidents, failures with their
 evidence, and preemptions that failures caused.
 
-incidents   what a node reported of one cause within an hour counts once
+incidents   counts by symptom, cause and day; what a node reported of one cause within an hour counts once
+sized       `jobs` with the GPUs of all; `parts` of nodes that they took, of which a node has `parts_of_node`: jobs that
+            share a node take it once
 failures    jobs that ended with NODE_FAIL, or FAILED while a node of theirs reported something of high severity from 10
-            minutes before to 5 after (paper, III), with the most specific symptom and the node that reported it
+            minutes before to 5 after (paper, III), with the most specific symptom, the node that reported it, and when
 cascades    PREEMPTED jobs whose nodes an attempt took that was started because an earlier attempt of its job had failed
 """
 
@@ -13,12 +15,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
+from fireflyer.analytics.reliability.arrow_values import array_of
 from fireflyer.analytics.reliability.node_lists import expand_node_list
 from fireflyer.analytics.reliability.rows import FAILED_STATES
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
-__all__ = ["AFTER_NS", "BEFORE_NS", "LOST_AT_MOST_S", "SPECIFIC_FIRST", "prepare"]
+__all__ = ["AFTER_NS", "BEFORE_NS", "DAY_NS", "LOST_AT_MOST_S", "SPECIFIC_FIRST", "prepare", "prepare_failures"]
 
 BEFORE_NS: Final = 600 * SECOND
 AFTER_NS: Final = 300 * SECOND
@@ -26,6 +29,7 @@ LOST_AT_MOST_S: Final = 1800
 """Half of the hour between checkpoints: work that a failure loses in the mean (paper, figure 8)."""
 MAX_PAIRS: Final = 2_000_000
 """Of preempted jobs and attempts that may have preempted them."""
+DAY_NS: Final = 86_400 * SECOND
 _HOUR_NS: Final = 3600 * SECOND
 _GRACE_NS: Final = 300 * SECOND
 """A preempted job ends at most this long before the other starts, or a minute after."""
@@ -40,111 +44,120 @@ SPECIFIC_FIRST: Final = (
 
 
 def prepare(connection: Any, *, gpus_per_node: int) -> bool:
-    """Makes the tables; False where some preemptions were left out, as there are more than `MAX_PAIRS`."""
+    """Makes all of them; False where some preemptions were left out, as there are more than `MAX_PAIRS`."""
     connection.execute(
         f"""
         CREATE TABLE incidents AS
-        SELECT node, symptom, cause, user_made, min(time_ns) AS time_ns, count(*) AS reports,
-               bool_or(severity IN ('low', 'high')) AS severe, bool_or(severity = 'high') AS high
-        FROM events WHERE severity <> 'ok'
-        GROUP BY node, symptom, cause, user_made, time_ns // {_HOUR_NS}
+        SELECT symptom, cause, user_made, severe, hour * {_HOUR_NS} // {DAY_NS} AS day, count(*) AS count
+        FROM (
+          SELECT node, symptom, cause, user_made, time_ns // {_HOUR_NS} AS hour,
+                 bool_or(severity <> 'warn') AS severe
+          FROM events WHERE severity <> 'ok' GROUP BY node, symptom, cause, user_made, hour
+        ) GROUP BY ALL
+        """
+    )
+    prepare_failures(connection, gpus_per_node=gpus_per_node)
+    return _find_cascades(connection)
+
+
+def prepare_failures(connection: Any, *, gpus_per_node: int, since_ns: int = 0) -> None:
+    """Makes `sized` and the failures that ended at `since_ns` or later."""
+    ((counted,),) = connection.execute("SELECT coalesce(max(gpus), 0) > 0 FROM jobs").fetchall()
+    whole = f"nodes * {gpus_per_node}"  # where accounting names no GPU of any job, it counts none
+    gpus = f"coalesce(gpus, {whole})" if counted else whole
+    connection.execute(
+        f"""
+        CREATE VIEW sized AS
+        SELECT * REPLACE ({gpus} AS gpus), least({whole}, {gpus}) AS parts, {gpus_per_node} AS parts_of_node FROM jobs
         """
     )
     connection.execute(
         f"""
         CREATE TABLE failed AS
-        SELECT row_number() OVER () AS id, job, user, state, nodes, start_ns, end_ns, node_list,
-               if(gpus > 0, gpus, nodes * {gpus_per_node}) AS gpus
-        FROM jobs WHERE state IN {FAILED_STATES} AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+        SELECT row_number() OVER () AS id, job, state, nodes, start_ns, end_ns, node_list, gpus
+        FROM sized WHERE state IN {FAILED_STATES} AND start_ns IS NOT NULL AND end_ns >= {since_ns}
         """
     )
     _expand(connection, "failed")
-    _attribute(connection)
-    return _find_cascades(connection, gpus_per_node)
+    _attribute(connection, since_ns)
 
 
-def _attribute(connection: Any) -> None:
-    bucket = BEFORE_NS + AFTER_NS
-    connection.execute(
-        f"""
-        CREATE TABLE evidence AS
-        WITH windows AS (
-          SELECT id, coalesce(expanded.node, failed.node_list) AS node,
-                 greatest(start_ns, end_ns - {BEFORE_NS}) AS first_ns, end_ns + {AFTER_NS} AS last_ns
-          FROM failed LEFT JOIN expanded_failed AS expanded ON failed.node_list = expanded.node_list
-        ), halves AS (
-          SELECT id, node, first_ns, last_ns,
-                 unnest(list_distinct([first_ns // {bucket}, last_ns // {bucket}])) AS bucket
-          FROM windows
-        ), severe AS (
-          SELECT node, symptom, cause, time_ns, severity = 'high' AS high, time_ns // {bucket} AS bucket
-          FROM events WHERE severity IN ('low', 'high') AND NOT user_made
-        )
-        SELECT id, node, symptom, cause, bool_or(high) AS high, min(time_ns) AS time_ns
-        FROM halves JOIN severe USING (node, bucket)
-        WHERE time_ns BETWEEN first_ns AND last_ns
-        GROUP BY id, node, symptom, cause
-        """
-    )
+def _attribute(connection: Any, since_ns: int) -> None:
+    """Of all that was reported around the end of a job the most specific, then the first, is what it failed of. A
+    window is as long as a bucket, and ends in its own bucket or the next one."""
+    window_ns = BEFORE_NS + AFTER_NS
     connection.execute(
         f"""
         CREATE TABLE failures AS
-        WITH ranked AS (
-          SELECT *, coalesce(list_position({list(SPECIFIC_FIRST)}, symptom), 99) + if(high, 0, 100) AS place FROM
-          evidence
+        WITH windows AS (
+          SELECT id, coalesce(expanded.node, failed.node_list) AS node,
+                 greatest(start_ns, end_ns - {BEFORE_NS}) AS first_ns, end_ns + {AFTER_NS} AS last_ns,
+                 (end_ns + {AFTER_NS}) // {window_ns} AS bucket
+          FROM failed LEFT JOIN expanded_failed AS expanded ON failed.node_list = expanded.node_list
+        ), severe AS (
+          SELECT node, time_ns, severity = 'high' AS high, unnest([time_ns // {window_ns}, time_ns // {window_ns} + 1])
+                 AS bucket, coalesce(list_position({list(SPECIFIC_FIRST)}, symptom), 99) + if(high, 0, 100) AS place,
+                 {{'place': place, 'time_ns': time_ns, 'node': node, 'symptom': symptom}} AS found
+          FROM events WHERE severity IN ('low', 'high') AND NOT user_made AND time_ns >= {since_ns - BEFORE_NS}
         ), best AS (
-          SELECT id, bool_or(high) AS high, arg_min(node, place) AS culprit, arg_min(symptom, place) AS symptom
-          FROM ranked GROUP BY id
+          SELECT id, bool_or(high) AS high, min(found) AS found FROM windows JOIN severe USING (node, bucket)
+          WHERE time_ns BETWEEN first_ns AND last_ns GROUP BY id
         )
-        SELECT failed.*, coalesce(best.culprit, '') AS culprit, coalesce(best.symptom, '') AS symptom
+        SELECT failed.*, coalesce(found.node, '') AS culprit, coalesce(found.symptom, '') AS symptom,
+               coalesce(found.time_ns, end_ns) AS seen_ns
         FROM failed LEFT JOIN best USING (id) WHERE state <> 'FAILED' OR best.high
         """
     )
 
 
-def _find_cascades(connection: Any, gpus_per_node: int) -> bool:
+def _find_cascades(connection: Any) -> bool:
     connection.execute(
         """
         CREATE TABLE restarts AS
         WITH attempts AS (
-          SELECT job, start_ns, end_ns, nodes, gpus, node_list FROM jobs
-          WHERE job IN (SELECT job FROM failures) AND start_ns IS NOT NULL
+          SELECT job, start_ns, node_list, lag(start_ns) OVER (PARTITION BY job ORDER BY start_ns) AS earlier_ns
+          FROM jobs WHERE job IN (SELECT job FROM failures) AND start_ns IS NOT NULL
         )
         SELECT row_number() OVER () AS id, attempts.job, attempts.start_ns, attempts.node_list
-        FROM (SELECT *, lag(start_ns) OVER (PARTITION BY job ORDER BY start_ns) AS earlier_ns FROM attempts) AS attempts
-        JOIN failures ON failures.job = attempts.job AND failures.start_ns = attempts.earlier_ns
+        FROM attempts JOIN failures ON failures.job = attempts.job AND failures.start_ns = attempts.earlier_ns
+        """
+    )
+    connection.execute(
+        f"""
+        CREATE TABLE moments AS
+        SELECT *, unnest([start_ns // {_GRACE_NS} - 1, start_ns // {_GRACE_NS}, start_ns // {_GRACE_NS} + 1]) AS bucket
+        FROM restarts
         """
     )
     connection.execute(
         f"""
         CREATE TABLE preempted AS
-        SELECT row_number() OVER () AS id, job, end_ns, node_list,
-               if(gpus > 0, gpus, nodes * {gpus_per_node}) AS gpus,
+        SELECT row_number() OVER () AS id, job, end_ns, node_list, gpus, end_ns // {_GRACE_NS} AS bucket,
                least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) AS lost_s
-        FROM jobs WHERE state = 'PREEMPTED' AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+        FROM sized WHERE state = 'PREEMPTED' AND start_ns IS NOT NULL AND end_ns IS NOT NULL
+          AND end_ns // {_GRACE_NS} IN (SELECT bucket FROM moments)
         """
     )
     pairs = connection.execute(
         f"""
-        WITH moments AS (
-          SELECT *, unnest([start_ns // {_GRACE_NS} - 1, start_ns // {_GRACE_NS}, start_ns // {_GRACE_NS} + 1]) AS
-          bucket FROM restarts
-        )
-        SELECT preempted.id, preempted.node_list, moments.id, moments.node_list, moments.job
-        FROM (SELECT *, end_ns // {_GRACE_NS} AS bucket FROM preempted) AS preempted JOIN moments USING (bucket)
+        SELECT preempted.id, preempted.node_list, moments.node_list, moments.start_ns, moments.job
+        FROM preempted JOIN moments USING (bucket)
         WHERE preempted.end_ns BETWEEN moments.start_ns - {_GRACE_NS} AND moments.start_ns + {_MINUTE_NS}
           AND preempted.job <> moments.job
         LIMIT {MAX_PAIRS + 1}
         """
     )
-    found: dict[int, str] = {}
+    found: dict[int, tuple[int, str]] = {}  # the first restart that took one of its nodes
     seen = 0
     while rows := pairs.fetchmany(_BATCH):
         seen += len(rows)
-        for preempted, its_nodes, _, other_nodes, job in rows:
-            if preempted not in found and not _set_of(its_nodes).isdisjoint(_set_of(other_nodes)):
-                found[preempted] = job
-    _store(connection, "causes", {"id": list(found), "instigator": list(found.values())}, ("int64", "string"))
+        for preempted, its_nodes, other_nodes, *restart in rows:
+            earliest = found.get(preempted)
+            is_first = earliest is None or tuple(restart) < earliest
+            if is_first and not _set_of(its_nodes).isdisjoint(_set_of(other_nodes)):
+                found[preempted] = (restart[0], restart[1])
+    instigators = [job for _, job in found.values()]
+    _store(connection, "causes", {"id": list(found), "instigator": instigators}, ("int64", "string"))
     connection.execute(
         "CREATE TABLE cascades AS SELECT preempted.*, causes.instigator FROM preempted JOIN causes USING (id)"
     )
@@ -192,7 +205,7 @@ def _store(connection: Any, name: str, columns: dict[str, list[Any]], types: tup
     import pyarrow
 
     arrays = {
-        key: pyarrow.array(values, type=pyarrow.type_for_alias(kind))
+        key: array_of(values, pyarrow.type_for_alias(kind))
         for (key, values), kind in zip(columns.items(), types, strict=True)
     }
     connection.register(name, pyarrow.table(arrays))

@@ -11,7 +11,7 @@ import hashlib
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Final, Literal, NamedTuple, cast
 
 import msgspec
@@ -27,7 +27,7 @@ from fireflyer.analytics.reliability.log_lines import (
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.run_log import rows_of_run
 from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
-from fireflyer.analytics.reliability.tables import TableWriter
+from fireflyer.analytics.reliability.tables import Kind, TableWriter
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import Logged
 from fireflyer.base.os_errors import translate_os_error
@@ -49,6 +49,8 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     events: int = 0
     steps: int = 0
     """Of Slurm's jobs, left out."""
+    known: int = 0
+    """Jobs and events that earlier imports gave, left out."""
     rejected: dict[str, int]
     """Lines that could not be used, by the reason."""
     cut: str = ""
@@ -146,7 +148,9 @@ def import_lines(source: LineSource, path: str, directory: str, *, node: str, cl
     if blocks.too_long:
         rejected[_TOO_LONG] += blocks.too_long
     counts = {"jobs": writer.rows} if kind.jobs else {"events": writer.rows}
-    return Imported(source=source, path=path, lines=lines, **counts, rejected=dict(+rejected), cut=blocks.cut)
+    return Imported(
+        source=source, path=path, lines=lines, **counts, known=writer.known, rejected=dict(+rejected), cut=blocks.cut
+    )
 
 
 def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
@@ -163,7 +167,7 @@ def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
                 columns = SacctColumns(header, clock, name=path)
             rows = _short_lines(rows, columns.rejected)
             lines += rows.count(b"\n")
-            if rows.strip():
+            if not rows.isspace():
                 writer.add_table(columns.read(rows))
         if columns is None:
             raise UsageError(f"{path} is empty")
@@ -174,35 +178,54 @@ def import_sacct(path: str, directory: str, *, clock: Clock) -> Imported:
     if blocks.too_long:
         columns.rejected[_TOO_LONG] += blocks.too_long
     return Imported(
-        source="sacct", path=path, lines=lines, jobs=writer.rows, steps=columns.steps,
+        source="sacct", path=path, lines=lines, jobs=writer.rows, steps=columns.steps, known=writer.known,
         rejected=dict(+columns.rejected), cut=blocks.cut,
     )  # fmt: skip
 
 
-def import_run(path: str, log: list[Logged], directory: str) -> Imported:
+def import_run(path: str, log: list[Logged], directory: str, *, clock: Clock) -> Imported:
     """The event log of a run, decoded. Raises as `import_lines`."""
-    jobs, events = rows_of_run(log, name=path)
-    for kind, rows in (("jobs", jobs), ("events", events)):
-        writer = TableWriter(directory, "jobs" if kind == "jobs" else "events")
-        try:
-            for row in rows:
-                writer.add(row)
-            content = msgspec.json.encode(rows)
-            writer.finish(_name(hashlib.blake2b(content, digest_size=8).hexdigest(), "run", os.path.abspath(path)))
-        except BaseException:
-            writer.discard()
-            raise
-    return Imported(source="run", path=path, lines=len(log), jobs=len(jobs), events=len(events), rejected={})
+    jobs, events = rows_of_run(log, name=path, latest_ns=clock.latest_ns)
+    written = [_write_rows("jobs", jobs, path, directory), _write_rows("events", events, path, directory)]
+    return Imported(
+        source="run", path=path, lines=len(log), jobs=written[0].rows, events=written[1].rows,
+        known=sum(one.known for one in written), rejected={},
+    )  # fmt: skip
+
+
+def _write_rows(kind: Kind, rows: Sequence[JobRow | EventRow], path: str, directory: str) -> TableWriter:
+    writer = TableWriter(directory, kind)
+    try:
+        for row in rows:
+            writer.add(row)
+        content = msgspec.json.encode(rows)
+        writer.finish(_name(hashlib.blake2b(content, digest_size=8).hexdigest(), "run", os.path.abspath(path)))
+    except BaseException:
+        writer.discard()
+        raise
+    return writer
 
 
 def _short_lines(block: bytes, rejected: Counter[str]) -> bytes:
     """Without lines that are too long; nearly always the block as it is."""
-    block = block.replace(b"\r\n", b"\n")
-    if max(map(len, block.split(b"\n")), default=0) <= MAX_LOG_LINE_BYTES:
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n")
+    if not _has_long_line(block):
         return block
     kept = [line for line in block.split(b"\n") if len(line) <= MAX_LOG_LINE_BYTES]
     rejected[_TOO_LONG] += block.count(b"\n") + 1 - len(kept)
     return b"\n".join(kept)
+
+
+def _has_long_line(block: bytes) -> bool:
+    """Looks at the end of a line once in `MAX_LOG_LINE_BYTES`."""
+    begin = 0
+    while len(block) - begin > MAX_LOG_LINE_BYTES:
+        end = block.rfind(b"\n", begin, begin + MAX_LOG_LINE_BYTES + 1)
+        if end < 0:
+            return True
+        begin = end + 1
+    return False
 
 
 def _name(digest: str, source: str, node: str) -> str:

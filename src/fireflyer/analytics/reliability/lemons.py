@@ -162,12 +162,12 @@ def _proposal(one: NodeSignals, probability: float, rate: float, fleet: Sequence
 
 
 _SIGNALS: Final = (
-    ("multi_node_node_fails", "{:.0f} jobs of several nodes failed by it"),
-    ("single_node_node_fails", "{:.0f} jobs of one node failed on it"),
-    ("single_node_node_failure_rate", "{:.0%} of the jobs of one node that ran on it failed"),
-    ("xid_cnt", "{:.0f} different Xids"),
-    ("out_count", "taken out {:.0f} times"),
-    ("tickets", "{:.0f} tickets"),
+    ("multi_node_node_fails", "jobs of several nodes that failed because of it: {:.0f}"),
+    ("single_node_node_fails", "jobs of one node that failed on it: {:.0f}"),
+    ("single_node_node_failure_rate", "share of the jobs of one node that failed on it: {:.0%}"),
+    ("xid_cnt", "different Xids: {:.0f}"),
+    ("out_count", "hours in which checks had it taken out: {:.0f}"),
+    ("tickets", "tickets: {:.0f}"),
 )
 
 
@@ -177,5 +177,5 @@ def _reasons(one: NodeSignals, fleet: Sequence[NodeSignals]) -> list[str]:
         value = getattr(one, signal)
         if value:
             below = sum(getattr(other, signal) < value for other in fleet) / len(fleet)
-            reasons.append(f"{text.format(value)}: more than {below:.1%} of the nodes")
+            reasons.append(f"{text.format(value)}, more than {below:.1%} of the nodes have")
     return reasons

@@ -19,7 +19,16 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 from fireflyer.base.units import US
 
-__all__ = ["LATEST_NS", "MAX_LOG_LINE_BYTES", "Clock", "Rejected", "health_row", "journal_row", "kernel_row"]
+__all__ = [
+    "LATEST_NS",
+    "MAX_LOG_LINE_BYTES",
+    "Clock",
+    "Rejected",
+    "health_row",
+    "journal_row",
+    "kernel_row",
+    "printable",
+]
 
 MAX_LOG_LINE_BYTES: Final = 1 << 16
 LATEST_NS: Final = (1 << 62) - 1
@@ -33,12 +42,15 @@ class Rejected(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """How times without a zone or a year are read."""
+    """How times without a zone or a year are read, and which cannot be."""
 
     utc_offset_s: int = 0
     year: int | None = None
+    latest_ns: int = LATEST_NS
+    """What is later is of a clock that was wrong."""
 
 
+_OUT_OF_RANGE: Final = "its time is out of range, or in the future"
 _ISO: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?) (.*)", re.DOTALL)
 _SYSLOG: Final = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (.*)", re.DOTALL)
 _DMESG: Final = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] (.*)", re.DOTALL)
@@ -61,8 +73,8 @@ def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
     match = _FROM_HOST.match(rest)
     host, message = (match[1], match[2]) if match is not None else (node, rest)
     return EventRow(
-        time_ns, host, found.symptom, found.cause, found.severity, "kernel", "", found.part, "", found.user_made,
-        _printable(message),
+        time_ns, printable(host, MAX_NAME), found.symptom, found.cause, found.severity, "kernel", "",
+        printable(found.part), "", found.user_made, printable(message),
     )  # fmt: skip
 
 
@@ -81,7 +93,7 @@ _journal = msgspec.json.Decoder(_JournalEntry)
 _health = msgspec.json.Decoder(HealthEvent)
 
 
-def journal_row(line: bytes, node: str, _clock: Clock) -> EventRow | Rejected | None:
+def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:
     """A line of `journalctl -o json`; only what the kernel wrote counts."""
     try:
         entry = _journal.decode(line)
@@ -99,12 +111,12 @@ def journal_row(line: bytes, node: str, _clock: Clock) -> EventRow | Rejected | 
     if found is None:
         return None
     time_ns = int(entry.time_us) * US
-    if time_ns > LATEST_NS:
-        return Rejected("its time is out of range")
+    if time_ns > clock.latest_ns:
+        return Rejected(_OUT_OF_RANGE)
     host = entry.host if isinstance(entry.host, str) and entry.host else node
     return EventRow(
-        time_ns, host[:MAX_NAME], found.symptom, found.cause, found.severity, "journal", "", found.part, "",
-        found.user_made, _printable(message),
+        time_ns, printable(host, MAX_NAME), found.symptom, found.cause, found.severity, "journal", "",
+        printable(found.part), "", found.user_made, printable(message),
     )  # fmt: skip
 
 
@@ -120,7 +132,7 @@ _SYMPTOM_WORDS: Final = (
 """The first word that the name or the cause of a check contains decides; an Xid decides before."""
 
 
-def health_row(line: bytes, node: str, _clock: Clock) -> EventRow | Rejected | None:
+def health_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:
     """A `HealthEvent`. A check that found nothing counts too: its first event is when the check was introduced."""
     if len(line) > MAX_LINE_BYTES:
         return Rejected("longer than a health event may be")
@@ -128,12 +140,12 @@ def health_row(line: bytes, node: str, _clock: Clock) -> EventRow | Rejected | N
         event = _health.decode(line)
     except DECODE_ERRORS:
         return Rejected("no health event")
-    if event.seen_ns > LATEST_NS:
-        return Rejected("its time is out of range")
+    if event.seen_ns > clock.latest_ns:
+        return Rejected(_OUT_OF_RANGE)
     severity = "ok" if event.could_not_run else event.severity
     return EventRow(
-        event.seen_ns, node, _symptom_of_check(event), event.cause, severity, "health", event.check,
-        event.part, "", event.user_made, _printable(event.words),
+        event.seen_ns, node, _symptom_of_check(event), printable(event.cause), severity, "health", event.check,
+        printable(event.part), "", event.user_made, printable(event.words),
     )  # fmt: skip
 
 
@@ -164,7 +176,7 @@ def _timed(text: str, clock: Clock) -> tuple[int, str] | Rejected:
             *when, rest = match.groups()
             return _in_range(_date(clock.year, *when), clock, rest)
     except (ValueError, OverflowError):
-        return Rejected("its time is out of range")
+        return Rejected(_OUT_OF_RANGE)
     if _SINCE_BOOT.match(text):
         return Rejected("its time counts from the boot; write it with `dmesg --time-format iso`")
     return Rejected("it has no time")
@@ -179,9 +191,10 @@ def _in_range(at: datetime, clock: Clock, rest: str) -> tuple[int, str] | Reject
     zoned = at if at.tzinfo is not None else at.replace(tzinfo=timezone(timedelta(seconds=clock.utc_offset_s)))
     since = zoned - datetime(1970, 1, 1, tzinfo=UTC)
     time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    return (time_ns, rest) if 0 <= time_ns <= LATEST_NS else Rejected("its time is out of range")
+    return (time_ns, rest) if 0 <= time_ns <= clock.latest_ns else Rejected(_OUT_OF_RANGE)
 
 
-def _printable(text: str) -> str:
-    """Without what a terminal would obey."""
-    return "".join(one if one.isprintable() else " " for one in text[:MAX_WORDS])
+def printable(text: str, most: int = MAX_WORDS) -> str:
+    """The first `most` characters, without what a terminal would obey."""
+    text = text[:most]
+    return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)

@@ -43,7 +43,10 @@ def title_of(symptom: str) -> str:
 def headline(found: Characterisation) -> str:
     """One sentence."""
     days = (found.end_ns - found.begin_ns) / DAY_NS
-    said = f"{found.jobs:,} jobs and {found.events:,} events of {found.nodes_seen:,} nodes in {days:,.1f} days"
+    said = (
+        f"{day_text(found.begin_ns // DAY_NS)} to {day_text(found.end_ns // DAY_NS)}, {days:,.1f} days: "
+        f"{found.jobs:,} jobs, and {found.events:,} events of {found.nodes_seen:,} nodes"
+    )
     large = found.large_jobs
     if large is None:
         return f"{said}."
@@ -61,7 +64,7 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             ("symptom", "incidents", "per 1000 node-days"),
             tuple((title_of(one.symptom), f"{one.rate.failures:,}", _rate(one.rate)) for one in found.symptoms),
             f"{found.node_days:,.1f} node-days of {found.node_days_of}. What a node reports of one cause within an "
-            "hour counts once.",
+            "hour counts once. Warnings, and what a user's program can cause, do not count.",
         ),
         Table(
             "Failures of jobs, by the symptom that they are counted under",
@@ -72,10 +75,11 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
         ),
         Table(
             "Size of jobs",
-            ("GPUs up to", "jobs", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
+            ("GPUs", "jobs", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
             tuple(_size_row(one) for one in found.sizes),
-            "Lost: half an hour of each failed job, or all of a shorter one. By preemption: of jobs that restarts of "
-            "failed jobs preempted.",
+            f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: half an hour of each, or all of a "
+            f"shorter one. {found.lost_by_preemption_gpu_hours:,.1f} more are of jobs that their restarts preempted. "
+            f"All jobs ran {sum(one.gpu_hours for one in found.states):,.1f} GPU-hours.",
             numbers=0,
         ),
         Table(
@@ -138,7 +142,7 @@ def _series(rates: RollingRates, first: int) -> Series:
 
 def _size_row(one: SizeClass) -> tuple[str, ...]:
     return (
-        f"{one.gpus:,}",
+        f"{one.gpus // 2 + 1:,} to {one.gpus:,}" if one.gpus > 2 else f"{one.gpus:,}",
         f"{one.jobs:,}",
         f"{one.node_days:,.1f}",
         f"{one.failures:,}",

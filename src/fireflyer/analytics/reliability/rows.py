@@ -60,7 +60,8 @@ class JobRow(NamedTuple):
     user: str
     state: str
     nodes: int
-    gpus: int
+    gpus: int | None
+    """None: the source does not count them; 0: the job had none."""
     submit_ns: int | None
     start_ns: int | None
     """None: it never ran."""

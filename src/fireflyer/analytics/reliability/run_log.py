@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, MAX_WORDS, EventRow, JobRow
+from fireflyer.analytics.reliability.log_lines import LATEST_NS, printable
+from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, EventRow, JobRow
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import (
     AttemptFailed,
@@ -26,7 +28,7 @@ class _Run:
     """One pass over the log; an attempt ends where it failed, was suspended or the job finished."""
 
     def __init__(self, started: JobStarted) -> None:
-        self.job, self.begin_ns = started.job[:MAX_NAME], round(started.wall_time_s * SECOND)
+        self.job, self.begin_ns = printable(started.job, MAX_NAME), round(started.wall_time_s * SECOND)
         self.hosts: tuple[str, ...] = ()
         self.nodes, self.ranks = started.nodes, started.world_size
         self.attempt_ns: int | None = None
@@ -74,21 +76,26 @@ class _Run:
 
     def _host(self, node: int, host: str) -> str:
         named = host or (self.hosts[node] if 0 <= node < len(self.hosts) else f"node-{node}")
-        return named[:MAX_NAME]
+        return printable(named, MAX_NAME)
 
     def _saw(self, now_ns: int, node: str, symptom: str, severity: str, words: str, *, user_made: bool = False) -> None:
         at = EventRow(
             now_ns, node, symptom, "", "high" if severity == "high" else "warn", "run", "", "", self.job, user_made,
-            words[:MAX_WORDS],
+            printable(words),
         )  # fmt: skip
         self.events.append(at)
 
 
-def rows_of_run(log: Sequence[Logged], *, name: str) -> tuple[list[JobRow], list[EventRow]]:
-    """Raises `UsageError` where the log has no `JobStarted`, before which nothing has a time of day."""
+def rows_of_run(log: Sequence[Logged], *, name: str, latest_ns: int = LATEST_NS) -> tuple[list[JobRow], list[EventRow]]:
+    """Raises `UsageError` where the log has no `JobStarted`, before which nothing has a time of day, and where a time
+    is before 1970 or after `latest_ns`."""
     started = next((entry.event for entry in log if isinstance(entry.event, JobStarted)), None)
     if started is None:
         raise UsageError(f"{name}: the event log does not say when the job started")
+    begin_s = started.wall_time_s
+    last_ns = max(entry.at_ns for entry in log)
+    if not (math.isfinite(begin_s) and begin_s >= 0 and begin_s * SECOND + last_ns <= latest_ns):
+        raise UsageError(f"{name}: the times of the event log are before 1970 or in the future: a clock was wrong")
     run = _Run(started)
     for entry in log:
         run.take(entry)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
-from fireflyer.analytics.reliability.failures import prepare
+from fireflyer.analytics.reliability.failures import DAY_NS, prepare_failures
 from fireflyer.analytics.reliability.lemons import NodeSignals
 from fireflyer.analytics.reliability.node_lists import expand_node_list
+from fireflyer.analytics.reliability.rows import MAX_NODES_OF_A_JOB
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
@@ -19,7 +20,6 @@ __all__ = ["WINDOW_DAYS", "node_signals"]
 
 WINDOW_DAYS: Final = 28
 """Of the paper's signals."""
-DAY_NS: Final = 86_400 * SECOND
 HOUR_NS: Final = 3600 * SECOND
 TOGETHER_NS: Final = 600 * SECOND
 TOGETHER_NODES: Final = 5
@@ -31,69 +31,78 @@ MAX_FLEET: Final = 1_000_000
 def node_signals(
     connection: Any, *, days: int = WINDOW_DAYS, nodes: int | None = None, gpus_per_node: int = 8
 ) -> list[NodeSignals]:
-    """Of all nodes that jobs ran on or that reported anything, in the last `days` that the tables have; nodes beyond
-    those, up to `nodes`, had nothing. `tickets` is 0: no source has any. Raises `UsageError` for empty tables, and for
-    more than `MAX_FLEET` nodes."""
-    prepare(connection, gpus_per_node=gpus_per_node)
-    ((end_ns,),) = connection.execute(
-        "SELECT max(last) FROM (SELECT max(coalesce(end_ns, start_ns)) AS last FROM jobs UNION ALL "
-        "SELECT max(time_ns) FROM events)"
+    """Of all nodes that jobs ran on or that reported anything, in the last `days` that the tables have, or in all of
+    their time where that is shorter; nodes beyond those, up to `nodes`, had nothing. `tickets` is 0: no source has any.
+    Raises `UsageError` for empty tables, and for more than `MAX_FLEET` nodes."""
+    ((first_ns, end_ns),) = connection.execute(
+        """SELECT min(first), max(last) FROM (
+             SELECT min(start_ns) AS first, greatest(max(start_ns), max(end_ns)) AS last FROM jobs
+             UNION ALL SELECT min(time_ns), max(time_ns) FROM events)"""
     ).fetchall()
     if end_ns is None:
         raise UsageError("the tables are empty: no job has started, and no node has reported anything")
-    begin_ns = end_ns - days * DAY_NS
+    begin_ns = max(end_ns - days * DAY_NS, first_ns)
+    prepare_failures(connection, gpus_per_node=gpus_per_node, since_ns=begin_ns)
     fleet = _fleet(connection, begin_ns)
     if nodes is not None:
         fleet += [f"(node {number} without jobs or events)" for number in range(len(fleet), nodes)]
     together = max(TOGETHER_NODES, int(TOGETHER_SHARE * len(fleet)))
     _find_observations(connection, begin_ns, together)
-    counts = _counts(connection, begin_ns)
-    return [NodeSignals(node=node, days=days, **counts.get(node, {"incidents": 0})) for node in fleet]
+    counts = _counts(connection, begin_ns, len(fleet))
+    observed = max(end_ns - begin_ns, HOUR_NS) / DAY_NS
+    return [NodeSignals(node=node, days=observed, **counts.get(node, {"incidents": 0})) for node in fleet]
 
 
 def _fleet(connection: Any, begin_ns: int) -> list[str]:
-    names: set[str] = set()
+    reporting = connection.execute(f"SELECT DISTINCT node FROM events WHERE time_ns >= {begin_ns}").fetchall()
+    names = {node for (node,) in reporting}  # not expanded: a name in a log is no list
     lists = connection.cursor().execute(
         f"SELECT DISTINCT node_list FROM jobs WHERE start_ns IS NOT NULL AND coalesce(end_ns, start_ns) >= {begin_ns}"
-        f" UNION SELECT DISTINCT node FROM events WHERE time_ns >= {begin_ns}"
     )
     for (node_list,) in iter(lists.fetchone, None):
         names.update(_names(node_list))
         if len(names) > MAX_FLEET:
-            raise UsageError(f"the tables name more than {MAX_FLEET:,} nodes")
-    return sorted(names)
+            break
+    if len(names) > MAX_FLEET:
+        raise UsageError(f"the tables name more than {MAX_FLEET:,} nodes")
+    return sorted(names - {""})
 
 
-def _names(node_list: str) -> tuple[str, ...]:
+def _names(node_list: str, limit: int = MAX_NODES_OF_A_JOB) -> tuple[str, ...]:
     try:
-        return expand_node_list(node_list)
+        return expand_node_list(node_list, limit=limit)
     except UsageError:
         return ()
 
 
 def _find_observations(connection: Any, begin_ns: int, together: int) -> None:
-    """Makes `observations`: what counts against one node, and the failures that its jobs had."""
+    """Makes `observations`: what counts against one node, and the failures that its jobs had. What more nodes report,
+    or fail of, in any ten minutes that begin at half of them is shared, and so is a failure that is seen by it."""
     connection.execute(
         f"""
         CREATE TABLE observations AS
         WITH severe AS (
           SELECT node, symptom, cause, severity = 'high' AND source = 'health' AS taken_out, time_ns,
-                 time_ns // {TOGETHER_NS} AS bucket
+                 time_ns AS seen_ns, '' AS job, 0 AS nodes
           FROM events WHERE severity IN ('low', 'high') AND NOT user_made AND time_ns >= {begin_ns}
+        ), failing AS (
+          SELECT if(culprit = '', node_list, culprit) AS node, symptom, '' AS cause, false AS taken_out,
+                 end_ns AS time_ns, seen_ns, job, nodes
+          FROM failures WHERE culprit <> '' OR nodes = 1
+        ), found AS (
+          SELECT *, seen_ns // {TOGETHER_NS // 2} AS half FROM (FROM severe UNION ALL FROM failing)
+        ), windows AS (
+          SELECT DISTINCT symptom, node, unnest([half - 1, half]) AS first FROM found
         ), shared AS (
-          SELECT symptom, bucket FROM severe GROUP BY symptom, bucket HAVING count(DISTINCT node) > {together}
+          SELECT DISTINCT symptom, unnest([first, first + 1]) AS half
+          FROM (SELECT symptom, first FROM windows GROUP BY symptom, first HAVING count(*) > {together})
         )
-        SELECT node, cause, taken_out, time_ns, '' AS job, 0 AS nodes
-        FROM severe ANTI JOIN shared USING (symptom, bucket)
-        UNION ALL
-        SELECT if(culprit = '', node_list, culprit), '', false, end_ns, failures.job, nodes FROM failures
-        LEFT JOIN shared ON failures.symptom = shared.symptom AND end_ns // {TOGETHER_NS} = shared.bucket
-        WHERE end_ns >= {begin_ns} AND shared.bucket IS NULL AND (culprit <> '' OR nodes = 1)
+        SELECT node, cause, taken_out, time_ns, job, nodes FROM found ANTI JOIN shared USING (symptom, half)
         """
     )
 
 
-def _counts(connection: Any, begin_ns: int) -> dict[str, dict[str, int]]:
+def _counts(connection: Any, begin_ns: int, fleet: int) -> dict[str, dict[str, int]]:
     rows = connection.execute(
         f"""
         WITH gaps AS (
@@ -114,18 +123,18 @@ def _counts(connection: Any, begin_ns: int) -> dict[str, dict[str, int]]:
     ).fetchall()
     for node, count in jobs:
         counts.setdefault(node, {"incidents": 0})["single_node_jobs"] = count
-    for node, count in _exclusions(connection, begin_ns).items():
+    for node, count in _exclusions(connection, begin_ns, fleet).items():
         counts.setdefault(node, {"incidents": 0})["excl_jobid_count"] = count
     return counts
 
 
-def _exclusions(connection: Any, begin_ns: int) -> Counter[str]:
+def _exclusions(connection: Any, begin_ns: int, fleet: int) -> Counter[str]:
     lists = connection.cursor().execute(
         "SELECT excluded, count(DISTINCT job) FROM jobs WHERE excluded <> '' "
         f"AND coalesce(end_ns, submit_ns) >= {begin_ns} GROUP BY excluded"
     )
     found: Counter[str] = Counter()
     for excluded, count in iter(lists.fetchone, None):
-        for node in _names(excluded):
+        for node in _names(excluded, fleet):
             found[node] += count
     return found

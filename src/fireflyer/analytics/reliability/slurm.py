@@ -13,7 +13,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from fireflyer.analytics.reliability.log_lines import LATEST_NS, Clock, Rejected
+from fireflyer.analytics.reliability.arrow_values import array_of, scalar_of
+from fireflyer.analytics.reliability.log_lines import MAX_LOG_LINE_BYTES, Clock, Rejected, printable
+from fireflyer.analytics.reliability.node_lists import count_nodes
 from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, MAX_NODES_OF_A_JOB, STATES, JobRow
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
@@ -27,13 +29,21 @@ SACCT_COMMAND: Final = (
 """That writes what is read here."""
 _NEEDED: Final = ("JobID", "State", "Start", "End", "NNodes")
 _USED: Final = (*_NEEDED, "User", "Submit", "NodeList", "AllocTRES", "ExitCode", "SubmitLine")
+_HAVE_STARTED: Final = ("COMPLETED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
+"""States of jobs that ran."""
 MAX_COLUMNS: Final = 200
 MAX_NODE_LIST: Final = 1 << 15
+_FREE_TEXT: Final = "SubmitLine"
+"""As the last column it may contain what separates columns."""
 _EXIT: Final = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
-_GPUS: Final = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,8})")
+_GPUS: Final = re.compile(r"(?:^|,)gres/gpu(:[^=,]{1,64})?=([0-9]{1,8})(?=,|$)")
 _EXCLUDED: Final = re.compile(r"(?:--exclude(?:=| +)|(?:^| )-x *)([A-Za-z0-9_.,\[\]-]{1,4000})")
-_NO_LINE_ENDS: Final = bytes.maketrans(b"\0\r", b"  ")
-"""A carriage return alone would end a line for pyarrow."""
+_CONTROL: Final = bytes(code for code in (*range(32), 127) if code != ord("\n"))
+_NO_CONTROL: Final = bytes.maketrans(_CONTROL, b" " * len(_CONTROL))
+"""A carriage return alone would end a line for pyarrow; others are what a terminal would obey."""
+_NOT_ASCII_CONTROL: Final = re.compile("[\x80-\x9f\u2028-\u202e\u2066-\u2069]")
+_OUT_OF_RANGE: Final = "its times are out of range, or in the future"
+_OTHER_NODES: Final = "its node list cannot be read, or has not as many nodes as it says"
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
@@ -53,9 +63,9 @@ class SacctColumns:
 
     def read(self, block: bytes) -> Any:
         """Job rows of the block as a `pyarrow.Table`; what it leaves out is in `steps` and `rejected`."""
-        clean = block.translate(_NO_LINE_ENDS)
+        clean = block.translate(_NO_CONTROL)
         if not clean.isascii():
-            clean = clean.decode(errors="replace").encode()
+            clean = _NOT_ASCII_CONTROL.sub(" ", clean.decode(errors="replace")).encode()
         return self._checked(self._columns(self._parsed(clean)))
 
     def _columns(self, table: Any) -> Any:
@@ -65,10 +75,11 @@ class SacctColumns:
         whole = table.filter(pc.invert(pc.match_substring(table["JobID"], ".")))
         self.steps += table.num_rows - whole.num_rows
         text = pyarrow.string()
-        absent = pyarrow.chunked_array([pyarrow.array([""] * whole.num_rows, type=text)])
 
         def column(name: str) -> Any:
-            return whole[name] if name in whole.column_names else absent
+            if name in whole.column_names:
+                return whole[name]
+            return pyarrow.chunked_array([array_of([""] * whole.num_rows, text)])
 
         exits = column("ExitCode")
         return pyarrow.table({
@@ -88,23 +99,36 @@ class SacctColumns:
 
     def _checked(self, rows: Any) -> Any:
         """Without rows that make no sense; each is counted by the first reason that it gives."""
+        import pyarrow
         import pyarrow.compute as pc
 
+        yes = scalar_of(True, pyarrow.bool_())
+
+        def number(value: int) -> Any:
+            return scalar_of(value, pyarrow.int64())
+
+        def in_range(name: str) -> Any:
+            return pc.fill_null(pc.less_equal(rows[name], number(self._clock.latest_ns)), yes)
+
         reasons: tuple[tuple[str, Callable[[], Any]], ...] = (
-            ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), 0),
-                                                      pc.less_equal(pc.utf8_length(rows["job"]), MAX_NAME))),
+            ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), number(0)),
+                                                      pc.less_equal(pc.utf8_length(rows["job"]), number(MAX_NAME)))),
             ("its state is not known", lambda: pc.is_valid(rows["state"])),
             ("its number of nodes is none", lambda: pc.is_valid(rows["nodes"])),
-            ("its node list is too long", lambda: pc.less_equal(pc.binary_length(rows["node_list"]), MAX_NODE_LIST)),
-            ("it ends before it starts", lambda: pc.fill_null(pc.less_equal(rows["start_ns"], rows["end_ns"]), True)),
+            ("its node list is too long", lambda: pc.less_equal(pc.binary_length(rows["node_list"]),
+                                                                number(MAX_NODE_LIST))),
+            (_OTHER_NODES, lambda: _nodes_agree(rows)),
+            (_OUT_OF_RANGE, lambda: pc.and_(in_range("submit_ns"), pc.and_(in_range("start_ns"), in_range("end_ns")))),
+            ("it ends before it starts", lambda: pc.fill_null(pc.less_equal(rows["start_ns"], rows["end_ns"]), yes)),
             ("it ended without having started", lambda: pc.or_(pc.is_valid(rows["start_ns"]),
-                pc.invert(pc.is_in(rows["state"], _values(("COMPLETED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")))))),
+                pc.invert(pc.is_in(rows["state"], array_of(_HAVE_STARTED, pyarrow.string()))))),
         )  # fmt: skip
         for reason, holds in reasons:
-            kept = rows.filter(holds())
-            if kept.num_rows < rows.num_rows:
-                self.rejected[reason] += rows.num_rows - kept.num_rows
-                rows = kept
+            mask = holds()
+            kept = pc.sum(mask).as_py() or 0
+            if kept < rows.num_rows:
+                self.rejected[reason] += rows.num_rows - kept
+                rows = rows.filter(mask)
         return rows
 
     def _parsed(self, block: bytes) -> Any:
@@ -127,14 +151,19 @@ class SacctColumns:
         import pyarrow
         from pyarrow import csv
 
-        if not block.strip():
-            return pyarrow.table({name: pyarrow.array([], type=pyarrow.string()) for name in self._used})
+        if not block or block.isspace():
+            return pyarrow.table({name: array_of([], pyarrow.string()) for name in self._used})
 
-        def invalid(_row: Any) -> str:
-            self.rejected["it has another number of columns"] += 1
+        joined: list[list[str]] = []
+
+        def invalid(row: Any) -> str:
+            if self._names[-1] == _FREE_TEXT and row.actual_columns > len(self._names):
+                joined.append(row.text.split("|", len(self._names) - 1))
+            else:
+                self.rejected["it has another number of columns"] += 1
             return "skip"
 
-        return csv.read_csv(
+        table = csv.read_csv(
             pyarrow.BufferReader(block),
             read_options=csv.ReadOptions(column_names=self._names, use_threads=False, block_size=len(block) + 1),
             parse_options=csv.ParseOptions(
@@ -146,6 +175,12 @@ class SacctColumns:
                 strings_can_be_null=False, check_utf8=False,
             ),
         )  # fmt: skip
+        if not joined:
+            return table
+        columns = dict(zip(self._names, zip(*joined, strict=True), strict=True))
+        return pyarrow.concat_tables([
+            table, pyarrow.table({name: array_of(columns[name], pyarrow.string()) for name in self._used})
+        ])  # fmt: skip
 
     def _times(self, column: Any) -> Any:
         """Seconds since 1970, or local times, as nanoseconds; null for Unknown and None."""
@@ -153,19 +188,28 @@ class SacctColumns:
         import pyarrow.compute as pc
 
         whole = pc.match_substring_regex(column, "^[0-9]{1,10}$")
-        seconds = pc.if_else(whole, column, None).cast(pyarrow.int64())
+        number = pyarrow.int64()
+        seconds = pc.if_else(whole, column, scalar_of(None, pyarrow.string())).cast(number)
         if seconds.null_count:
-            local = pc.strptime(column, format="%Y-%m-%dT%H:%M:%S", unit="s", error_is_null=True).cast(pyarrow.int64())
-            seconds = pc.coalesce(seconds, pc.subtract(local, self._clock.utc_offset_s))
-        valid = pc.and_(pc.greater(seconds, 0), pc.less_equal(seconds, LATEST_NS // SECOND))
-        return pc.multiply(pc.if_else(valid, seconds, None), SECOND)
+            local = pc.strptime(column, format="%Y-%m-%dT%H:%M:%S", unit="s", error_is_null=True).cast(number)
+            seconds = pc.coalesce(seconds, pc.subtract(local, scalar_of(self._clock.utc_offset_s, number)))
+        known = pc.if_else(pc.greater(seconds, scalar_of(0, number)), seconds, scalar_of(None, number))
+        most = self._clock.latest_ns // SECOND + 1  # of all that are out of range: others may overflow as nanoseconds
+        bounded = pc.min_element_wise(known, scalar_of(most, number), skip_nulls=False)
+        return pc.multiply(bounded, scalar_of(SECOND, number))
+
+
+_JOBCOMP_LATER: Final = ("JobState", "StartTime", "EndTime", "NodeList", "NodeCnt", "Tres", "SubmitTime", "ExitCode")
+"""Come after the name of the job, which its user chose."""
 
 
 def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
     """A line of `JobCompType=jobcomp/filetxt`."""
-    text = line.decode(errors="replace").strip()
+    text = printable(line.decode(errors="replace").strip(), MAX_LOG_LINE_BYTES)
     parts = [part.split("=", 1) for part in re.split(r" (?=[A-Za-z]+=)", text) if "=" in part]
-    fields = dict(reversed(parts))  # the first of a name: what users choose, as the name of a job, comes later
+    fields = dict(reversed(parts))  # the first of a name: JobId and UserId come before all that users choose
+    if len({name for name, _ in parts if name in _JOBCOMP_LATER}) < sum(name in _JOBCOMP_LATER for name, _ in parts):
+        return Rejected("it says the same twice: the name or the directory of a job may say what its state is")
     state, nodes = _state(fields.get("JobState", "")), _count(fields.get("NodeCnt", ""))
     if not fields.get("JobId", "").isascii() or not fields.get("JobId") or len(fields["JobId"]) > MAX_NAME:
         return Rejected("its job has no number")
@@ -180,8 +224,12 @@ def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
     node_list = fields.get("NodeList", "")
     if len(node_list) > MAX_NODE_LIST:
         return Rejected("its node list is too long")
-    user = fields.get("UserId", "").partition("(")[0][:MAX_NAME]
+    if _nodes_of(node_list) not in (0, nodes):
+        return Rejected(_OTHER_NODES)
+    user = printable(fields.get("UserId", "").partition("(")[0], MAX_NAME)
     submit = _local_ns(fields.get("SubmitTime", ""), clock)
+    if max(submit or 0, start or 0, end or 0) > clock.latest_ns:
+        return Rejected(_OUT_OF_RANGE)
     return JobRow(
         fields["JobId"], user, state, nodes, _gpus(fields.get("Tres", "")), submit,
         start, end, code, signal, node_list, "",
@@ -195,14 +243,16 @@ def _decoded(column: Any, decode: Callable[[str], Any], kind: Any) -> Any:
     encoded = column.combine_chunks().dictionary_encode()
     if isinstance(encoded, pyarrow.ChunkedArray):  # a table's column, by its version
         encoded = encoded.combine_chunks()
-    values = pyarrow.array([decode(value or "") for value in encoded.dictionary.to_pylist()], type=kind)
+    values = array_of([decode(value or "") for value in encoded.dictionary.to_pylist()], kind)
     return values.take(encoded.indices)
 
 
-def _values(names: tuple[str, ...]) -> Any:
+def _nodes_agree(rows: Any) -> Any:
     import pyarrow
+    import pyarrow.compute as pc
 
-    return pyarrow.array(names)
+    named = _decoded(rows["node_list"], _nodes_of, pyarrow.int64())
+    return pc.or_(pc.equal(named, scalar_of(0, pyarrow.int64())), pc.equal(named, rows["nodes"]))
 
 
 def _state(text: str) -> str | None:
@@ -217,9 +267,21 @@ def _count(text: str) -> int | None:
     )
 
 
-def _gpus(text: str) -> int:
-    match = _GPUS.search(text)
-    return int(match[1]) if match is not None else 0
+def _gpus(text: str) -> int | None:
+    """The total that Slurm counts, or where it counts by type only, the sum of all types; None without any text."""
+    if not text:
+        return None
+    found = _GPUS.findall(text)
+    total = next((count for kind, count in found if not kind), None)
+    return int(total) if total is not None else sum(int(count) for _, count in found)
+
+
+def _nodes_of(node_list: str) -> int:
+    """-1 for what is no list of nodes."""
+    try:
+        return count_nodes(node_list)
+    except UsageError:
+        return -1
 
 
 def _exit(text: str) -> tuple[int, int]:
@@ -239,4 +301,4 @@ def _local_ns(text: str, clock: Clock) -> int | None:
     except ValueError:
         return None
     seconds = int(at.timestamp()) - clock.utc_offset_s
-    return seconds * SECOND if 0 < seconds <= LATEST_NS // SECOND else None
+    return seconds * SECOND if seconds > 0 else None

@@ -1,7 +1,8 @@
 """The two tables as Parquet files in a directory, written with pyarrow and read with DuckDB (`fireflyer[reliability]`).
 
 Each source that is imported gives one file, `jobs-DIGEST.parquet` or `events-DIGEST.parquet`, named by what the source
-contained: importing it again replaces the file. A file is complete or not there.
+contained: importing it again replaces the file. Rows that other files have are left out. A file is complete or not
+there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
+from fireflyer.analytics.reliability.arrow_values import array_of
+from fireflyer.analytics.reliability.overlaps import leave_events_once, leave_jobs_once
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
@@ -19,9 +22,12 @@ from fireflyer.base.os_errors import translate_os_error
 __all__ = ["MEMORY_LIMIT", "Kind", "TableWriter", "open_tables", "table_schema"]
 
 Kind = Literal["jobs", "events"]
+_KINDS: Final[tuple[Kind, ...]] = ("jobs", "events")
 MEMORY_LIMIT: Final = "2500MiB"
 """Of DuckDB; what needs more goes through files beside the tables."""
-_BATCH_ROWS: Final = 1 << 16
+_BATCH_ROWS: Final = 1 << 14
+_GROUP_ROWS: Final = 1 << 17
+_GROUP_BYTES: Final = 64 << 20
 _INTEGERS: Final = ("time_ns", "nodes", "gpus", "submit_ns", "start_ns", "end_ns", "exit_code", "signal")
 _NAME: Final = re.compile(r"(?:jobs|events)-[0-9a-f]{16}\.parquet")
 
@@ -47,7 +53,7 @@ def table_schema(kind: Kind) -> Any:
 
 
 class TableWriter:
-    """Rows into one file of a directory, which appears with `finish`. Memory: one batch of rows."""
+    """Rows into one file of a directory, which appears with `finish`. Memory: one group of rows."""
 
     def __init__(self, directory: str, kind: Kind) -> None:
         self._parquet = _required("pyarrow.parquet")
@@ -55,7 +61,10 @@ class TableWriter:
         self._directory, self._kind, self._schema = directory, kind, table_schema(kind)
         self._partial = os.path.join(directory, f"{kind}-{os.getpid()}.partial")
         self._waiting: list[tuple[Any, ...]] = []
+        self._tables: list[Any] = []
         self.rows = 0
+        self.known = 0
+        """Rows that other tables of the directory have, left out; known after `finish`."""
         try:
             os.makedirs(directory, exist_ok=True)
             self._file = self._parquet.ParquetWriter(self._partial, self._schema, compression="zstd")
@@ -70,19 +79,29 @@ class TableWriter:
     def add_table(self, table: Any) -> None:
         """Rows of a `pyarrow.Table` with these columns."""
         self._flush()
-        self._write(table.cast(self._schema))
+        self._keep(table.cast(self._schema))
 
     def finish(self, digest: str) -> str:
         """The path of the complete file; a file without rows is written, too, and says that the source had none."""
         self._flush()
+        self._write()
         path = os.path.join(self._directory, f"{self._kind}-{digest[:16]}.parquet")
         try:
             self._file.close()
+            self._leave_once([one for one in _files_of(self._directory, self._kind) if one != path])
             os.replace(self._partial, path)
         except OSError as error:
             self.discard()
             raise translate_os_error(error, f"write {path}") from error
         return path
+
+    def _leave_once(self, others: Sequence[str]) -> None:
+        if self.rows and others:
+            with _connected(self._directory) as connection:
+                leave = leave_jobs_once if self._kind == "jobs" else leave_events_once
+                leave(connection, self._partial, others)
+            left = int(self._parquet.read_metadata(self._partial).num_rows)
+            self.rows, self.known = left, self.rows - left
 
     def discard(self) -> None:
         """Nothing of it stays. May be called at any time."""
@@ -95,53 +114,69 @@ class TableWriter:
         if self._waiting:
             columns = [list(column) for column in zip(*self._waiting, strict=True)]
             self._waiting.clear()
-            arrays = [
-                self._pyarrow.array(values, type=field.type)
-                for values, field in zip(columns, self._schema, strict=True)
-            ]
-            self._write(self._pyarrow.Table.from_arrays(arrays, schema=self._schema))
+            arrays = [array_of(values, field.type) for values, field in zip(columns, self._schema, strict=True)]
+            self._keep(self._pyarrow.Table.from_arrays(arrays, schema=self._schema))
 
-    def _write(self, table: Any) -> None:
+    def _keep(self, table: Any) -> None:
+        """Written in groups of so many rows that queries read them fast."""
+        self._tables.append(table)
+        self.rows += table.num_rows
+        if sum(one.num_rows for one in self._tables) >= _GROUP_ROWS or sum(map(_bytes, self._tables)) >= _GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._tables:
+            return
+        table = self._pyarrow.concat_tables(self._tables)
+        self._tables.clear()
         try:
             self._file.write_table(table)
         except OSError as error:
             self.discard()
             raise translate_os_error(error, f"write {self._partial}") from error
-        self.rows += table.num_rows
+
+
+def _bytes(table: Any) -> int:
+    return int(table.nbytes)
 
 
 @contextlib.contextmanager
 def open_tables(directory: str) -> Iterator[Any]:
-    """A DuckDB connection with the views `jobs` and `events` over the directory's files; an attempt of a job that two
-    sources have counts once, the one that has ended first. Errors of DuckDB inside become `UsageError`. Raises
-    `NotFound` where there is no table, and `UsageError` where a file is damaged or has other columns."""
+    """A DuckDB connection with the views `jobs` and `events` over the directory's files. Errors of DuckDB inside become
+    `UsageError`. Raises `NotFound` where there is no table, and `UsageError` where a file is damaged or has other
+    columns."""
+    _required("duckdb")
+    files = {kind: _files_of(directory, kind) for kind in _KINDS}
+    if not any(files.values()):
+        raise NotFound(f"{directory} has no table of failures; make one with: ff reliability import {directory} …")
+    with _connected(directory) as connection:
+        connection.execute("SET preserve_insertion_order = false")
+        for kind, paths in files.items():
+            _view(connection, kind, paths)
+        yield connection
+
+
+@contextlib.contextmanager
+def _connected(directory: str) -> Iterator[Any]:
     duckdb = _required("duckdb")
-    files = _files(directory)
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(duckdb.connect(":memory:"))
+    with duckdb.connect(":memory:") as connection:
         try:
             connection.execute(f"SET memory_limit = '{MEMORY_LIMIT}'")
             connection.execute("SET autoinstall_known_extensions = false")
-            connection.execute("SET preserve_insertion_order = false")
             connection.execute("SET TimeZone = 'UTC'")
             connection.execute("SET temp_directory = ?", [os.path.join(directory, "spill")])
-            for kind in ("jobs", "events"):
-                _view(connection, kind, [path for path in files if os.path.basename(path).startswith(kind)])
             yield connection
         except duckdb.Error as error:
             said = str(error).split("\n", 1)[0][:300]
             raise UsageError(f"the tables in {directory} cannot be read: {said}") from error
 
 
-def _files(directory: str) -> list[str]:
+def _files_of(directory: str, kind: Kind) -> list[str]:
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:
         raise translate_os_error(error, f"read {directory}") from error
-    found = [os.path.join(directory, name) for name in names if _NAME.fullmatch(name)]
-    if not found:
-        raise NotFound(f"{directory} has no table of failures; make one with: ff reliability import {directory} …")
-    return found
+    return [os.path.join(directory, name) for name in names if name.startswith(kind) and _NAME.fullmatch(name)]
 
 
 def _view(connection: Any, kind: Kind, paths: Sequence[str]) -> None:
@@ -153,11 +188,7 @@ def _view(connection: Any, kind: Kind, paths: Sequence[str]) -> None:
         # A table, no view: cursors of the connection do not see what is registered with it.
         connection.execute(f"CREATE TABLE {kind} AS SELECT * FROM no_{kind}")
         return
-    connection.read_parquet(list(paths)).create_view(f"all_{kind}")
-    once = f"SELECT * FROM all_{kind}"
-    if kind == "jobs" and len(paths) > 1:
-        once += " QUALIFY row_number() OVER (PARTITION BY job, start_ns, submit_ns ORDER BY end_ns NULLS LAST) = 1"
-    connection.execute(f"CREATE VIEW {kind} AS {once}")
+    connection.read_parquet(list(paths)).create_view(kind)
 
 
 def _check_schema(path: str, schema: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from fireflyer.analytics.reliability.log_lines import Clock
 
 __all__ = ["import_command"]
+
+_CLOCK_ERROR_NS = 86_400 * SECOND
+"""Clocks may be ahead by this much; what is later than that did not happen then."""
 
 
 @click.command(
@@ -86,11 +91,12 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
     """Read logs and accounting into the tables in DIRECTORY, from which all other commands compute. A file may be
     compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
 
-    Lines that cannot be used are counted and told. A file that is imported again replaces what it gave.
+    Lines that cannot be used are counted and told. What was imported before counts once: a file may be imported again
+    when it has grown.
     """
     from fireflyer.analytics.reliability.log_lines import Clock
 
-    clock = Clock(utc_offset, year)
+    clock = Clock(utc_offset, year, time.time_ns() + _CLOCK_ERROR_NS)
     sources: dict[LineSource, tuple[str, ...]] = {
         "jobcomp": jobcomp,
         "kernel-log": kernel_log,
@@ -128,7 +134,7 @@ def _imported(
             node, path = _node_and_path(given)
             yield import_lines(source, path, directory, node=node, clock=clock)
     for run_dir in runs:
-        yield import_run(run_dir, read_events(run_dir), directory)
+        yield import_run(run_dir, read_events(run_dir), directory, clock=clock)
 
 
 def _node_and_path(given: str) -> tuple[str, str]:
@@ -144,7 +150,8 @@ def _node_and_path(given: str) -> tuple[str, str]:
 def _print(one: Imported) -> None:
     rows = [f"{count:,} {what}" for count, what in ((one.jobs, "jobs"), (one.events, "events")) if count]
     steps = f", {one.steps:,} steps left out" if one.steps else ""
-    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} lines{steps}")
+    known = f", {one.known:,} known from earlier imports" if one.known else ""
+    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} lines{steps}{known}")
     for reason, count in sorted(one.rejected.items(), key=lambda item: -item[1]):
         click.echo(f"  {count:,} lines not used: {reason}")
     if one.cut:

@@ -66,18 +66,20 @@ def lemons_command(*, directory: str, days: int, nodes: int | None, false_share:
 
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
         return 0
-    _print(report, days)
+    _print(report, fleet[0].days)
     return 0
 
 
-def _print(report: LemonReport, days: int) -> None:
+def _print(report: LemonReport, days: float) -> None:
     per_1000 = 1000 * report.incidents_per_node_day
-    said = f"{report.nodes:,} nodes over {days} days, {per_1000:.3g} incidents per 1000 node-days"
+    said = f"{report.nodes:,} nodes over {days:.3g} days, {per_1000:.3g} incidents per 1000 node-days"
     if not report.proposals:
         click.echo(f"{said}: no node fails so much more often than the others that it can be told from chance")
         return
-    click.echo(f"{said}: {len(report.proposals)} proposed, of which {report.expected_false:.1f} are sound in the mean")
+    sound = f"of which {report.expected_false:.1f} are sound in the mean"
+    click.echo(f"{said}: {len(report.proposals)} proposed to be taken out, {sound}")
     for one in report.proposals:
-        click.echo(f"{one.signals.node}  probability {one.probability:.1%}, {one.times:.0f} times as often")
+        probability = f"{one.probability:.1%}" if one.probability < 0.9995 else "> 99.9%"
+        click.echo(f"{one.signals.node}  a lemon with probability {probability}: fails {one.times:.0f} times as often")
         for line in one.why:
             click.echo(f"  - {line}")

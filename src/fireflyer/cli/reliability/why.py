@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import WholeNumber
 
 if TYPE_CHECKING:
-    from fireflyer.analytics.reliability.attribution import Diagnosis, FlightFinding
+    from fireflyer.analytics.reliability.attribution import Diagnosis, FlightFinding, JobEvidence
 
 __all__ = ["why_command"]
 
@@ -57,14 +59,24 @@ def why_command(*, task: str, directory: str, flight: tuple[str, ...], attempt: 
 
     findings = _findings(flight)
     with open_tables(directory) as tables:
-        found = diagnose(evidence_of(tables, task, attempt=attempt, flight=findings))
+        evidence = evidence_of(tables, task, attempt=attempt, flight=findings)
+    found = diagnose(evidence)
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
         return 0
-    _print(found)
+    _print(found, evidence)
     return 0
+
+
+def _what_ran(job: JobEvidence) -> str:
+    nodes = f"{len(job.nodes):,} nodes" if len(job.nodes) != 1 else job.nodes[0]
+    attempt = f"Attempt {job.attempt} of {job.attempts}" if job.attempts > 1 else "It"
+    if job.start_ns is None or job.end_ns is None:
+        return f"{attempt} did not start."
+    ended = datetime.fromtimestamp(job.end_ns // SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{attempt} ran for {format_duration(job.end_ns - job.start_ns)} on {nodes} and ended at {ended}."
 
 
 def _findings(paths: tuple[str, ...]) -> tuple[FlightFinding, ...]:
@@ -81,8 +93,10 @@ def _findings(paths: tuple[str, ...]) -> tuple[FlightFinding, ...]:
     return tuple(FlightFinding(kind=verdict.kind, summary=verdict.summary) for verdict in verdicts)
 
 
-def _print(found: Diagnosis) -> None:
+def _print(found: Diagnosis, evidence: JobEvidence) -> None:
     click.echo(found.summary)
+    click.echo(_what_ran(evidence))
+    click.echo("Where its failure may come from, by the weight of what speaks for each:")
     for one in found.domains:
         click.echo(f"  {one.domain:<16}{one.share:>6.0%}")
     for number, hypothesis in enumerate(found.hypotheses, start=1):
@@ -93,6 +107,8 @@ def _print(found: Diagnosis) -> None:
             click.echo(f"   likely: {', '.join(hypothesis.causes)}")
         if hypothesis.remedy:
             click.echo(f"   remedy: {hypothesis.remedy}")
+    if found.left_out:
+        click.echo(f"\nNot looked at: {found.left_out:,} more reports, of no higher severity or further from the end.")
     if found.consequences:
         click.echo("\nExplained by the first, and no cause:")
         for line in found.consequences:

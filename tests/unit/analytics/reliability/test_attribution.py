@@ -16,7 +16,7 @@ from fireflyer.analytics.reliability.attribution import (
     Observation,
     diagnose,
 )
-from fireflyer.analytics.reliability.evidence import evidence_of
+from fireflyer.analytics.reliability.evidence import MAX_OBSERVATIONS, evidence_of
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.tables import TableWriter, open_tables
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, TABLE_I
@@ -171,6 +171,22 @@ def test_the_window_and_the_nodes_of_the_job_bound_the_evidence(tmp_path: Path) 
             evidence_of(tables, "8")
 
 
+def test_many_warnings_do_not_hide_what_is_severe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path)
+    warnings = TableWriter(str(tmp_path), "events")
+    for number in range(MAX_OBSERVATIONS + 100):
+        at_ns = END_NS - 590 * SECOND + number
+        warnings.add(EventRow(at_ns, "gpu1", "main_memory", "", "warn", "kernel", "", "", "", False, "said"))
+    warnings.finish("1" * 16)
+    with open_tables(str(tmp_path)) as tables:
+        evidence = evidence_of(tables, "7")
+    severe = [one.symptom for one in evidence.observations if one.severity == "high"]
+    assert severe == ["pcie", "nccl_timeout", "gpu_memory"]
+    assert (len(evidence.observations), evidence.left_out) == (MAX_OBSERVATIONS, 103)
+    assert main(["reliability", "why", "7", "--from", str(tmp_path)]) == 0
+    assert "Not looked at: 103 more reports" in capsys.readouterr().out
+
+
 def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path)
     assert main(["reliability", "why", "7", "--from", str(tmp_path)]) == 0
@@ -179,6 +195,8 @@ def test_the_command_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "Job 7 ended FAILED; most likely: PCIe error on gpu1 (hardware); the timeout is a consequence."
     )
     assert "Explained by the first, and no cause:" in shown
+    assert "Attempt 2 of 2 ran for " in shown
+    assert "on 2 nodes and ended at 2023-11-14 22:13:20 UTC." in shown
     assert main(["reliability", "why", "7", "--from", str(tmp_path), "--json"]) == 0
     assert main(["reliability", "why", "7", "--from", str(tmp_path), "--flight", str(tmp_path / "none")]) in (1, 2)
     assert main(["reliability", "why", "9", "--from", str(tmp_path)]) == 1

@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import chi2
 from tests.support.reliability.published_logs import log_of_days, log_of_months, log_of_shares
 
-from fireflyer.analytics.reliability.characterisation import DAY_NS, Characterisation, characterise
+from fireflyer.analytics.reliability.characterisation import Characterisation, characterise
+from fireflyer.analytics.reliability.failures import DAY_NS
 from fireflyer.analytics.reliability.importing import import_lines, import_sacct
 from fireflyer.analytics.reliability.intervals import rate_of
 from fireflyer.analytics.reliability.log_lines import Clock
@@ -167,6 +168,43 @@ def test_a_crash_loop_and_what_it_preempts(tmp_path: Path) -> None:
     assert (cascade.job, cascade.failures, cascade.gpus) == ("9", 4, 1024)
     assert (cascade.preempted_jobs, cascade.preempted_gpus) == (15, 120)
     assert found.lost_by_preemption_gpu_hours == pytest.approx(15 * 8 * 1770 / 3600)
+
+
+def test_jobs_that_share_a_node_take_it_once(tmp_path: Path) -> None:
+    write_jobs(
+        tmp_path,
+        [
+            *(job(number, "COMPLETED", 0, DAY_S, "gpu1", 1) for number in range(8)),
+            job(8, "COMPLETED", 0, DAY_S, "gpu[2-3]", 16, 2),
+            job(9, "COMPLETED", 0, DAY_S, "gpu[4-7]", 4, 4),  # one GPU of each
+            job(10, "COMPLETED", 0, DAY_S // 2, "gpu8", 0),
+        ],
+    )
+    write_events(tmp_path, [(HOUR_S, "gpu1", "pcie")])
+    found = characterised(tmp_path)
+    assert found.node_days == pytest.approx(1 + 2 + 0.5)
+    assert {one.gpus: one.node_days for one in found.sizes} == pytest.approx({0: 0, 1: 1, 4: 0.5, 16: 2})
+    assert found.symptoms[0].rate.per_node_day == pytest.approx(1 / 3.5)
+    assert found.rolling[0].per_1000_node_days == pytest.approx([1000 / 3.5, 1000 / 3.5])
+
+
+def test_accounting_that_names_no_gpu_of_any_job_does_not_count_them(tmp_path: Path) -> None:
+    rows = (job(number, "COMPLETED", 0, DAY_S, "gpu[1-4]", 0, 4) for number in range(2))
+    write_jobs(tmp_path, (row.replace("gres/gpu=0", "cpu=8,node=4") for row in rows))
+    found = characterised(tmp_path)
+    assert (found.node_days, [one.gpus for one in found.sizes]) == (8, [32])
+
+
+def test_node_days_of_each_day_are_those_of_the_jobs_that_ran_in_it(tmp_path: Path) -> None:
+    spans = [(0, 10 * HOUR_S), (5 * HOUR_S, 3 * DAY_S + 6 * HOUR_S), (DAY_S, DAY_S), (40 * DAY_S, 41 * DAY_S)]
+    write_jobs(tmp_path, [job(n, "COMPLETED", begin, end, "gpu1", 8) for n, (begin, end) in enumerate(spans)])
+    write_events(tmp_path, [(HOUR_S, "gpu1", "pcie"), (40 * DAY_S, "gpu1", "pcie")])
+    (rolling,) = characterised(tmp_path).rolling
+    days = [10 / 24 + 19 / 24, 1, 1, 6 / 24]
+    assert rolling.per_1000_node_days[0] == pytest.approx(1000 / days[0])
+    assert rolling.per_1000_node_days[3] == pytest.approx(1000 / sum(days))
+    assert rolling.per_1000_node_days[35] == 0, "nothing ran in 30 days"
+    assert rolling.per_1000_node_days[40] == pytest.approx(1000)
 
 
 def test_a_check_that_is_new_is_marked(tmp_path: Path) -> None:

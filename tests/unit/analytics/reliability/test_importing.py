@@ -33,6 +33,11 @@ from fireflyer.base.units import SECOND
 CLOCK = Clock()
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
 AT_NS = 1_700_000_000 * SECOND  # 2023-11-14T22:13:20Z
+JOBCOMP = (
+    "JobId=7 UserId=ada(1000) GroupId=ada(1000) Name=my job JobState=NODE_FAIL Partition=gpu TimeLimit=60 "
+    "StartTime=2023-11-14T22:13:20 EndTime=2023-11-14T22:23:20 NodeList=gpu[1-4] NodeCnt=4 ProcCnt=4 WorkDir=/x "
+    "Tres=cpu=4,gres/gpu=32 SubmitTime=2023-11-14T22:00:00 ExitCode=0:9"
+)
 HEADER = "JobID|User|State|Submit|Start|End|NNodes|NodeList|AllocTRES|ExitCode|SubmitLine\n"
 
 
@@ -153,8 +158,88 @@ def test_sacct_becomes_job_rows(tmp_path: Path) -> None:
         rows = tables.sql("SELECT job, state, gpus, start_ns, exit_code, signal, excluded FROM jobs ORDER BY job")
         assert rows.fetchall() == [
             ("1", "COMPLETED", 16, 1_700_000_010 * SECOND, 0, 0, "gpu3"),
-            ("2", "CANCELLED", 0, None, 0, 15, ""),
+            ("2", "CANCELLED", None, None, 0, 15, ""),
         ]
+
+
+def sacct(tmp_path: Path, *rows: str, clock: Clock = CLOCK) -> tuple[Imported, list[tuple[object, ...]]]:
+    path = tmp_path / "sacct.txt"
+    path.write_text(HEADER + "".join(f"{row}\n" for row in rows))
+    found = import_sacct(str(path), str(tmp_path / "t"), clock=clock)
+    with open_tables(str(tmp_path / "t")) as tables:
+        return found, tables.sql("SELECT job, gpus, user, excluded FROM jobs ORDER BY job").fetchall()
+
+
+def test_a_command_of_a_user_may_have_what_separates_columns(tmp_path: Path) -> None:
+    found, rows = sacct(
+        tmp_path,
+        "1|ada|COMPLETED|1700000000|1700000010|1700000110|1|gpu1||0:0|sbatch -x gpu3 --wrap 'a | b | c'",
+        "2|ada|COMPLETED|1700000000|1700000010|1700000110|1|gpu1||0:0|sbatch a.sh",
+    )
+    assert (found.jobs, found.rejected) == (2, {})
+    assert rows == [("1", None, "ada", "gpu3"), ("2", None, "ada", "")]
+
+
+@pytest.mark.parametrize(
+    ("resources", "gpus"),
+    [("", None), ("cpu=8,node=1", 0), ("cpu=8,gres/gpu=4", 4), ("gres/gpu:a100=4,gres/gpu:h100=2,node=1", 6),
+     ("gres/gpu:a100=4,gres/gpu=4", 4), ("gres/gpumem=80,cpu=1", 0)],
+)  # fmt: skip
+def test_gpus_are_counted_by_type_too_and_none_are_not_unknown(
+    resources: str, gpus: int | None, tmp_path: Path
+) -> None:
+    _, rows = sacct(tmp_path, f"1|ada|COMPLETED|1700000000|1700000010|1700000110|1|gpu1|{resources}|0:0|")
+    assert rows == [("1", gpus, "ada", "")]
+
+
+def test_a_list_of_nodes_has_as_many_as_the_job(tmp_path: Path) -> None:
+    found, rows = sacct(
+        tmp_path,
+        "1|ada|COMPLETED|1700000000|1700000010|1700000110|2|gpu[0-99999]||0:0|",
+        "2|ada|COMPLETED|1700000000|1700000010|1700000110|2|gpu[1-||0:0|",
+        "3|ada|PENDING|1700000000|Unknown|Unknown|2|None assigned||0:0|",
+    )
+    assert [job for job, *_ in rows] == ["3"]
+    assert found.rejected == {"its node list cannot be read, or has not as many nodes as it says": 2}
+
+
+def test_times_after_the_import_are_of_a_wrong_clock(tmp_path: Path) -> None:
+    clock = Clock(latest_ns=AT_NS)
+    found, rows = sacct(
+        tmp_path,
+        "1|ada|COMPLETED|1600000000|1600000010|1600000110|1|gpu1||0:0|",
+        "2|ada|COMPLETED|1600000000|1600000010|2000000000|1|gpu1||0:0|",
+        "3|ada|COMPLETED|1600000000|1600000010|9999999999|1|gpu1||0:0|",
+        clock=clock,
+    )
+    assert [job for job, *_ in rows] == ["1"]
+    assert found.rejected == {"its times are out of range, or in the future": 2}
+    later_us = str((AT_NS + SECOND) // 1000)
+    entry = {"__REALTIME_TIMESTAMP": later_us, "_HOSTNAME": "gpu7", "_TRANSPORT": "kernel", "MESSAGE": XID}
+    event = HealthEvent(check="gpu_xid", severity="high", seen_ns=AT_NS + SECOND)
+    assert isinstance(journal_row(json.dumps(entry).encode(), "n", clock), Rejected)
+    assert isinstance(health_row(msgspec.json.encode(event), "n", clock), Rejected)
+    assert isinstance(kernel_row(f"2035-01-01T00:00:00+00:00 {XID}".encode(), "n", clock), Rejected)
+    assert isinstance(jobcomp_row(JOBCOMP.replace("2023", "2035").encode(), clock), Rejected)
+    for wall_time_s in (1e300, -1.0, float("nan"), 2e9):
+        log = [Logged(0, JobStarted("train", ("x",), 2, 4, 3, wall_time_s))]
+        with pytest.raises(UsageError, match="a clock was wrong"):
+            import_run("run", log, str(tmp_path / "t"), clock=clock)
+
+
+def test_what_a_terminal_would_obey_is_not_kept(tmp_path: Path) -> None:
+    kernel = kernel_row(f"2023-11-14T22:13:20+00:00 gpu\x1b[2J7 kernel: {XID}".encode(), "n", CLOCK)
+    entry = {"__REALTIME_TIMESTAMP": "1", "_HOSTNAME": "a\x1b[2J", "_TRANSPORT": "kernel", "MESSAGE": XID}
+    journal = journal_row(json.dumps(entry).encode(), "n", CLOCK)
+    for row in (kernel, journal):
+        assert isinstance(row, EventRow)
+        assert row.node.isprintable()
+    _, rows = sacct(
+        tmp_path,
+        "1|a\x1b[2J|COMPLETED|1700000000|1700000010|1700000110|1|gpu1||0:0|",
+        "2|a\u202e\u009b|COMPLETED|1700000000|1700000010|1700000110|1|gpu1||0:0|",
+    )
+    assert [user for _, _, user, _ in rows] == ["a [2J", "a  "]
 
 
 def test_a_file_without_the_columns_says_how_to_write_it(tmp_path: Path) -> None:
@@ -170,16 +255,20 @@ def test_a_file_without_the_columns_says_how_to_write_it(tmp_path: Path) -> None
 
 def test_jobcomp_becomes_job_rows(tmp_path: Path) -> None:
     path = tmp_path / "jobcomp.log"
-    path.write_text(
-        "JobId=7 UserId=ada(1000) GroupId=ada(1000) Name=my job JobState=NODE_FAIL Partition=gpu TimeLimit=60 "
-        "StartTime=2023-11-14T22:13:20 EndTime=2023-11-14T22:23:20 NodeList=gpu[1-4] NodeCnt=4 ProcCnt=4 WorkDir=/x "
-        "Tres=cpu=4,gres/gpu=32 SubmitTime=2023-11-14T22:00:00 ExitCode=0:9\nnonsense\n"
-    )
+    path.write_text(f"{JOBCOMP}\nnonsense\n")
     found = import_lines("jobcomp", str(path), str(tmp_path / "t"), node="", clock=CLOCK)
     assert (found.jobs, found.rejected) == (1, {"its job has no number": 1})
     with open_tables(str(tmp_path / "t")) as tables:
         rows = tables.sql("SELECT job, user, state, nodes, gpus, start_ns, signal, node_list FROM jobs").fetchall()
     assert rows == [("7", "ada", "NODE_FAIL", 4, 32, AT_NS, 9, "gpu[1-4]")]
+
+
+@pytest.mark.parametrize(("name", "kept"), [("x JobId=4711 UserId=eve(0)", True), ("x JobState=COMPLETED", False)])
+def test_the_name_of_a_job_says_nothing_of_another(name: str, kept: bool) -> None:
+    row = jobcomp_row(JOBCOMP.replace("my job", name).encode(), CLOCK)
+    assert isinstance(row, Rejected) != kept
+    if not isinstance(row, Rejected):
+        assert (row.job, row.user, row.state) == ("7", "ada", "NODE_FAIL")
 
 
 def _kernel_log(path: Path, lines: int = 3) -> Path:
@@ -197,6 +286,48 @@ def test_a_source_that_is_imported_again_counts_once(tmp_path: Path) -> None:
         assert _import(path, tmp_path / "t").events == 3
     with open_tables(str(tmp_path / "t")) as tables:
         assert tables.sql("SELECT count(*) FROM events").fetchall() == [(3,)]
+
+
+def test_a_file_that_has_grown_and_one_that_overlaps_count_each_event_once(tmp_path: Path) -> None:
+    path = _kernel_log(tmp_path / "kern.log")
+    _import(path, tmp_path / "t")
+    _kernel_log(path, lines=5)
+    for _ in range(2):
+        found = _import(path, tmp_path / "t")
+        assert (found.events, found.known) == (2, 3)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[2:]) + lines[4].replace(":24", ":59") * 2)
+    assert _import(path, tmp_path / "t").events == 2, "what one file says twice was written twice"
+    with open_tables(str(tmp_path / "t")) as tables:
+        assert tables.sql("SELECT count(*), count(DISTINCT time_ns) FROM events").fetchall() == [(7, 6)]
+
+
+def test_attempts_of_a_later_export_replace_those_that_had_not_ended(tmp_path: Path) -> None:
+    ended, late = "1700000110", "1700000220"
+    states = [
+        {1: "COMPLETED", 2: "RUNNING", 3: "PENDING", 4: "PENDING"},
+        {1: "COMPLETED", 2: "COMPLETED", 3: "RUNNING", 4: "CANCELLED", 5: "NODE_FAIL"},
+    ]
+    found: dict[str, str] = {}
+    for exported in (*states, states[0], states[1]):
+        rows = []
+        for number, state in exported.items():
+            start = "Unknown" if state in ("PENDING", "CANCELLED") else "1700000010"
+            end = "Unknown" if state in ("PENDING", "RUNNING") else ended if number == 1 else late
+            rows.append(f"{number}|ada|{state}|1700000000|{start}|{end}|1|gpu1||0:0|")
+        sacct(tmp_path, *rows)
+        with open_tables(str(tmp_path / "t")) as tables:
+            found = dict(tables.sql("SELECT job, state FROM jobs").fetchall())
+            assert tables.sql("SELECT count(*) FROM jobs").fetchall() == [(len(found),)]
+    assert found == {str(number): state for number, state in states[1].items()}
+    assert not list((tmp_path / "t").glob("*.partial"))
+
+
+def test_an_attempt_that_was_queued_again_is_another(tmp_path: Path) -> None:
+    row = "1|ada|NODE_FAIL|{0}|1700000010|1700000110|1|gpu1||0:0|"
+    sacct(tmp_path, row.format(1700000000))
+    found, rows = sacct(tmp_path, row.format(1700000000), row.format(1700000005))
+    assert (found.jobs, found.known, len(rows)) == (1, 1, 2)
 
 
 def test_long_lines_and_damaged_archives_cost_themselves_only(tmp_path: Path) -> None:
@@ -226,7 +357,7 @@ def test_a_run_becomes_attempts_and_the_node_that_was_lost(tmp_path: Path) -> No
         Logged(9 * SECOND, AttemptFailed(1, "ValueError", False, node=0, kind="user")),
         Logged(9 * SECOND, JobFinished(1, "failed")),
     ]
-    found = import_run(str(tmp_path / "run"), log, str(tmp_path / "t"))
+    found = import_run(str(tmp_path / "run"), log, str(tmp_path / "t"), clock=CLOCK)
     assert (found.jobs, found.events) == (2, 2)
     with open_tables(str(tmp_path / "t")) as tables:
         jobs = tables.sql("SELECT job, state, gpus, exit_code, signal FROM jobs ORDER BY start_ns").fetchall()

@@ -90,7 +90,7 @@ def test_a_proposal_says_why_and_nodes_with_the_same_history_are_proposed_togeth
     assert proposal.probability > 0.99
     assert proposal.times > 50
     assert proposal.why[0].startswith("9 incidents in 28 days, where a node like the others has 0.0")
-    assert "50% of the jobs of one node that ran on it failed: more than 99.8% of the nodes" in proposal.why
+    assert "share of the jobs of one node that failed on it: 50%, more than 99.8% of the nodes have" in proposal.why
     assert report.expected_false < 0.02
 
 

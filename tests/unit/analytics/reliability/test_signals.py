@@ -71,6 +71,40 @@ def test_what_many_nodes_report_at_once_is_no_fault_of_theirs(tmp_path: Path) ->
         assert {one.incidents for one in node_signals(tables)} == {0}
 
 
+@pytest.mark.parametrize("jobs_end_s", [30, 400])
+def test_failures_of_an_outage_that_many_nodes_report_are_no_fault_of_theirs(jobs_end_s: int, tmp_path: Path) -> None:
+    """Whether the jobs end in the same ten minutes of the clock, or not."""
+    outage_ns = DAY_NS + 590 * SECOND
+    jobs = [job(n, "NODE_FAIL", outage_ns + (jobs_end_s - 60) * SECOND, f"gpu{n}") for n in range(40)]
+    events = [event(outage_ns + n * SECOND, f"gpu{n}", "ib_link") for n in range(40)]
+    write(tmp_path, jobs, events)
+    with open_tables(str(tmp_path)) as tables:
+        assert {one.incidents for one in node_signals(tables)} == {0}
+
+
+def test_jobs_that_fail_at_once_of_nothing_that_was_reported_failed_of_what_they_share(tmp_path: Path) -> None:
+    write(tmp_path, [job(n, "NODE_FAIL", DAY_NS + n * SECOND, f"gpu{n}") for n in range(40)], [])
+    with open_tables(str(tmp_path)) as tables:
+        assert {one.incidents for one in node_signals(tables)} == {0}
+
+
+def test_names_in_logs_are_no_lists_and_exclusions_count_nodes_of_the_fleet(tmp_path: Path) -> None:
+    events = [event(DAY_NS * n, f"x{n}[0-99999]") for n in range(11)]
+    write(tmp_path, [job(1, "COMPLETED", DAY_NS, "gpu1", excluded="gpu[0-99999]")], events)
+    with open_tables(str(tmp_path)) as tables:
+        found = {one.node: one for one in node_signals(tables)}
+    assert len(found) == 12
+    assert found["gpu1"].excl_jobid_count == 0, "nobody excludes more nodes than there are"
+
+
+def test_nodes_are_observed_for_as_long_as_the_tables_know(tmp_path: Path) -> None:
+    write(tmp_path, [], [event(0, "gpu1"), event(7 * DAY_NS, "gpu2")])
+    with open_tables(str(tmp_path)) as tables:
+        assert {one.days for one in node_signals(tables, days=28)} == {7.0}
+    with open_tables(str(tmp_path)) as tables:
+        assert {one.days for one in node_signals(tables, days=5)} == {5.0}
+
+
 @pytest.mark.parametrize("kind", ["jobs", "events"])
 def test_tables_of_one_kind_suffice(kind: Kind, tmp_path: Path) -> None:
     writer = TableWriter(str(tmp_path), kind)
@@ -101,4 +135,4 @@ def test_lemons_of_a_drawn_fleet_are_found_through_the_tables(
     assert main(["reliability", "lemons", str(tmp_path), "--days", "90", "--nodes", "500"]) == 0
     shown = capsys.readouterr().out
     assert f"{len(fleet.lemons)} proposed" in shown
-    assert "jobs of one node failed on it: more than" in shown
+    assert "jobs of one node that failed on it: " in shown
