@@ -80,7 +80,7 @@ def test_the_list_says_what_each_check_reads(tmp_path: Path, capsys: Capture) ->
     for line in (
         "disk_space: ",
         "  runs   nvidia-smi -q -x",
-        "  warn_used_share = 0.8",
+        "  warn_used_share = 0.9",
         "site_raid: ",
         "gpu_dcgm (disabled): ",
     ):

@@ -58,9 +58,9 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     validation: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Of a node that is tested before it returns; exit code 0: it passed, 2: it is at fault. `fireflyer:node-check`:
     that which comes with Fire-Flyer. Empty: none."""
-    follow: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] | None = None
+    follow: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Runs beside `program` without end, and prints health events as they happen. `fireflyer:health`: what the kernel
-    logs. Empty: none. Not given: `program` where that is `fireflyer:health`, else none."""
+    logs. Empty: `program` where that is `fireflyer:health` without `--check`, else none."""
     version: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
     """Of this table, for people: count it up with each change."""
     period_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 300_000
@@ -112,10 +112,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     def _follower(self) -> tuple[str, ...]:
-        if self.follow is not None:
-            return self.follow
         shipped = self.program[:1] == (SHIPPED_HEALTH,) and "--check" not in self.program
-        return self.program if shipped else ()
+        return self.follow or (self.program if shipped else ())
 
     def order(self) -> HealthOrder | None:
         """None: nodes are not checked."""

@@ -121,7 +121,7 @@ def test_a_disk_of_the_inventory_that_is_gone_is_a_fault() -> None:
 
 
 def test_space_and_inodes() -> None:
-    assert told("disk_space", {"df": "df_faulty.out"}) == [("low", "space", "mount:/"), ("low", "inodes", "mount:/")]
+    assert told("disk_space", {"df": "df_faulty.out"}) == [("warn", "space", "mount:/"), ("low", "inodes", "mount:/")]
 
 
 def test_services_and_time() -> None:
@@ -385,11 +385,11 @@ def test_records_that_were_overwritten_between_two_rounds_are_told() -> None:
     checks = chosen_checks(POLICY, ["gpu_xid"])
     first = judge_round(checks, Evidence(now_ns=NOW_NS, kernel_oldest=5, kernel_sequence=20), POLICY)
     assert [one.severity for one in first.events] == ["ok"], "nobody has read before"
-    for oldest, causes in ((12, [""]), (21, [""]), (30, ["lost_records"])):
+    for oldest, cause, words in ((12, "", "no new Xid"), (21, "", "no new Xid"), (30, "lost_records", "9 records")):
         evidence = Evidence(now_ns=NOW_NS, kernel_oldest=oldest, kernel_sequence=60)
-        events = judge_round(checks, evidence, POLICY, first.counters).events
-        assert [one.cause for one in events] == causes
-    assert "9 records" in events[0].words
+        (event,) = judge_round(checks, evidence, POLICY, first.counters).events
+        assert event.cause == cause
+        assert words in event.words
 
 
 def test_two_that_read_the_same_log_tell_a_record_once() -> None:
@@ -404,3 +404,20 @@ def test_two_that_read_the_same_log_tell_a_record_once() -> None:
         assert last_record(merged) == 12
         assert with_newest_record(own, one.counters, "after a reboot") == own
     assert with_newest_record(one.counters, None, "b") == one.counters
+
+
+@pytest.mark.parametrize(
+    ("said", "severity", "user_made"),
+    [
+        ("I/O error, dev sda, sector 2048 op 0x0:(READ) flags 0x0", "high", False),
+        ("I/O error, dev nvme0n1, sector 2048 op 0x0:(READ)", "high", False),
+        ("EXT4-fs error (device dm-0): ext4_lookup:1850: inode #2", "high", False),
+        ("blk_update_request: I/O error, dev fd0, sector 0", "warn", True),
+        ("I/O error, dev sr0, sector 0 op 0x0:(READ)", "warn", True),
+        ("EXT4-fs error (device loop3): ext4_lookup:1850: inode #2: bad extra_isize", "warn", True),
+        ("XFS (loop0): Corruption detected. Unmount and run xfs_repair", "warn", True),
+    ],
+)
+def test_an_empty_drive_or_an_image_of_a_user_is_no_fault_of_a_disk(said: str, severity: str, user_made: bool) -> None:
+    (event,) = found("kernel_errors", kernel(KernelRecord(9, NOW_NS, said)))
+    assert (event.severity, event.user_made) == (severity, user_made)

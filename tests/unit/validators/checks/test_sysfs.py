@@ -303,3 +303,19 @@ def test_users_can_have_processes_hang() -> None:
     assert [one.user_made for one in found("processes", files, before=files)] == [True, True]
     many = {path: text for pid in range(1, 30) for path, text in stat(pid, "gone", "Z", pid).items()}
     assert [(one.cause, one.user_made) for one in found("processes", many)] == [("zombies", True)]
+
+
+def test_an_interface_that_the_inventory_does_not_name_takes_no_node_out() -> None:
+    """As that of a laptop that roams, or of a dock."""
+    expected = Inventory(ethernet={"eth0": 25})
+    bad = {**ETHERNET, f"{NET}/carrier_changes": "100\n", f"{NET}/statistics/rx_crc_errors": "900000\n"}
+    part = "ethernet:eth0"
+    assert told("ethernet", bad, expected, before=ETHERNET) == [("low", "errors", part), ("low", "flaps", part)]
+    assert told("ethernet", bad, before=ETHERNET) == [("warn", "errors", part), ("warn", "flaps", part)]
+
+
+def test_packets_that_a_busy_host_leaves_in_the_adapter_are_no_fault_of_the_link() -> None:
+    path = f"{NET}/statistics/rx_missed_errors"
+    calm, busy = {**ETHERNET, path: "0\n"}, {**ETHERNET, path: "900000\n"}
+    (event,) = found("ethernet", busy, Inventory(ethernet={"eth0": 25}), before=calm)
+    assert (event.severity, event.cause, event.user_made) == ("warn", "errors", True)

@@ -70,6 +70,8 @@ _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
     (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
     (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", False),
 )
+_OF_NO_DISK: Final = re.compile(r"(?:sr|fd|loop|nbd|ram|zram)[0-9]")
+"""Block devices that are drives of removable media, which are empty or taken out, or images, which users make."""
 _OF_A_PROCESS: Final = re.compile(r"(?s).{1,16}\[[0-9]{1,10}\]:? ")
 """A record that begins with the name of a process."""
 _FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
@@ -174,6 +176,8 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
         for pattern, cause, severity, user_made in _FAULTS:
             if (found := pattern.match(record.text)) is not None:
                 part = f"{_KINDS[cause]}:{found[1]}" if pattern.groups else ""
+                if part and _OF_NO_DISK.match(found[1]) is not None:
+                    severity, user_made = "warn", True
                 yield Finding(
                     severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made, once=True,
                     seen_ns=record.seen_ns,

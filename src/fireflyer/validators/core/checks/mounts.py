@@ -28,8 +28,8 @@ class MountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SpaceSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    warn_used_share: Share = 0.80
-    low_used_share: Share = 0.85
+    warn_used_share: Share = 0.90
+    low_used_share: Share = 0.97
     """Of space, and of inodes."""
     ignored: Names = ()
     """Mount points."""
