@@ -319,3 +319,15 @@ def test_packets_that_a_busy_host_leaves_in_the_adapter_are_no_fault_of_the_link
     calm, busy = {**ETHERNET, path: "0\n"}, {**ETHERNET, path: "900000\n"}
     (event,) = found("ethernet", busy, Inventory(ethernet={"eth0": 25}), before=calm)
     assert (event.severity, event.cause, event.user_made) == ("warn", "errors", True)
+
+
+def test_a_link_whose_state_the_kernel_does_not_tell_is_not_down() -> None:
+    policy = HealthPolicy(inventory=Inventory(infiniband={"mlx5_0": 200}, ethernet={"eth0": 25}))
+    files = {
+        path: text for path, text in {**INFINIBAND, **ETHERNET}.items() if not path.endswith(("/state", "/carrier"))
+    }
+    unreadable = {f"{PORT}/state": "input/output error", f"{NET}/carrier": "input/output error"}
+    evidence = Evidence(now_ns=NOW_NS, files=files, unreadable=unreadable)
+    events = judge_round(chosen_checks(policy, ["infiniband", "ethernet"]), evidence, policy).events
+    assert [(one.severity, one.could_not_run) for one in events] == [("ok", True)] * 2
+    assert all("input/output error" in one.words for one in events)

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.health_event import Severity
-from fireflyer.validators.core.checks.evidence import Evidence, Finding, Outcome
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
 
 __all__ = [
@@ -80,6 +80,7 @@ def judge_ethernet(evidence: Evidence, settings: LinkSettings, expected: Mapping
 
 def _expected_interface(evidence: Evidence, name: str, gbit_per_s: float, there: bool) -> Iterator[Finding]:
     part = f"ethernet:{name}"
+    _require_readable(evidence, f"{_NET}/{name}/carrier")
     speed = evidence.number(f"{_NET}/{name}/speed") or 0
     if not there:
         yield Finding(severity="high", part=part, cause="missing", words=f"no interface {name}", at_once=True)
@@ -125,6 +126,7 @@ def judge_infiniband(evidence: Evidence, settings: LinkSettings, expected: Mappi
 
 
 def _port(evidence: Evidence, base: str, part: str, wanted: float) -> list[Finding]:
+    _require_readable(evidence, f"{base}/state")
     state, physical = evidence.text(f"{base}/state"), evidence.text(f"{base}/phys_state")
     if not state.startswith("4:"):
         words = f"the port is {state or 'unknown'}, its link {physical or 'unknown'}; ACTIVE and LinkUp are expected"
@@ -134,6 +136,12 @@ def _port(evidence: Evidence, base: str, part: str, wanted: float) -> list[Findi
         words = f"the port has {evidence.text(f'{base}/rate') or 'no rate'}; the inventory says {wanted:g} Gbit/s"
         return [Finding(severity="high", part=part, cause="rate", words=words)]
     return []
+
+
+def _require_readable(evidence: Evidence, path: str) -> None:
+    """What the kernel does not tell is no link that is down. Raises `CannotJudge`."""
+    if path in evidence.unreadable:
+        raise CannotJudge(f"/{path} cannot be read: {evidence.unreadable[path]}")
 
 
 def _errors(
