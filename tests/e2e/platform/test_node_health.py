@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,7 @@ import msgspec
 import pytest
 from tests.support.health import fault
 from tests.support.how_to import Shell
+from tests.support.patience import allowed_s
 from tests.support.platform.agent_process import agent_process, nodes_heard
 from tests.support.platform.manager import ManagerProcess
 from tests.support.platform.running import task_of, wait_for
@@ -42,6 +45,18 @@ for check in ("gpu_xid", "infiniband", "mounts"):
     for event in mine or [{"check": check, "severity": "ok"}]:
         print(json.dumps({**event, "seen_ns": time.time_ns()}))
 """
+FOLLOWER: Final = """\
+import os, socket, sys
+from fireflyer.cli import main
+from fireflyer.validators.checks import rounds
+here = os.environ["NODE_DIRECTORY"]
+log = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+log.connect(os.path.join(here, "kmsg"))
+log.setblocking(False)
+rounds.open_kmsg = log.detach
+sys.exit(main(["health", "--follow", "--no-rounds", "--state", os.path.join(here, "counters")]))
+"""
+"""`ff health` with another kernel log."""
 SCRIPT: Final = """\
 import os, sys, time
 while not os.path.exists(sys.argv[1]):
@@ -89,14 +104,14 @@ class Nodes:
         )  # fmt: skip
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+@contextlib.contextmanager
+def two_nodes(tmp_path: Path, period_ms: int, follow: tuple[str, ...] = ()) -> Iterator[Nodes]:
     program = tmp_path / "health.py"
     program.write_text(PROGRAM)
     (tmp_path / "train.py").write_text(SCRIPT)
     health = HealthConfig(
-        program=(sys.executable, str(program)), version=3, period_ms=300, test_every_ms=200, back_off_ms=0,
-        probation_ms=1000, probe_spacing_ms=50,
+        program=(sys.executable, str(program)), follow=follow, version=3, period_ms=period_ms, test_every_ms=200,
+        back_off_ms=0, probation_ms=1000, probe_spacing_ms=50,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(ManagerProcess(tmp_path / "manager", health=health))
@@ -104,13 +119,19 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
             tmp_path, stack.enter_context(manager.client("admin")), stack.enter_context(manager.client("ada"))
         )
         for name in ("a", "b"):
-            (tmp_path / name).mkdir()
+            (tmp_path / name).mkdir(exist_ok=True)
             found.breaks(name)
             stack.enter_context(agent_process(manager, tmp_path / name, NODE_DIRECTORY=str(tmp_path / name)))
         wait_for(lambda: nodes_heard(found.admin) == 2, "both nodes are there")
         connection = Connection(url=manager.url, token=manager.tokens["admin"], fingerprint=manager.fingerprint)
         write_private_file(str(tmp_path / "connection"), msgspec.json.encode(connection))
-        monkeypatch.setenv("FIREFLYER_PLATFORM", str(tmp_path / "connection"))
+        yield found
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv("FIREFLYER_PLATFORM", str(tmp_path / "connection"))
+    with two_nodes(tmp_path, period_ms=300) as found:
         yield found
 
 
@@ -170,3 +191,23 @@ def test_a_link_then_a_gpu_is_lost_and_each_time_the_task_goes_on_elsewhere(node
     assert [run.nodes for run in ended.runs] == [(first,), (other,), (first,)]
     assert [run.cause for run in ended.runs][-1] is Cause.SUCCEEDED
     assert "xid_79" in ended.runs[1].leave_reason
+
+
+def test_an_xid_takes_a_node_out_long_before_the_next_round_is_due(tmp_path: Path) -> None:
+    follower = tmp_path / "follower.py"
+    follower.write_text(FOLLOWER)
+    with contextlib.ExitStack() as stack:
+        logs = {}
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            logs[name] = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            logs[name].bind(str(tmp_path / name / "kmsg"))
+            logs[name].listen()
+            logs[name].settimeout(allowed_s(60))
+        nodes = stack.enter_context(two_nodes(tmp_path, 86_400_000, (sys.executable, str(follower))))
+        kernel = stack.enter_context(logs["a"].accept()[0])
+        kernel.send(b"6,6,0,-;usb 1-1: reset")
+        kernel.send(b"3,7,%d,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4711\n" % (time.monotonic_ns() // 1000))
+        nodes.wait_for_state("a", "reboot")
+        assert "xid_79" in nodes.health("a").reason
+        assert nodes.health("b").state == "healthy"

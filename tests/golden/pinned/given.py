@@ -86,7 +86,7 @@ def _manager_configs() -> list[PlatformConfig]:
     site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
     whole |= {"history_keep": HistoryKeep(tasks_days=3, rows=4000)}
     whole |= {"engine": "slurm", "slurm": site, "node_check": ("/s1", "s2")}
-    health = HealthConfig(program=("/s1", "s2"), validation=("/s3",), version=4, breaker_share=0.5, required=("s5",))
+    health = HealthConfig(program=("/s1", "s2"), validation=("/s3",), follow=("/s6", "s7"), version=4, required=("s5",))
     whole |= {"health": HealthConfig(version=6)}
     return [least, PlatformConfig(**whole), msgspec.structs.replace(least, health=health)]
 

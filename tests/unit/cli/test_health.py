@@ -15,9 +15,11 @@ import msgspec
 import pytest
 from tests.support.patience import allowed_s
 
+from fireflyer.base.errors import TransientError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.cli import main
-from fireflyer.validators.checks import rounds
+from fireflyer.validators.checks import capture, rounds
+from fireflyer.validators.checks.state_file import StateFile
 from fireflyer.validators.core.checks.catalogue import CHECKS
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
@@ -78,7 +80,7 @@ def test_the_list_says_what_each_check_reads(tmp_path: Path, capsys: Capture) ->
     for line in (
         "disk_space: ",
         "  runs   nvidia-smi -q -x",
-        "  warn_used_share = 0.8",
+        "  warn_used_share = 0.9",
         "site_raid: ",
         "gpu_dcgm (disabled): ",
     ):
@@ -161,3 +163,35 @@ def test_rounds_without_end_take_the_new_policy_and_end_at_sigterm(tmp_path: Pat
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_without_rounds_only_what_the_kernel_logs_is_told_and_a_round_does_not_tell_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xid = b"3,7,%d,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n" % (time.monotonic_ns() // 1000)
+
+    def log(*_: str) -> int:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            theirs.send(xid)
+            theirs.send(b"6,9,1,-;usb 1-1: reset\n")
+        return ours.detach()
+
+    monkeypatch.setattr(rounds, "open_kmsg", log)
+    monkeypatch.setattr(capture, "open_kmsg", log)
+    directory, rules, told = str(tmp_path / "state"), HealthPolicy(), list[HealthEvent]()
+    watch = rounds.Watch(rounds.HealthRounds(StateFile(directory, only_log=True)), told.append)
+    with pytest.raises(TransientError, match="/dev/kmsg has ended"):
+        watch.run_log(lambda: (rules, ""), threading.Event())
+    assert [(event.cause, event.once) for event in told] == [("xid_79", True)]
+    assert os.listdir(directory) == ["log.json"], "it takes nothing from the rounds"
+    events = rounds.HealthRounds(StateFile(directory)).run(rules, ["gpu_xid"])
+    assert [event.severity for event in events] == ["ok"]
+    events = rounds.HealthRounds(StateFile(str(tmp_path / "other"))).run(rules, ["gpu_xid"])
+    assert [event.cause for event in events] == ["xid_79"], "a person's rounds have a state of their own"
+
+
+def test_without_rounds_there_is_something_to_follow(tmp_path: Path, capsys: Capture) -> None:
+    assert health(tmp_path, "--no-rounds") == 2
+    assert "--no-rounds goes with --follow" in capsys.readouterr().err

@@ -37,6 +37,7 @@ Examples:
   ff health --policy /etc/fireflyer/gpu.toml     with the thresholds and the inventory of a group
   ff health --list                               what each check reads, and its thresholds
   ff health --follow --every 5m                  a JSON object for each event, until it is stopped
+  ff health --follow --no-rounds                 only what the kernel logs
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run.""",
 )
@@ -48,6 +49,7 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 @click.option("--list", "as_list", is_flag=True, help="What each check reads, and its thresholds; check nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
 @click.option("--follow", is_flag=True, help="Rounds without end, and what the kernel logs at once; as JSON.")
+@click.option("--no-rounds", is_flag=True, help="With --follow: only what the kernel logs; needs root.")
 @click.option("--every", type=Duration(), default="5m", show_default=True, help="Period of the rounds of --follow.")
 @click.option(
     "--state", "state", metavar="DIR", shell_complete=complete_directory,
@@ -57,7 +59,7 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 @click.pass_context
 def command(
     ctx: click.Context, *, names: tuple[str, ...], policy_path: str | None, as_list: bool, as_json: bool, follow: bool,
-    every: int, state: str | None,
+    no_rounds: bool, every: int, state: str | None,
 ) -> int:  # fmt: skip
     """Check this machine: mounts, disks, memory, processors, services, links, GPUs, and what the kernel logs.
 
@@ -70,17 +72,20 @@ def command(
 
     if follow and (names or as_list):
         raise click.UsageError("--follow runs all enabled checks; leave out --check and --list", ctx)
+    if no_rounds and not follow:
+        raise click.UsageError("--no-rounds goes with --follow; give both", ctx)
     file = PolicyFile(policy_path)
     policy, _ = file.current()
     chosen_checks(policy, names)
     if as_list:
         _list(policy, names)
         return 0
-    rounds = HealthRounds(StateFile(state if state is not None else state_directory()))
+    kept = StateFile(state if state is not None else state_directory(), only_log=no_rounds)
+    rounds = HealthRounds(kept)
     if rounds.note:
         click.echo(f"warning: counters from before are not used: {rounds.note}", err=True)
     if follow:
-        _follow(rounds, file, every)
+        _follow(rounds, file, None if no_rounds else every)
         return 0
     events = rounds.run(policy, names)
     if rounds.unsaved:
@@ -147,7 +152,8 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
 
 
-def _follow(rounds: HealthRounds, file: PolicyFile, every_ns: int) -> None:
+def _follow(rounds: HealthRounds, file: PolicyFile, every_ns: int | None) -> None:
+    """None: without rounds."""
     from fireflyer.validators.checks.rounds import Watch
 
     stop = threading.Event()
@@ -160,4 +166,7 @@ def _follow(rounds: HealthRounds, file: PolicyFile, every_ns: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), 10))  # ranks come first
-    watch.run(file.current, every_ns / SECOND, stop)
+    if every_ns is None:
+        watch.run_log(file.current, stop)
+    else:
+        watch.run(file.current, every_ns / SECOND, stop)

@@ -1,8 +1,9 @@
 """Checks of this node as the managers order them: periodically, before and after runs, and when they ask for a probe.
 
-    orders ──> what is due (`core.health_rounds`) ──> program ──> report ──> Sync, until the manager has taken it
+    orders ──> what is due (`core.health.rounds`) ──> program ──> report ──> Sync, until the manager has taken it
+        └────> what follows events ─────────────────────────────────┘
 
-One program runs at a time, beside the agent's loop: nothing that a rank or a guard waits for waits for a check.
+One round runs at a time, beside the agent's loop: nothing that a rank or a guard waits for waits for a check.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.agent.health_follower import HealthFollower
 from fireflyer.cluster.agent.health_program import Printed, refused, run_health_program
 from fireflyer.cluster.core.health.rounds import HealthRounds, Round
 from fireflyer.cluster.core.node_check import SOUND, SUSPECT
@@ -29,9 +31,14 @@ _log = logging.getLogger(__name__)
 class NodeChecks:
     """`run` until it is cancelled. `on_report` is called when there is a report for the managers."""
 
-    def __init__(self, incarnation: int, on_report: Callable[[], None], *, any_program: bool = True) -> None:
-        """`any_program`: that managers name; else those that `refused` lets pass."""
+    def __init__(
+        self, incarnation: int, on_report: Callable[[], None], *, any_program: bool = True, state: str = ""
+    ) -> None:
+        """`any_program`: that managers name; else those that `refused` lets pass. `state`: directory for the counters
+        of what comes with Fire-Flyer, apart from those of people who run it; empty: theirs."""
         self._any_program = any_program
+        self._state = state
+        self._follower = HealthFollower(self._happened, any_program=any_program, state=state)
         self._on_report = on_report
         self._rounds = HealthRounds(incarnation)
         self._clock = BootClock()
@@ -40,6 +47,7 @@ class NodeChecks:
 
     def hear(self, order: HealthOrder | None) -> None:
         self._rounds.hear(order)
+        self._follower.hear(order)
         self._news.set()
 
     def runs_are(self, tokens: frozenset[str]) -> None:
@@ -51,6 +59,15 @@ class NodeChecks:
         return self._rounds.reports()
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follower.run())
+            tasks.create_task(self._run_rounds())
+
+    def _happened(self, lines: tuple[bytes, ...]) -> None:
+        self._rounds.happened(lines)
+        self._on_report()
+
+    async def _run_rounds(self) -> None:
         while True:
             due = self._rounds.next(self._clock.now_ns())
             if due is not None:
@@ -75,7 +92,7 @@ class NodeChecks:
 
     async def _run(self, program: tuple[str, ...], limit_ns: int) -> Printed:
         words = "" if self._any_program else refused(program)
-        return Printed(failure=words) if words else await run_health_program(program, limit_ns)
+        return Printed(failure=words) if words else await run_health_program(program, limit_ns, self._state)
 
     def _tell(self, failure: str) -> None:
         """Once."""

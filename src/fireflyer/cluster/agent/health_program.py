@@ -1,4 +1,4 @@
-"""Runs the checks of a node, one program at a time, and bounds it: in time, in bytes, in lines, in priority."""
+"""Runs the checks of a node, and bounds them: in time, in bytes, in lines, in priority."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import SHIPPED_HEALTH
 from fireflyer.runtime.processes.guarded import exit_code_of, start_with_parent_death_signal, watch_exit
 
-__all__ = ["MAX_LINES", "MAX_OUTPUT_BYTES", "Printed", "refused", "run_health_program"]
+__all__ = ["MAX_LINES", "MAX_OUTPUT_BYTES", "Child", "Printed", "refused", "run_health_program"]
 
 MAX_OUTPUT_BYTES: Final = 128 << 10
 MAX_LINES: Final = 256
 _NICE: Final = 10
 _KILL_S: Final = 5.0
 _LAST_S: Final = 1.0
-_SHIPPED: Final = {
-    SHIPPED_HEALTH: (sys.executable, "-P", "-m", "fireflyer", "health", "--json"),
-    SHIPPED_NODE_CHECK: (sys.executable, "-P", "-m", "fireflyer.validators"),
-}
+_HEALTH: Final = (sys.executable, "-P", "-m", "fireflyer", "health")
+_SHIPPED: Final = {SHIPPED_HEALTH: _HEALTH, SHIPPED_NODE_CHECK: (sys.executable, "-P", "-m", "fireflyer.validators")}
 
 
 class Printed(NamedTuple):
@@ -93,58 +91,101 @@ def _only_root_writes(path: str) -> bool:
     return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o022 for one in (file, directory))
 
 
-async def run_health_program(program: tuple[str, ...], limit_ns: int) -> Printed:
-    """Never raises: what it returns says what went wrong. At the limit the program and its process group are killed."""
-    command = (*_SHIPPED.get(program[0], program[:1]), *program[1:])
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FF_"))}
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
+async def run_health_program(program: tuple[str, ...], limit_ns: int, state: str = "") -> Printed:
+    """Never raises: what it returns says what went wrong. At the limit the program and its process group are killed.
+    `state`: directory for the counters of what comes with Fire-Flyer; empty: that of whoever runs it."""
     try:
-        try:
-            process = start_with_parent_death_signal(
-                command, environment=environment, stdout=writer, stderr=subprocess.DEVNULL, directory="/"
-            )
-        finally:
-            os.close(writer)
-        return await _Running(process, reader, program[0], limit_ns).result()
+        child = Child(program, state)
     except FireflyerError as error:
         return Printed(failure=f"{program[0]} cannot be started: {error}"[:1000])
+    try:
+        return await _Running(child, program[0], limit_ns).result()
     finally:
-        os.close(reader)
+        os.close(child.reader)
+
+
+class Child:
+    """A program of health checks, in a process group of its own, at low priority, that dies with the agent."""
+
+    def __init__(self, program: tuple[str, ...], state: str, *, follows: bool = False) -> None:
+        """`follows`: it prints what happens, and does not end. In the loop's thread. Raises `FireflyerError`."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FF_"))}
+        self.ended = asyncio.Event()
+        self.reader, writer = os.pipe()
+        """Of what it prints; not blocking, to be closed by who has started it."""
+        os.set_blocking(self.reader, False)
+        try:
+            self._process = start_with_parent_death_signal(
+                _command(program, state, follows=follows), environment=environment, stdout=writer,
+                stderr=subprocess.DEVNULL, directory="/",
+            )  # fmt: skip
+            watch_exit(asyncio.get_running_loop(), self._process.pid, self.ended.set)
+        except FireflyerError:
+            os.close(self.reader)
+            raise
+        finally:
+            os.close(writer)
+        with contextlib.suppress(OSError):  # ranks come first
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):  # whatever it has left behind, too
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def end(self) -> int | None:
+        """Kills it; its exit code. None: it hangs in the kernel, and ends when that lets it."""
+        self.kill()
+        if await _within(_KILL_S, self.ended):
+            return exit_code_of(self._process.wait())
+        self._reap_later()
+        return None
+
+    def end_now(self) -> None:
+        """Kills it and waits a moment: the agent ends."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_S)
+
+    def _reap_later(self) -> None:
+        async def reap() -> None:
+            await self.ended.wait()
+            self._process.wait()
+
+        _reapers.add(task := asyncio.get_running_loop().create_task(reap()))
+        task.add_done_callback(_reapers.discard)
+
+
+def _command(program: tuple[str, ...], state: str, *, follows: bool) -> tuple[str, ...]:
+    name, *arguments = program
+    if name == SHIPPED_HEALTH:
+        how = ("--follow", "--no-rounds") if follows else ("--json",)
+        return (*_HEALTH, *how, *(("--state", state) if state else ()), *arguments)
+    return (*_SHIPPED.get(name, (name,)), *arguments)
 
 
 class _Running:
-    def __init__(self, process: subprocess.Popen[bytes], reader: int, name: str, limit_ns: int) -> None:
-        self._process, self._reader, self._name, self._limit_ns = process, reader, name, limit_ns
+    def __init__(self, child: Child, name: str, limit_ns: int) -> None:
+        self._child, self._reader, self._name, self._limit_ns = child, child.reader, name, limit_ns
         self._output = bytearray()
-        self._ended = asyncio.Event()
-        self._over = asyncio.Event()
-        """It has ended, or printed too much."""
+        self._too_much = asyncio.Event()
 
     async def result(self) -> Printed:
         loop = asyncio.get_running_loop()
-        watch_exit(loop, self._process.pid, self._on_exit)
         loop.add_reader(self._reader, self._read)
-        with contextlib.suppress(OSError):  # ranks come first
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
         try:
             return await self._until_over()
         except asyncio.CancelledError:  # the agent ends
-            self._kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LAST_S)
+            self._child.end_now()
             raise
         finally:
             loop.remove_reader(self._reader)
 
     async def _until_over(self) -> Printed:
-        in_time = await _within(self._limit_ns / SECOND, self._over)
-        ended_itself = in_time and self._ended.is_set()
-        self._kill()
-        if not await _within(_KILL_S, self._ended):  # it hangs in the kernel, and ends when that lets it
-            self._reap_later()
+        in_time = await _within(self._limit_ns / SECOND, self._child.ended, self._too_much)
+        ended_itself = in_time and self._child.ended.is_set()
+        exit_code = await self._child.end()
+        if exit_code is None:
             return Printed(failure=f"{self._name} hangs, and cannot be killed")
-        exit_code = exit_code_of(self._process.wait())
         self._read()  # what was in the pipe when it ended
         if len(self._output) > MAX_OUTPUT_BYTES:
             return Printed(failure=f"{self._name} printed more than {MAX_OUTPUT_BYTES} bytes")
@@ -159,25 +200,8 @@ class _Running:
         if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_BYTES for line in lines):
             words = f"{self._name} printed {len(lines)} lines; {MAX_LINES} of {MAX_LINE_BYTES} bytes are allowed"
             return Printed(failure=words, exit_code=exit_code)
-        return Printed(tuple(lines), exit_code)
-
-    def _reap_later(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        async def reap() -> None:
-            await self._ended.wait()
-            self._process.wait()
-
-        _reapers.add(task := loop.create_task(reap()))
-        task.add_done_callback(_reapers.discard)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(OSError):  # whatever it has left behind, too
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _on_exit(self) -> None:
-        self._ended.set()
-        self._over.set()
+        words = f"{self._name} printed nothing, and ended with exit code {exit_code}" if exit_code and not lines else ""
+        return Printed(tuple(lines), exit_code, words)
 
     def _read(self) -> None:
         try:
@@ -189,16 +213,18 @@ class _Running:
                 self._output += data
         except BlockingIOError:
             return
-        self._over.set()
+        self._too_much.set()
 
 
-async def _within(limit_s: float, event: asyncio.Event) -> bool:
+async def _within(limit_s: float, *events: asyncio.Event) -> bool:
+    """Whether one of them has been set until then."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+        done, _ = await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return bool(done)
 
 
 _reapers: Final[set[asyncio.Task[None]]] = set()

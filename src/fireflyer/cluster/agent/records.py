@@ -95,6 +95,8 @@ class AgentDirectory:
         self._runs = os.path.join(path, "runs")
         self._membership = os.path.join(path, "membership.json")
         self.lease_file = os.path.join(path, "lease")
+        self.health_state = os.path.join(os.path.abspath(path), "health")
+        """Directory for the counters of this node's checks."""
         try:
             os.makedirs(self._guards, mode=_MODE, exist_ok=True)
             os.makedirs(self._runs, mode=_MODE, exist_ok=True)

@@ -158,7 +158,10 @@ class _Agent:
         self._logs = LogShipping(self._runs)
         incarnation = directory.next_incarnation(int(time.time()))
         self._execs = Execs(self._runs, accounts, directory.lease_file, incarnation)
-        self._checks = NodeChecks(incarnation, lambda: self._managers.changed.set(), any_program=accounts.serves_own)
+        self._checks = NodeChecks(
+            incarnation, lambda: self._managers.changed.set(), any_program=accounts.serves_own,
+            state=directory.health_state,
+        )  # fmt: skip
         self._managers = Managers(
             directory, self._runs, self._checks, lambda: self._membership, incarnation, self._leader_is
         )

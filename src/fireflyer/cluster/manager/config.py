@@ -58,6 +58,9 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     validation: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Of a node that is tested before it returns; exit code 0: it passed, 2: it is at fault. `fireflyer:node-check`:
     that which comes with Fire-Flyer. Empty: none."""
+    follow: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Runs beside `program` without end, and prints health events as they happen. `fireflyer:health`: what the kernel
+    logs. Empty: `program` where that is `fireflyer:health` without `--check`, else none."""
     version: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
     """Of this table, for people: count it up with each change."""
     period_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 300_000
@@ -81,14 +84,15 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     probation_ms: Annotated[int, msgspec.Meta(ge=0, le=30 * 86_400_000)] = 3_600_000
 
     def __post_init__(self) -> None:
-        for key in ("program", "validation"):
+        for key in ("program", "validation", "follow"):
             program = getattr(self, key)
             if program and not os.path.isabs(program[0]) and program[0] not in (SHIPPED_HEALTH, SHIPPED_NODE_CHECK):
                 raise UsageError(
                     f"health.{key}: {program[0]!r} is no absolute path; give the one that the program has on the nodes"
                 )
-        if self.validation and not self.program:
-            raise UsageError("health.validation needs health.program; give both or none")
+        for key in ("validation", "follow"):
+            if getattr(self, key) and not self.program:
+                raise UsageError(f"health.{key} needs health.program; give both or none")
 
     def policy(self) -> HealthPolicy:
         required = (*self.required, *((VALIDATION,) if self.validation else ()))
@@ -107,6 +111,10 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             probation_ns=self.probation_ms * MS,
         )
 
+    def _follower(self) -> tuple[str, ...]:
+        shipped = self.program[:1] == (SHIPPED_HEALTH,) and "--check" not in self.program
+        return self.follow or (self.program if shipped else ())
+
     def order(self) -> HealthOrder | None:
         """None: nodes are not checked."""
         if not self.program:
@@ -114,6 +122,7 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return HealthOrder(
             program=self.program,
             validation=self.validation,
+            follow=self._follower(),
             period_ns=self.period_ms * MS,
             limit_ns=self.timeout_ms * MS,
             validation_limit_ns=self.validation_timeout_ms * MS,

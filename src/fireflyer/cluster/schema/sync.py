@@ -167,6 +167,9 @@ class HealthOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Prints health events, each a line of JSON; with an argument, the name of a check, that one alone."""
     validation: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
     """Of a node that is tested; exit code 0: it passed, 2: the node is at fault."""
+    follow: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=64)] = ()
+    """Prints health events as they happen, and does not end; empty: none. `SHIPPED_HEALTH` stands for that which
+    follows the kernel's log."""
     period_ns: _Ns = 300 * SECOND
     limit_ns: _Ns = 60 * SECOND
     validation_limit_ns: _Ns = 600 * SECOND

@@ -8,24 +8,27 @@ from collections.abc import Sequence
 from typing import Final
 
 from fireflyer.validators.checks.commands import run_commands
-from fireflyer.validators.checks.files import matching, read_files
+from fireflyer.validators.checks.files import FilesRead, matching, read_files, read_links
 from fireflyer.validators.checks.kernel_log import JOURNAL, KMSG, KernelLogRead, from_journal, open_kmsg, read_kmsg
 from fireflyer.validators.core.checks.evidence import Evidence, Output
-from fireflyer.validators.core.checks.sources import Command, Files, KernelLog, Source
+from fireflyer.validators.core.checks.mounts import not_mounted
+from fireflyer.validators.core.checks.sources import Command, Files, KernelLog, MountPoints, Source
 
 __all__ = ["capture"]
 
 _MAX_DEVICES: Final = 64
+_LAST_S: Final = 5.0
 _BOOT: Final = "proc/sys/kernel/random/boot_id"
 
 
 def capture(sources: Sequence[Source], now_ns: int, *, root: str = "/", tool_path: str | None = None) -> Evidence:
     """`root`: of /sys, /proc and /etc; another than `/` is for tests, and has no kernel log. `tool_path`: where tools
     are looked for. Never raises: what is missing is told in the `Evidence`."""
-    patterns = [pattern for source in sources if isinstance(source, Files) for pattern in source.patterns]
-    read = read_files([_BOOT, *patterns], root=root)
-    commands = [pair for source in sources if isinstance(source, Command) for pair in _for_devices(source, root)]
-    outputs = run_commands(commands) if tool_path is None else run_commands(commands, path=tool_path)
+    read = _read_all(sources, root)
+    links = _links(sources, read, root)
+    outputs: dict[str, Output] = {}
+    commands = [p for source in sources if isinstance(source, Command) for p in _for_devices(source, root, outputs)]
+    outputs |= run_commands(commands) if tool_path is None else run_commands(commands, path=tool_path)
     kernel = KernelLogRead()
     if any(isinstance(source, KernelLog) for source in sources):
         kernel = _kernel_log(now_ns, outputs) if root == "/" else KernelLogRead(problem="there is no kernel log")
@@ -35,17 +38,52 @@ def capture(sources: Sequence[Source], now_ns: int, *, root: str = "/", tool_pat
         outputs=outputs,
         files=read.files,
         unreadable=read.unreadable,
+        incomplete=read.incomplete,
+        links=links,
         kernel=kernel.faults,
+        kernel_oldest=kernel.oldest,
         kernel_sequence=kernel.sequence,
+        kernel_lost=kernel.lost,
         kernel_problem=kernel.problem,
     )
 
 
-def _for_devices(command: Command, root: str) -> list[tuple[str, Command]]:
+def _read_all(sources: Sequence[Source], root: str) -> FilesRead:
+    """What users decide the number of comes last: it takes no time from the rest."""
+    files = [source for source in sources if isinstance(source, Files)]
+    read = read_files([_BOOT, *(pattern for one in files if not one.last for pattern in one.patterns)], root=root)
+    if last := [pattern for one in files if one.last for pattern in one.patterns]:
+        more = read_files(last, root=root, limit_s=_LAST_S)
+        read.files |= more.files
+        read.unreadable |= more.unreadable
+        read.incomplete |= more.incomplete
+    return read
+
+
+def _links(sources: Sequence[Source], read: FilesRead, root: str) -> dict[str, str]:
+    """Of mount points that are not mounted by their name. Those of which it is not known are noted as unreadable."""
+    points: list[str] = []
+    for source in sources:
+        if isinstance(source, MountPoints):
+            points += not_mounted(read.files, source.points, fstab=source.fstab)
+    if not points:
+        return {}
+    links, unknown = read_links(points, root=root)
+    read.unreadable |= {point.lstrip("/"): reason for point, reason in unknown.items()}
+    return links
+
+
+def _for_devices(command: Command, root: str, outputs: dict[str, Output]) -> list[tuple[str, Command]]:
+    """Where they cannot be listed, the output says why."""
     if not command.each:
         return [(command.name, command)]
     place = max(at for at, part in enumerate(command.each.split("/")) if "*" in part)
-    devices = [path.split("/")[place] for path in matching(command.each, root)][:_MAX_DEVICES]
+    try:
+        devices = [path.split("/")[place] for path in matching(command.each, root)][:_MAX_DEVICES]
+    except OSError as error:
+        reason = f"/{command.each} cannot be listed: {(error.strerror or '').lower()}"
+        outputs[f"{command.name}:*"] = Output(problem=reason)
+        return []
     return [
         (
             f"{command.name}:{device}",

@@ -67,6 +67,7 @@ def _wait(selector: selectors.BaseSelector, running: set[_Run]) -> None:
         run.read(key.fd, selector)
     for run in running:
         if time.monotonic() >= run.ends_s and not run.problem:
+            run.hung = True
             run.stop(f"{run.command.argv[0]} did not end within {run.command.limit_s:g} s, and was killed", selector)
 
 
@@ -74,7 +75,7 @@ def _start(command: Command, path: str) -> _Run | Output:
     tool = command.argv[0]
     found = shutil.which(tool, path=path)
     if found is None:
-        return Output(problem=f"{tool} is not installed")
+        return Output(problem=f"{tool} is not installed", missing=True)
     if command.root and os.geteuid() != 0:
         return Output(problem=f"{tool} needs root")
     out, err = os.pipe(), os.pipe()
@@ -100,6 +101,7 @@ class _Run:
         self.key = command.name
         self.command = command
         self.problem = ""
+        self.hung = False
         self.ends_s = time.monotonic() + command.limit_s
         self._process = process
         self._printed = {out: bytearray(), err: bytearray()}
@@ -158,11 +160,12 @@ class _Run:
         printed = self._printed[self._out].decode(errors="replace")
         said = self._printed[self._err].decode(errors="replace")
         if self.problem or code is None:
-            return Output(problem=self.problem or f"{self.command.argv[0]} could not be ended")
+            hung = self.hung or code is None
+            return Output(problem=self.problem or f"{self.command.argv[0]} could not be ended", hung=hung)
         if code and not printed.strip():
             reason = " ".join(said.split())[:200] or f"exit code {exit_code_of(code)}"
             if code < 0:
-                return Output(problem=f"{self.command.argv[0]} was ended by signal {-code}")
+                return Output(problem=f"{self.command.argv[0]} was ended by signal {-code}", hung=True)
             return Output(said, code, problem="" if said.strip() else f"{self.command.argv[0]}: {reason}")
         return Output(printed, exit_code_of(code))
 

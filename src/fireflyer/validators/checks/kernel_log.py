@@ -13,7 +13,7 @@ from fireflyer.validators.core.checks.evidence import KernelRecord, Output
 from fireflyer.validators.core.checks.kernel_log import has_fault, parse_journal, parse_kmsg, sequence_of
 from fireflyer.validators.core.checks.sources import Command
 
-__all__ = ["JOURNAL", "KernelLogRead", "follow_kmsg", "from_journal", "open_kmsg", "read_kmsg"]
+__all__ = ["JOURNAL", "KMSG", "KernelLogRead", "follow_kmsg", "from_journal", "open_kmsg", "read_kmsg"]
 
 KMSG: Final = "/dev/kmsg"
 JOURNAL: Final = Command(
@@ -35,8 +35,11 @@ _LIMIT_S: Final = 5.0
 class KernelLogRead(NamedTuple):
     faults: tuple[KernelRecord, ...] = ()
     """Records of the kernel that may tell of a fault."""
+    oldest: int = 0
     sequence: int = 0
-    """Of the last record."""
+    """Of the first and the last record; 0: not known."""
+    lost: int = 0
+    """Records that were overwritten while the log was read."""
     problem: str = ""
 
 
@@ -51,26 +54,39 @@ def open_kmsg(path: str = KMSG, *, from_now: bool = False) -> int:
 def read_kmsg(fd: int, started_ns: int) -> KernelLogRead:
     """All records that are there. `started_ns`: when the kernel's clock was 0."""
     faults: list[KernelRecord] = []
-    last = b""
+    first = last = b""
+    lost, overwritten = 0, False
+    problem = "the kernel's log grew faster than it was read"
     ends_s = time.monotonic() + _LIMIT_S
     for _ in range(_MAX_RECORDS):
         try:
             record = os.read(fd, _RECORD_BYTES)
         except BlockingIOError:
-            return KernelLogRead(tuple(faults), sequence_of(last) or 0)
+            problem = ""
+            break
         except OSError as error:
             if error.errno == errno.EPIPE:  # overwritten while we read; the next read gives the oldest that is left
+                overwritten = True
                 continue
-            return KernelLogRead(tuple(faults), sequence_of(last) or 0, f"{KMSG}: {os.strerror(error.errno or 0)}")
+            problem = f"{KMSG}: {os.strerror(error.errno or 0)}"
+            break
         if not record:
-            return KernelLogRead(tuple(faults), sequence_of(last) or 0)
-        last = record
+            problem = ""
+            break
+        if overwritten and last:
+            lost += _between(last, record)
+        first, last, overwritten = first or record, record, False
         if has_fault(record) and (parsed := parse_kmsg(record, started_ns)) is not None:
             faults.append(parsed)
             del faults[:-_MAX_FAULTS]
         if time.monotonic() > ends_s:
             break
-    return KernelLogRead(tuple(faults), sequence_of(last) or 0, "the kernel's log grew faster than it was read")
+    return KernelLogRead(tuple(faults), sequence_of(first) or 0, sequence_of(last) or 0, lost, problem)
+
+
+def _between(last: bytes, record: bytes) -> int:
+    """How many records the kernel has overwritten between two that were read."""
+    return max((sequence_of(record) or 0) - (sequence_of(last) or 0) - 1, 1)
 
 
 def from_journal(output: Output) -> KernelLogRead:
@@ -81,10 +97,12 @@ def from_journal(output: Output) -> KernelLogRead:
 
 
 def follow_kmsg(
-    fd: int, started_ns: int, wake_fd: int, on_fault: Callable[[KernelRecord], None], on_lost: Callable[[int], None]
-) -> None:
+    fd: int, started_ns: int, wake_fd: int, on_fault: Callable[[KernelRecord], None], on_lost: Callable[[int], None],
+    *, on_read: Callable[[int], None] = lambda _: None, after: int = 0,
+) -> None:  # fmt: skip
     """Gives each record that may tell of a fault, until something can be read from `wake_fd` or the log ends.
-    `on_lost`: the kernel has overwritten so many records before they were read."""
+    `on_lost`: the kernel has overwritten so many records before they were read. `on_read`: all is read that there is,
+    up to the record with this number. `after`: that of the last record that was read before; 0: not known."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     poll.register(wake_fd, select.POLLIN)
@@ -93,6 +111,8 @@ def follow_kmsg(
         try:
             record = os.read(fd, _RECORD_BYTES)
         except BlockingIOError:
+            if last:
+                on_read(sequence_of(last) or 0)
             if any(ready == wake_fd for ready, _ in poll.poll()):
                 return
             continue
@@ -103,9 +123,11 @@ def follow_kmsg(
             continue
         if not record:
             return
-        if lost:
-            on_lost(max((sequence_of(record) or 0) - (sequence_of(last) or 0) - 1, 1))
-            lost = False
+        if after and not last and (missed := (sequence_of(record) or 0) - after - 1) > 0:
+            on_lost(missed)
+        elif lost:
+            on_lost(_between(last, record))
+        lost = False
         last = record
         if has_fault(record) and (parsed := parse_kmsg(record, started_ns)) is not None:
             on_fault(parsed)

@@ -9,14 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from fireflyer.base.errors import FireflyerError
+from fireflyer.base.errors import FireflyerError, TransientError
 from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.os_errors import translate_os_error
 from fireflyer.validators.checks.capture import capture
-from fireflyer.validators.checks.kernel_log import follow_kmsg, open_kmsg
+from fireflyer.validators.checks.kernel_log import KMSG, follow_kmsg, open_kmsg
 from fireflyer.validators.checks.state_file import StateFile
 from fireflyer.validators.core.checks.catalogue import CheckSpec, chosen_checks, sources_of
 from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord
 from fireflyer.validators.core.checks.health_round import judge_round
+from fireflyer.validators.core.checks.kernel_log import last_record, with_newest_record
 from fireflyer.validators.core.checks.policy import HealthPolicy
 from fireflyer.validators.core.checks.sources import KernelLog
 
@@ -25,6 +27,8 @@ __all__ = ["HealthRounds", "Watch"]
 _MAX_FAULTS: Final = 20_000
 _GATHER_S: Final = 0.05
 """Faults come in groups; those of so long are judged together."""
+_NOTE_S: Final = 60.0
+"""After so long it is noted up to where the log was read."""
 _FOLLOWER_NICE: Final = -5
 _LOG: Final = "kernel_log"
 
@@ -54,18 +58,27 @@ class HealthRounds:
         return self._judged(checks, evidence, policy)
 
     def judge_log(
-        self, policy: HealthPolicy, faults: Sequence[KernelRecord], *, lost: int = 0, problem: str = ""
+        self, policy: HealthPolicy, faults: Sequence[KernelRecord], *, read: int = 0, lost: int = 0, problem: str = ""
     ) -> list[HealthEvent]:
-        """Of records that were followed; only what is wrong."""
+        """Of records that were followed; only what is wrong. `read`: number of the last record that was looked at."""
         checks = [check for check in chosen_checks(policy) if _LOG in check.sources]
         evidence = Evidence(
             now_ns=time.time_ns(), boot=_boot(), kernel=tuple(faults), kernel_problem=problem, kernel_lost=lost,
-            kernel_sequence=max((one.sequence for one in faults), default=0),
+            kernel_sequence=max([read, *(one.sequence for one in faults)]),
         )  # fmt: skip
         return [event for event in self._judged(checks, evidence, policy) if event.severity != "ok"]
 
+    def last_record(self) -> int:
+        """Sequence number of the last record of the kernel's log that was looked at since the node was started; 0: not
+        known."""
+        return last_record(self._known(_boot()))
+
+    def _known(self, boot: str) -> Counters | None:
+        other = self._state.load_other() if self._state is not None else None
+        return with_newest_record(self._counters, other, boot)
+
     def _judged(self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy) -> list[HealthEvent]:
-        found = judge_round(checks, evidence, policy, self._counters)
+        found = judge_round(checks, evidence, policy, self._known(evidence.boot))
         self._counters = found.counters
         if self._state is not None:
             try:
@@ -76,13 +89,15 @@ class HealthRounds:
 
 
 class Watch:
-    """Rounds at a fixed period; what the kernel logs is judged as it comes."""
+    """Rounds at a fixed period; what the kernel logs is judged as it comes, also without rounds."""
 
     def __init__(self, rounds: HealthRounds, emit: Callable[[HealthEvent], None]) -> None:
         self._rounds = rounds
         self._emit = emit
         self._faults: collections.deque[KernelRecord] = collections.deque(maxlen=_MAX_FAULTS)
         self._lost = 0
+        self._read = 0
+        self._noted = 0
         self._news = threading.Event()
         self._ended = ""
 
@@ -90,7 +105,7 @@ class Watch:
         """Until `stop` is set and `wake` is called. `policy` is called before each round: the policy,
         and why its file was not used in its newest form."""
         wake_r, wake_w = os.pipe()
-        thread = self._follow(wake_r)
+        thread = self._follow_if_allowed(wake_r)
         try:
             while not stop.is_set():
                 ends_s = time.monotonic() + every_s
@@ -99,7 +114,8 @@ class Watch:
                     self._emit(
                         HealthEvent(check="health_policy", severity="warn", words=problem[:400], seen_ns=time.time_ns())
                     )
-                for event in self._rounds.run(rules, kernel_log=thread is None):
+                self._note(rules)
+                for event in self._rounds.run(rules, kernel_log=thread is None or bool(self._ended)):
                     self._emit(event)
                 while not stop.is_set() and (left_s := ends_s - time.monotonic()) > 0:
                     if self._news.wait(left_s) and not stop.is_set():
@@ -110,6 +126,32 @@ class Watch:
                 thread.join()
             os.close(wake_r)
 
+    def run_log(self, policy: Callable[[], tuple[HealthPolicy, str]], stop: threading.Event) -> None:
+        """Without rounds, until `stop` is set and `wake` is called. Raises `FireflyerError` where the log cannot be
+        read, or its end is reached."""
+        wake_r, wake_w = os.pipe()
+        try:
+            fd = open_kmsg()
+        except OSError as error:
+            os.close(wake_w)
+            os.close(wake_r)
+            raise translate_os_error(error, f"follow {KMSG}") from error
+        thread = self._follow(wake_r, fd)
+        try:
+            while not stop.is_set():
+                told = self._news.wait(_NOTE_S)
+                ended = self._ended
+                if told and not stop.is_set():
+                    self._judge_news(policy()[0])
+                elif not told:
+                    self._note(policy()[0])
+                if ended:
+                    raise TransientError(ended)
+        finally:
+            os.close(wake_w)
+            thread.join()
+            os.close(wake_r)
+
     def wake(self) -> None:
         """Ends a pause; safe in a signal handler."""
         self._news.set()
@@ -117,17 +159,27 @@ class Watch:
     def _judge_news(self, rules: HealthPolicy) -> None:
         time.sleep(_GATHER_S)
         self._news.clear()
+        self._noted = self._read  # first: what is wrong up to there is in `faults`
         faults = [self._faults.popleft() for _ in range(len(self._faults))]
         lost, self._lost = self._lost, 0
-        for event in self._rounds.judge_log(rules, faults, lost=lost, problem=self._ended):
+        for event in self._rounds.judge_log(rules, faults, read=self._noted, lost=lost, problem=self._ended):
             self._emit(event)
 
-    def _follow(self, wake_fd: int) -> threading.Thread | None:
+    def _note(self, rules: HealthPolicy) -> None:
+        """Up to where the log is read, for who reads it after this process."""
+        if self._read != self._noted:
+            self._judge_news(rules)
+
+    def _follow_if_allowed(self, wake_fd: int) -> threading.Thread | None:
         """None where the log may not be read: then each round asks the journal."""
         try:
             fd = open_kmsg()
         except OSError:
             return None
+        return self._follow(wake_fd, fd)
+
+    def _follow(self, wake_fd: int, fd: int) -> threading.Thread:
+        after = self._rounds.last_record()
         started_ns = time.time_ns() - time.monotonic_ns()
 
         def on_fault(record: KernelRecord) -> None:
@@ -138,6 +190,9 @@ class Watch:
             self._lost += count
             self._news.set()
 
+        def on_read(sequence: int) -> None:
+            self._read = sequence
+
         def follow() -> None:
             try:
                 # The kernel does not wait for who reads its log; a storm of lines takes a third of a processor.
@@ -145,12 +200,13 @@ class Watch:
             except OSError:
                 pass  # only root may
             try:
-                follow_kmsg(fd, started_ns, wake_fd, on_fault, on_lost)
+                follow_kmsg(fd, started_ns, wake_fd, on_fault, on_lost, on_read=on_read, after=after)
+                self._ended = f"{KMSG} has ended"
             except OSError as error:
-                self._ended = f"/dev/kmsg: {(error.strerror or '').lower()}"
-                self._news.set()
+                self._ended = f"{KMSG}: {(error.strerror or '').lower()}"
             finally:
                 os.close(fd)
+                self._news.set()
 
         thread = threading.Thread(target=follow, name="follow-kernel-log", daemon=True)
         thread.start()

@@ -1,4 +1,8 @@
-"""Keeps the counters of one round for the next, in a directory that is the checks' own."""
+"""Keeps the counters of one round for the next, in a directory that is the checks' own.
+
+Rounds and a process that only follows the kernel's log have a file each, and read that of the other: what one has told
+of the log, the other does not tell again.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,15 @@ from fireflyer.validators.core.checks.evidence import Counters
 __all__ = ["MAX_STATE_BYTES", "StateFile"]
 
 MAX_STATE_BYTES: Final = 8 << 20
-_NAME: Final = "counters.json"
+_OF_ROUNDS: Final = "counters.json"
+_OF_LOG: Final = "log.json"
 
 
 class StateFile:
     """In a directory that is made if it is not there; only its owner may write into it, who must be the caller."""
 
-    def __init__(self, directory: str) -> None:
-        """Raises `FireflyerError`."""
+    def __init__(self, directory: str, *, only_log: bool = False) -> None:
+        """`only_log`: of who runs no rounds. Raises `FireflyerError`."""
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             found = os.lstat(directory)
@@ -34,26 +39,16 @@ class StateFile:
                 f"state directory {directory} is not a directory that only this user may write to; "
                 "give another with --state"
             )
-        self._path = os.path.join(directory, _NAME)
+        self._path = os.path.join(directory, _OF_LOG if only_log else _OF_ROUNDS)
+        self._other = os.path.join(directory, _OF_ROUNDS if only_log else _OF_LOG)
 
     def load(self) -> tuple[Counters | None, str]:
         """What was kept; and, where there is a file that is not what we write, why nothing was taken from it."""
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None, ""
-        except OSError as error:
-            return None, f"{self._path}: {(error.strerror or '').lower()}"
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None, f"{self._path} is not a file"
-            data = file.read(MAX_STATE_BYTES + 1)
-        if len(data) > MAX_STATE_BYTES:
-            return None, f"{self._path} is larger than {MAX_STATE_BYTES >> 20} MiB"
-        try:
-            return msgspec.json.decode(data, type=Counters), ""
-        except DECODE_ERRORS as error:
-            return None, f"{self._path}: {str(error)[:200]}"
+        return _load(self._path)
+
+    def load_other(self) -> Counters | None:
+        """What the process has kept that shares the directory; None: there is none, or its file is not to be read."""
+        return _load(self._other)[0]
 
     def save(self, counters: Counters) -> None:
         """Replaces the file as a whole. Raises `FireflyerError`."""
@@ -70,3 +65,22 @@ class StateFile:
             os.replace(new, self._path)
         except OSError as error:
             raise translate_os_error(error, f"write {self._path}") from error
+
+
+def _load(path: str) -> tuple[Counters | None, str]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{path}: {(error.strerror or '').lower()}"
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None, f"{path} is not a file"
+        data = file.read(MAX_STATE_BYTES + 1)
+    if len(data) > MAX_STATE_BYTES:
+        return None, f"{path} is larger than {MAX_STATE_BYTES >> 20} MiB"
+    try:
+        return msgspec.json.decode(data, type=Counters), ""
+    except DECODE_ERRORS as error:
+        return None, f"{path}: {str(error)[:200]}"

@@ -181,3 +181,18 @@ def test_a_test_of_the_node_carries_out_the_validation() -> None:
         (line,) = asyncio.run(lines(code))
         assert f'"severity":{severity}' in line.decode()
         assert '"check":"validation"' in line.decode()
+
+
+def test_a_program_that_prints_nothing_and_fails_came_to_no_result() -> None:
+    assert "printed nothing, and ended with exit code 2" in run("echo no such policy >&2; exit 2").failure
+
+
+def test_rounds_of_the_agent_keep_their_counters_apart_from_those_of_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    program = ("fireflyer:health", "--check", "mounts")
+    printed = asyncio.run(run_health_program(program, 60 * SECOND, str(tmp_path / "agent" / "health")))
+    assert [b'"check":"mounts"' in line for line in printed.lines] == [True]
+    assert (tmp_path / "agent/health/counters.json").exists()
+    assert not (tmp_path / "home").exists()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.health import fault, passes
 
-from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.core.health.rounds import HealthRounds
+from fireflyer.cluster.core.health.findings import MAX_LINES, PROGRAM, findings_of
+from fireflyer.cluster.core.health.rounds import Following, HealthRounds, PrintedLines
 from fireflyer.cluster.schema.sync import MAX_REPORTS, HealthHeard, HealthOrder
 
 ORDER = HealthOrder(program=("/opt/health",), validation=("/opt/validate",), period_ns=300 * SECOND)
@@ -104,3 +107,82 @@ def test_what_a_check_says_once_stays_until_it_is_taken() -> None:
 def test_a_site_that_checks_no_nodes_has_no_rounds() -> None:
     rounds = rounds_of(None)
     assert (rounds.next(0), rounds.reports()) == (None, ())
+
+
+def test_what_happens_is_a_report_beside_that_of_a_round_which_is_under_way() -> None:
+    xid = line(fault("gpu_xid", cause="xid_79", at_once=True))
+    rounds = rounds_of()
+    due = rounds.next(0)
+    assert due is not None
+    rounds.happened((xid,))
+    assert [(report.number, report.probe, report.lines) for report in rounds.reports()] == [(1, 0, (xid,))]
+    rounds.done(due, (), "")
+    assert [report.number for report in rounds.reports()] == [1, 2]
+    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(3, 1)))
+    assert [report.number for report in rounds.reports()] == [2]
+    assert rounds.next(299 * SECOND) is None, "it takes no round's place"
+
+
+def test_what_happens_stays_until_it_is_taken_and_answers_to_probes_with_it() -> None:
+    rounds = rounds_of(msgspec.structs.replace(ORDER, probe=1, check="mounts"))
+    due = rounds.next(0)
+    assert due is not None
+    rounds.done(due, (), "")
+    events = [line(fault("gpu_xid", cause="xid_48", part=f"gpu:{number}")) for number in range(50)]
+    for event in events:
+        rounds.happened((event,))
+    kept = rounds.reports()
+    assert len(kept) == MAX_REPORTS
+    assert [report.probe for report in kept] == [1, 0, 0, 0]
+    assert sorted(event for report in kept for event in report.lines) == sorted(events)
+
+
+def test_what_happens_on_a_node_that_is_not_checked_is_not_reported() -> None:
+    rounds = rounds_of(None)
+    rounds.happened((b"{}",))
+    rounds.hear(ORDER)
+    assert rounds.reports() == ()
+
+
+def test_a_follower_that_ends_is_started_again_after_pauses_that_double() -> None:
+    following = Following()
+    assert following.wait_s(0) is None
+    order = msgspec.structs.replace(ORDER, follow=("/opt/follow",))
+    assert following.hear(order)
+    assert not following.hear(order)
+    now_ns, pauses = 0, []
+    for _ in range(12):
+        assert following.wait_s(now_ns) == 0
+        following.ended(now_ns, now_ns)
+        pauses.append(following.wait_s(now_ns))
+        now_ns += round((following.wait_s(now_ns) or 0) * SECOND)
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
+    following.ended(now_ns, now_ns + 3600 * SECOND)
+    assert following.wait_s(now_ns + 3600 * SECOND) == 1, "one that has lived begins anew"
+    assert following.hear(msgspec.structs.replace(ORDER, follow=("/opt/other",)))
+    assert following.wait_s(now_ns) == 0
+    assert following.hear(None)
+    assert following.wait_s(now_ns) is None
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20))
+def test_lines_come_whole_however_the_pipe_divides_them(pieces: list[bytes]) -> None:
+    lines = PrintedLines()
+    taken: list[bytes] = []
+    for piece in pieces:
+        lines.feed(piece)
+        taken += lines.take()
+    whole = b"".join(pieces).split(b"\n")[:-1]
+    assert dict.fromkeys(taken) == dict.fromkeys(line for line in whole if line.strip())
+
+
+def test_lines_are_bounded_and_one_that_is_too_long_is_told() -> None:
+    lines = PrintedLines()
+    for _ in range(100):
+        lines.feed(b"x" * 65536)
+    lines.feed(b"\n" + b"".join(b"%d\n" % number for number in range(MAX_LINES + 5)))
+    first, second = lines.take(), lines.take()
+    assert (len(first), len(second), lines.take()) == (MAX_LINES, 6, ())
+    assert len(first[0]) == MAX_LINE_BYTES
+    (finding,) = findings_of(first[:1], 0)
+    assert finding.check == PROGRAM

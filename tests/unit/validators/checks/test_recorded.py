@@ -14,7 +14,8 @@ from fireflyer.base.units import SECOND
 from fireflyer.validators.core.checks.catalogue import CHECKS, chosen_checks
 from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord, Output
 from fireflyer.validators.core.checks.health_round import judge_round
-from fireflyer.validators.core.checks.kernel_log import parse_journal, parse_kmsg
+from fireflyer.validators.core.checks.kernel_log import last_record, parse_journal, parse_kmsg, with_newest_record
+from fireflyer.validators.core.checks.mounts import SpaceSettings
 from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
 from fireflyer.validators.core.checks.services import ServiceSettings
 
@@ -120,7 +121,7 @@ def test_a_disk_of_the_inventory_that_is_gone_is_a_fault() -> None:
 
 
 def test_space_and_inodes() -> None:
-    assert told("disk_space", {"df": "df_faulty.out"}) == [("low", "space", "mount:/"), ("low", "inodes", "mount:/")]
+    assert told("disk_space", {"df": "df_faulty.out"}) == [("warn", "space", "mount:/"), ("low", "inodes", "mount:/")]
 
 
 def test_services_and_time() -> None:
@@ -337,3 +338,86 @@ def test_all_checks_say_why_nothing_was_captured() -> None:
     round_ = judge_round(CHECKS, Evidence(now_ns=NOW_NS), policy)
     assert {event.check for event in round_.events} == {check.name for check in CHECKS}
     assert not [event for event in round_.events if "the check failed" in event.words]
+
+
+def test_users_fill_file_systems_and_memory_is_no_disk() -> None:
+    full = recorded("df_healthy.out").replace("25276510208 25276510208", "25276510208 1")
+    assert full.count(" 1 ") == 1
+    evidence = Evidence(now_ns=NOW_NS, outputs={"df": Output(full)})
+    assert [one.severity for one in found("disk_space", evidence)] == ["ok"]
+    asked = HealthPolicy(disk_space=SpaceSettings(tmpfs=True))
+    assert [(one.part, one.severity, one.user_made) for one in found("disk_space", evidence, asked)] == [
+        ("mount:/dev/shm", "low", True)
+    ]
+    disk = Evidence(now_ns=NOW_NS, outputs=printed({"df": "df_faulty.out"}))
+    assert [one.user_made for one in found("disk_space", disk)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("output", "user_made"),
+    [
+        (Output(problem="nvidia-smi is not installed", missing=True), False),
+        (Output(problem="nvidia-smi did not end within 30 s, and was killed", hung=True), True),
+        (Output("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9), False),
+        (Output("Failed to initialize NVML: Driver/library version mismatch", 18), False),
+        (Output("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", 12), False),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_a_fault_of_a_node_that_has_gpus(output: Output, user_made: bool) -> None:
+    """A user can keep nvidia-smi from ending in time, so that costs no run."""
+    evidence = Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": output})
+    (event,) = found("gpu_count", evidence, HealthPolicy(inventory=Inventory(gpus=8)))
+    assert (event.severity, event.cause, event.at_once) == ("high", "driver", False)
+    assert (event.could_not_run, event.user_made) == (False, user_made)
+    assert (output.problem or output.text) in event.words
+    (event,) = found("gpu_count", evidence)
+    assert (event.severity, event.could_not_run) == ("ok", True), "a node without GPUs"
+
+
+def test_a_report_that_is_too_long_says_nothing_of_the_driver() -> None:
+    """Users choose how long the names of their processes are."""
+    evidence = Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(problem="nvidia-smi printed more than 4 MiB")})
+    (event,) = found("gpu_count", evidence, HealthPolicy(inventory=Inventory(gpus=8)))
+    assert (event.severity, event.could_not_run) == ("ok", True)
+
+
+def test_records_that_were_overwritten_between_two_rounds_are_told() -> None:
+    checks = chosen_checks(POLICY, ["gpu_xid"])
+    first = judge_round(checks, Evidence(now_ns=NOW_NS, kernel_oldest=5, kernel_sequence=20), POLICY)
+    assert [one.severity for one in first.events] == ["ok"], "nobody has read before"
+    for oldest, cause, words in ((12, "", "no new Xid"), (21, "", "no new Xid"), (30, "lost_records", "9 records")):
+        evidence = Evidence(now_ns=NOW_NS, kernel_oldest=oldest, kernel_sequence=60)
+        (event,) = judge_round(checks, evidence, POLICY, first.counters).events
+        assert event.cause == cause
+        assert words in event.words
+
+
+def test_two_that_read_the_same_log_tell_a_record_once() -> None:
+    checks = chosen_checks(POLICY, ["gpu_xid", "kernel_errors"])
+    record = KernelRecord(9, NOW_NS, "NVRM: Xid (PCI:0000:3b:00): 48, DBE")
+    seen = Evidence(now_ns=NOW_NS, boot="b", kernel=(record,), kernel_sequence=12)
+    one = judge_round(checks, seen, POLICY)
+    assert [event.cause for event in one.events] == ["xid_48", ""]
+    for own in (None, judge_round(checks, Evidence(now_ns=NOW_NS, boot="b", kernel_sequence=3), POLICY).counters):
+        merged = with_newest_record(own, one.counters, "b")
+        assert [event.severity for event in judge_round(checks, seen, POLICY, merged).events] == ["ok", "ok"]
+        assert last_record(merged) == 12
+        assert with_newest_record(own, one.counters, "after a reboot") == own
+    assert with_newest_record(one.counters, None, "b") == one.counters
+
+
+@pytest.mark.parametrize(
+    ("said", "severity", "user_made"),
+    [
+        ("I/O error, dev sda, sector 2048 op 0x0:(READ) flags 0x0", "high", False),
+        ("I/O error, dev nvme0n1, sector 2048 op 0x0:(READ)", "high", False),
+        ("EXT4-fs error (device dm-0): ext4_lookup:1850: inode #2", "high", False),
+        ("blk_update_request: I/O error, dev fd0, sector 0", "warn", True),
+        ("I/O error, dev sr0, sector 0 op 0x0:(READ)", "warn", True),
+        ("EXT4-fs error (device loop3): ext4_lookup:1850: inode #2: bad extra_isize", "warn", True),
+        ("XFS (loop0): Corruption detected. Unmount and run xfs_repair", "warn", True),
+    ],
+)
+def test_an_empty_drive_or_an_image_of_a_user_is_no_fault_of_a_disk(said: str, severity: str, user_made: bool) -> None:
+    (event,) = found("kernel_errors", kernel(KernelRecord(9, NOW_NS, said)))
+    assert (event.severity, event.user_made) == (severity, user_made)

@@ -14,7 +14,7 @@ from tests.support.patience import allowed_s
 from fireflyer.base.units import SECOND
 from fireflyer.validators.checks.capture import capture
 from fireflyer.validators.checks.commands import run_commands
-from fireflyer.validators.checks.files import matching, read_files
+from fireflyer.validators.checks.files import matching, read_files, read_links
 from fireflyer.validators.checks.kernel_log import follow_kmsg, read_kmsg
 from fireflyer.validators.core.checks.evidence import KernelRecord, Output
 from fireflyer.validators.core.checks.sources import MAX_OUTPUT_BYTES, Command
@@ -176,3 +176,49 @@ def test_a_follower_ends_when_it_is_woken() -> None:
         thread.join(allowed_s(30))
         assert not thread.is_alive()
     os.close(wake_r)
+
+
+def test_the_first_record_that_is_left_is_told_and_what_was_overwritten_meanwhile_is_counted() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        for number in (40, 41):
+            theirs.send(record(number, "usb 1-1: reset"))
+        found = read_kmsg(ours.fileno(), SECOND)
+    assert (found.oldest, found.sequence, found.lost) == (40, 41, 0)
+
+
+def test_a_follower_tells_what_was_overwritten_since_another_one_read() -> None:
+    for after, lost in ((0, []), (39, []), (30, [9])):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wake_r, wake_w = os.pipe()
+        told: list[int] = []
+        read: list[int] = []
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.send(record(40, "usb 1-1: reset"))
+            os.close(wake_w)
+            follow_kmsg(ours.fileno(), 0, wake_r, print, told.append, on_read=read.append, after=after)
+        os.close(wake_r)
+        assert (told, read) == (lost, [40])
+
+
+def test_what_was_not_looked_for_is_told_apart_from_what_is_not_there(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"a{number}").mkdir()
+        (tmp_path / f"a{number}/x").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    patterns = ["nothing/*", "loop/*/x", "a[01]/x", "a*/x", "a3/x", "b*/x"]
+    found = read_files(patterns, root=str(tmp_path), max_files=3)
+    assert set(found.files) == {"a0/x", "a1/x", "a2/x"}
+    assert set(found.incomplete) == {"loop/*/x", "a*/x", "a3/x"}
+    assert "more than 3 files" in found.incomplete["a*/x"]
+    late = read_files(["a0/x"], root=str(tmp_path), limit_s=0)
+    assert "a0/x" in late.incomplete
+
+
+def test_where_mount_points_lead(tmp_path: Path) -> None:
+    (tmp_path / "mnt/scratch").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("mnt/scratch")
+    links, unknown = read_links(["/data", "/mnt", "/nothing"], root=str(tmp_path), limit_s=allowed_s(30))
+    assert (links, unknown) == ({"/data": "/mnt/scratch"}, {})

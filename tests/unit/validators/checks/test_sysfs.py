@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import pytest
 from tests.support.fake_sysfs import tree_of_epyc, write_tree
 
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
 from fireflyer.runtime.disk import RealDisk
 from fireflyer.validators.checks.capture import capture
-from fireflyer.validators.core.checks.catalogue import chosen_checks, sources_of
+from fireflyer.validators.core.checks.catalogue import CHECKS, CheckSpec, chosen_checks, sources_of
 from fireflyer.validators.core.checks.evidence import Evidence, Output
 from fireflyer.validators.core.checks.health_round import judge_round
 from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
 from fireflyer.validators.core.checks.processor import ProcessorSettings
+from fireflyer.validators.core.checks.sources import Files
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 NOW_NS: Final = 1_709_546_400 * SECOND
@@ -240,3 +242,92 @@ def test_a_check_of_what_the_kernel_does_not_let_us_read_says_so() -> None:
     (event,) = judge_round(chosen_checks(HealthPolicy(), ["memory_errors"]), evidence, HealthPolicy()).events
     assert event.could_not_run
     assert "permission denied" in event.words
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check.name != "gpu_dcgm"], ids=lambda one: one.name)
+def test_what_was_not_read_is_not_missing(check: CheckSpec) -> None:
+    """Of a machine where nothing was read: with an inventory, each device would be missing."""
+    inventory = Inventory(
+        gpus=8, cpus=4, memory_gib=512, nvme=2, disks=("sda",), mounts=("/data",), ethernet={"eth0": 25},
+        infiniband={"mlx5_0": 200},
+    )  # fmt: skip
+    policy = HealthPolicy(inventory=inventory)
+    patterns = [
+        pattern
+        for source in sources_of([check], policy)
+        if isinstance(source, Files)
+        for pattern in source.patterns
+    ]  # fmt: skip
+    for pattern in patterns:
+        evidence = Evidence(now_ns=NOW_NS, incomplete={pattern: "there are more than 40000 files"})
+        (event,) = judge_round([check], evidence, policy).events
+        assert (event.severity, event.could_not_run) == ("ok", True)
+        assert f"/{pattern} was not read completely: there are more" in event.words
+
+
+def test_processes_take_no_files_from_the_checks_of_devices() -> None:
+    evidence = Evidence(now_ns=NOW_NS, files=INFINIBAND, incomplete={"proc/[0-9]*/stat": "it took longer than 5 s"})
+    checks = chosen_checks(DEFAULTS, ["processes", "infiniband"])
+    assert [(one.check, one.could_not_run) for one in judge_round(checks, evidence, DEFAULTS).events] == [
+        ("processes", True),
+        ("infiniband", False),
+    ]
+    assert [one.name for one in sources_of(CHECKS, DEFAULTS) if isinstance(one, Files) and one.last] == ["processes"]
+
+
+def test_a_mount_point_that_is_a_link_is_mounted_where_it_leads(tmp_path: Path) -> None:
+    mountinfo = (RECORDED / "mountinfo_healthy.out").read_text()
+    for name, text in (("proc/self/mountinfo", mountinfo), ("etc/fstab", "host:/x /nfs/link nfs rw 0 0\n")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "nfs").mkdir()
+    (tmp_path / "nfs/link").symlink_to("../data")
+    (tmp_path / "lost").symlink_to("scratch")
+    policy = HealthPolicy(inventory=Inventory(mounts=("/lost", "/scratch disk")))
+    checks = chosen_checks(policy, ["mounts"])
+    events = judge_round(checks, capture(sources_of(checks, policy), NOW_NS, root=str(tmp_path)), policy).events
+    assert [(one.cause, one.part) for one in events] == [("missing", "mount:/lost")]
+
+
+def test_a_mount_point_on_a_server_that_does_not_answer_is_not_missing() -> None:
+    files = {"proc/self/mountinfo": (RECORDED / "mountinfo_healthy.out").read_text()}
+    hangs = Evidence(now_ns=NOW_NS, files=files, unreadable={"nfs/link": "where it leads was not found within 2 s"})
+    for mounts, told_of in ((("/nfs/link",), [("", True)]), (("/nfs/link", "/gone"), [("mount:/gone", False)])):
+        policy = HealthPolicy(inventory=Inventory(mounts=mounts))
+        events = judge_round(chosen_checks(policy, ["mounts"]), hangs, policy).events
+        assert [(one.part, one.could_not_run) for one in events] == told_of
+
+
+def test_users_can_have_processes_hang() -> None:
+    files = {**stat(1, "init", "S", 1), **stat(7, "a", "D", 70), **stat(8, "gone", "Z", 80)}
+    assert [one.user_made for one in found("processes", files, before=files)] == [True, True]
+    many = {path: text for pid in range(1, 30) for path, text in stat(pid, "gone", "Z", pid).items()}
+    assert [(one.cause, one.user_made) for one in found("processes", many)] == [("zombies", True)]
+
+
+def test_an_interface_that_the_inventory_does_not_name_takes_no_node_out() -> None:
+    """As that of a laptop that roams, or of a dock."""
+    expected = Inventory(ethernet={"eth0": 25})
+    bad = {**ETHERNET, f"{NET}/carrier_changes": "100\n", f"{NET}/statistics/rx_crc_errors": "900000\n"}
+    part = "ethernet:eth0"
+    assert told("ethernet", bad, expected, before=ETHERNET) == [("low", "errors", part), ("low", "flaps", part)]
+    assert told("ethernet", bad, before=ETHERNET) == [("warn", "errors", part), ("warn", "flaps", part)]
+
+
+def test_packets_that_a_busy_host_leaves_in_the_adapter_are_no_fault_of_the_link() -> None:
+    path = f"{NET}/statistics/rx_missed_errors"
+    calm, busy = {**ETHERNET, path: "0\n"}, {**ETHERNET, path: "900000\n"}
+    (event,) = found("ethernet", busy, Inventory(ethernet={"eth0": 25}), before=calm)
+    assert (event.severity, event.cause, event.user_made) == ("warn", "errors", True)
+
+
+def test_a_link_whose_state_the_kernel_does_not_tell_is_not_down() -> None:
+    policy = HealthPolicy(inventory=Inventory(infiniband={"mlx5_0": 200}, ethernet={"eth0": 25}))
+    files = {
+        path: text for path, text in {**INFINIBAND, **ETHERNET}.items() if not path.endswith(("/state", "/carrier"))
+    }
+    unreadable = {f"{PORT}/state": "input/output error", f"{NET}/carrier": "input/output error"}
+    evidence = Evidence(now_ns=NOW_NS, files=files, unreadable=unreadable)
+    events = judge_round(chosen_checks(policy, ["infiniband", "ethernet"]), evidence, policy).events
+    assert [(one.severity, one.could_not_run) for one in events] == [("ok", True)] * 2
+    assert all("input/output error" in one.words for one in events)

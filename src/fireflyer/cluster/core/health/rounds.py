@@ -1,8 +1,10 @@
-"""When a node's checks are run, and which reports the managers have not taken yet. Pure.
+"""When a node's checks are run, what follows what happens beside them, and which reports the managers have not taken
+yet. Pure.
 
 A probe comes before what is periodic, and each is carried out once. Reports are kept until they are taken. Of more than
 `MAX_REPORTS`, answers to former probes go. Then what the oldest periodic report found is moved into the next one: a
-check may say it once (an Xid), and nobody may lead for longer than so many periods.
+check may say it once (an Xid), and nobody may lead for longer than so many periods. What a follower says is a report
+like that of a round.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from fireflyer.base.health_event import MAX_LINE_BYTES
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import MAX_LINES, PROGRAM, Finding, findings_of
 from fireflyer.cluster.schema.sync import MAX_REPORTS, HealthOrder, HealthReport
 
-__all__ = ["HealthRounds", "Round"]
+__all__ = ["Following", "HealthRounds", "PrintedLines", "Round"]
 
 _IDLE_S: Final = 60.0
+_FIRST_PAUSE_NS: Final = SECOND
+_LAST_PAUSE_NS: Final = 600 * SECOND
 MAX_MOVED: Final = 64
 """Faults of a report that are moved into the next one."""
 
@@ -81,9 +86,16 @@ class HealthRounds:
 
     def done(self, due: Round, lines: tuple[bytes, ...], failure: str) -> None:
         self._answered = due.probe or self._answered
+        self._add(lines, due.probe, failure)
+
+    def happened(self, lines: tuple[bytes, ...]) -> None:
+        """What a follower has printed, of `MAX_LINES` lines at most."""
+        if self._order is not None:
+            self._add(lines)
+
+    def _add(self, lines: tuple[bytes, ...], probe: int = 0, failure: str = "") -> None:
         self._number += 1
-        report = HealthReport(number=self._number, probe=due.probe, lines=lines, failure=failure[:1000])
-        self._reports.append(report)
+        self._reports.append(HealthReport(number=self._number, probe=probe, lines=lines, failure=failure[:1000]))
         while len(self._reports) > MAX_REPORTS:
             self._drop_one()
 
@@ -99,6 +111,54 @@ class HealthRounds:
 
     def reports(self) -> tuple[HealthReport, ...]:
         return tuple(self._reports)
+
+
+class Following:
+    """Which program is to follow what happens on the node, and when it may be started again after it has ended."""
+
+    def __init__(self) -> None:
+        self.program: tuple[str, ...] = ()
+        """Empty: none."""
+        self._pause_ns = _FIRST_PAUSE_NS
+        self._due_ns = 0
+
+    def hear(self, order: HealthOrder | None) -> bool:
+        """Whether another program is to follow from now on; it may be started at once."""
+        program = order.follow if order is not None else ()
+        if program == self.program:
+            return False
+        self.program, self._pause_ns, self._due_ns = program, _FIRST_PAUSE_NS, 0
+        return True
+
+    def wait_s(self, now_ns: int) -> float | None:
+        """Until it is to be started; None: there is none."""
+        return max(0, self._due_ns - now_ns) / SECOND if self.program else None
+
+    def ended(self, started_ns: int, now_ns: int) -> None:
+        """Pauses double, up to 10 min, while it does not live for as long."""
+        if now_ns - started_ns >= _LAST_PAUSE_NS:
+            self._pause_ns = _FIRST_PAUSE_NS
+        self._due_ns = now_ns + self._pause_ns
+        self._pause_ns = min(2 * self._pause_ns, _LAST_PAUSE_NS)
+
+
+class PrintedLines:
+    """Of what a follower prints without end, in batches that fit into a report."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._whole: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """A line that is too long is cut, so it is no event and told as such."""
+        *whole, rest = (self._rest + data).split(b"\n")
+        self._whole += [line[:MAX_LINE_BYTES] for line in whole if line.strip()]
+        self._rest = rest[: MAX_LINE_BYTES + 1]
+
+    def take(self) -> tuple[bytes, ...]:
+        """The next batch; of equal lines the first. Empty: there is no whole line."""
+        batch, self._whole = self._whole[:MAX_LINES], self._whole[MAX_LINES:]
+        return tuple(dict.fromkeys(batch))
 
 
 def _joined(old: HealthReport, following: HealthReport) -> HealthReport:

@@ -23,7 +23,7 @@ from fireflyer.validators.core.checks import (
 )
 from fireflyer.validators.core.checks.evidence import Evidence, Outcome
 from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory, settings_of
-from fireflyer.validators.core.checks.sources import Command, Files, KernelLog, Source
+from fireflyer.validators.core.checks.sources import Command, Files, KernelLog, MountPoints, Source
 
 __all__ = ["CHECKS", "CheckSpec", "all_checks", "chosen_checks", "sources_of"]
 
@@ -58,11 +58,12 @@ def _commands(policy: HealthPolicy) -> dict[str, Source]:
         Command(name="nvlink_errors", argv=(smi, "nvlink", "-e"), limit_s=20),
         Command(name="dcgmi", argv=("dcgmi", "diag", "-r", str(level), "-j"), limit_s=(0, 60, 300, 1800)[level]),
         Files(name="mounts", patterns=mounts.MOUNTS_FILES),
+        MountPoints(name="mount_points", points=policy.inventory.mounts, fstab=policy.mounts.fstab),
         Files(name="disks", patterns=("sys/block/*/size",)),
         Files(name="nvme", patterns=drives.NVME_FILES),
         Files(name="edac", patterns=memory.EDAC_FILES),
         Files(name="processors", patterns=processor.PROCESSOR_FILES),
-        Files(name="processes", patterns=("proc/[0-9]*/stat",)),
+        Files(name="processes", patterns=("proc/[0-9]*/stat",), last=True),
         Files(name="ethernet", patterns=links.ETHERNET_FILES),
         Files(name="infiniband", patterns=links.INFINIBAND_FILES),
         Files(name="pcie", patterns=pcie.PCIE_FILES),
@@ -77,7 +78,7 @@ def _commands(policy: HealthPolicy) -> dict[str, Source]:
 
 CHECKS: Final[tuple[CheckSpec, ...]] = (
     CheckSpec(
-        "mounts", "file systems that must be mounted are, and can be written to", ("mounts",),
+        "mounts", "file systems that must be mounted are, and can be written to", ("mounts", "mount_points"),
         lambda e, p: mounts.judge_mounts(e, p.mounts, p.inventory.mounts), lambda i: bool(i.mounts),
     ),
     CheckSpec(

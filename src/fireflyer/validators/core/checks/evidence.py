@@ -43,6 +43,10 @@ class Output(msgspec.Struct, frozen=True):
     """As the shell says it."""
     problem: str = ""
     """Why there is no output to rely on, as `smartctl is not installed`; empty: there is."""
+    missing: bool = False
+    """With a problem: the tool is not there."""
+    hung: bool = False
+    """With a problem: the tool did not end in time, or was killed."""
 
 
 class KernelRecord(msgspec.Struct, frozen=True):
@@ -99,10 +103,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Contents by path, as `sys/class/net/eth0/carrier`."""
     unreadable: Mapping[str, str] = {}
     """Why a file that is there was not read, by path."""
+    incomplete: Mapping[str, str] = {}
+    """Why not all files of a pattern were looked for, by pattern: that one of them is not in `files` says nothing."""
+    links: Mapping[str, str] = {}
+    """Where a mount point leads that is a link: absolute paths."""
     kernel: tuple[KernelRecord, ...] = ()
     """Those that may tell of a fault, and maybe others."""
+    kernel_oldest: int = 0
     kernel_sequence: int = 0
-    """Of the newest record in the log, whatever it tells; 0: not known."""
+    """Of the oldest and the newest record in the log, whatever they tell; 0: not known."""
     kernel_lost: int = 0
     """Records that the kernel has overwritten before they were read."""
     kernel_problem: str = ""

@@ -37,6 +37,7 @@ _SLOWDOWNS: Final = {
 
 _LOST: Final = re.compile(r"Unable to determine the device handle|GPU is lost")
 _NO_DEVICES: Final = re.compile(r"No devices were found")
+_NO_DRIVER: Final = re.compile(r"NVIDIA-SMI (?:has failed|couldn't find)|Failed to initialize NVML")
 
 
 class GpuCountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +77,10 @@ class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknow
 
 
 def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
-    """A GPU that the driver has lost makes nvidia-smi print that instead of its report."""
+    """A GPU that the driver has lost makes nvidia-smi print that instead of its report. `expected`: GPUs of the
+    inventory; with them a driver that does not answer is a fault."""
+    if expected and (silent := _silent_driver(evidence)) is not None:
+        return Outcome(findings=(silent,))
     if (lost := _said_instead(evidence, _LOST)) is not None:
         finding = Finding(severity="high", cause="lost", words=lost[:300], at_once=True)
         return Outcome(findings=(finding,))
@@ -187,6 +191,20 @@ def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Out
         elif not listed and used > settings.used_mib:
             findings.append(_finding(gpu, "low", "memory", f"{used} MiB are in use, and no process holds them"))
     return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs without foreign processes")
+
+
+def _silent_driver(evidence: Evidence) -> Finding | None:
+    """A user can load a node until nvidia-smi does not end in time."""
+    output = evidence.outputs.get("nvidia_smi")
+    if output is None:
+        return None
+    words = output.problem if output.missing or output.hung else None
+    if not output.problem:
+        words = _said_instead(evidence, _NO_DRIVER)
+    if words is None:
+        return None
+    said = f"the inventory has GPUs, and the driver does not answer: {words}"
+    return Finding(severity="high", cause="driver", words=said[:400], user_made=output.hung)
 
 
 def _said_instead(evidence: Evidence, words: re.Pattern[str]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fireflyer.base.health_event import HealthEvent, Severity
-from fireflyer.validators.core.checks.catalogue import CheckSpec
+from fireflyer.validators.core.checks.catalogue import CheckSpec, sources_of
 from fireflyer.validators.core.checks.evidence import (
     MAX_COUNTERS,
     CannotJudge,
@@ -25,6 +25,7 @@ from fireflyer.validators.core.checks.evidence import (
 )
 from fireflyer.validators.core.checks.policy import HealthPolicy, settings_of
 from fireflyer.validators.core.checks.settings import CheckSettings
+from fireflyer.validators.core.checks.sources import Files
 
 __all__ = ["MAX_EVENTS_OF_A_CHECK", "Round", "as_event", "judge_round", "nagios_exit_code"]
 
@@ -47,6 +48,7 @@ def judge_round(
         settings = settings_of(policy, check.name)
         mine = msgspec.structs.replace(evidence, before=known.get(check.name))
         try:
+            _refuse_incomplete(check, evidence, policy)
             outcome = check.judge(mine, policy)
         except CannotJudge as error:
             events.append(_could_not_run(check, settings, policy, evidence.now_ns, str(error)))
@@ -89,6 +91,16 @@ def nagios_exit_code(events: Sequence[HealthEvent], *, asked: bool = False) -> i
     if "warn" in ran:
         return 1
     return 3 if any(event.severity != "ok" or asked for event in failed) or not ran else 0
+
+
+def _refuse_incomplete(check: CheckSpec, evidence: Evidence, policy: HealthPolicy) -> None:
+    """What was not looked for is not missing. Raises `CannotJudge`."""
+    if not evidence.incomplete:
+        return
+    for source in sources_of([check], policy):
+        for pattern in source.patterns if isinstance(source, Files) else ():
+            if (reason := evidence.incomplete.get(pattern)) is not None:
+                raise CannotJudge(f"/{pattern} was not read completely: {reason}")
 
 
 def _events(

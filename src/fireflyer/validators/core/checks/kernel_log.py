@@ -18,7 +18,15 @@ import msgspec
 
 from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
-from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, KernelRecord, Outcome
+from fireflyer.validators.core.checks.evidence import (
+    CannotJudge,
+    CheckCounters,
+    Counters,
+    Evidence,
+    Finding,
+    KernelRecord,
+    Outcome,
+)
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
 from fireflyer.validators.core.checks.xids import UNKNOWN_XID, XIDS
 
@@ -28,9 +36,11 @@ __all__ = [
     "has_fault",
     "judge_kernel_errors",
     "judge_xids",
+    "last_record",
     "parse_journal",
     "parse_kmsg",
     "sequence_of",
+    "with_newest_record",
     "xid_findings",
 ]
 
@@ -60,6 +70,8 @@ _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
     (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
     (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", False),
 )
+_OF_NO_DISK: Final = re.compile(r"(?:sr|fd|loop|nbd|ram|zram)[0-9]")
+"""Block devices that are drives of removable media, which are empty or taken out, or images, which users make."""
 _OF_A_PROCESS: Final = re.compile(r"(?s).{1,16}\[[0-9]{1,10}\]:? ")
 """A record that begins with the name of a process."""
 _FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
@@ -127,8 +139,8 @@ def parse_journal(line: bytes) -> KernelRecord | None:
 def judge_xids(evidence: Evidence, settings: XidSettings) -> Outcome:
     """An Xid is an event, not a state: `ok` says that there is no new one."""
     findings = tuple(_together(xid_findings(_new(evidence, settings.recent_s))))
-    if evidence.kernel_lost:
-        words = f"the kernel has overwritten {evidence.kernel_lost} records before they were read"
+    if lost := _lost(evidence):
+        words = f"the kernel has overwritten {lost} records before they were read"
         findings = (*findings, Finding(severity="warn", cause="lost_records", words=words, user_made=True))
     return Outcome(
         findings=findings, counters=_last(evidence), words="no new Xid", unread=_judged(evidence, bool(findings))
@@ -164,6 +176,8 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
         for pattern, cause, severity, user_made in _FAULTS:
             if (found := pattern.match(record.text)) is not None:
                 part = f"{_KINDS[cause]}:{found[1]}" if pattern.groups else ""
+                if part and _OF_NO_DISK.match(found[1]) is not None:
+                    severity, user_made = "warn", True
                 yield Finding(
                     severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made, once=True,
                     seen_ns=record.seen_ns,
@@ -188,6 +202,33 @@ def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
             new = record.seen_ns > before.seen_ns
         if new:
             yield record
+
+
+def last_record(counters: Counters | None) -> int:
+    """Sequence number of the last record that all checks of the log have looked at; 0: not known."""
+    known = counters.checks.values() if counters is not None else ()
+    return min((one.values[_SEQUENCE] for one in known if _SEQUENCE in one.values), default=0)
+
+
+def with_newest_record(own: Counters | None, other: Counters | None, boot: str) -> Counters | None:
+    """Counters of one of two processes that read the same log, with what the other has looked at. `boot`: which start
+    of the node this is."""
+    if other is None or other.boot != boot:
+        return own
+    checks = dict(own.checks) if own is not None and own.boot == boot else {}
+    for name, theirs in other.checks.items():
+        mine = checks.get(name, CheckCounters(seen_ns=theirs.seen_ns))
+        if theirs.values.get(_SEQUENCE, 0) > mine.values.get(_SEQUENCE, 0):
+            values = {**mine.values, _SEQUENCE: theirs.values[_SEQUENCE]}
+            checks[name] = msgspec.structs.replace(mine, values=values)
+    return Counters(boot=boot, checks=checks)
+
+
+def _lost(evidence: Evidence) -> int:
+    """Records that nobody has read: while the log was read, or since the round before."""
+    last = evidence.before.values.get(_SEQUENCE, 0) if evidence.before is not None else 0
+    since = evidence.kernel_oldest - last - 1 if last and evidence.kernel_oldest else 0
+    return evidence.kernel_lost + max(since, 0)
 
 
 def _last(evidence: Evidence) -> dict[str, int]:

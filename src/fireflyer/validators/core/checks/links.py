@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from fireflyer.base.health_event import Severity
-from fireflyer.validators.core.checks.evidence import Evidence, Finding, Outcome
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
 
 __all__ = [
@@ -19,10 +21,11 @@ __all__ = [
 ]
 
 _NET: Final = "sys/class/net"
-_NET_ERRORS: Final = ("rx_crc_errors", "rx_frame_errors", "rx_missed_errors", "tx_carrier_errors")
+_NET_ERRORS: Final = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
+_MISSED: Final = "rx_missed_errors"
 ETHERNET_FILES: Final = (
     *(f"{_NET}/*/{name}" for name in ("carrier", "operstate", "speed", "carrier_changes", "device/uevent")),
-    *(f"{_NET}/*/statistics/{name}" for name in _NET_ERRORS),
+    *(f"{_NET}/*/statistics/{name}" for name in (*_NET_ERRORS, _MISSED)),
 )
 _IB: Final = "sys/class/infiniband"
 _IB_ERRORS: Final = (
@@ -50,8 +53,8 @@ class LinkSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def judge_ethernet(evidence: Evidence, settings: LinkSettings, expected: Mapping[str, float]) -> Outcome:
-    """`expected`: Gbit/s of each interface of the inventory. Of others only errors count: they may be meant to be
-    down."""
+    """`expected`: Gbit/s of each interface of the inventory. Others are warned of at most: they may be meant to be
+    down, as that of a laptop that roams. So are packets that a busy host has left in the adapter."""
     names = [name for name in evidence.entries(_NET) if f"{_NET}/{name}/device/uevent" in evidence.files]
     findings: list[Finding] = []
     counters: dict[str, int] = {}
@@ -60,10 +63,15 @@ def judge_ethernet(evidence: Evidence, settings: LinkSettings, expected: Mapping
         if name in expected:
             findings += _expected_interface(evidence, name, expected[name], name in evidence.entries(_NET))
         errors = {key: evidence.number(f"{base}/statistics/{key}") for key in _NET_ERRORS}
-        findings += _errors(evidence, part, errors, settings, counters)
         changes = evidence.number(f"{base}/carrier_changes")
         downs = None if changes is None else changes // 2  # each loss is followed by a return
-        findings += _flaps(evidence, part, downs, settings, counters)
+        counted = [
+            *_errors(evidence, part, errors, settings, counters),
+            *_flaps(evidence, part, downs, settings, counters),
+        ]
+        missed = _errors(evidence, part, {_MISSED: evidence.number(f"{base}/statistics/{_MISSED}")}, settings, counters)
+        findings += counted if name in expected else map(_as_warning, counted)
+        findings += (_as_warning(one, user_made=True) for one in missed)
     if not names and not expected:
         return Outcome(absent="no network interface of hardware")
     words = f"{len(names)} interfaces, {len(expected)} of them expected"
@@ -72,6 +80,7 @@ def judge_ethernet(evidence: Evidence, settings: LinkSettings, expected: Mapping
 
 def _expected_interface(evidence: Evidence, name: str, gbit_per_s: float, there: bool) -> Iterator[Finding]:
     part = f"ethernet:{name}"
+    _require_readable(evidence, f"{_NET}/{name}/carrier")
     speed = evidence.number(f"{_NET}/{name}/speed") or 0
     if not there:
         yield Finding(severity="high", part=part, cause="missing", words=f"no interface {name}", at_once=True)
@@ -117,6 +126,7 @@ def judge_infiniband(evidence: Evidence, settings: LinkSettings, expected: Mappi
 
 
 def _port(evidence: Evidence, base: str, part: str, wanted: float) -> list[Finding]:
+    _require_readable(evidence, f"{base}/state")
     state, physical = evidence.text(f"{base}/state"), evidence.text(f"{base}/phys_state")
     if not state.startswith("4:"):
         words = f"the port is {state or 'unknown'}, its link {physical or 'unknown'}; ACTIVE and LinkUp are expected"
@@ -126,6 +136,12 @@ def _port(evidence: Evidence, base: str, part: str, wanted: float) -> list[Findi
         words = f"the port has {evidence.text(f'{base}/rate') or 'no rate'}; the inventory says {wanted:g} Gbit/s"
         return [Finding(severity="high", part=part, cause="rate", words=words)]
     return []
+
+
+def _require_readable(evidence: Evidence, path: str) -> None:
+    """What the kernel does not tell is no link that is down. Raises `CannotJudge`."""
+    if path in evidence.unreadable:
+        raise CannotJudge(f"/{path} cannot be read: {evidence.unreadable[path]}")
 
 
 def _errors(
@@ -157,6 +173,10 @@ def _flaps(
         severity: Severity = "low" if low else "warn"
         words = f"the link went down {growth.count} times since the round before"
         yield Finding(severity=severity, part=part, cause="flaps", words=words)
+
+
+def _as_warning(finding: Finding, *, user_made: bool = False) -> Finding:
+    return msgspec.structs.replace(finding, severity="warn", user_made=user_made)
 
 
 def _with_serial(finding: Finding, serials: Mapping[str, str]) -> Finding:

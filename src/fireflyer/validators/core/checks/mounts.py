@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from fireflyer.base.units import format_bytes
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
 from fireflyer.validators.core.checks.settings import CheckSettings, Names, Share
 
-__all__ = ["MOUNTS_FILES", "MountSettings", "SpaceSettings", "judge_mounts", "judge_space"]
+__all__ = ["MOUNTS_FILES", "MountSettings", "SpaceSettings", "judge_mounts", "judge_space", "not_mounted"]
 
-MOUNTS_FILES: Final = ("proc/self/mountinfo", "etc/fstab")
+_MOUNTINFO: Final = "proc/self/mountinfo"
+_FSTAB: Final = "etc/fstab"
+MOUNTS_FILES: Final = (_MOUNTINFO, _FSTAB)
 _ON_A_DISK: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
+_IN_MEMORY: Final = "tmpfs"
 _WITHOUT_ROOM: Final = frozenset({"squashfs", "iso9660", "overlay", "devtmpfs", "efivarfs", "ramfs", "autofs"})
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
@@ -25,11 +28,13 @@ class MountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SpaceSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    warn_used_share: Share = 0.80
-    low_used_share: Share = 0.85
+    warn_used_share: Share = 0.90
+    low_used_share: Share = 0.97
     """Of space, and of inodes."""
     ignored: Names = ()
     """Mount points."""
+    tmpfs: bool = False
+    """Also of file systems in memory: training fills /dev/shm, and they are empty after the next start."""
 
 
 class _Mount(NamedTuple):
@@ -41,15 +46,15 @@ class _Mount(NamedTuple):
 
 def judge_mounts(evidence: Evidence, settings: MountSettings, expected: tuple[str, ...]) -> Outcome:
     """`expected`: mount points of the inventory. A missing one is of high severity (arXiv:2410.21680, II-C)."""
-    mounts = {mount.point: mount for mount in _mounts(evidence.text("proc/self/mountinfo"))}
+    mounts = {mount.point: mount for mount in _mounts(evidence.text(_MOUNTINFO))}
     if not mounts:
-        raise CannotJudge("/proc/self/mountinfo lists no mount")
-    listed = _fstab(evidence.text("etc/fstab")) if settings.fstab else ()
-    wanted = dict.fromkeys(_normal(point) for point in (*expected, *listed))
+        raise CannotJudge(f"/{_MOUNTINFO}: {evidence.unreadable.get(_MOUNTINFO, 'it lists no mount')}")
+    wanted = _wanted(evidence.files, expected, fstab=settings.fstab)
+    unknown = [point for point in wanted if point not in mounts and point.lstrip("/") in evidence.unreadable]
     findings = [
         Finding(severity="high", part=f"mount:{point}", cause="missing", words=f"{point} is not mounted", at_once=True)
         for point in wanted
-        if point not in mounts
+        if evidence.links.get(point, point) not in mounts and point not in unknown
     ]
     findings += [
         Finding(
@@ -59,7 +64,21 @@ def judge_mounts(evidence: Evidence, settings: MountSettings, expected: tuple[st
         for mount in mounts.values()
         if mount.kind in _ON_A_DISK and "ro" in mount.super_options and "rw" in mount.options
     ]  # fmt: skip
+    unread = "; ".join(f"{point}: {evidence.unreadable[point.lstrip('/')]}" for point in unknown)
+    if unread and not findings:
+        raise CannotJudge(unread)
     return Outcome(findings=tuple(findings), words=f"{len(mounts)} mounts, {len(wanted)} of them expected")
+
+
+def not_mounted(files: Mapping[str, str], expected: Iterable[str], *, fstab: bool) -> list[str]:
+    """Mount points that must be mounted, and are not by this name: they may be links."""
+    mounted = {mount.point for mount in _mounts(files.get(_MOUNTINFO, ""))}
+    return [point for point in _wanted(files, expected, fstab=fstab) if point not in mounted]
+
+
+def _wanted(files: Mapping[str, str], expected: Iterable[str], *, fstab: bool) -> list[str]:
+    listed = _fstab(files.get(_FSTAB, "")) if fstab else ()
+    return list(dict.fromkeys(_normal(point) for point in (*expected, *listed)))
 
 
 def judge_space(evidence: Evidence, settings: SpaceSettings) -> Outcome:
@@ -74,7 +93,12 @@ def judge_space(evidence: Evidence, settings: SpaceSettings) -> Outcome:
         if len(words) < 7:
             raise CannotJudge(f"df printed {line[:80]!r}, which has not seven columns")
         source, kind, point = words[0], words[1], words[6]
-        if kind in _WITHOUT_ROOM or point in settings.ignored or (source.startswith("/") and source in seen):
+        if (
+            kind in _WITHOUT_ROOM
+            or (kind == _IN_MEMORY and not settings.tmpfs)
+            or point in settings.ignored
+            or (source.startswith("/") and source in seen)
+        ):
             continue
         seen.add(source)
         findings += _room(point, kind, words[2:6], settings)
@@ -92,6 +116,7 @@ def _room(point: str, kind: str, words: list[str], settings: SpaceSettings) -> I
                 severity="low" if used > settings.low_used_share else "warn",
                 part=f"mount:{point}",
                 cause=what,
+                user_made=True,  # who has filled it is not known
                 words=f"{point} ({kind}): {used:.1%} of its {what} is used, {remains} left; {limit:.0%} is allowed",
             )
 

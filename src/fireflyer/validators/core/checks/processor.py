@@ -120,6 +120,7 @@ def judge_processes(evidence: Evidence, settings: ProcessSettings) -> Outcome:
         Finding(
             severity="warn" if state == "Z" else "low",
             cause="zombie" if state == "Z" else "uninterruptible",
+            user_made=True,
             words=f"{len(names)} of {total} processes {what} for {settings.hung_s:g} s or more: {', '.join(names[:5])}",
         )
         for state, what in (("D", "wait in the kernel"), ("Z", "wait for their parent"))
@@ -127,7 +128,7 @@ def judge_processes(evidence: Evidence, settings: ProcessSettings) -> Outcome:
     ]
     if zombies > settings.zombies and not hung["Z"]:
         words = f"{zombies} zombies; {settings.zombies} are allowed"
-        findings.append(Finding(severity="warn", cause="zombies", words=words))
+        findings.append(Finding(severity="warn", cause="zombies", words=words, user_made=True))
     return Outcome(findings=tuple(findings), counters=counters, words=f"{total} processes, none hangs")
 
 

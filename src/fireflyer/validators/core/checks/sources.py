@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MAX_OUTPUT_BYTES", "Command", "Files", "KernelLog", "Source"]
+__all__ = ["MAX_OUTPUT_BYTES", "Command", "Files", "KernelLog", "MountPoints", "Source"]
 
 MAX_OUTPUT_BYTES: Final = 4 << 20
 """Of one tool; one that prints more is killed. A report of `nvidia-smi -q -x` on eight GPUs has 300 KiB."""
@@ -31,6 +31,17 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     patterns: tuple[str, ...]
+    last: bool = False
+    """Read after all others, with limits of their own: users decide how many there are."""
+
+
+class MountPoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Where mount points lead that are links."""
+
+    name: str
+    points: tuple[str, ...] = ()
+    fstab: bool = False
+    """Those of /etc/fstab, too."""
 
 
 class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,4 +50,4 @@ class KernelLog(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-Source = Command | Files | KernelLog
+Source = Command | Files | MountPoints | KernelLog
