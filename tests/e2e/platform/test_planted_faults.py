@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -127,7 +128,9 @@ class Node:
         self.says(f"root/{PORT}/state", "1: DOWN\n")
 
     def has_an_xid_79(self) -> None:
-        self.says("kmsg", "3,1281,7177852760,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n")
+        now_us = time.monotonic_ns() // 1000
+        said = "NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus."
+        self.says("kmsg", f"3,1281,{now_us},-;{said}\n")
 
     def loses_its_gpus(self) -> None:
         self.says("gpus.xml", (RECORDED / "nvidia_smi_none.out").read_text())
