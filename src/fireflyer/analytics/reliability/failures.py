@@ -2,8 +2,9 @@
 evidence, and preemptions that failures caused.
 
 incidents   what a node reported of one cause within an hour counts once
-failures    jobs that ended with NODE_FAIL, or FAILED while a node of theirs reported something of high severity from 10
-            minutes before to 5 after (paper, III), with the most specific symptom and the node that reported it
+failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
+            severity from 10 minutes before to 5 after (paper, III), with the most specific symptom and the node that
+            reported it
 cascades    PREEMPTED jobs whose nodes an attempt took that was started because an earlier attempt of its job had failed
 """
 
@@ -97,7 +98,7 @@ def _attribute(connection: Any) -> None:
           FROM ranked GROUP BY id
         )
         SELECT failed.*, coalesce(best.culprit, '') AS culprit, coalesce(best.symptom, '') AS symptom
-        FROM failed LEFT JOIN best USING (id) WHERE state <> 'FAILED' OR best.high
+        FROM failed LEFT JOIN best USING (id) WHERE state NOT IN ('FAILED', 'REQUEUED') OR best.high
         """
     )
 
