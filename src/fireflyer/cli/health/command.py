@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.health.shipped import dashboard_command, rules_command
+from fireflyer.cli.health.slurm import slurm_command
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration
 
@@ -27,8 +30,9 @@ __all__ = ["command", "print_events", "state_directory"]
 _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", "not run": "bright_black"}
 
 
-@click.command(
+@click.group(
     "health",
+    invoke_without_command=True,
     short_help="Check this machine.",
     epilog="""\b
 Examples:
@@ -37,6 +41,7 @@ Examples:
   ff health --policy /etc/fireflyer/gpu.toml     with the thresholds and the inventory of a group
   ff health --list                               what each check reads, and its thresholds
   ff health --follow --every 5m                  a JSON object for each event, until it is stopped
+  ff health slurm check                          as HealthCheckProgram of Slurm
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run.""",
 )
@@ -47,6 +52,10 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 )  # fmt: skip
 @click.option("--list", "as_list", is_flag=True, help="What each check reads, and its thresholds; check nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
+@click.option(
+    "--prometheus", metavar="FILE", shell_complete=complete_file,
+    help="Write figures of the round for the textfile collector of node_exporter; `-`: print them, and no events.",
+)  # fmt: skip
 @click.option("--follow", is_flag=True, help="Rounds without end, and what the kernel logs at once; as JSON.")
 @click.option("--every", type=Duration(), default="5m", show_default=True, help="Period of the rounds of --follow.")
 @click.option(
@@ -57,19 +66,23 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 @click.pass_context
 def command(
     ctx: click.Context, *, names: tuple[str, ...], policy_path: str | None, as_list: bool, as_json: bool, follow: bool,
-    every: int, state: str | None,
+    every: int, state: str | None, prometheus: str | None,
 ) -> int:  # fmt: skip
     """Check this machine: mounts, disks, memory, processors, services, links, GPUs, and what the kernel logs.
 
     A check that could not be run is told, and why; without root fewer can."""
+    if ctx.invoked_subcommand is not None:
+        if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
+            raise click.UsageError(f"give the options of {ctx.invoked_subcommand!r} behind it", ctx)
+        return 0
     from fireflyer.cli.health.policy_file import PolicyFile
     from fireflyer.validators.checks.rounds import HealthRounds
     from fireflyer.validators.checks.state_file import StateFile
     from fireflyer.validators.core.checks.catalogue import chosen_checks
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
 
-    if follow and (names or as_list):
-        raise click.UsageError("--follow runs all enabled checks; leave out --check and --list", ctx)
+    if follow and (names or as_list or prometheus):
+        raise click.UsageError("--follow runs all enabled checks; leave out --check, --list and --prometheus", ctx)
     file = PolicyFile(policy_path)
     policy, _ = file.current()
     chosen_checks(policy, names)
@@ -85,12 +98,22 @@ def command(
     events = rounds.run(policy, names)
     if rounds.unsaved:
         click.echo(f"warning: the next round cannot compare counters: {rounds.unsaved}", err=True)
-    if as_json:
+    if prometheus is not None:
+        from fireflyer.cli.health.figures import write_figures
+
+        write_figures(prometheus, events, rounds.evidence)
+    if prometheus == "-":
+        pass
+    elif as_json:
         for event in events:
             click.echo(msgspec.json.encode(event))
     else:
         print_events(events)
     return nagios_exit_code(events, asked=bool(names))
+
+
+for one in (slurm_command, rules_command, dashboard_command):
+    command.add_command(one)
 
 
 def state_directory() -> str:

@@ -1,10 +1,10 @@
-"""Keeps the counters of one round for the next, in a directory that is the checks' own."""
+"""Keeps what one round knows for the next, in a directory that is the checks' own."""
 
 from __future__ import annotations
 
 import os
 import stat
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -13,16 +13,16 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.validators.core.checks.evidence import Counters
 
-__all__ = ["MAX_STATE_BYTES", "StateFile"]
+__all__ = ["MAX_STATE_BYTES", "KeptFile", "StateFile"]
 
 MAX_STATE_BYTES: Final = 8 << 20
-_NAME: Final = "counters.json"
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-class StateFile:
+class KeptFile(Generic[T]):
     """In a directory that is made if it is not there; only its owner may write into it, who must be the caller."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, name: str, kind: type[T]) -> None:
         """Raises `FireflyerError`."""
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -34,9 +34,10 @@ class StateFile:
                 f"state directory {directory} is not a directory that only this user may write to; "
                 "give another with --state"
             )
-        self._path = os.path.join(directory, _NAME)
+        self._path = os.path.join(directory, name)
+        self._kind = kind
 
-    def load(self) -> tuple[Counters | None, str]:
+    def load(self) -> tuple[T | None, str]:
         """What was kept; and, where there is a file that is not what we write, why nothing was taken from it."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,17 +52,17 @@ class StateFile:
         if len(data) > MAX_STATE_BYTES:
             return None, f"{self._path} is larger than {MAX_STATE_BYTES >> 20} MiB"
         try:
-            return msgspec.json.decode(data, type=Counters), ""
+            return msgspec.json.decode(data, type=self._kind), ""
         except DECODE_ERRORS as error:
             return None, f"{self._path}: {str(error)[:200]}"
 
-    def save(self, counters: Counters) -> None:
+    def save(self, kept: T) -> None:
         """Replaces the file as a whole. Raises `FireflyerError`."""
-        data = msgspec.json.encode(counters)
+        data = msgspec.json.encode(kept)
         new = f"{self._path}.new"
         try:
             if len(data) > MAX_STATE_BYTES:
-                raise UsageError(f"the counters of a round take {len(data)} bytes; {MAX_STATE_BYTES} are allowed")
+                raise UsageError(f"what is kept of a round takes {len(data)} bytes; {MAX_STATE_BYTES} are allowed")
             if os.path.lexists(new):
                 os.unlink(new)
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -70,3 +71,11 @@ class StateFile:
             os.replace(new, self._path)
         except OSError as error:
             raise translate_os_error(error, f"write {self._path}") from error
+
+
+class StateFile(KeptFile[Counters]):
+    """The counters of a round."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises `FireflyerError`."""
+        super().__init__(directory, "counters.json", Counters)
