@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.support.health import only_program
 from tests.support.machines import slurm
 from tests.support.machines.machines import Machines, needs_machines
 from tests.support.machines.slurm import JOBCOMP, SlurmCluster, needs_slurm, slurm_cluster
@@ -21,7 +22,6 @@ from tests.support.platform.running import wait_for
 from fireflyer.cli import main
 from fireflyer.cluster.core.slurm.drains import is_own
 from fireflyer.cluster.core.slurm.fleet import FLEET_FORMAT, REASON_FORMAT, FleetNode, parse_fleet
-from fireflyer.validators.core.checks.catalogue import CHECKS
 
 pytestmark = [needs_machines, needs_slurm, pytest.mark.slow, pytest.mark.processes]
 
@@ -38,13 +38,6 @@ CHECK: Final = '[ ! -e "{directory}/broken/$(hostname)" ] || {{ echo "GPU 3 is l
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-
-
-def policy(directory: Path) -> str:
-    """Only the check of the site: what this host has is none of the test's business."""
-    off = "".join(f"[{check.name}]\nenabled = false\n" for check in CHECKS)
-    check = directory / "check.sh"
-    return f'version = 1\n{off}[[programs]]\nname = "site_gpus"\nargv = ["/bin/sh", "{check}"]\ncritical = "high"\n'
 
 
 def install(machines: Machines, directory: Path) -> None:
@@ -104,7 +97,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     (tmp_path / "broken").mkdir()
     (tmp_path / "check.sh").write_text(CHECK.format(directory=tmp_path))
     (tmp_path / "train.sh").write_text(TRAIN.format(directory=tmp_path))
-    (tmp_path / "gpu.toml").write_text(policy(tmp_path))
+    (tmp_path / "gpu.toml").write_text(only_program("site_gpus", tmp_path / "check.sh"))
     (lines,) = blocks("ini")
     assert "HealthCheckInterval=300\n" in lines
     with Machines(["a", "b", "c"], shared=[tmp_path], private=slurm.PRIVATE) as machines:

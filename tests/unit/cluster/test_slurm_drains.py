@@ -83,6 +83,7 @@ def test_nodes_partitions_and_reasons() -> None:
     assert (fleet["b"].reason, fleet["b"].since_s) == ("ff: x y|z: \"hey\" 'a' (#12)", 1795811459)
     assert (fleet["b"].drains, fleet["b"].busy, fleet["c"].drains) == (True, True, True)
     assert (fleet["c"].answers, fleet["c"].busy) == (False, False)
+    assert parse_fleet("d|big|allocated|1.50K/0/0/2K\n", "")["d"].busy
 
 
 def test_a_reason_with_a_line_break_says_nothing_of_another_node() -> None:

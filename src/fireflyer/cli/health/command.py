@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fireflyer.validators.checks.rounds import HealthRounds
     from fireflyer.validators.core.checks.policy import HealthPolicy
 
-__all__ = ["command", "print_events", "state_directory"]
+__all__ = ["command", "print_events"]
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", "not run": "bright_black"}
 
@@ -77,7 +77,7 @@ def command(
         return 0
     from fireflyer.cli.health.policy_file import PolicyFile
     from fireflyer.validators.checks.rounds import HealthRounds
-    from fireflyer.validators.checks.state_file import StateFile
+    from fireflyer.validators.checks.state_file import StateFile, state_directory
     from fireflyer.validators.core.checks.catalogue import chosen_checks
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
 
@@ -114,13 +114,6 @@ def command(
 
 for one in (slurm_command, rules_command, dashboard_command):
     command.add_command(one)
-
-
-def state_directory() -> str:
-    """Of who calls."""
-    if os.geteuid() == 0:
-        return "/var/lib/fireflyer/health"
-    return os.path.join(os.path.expanduser("~"), ".local/state/fireflyer/health")
 
 
 def print_events(events: Sequence[HealthEvent]) -> None:

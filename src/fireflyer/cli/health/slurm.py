@@ -68,11 +68,11 @@ def slurm_command(
     An error of `prolog` and `epilog` is told, and does not count: the job starts."""
 
     def made() -> NodeOfSlurm:
-        from fireflyer.cli.health.command import state_directory
         from fireflyer.cli.health.policy_file import read_policy
         from fireflyer.cli.health.slurm_node import NodeOfSlurm
         from fireflyer.cluster.core.slurm.drains import DrainLimits
         from fireflyer.cluster.manager.slurm.commands import SlurmCommands
+        from fireflyer.validators.checks.state_file import state_directory
 
         return NodeOfSlurm(
             node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],

@@ -13,10 +13,17 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.validators.core.checks.evidence import Counters
 
-__all__ = ["MAX_STATE_BYTES", "KeptFile", "StateFile"]
+__all__ = ["MAX_STATE_BYTES", "KeptFile", "StateFile", "state_directory"]
 
 MAX_STATE_BYTES: Final = 8 << 20
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+def state_directory() -> str:
+    """Of who calls, where no other is given."""
+    if os.geteuid() == 0:
+        return "/var/lib/fireflyer/health"
+    return os.path.join(os.path.expanduser("~"), ".local/state/fireflyer/health")
 
 
 class KeptFile(Generic[T]):

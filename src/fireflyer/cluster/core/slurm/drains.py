@@ -158,7 +158,8 @@ def _mark(node: str, text: str) -> str:
 
 
 def _most_of(fleet: Mapping[str, FleetNode], partition: str, share: float) -> int:
-    return max(1, int(share * sum(partition in node.partitions for node in fleet.values())))
+    nodes = sum(partition in node.partitions for node in fleet.values())
+    return max(1, int(share * nodes + 1e-9))  # 0.29 of 100 are 29
 
 
 def _own_of(fleet: Mapping[str, FleetNode], partition: str) -> list[str]:

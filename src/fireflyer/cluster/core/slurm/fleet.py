@@ -36,9 +36,10 @@ MAX_NODE_JOBS: Final = 10_000
 _UNKNOWN: Final = "(not known)"
 
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_COUNT: Final = r"[0-9]{1,7}(?:\.[0-9]{1,2})?[KM]?"
 _ROW: Final = re.compile(
     rf"(?P<name>{_NAME})\|(?P<partition>{_NAME})\|(?P<state>[a-z_]{{2,30}})(?P<flags>[*~#!%$@^+-]{{0,4}})"
-    r"\|(?P<allocated>[0-9]{1,7})/[0-9]{1,7}/[0-9]{1,7}/[0-9]{1,7}"
+    rf"\|(?P<allocated>{_COUNT})/{_COUNT}/{_COUNT}/{_COUNT}"
 )
 _REASON: Final = re.compile(rf"(?P<name>{_NAME})\|(?P<since>[0-9]{{1,12}}|Unknown)\|(?P<reason>.*)")
 _JOB: Final = re.compile(r" *([0-9]{1,10}) +([0-9]{1,9}) +([01]) *")
@@ -91,7 +92,7 @@ def parse_fleet(rows: str, reasons: str) -> dict[str, FleetNode]:
             partitions=(found["partition"],),
             state=found["state"],
             answers="*" not in found["flags"],
-            busy=int(found["allocated"]) > 0,
+            busy=found["allocated"] != "0",
             reason=reason,
             since_s=since_s,
         )
