@@ -16,8 +16,8 @@ WORKERS ?= 2
 SYSTEM_PACKAGES := python3-venv python3-dev g++ git iproute2 chromium libucx-dev postgresql libfuse3-dev fuse3 rsync sqlite3 openssh-server
 
 # What the slow tests need beside them: a Slurm cluster on machines of namespaces, the service manager of a user, a
-# simulator of networks to compare with.
-SLOW_PACKAGES := slurmctld slurmd slurm-client munge systemd python3-simgrid
+# simulator of networks to compare with, promtool for the alert rules.
+SLOW_PACKAGES := slurmctld slurmd slurm-client munge systemd python3-simgrid prometheus
 
 CPP_SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.hpp')
 

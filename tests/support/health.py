@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -26,8 +27,9 @@ from fireflyer.cluster.core.health.messages import (
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import Hold, NodeHealth, PartHistory, RepairState, RepairTicket
 from fireflyer.cluster.core.health.remedies import Remedy
+from fireflyer.validators.core.checks.catalogue import CHECKS
 
-__all__ = ["Floor", "Table", "fault", "passes"]
+__all__ = ["Floor", "Table", "fault", "only_program", "passes"]
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -56,6 +58,12 @@ def fault(check: str, severity: Severity = "high", **fields: Any) -> Finding:
 
 def passes(check: str, part: str = "") -> Finding:
     return Finding(check=check, severity="ok", part=part, seen_ns=0)
+
+
+def only_program(name: str, script: Path) -> str:
+    """A policy of `ff health` with no check but this script: what the host has is none of the test's business."""
+    off = "".join(f"[{check.name}]\nenabled = false\n" for check in CHECKS)
+    return f'version = 1\n{off}[[programs]]\nname = "{name}"\nargv = ["/bin/sh", "{script}"]\ncritical = "high"\n'
 
 
 class Floor:

@@ -21,7 +21,9 @@ from fireflyer.cluster.schema.tasks import FINISHED, Cause, Program, TaskSpec, T
 pytestmark = pytest.mark.processes
 
 HOW_TO: Final = Path(__file__).parents[3] / "docs" / "how-to" / "metrics.md"
-LABELS: Final = {"state", "kind", "outcome", "cause", "reason", "method", "route", "status", "table", "le"}
+LABELS: Final = {
+    "state", "kind", "outcome", "cause", "reason", "method", "route", "status", "table", "le", "check", "severity",
+}  # fmt: skip
 """None of them is a user, a task or a node."""
 
 Found = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -43,6 +45,8 @@ def scraped(manager: ManagerProcess) -> Found:
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
         assert family.type in ("counter", "gauge", "histogram"), family.name
+        if not family.samples:
+            found[family.name] = {}  # as of what no node has
         for sample in family.samples:
             labels = tuple(sorted(sample.labels.items()))
             assert labels not in found.setdefault(sample.name, {}), f"twice: {sample}"

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -115,13 +115,16 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(machines: Machines, *, cpus: int = 4, slurmd_timeout_s: int = 300) -> Iterator[SlurmCluster]:
+def slurm_cluster(
+    machines: Machines, *, cpus: int = 4, slurmd_timeout_s: int = 300, lines: Sequence[str] = ()
+) -> Iterator[SlurmCluster]:
     """All nodes are idle when it begins. Each has `cpus`, whatever the host has; a node whose `slurmd` does not answer
-    for `slurmd_timeout_s` is down. At the end daemons are killed; what jobs have left is for `Machines.reset`. Raises
-    `ValueError` for machines that were made without `PRIVATE`."""
+    for `slurmd_timeout_s` is down. `lines` of the configuration replace those of the same name. At the end daemons are
+    killed; what jobs have left is for `Machines.reset`. Raises `ValueError` for machines that were made without
+    `PRIVATE`."""
     if not all(os.path.ismount(machine.path(path)) for machine in machines.values() for path in PRIVATE):
         raise ValueError("a Slurm cluster needs machines that were made with private=slurm.PRIVATE")
-    configuration, key = _configuration(list(machines), cpus, slurmd_timeout_s), secrets.token_bytes(128)
+    configuration, key = _configuration(list(machines), cpus, slurmd_timeout_s, lines), secrets.token_bytes(128)
     cluster = SlurmCluster(machines)
     try:
         for machine in machines.values():
@@ -149,44 +152,47 @@ def _start_munged(machine: Machine, key: bytes) -> None:
     machine.run([*user, "munged", *options], check=True)
 
 
-def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int) -> str:
+def _configuration(names: list[str], cpus: int, slurmd_timeout_s: int, lines: Sequence[str]) -> str:
     every = f"Nodes={','.join(names)} MaxTime=INFINITE State=UP"
-    return "\n".join(
-        [
-            "ClusterName=test",
-            f"SlurmctldHost={names[0]}",
-            "SlurmUser=root",
-            "SlurmdUser=root",
-            "AuthType=auth/munge",
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_CPU",
-            "SlurmdParameters=config_overrides",
-            "SchedulerParameters=batch_sched_delay=0,sched_interval=5",
-            "MpiDefault=none",
-            "ReturnToService=2",
-            f"SlurmdTimeout={slurmd_timeout_s}",
-            "KillWait=5",
-            "UnkillableStepTimeout=60",
-            "JobCompType=jobcomp/filetxt",
-            f"JobCompLoc={JOBCOMP}",
-            f"StateSaveLocation={_STATE}/controller",
-            f"SlurmdSpoolDir={_STATE}/node",
-            f"SlurmctldPidFile={_STATE}/slurmctld.pid",
-            f"SlurmdPidFile={_STATE}/slurmd.pid",
-            f"SlurmctldLogFile={_STATE}/slurmctld.log",
-            f"SlurmdLogFile={_STATE}/slurmd.log",
-            f"NodeName={','.join(names)} CPUs={cpus} State=UNKNOWN",
-            "PreemptType=preempt/partition_prio",
-            "PreemptMode=REQUEUE",
-            f"PartitionName=test {every} Default=YES PriorityTier=1",
-            f"PartitionName=polite {every} PriorityTier=1 GraceTime={GRACE_S}",
-            "SlurmctldParameters=preempt_send_user_signal",
-            f"PartitionName=urgent {every} PriorityTier=2",
-            "",
-        ]
-    )
+    replaced = {line.partition("=")[0] for line in lines}
+    own = [line for line in _own_lines(names, every, cpus, slurmd_timeout_s) if line.partition("=")[0] not in replaced]
+    return "\n".join([*own, *lines, ""])
+
+
+def _own_lines(names: list[str], every: str, cpus: int, slurmd_timeout_s: int) -> list[str]:
+    return [
+        "ClusterName=test",
+        f"SlurmctldHost={names[0]}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        "SlurmdParameters=config_overrides",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=5",
+        "MpiDefault=none",
+        "ReturnToService=2",
+        f"SlurmdTimeout={slurmd_timeout_s}",
+        "KillWait=5",
+        "UnkillableStepTimeout=60",
+        "JobCompType=jobcomp/filetxt",
+        f"JobCompLoc={JOBCOMP}",
+        f"StateSaveLocation={_STATE}/controller",
+        f"SlurmdSpoolDir={_STATE}/node",
+        f"SlurmctldPidFile={_STATE}/slurmctld.pid",
+        f"SlurmdPidFile={_STATE}/slurmd.pid",
+        f"SlurmctldLogFile={_STATE}/slurmctld.log",
+        f"SlurmdLogFile={_STATE}/slurmd.log",
+        f"NodeName={','.join(names)} CPUs={cpus} State=UNKNOWN",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        f"PartitionName=test {every} Default=YES PriorityTier=1",
+        f"PartitionName=polite {every} PriorityTier=1 GraceTime={GRACE_S}",
+        "SlurmctldParameters=preempt_send_user_signal",
+        f"PartitionName=urgent {every} PriorityTier=2",
+    ]
 
 
 def _kill_daemons(machine: Machine) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from fireflyer.analytics.reliability.failures import DAY_NS, LOST_AT_MOST_S, prepare
 from fireflyer.analytics.reliability.intervals import Rate, rate_of
+from fireflyer.analytics.reliability.training_time import TrainingTime, training_time
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
@@ -128,6 +129,8 @@ class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     cascades: tuple[Cascade, ...]
     lost_gpu_hours: float
     lost_by_preemption_gpu_hours: float
+    training: TrainingTime | None
+    """None where no job has run."""
     rolling: tuple[RollingRates, ...]
     introductions: tuple[CheckIntroduction, ...]
     months: tuple[MonthCount, ...]
@@ -163,6 +166,7 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
         cascades=_cascades(connection),
         lost_gpu_hours=sum(one.lost_gpu_hours for one in sizes),
         lost_by_preemption_gpu_hours=sum(one.lost_by_preemption_gpu_hours for one in sizes),
+        training=training_time(connection, end_ns=end_ns),
         rolling=_rolling(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns),
         introductions=_introductions(connection, begin_ns),
         months=tuple(MonthCount(*row) for row in _rows(connection, _MONTHS)),

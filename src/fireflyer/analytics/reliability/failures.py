@@ -4,8 +4,9 @@ evidence, and preemptions that failures caused.
 incidents   counts by symptom, cause and day; what a node reported of one cause within an hour counts once
 sized       `jobs` with the GPUs of all; `parts` of nodes that they took, of which a node has `parts_of_node`: jobs that
             share a node take it once
-failures    jobs that ended with NODE_FAIL, or FAILED while a node of theirs reported something of high severity from 10
-            minutes before to 5 after (paper, III), with the most specific symptom, the node that reported it, and when
+failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
+            severity from 10 minutes before to 5 after (paper, III), with the most specific symptom, the node that
+            reported it, and when
 cascades    PREEMPTED jobs whose nodes an attempt took that was started because an earlier attempt of its job had failed
 """
 
@@ -105,7 +106,7 @@ def _attribute(connection: Any, since_ns: int) -> None:
         )
         SELECT failed.*, coalesce(found.node, '') AS culprit, coalesce(found.symptom, '') AS symptom,
                coalesce(found.time_ns, end_ns) AS seen_ns
-        FROM failed LEFT JOIN best USING (id) WHERE state <> 'FAILED' OR best.high
+        FROM failed LEFT JOIN best USING (id) WHERE state NOT IN ('FAILED', 'REQUEUED') OR best.high
         """
     )
 

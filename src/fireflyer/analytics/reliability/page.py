@@ -12,6 +12,7 @@ from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
 from fireflyer.analytics.reliability.characterisation import ROLLING_DAYS, Characterisation, RollingRates, SizeClass
 from fireflyer.analytics.reliability.intervals import Rate
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS
+from fireflyer.analytics.reliability.training_time import TrainingTime
 from fireflyer.base.units import SECOND
 
 __all__ = ["Table", "day_text", "headline", "render_page", "tables_of", "title_of"]
@@ -70,8 +71,8 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             "Failures of jobs, by the symptom that they are counted under",
             ("symptom", "failures"),
             tuple((title_of(symptom), f"{count:,}") for symptom, count in found.failure_symptoms),
-            "NODE_FAIL, and FAILED while a node of the job reported something from 10 minutes before its end to 5 "
-            "after.",
+            "NODE_FAIL, and FAILED or REQUEUED while a node of the job reported something from 10 minutes before its "
+            "end to 5 after.",
         ),
         Table(
             "Size of jobs",
@@ -80,6 +81,14 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: half an hour of each, or all of a "
             f"shorter one. {found.lost_by_preemption_gpu_hours:,.1f} more are of jobs that their restarts preempted. "
             f"All jobs ran {sum(one.gpu_hours for one in found.states):,.1f} GPU-hours.",
+            numbers=0,
+        ),
+        Table(
+            "Time that was trained",
+            ("jobs", "attempts", "GPU-hours", "lost GPU-h", "ETTR", "goodput"),
+            () if found.training is None else (_training_row(found.training),),
+            "ETTR: trained time over the time from the submission of a job to its end. Goodput: trained GPU-hours over "
+            "allocated ones. Lost as above.",
             numbers=0,
         ),
         Table(
@@ -138,6 +147,17 @@ def _series(rates: RollingRates, first: int) -> Series:
     begin = ROLLING_DAYS - 1 if len(rates.days) >= 2 * ROLLING_DAYS else 0
     points = zip(rates.days[begin:], rates.per_1000_node_days[begin:], strict=True)
     return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
+
+
+def _training_row(one: TrainingTime) -> tuple[str, ...]:
+    return (
+        f"{one.jobs:,}",
+        f"{one.attempts:,}",
+        f"{one.gpu_hours:,.1f}",
+        f"{one.lost_gpu_hours:,.1f}",
+        f"{one.ettr:.4f}",
+        f"{one.goodput:.4f}",
+    )
 
 
 def _size_row(one: SizeClass) -> tuple[str, ...]:

@@ -30,8 +30,9 @@ STATES: Final = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING",
     "PREEMPTED", "REQUEUED", "RESIZING", "REVOKED", "RUNNING", "SUSPENDED", "TIMEOUT",
 )  # fmt: skip
-"""Of a job, by Slurm's names. `FAILED` counts as a failure of the cluster only where a node reported something."""
-FAILED_STATES: Final = ("BOOT_FAIL", "FAILED", "NODE_FAIL")
+"""Of a job, by Slurm's names. `FAILED` and `REQUEUED` count as failures of the cluster only where a node reported
+something."""
+FAILED_STATES: Final = ("BOOT_FAIL", "FAILED", "NODE_FAIL", "REQUEUED")
 
 
 class EventRow(NamedTuple):

@@ -220,6 +220,8 @@ def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
     start, end = _local_ns(fields.get("StartTime", ""), clock), _local_ns(fields.get("EndTime", ""), clock)
     if start is not None and end is not None and end < start:
         return Rejected("it ends before it starts")
+    if state == "PENDING" and start is not None:
+        state = "REQUEUED"  # jobcomp writes the state that follows
     code, signal = _exit(fields.get("ExitCode", ""))
     node_list = fields.get("NodeList", "")
     if len(node_list) > MAX_NODE_LIST:

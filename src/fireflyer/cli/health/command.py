@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.health.shipped import dashboard_command, rules_command
+from fireflyer.cli.health.slurm import slurm_command
 from fireflyer.cli.jobs.hosts import columns
 from fireflyer.cli.numbers import Duration
 
@@ -22,13 +25,14 @@ if TYPE_CHECKING:
     from fireflyer.validators.checks.rounds import HealthRounds
     from fireflyer.validators.core.checks.policy import HealthPolicy
 
-__all__ = ["command", "print_events", "state_directory"]
+__all__ = ["command", "print_events"]
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", "not run": "bright_black"}
 
 
-@click.command(
+@click.group(
     "health",
+    invoke_without_command=True,
     short_help="Check this machine.",
     epilog="""\b
 Examples:
@@ -38,6 +42,7 @@ Examples:
   ff health --list                               what each check reads, and its thresholds
   ff health --follow --every 5m                  a JSON object for each event, until it is stopped
   ff health --follow --no-rounds                 only what the kernel logs
+  ff health slurm check                          as HealthCheckProgram of Slurm
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run.""",
 )
@@ -48,6 +53,10 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 )  # fmt: skip
 @click.option("--list", "as_list", is_flag=True, help="What each check reads, and its thresholds; check nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
+@click.option(
+    "--prometheus", metavar="FILE", shell_complete=complete_file,
+    help="Write figures of the round for the textfile collector of node_exporter; `-`: print them, and no events.",
+)  # fmt: skip
 @click.option("--follow", is_flag=True, help="Rounds without end, and what the kernel logs at once; as JSON.")
 @click.option("--no-rounds", is_flag=True, help="With --follow: only what the kernel logs; needs root.")
 @click.option("--every", type=Duration(), default="5m", show_default=True, help="Period of the rounds of --follow.")
@@ -59,21 +68,24 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 @click.pass_context
 def command(
     ctx: click.Context, *, names: tuple[str, ...], policy_path: str | None, as_list: bool, as_json: bool, follow: bool,
-    no_rounds: bool, every: int, state: str | None,
+    no_rounds: bool, every: int, state: str | None, prometheus: str | None,
 ) -> int:  # fmt: skip
     """Check this machine: mounts, disks, memory, processors, services, links, GPUs, and what the kernel logs.
 
     A check that could not be run is told, and why; without root fewer can."""
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx)
+        return 0
     from fireflyer.cli.health.policy_file import PolicyFile
     from fireflyer.validators.checks.rounds import HealthRounds
-    from fireflyer.validators.checks.state_file import StateFile
+    from fireflyer.validators.checks.state_file import StateFile, state_directory
     from fireflyer.validators.core.checks.catalogue import chosen_checks
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
 
-    if follow and (names or as_list):
-        raise click.UsageError("--follow runs all enabled checks; leave out --check and --list", ctx)
     if no_rounds and not follow:
         raise click.UsageError("--no-rounds goes with --follow; give both", ctx)
+    if follow and (names or as_list or prometheus):
+        raise click.UsageError("--follow runs all enabled checks; leave out --check, --list and --prometheus", ctx)
     file = PolicyFile(policy_path)
     policy, _ = file.current()
     chosen_checks(policy, names)
@@ -90,7 +102,13 @@ def command(
     events = rounds.run(policy, names)
     if rounds.unsaved:
         click.echo(f"warning: the next round cannot compare counters: {rounds.unsaved}", err=True)
-    if as_json:
+    if prometheus is not None:
+        from fireflyer.cli.health.figures import write_figures
+
+        write_figures(prometheus, events, rounds.evidence)
+    if prometheus == "-":
+        pass
+    elif as_json:
         for event in events:
             click.echo(msgspec.json.encode(event))
     else:
@@ -98,11 +116,13 @@ def command(
     return nagios_exit_code(events, asked=bool(names))
 
 
-def state_directory() -> str:
-    """Of who calls."""
-    if os.geteuid() == 0:
-        return "/var/lib/fireflyer/health"
-    return os.path.join(os.path.expanduser("~"), ".local/state/fireflyer/health")
+def _refuse_options(ctx: click.Context) -> None:
+    if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
+        raise click.UsageError(f"give the options of {ctx.invoked_subcommand!r} behind it", ctx)
+
+
+for one in (slurm_command, rules_command, dashboard_command):
+    command.add_command(one)
 
 
 def print_events(events: Sequence[HealthEvent]) -> None:

@@ -1,14 +1,17 @@
 """What a manager tells Prometheus. docs/how-to/metrics.md has the table.
 
-Labels are states, causes, outcomes, routes and tables: their number is fixed. Users, tasks and nodes are never labels.
+Labels are states, causes, outcomes, routes, tables and at most 64 names of checks. Users, tasks and nodes are never
+labels.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.records import RepairState
 from fireflyer.cluster.core.platform.store.rows import Wish
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.history import History
@@ -45,7 +48,13 @@ def manager_series(
     ]  # fmt: skip
     if not platform.leads:
         return own
-    return [*own, *_cluster_series(platform), *_flow_series(platform), *_history_series(history)]
+    return [
+        *own,
+        *_cluster_series(platform),
+        *_health_series(platform),
+        *_flow_series(platform),
+        *_history_series(history),
+    ]
 
 
 def _cluster_series(platform: Platform) -> Sequence[Series]:
@@ -65,8 +74,6 @@ def _cluster_series(platform: Platform) -> Sequence[Series]:
         Series("fireflyer_platform_nodes", "gauge", "Nodes", [*nodes, ({"state": "busy"}, cluster.busy)]),
         Series("fireflyer_platform_node_states", "gauge", "Nodes in each state; each node is in one",
                [({"state": state}, count) for state, count in sorted(platform.node_states().items())]),
-        Series("fireflyer_platform_node_health", "gauge", "Nodes in each state of repair; `held`: by the breaker",
-               [({"state": state}, count) for state, count in sorted(platform.health_states().items())]),
         Series.one("fireflyer_platform_agents_heard", "gauge", "Agents that this leader has heard and not lost",
                    platform.agents_heard),
         Series("fireflyer_platform_node_seconds", "gauge", "Node-time since the cluster began", node_time),
@@ -77,6 +84,25 @@ def _cluster_series(platform: Platform) -> Sequence[Series]:
         Series.one("fireflyer_platform_changes_total", "counter", "Changes that were committed", cluster.changes),
         Series.one("fireflyer_platform_outbox", "gauge", "Changes that the history has not yet",
                    cluster.outbox_next - cluster.outbox_first),
+    ]  # fmt: skip
+
+
+def _health_series(platform: Platform) -> Sequence[Series]:
+    """Of the loop from checks to repairs."""
+    figures, moved = platform.health_figures(), platform.tally().moved
+    age_s = max(0.0, time.time() - figures.oldest_ticket_ns / SECOND) if figures.open_tickets else 0.0
+    return [
+        Series("fireflyer_platform_node_health", "gauge", "Nodes in each state of repair; `held`: by the breaker",
+               [({"state": state}, count) for state, count in sorted(platform.health_states().items())]),
+        Series("fireflyer_platform_findings", "gauge", "Nodes with a fault or warning that is not settled",
+               [({"check": check, "severity": severity}, count)
+                for (check, severity), count in sorted(figures.findings.items())]),
+        Series.one("fireflyer_platform_repair_tickets", "gauge", "Repairs that are not settled", figures.open_tickets),
+        Series.one("fireflyer_platform_oldest_ticket_seconds", "gauge", "Age of the oldest of them; 0: there is none",
+                   age_s),
+        Series("fireflyer_platform_node_moves_total", "counter",
+               "Moves of nodes into each state of repair; `drained`: by checks",
+               [({"state": state.value}, moved[state]) for state in RepairState]),
     ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.platform import messages
 from fireflyer.cluster.core.platform.access import check
 from fireflyer.cluster.core.platform.commands import Command, DrainNode, ResumeNode
+from fireflyer.cluster.core.platform.health_figures import HealthFigures
 from fireflyer.cluster.core.platform.machine import PlatformMachine
 from fireflyer.cluster.core.platform.messages import LEASE_KEY, Effect, Event, Leave, Settings, Tick
 from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, WatchedJob, Work
@@ -389,6 +390,9 @@ class Platform:
 
     def health_states(self) -> dict[str, int]:
         return self._machine.health_states(self.require_lead())
+
+    def health_figures(self) -> HealthFigures:
+        return self._machine.health_figures(self.require_lead())
 
     @property
     def agents_heard(self) -> int:

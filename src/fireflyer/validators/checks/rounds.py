@@ -42,6 +42,8 @@ class HealthRounds:
         """Why the state file was not used; empty: it was, or there was none."""
         self.unsaved = ""
         """Why the counters of a round were not kept for another process; empty: they were."""
+        self.evidence: Evidence | None = None
+        """What the last round has seen."""
         self._state = state
         self._root = root
         self._tool_path = tool_path
@@ -54,7 +56,7 @@ class HealthRounds:
         it."""
         checks = chosen_checks(policy, names)
         sources = [one for one in sources_of(checks, policy) if kernel_log or not isinstance(one, KernelLog)]
-        evidence = capture(sources, time.time_ns(), root=self._root, tool_path=self._tool_path)
+        self.evidence = evidence = capture(sources, time.time_ns(), root=self._root, tool_path=self._tool_path)
         return self._judged(checks, evidence, policy)
 
     def judge_log(

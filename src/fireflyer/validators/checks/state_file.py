@@ -1,4 +1,4 @@
-"""Keeps the counters of one round for the next, in a directory that is the checks' own.
+"""Keeps what one round knows for the next, in a directory that is the checks' own.
 
 Rounds and a process that only follows the kernel's log have a file each, and read that of the other: what one has told
 of the log, the other does not tell again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -17,18 +17,26 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.validators.core.checks.evidence import Counters
 
-__all__ = ["MAX_STATE_BYTES", "StateFile"]
+__all__ = ["MAX_STATE_BYTES", "KeptFile", "StateFile", "state_directory"]
 
 MAX_STATE_BYTES: Final = 8 << 20
 _OF_ROUNDS: Final = "counters.json"
 _OF_LOG: Final = "log.json"
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-class StateFile:
+def state_directory() -> str:
+    """Of who calls, where no other is given."""
+    if os.geteuid() == 0:
+        return "/var/lib/fireflyer/health"
+    return os.path.join(os.path.expanduser("~"), ".local/state/fireflyer/health")
+
+
+class KeptFile(Generic[T]):
     """In a directory that is made if it is not there; only its owner may write into it, who must be the caller."""
 
-    def __init__(self, directory: str, *, only_log: bool = False) -> None:
-        """`only_log`: of who runs no rounds. Raises `FireflyerError`."""
+    def __init__(self, directory: str, name: str, kind: type[T]) -> None:
+        """Raises `FireflyerError`."""
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             found = os.lstat(directory)
@@ -39,24 +47,20 @@ class StateFile:
                 f"state directory {directory} is not a directory that only this user may write to; "
                 "give another with --state"
             )
-        self._path = os.path.join(directory, _OF_LOG if only_log else _OF_ROUNDS)
-        self._other = os.path.join(directory, _OF_ROUNDS if only_log else _OF_LOG)
+        self._path = os.path.join(directory, name)
+        self._kind = kind
 
-    def load(self) -> tuple[Counters | None, str]:
+    def load(self) -> tuple[T | None, str]:
         """What was kept; and, where there is a file that is not what we write, why nothing was taken from it."""
-        return _load(self._path)
+        return _load(self._path, self._kind)
 
-    def load_other(self) -> Counters | None:
-        """What the process has kept that shares the directory; None: there is none, or its file is not to be read."""
-        return _load(self._other)[0]
-
-    def save(self, counters: Counters) -> None:
+    def save(self, kept: T) -> None:
         """Replaces the file as a whole. Raises `FireflyerError`."""
-        data = msgspec.json.encode(counters)
+        data = msgspec.json.encode(kept)
         new = f"{self._path}.new"
         try:
             if len(data) > MAX_STATE_BYTES:
-                raise UsageError(f"the counters of a round take {len(data)} bytes; {MAX_STATE_BYTES} are allowed")
+                raise UsageError(f"what is kept of a round takes {len(data)} bytes; {MAX_STATE_BYTES} are allowed")
             if os.path.lexists(new):
                 os.unlink(new)
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -67,7 +71,7 @@ class StateFile:
             raise translate_os_error(error, f"write {self._path}") from error
 
 
-def _load(path: str) -> tuple[Counters | None, str]:
+def _load(path: str, kind: type[T]) -> tuple[T | None, str]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -81,6 +85,19 @@ def _load(path: str) -> tuple[Counters | None, str]:
     if len(data) > MAX_STATE_BYTES:
         return None, f"{path} is larger than {MAX_STATE_BYTES >> 20} MiB"
     try:
-        return msgspec.json.decode(data, type=Counters), ""
+        return msgspec.json.decode(data, type=kind), ""
     except DECODE_ERRORS as error:
         return None, f"{path}: {str(error)[:200]}"
+
+
+class StateFile(KeptFile[Counters]):
+    """The counters of a round."""
+
+    def __init__(self, directory: str, *, only_log: bool = False) -> None:
+        """`only_log`: of who runs no rounds. Raises `FireflyerError`."""
+        super().__init__(directory, _OF_LOG if only_log else _OF_ROUNDS, Counters)
+        self._other = os.path.join(directory, _OF_ROUNDS if only_log else _OF_LOG)
+
+    def load_other(self) -> Counters | None:
+        """What the process has kept that shares the directory; None: there is none, or its file is not to be read."""
+        return _load(self._other, Counters)[0]

@@ -244,3 +244,23 @@ def test_a_thousand_years_are_a_wrong_clock_and_nothing_is_empty(tmp_path: Path)
     empty.finish("0" * 16)
     with pytest.raises(UsageError, match="the tables are empty"), open_tables(str(tmp_path / "u")) as tables:
         characterise(tables)
+
+
+def test_a_job_that_left_a_faulty_node_has_failed_and_trained_less_than_it_waited(tmp_path: Path) -> None:
+    write_jobs(
+        tmp_path,
+        [
+            job(1, "REQUEUED", 0, 2 * HOUR_S, "a", 8),
+            job(1, "COMPLETED", 3 * HOUR_S, 4 * HOUR_S, "b", 8),
+            job(2, "REQUEUED", 0, HOUR_S, "c", 8),
+        ],
+    )
+    write_events(tmp_path, [(2 * HOUR_S - 60, "a", "gpu_unavailable")])
+    found = characterised(tmp_path)
+    assert found.failure_symptoms == (("gpu_unavailable", 1),), "job 2 was requeued by a person"
+    assert [one.mttf_h for one in found.sizes] == [pytest.approx(4)]
+    assert found.training is not None
+    assert (found.training.jobs, found.training.attempts) == (2, 3)
+    assert found.training.goodput == pytest.approx(3.5 / 4), "half an hour of four is lost"
+    assert found.training.ettr == pytest.approx(3.5 / 5), "job 1 waited for an hour"
+    assert "Time that was trained" in render_page(found)

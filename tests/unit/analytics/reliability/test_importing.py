@@ -22,7 +22,7 @@ from fireflyer.analytics.reliability.log_lines import (
     kernel_row,
 )
 from fireflyer.analytics.reliability.node_lists import expand_node_list
-from fireflyer.analytics.reliability.rows import EventRow
+from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
 from fireflyer.analytics.reliability.tables import open_tables
 from fireflyer.base.errors import NotFound, UsageError
@@ -269,6 +269,20 @@ def test_the_name_of_a_job_says_nothing_of_another(name: str, kept: bool) -> Non
     assert isinstance(row, Rejected) != kept
     if not isinstance(row, Rejected):
         assert (row.job, row.user, row.state) == ("7", "ada", "NODE_FAIL")
+
+
+def test_jobcomp_writes_an_attempt_that_was_requeued_with_the_state_that_follows() -> None:
+    line = (
+        b"JobId=1 UserId=root(0) GroupId=root(0) Name=wrap JobState=PENDING Partition=test TimeLimit=UNLIMITED "
+        b"StartTime=2026-11-27T20:30:58 EndTime=2026-11-27T20:31:00 NodeList=b NodeCnt=1 ProcCnt=1 "
+        b"SubmitTime=2026-11-27T20:30:56 DerivedExitCode=0:0 ExitCode=0:0"
+    )
+    row = jobcomp_row(line, CLOCK)
+    assert isinstance(row, JobRow)
+    assert (row.state, row.node_list) == ("REQUEUED", "b")
+    never = jobcomp_row(line.replace(b"StartTime=2026-11-27T20:30:58", b"StartTime=Unknown"), CLOCK)
+    assert isinstance(never, JobRow)
+    assert never.state == "PENDING"
 
 
 def _kernel_log(path: Path, lines: int = 3) -> Path:

@@ -32,6 +32,7 @@ from fireflyer.base.errors import (
     UsageError,
     error_to_wire,
 )
+from fireflyer.cluster.core.platform.health_figures import HealthFigures
 from fireflyer.cluster.core.platform.leading import Leading
 from fireflyer.cluster.core.platform.messages import (
     LEASE_KEY,
@@ -263,6 +264,9 @@ class PlatformMachine:
     def health_states(self, now_ns: int) -> dict[str, int]:
         """How many nodes are in each state of repair, and how many of them the breaker holds (`held`)."""
         return self._lead(now_ns).show.health_states()
+
+    def health_figures(self, now_ns: int) -> HealthFigures:
+        return self._lead(now_ns).show.health_figures()
 
     def agents_heard(self, now_ns: int) -> int:
         return self._lead(now_ns).show.agents_heard(now_ns)

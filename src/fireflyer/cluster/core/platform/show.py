@@ -13,6 +13,7 @@ from fireflyer.base.units import format_duration
 from fireflyer.cluster.core.health.records import OUT, Hold, RepairState, part_key
 from fireflyer.cluster.core.platform.accusations import accusations_of, accused_of
 from fireflyer.cluster.core.platform.engine import Engine
+from fireflyer.cluster.core.platform.health_figures import HealthFigures, health_figures
 from fireflyer.cluster.core.platform.heard import Heard
 from fireflyer.cluster.core.platform.life.accounts import run_account, waiting_account
 from fireflyer.cluster.core.platform.messages import Settings
@@ -305,6 +306,10 @@ class Show:
         known = len(self._ledger.nodes.committed)
         found["healthy"] += known - len(self._ledger.health.committed)
         return {**dict.fromkeys((state.value for state in RepairState), 0), **found}
+
+    def health_figures(self) -> HealthFigures:
+        rows, tickets = self._ledger.health.committed, self._ledger.tickets.committed
+        return health_figures(rows.values(), tickets.values())
 
     def node(self, row: NodeRow, now_ns: int, reserved: dict[str, list[Reserved]]) -> NodeView:
         place = self._ledger.places.committed.get(row.name)

@@ -11,6 +11,7 @@ from typing import Final
 
 from fireflyer.base.histogram import Histogram
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.records import RepairState
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import RunRow, TaskRow, Wish
 from fireflyer.cluster.schema.tasks import Cause, Outcome
@@ -30,11 +31,18 @@ class Tally:
         self.ended: Counter[Cause | None] = Counter()
         """None: nobody knows of its end but that it has."""
         self.told_to_leave: Counter[Wish] = Counter()
+        self.moved: Counter[RepairState] = Counter()
+        """Of nodes, into each state of repair."""
         self.waits_s = Histogram(WAIT_BOUNDS_S)
         """Of runs, from when their task was queued for them until they got nodes."""
 
     def take(self, ledger: Ledger) -> None:
         """What the draft changes; it is about to be committed."""
+        health = ledger.health.committed
+        for name, row in ledger.health.changes().items():
+            before = health.get(name)
+            if row is not None and row.state is not (RepairState.HEALTHY if before is None else before.state):
+                self.moved[row.state] += 1
         tasks, runs = ledger.tasks.committed, ledger.runs.committed
         for number, task in ledger.tasks.changes().items():
             if task is not None:

@@ -13,6 +13,15 @@ from fireflyer.base.errors import InvariantViolation, PermanentError, Timeout, T
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Account
+from fireflyer.cluster.core.slurm.fleet import (
+    FLEET_FORMAT,
+    NODE_JOB_FORMAT,
+    REASON_FORMAT,
+    FleetNode,
+    NodeJob,
+    parse_fleet,
+    parse_node_jobs,
+)
 from fireflyer.cluster.core.slurm.output import (
     JOB_FORMAT,
     MAX_OUTPUT_BYTES,
@@ -87,6 +96,20 @@ class SlurmCommands:
     async def nodes(self) -> tuple[SlurmNode, ...]:
         return parse_nodes(await self._run(["sinfo", "--noheader", "--all", "--Node", f"--format={NODE_FORMAT}"]))
 
+    async def fleet(self, node: str = "") -> dict[str, FleetNode]:
+        """All nodes by name, or only one."""
+        command = ["sinfo", "--noheader", "--all", "--Node", *([f"--nodes={_checked(node)}"] if node else ())]
+        rows = await self._run([*command, f"--format={FLEET_FORMAT}"])
+        return parse_fleet(rows, await self._run([*command, f"--format={REASON_FORMAT}"]))
+
+    async def jobs_on(self, node: str) -> tuple[NodeJob, ...]:
+        """That run there."""
+        command = ["squeue", "--noheader", "--all", "--states=RUNNING", f"--nodelist={_checked(node)}"]
+        return parse_node_jobs(await self._run([*command, f"--Format={NODE_JOB_FORMAT}"]))
+
+    async def requeue(self, slurm_id: int) -> None:
+        await self._run(["scontrol", "requeue", str(slurm_id)])
+
     async def submit(self, arguments: Sequence[str], script: str, account: Account | None) -> int:
         """The number of the job. A `TransientError` leaves open whether Slurm has it."""
         user = () if account is None else (f"--uid={account.uid}", f"--gid={account.gid}")
@@ -106,6 +129,10 @@ class SlurmCommands:
 
     async def resume(self, node: str) -> None:
         await self._run(["scontrol", "update", f"NodeName={_checked(node)}", "State=RESUME"])
+
+    async def undrain(self, node: str) -> None:
+        """A node that is down as well stays down."""
+        await self._run(["scontrol", "update", f"NodeName={_checked(node)}", "State=UNDRAIN"])
 
     async def _run(self, command: Sequence[str], given: str = "") -> str:
         program = shutil.which(command[0], path=self._path or None)

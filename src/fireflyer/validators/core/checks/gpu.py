@@ -20,12 +20,15 @@ __all__ = [
     "GpuProcessSettings",
     "GpuRowSettings",
     "GpuTemperatureSettings",
+    "gpus_of",
     "judge_gpu_clocks",
     "judge_gpu_count",
     "judge_gpu_ecc",
     "judge_gpu_processes",
     "judge_gpu_rows",
     "judge_gpu_temperature",
+    "part_of",
+    "text_of",
 ]
 
 _SLOWDOWNS: Final = {
@@ -84,7 +87,7 @@ def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
     if (lost := _said_instead(evidence, _LOST)) is not None:
         finding = Finding(severity="high", cause="lost", words=lost[:300], at_once=True)
         return Outcome(findings=(finding,))
-    gpus = [] if _said_instead(evidence, _NO_DEVICES) is not None else _gpus(evidence)
+    gpus = [] if _said_instead(evidence, _NO_DEVICES) is not None else gpus_of(evidence)
     findings = [
         _finding(gpu, "high", "lost", "the driver has lost the GPU", at_once=True)
         for gpu in gpus
@@ -103,7 +106,7 @@ def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
 def judge_gpu_ecc(evidence: Evidence, settings: GpuEccSettings) -> Outcome:
     findings: list[Finding] = []
     counters: dict[str, int] = {}
-    gpus = _gpus(evidence)
+    gpus = gpus_of(evidence)
     for gpu in gpus:
         kinds = {"uncorrected": 0, "corrected": 0}
         for field in gpu.find("ecc_errors/volatile") or ():
@@ -111,7 +114,7 @@ def judge_gpu_ecc(evidence: Evidence, settings: GpuEccSettings) -> Outcome:
         if kinds["uncorrected"] > settings.uncorrected:
             words = f"{kinds['uncorrected']} uncorrected memory errors since the driver was loaded"
             findings.append(_finding(gpu, "high", "uncorrected", words, at_once=True))
-        key = f"{_part(gpu)}:corrected"
+        key = f"{part_of(gpu)}:corrected"
         counters[key] = kinds["corrected"]
         growth = evidence.growth(key, kinds["corrected"])
         if growth is not None and growth.per_hour > settings.corrected_per_hour:
@@ -123,14 +126,14 @@ def judge_gpu_ecc(evidence: Evidence, settings: GpuEccSettings) -> Outcome:
 def judge_gpu_rows(evidence: Evidence, settings: GpuRowSettings) -> Outcome:
     """A failed remapping is of high severity (arXiv:2410.21680, II-C); a pending one is done by a reset."""
     findings = []
-    gpus = _gpus(evidence)
+    gpus = gpus_of(evidence)
     for gpu in gpus:
-        if _text(gpu, "remapped_rows/remapped_row_failure") == "Yes":
+        if text_of(gpu, "remapped_rows/remapped_row_failure") == "Yes":
             findings.append(_finding(gpu, "high", "failed", "a row of its memory could not be replaced", at_once=True))
-        elif _text(gpu, "remapped_rows/remapped_row_pending") == "Yes":
+        elif text_of(gpu, "remapped_rows/remapped_row_pending") == "Yes":
             words = "a row of its memory is replaced by the next reset of the GPU"
             findings.append(_finding(gpu, "low", "pending", words))
-        rows = number_of(_text(gpu, "remapped_rows/remapped_row_unc")) or 0
+        rows = number_of(text_of(gpu, "remapped_rows/remapped_row_unc")) or 0
         if rows > settings.uncorrected_rows:
             words = f"{rows} rows were replaced after uncorrected errors; {settings.uncorrected_rows:g} are allowed"
             findings.append(_finding(gpu, "warn", "many", words))
@@ -139,7 +142,7 @@ def judge_gpu_rows(evidence: Evidence, settings: GpuRowSettings) -> Outcome:
 
 def judge_gpu_clocks(evidence: Evidence, settings: GpuClockSettings) -> Outcome:
     findings = []
-    gpus = _gpus(evidence)
+    gpus = gpus_of(evidence)
     for gpu in gpus:
         active = {
             field.tag.split("_reason_")[-1]
@@ -150,7 +153,7 @@ def judge_gpu_clocks(evidence: Evidence, settings: GpuClockSettings) -> Outcome:
         slow = [said for name, said in _SLOWDOWNS.items() if name in active]
         if slow:
             findings.append(_finding(gpu, "low" if "hw" in "".join(active) else "warn", "throttled", ", ".join(slow)))
-        clock = number_of(_text(gpu, "applications_clocks/graphics_clock"))
+        clock = number_of(text_of(gpu, "applications_clocks/graphics_clock"))
         if clock is not None and clock < settings.least_application_mhz:
             words = f"applications get {clock} MHz; {settings.least_application_mhz:g} are the least"
             findings.append(_finding(gpu, "low", "clock", words))
@@ -159,7 +162,7 @@ def judge_gpu_clocks(evidence: Evidence, settings: GpuClockSettings) -> Outcome:
 
 def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) -> Outcome:
     findings = []
-    gpus = _gpus(evidence)
+    gpus = gpus_of(evidence)
     limits = (
         ("GPU", "gpu_temp", settings.warn_gpu, settings.low_gpu),
         ("memory", "memory_temp", settings.warn_memory, settings.low_memory),
@@ -167,7 +170,7 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
     hottest = 0
     for gpu in gpus:
         for what, field, warn, low in limits:
-            degrees = number_of(_text(gpu, f"temperature/{field}"))
+            degrees = number_of(text_of(gpu, f"temperature/{field}"))
             hottest = max(hottest, degrees or 0)
             if degrees is not None and degrees > min(warn, low):
                 limit = low if degrees > low else warn
@@ -179,12 +182,12 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
 def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
     """Of a node that should be idle."""
     findings = []
-    gpus = _gpus(evidence)
+    gpus = gpus_of(evidence)
     for gpu in gpus:
         listed = list(gpu.iterfind("processes/process_info"))
-        names = [(_text(one, "process_name"), _text(one, "pid")) for one in listed]
+        names = [(text_of(one, "process_name"), text_of(one, "pid")) for one in listed]
         foreign = [f"{name} ({pid})" for name, pid in names if name.rsplit("/", 1)[-1] not in settings.allowed]
-        used = number_of(_text(gpu, "fb_memory_usage/used")) or 0
+        used = number_of(text_of(gpu, "fb_memory_usage/used")) or 0
         if foreign:
             words = f"processes that do not belong to a task: {', '.join(foreign[:5])}"
             findings.append(_finding(gpu, "warn", "processes", words, user_made=True))
@@ -214,7 +217,8 @@ def _said_instead(evidence: Evidence, words: re.Pattern[str]) -> str | None:
     return next((line.strip() for line in text.splitlines() if words.match(line.strip()) is not None), None)
 
 
-def _gpus(evidence: Evidence) -> list[Element]:
+def gpus_of(evidence: Evidence) -> list[Element]:
+    """Of the report of `nvidia-smi -q -x`. Raises `CannotJudge`."""
     text = evidence.output("nvidia_smi")
     if _said_instead(evidence, _NO_DEVICES) is not None:
         raise CannotJudge("nvidia-smi finds no GPU")
@@ -230,11 +234,11 @@ def _gpus(evidence: Evidence) -> list[Element]:
     return gpus
 
 
-def _text(element: Element, path: str) -> str:
+def text_of(element: Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
 
-def _part(gpu: Element) -> str:
+def part_of(gpu: Element) -> str:
     """Its address as the kernel writes it, with four digits for the domain: `gpu:0000:3b:00.0`."""
     domain, _, rest = (gpu.get("id") or "").lower().partition(":")
     return f"gpu:{domain[-4:]}:{rest}"[:128]
@@ -243,8 +247,8 @@ def _part(gpu: Element) -> str:
 def _finding(
     gpu: Element, severity: Severity, cause: str, words: str, *, at_once: bool = False, user_made: bool = False
 ) -> Finding:
-    serial = _text(gpu, "serial")
+    serial = text_of(gpu, "serial")
     return Finding(
-        severity=severity, part=_part(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
-        serial=(_text(gpu, "uuid") if serial in ("", "N/A") else serial)[:128],
+        severity=severity, part=part_of(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
+        serial=(text_of(gpu, "uuid") if serial in ("", "N/A") else serial)[:128],
     )  # fmt: skip

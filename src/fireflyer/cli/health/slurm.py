@@ -1,0 +1,98 @@
+"""`ff health slurm`: what Slurm calls on a node, as HealthCheckProgram, prolog and epilog."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.base.units import SECOND
+from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.numbers import Duration, WholeNumber
+
+if TYPE_CHECKING:
+    from fireflyer.cli.health.slurm_node import NodeOfSlurm
+    from fireflyer.cluster.core.slurm.drains import Step
+
+__all__ = ["EXIT_REFUSED", "slurm_command"]
+
+EXIT_REFUSED: Final = 4
+"""Of `prolog`: the job must not start on this node."""
+_SLURM_LIMIT_NS: Final = 10 * SECOND
+
+
+@click.command(
+    "slurm",
+    short_help="Drain this node of Slurm, or let it serve again.",
+    epilog="""\b
+Examples:
+  ff health slurm check --policy /etc/fireflyer/gpu.toml    as HealthCheckProgram
+  ff health slurm prolog    exit code 4: the job must not start here
+  ff health slurm epilog
+  ff validate --time 1m && ff health slurm resume    after a repair
+\b
+docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
+)
+@click.argument("step", type=click.Choice(["check", "prolog", "epilog", "resume"]))
+@click.option("--policy", "policy_path", metavar="FILE", shell_complete=complete_file, help="As for `ff health`.")
+@click.option("--state", metavar="DIR", shell_complete=complete_directory, help="As for `ff health`.")
+@click.option("--node", metavar="NAME", help="Of this node in Slurm.  [default: SLURMD_NODENAME, or of the host]")
+@click.option(
+    "--breaker-share", type=click.FloatRange(0, 1), metavar="SHARE", default=0.05, show_default=True,
+    help="Of the nodes of a partition, that may be drained by this at one time; one may be in any case.",
+)  # fmt: skip
+@click.option(
+    "--requeues", type=WholeNumber(min=0, max=1000), metavar="N", default=3, show_default=True,
+    help="A job that was started again so often is not requeued once more.",
+)  # fmt: skip
+@click.option(
+    "--probes", type=WholeNumber(min=1, max=10), metavar="N", default=3, show_default=True,
+    help="How often a fault that is not certain at once must be found.",
+)  # fmt: skip
+@click.option("--spacing", type=Duration(), default="4s", show_default=True, help="Between probes.")
+@click.option(
+    "--back-off", type=Duration(), default="10m", show_default=True,
+    help="How long a node stays out that was drained before within a day; doubles with each drain.",
+)  # fmt: skip
+def slurm_command(
+    *, step: Step, policy_path: str | None, state: str | None, node: str | None, breaker_share: float, requeues: int,
+    probes: int, spacing: int, back_off: int,
+) -> int:  # fmt: skip
+    """Run the checks of this node. A fault of low or high severity drains it in Slurm, and one of high severity
+    requeues its jobs. A node that was drained by this serves again when its checks pass, after some faults only by
+    `resume`, which says that it was validated. What a person drained is left alone.
+
+    An error of `prolog` and `epilog` is told, and does not count: the job starts."""
+
+    def made() -> NodeOfSlurm:
+        from fireflyer.cli.health.policy_file import read_policy
+        from fireflyer.cli.health.slurm_node import NodeOfSlurm
+        from fireflyer.cluster.core.slurm.drains import DrainLimits
+        from fireflyer.cluster.manager.slurm.commands import SlurmCommands
+        from fireflyer.validators.checks.state_file import state_directory
+
+        return NodeOfSlurm(
+            node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
+            read_policy(policy_path),
+            state if state is not None else state_directory(),
+            SlurmCommands(os.environ.get("PATH", os.defpath), _SLURM_LIMIT_NS),
+            DrainLimits(breaker_share=breaker_share, requeues=requeues, back_off_s=back_off // SECOND),
+            probes=probes,
+            spacing_s=spacing / SECOND,
+            say=click.echo,
+            prolog_of=int(job) if step == "prolog" and (job := os.environ.get("SLURM_JOB_ID", "")).isdigit() else 0,
+        )
+
+    try:
+        done = made().look(step)
+    except FireflyerError as error:
+        if step in ("check", "resume"):
+            raise
+        click.echo(f"ff health slurm {step}: {error}", err=True)
+        return 0
+    if step == "resume":
+        return 0 if done.undrain else 1
+    return EXIT_REFUSED if done.refuse else 0

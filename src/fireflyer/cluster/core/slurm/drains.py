@@ -1,0 +1,258 @@
+"""Whether a node of Slurm drains itself, serves again, and what happens to its jobs: pure.
+
+The node's checks found something, or nothing; Slurm says how all nodes stand. `decide` is asked again after each thing
+that was done, with what Slurm says then, so a decision that was not carried out is made again in the next round.
+
+*Whose drain.* A reason that we write ends in a mark, the digest of the node and of the words before it. Who edits the
+reason makes the drain his own: it is not taken back, not written over, and the breaker does not count it. The mark
+protects against nobody: only who may drain nodes writes reasons.
+
+*Breaker.* Of each partition at most a share, and at least one node, is drained by us. Nodes do not wait for each
+other, so after a drain each looks again: the nodes that are drained by us have an order, of time and name, and those
+beyond the share serve again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob
+from fireflyer.cluster.core.slurm.output import MAX_TEXT, plain
+
+__all__ = [
+    "Decision",
+    "DrainLimits",
+    "DrainRecord",
+    "Evidence",
+    "Step",
+    "checks_to_repeat",
+    "decide",
+    "drain_reason",
+    "faults_in",
+    "is_own",
+    "jobs_to_requeue",
+    "still_failing",
+]
+
+Step = Literal["check", "prolog", "epilog", "resume"]
+"""Who asks: Slurm's HealthCheckProgram, the prolog or epilog of a job, a person after a validation."""
+
+PREFIX: Final = "ff: "
+VALIDATE: Final = "; validate it"
+MAX_DRAINS: Final = 64
+MAX_PENDING: Final = 64
+_DAY_S: Final = 86_400
+_MARK_BYTES: Final = 4
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+_UnixTime = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class DrainLimits(msgspec.Struct, frozen=True, kw_only=True):
+    breaker_share: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
+    """Of the nodes of a partition, that may be drained by us; one may be in any case."""
+    requeues: _Count = 3
+    """A job that Slurm has started again so often is not requeued by us: it stays until it ends."""
+    back_off_s: Annotated[int, msgspec.Meta(ge=0, le=_DAY_S)] = 600
+    """A node that was drained before within a day stays out for so long; doubles with each drain, up to a day."""
+
+
+class DrainRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node remembers from one round to the next."""
+
+    at_s: Annotated[tuple[_UnixTime, ...], msgspec.Meta(max_length=MAX_DRAINS)] = ()
+    """When it drained itself."""
+    pending: Annotated[tuple[HealthEvent, ...], msgspec.Meta(max_length=MAX_PENDING)] = ()
+    """Faults that happened once and were not acted on: no further round finds them."""
+
+    def drained(self, now_s: int) -> DrainRecord:
+        return DrainRecord((*self.recent(now_s), now_s)[-MAX_DRAINS:], self.pending)
+
+    def with_faults(self, faults: Sequence[HealthEvent]) -> DrainRecord:
+        """Which are all that is pending, as far as they happened once."""
+        return DrainRecord(self.at_s, tuple(event for event in faults if event.once)[:MAX_PENDING])
+
+    def recent(self, now_s: int) -> tuple[int, ...]:
+        """Drains of the last day; a clock that was set back hides none."""
+        return tuple(at_s for at_s in self.at_s if abs(now_s - at_s) < _DAY_S)
+
+
+class Evidence(NamedTuple):
+    """What the checks of a node say."""
+
+    faults: tuple[HealthEvent, ...]
+    """Those that are certain, or were confirmed."""
+    passed: bool
+    """A full round has come to a result, and nothing in it is worse than a warning."""
+    validated: bool = False
+
+
+class Decision(NamedTuple):
+    """What is to be done now; nothing by default."""
+
+    words: str = ""
+    """For the log; empty: there is nothing to tell."""
+    drain: str = ""
+    """Reason; empty: the node is not drained."""
+    undrain: bool = False
+    requeue: bool = False
+    """Jobs of the node leave it."""
+    refuse: bool = False
+    """The job whose prolog this is must not start here."""
+
+
+# --- what was found ---
+
+
+def faults_in(events: Sequence[HealthEvent]) -> tuple[HealthEvent, ...]:
+    return tuple(event for event in events if event.severity in ("low", "high") and not event.could_not_run)
+
+
+def checks_to_repeat(faults: Sequence[HealthEvent]) -> tuple[str, ...]:
+    """Names of checks whose faults are neither certain at once nor events that happened."""
+    return tuple(dict.fromkeys(event.check for event in faults if not (event.at_once or event.once)))
+
+
+def still_failing(faults: Sequence[HealthEvent], again: Sequence[HealthEvent]) -> tuple[HealthEvent, ...]:
+    """Those that a repetition of `checks_to_repeat` has found as well."""
+    found = {(event.check, event.part, event.cause) for event in faults_in(again)}
+    return tuple(
+        event for event in faults if event.at_once or event.once or (event.check, event.part, event.cause) in found
+    )
+
+
+# --- whose drain ---
+
+
+def drain_reason(node: str, fault: HealthEvent) -> str:
+    """One line of ASCII, with the mark of `is_own` at its end."""
+    part = f" {fault.part}" if fault.part else ""
+    words = fault.words or fault.cause or "failed"
+    end = VALIDATE if fault.once else ""
+    text = plain(plain(f"{PREFIX}{fault.check}{part}: {words}"))  # twice: as it is when it is read again
+    text = text.encode("ascii", "replace").decode()
+    text = text[: MAX_TEXT - len(end) - 2 * _MARK_BYTES - 3].rstrip() + end
+    return f"{text} ({_mark(node, text)})"
+
+
+def is_own(node: FleetNode) -> bool:
+    """We have drained it, and nobody has changed the reason since."""
+    text, _, mark = node.reason.rpartition(" (")
+    return node.drains and text.startswith(PREFIX) and mark == f"{_mark(node.name, text)})"
+
+
+def _needs_validation(node: FleetNode) -> bool:
+    """What happened once is not taken back by checks that pass."""
+    return node.reason.rpartition(" (")[0].endswith(VALIDATE)
+
+
+def _mark(node: str, text: str) -> str:
+    return hashlib.blake2b(f"{node}\0{text}".encode(), digest_size=_MARK_BYTES).hexdigest()
+
+
+# --- the breaker ---
+
+
+def _most_of(fleet: Mapping[str, FleetNode], partition: str, share: float) -> int:
+    nodes = sum(partition in node.partitions for node in fleet.values())
+    return max(1, int(share * nodes + 1e-9))  # 0.29 of 100 are 29
+
+
+def _own_of(fleet: Mapping[str, FleetNode], partition: str) -> list[str]:
+    """Names, the first one that was drained first."""
+    own = [node for node in fleet.values() if partition in node.partitions and is_own(node)]
+    return [node.name for node in sorted(own, key=lambda node: (node.since_s, node.name))]
+
+
+def _held(node: FleetNode, fleet: Mapping[str, FleetNode], share: float) -> str:
+    """Which partition leaves no room for the node to be out; empty: all do."""
+    for partition in node.partitions:
+        most, own = _most_of(fleet, partition, share), _own_of(fleet, partition)
+        place = own.index(node.name) if node.name in own else len(own)
+        if place >= most:
+            return f"held by the breaker: of partition {partition} {most} may be drained by ff, and {most} are"
+    return ""
+
+
+# --- the decision ---
+
+
+def decide(
+    step: Step, name: str, fleet: Mapping[str, FleetNode], evidence: Evidence, record: DrainRecord, limits: DrainLimits,
+    now_s: int,
+) -> Decision:  # fmt: skip
+    """`fleet`: what Slurm says now. Nothing is done to a node that Slurm does not know."""
+    node = fleet.get(name)
+    if node is None:
+        return Decision(f"Slurm knows no node {name}; give its name with --node")
+    fault = _worst(evidence.faults, busy=node.busy)
+    if fault is None:
+        if evidence.faults:
+            return Decision(
+                f"{_told(evidence.faults[0])}: a user can have made it; looked at again when the node is idle"
+            )
+        return _without_fault(node, fleet, evidence, record, limits, now_s)
+    if node.drains and not is_own(node):
+        return Decision(f"{_told(fault)}; drained already, not by ff: {node.reason or 'no reason given'}")
+    held = _held(node, fleet, limits.breaker_share)
+    if held:
+        return Decision(f"{_told(fault)}; {held}", undrain=node.drains)
+    if not node.drains or (fault.once and not _needs_validation(node)):
+        return Decision(_told(fault), drain=drain_reason(name, fault))
+    high = fault.severity == "high" and not fault.user_made
+    return Decision(f"{_told(fault)}; drained", requeue=high and node.busy, refuse=step == "prolog")
+
+
+def _without_fault(
+    node: FleetNode, fleet: Mapping[str, FleetNode], evidence: Evidence, record: DrainRecord, limits: DrainLimits,
+    now_s: int,
+) -> Decision:  # fmt: skip
+    if not is_own(node):
+        return Decision()
+    held = _held(node, fleet, limits.breaker_share)
+    if held:
+        return Decision(f"it serves again, {held}", undrain=True)
+    if node.busy or node.state != "drained":
+        return Decision("drained by ff; jobs are on it still")
+    if not evidence.passed:
+        return Decision("drained by ff; a check is missing, could not run or fails")
+    if evidence.validated:
+        return Decision("its checks and validators pass: it serves again", undrain=True)
+    if _needs_validation(node):
+        return Decision("drained by ff; its checks pass, but what happened stays: run `ff health slurm resume` on it")
+    waits_s = _back_off_s(record, limits, now_s) - max(0, now_s - node.since_s)
+    if waits_s > 0:
+        return Decision(f"drained by ff; its checks pass, it stays out for {waits_s} s as it was drained before")
+    return Decision("its checks pass: it serves again", undrain=True)
+
+
+def _back_off_s(record: DrainRecord, limits: DrainLimits, now_s: int) -> int:
+    before = len(record.recent(now_s)) - 1
+    return min(_DAY_S, limits.back_off_s << (before - 1)) if before > 0 else 0
+
+
+def _worst(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
+    """What a user can have made says nothing while jobs are there, and is never more than low."""
+    counted = [event for event in faults if not (event.user_made and busy)]
+    return min(counted, key=lambda event: (event.user_made, event.severity != "high"), default=None)
+
+
+def _told(fault: HealthEvent) -> str:
+    return plain(f"{fault.check} {fault.part}: {fault.words or fault.cause}".replace(" :", ":"))
+
+
+def jobs_to_requeue(jobs: Sequence[NodeJob], limits: DrainLimits) -> tuple[tuple[NodeJob, ...], tuple[str, ...]]:
+    """Which are requeued, and why the others are not."""
+    requeued, left = [], []
+    for job in jobs:
+        if not job.requeues:
+            left.append(f"job {job.id} stays: it was submitted with --no-requeue")
+        elif job.restarts >= limits.requeues:
+            left.append(f"job {job.id} stays: it was started again {job.restarts} times already")
+        else:
+            requeued.append(job)
+    return tuple(requeued), tuple(left)

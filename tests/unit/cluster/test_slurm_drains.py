@@ -1,0 +1,288 @@
+"""Whether a node of Slurm drains itself and serves again; what Slurm 22.05 printed (recorded), and what may come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.health import fault
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.slurm.drains import (
+    Decision,
+    DrainLimits,
+    DrainRecord,
+    Evidence,
+    Step,
+    checks_to_repeat,
+    decide,
+    drain_reason,
+    faults_in,
+    is_own,
+    jobs_to_requeue,
+    still_failing,
+)
+from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob, parse_fleet, parse_node_jobs
+from fireflyer.cluster.core.slurm.output import SlurmOutputError
+
+ROWS = """\
+a|polite|allocated|4/0/0/4
+a|test|allocated|4/0/0/4
+b|polite|draining|2/0/2/4
+b|test|draining|2/0/2/4
+c|test|drained*|0/0/4/4
+"""
+REASONS = """\
+a|Unknown|none
+a|Unknown|none
+b|1795811459|ff: x y|z: "hey" 'a' (#12)
+b|1795811459|ff: x y|z: "hey" 'a' (#12)
+c|1795811460|disk
+"""
+LOST = fault("gpu_count", part="gpu:1", words="the driver has lost the GPU", at_once=True)
+FULL = fault("disk_space", "low", part="mount:/data", words="99 % used")
+XID = msgspec.structs.replace(fault("gpu_xid", cause="xid_79", part="gpu:1", words="Xid 79", at_once=True), once=True)
+MADE = msgspec.structs.replace(fault("disk_space", part="mount:/tmp", words="full"), user_made=True)
+LIMITS = DrainLimits(back_off_s=600)
+NOW_S = 1_795_811_500
+WELL = Evidence((), passed=True)
+
+
+def node(name: str = "a", state: str = "idle", *, busy: bool = False, reason: str = "", since_s: int = 0) -> FleetNode:
+    return FleetNode(name=name, partitions=("test",), state=state, busy=busy, reason=reason, since_s=since_s)
+
+
+def own(event: HealthEvent, name: str = "a", *, busy: bool = False, since_s: int = NOW_S - 10) -> FleetNode:
+    state = "draining" if busy else "drained"
+    return node(name, state, busy=busy, reason=drain_reason(name, event), since_s=since_s)
+
+
+def decided(
+    *nodes: FleetNode, evidence: Evidence, step: Step = "check", record: DrainRecord | None = None,
+    limits: DrainLimits = LIMITS,
+) -> Decision:  # fmt: skip
+    """Of the first node."""
+    fleet = {one.name: one for one in nodes}
+    return decide(step, nodes[0].name, fleet, evidence, record or DrainRecord(), limits, NOW_S)
+
+
+def found(*events: HealthEvent) -> Evidence:
+    return Evidence(events, passed=False)
+
+
+# --- what Slurm prints ---
+
+
+def test_nodes_partitions_and_reasons() -> None:
+    fleet = parse_fleet(ROWS, REASONS)
+    assert fleet["a"] == FleetNode(name="a", partitions=("polite", "test"), state="allocated", busy=True)
+    assert (fleet["b"].reason, fleet["b"].since_s) == ("ff: x y|z: \"hey\" 'a' (#12)", 1795811459)
+    assert (fleet["b"].drains, fleet["b"].busy, fleet["c"].drains) == (True, True, True)
+    assert (fleet["c"].answers, fleet["c"].busy) == (False, False)
+    assert parse_fleet("d|big|allocated|1.50K/0/0/2K\n", "")["d"].busy
+
+
+def test_a_reason_with_a_line_break_says_nothing_of_another_node() -> None:
+    forged = drain_reason("b", LOST)
+    fleet = parse_fleet(ROWS, f"{REASONS}c|1795811460|evil\nb|1795811459|{forged}\n")
+    assert fleet["b"].reason == "(not known)"
+    assert not is_own(fleet["b"])
+
+
+@pytest.mark.parametrize(
+    "line", ["a|test|allocated", "a b|test|idle|0/4/0/4", "sinfo: error: Unable to contact", "x" * 99]
+)
+def test_a_row_of_another_form_makes_the_answer_worthless(line: str) -> None:
+    with pytest.raises(SlurmOutputError, match="sinfo printed"):
+        parse_fleet(f"{ROWS}{line}\n", "")
+
+
+def test_jobs_of_a_node() -> None:
+    assert parse_node_jobs("1           0           1           \n2           7           0\n") == (
+        NodeJob(1, 0, requeues=True),
+        NodeJob(2, 7, requeues=False),
+    )
+    with pytest.raises(SlurmOutputError):
+        parse_node_jobs("slurm_load_jobs error\n")
+
+
+@given(st.text(alphabet=st.sampled_from("ab|0123 /:none\n\x00drained"), max_size=200))
+def test_any_reasons_give_nodes_or_nothing(text: str) -> None:
+    fleet = parse_fleet(ROWS, text)
+    assert set(fleet) == {"a", "b", "c"}
+    assert not any(map(is_own, fleet.values()))
+
+
+# --- what was found ---
+
+
+def test_a_fault_counts_when_all_repetitions_find_it_unless_it_is_certain() -> None:
+    other = fault("disk_space", "low", part="mount:/home")
+    faults = faults_in([LOST, FULL, other, fault("ipmi_log", "warn")])
+    assert checks_to_repeat(faults) == ("disk_space",)
+    assert still_failing(faults, [FULL]) == (LOST, FULL)
+    assert still_failing(faults, []) == (LOST,)
+    assert faults_in([msgspec.structs.replace(LOST, could_not_run=True)]) == ()
+
+
+def test_a_reason_names_check_and_part_and_fits_into_one_line() -> None:
+    assert drain_reason("a", LOST).startswith("ff: gpu_count gpu:1: the driver has lost the GPU (")
+    long = msgspec.structs.replace(XID, words="ü\n" * 200)
+    assert len(drain_reason("a", long)) <= 200
+    assert drain_reason("a", long).isascii()
+    assert "; validate it (" in drain_reason("a", long)
+
+
+@given(st.text(max_size=300), st.text(max_size=60), st.booleans())
+def test_what_we_wrote_is_ours_until_it_is_edited(words: str, part: str, once: bool) -> None:
+    event = msgspec.structs.replace(LOST, words=words, part=part, once=once)
+    written = node(state="drained", reason=drain_reason("a", event))
+    assert is_own(parse_fleet("a|test|drained|0/0/4/4\n", f"a|1|{written.reason}\n")["a"])
+    for changed in (f"{written.reason} do not touch, bob", f"bob: {written.reason}", written.reason[:-2], "ff: mine"):
+        assert not is_own(msgspec.structs.replace(written, reason=changed))
+    assert not is_own(msgspec.structs.replace(written, name="b")), "copied from another node"
+
+
+# --- decisions ---
+
+
+@pytest.mark.parametrize("event", [LOST, FULL, XID])
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_fault_drains_the_node(event: HealthEvent, busy: bool) -> None:
+    decision = decided(node(busy=busy), evidence=found(event))
+    assert decision.drain == drain_reason("a", event)
+    assert decision[2:] == (False, False, False)
+
+
+def test_jobs_are_requeued_by_a_high_fault_only_and_a_prolog_refuses_its_job() -> None:
+    assert decided(own(LOST, busy=True), evidence=found(LOST)).requeue
+    assert not decided(own(LOST), evidence=found(LOST)).requeue
+    low = decided(own(FULL, busy=True), evidence=found(FULL), step="prolog")
+    assert (low.requeue, low.refuse) == (False, True)
+    assert decided(own(FULL, busy=True), evidence=found(FULL, LOST)).requeue, "a node that drains gets worse"
+
+
+def test_the_high_fault_is_told_before_the_low_one() -> None:
+    assert decided(node(), evidence=found(FULL, LOST)).drain == drain_reason("a", LOST)
+
+
+@pytest.mark.parametrize("evidence", [WELL, found(LOST), found(XID), Evidence((), passed=True, validated=True)])
+@pytest.mark.parametrize("state", ["drained", "draining"])
+@pytest.mark.parametrize("reason", ["", "bob looks at it", "ff: gpu_count gpu:1: lost", drain_reason("b", LOST)])
+def test_a_node_that_somebody_else_drained_is_left_alone(evidence: Evidence, state: str, reason: str) -> None:
+    decision = decided(node(state=state, reason=reason), evidence=evidence, step="prolog")
+    assert decision[1:] == Decision()[1:]
+
+
+def test_a_node_serves_again_when_all_passes_and_no_job_is_left() -> None:
+    assert decided(own(LOST), evidence=WELL).undrain
+    assert not decided(own(LOST, busy=True), evidence=WELL).undrain
+    missing = decided(own(LOST), evidence=Evidence((), passed=False))
+    assert (missing.undrain, missing.words) == (False, "drained by ff; a check is missing, could not run or fails")
+    assert decided(node(), evidence=WELL) == Decision()
+
+
+def test_what_happened_once_needs_a_validation() -> None:
+    assert "ff health slurm resume" in decided(own(XID), evidence=WELL).words
+    assert not decided(own(XID), evidence=WELL).undrain
+    assert decided(own(XID), evidence=WELL._replace(validated=True), step="resume").undrain
+    assert not decided(own(XID), evidence=found(LOST)._replace(validated=True), step="resume").undrain
+    worse = decided(own(FULL, busy=True), evidence=found(XID))
+    assert worse.drain == drain_reason("a", XID), "the reason of a node that drains says it, too"
+
+
+def test_a_node_that_flaps_stays_out_longer_each_time() -> None:
+    def undrained(drains: int, out_s: int) -> bool:
+        record = DrainRecord(tuple(NOW_S - 3600 + number for number in range(drains)))
+        return decided(own(LOST, since_s=NOW_S - out_s), evidence=WELL, record=record).undrain
+
+    assert undrained(1, 0)
+    assert [undrained(2, out_s) for out_s in (599, 600)] == [False, True]
+    assert [undrained(4, out_s) for out_s in (2399, 2400)] == [False, True]
+    assert undrained(60, 86_400)
+    old = DrainRecord((NOW_S - 90_000, NOW_S - 80_000, NOW_S - 10))
+    assert decided(own(LOST), evidence=WELL, record=old).words.endswith("as it was drained before")
+    assert DrainRecord((1,) * 64).drained(NOW_S).at_s == (NOW_S,)
+
+
+def test_what_a_user_can_have_made_costs_no_job() -> None:
+    assert decided(node(busy=True, state="mixed"), evidence=found(MADE)).drain == ""
+    assert decided(node(), evidence=found(MADE)).drain == drain_reason("a", MADE)
+    assert decided(node(busy=True), evidence=found(MADE, LOST)).drain == drain_reason("a", LOST)
+
+
+def test_jobs_that_stay() -> None:
+    jobs = (NodeJob(1, 0, requeues=True), NodeJob(2, 0, requeues=False), NodeJob(3, 3, requeues=True))
+    requeued, left = jobs_to_requeue(jobs, LIMITS)
+    assert [job.id for job in requeued] == [1]
+    assert left == (
+        "job 2 stays: it was submitted with --no-requeue",
+        "job 3 stays: it was started again 3 times already",
+    )
+
+
+# --- the breaker ---
+
+
+def test_the_breaker_holds_a_node_while_as_many_are_out_as_may_be() -> None:
+    others = [node(f"n{number}") for number in range(39)]
+    out = [own(LOST, "x", since_s=1), own(LOST, "y", since_s=2)]
+    assert decided(node(), *others[:38], out[0], evidence=found(LOST)).drain, "5 % of 40 are two"
+    held = decided(node(), *others[:37], *out, evidence=found(LOST), step="prolog")
+    assert (held.drain, held.refuse) == ("", False)
+    assert "of partition test 2 may be drained by ff, and 2 are" in held.words
+    edited = msgspec.structs.replace(out[0], reason=f"{out[0].reason} RMA")
+    assert decided(node(), *others[:37], edited, out[1], evidence=found(LOST)).drain, "a person has it"
+
+
+@pytest.mark.parametrize("evidence", [found(LOST), WELL])
+def test_of_nodes_that_drained_themselves_at_once_the_last_ones_serve_again(evidence: Evidence) -> None:
+    nodes = {name: own(LOST, name, busy=True, since_s=since_s) for name, since_s in (("a", 2), ("b", 1), ("c", 2))}
+    fates = {name: decide("check", name, nodes, evidence, DrainRecord(), LIMITS, NOW_S) for name in nodes}
+    assert [name for name, fate in fates.items() if fate.undrain] == ["a", "c"]
+    assert [name for name, fate in fates.items() if fate.requeue] == ["b"] * bool(evidence.faults)
+
+
+@dataclasses.dataclass
+class Site:
+    """What Slurm has, and nodes that look, each at what was so when it asked."""
+
+    fleet: dict[str, FleetNode]
+    evidence: dict[str, Evidence]
+    now_s: int = NOW_S
+
+    def act(self, name: str, seen: Mapping[str, FleetNode]) -> None:
+        decision = decide("check", name, seen, self.evidence[name], DrainRecord(), LIMITS, self.now_s)
+        if decision.drain:
+            self.fleet[name] = node(name, "drained", reason=decision.drain, since_s=self.now_s)
+        elif decision.undrain:
+            self.fleet[name] = node(name)
+
+
+@given(
+    size=st.integers(1, 45),
+    turns=st.lists(st.tuples(st.integers(0, 44), st.integers(0, 3), st.integers(0, 2)), max_size=80),
+)
+def test_a_check_that_lies_everywhere_takes_out_a_share_and_no_more(
+    size: int, turns: list[tuple[int, int, int]]
+) -> None:
+    """Whatever the order in which nodes look, decide by what is old, and act: two rounds of all later it holds."""
+    names = [f"n{number:02}" for number in range(size)]
+    site = Site({name: node(name) for name in names}, dict.fromkeys(names, found(LOST)))
+    human = node(names[0], "drained", reason="bob")
+    site.fleet[names[0]] = human
+    seen = [dict(site.fleet)]
+    for who, age, passes_s in turns:
+        site.now_s += passes_s
+        site.act(names[who % size], seen[max(0, len(seen) - 1 - age)])
+        seen.append(dict(site.fleet))
+    for _ in range(2):
+        for name in names:
+            site.act(name, site.fleet)
+    out = [name for name, one in site.fleet.items() if is_own(one)]
+    assert len(out) == (max(1, size // 20) if size > 1 else 0)
+    assert site.fleet[names[0]] == human
