@@ -128,6 +128,21 @@ def test_transfers_end_on_links_that_fail(capsys: pytest.CaptureFixture[str], ne
     assert repaired["transfers"]["last milliseconds"] > 2000
 
 
+def test_storage_gives_what_the_links_of_its_nodes_allow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    network = tmp_path / "network.toml"
+    network.write_text(NETWORK.replace("count = 32", "count = 24") + '[[nodes]]\nkind = "storage"\ncount = 8\n')
+    reads, writes, single = (
+        traffic(capsys, str(network), "--traffic", f"storage-{access}", "--size", "8MiB", *options)
+        for access, options in (("reads", ()), ("writes", ()), ("writes", ("--replicas", "1")))
+    )
+    assert reads["transfers"]["count"] == 24 * 8
+    assert writes["transfers"]["count"] == 3 * 24 * 8
+    rates = [one["gigabytes per second of all nodes"] for one in (reads, writes, single)]
+    assert rates[1] < 200 / 3
+    assert rates[1] < rates[2] < 200
+    assert rates[0] < 200
+
+
 def test_training_and_storage_share_links_by_lanes(capsys: pytest.CaptureFixture[str], network: str) -> None:
     with Path(network).open("a") as file:
         file.write('[[nodes]]\nkind = "storage"\ncount = 8\n')
@@ -165,6 +180,8 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--traffic", "ring", "--lanes", "3"), "two weights above 0"),
         (("--traffic", "ring", "--lanes", "0:1"), "two weights above 0"),
         (("--traffic", "ring", "--lanes", "1:1"), 'nodes of kind "storage"'),
+        (("--traffic", "storage-reads"), 'no nodes of kind "storage"'),
+        (("--traffic", "storage-reads", "--lanes", "1:1"), "--lanes adds reads to traffic between nodes"),
         (("--traffic", "ring", "--back-pressure", "--size", "1TiB"), "fewer bytes, or larger packets"),
     ],
 )
