@@ -60,8 +60,8 @@ def node_fabric(
         raise UsageError(f"{node.gpus} GPUs behind bridges of {node.bridge_gpus} do not divide over {sockets} sockets")
     wires = [_wire(f"gpu{gpu}", f"bridge{gpu // node.bridge_gpus}", node.pcie_bytes_per_s) for gpu in range(node.gpus)]
     for bridge in range(bridges):
-        socket = f"socket{bridge * sockets // bridges}"
-        wires.append(_wire(f"bridge{bridge}", socket, node.bridge_bytes_per_s, shared=True))
+        above = f"socket{bridge * sockets // bridges}"
+        wires.append(_wire(f"bridge{bridge}", above, node.bridge_bytes_per_s, shared=True))
     for socket in range(sockets):
         share = node.host_memory_bytes_per_s / sockets
         wires.append(_wire(f"memory{socket}", f"socket{socket}", share, shared=True))

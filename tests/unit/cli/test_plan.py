@@ -215,9 +215,21 @@ def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     for line in ("parameters: 671,026,404,352", "KV cache bytes of a token: 70,272", "causal: 249,811,304,448"):
         assert line in text
     shown = json.loads(said(capsys, "model", str(config), "--json", "--bandwidth", "1000"))
+    embedding = 129_280 * 7168  # of which a token reads one row
     assert shown["most tokens per second of one request at 1000 GB/s, fp8"] == pytest.approx(
-        1e12 / (37_552_282_624 + 4096 * 70_272)
+        1e12 / (37_552_282_624 - embedding + 4096 * 70_272)
     )
+    assert shown["most tokens per second on one DGX Spark, 4 bits"] == "does not fit into its memory"
+    assert shown["KV cache bytes of 4096 tokens, int4 with scales"] == 61 * 576 * 4096 * 4.5 / 8
+    limit = "most tokens per second of a request, two overlapped micro-batches, limited by the exchange"
+    assert shown[limit] == pytest.approx(66.2, abs=0.05), "the paper's 67 with a hidden size of 7168"
+    assert not any("prefill" in name for name in shown)
+    apart = ("--json", "--bandwidth", "3350", "--gpu-tflops", "400")
+    free, lent = (json.loads(said(capsys, "model", str(config), *apart, *more)) for more in ((), ("--lent-sms", "20")))
+    prompt = "prompt tokens per second of a GPU"
+    assert free[prompt] == pytest.approx(400e12 * 3 / 249.811e9, rel=1e-4)
+    assert lent[prompt] == pytest.approx(free[prompt] * 112 / 132)
+    assert lent["share of GPUs for prefill"] > free["share of GPUs for prefill"]
     config.write_text("[]")
     assert "is no JSON object" in refused(capsys, "model", str(config))
     assert "is not a file" in refused(capsys, "model", str(tmp_path / "none.json"))

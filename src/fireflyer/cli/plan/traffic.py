@@ -148,7 +148,7 @@ def _transfers(fabric: Fabric, given: TrafficOptions, nbytes: int, *, reads: boo
 
 
 def _pattern(given: TrafficOptions) -> Pattern:
-    if given.pattern == "storage-reads" or given.pattern == "storage-writes":  # noqa: PLR1714
+    if given.pattern == "storage-reads" or given.pattern == "storage-writes":
         raise UsageError(f"--traffic {given.pattern} is no traffic between all nodes")
     return given.pattern
 
