@@ -243,3 +243,20 @@ def test_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(said(capsys, "figure", "all", "--json"))
     assert {figure["name"] for figure in shown} >= {"ff-table-2", "v3-table-4"}
     assert "lists their names" in refused(capsys, "figure", "v3-table-9")
+
+
+def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = json.loads(said(capsys, "node", "pcie-a100", "--peer", "9.663676", "--json"))
+    limits = [shown[f"HFReduce, GB/s that {part} allows"] for part in ("host_memory", "nic", "bridge")]
+    assert [round(limit, 1) for limit in limits] == [13.3, 12.5, 9.4]
+    assert shown["HFReduce, what binds"] == "bridge"
+    assert shown["HFReduce, GB/s as flows over all links"] == pytest.approx(min(limits))
+    assert shown["HFReduce with NVLink pairs, GB/s as flows over all links"] == pytest.approx(12.5)
+    assert "cache" not in str(shown)
+
+    sizes = ("--experts", "10MiB", "--cache", "100MiB")
+    text = said(capsys, "node", "h800", *sizes)
+    assert "milliseconds of experts, preferred" in text
+    assert "give both" in refused(capsys, "node", "pcie-a100", "--experts", "1MiB")
+    assert "use h800, pcie-a100 or a TOML file" in refused(capsys, "node", str(tmp_path / "none.toml"))
+    assert "do not divide over 3 sockets" in refused(capsys, "node", "pcie-a100", "--sockets", "3")
