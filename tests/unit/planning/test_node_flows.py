@@ -138,6 +138,25 @@ def test_nodes_and_paths_that_cannot_be_are_refused() -> None:
         simulate_paths([1.0], [one], [])
 
 
+@pytest.mark.parametrize("node", [NODE, H800])
+def test_all_bytes_leave_the_source_and_arrive_at_the_target(node: NodeModel) -> None:
+    fabric = node_fabric(node, peer_bytes_per_s=9 * GIB)
+    ends = [
+        pair
+        for wire in fabric.wires
+        for pair in (
+            ((wire.a, wire.b, wire.shared),) if wire.shared else ((wire.a, wire.b, False), (wire.b, wire.a, False))
+        )
+    ]
+    names = fabric.devices + fabric.host
+    for source, target in itertools.permutations(names, 2):
+        path = fabric.path((source,), (target,))
+        used = dict(zip(path.links, path.weights, strict=True))
+        left = sum(used.get(link, 0) for link, (a, b, both) in enumerate(ends) if source == a or (both and source == b))
+        came = sum(used.get(link, 0) for link, (a, b, both) in enumerate(ends) if target == b or (both and target == a))
+        assert (left, came) == pytest.approx((1, 1)), (source, target)
+
+
 @pytest.mark.parametrize("engine", ["native", "numpy"])
 def test_a_shared_wire_has_one_rate_for_both_directions(engine: str) -> None:
     wires = (Wire(a="a", b="m", bytes_per_s=10.0, shared=True), Wire(a="m", b="b", bytes_per_s=100.0))
