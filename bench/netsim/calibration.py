@@ -9,6 +9,7 @@ one node are measured on one node, with a number of ranks that is not predicted.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -97,9 +98,9 @@ def _bisected(falling: Callable[[float], float], wanted: float, least: float) ->
     """Where a function that falls from `least` on has a value; geometrically, up to a million times `least`."""
     low, high = least, least * 1e6
     for _ in range(STEPS):
-        middle = (low * high) ** 0.5
+        middle = math.sqrt(low * high)
         low, high = (middle, high) if falling(middle) > wanted else (low, middle)
-    return (low * high) ** 0.5
+    return math.sqrt(low * high)
 
 
 def calibration_results(options: Options) -> list[Result]:
@@ -154,7 +155,7 @@ def _measured_s(crew: Crew, nbytes: int, options: Options) -> float:
     crew.tell("prepare", "fp32", nbytes, "private")
     calls = max(1, min(MOST_CALLS, round(WORDS / nbytes / len(crew.members))))
     crew.tell("time", "private", 1)  # its pages and connections
-    rounds = [
+    rounds: list[float] = [
         max(answer["seconds"] for answer in crew.tell("time", "private", calls)) / calls for _ in range(options.rounds)
     ]
     crew.tell("prepare", "fp32", 0)
