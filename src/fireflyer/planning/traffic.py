@@ -69,14 +69,14 @@ def storage_traffic(
         raise UsageError(f"{chunks} chunks of all nodes; simulate at most {MAX_TRANSFERS} transfers: use smaller files")
     routing = _placed(len(storage), load.replicas, seed)
     places = {number + 1: node for number, node in enumerate(storage)}
-    made = FileTransfers(routing, places, lane=lane, first_id=first_id)
+    made = FileTransfers(routing, places, first_id=first_id)
     chains = tuple(chain.id for chain in routing.chains)
     make = made.reads if load.access == "read" else made.writes
     found: list[Transfer] = []
     for client in clients:
         layout = Layout(1, load.chunk_bytes, len(chains), client + seed)
         found += make(client, ChunkMap(layout, chains), 0, load.nbytes, window=load.window)
-    return found
+    return [msgspec.structs.replace(one, lane=lane) for one in found] if lane else found
 
 
 def _placed(nodes: int, replicas: int, seed: int) -> Routing:

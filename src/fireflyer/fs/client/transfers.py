@@ -36,9 +36,9 @@ class FileTransfers:
     >>> found = of_job.reads(0, ChunkMap(layout, chains), 0, 1 << 30, window=16)
     """
 
-    def __init__(self, routing: Routing, nodes: Mapping[NodeId, int], *, lane: int = 0, first_id: int = 0) -> None:
+    def __init__(self, routing: Routing, nodes: Mapping[NodeId, int], *, first_id: int = 0) -> None:
         """`nodes`: of the network, by storage node; what is not there serves nobody."""
-        self._nodes, self._lane, self._numbers = dict(nodes), lane, count(first_id)
+        self._nodes, self._numbers = dict(nodes), count(first_id)
         self._select = ReplicaSelector(routing, self._nodes)
         self._chains = {chain.id: chain for chain in routing.chains}
 
@@ -106,6 +106,5 @@ class FileTransfers:
             target=target,
             nbytes=nbytes,
             after=tuple(dict.fromkeys(waits)),
-            lane=self._lane,
             connection=0,
         )
