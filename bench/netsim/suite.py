@@ -1,4 +1,5 @@
-"""Seconds of simulating 10,000 GPUs, and of random flows to their end beside SimGrid's flow model."""
+"""Seconds of simulating 10,000 GPUs, of random flows to their end beside SimGrid's flow model, and how well transfers
+predict an allreduce on this machine."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.netsim.calibration import LAYOUTS, calibration_results
 from bench.netsim.workload import GPUS_PER_NODE, random_flows
 from bench.report import Figure, Options, Result, Suite, figure
 from fireflyer.base.units import GIB
@@ -42,12 +44,14 @@ def run(options: Options) -> Suite:
         case = f"random/{flows}-flows/to-the-end"
         if options.selects(case):
             results.append(_random(case, flows, radix, options))
+    if any(options.selects(f"prediction/allreduce/{layout}") for layout in LAYOUTS[options.scale]):
+        results += calibration_results(options)
     return Suite(
         results=tuple(results),
         remarks=(
             f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; cluster: checks, routes and run of given "
             "transfers in a process of its own, whose memory is all of it; random: rates and events alone, on both "
-            "sides",
+            "sides; prediction: one machine is all nodes, rates are calibrated on 3x1 and 1x3",
         ),
     )
 

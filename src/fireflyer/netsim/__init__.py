@@ -4,6 +4,7 @@ from fireflyer.netsim.back_pressure import BackPressure, BackPressureRun, simula
 from fireflyer.netsim.failures import LinkFailure
 from fireflyer.netsim.fair import Incidence, max_min_rates
 from fireflyer.netsim.links import Hop, Links
+from fireflyer.netsim.paths import simulate_paths
 from fireflyer.netsim.patterns import Pattern, first_rates, pattern_transfers
 from fireflyer.netsim.routing import Flow, Router, Routing
 from fireflyer.netsim.simulate import Engine, NetworkRun, Settings, simulate
@@ -27,4 +28,5 @@ __all__ = [
     "pattern_transfers",
     "simulate",
     "simulate_back_pressure",
+    "simulate_paths",
 ]

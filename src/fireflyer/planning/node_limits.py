@@ -7,12 +7,15 @@ bridge share that in both directions.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.node import NodeModel
 
-__all__ = ["Limits", "hfreduce_limits", "host_memory_operations", "ring_pcie_bandwidth"]
+__all__ = ["Limits", "hfreduce_limits", "host_memory_operations", "pcie_bandwidth", "ring_pcie_bandwidth"]
+
+_LANE_BYTES_PER_S: Final = {1: 0.25e9, 2: 0.5e9, 3: 1e9, 4: 2e9, 5: 4e9, 6: 8e9}
+"""Of a PCIe lane in one direction by generation, as transfers over 8; from generation 3 on a 65th of them is coding."""
 
 
 class Limits(NamedTuple):
@@ -63,3 +66,12 @@ def ring_pcie_bandwidth(peer_bytes_per_s: float, ranks: int) -> float:
     if ranks < 2:
         raise UsageError(f"a ring of {ranks} ranks; use 2 or more")
     return peer_bytes_per_s * ranks / (2 * ranks - 1)
+
+
+def pcie_bandwidth(lanes: int, generation: int, *, coding: bool = False) -> float:
+    """Bytes per second of PCIe lanes in one direction, as vendors count them, or less the 128/130 coding. 160 lanes of
+    generation 5: 640 GB/s (DeepSeek-V3 paper, 6.2), 630 without the coding. Raises `UsageError`."""
+    if lanes < 1 or generation not in _LANE_BYTES_PER_S:
+        raise UsageError(f"{lanes} lanes of PCIe generation {generation}; use 1 or more, of generation 1 to 6")
+    coded = 128 / 130 if coding and generation >= 3 else 1.0
+    return lanes * _LANE_BYTES_PER_S[generation] * coded

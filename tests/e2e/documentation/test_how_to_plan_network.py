@@ -28,7 +28,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 15
+    assert len(commands) == 20
     said = []
     for command in commands:
         assert main(command) == 0, command
@@ -39,8 +39,13 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "cut off: 2\n  cut off first: node 0 from node 1" in said[6]
     assert "storage reads: count 384" in said[7]
     assert "model: packets with back-pressure" in said[8]
-    assert "hours after which owning is cheaper: " in said[10]
-    assert "parameters: 13,015,864,320" in said[12]
+    for place in (9, 10):
+        assert "gigabytes per second of all nodes: " in said[place]
+    assert "hours after which owning is cheaper: " in said[12]
+    assert "parameters: 13,015,864,320" in said[14]
+    assert "share of GPUs for prefill: 0." in said[15]
+    assert "HFReduce, GB/s as flows over all links: 9.375" in said[16]
+    assert "times as long for experts with a KV cache beside them: 1.6" in said[17]
 
 
 def test_every_key_and_family_is_named() -> None:
@@ -51,8 +56,10 @@ def test_every_key_and_family_is_named() -> None:
 
 
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    transfers, fabrics = blocks("python")
+    transfers, exports, fabrics = blocks("python")
     exec(transfers, {})
     assert capsys.readouterr().out == "[0.001 0.003]\n[0.00100449 0.00300898]\n11938 0.036 s\n"
+    exec(exports, {})
+    assert capsys.readouterr().out.startswith("a step of 8 pipelines: ")
     exec(fabrics, {})
     assert capsys.readouterr().out.startswith("48 256 4\n")

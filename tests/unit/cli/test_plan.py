@@ -128,6 +128,21 @@ def test_transfers_end_on_links_that_fail(capsys: pytest.CaptureFixture[str], ne
     assert repaired["transfers"]["last milliseconds"] > 2000
 
 
+def test_storage_gives_what_the_links_of_its_nodes_allow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    network = tmp_path / "network.toml"
+    network.write_text(NETWORK.replace("count = 32", "count = 24") + '[[nodes]]\nkind = "storage"\ncount = 8\n')
+    reads, writes, single = (
+        traffic(capsys, str(network), "--traffic", f"storage-{access}", "--size", "8MiB", *options)
+        for access, options in (("reads", ()), ("writes", ()), ("writes", ("--replicas", "1")))
+    )
+    assert reads["transfers"]["count"] == 24 * 8
+    assert writes["transfers"]["count"] == 3 * 24 * 8
+    rates = [one["gigabytes per second of all nodes"] for one in (reads, writes, single)]
+    assert rates[1] < 200 / 3
+    assert rates[1] < rates[2] < 200
+    assert rates[0] < 200
+
+
 def test_training_and_storage_share_links_by_lanes(capsys: pytest.CaptureFixture[str], network: str) -> None:
     with Path(network).open("a") as file:
         file.write('[[nodes]]\nkind = "storage"\ncount = 8\n')
@@ -165,6 +180,8 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--traffic", "ring", "--lanes", "3"), "two weights above 0"),
         (("--traffic", "ring", "--lanes", "0:1"), "two weights above 0"),
         (("--traffic", "ring", "--lanes", "1:1"), 'nodes of kind "storage"'),
+        (("--traffic", "storage-reads"), 'no nodes of kind "storage"'),
+        (("--traffic", "storage-reads", "--lanes", "1:1"), "--lanes adds reads to traffic between nodes"),
         (("--traffic", "ring", "--back-pressure", "--size", "1TiB"), "fewer bytes, or larger packets"),
     ],
 )
@@ -198,9 +215,21 @@ def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     for line in ("parameters: 671,026,404,352", "KV cache bytes of a token: 70,272", "causal: 249,811,304,448"):
         assert line in text
     shown = json.loads(said(capsys, "model", str(config), "--json", "--bandwidth", "1000"))
+    embedding = 129_280 * 7168  # of which a token reads one row
     assert shown["most tokens per second of one request at 1000 GB/s, fp8"] == pytest.approx(
-        1e12 / (37_552_282_624 + 4096 * 70_272)
+        1e12 / (37_552_282_624 - embedding + 4096 * 70_272)
     )
+    assert shown["most tokens per second on one DGX Spark, 4 bits"] == "does not fit into its memory"
+    assert shown["KV cache bytes of 4096 tokens, int4 with scales"] == 61 * 576 * 4096 * 4.5 / 8
+    limit = "most tokens per second of a request, two overlapped micro-batches, limited by the exchange"
+    assert shown[limit] == pytest.approx(66.2, abs=0.05), "the paper's 67 with a hidden size of 7168"
+    assert not any("prefill" in name for name in shown)
+    apart = ("--json", "--bandwidth", "3350", "--gpu-tflops", "400")
+    free, lent = (json.loads(said(capsys, "model", str(config), *apart, *more)) for more in ((), ("--lent-sms", "20")))
+    prompt = "prompt tokens per second of a GPU"
+    assert free[prompt] == pytest.approx(400e12 * 3 / 249.811e9, rel=1e-4)
+    assert lent[prompt] == pytest.approx(free[prompt] * 112 / 132)
+    assert lent["share of GPUs for prefill"] > free["share of GPUs for prefill"]
     config.write_text("[]")
     assert "is no JSON object" in refused(capsys, "model", str(config))
     assert "is not a file" in refused(capsys, "model", str(tmp_path / "none.json"))
@@ -214,3 +243,20 @@ def test_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(said(capsys, "figure", "all", "--json"))
     assert {figure["name"] for figure in shown} >= {"ff-table-2", "v3-table-4"}
     assert "lists their names" in refused(capsys, "figure", "v3-table-9")
+
+
+def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shown = json.loads(said(capsys, "node", "pcie-a100", "--peer", "9.663676", "--json"))
+    limits = [shown[f"HFReduce, GB/s that {part} allows"] for part in ("host_memory", "nic", "bridge")]
+    assert [round(limit, 1) for limit in limits] == [13.3, 12.5, 9.4]
+    assert shown["HFReduce, what binds"] == "bridge"
+    assert shown["HFReduce, GB/s as flows over all links"] == pytest.approx(min(limits))
+    assert shown["HFReduce with NVLink pairs, GB/s as flows over all links"] == pytest.approx(12.5)
+    assert "cache" not in str(shown)
+
+    sizes = ("--experts", "10MiB", "--cache", "100MiB")
+    text = said(capsys, "node", "h800", *sizes)
+    assert "milliseconds of experts, preferred" in text
+    assert "give both" in refused(capsys, "node", "pcie-a100", "--experts", "1MiB")
+    assert "use h800, pcie-a100 or a TOML file" in refused(capsys, "node", str(tmp_path / "none.toml"))
+    assert "do not divide over 3 sockets" in refused(capsys, "node", "pcie-a100", "--sockets", "3")

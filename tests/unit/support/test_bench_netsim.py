@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
+import pytest
+from bench.collectives.contenders import node_list
+from bench.netsim.calibration import (
+    CALIBRATED_ON,
+    LARGE,
+    LAYOUTS,
+    SIZES,
+    SMALL,
+    SUMS_ON,
+    Calibration,
+    calibrate,
+    simulated_s,
+)
 from bench.netsim.suite import run
 from bench.netsim.workload import allreduce, storage_reads
 from bench.report import Options
 
 from fireflyer.base.units import MIB
+from fireflyer.collectives.planning.routing import default_plan
 
 
 def test_the_smallest_scale_has_a_result_of_each_case() -> None:
-    suite = run(Options("tiny", (), 1))
+    suite = run(Options("tiny", ("cluster", "random"), 1))
     assert [(one.case, one.metric) for one in suite.results] == [
         ("cluster/128-gpus/allreduce-and-reads", "time_s"),
         ("cluster/128-gpus/allreduce-and-reads", "peak_memory_bytes"),
         ("random/64-flows/to-the-end", "time_s"),
     ]
+
+
+@pytest.mark.slow
+def test_predictions_stand_beside_those_of_the_cost_model() -> None:
+    """On real ranks; what the errors are depends on the machine."""
+    suite = run(Options("tiny", ("prediction",), 1))
+    assert [(one.case, one.metric) for one in suite.results] == [
+        ("prediction/allreduce/2x1", "median_error_share"),
+        ("prediction/allreduce/2x1", "worst_error_share"),
+    ]
+    assert all(set(one.peers) == {"cost model of collectives"} for one in suite.results)
+
+
+def test_a_calibration_finds_the_rates_that_measured_times_came_from() -> None:
+    true = Calibration(3e9, 40e-6, 20e-6, 8e9, 2)
+    plan = default_plan(node_list(CALIBRATED_ON))
+    small_s, large_s = (simulated_s(plan, size, true) for size in (SMALL, LARGE))
+    sums_s = [true.sum_s + 3 * size / true.sum_bytes_per_s for size in (SMALL, LARGE)]
+    found = calibrate(plan, small_s, large_s, sums_s, 2)
+    assert found == pytest.approx(true, rel=1e-2)
+    other = default_plan(node_list("2x4"))
+    assert simulated_s(other, 8 * MIB, found) == pytest.approx(simulated_s(other, 8 * MIB, true), rel=1e-2)
+
+
+def test_what_is_predicted_is_not_what_is_calibrated_on() -> None:
+    assert not {CALIBRATED_ON, SUMS_ON} & set(LAYOUTS["full"])
+    assert not {SMALL, LARGE} & set(SIZES["full"])
 
 
 def test_an_allreduce_of_1250_nodes_has_as_many_transfers_as_chunks_on_edges_of_two_trees() -> None:

@@ -10,10 +10,10 @@ import click
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
-from fireflyer.cli.plan.traffic import TrafficOptions, show_traffic
+from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
 
 if TYPE_CHECKING:
-    from fireflyer.netsim import Pattern, Routing
+    from fireflyer.netsim import Routing
     from fireflyer.planning import Amount, NetworkFile, PricedBill, PriceList
     from fireflyer.topology.fabrics import Fabric
 
@@ -49,9 +49,9 @@ Examples:
 @click.option(
     "--traffic",
     metavar="PATTERN",
-    type=click.Choice(["ring", "shuffled-ring", "permutation", "incast"]),
+    type=click.Choice(["ring", "shuffled-ring", "permutation", "incast", "storage-reads", "storage-writes"]),
     help="Print the rates that nodes get which all send at once: each to the next, so in a random order, each to "
-    "another one, or all to the first.",
+    "another one, or all to the first; or when all have read or written a file on the storage nodes.",
 )
 @click.option(
     "--routing",
@@ -74,7 +74,15 @@ Examples:
     metavar="SIZE",
     default="64MiB",
     show_default=True,
-    help="Of a transfer, where transfers are simulated to their end.",
+    help="Of a transfer, where transfers are simulated to their end; of the file of a node.",
+)
+@click.option(
+    "--replicas",
+    metavar="N",
+    type=WholeNumber(min=1, max=8),
+    default=3,
+    show_default=True,
+    help="Of a chunk, for --traffic storage-reads and storage-writes.",
 )
 @click.option(
     "--fail-link",
@@ -108,11 +116,12 @@ def network_command(
     prices: str | None,
     with_nodes: bool,
     rent: float | None,
-    traffic: Pattern | None,
+    traffic: Traffic | None,
     routing: Routing,
     queue_pairs: int,
     seed: int,
     size: str,
+    replicas: int,
     fail_links: tuple[str, ...],
     lanes: str | None,
     back_pressure: bool,
@@ -132,7 +141,7 @@ def network_command(
         shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:
         given_traffic = TrafficOptions(
-            traffic, routing, queue_pairs, seed, size, fail_links, lanes, back_pressure, window
+            traffic, routing, queue_pairs, seed, size, fail_links, lanes, back_pressure, window, replicas
         )
         shown["traffic"] = show_traffic(fabric, given_traffic)
     _print(shown, as_json=as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fireflyer.base.errors import UsageError
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from fireflyer.topology.fabrics import Fabric
     from fireflyer.topology.traffic import Transfer
 
-__all__ = ["TrafficOptions", "show_traffic"]
+__all__ = ["Traffic", "TrafficOptions", "show_traffic"]
+
+Traffic = Literal["ring", "shuffled-ring", "permutation", "incast", "storage-reads", "storage-writes"]
 
 MAX_NODES: Final = 1 << 14
 MAX_FAILURES: Final = 1024
@@ -26,7 +28,7 @@ TRAINING_LANE, STORAGE_LANE = 0, 1
 
 
 class TrafficOptions(NamedTuple):
-    pattern: Pattern
+    pattern: Traffic
     routing: Routing
     queue_pairs: int
     seed: int
@@ -36,11 +38,17 @@ class TrafficOptions(NamedTuple):
     lanes: str | None = None
     back_pressure: bool = False
     window: int = 0
+    replicas: int = 3
 
     @property
     def simulated(self) -> bool:
         """To the end of all transfers, not their first rates alone."""
-        return bool(self.fail_links) or self.lanes is not None or self.back_pressure
+        return bool(self.fail_links) or self.lanes is not None or self.back_pressure or self.access is not None
+
+    @property
+    def access(self) -> Literal["read", "write"] | None:
+        """Of storage; None: nodes send to each other."""
+        return {"storage-reads": "read", "storage-writes": "write"}.get(self.pattern)  # type: ignore[return-value]
 
 
 def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
@@ -51,6 +59,8 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
         raise UsageError("--window needs --back-pressure: fluid rates know no requests")
     if given.fail_links and given.back_pressure:
         raise UsageError("--fail-link and --back-pressure do not go together; use one of them")
+    if given.access is not None and given.lanes is not None:
+        raise UsageError(f"--lanes adds reads to traffic between nodes; --traffic {given.pattern} has none")
     return _ends(fabric, given) if given.simulated else _rates(fabric, given)
 
 
@@ -58,7 +68,7 @@ def _rates(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
     """Of all nodes, with the rates of a transfer over that of a link."""
     from fireflyer.netsim import Settings, first_rates, pattern_transfers
 
-    transfers = pattern_transfers(given.pattern, range(fabric.nodes), 1, seed=given.seed)
+    transfers = pattern_transfers(_pattern(given), range(fabric.nodes), 1, seed=given.seed)
     settings = Settings(routing=given.routing, queue_pairs=given.queue_pairs, seed=given.seed)
     shares = first_rates(fabric, transfers, settings) / fabric.link_bytes_per_s
     return {
@@ -82,12 +92,14 @@ def _ends(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
         "pattern": given.pattern,
         "routing": given.routing,
         "model": "packets with back-pressure" if given.back_pressure else "fluid",
-        "bytes of a transfer": nbytes,
+        "bytes of a transfer" if given.access is None else "bytes of a node": nbytes,
         "milliseconds alone on a link": nbytes / fabric.link_bytes_per_s * 1e3,
     }
     for lane in range(len(weights)):
         ends = [float(end) for one, end in zip(transfers, finish_s, strict=True) if one.lane == lane]
         shown["storage reads" if lane == STORAGE_LANE else "transfers"] = _summary(ends)
+    if given.access is not None:
+        shown["gigabytes per second of all nodes"] = _clients(fabric) * nbytes / float(finish_s.max()) / 1e9
     if given.fail_links:
         shown["cut off"] = len(cut_off)
     if cut_off:
@@ -113,11 +125,16 @@ def _transfers(fabric: Fabric, given: TrafficOptions, nbytes: int, *, reads: boo
     kinds = [fabric.layer_of(node) for node in range(fabric.nodes)]
     servers = [node for node, kind in enumerate(kinds) if kind == STORAGE]
     others = [node for node, kind in enumerate(kinds) if kind != STORAGE]
+    if given.access is not None:
+        from fireflyer.planning.traffic import StorageLoad, storage_traffic
+
+        load = StorageLoad(access=given.access, nbytes=nbytes, replicas=given.replicas)
+        return storage_traffic(fabric, others, load, seed=given.seed)
     if not reads:
-        return pattern_transfers(given.pattern, range(fabric.nodes), nbytes, seed=given.seed)
+        return pattern_transfers(_pattern(given), range(fabric.nodes), nbytes, seed=given.seed)
     if not servers:
         raise UsageError(f'--lanes needs nodes of kind "{STORAGE}", and {fabric.name} has none')
-    training = pattern_transfers(given.pattern, others, nbytes, seed=given.seed)
+    training = pattern_transfers(_pattern(given), others, nbytes, seed=given.seed)
     return training + [
         Transfer(
             id=len(training) + place,
@@ -128,6 +145,16 @@ def _transfers(fabric: Fabric, given: TrafficOptions, nbytes: int, *, reads: boo
         )
         for place, node in enumerate(others)
     ]
+
+
+def _pattern(given: TrafficOptions) -> Pattern:
+    if given.pattern == "storage-reads" or given.pattern == "storage-writes":
+        raise UsageError(f"--traffic {given.pattern} is no traffic between all nodes")
+    return given.pattern
+
+
+def _clients(fabric: Fabric) -> int:
+    return sum(group.count for group in fabric.groups if group.kind != STORAGE)
 
 
 def _simulated(

@@ -89,8 +89,8 @@ def plan_command(*, file: str, nodes: int, node_name: str, search: bool, keep: i
     return 0 if view.estimate.fits else EXIT_DOES_NOT_FIT
 
 
-def read_node(name: str) -> NodeModel:
-    """The node of that name, or of the file of that name. Raises `UsageError`."""
+def read_node(name: str, *, argument: str = "--node") -> NodeModel:
+    """The node of that name, or of the file of that name. Raises `UsageError`, which names the `argument`."""
     import msgspec
 
     from fireflyer.cli.toml_files import read_toml
@@ -100,11 +100,11 @@ def read_node(name: str) -> NodeModel:
     if name in known:
         text = files("fireflyer.codesign.parallel").joinpath(f"nodes/{name}.toml").read_bytes()
         return msgspec.toml.decode(text, type=NodeModel)
-    node = read_toml(name, NodeModel, name="--node", advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
+    node = read_toml(name, NodeModel, name=argument, advice=f"use {', '.join(known)} or a TOML file", keys=MANUAL)
     try:
         node.check()
     except UsageError as error:
-        raise UsageError(f"--node {name!r}: {error}") from error
+        raise UsageError(f"{argument} {name!r}: {error}") from error
     return node
 
 

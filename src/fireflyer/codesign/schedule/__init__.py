@@ -2,8 +2,9 @@
 
 `build_schedule` gives the rows of a schedule by its name, `check` says whether a schedule of any origin is complete and
 free of deadlocks, `compile_schedule` and `simulate` time it, `peak_activations` counts its memory, `choose_layout`
-keeps pipelines that share a NIC apart, `balance` cuts unequal layers into stages, and `with_messages` gives an executor
-what each rank does, with sends and receives. For example, the bubble of 1F1B on 8 ranks:
+keeps pipelines that share a NIC apart, `balance` cuts unequal layers into stages, `with_messages` gives an executor
+what each rank does, with sends and receives, and `pipeline_transfers` gives it to a network simulator. For example, the
+bubble of 1F1B on 8 ranks:
 
     program = compile_schedule(build_schedule("1f1b", 8, 32))
     costs = uniform_costs(program.schedule.placement, forward=1, backward=2, weights=1)
@@ -19,6 +20,7 @@ from fireflyer.codesign.schedule.execution import Message, with_messages
 from fireflyer.codesign.schedule.lifetimes import last_gradients, peak_activations
 from fireflyer.codesign.schedule.program import Program, compile_schedule
 from fireflyer.codesign.schedule.timing import Parts, Timeline, simulate
+from fireflyer.codesign.schedule.transfers import MessageBytes, pipeline_transfers
 from fireflyer.codesign.schedule.validity import check
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Kind",
     "Layout",
     "Message",
+    "MessageBytes",
     "Pair",
     "Parts",
     "Placement",
@@ -46,6 +49,7 @@ __all__ = [
     "compiled",
     "last_gradients",
     "peak_activations",
+    "pipeline_transfers",
     "simulate",
     "simulate_shared",
     "uniform_costs",

@@ -30,4 +30,7 @@ def published_figures(shapes: Mapping[str, ModelShape], node: NodeModel) -> tupl
         networks.topologies(),
         models.v3_metrics(shapes),
         models.decoding(),
+        models.local_use(shapes),
+        models.routing(),
+        nodes.lanes(),
     )

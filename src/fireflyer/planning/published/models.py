@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fireflyer.codesign.decoding import (
+    MACHINES,
+    exchange_bytes,
+    machine_seconds,
+    node_limited_dispatch,
+    speculation_gain,
+    token_seconds,
+)
 from fireflyer.codesign.model import (
     ModelShape,
     dense_flops,
@@ -14,7 +22,7 @@ from fireflyer.codesign.model import (
 from fireflyer.planning.published.figure import PublishedFigure, row
 from fireflyer.planning.published.networks import FIRE_FLYER, V3
 
-__all__ = ["decoding", "kv_cache", "scaling", "training_cost", "v3_metrics"]
+__all__ = ["decoding", "kv_cache", "local_use", "routing", "scaling", "training_cost", "v3_metrics"]
 
 SEQUENCE_TOKENS = 4096
 
@@ -103,10 +111,12 @@ def v3_metrics(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
 def decoding() -> PublishedFigure:
     """Bytes of FP8 dispatch and BF16 combine, 32 tokens to 9 experts, hidden 7,000 as the paper rounds 7,168."""
 
-    def layer_s(bytes_per_s: float) -> float:
-        return (1 + 2) * 32 * 9 * 7000 / bytes_per_s
+    def exchange_s(bytes_per_s: float, hidden: int = 7000) -> float:
+        return exchange_bytes(hidden, 9).seconds(32, bytes_per_s)
 
-    infiniband, nvlink = layer_s(50e9), layer_s(900e9)
+    def rate(bytes_per_s: float, hidden: int = 7000) -> float:
+        return 1 / token_seconds(61, exchange_s(bytes_per_s, hidden))
+
     return PublishedFigure(
         "v3-decoding",
         "decoding limits of expert parallelism",
@@ -115,7 +125,7 @@ def decoding() -> PublishedFigure:
             row(
                 "communication of a layer at 50 GB/s",
                 120.96,
-                infiniband * 1e6,
+                exchange_s(50e9) * 1e6,
                 "3 bytes x 32 x 9 x 7,000",
                 unit="us",
                 step=0.01,
@@ -123,20 +133,103 @@ def decoding() -> PublishedFigure:
             row(
                 "time of an output token",
                 14.76,
-                2 * 61 * infiniband * 1e3,
+                1e3 / rate(50e9),
                 "61 layers, two micro-batches",
                 unit="ms",
                 step=0.01,
             ),
-            row("tokens per second", 67, 1 / (2 * 61 * infiniband), "67.75; the paper cuts it off", printed="cut"),
+            row("tokens per second", 67, rate(50e9), "67.75; the paper cuts it off", printed="cut"),
             row(
                 "tokens per second with 7,168 instead of 7,000",
                 67,
-                7000 / 7168 / (2 * 61 * infiniband),
+                rate(50e9, 7168),
                 "the hidden size is 7,168; the paper takes 7K",
             ),
-            row("time of an output token at 900 GB/s", 0.82, 2 * 61 * nvlink * 1e3, "as above", unit="ms", step=0.01),
-            row("tokens per second at 900 GB/s", 1200, 1 / (2 * 61 * nvlink), "'approximately 1200'", step=100),
+            row(
+                "communication of a layer at 900 GB/s", 6.72, exchange_s(900e9) * 1e6, "as above", unit="us", step=0.01
+            ),
+            row("time of an output token at 900 GB/s", 0.82, 1e3 / rate(900e9), "as above", unit="ms", step=0.01),
+            row("tokens per second at 900 GB/s", 1200, rate(900e9), "'approximately 1200'", step=100),
+            row(
+                "times as fast with one prediction module",
+                1.8,
+                speculation_gain(0.85, module_cost=1 / 61),
+                "85 % accepted, of 80 to 90 %; the module is one of 61 layers more",
+                step=0.1,
+            ),
+        ),
+    )
+
+
+def local_use(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
+    """Measured speeds cannot be above what memory allows."""
+    machines = {machine.name: machine for machine in MACHINES}
+
+    def limit(machine: str, model: str) -> float | None:
+        seconds = machine_seconds(machines[machine], shapes[model], SEQUENCE_TOKENS, weight_bytes=0.5)
+        return None if seconds is None else 1 / seconds
+
+    how = "most that {} allows, 4 bits a parameter"
+    return PublishedFigure(
+        "v3-local",
+        "tokens per second of a single request on one computer",
+        f"{V3}, 2.2.2",
+        (
+            row(
+                "DeepSeek-V2 on a PC, nearly",
+                20,
+                limit("Ryzen AI Max+ 395", "deepseek-v2"),
+                how.format("256 GB/s"),
+                printed="at least",
+            ),
+            row(
+                "DeepSeek-V2 on a PC, twice that",
+                40,
+                limit("M4 Max", "deepseek-v2"),
+                how.format("546 GB/s"),
+                printed="at least",
+            ),
+            row(
+                "a dense model of 70B on similar hardware, single-digit",
+                1,
+                limit("Ryzen AI Max+ 395", "qwen-2.5-72b"),
+                how.format("256 GB/s"),
+                step=9,
+                printed="cut",
+            ),
+            row(
+                "DeepSeek-V3 on a server with one consumer GPU, nearly",
+                20,
+                limit("server, one consumer GPU", "deepseek-v3"),
+                how.format("614 GB/s for routed experts and 1,008 GB/s for the rest"),
+                printed="at least",
+            ),
+        ),
+    )
+
+
+def routing() -> PublishedFigure:
+    """Rates that the paper calls effective; hidden 7,168 and FP8 do not matter for ratios."""
+    rates = {"network_bytes_per_s": 40e9, "inside_bytes_per_s": 160e9}
+    anywhere, limited = (node_limited_dispatch(8, nodes, 7168, **rates) for nodes in (None, 4))
+    return PublishedFigure(
+        "v3-routing",
+        "node-limited routing",
+        f"{V3}, 4.3",
+        (
+            row("NVLink over InfiniBand, effective", 4, 160 / 40, "160 GB/s / 40 GB/s"),
+            row(
+                "time of a token to 8 devices over the network, in t",
+                8,
+                anywhere.network * 40e9 / 7168,
+                "a copy for each device",
+            ),
+            row(
+                "time of a token to 8 devices in 4 nodes, in t",
+                4,
+                limited.longest * 40e9 / 7168,
+                "a copy for each node; forwarding takes 2 t meanwhile",
+            ),
         ),
     )
 

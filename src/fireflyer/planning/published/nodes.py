@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fireflyer.base.units import GIB
 from fireflyer.codesign.parallel.node import NodeModel
-from fireflyer.planning.node_limits import hfreduce_limits, host_memory_operations, ring_pcie_bandwidth
+from fireflyer.planning.node_limits import hfreduce_limits, host_memory_operations, pcie_bandwidth, ring_pcie_bandwidth
 from fireflyer.planning.published.figure import PublishedFigure, row
-from fireflyer.planning.published.networks import FIRE_FLYER
+from fireflyer.planning.published.networks import FIRE_FLYER, V3
 
-__all__ = ["allreduce_limits"]
+__all__ = ["allreduce_limits", "lanes"]
 
 
 def allreduce_limits(node: NodeModel) -> PublishedFigure:
@@ -52,6 +52,32 @@ def allreduce_limits(node: NodeModel) -> PublishedFigure:
                 "9 GiB/s between GPU and NIC",
                 unit="GB/s",
                 step=0.1,
+            ),
+        ),
+    )
+
+
+def lanes() -> PublishedFigure:
+    return PublishedFigure(
+        "v3-lanes",
+        "what PCIe lanes ask of host memory",
+        f"{V3}, 6.2",
+        (
+            row("160 lanes of PCIe 5.0, over", 640, pcie_bandwidth(160, 5) / 1e9, "160 x 4 GB/s", unit="GB/s"),
+            row(
+                "the same less the coding",
+                640,
+                pcie_bandwidth(160, 5, coding=True) / 1e9,
+                "128/130 of it is data: 'over 640' counts the coding",
+                unit="GB/s",
+                printed="at least",
+            ),
+            row(
+                "memory for them, approximately",
+                1000,
+                None,
+                "1 TB/s for 640 GB/s: the text does not say which reads and writes it counts",
+                unit="GB/s",
             ),
         ),
     )

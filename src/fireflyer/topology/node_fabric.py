@@ -1,0 +1,129 @@
+"""`NodeFabric`: the inside of a node as a graph: GPUs, PCIe bridges, sockets, memories, processors, NICs. Pure.
+
+A wire is two links, one in each direction, or one link that both directions share: a host bridge of a Rome processor
+has 37.5 GB/s for both together, and memory has one bandwidth for reads and writes. Routes are the shortest ones; of
+several with the same length each carries as much, which is what a bond of NICs does. What devices (GPUs and the
+network) write to each other through a socket may have a limit of its own (peer to peer without chained writes).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from fireflyer.base.errors import UsageError
+
+__all__ = ["NodeFabric", "Path", "Wire"]
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """Joins two vertices by name."""
+
+    a: str
+    b: str
+    bytes_per_s: float
+    """In each direction, or of both together where `shared`."""
+    shared: bool = False
+
+
+class Path(NamedTuple):
+    """The links that a transfer uses, and the bytes on each for one byte of the transfer."""
+
+    links: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """`devices` and `host` are where transfers begin and end; everything else that wires name forwards. `through`: over
+    which of the latter devices reach each other at `peer_bytes_per_s` at most, each of another; None: no such limit.
+
+    Links are numbered: two for each wire (from `a` to `b`, and back), one for a shared wire; then the limits of pairs
+    of devices.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    host: tuple[str, ...]
+    wires: tuple[Wire, ...]
+    through: tuple[str, ...] = ()
+    peer_bytes_per_s: float | None = None
+
+    @cached_property
+    def _hops(self) -> dict[str, list[tuple[str, int]]]:
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.devices + self.host}
+        link = 0
+        for wire in self.wires:
+            back = link if wire.shared else link + 1
+            found.setdefault(wire.a, []).append((wire.b, link))
+            found.setdefault(wire.b, []).append((wire.a, back))
+            link = back + 1
+        return found
+
+    @cached_property
+    def _peers(self) -> dict[tuple[str, str], int]:
+        """Links of the limits."""
+        if self.peer_bytes_per_s is None:
+            return {}
+        first = sum(1 if wire.shared else 2 for wire in self.wires)
+        pairs = [(one, other) for one in self.devices for other in self.devices if one != other]
+        return {pair: first + place for place, pair in enumerate(pairs)}
+
+    @property
+    def capacities(self) -> list[float]:
+        """Bytes per second of each link."""
+        found = [wire.bytes_per_s for wire in self.wires for _ in range(1 if wire.shared else 2)]
+        return found + [self.peer_bytes_per_s or 0.0] * len(self._peers)
+
+    def path(self, sources: Sequence[str], targets: Sequence[str]) -> Path:
+        """Of a transfer whose bytes come from all sources and go to all targets in equal parts, as from memory that is
+        interleaved over sockets. Raises `UsageError` for names that are no devices or host, and where no way is."""
+        weights: dict[int, float] = {}
+        share = 1 / (len(sources) * len(targets))
+        for source in sources:
+            for target in targets:
+                for link, part in self._between(source, target).items():
+                    weights[link] = weights.get(link, 0.0) + share * part
+        return Path(tuple(weights), tuple(weights.values()))
+
+    def _between(self, source: str, target: str) -> dict[int, float]:
+        ends = set(self.devices) | set(self.host)
+        for name in (source, target):
+            if name not in ends:
+                raise UsageError(f"{name} is no end of transfers of {self.name}; those are {', '.join(sorted(ends))}")
+        distance = self._distances(target, ends)
+        if source not in distance:
+            raise UsageError(f"no way leads from {source} to {target} in {self.name}")
+        used: dict[int, float] = {}
+        shares = {source: 1.0}
+        crosses = False
+        while shares:
+            after: dict[str, float] = {}
+            for at, share in shares.items():
+                crosses |= at in self.through
+                onwards = [(to, link) for to, link in self._hops[at] if distance.get(to, -1) == distance[at] - 1]
+                for to, link in onwards:
+                    used[link] = used.get(link, 0.0) + share / len(onwards)
+                    if to != target:
+                        after[to] = after.get(to, 0.0) + share / len(onwards)
+            shares = after if source != target else {}
+        if crosses and (source, target) in self._peers:
+            used[self._peers[source, target]] = 1.0
+        return used
+
+    def _distances(self, target: str, ends: set[str]) -> dict[str, int]:
+        """Wires to `target` from what reaches it; ends forward nothing."""
+        found = {target: 0}
+        queue = deque([target])
+        while queue:
+            at = queue.popleft()
+            if at != target and at in ends:
+                continue
+            for to, _ in self._hops[at]:
+                if to not in found:
+                    found[to] = found[at] + 1
+                    queue.append(to)
+        return found
