@@ -15,7 +15,7 @@ from tests.support.platform.health_mutants import HEALTH_MUTANTS
 
 from fireflyer.base.errors import FireflyerError
 
-SEEDS = (1, 7)
+SEEDS = (1, 20)
 MUTANT_SEEDS = 200
 """In which each mutant must be found."""
 

@@ -38,6 +38,8 @@ R = TypeVar("R")
 class Table(Generic[K, R]):
     def __init__(self) -> None:
         self.content: dict[K, R] = {}
+        self.read = 0
+        """Rows that were gone through."""
 
     def get(self, key: K, /) -> R | None:
         return self.content.get(key)
@@ -49,7 +51,9 @@ class Table(Generic[K, R]):
             self.content[key] = row
 
     def rows(self) -> Iterator[tuple[K, R]]:
-        yield from list(self.content.items())
+        for key, row in list(self.content.items()):
+            self.read += 1
+            yield key, row
 
 
 def fault(check: str, severity: Severity = "high", **fields: Any) -> Finding:
@@ -67,7 +71,8 @@ def only_program(name: str, script: Path) -> str:
 
 
 class Floor:
-    """`broken`: what each check of each node finds, also when it is probed; a check that is not in it passes."""
+    """`broken`: what each check of each node finds, also when it is probed; a check that is not in it passes.
+    `happens`: what a check says once, so that no probe and no test finds it again."""
 
     def __init__(self, *nodes: str, machine: type[HealthMachine] = HealthMachine, **policy: Any) -> None:
         self.health: Table[str, NodeHealth] = Table()
@@ -109,6 +114,11 @@ class Floor:
         """For as long as `broken` has it."""
         self.broken[node, event.check] = event
         return self.says(node, event)
+
+    def happens(self, node: str, event: Finding) -> list[Effect]:
+        """Beside what its other checks find now."""
+        found = (one for (name, check), one in self.broken.items() if (name, check != event.check) == (node, True))
+        return self.says(node, msgspec.structs.replace(event, once=True), *found)
 
     def pass_time(self, span_ns: int, *, step_ns: int = SECOND) -> None:
         """Agents answer each probe within a step."""

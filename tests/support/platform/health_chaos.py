@@ -42,10 +42,14 @@ POLICY = HealthPolicy(
     probation_ns=5 * SECOND,
 )
 ORDER = HealthOrder(program=("health",), period_ns=8 * SECOND)
-XID = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, words="fell off the bus")
+XID = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, once=True, words="fell off the bus")
+UNCORRECTED = fault("kernel_errors", cause="edac_ue", once=True, words="1 UE memory read error")
+"""It happened, and no probe and no test finds it again."""
 MOUNT = fault("mounts", part="mount:/data", words="is missing")
+SHARED = fault("mounts", part="mount:/shared", at_once=True, words="is missing")
+"""On all nodes, while the server is away."""
 FORGED = fault("disk_space", part="mount:/tmp", at_once=True, user_made=True, words="is full")
-CHECKS = ("gpu_xid", "mounts", "disk_space")
+CHECKS = ("gpu_xid", "kernel_errors", "mounts", "disk_space")
 SETTLED_NS = 60 * SECOND
 """Without other faults: from a fault until it is acted on or held, with probes that came to no result before."""
 
@@ -54,15 +58,23 @@ SETTLED_NS = 60 * SECOND
 class Condition:
     broken: dict[str, HealthEvent] = field(default_factory=dict)
     """By check: until it is repaired."""
-    broken_until_ns: int = 0
-    """It was so until then."""
+    broken_until_ns: dict[str, int] = field(default_factory=dict)
+    """By check: it was so until then."""
     flaps_until_ns: int = 0
     """A mount that is away for a moment."""
     forged: bool = False
     """The user of the node's ranks makes evidence, for as long as they live."""
     hung: bool = False
-    told: tuple[int, ...] = ()
-    """Incarnations of the agent to which the kernel's log has said of the Xid: it says it once."""
+    told: tuple[tuple[int, str], ...] = ()
+    """Incarnations of the agent to which the kernel's log has said of what happened: it says it once."""
+
+    def over(self, check: str, now_ns: int) -> None:
+        if self.broken.pop(check, None) is not None:
+            self.broken_until_ns[check] = now_ns
+
+    def was_broken(self, check: str, now_ns: int) -> bool:
+        """What was seen before the repair may be acted on for a while."""
+        return check in self.broken or now_ns < self.broken_until_ns.get(check, -SETTLED_NS) + SETTLED_NS
 
 
 class HealthOracle(PlatformOracle):
@@ -90,15 +102,21 @@ class HealthOracle(PlatformOracle):
         if row.state in OUT and came not in OUT:
             self.drained += 1
             condition = self.conditions[name]
-            # What was seen before the repair may be acted on for a while.
-            assert condition.broken or self.world.now_ns < condition.broken_until_ns + SETTLED_NS, (
-                f"{name} is not broken"
-            )
+            broken = row.fault is not None and condition.was_broken(row.fault.check, self.world.now_ns)
+            assert broken or row.taken, f"{name} is not broken, and no operator has asked for its test"
+            condition.over(UNCORRECTED.check, self.world.now_ns)  # it is history, as the node is out now
+            self._check_acted(name, old, row)
         if row.state in (RepairState.PROBATION, RepairState.RETURNED) and row.state is not came:
             tested = came in (RepairState.TESTING, RepairState.PROBATION, RepairState.SUSPECT)
             assert tested, f"{name} returns from {came.value} without a test"
         self.held += row.hold is Hold.BREAKER
         self.health[name] = row
+
+    def _check_acted(self, name: str, old: NodeHealth | None, row: NodeHealth) -> None:
+        if old is None or old.hold not in (Hold.BREAKER, Hold.LEAF) or row.taken or row.heard != old.heard:
+            return
+        assert row.fault is not None
+        assert row.fault.once, f"{name} was held, and is out for what nothing has found again"
 
     def _check_breaker(self) -> None:
         out = [name for name, row in self.health.items() if row.state in OUT and not row.taken]
@@ -107,6 +125,7 @@ class HealthOracle(PlatformOracle):
     def _check_drained(self) -> None:
         for name, row in self.health.items():
             place = self.places.get(name)
+            assert place is None or row.state is not RepairState.TESTING, f"{name} is tested beside a run"
             if place is None or row.state is not RepairState.DRAINED or row.fault is None:
                 continue
             run = self.runs[place.task, place.run]
@@ -145,6 +164,7 @@ class HealthCluster(Cluster):
     def __init__(self, seed: int, *, managers: int = 2, nodes: int = 6) -> None:
         super().__init__(seed, managers=managers, nodes=nodes)
         self.conditions = self.oracle.conditions
+        self.shared_until_ns = 0
         for host in self.hosts:
             self.conditions[host.name] = Condition()
         self.agents.checked = self._checked
@@ -172,6 +192,8 @@ class HealthCluster(Cluster):
         return tuple(lines), ""
 
     def _finding(self, host: Host, condition: Condition, check: str, grounds: Grounds) -> HealthEvent | None:
+        if check == "mounts" and self.world.now_ns < self.shared_until_ns:
+            return SHARED
         if check == "mounts" and self.world.now_ns < condition.flaps_until_ns:
             return MOUNT
         if check == "disk_space" and condition.forged and any(ranks.host is host for ranks in grounds.living_ranks()):
@@ -179,10 +201,11 @@ class HealthCluster(Cluster):
         event = condition.broken.get(check)
         if event is XID and host.name in self.oracle.health and not _serves(self.oracle.health[host.name]):
             return event
-        if event is XID and host.incarnation in condition.told:
+        if event is None or not event.once:
+            return event
+        if (host.incarnation, check) in condition.told:
             return None
-        if event is XID:
-            condition.told = (*condition.told, host.incarnation)
+        condition.told = (*condition.told, (host.incarnation, check))
         return event
 
     # --- what happens to nodes ---
@@ -190,13 +213,22 @@ class HealthCluster(Cluster):
     def roughen(self) -> None:
         super().roughen()
         weight = self.rng.choice([2, 5, 10])
-        self._faults += [(act, weight) for act in (self.break_node, self.flap, self.forge, self.hang)]
+        self._faults += [(act, weight) for act in (self.break_node, self.flap, self.forge, self.hang, self.share)]
 
     def break_node(self) -> None:
-        condition = self.conditions[self.rng.choice(self.hosts).name]
-        event = self.rng.choice([XID, MOUNT, msgspec.structs.replace(MOUNT, severity="low")])
+        name = self.rng.choice(self.hosts).name
+        condition, row = self.conditions[name], self.oracle.health.get(name)
+        event = self.rng.choice([XID, MOUNT, msgspec.structs.replace(MOUNT, severity="low"), UNCORRECTED])
+        if event is UNCORRECTED and row is not None and row.state in OUT:
+            return  # nobody is to act on what happens to a node that is out
         condition.broken[event.check] = event
         condition.told = ()
+
+    def share(self) -> None:
+        """The server of a mount of all nodes is away for a while."""
+        self.shared_until_ns = max(self.shared_until_ns, self.world.now_ns + self.rng.randrange(20 * SECOND))
+        for condition in self.conditions.values():
+            condition.broken_until_ns["mounts"] = self.shared_until_ns
 
     def flap(self) -> None:
         self.conditions[self.rng.choice(self.hosts).name].flaps_until_ns = self.world.now_ns + self.rng.randrange(
@@ -212,9 +244,8 @@ class HealthCluster(Cluster):
         condition.hung = not condition.hung
 
     def _mend(self, condition: Condition) -> None:
-        if condition.broken:
-            condition.broken_until_ns = self.world.now_ns
-        condition.broken.clear()
+        for check in tuple(condition.broken):
+            condition.over(check, self.world.now_ns)
 
     def _operate(self) -> None:
         """Operators repair what is out, sometimes in vain, and ask for returns."""
@@ -230,6 +261,12 @@ class HealthCluster(Cluster):
                 self.command(admin, RecordRepair(name, remedy, "done"), ADMIN)
             elif row.hold is Hold.BREAKER and self.all_repaired:
                 self.command(admin, ReturnNode(name, "all is repaired"), ADMIN)
+            elif self._may_be_wrong(row) and self.rng.random() < 0.1:
+                self.command(admin, ReturnNode(name, "a wrong alarm"), ADMIN)
+
+    def _may_be_wrong(self, row: NodeHealth) -> bool:
+        """An operator may say so, also while the run goes on."""
+        return not row.test_asked and (row.state is RepairState.DRAINED or row.hold is not Hold.NONE)
 
     # --- the end ---
 
@@ -253,9 +290,13 @@ class HealthCluster(Cluster):
                 row = self.oracle.health.get(name)
                 assert row is not None, f"{name} is broken, and nobody knows"
                 assert not _serves(row), f"{name} is broken, and gets tasks"
+            elif not condition.broken and (row := self.oracle.health.get(name)) is not None:
+                held = row.hold is Hold.BREAKER and row.fault is not None and not row.fault.once
+                assert not held, f"{name} is held, and its checks pass"
 
     def heal(self) -> None:
         self.all_repaired = True
+        self.shared_until_ns = 0
         for condition in self.conditions.values():
             self._mend(condition)
             condition.hung = condition.forged = False
@@ -271,8 +312,8 @@ def dropped(seed: int) -> HealthCluster:
     cluster.store.faults = StoreFaults(failed=0.6, unknown=0.0)
     for _ in range(2):
         cluster.submit(cluster.clients[1])
-    for host in cluster.hosts[:2]:
-        cluster.conditions[host.name].broken["gpu_xid"] = XID
+    for host, event in zip(cluster.hosts, (XID, UNCORRECTED, XID), strict=False):
+        cluster.conditions[host.name].broken[event.check] = event
     cluster.run_for(20 * SECOND)
     cluster.store.faults = None
     cluster.settle()

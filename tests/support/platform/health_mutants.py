@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from fireflyer.cluster.core.health.findings import is_certain
 from fireflyer.cluster.core.health.machine import HealthMachine
 from fireflyer.cluster.core.health.records import Hold, NodeHealth, RepairState
 from fireflyer.cluster.core.health.repair import Repairs
@@ -102,6 +103,27 @@ def reports_of_before_the_repair_count(patch: Patch) -> None:
     patch.setattr(HealthMachine, "_said", said)
 
 
+def what_is_over_is_acted_on(patch: Patch) -> None:
+    """What the breaker holds is not released when its check passes, and is acted on without a probe."""
+    original = HealthMachine._passed
+
+    def passed(self: HealthMachine, record: NodeHealth, event: Any, now_ns: int) -> None:
+        if record.hold is not Hold.BREAKER or record.fault is None or not record.fault.at_once:
+            original(self, record, event, now_ns)
+
+    patch.setattr(HealthMachine, "_passed", passed)
+    patch.setattr(HealthMachine, "_act_on_held", HealthMachine._act)
+
+
+def events_are_probed(patch: Patch) -> None:
+    """As if a probe could find again what has happened."""
+    patch.setattr("fireflyer.cluster.core.health.machine.is_certain", lambda event: event.at_once and is_certain(event))
+
+
+def nodes_are_tested_beside_runs(patch: Patch) -> None:
+    patch.setattr(Repairs, "test_when_empty", lambda self, record, why, now_ns: self.test(record, now_ns, why))
+
+
 HEALTH_MUTANTS: dict[str, Callable[[Patch], None]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -115,5 +137,8 @@ HEALTH_MUTANTS: dict[str, Callable[[Patch], None]] = {
         faulty_nodes_are_charged,
         what_is_held_is_forgotten,
         reports_of_before_the_repair_count,
+        what_is_over_is_acted_on,
+        events_are_probed,
+        nodes_are_tested_beside_runs,
     )
 }

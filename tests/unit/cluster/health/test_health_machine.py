@@ -9,15 +9,19 @@ import pytest
 from tests.support.health import Floor, fault, passes
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.core.health.messages import Rebooted, Removed, TimePassed
+from fireflyer.cluster.core.health.findings import Finding, no_result
+from fireflyer.cluster.core.health.messages import Probed, Rebooted, Removed, TimePassed
 from fireflyer.cluster.core.health.records import Hold, RepairState
 from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
 
 MINUTE = 60 * SECOND
-XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0000:3b:00.0", at_once=True, words="fell off the bus")
+XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0000:3b:00.0", at_once=True, once=True, words="fell off the bus")
 LINK = fault("infiniband", part="ib0", at_once=True, words="down")
 DISK = fault("disk_space", "low", part="mount:/data", words="1 % free")
+MOUNT = fault("mounts", part="mount:/data", at_once=True, words="is missing")
+UNCORRECTED = fault("kernel_errors", cause="edac_ue", once=True, words="EDAC MC0: 1 UE memory read error")
 
 
 def tens(count: int, **policy: Any) -> Floor:
@@ -101,7 +105,7 @@ def test_flaps_below_the_rate_do_nothing_and_above_it_they_are_a_fault() -> None
 
 def test_a_tool_that_hangs_drains_nobody_and_the_node_takes_no_new_task_until_the_check_passes() -> None:
     floor = tens(40)
-    floor.says("n1", fault("gpu", "high", could_not_run=True, at_once=True, words="killed after 60 s"))
+    floor.says("n1", fault("gpu", "warn", could_not_run=True, at_once=True, words="killed after 60 s"))
     assert (floor.state("n1"), len(floor.told("n1"))) == (RepairState.HEALTHY, 1)
     floor.hung.add("n0")
     floor.breaks("n0", fault("gpu"))
@@ -115,6 +119,118 @@ def test_a_check_that_is_not_required_and_could_not_run_is_nothing() -> None:
     floor = tens(4)
     floor.says("n0", fault("gpu_dcgm", "ok", could_not_run=True, words="dcgmi is not installed"))
     assert (floor.told(), floor.health.get("n0")) == ([], None)
+
+
+@pytest.mark.parametrize("severity", ["low", "high"])
+def test_a_required_check_that_cannot_run_on_a_device_that_exists_is_a_fault_when_probes_say_so_too(
+    severity: Severity,
+) -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    hangs = fault("gpu_count", severity, could_not_run=True, at_once=True, words="nvidia-smi: killed after 60 s")
+    floor.breaks("n0", hangs)
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.SUSPECT, []), "a tool that hung once proves nothing"
+    floor.pass_time(10 * SECOND)
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.DRAINED, ["n0"] if severity == "high" else [])
+    floor.breaks("n1", hangs)
+    floor.broken.pop(("n1", "gpu_count"))
+    floor.pass_time(10 * SECOND)
+    assert floor.state("n1") is RepairState.HEALTHY
+
+
+def test_that_the_program_of_the_checks_fails_is_told_again_after_it_has_worked() -> None:
+    floor = tens(4)
+    for _ in range(2):
+        floor.says("n0", no_result("killed after 60 s", 0))
+    assert len(floor.told("n0")) == 1
+    floor.says("n0", passes("mounts"))
+    floor.says("n0", no_result("killed after 60 s", 0))
+    assert len(floor.told("n0")) == 2
+
+
+# --- events ---
+
+
+@pytest.mark.parametrize(("severity", "requeued"), [("low", []), ("high", ["n0"])])
+def test_what_has_happened_is_acted_on_without_a_probe_as_none_can_repeat_it(
+    severity: Severity, requeued: list[str]
+) -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.happens("n0", msgspec.structs.replace(UNCORRECTED, severity=severity))
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.DRAINED, requeued)
+    floor.happens("n0", UNCORRECTED)
+    assert floor.requeued() == ["n0"], "an event of high severity does not wait for the end of the run"
+
+
+def test_an_event_that_a_user_can_have_made_takes_no_node_out() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.happens("n0", fault("gpu_xid", cause="xid_31", user_made=True))
+    assert (floor.state("n0"), floor.requeued()) == (RepairState.SUSPECT, [])
+    floor.busy.clear()
+    floor.pass_time(MINUTE)
+    assert floor.moves("n0") == [RepairState.SUSPECT, RepairState.HEALTHY]
+
+
+@pytest.mark.parametrize("suspected", [fault("mounts"), fault("gpu_xid", "low", part=XID_79.part), MOUNT, DISK])
+def test_an_event_is_heavier_than_the_state_that_a_node_is_suspected_of(suspected: Finding) -> None:
+    floor = tens(40, breaker_share=0.0)
+    floor.breaks("n1", UNCORRECTED)
+    floor.breaks("n0", suspected)
+    floor.happens("n0", XID_79)
+    assert (floor.hold("n0"), floor.record("n0").fault) == (Hold.BREAKER, XID_79)
+    floor.says("n0", passes(suspected.check))
+    assert floor.hold("n0") is Hold.BREAKER
+
+
+@pytest.mark.parametrize("found", [XID_79, msgspec.structs.replace(XID_79, part="gpu:1"), UNCORRECTED, LINK])
+def test_what_a_probe_finds_beside_the_fault_counts_as_in_a_report(found: Finding) -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.says("n0", fault("gpu_xid", "low", part=XID_79.part, cause="xid_94"))
+    floor.feed(Probed("n0", 1, (found, passes("fans"))))
+    assert (floor.state("n0"), floor.record("n0").fault) == (RepairState.DRAINED, found)
+    assert floor.requeued() == ["n0"]
+
+
+def test_a_probe_that_finds_only_another_part_at_fault_has_that_one_probed() -> None:
+    floor = tens(40)
+    floor.says("n0", fault("infiniband", part="mlx5_0"))
+    floor.feed(Probed("n0", 1, (fault("infiniband", part="mlx5_1"), fault("clock", "warn", words="1 s off"))))
+    record = floor.record("n0")
+    assert (record.state, record.fault, record.asked) == (
+        RepairState.SUSPECT, fault("infiniband", part="mlx5_1"), (2, "infiniband"),
+    )  # fmt: skip
+    assert floor.told("n0") == ["clock: 1 s off"]
+
+
+def test_a_probe_that_says_only_that_another_part_is_well_came_to_no_result() -> None:
+    floor = tens(40)
+    floor.says("n0", fault("infiniband", part="mlx5_0"))
+    floor.feed(Probed("n0", 1, (passes("infiniband", "mlx5_1"),)))
+    assert floor.hold("n0") is Hold.UNCONFIRMED
+
+
+@pytest.mark.parametrize("by_probe", [True, False])
+def test_an_event_during_a_test_fails_it_and_one_of_before_does_not(by_probe: bool) -> None:
+    floor = tens(40, required=("validation",))
+    floor.happens("n0", UNCORRECTED)
+    floor.broken["n0", "validation"] = fault("validation", "warn", could_not_run=True)
+    floor.feed(TimePassed())
+    floor.happens("n0", XID_79)
+    assert floor.state("n0") is RepairState.TESTING, "its report may be of before the test"
+    floor.pass_time(SECOND)
+    floor.hung.add("n0")
+    floor.pass_time(floor.policy.test_every_ns)
+    if by_probe:
+        asked = floor.record("n0").asked
+        assert asked is not None
+        floor.feed(Probed("n0", asked[0], (XID_79,)))
+    else:
+        floor.happens("n0", XID_79)
+    assert floor.state("n0") is RepairState.REBOOT
+    assert "xid_79" in floor.record("n0").reason
 
 
 # --- evidence of users ---
@@ -164,6 +280,63 @@ def test_the_breaker_holds_what_would_be_one_too_many_and_tells_a_person() -> No
     floor.repair("n0", Remedy.REBOOT)
     floor.pass_time(2 * SECOND)
     assert floor.state("n2") in (RepairState.DRAINED, RepairState.REBOOT), "as a person has taken n0 over"
+
+
+def test_a_shared_fault_that_is_over_costs_no_run_of_the_nodes_that_the_breaker_held() -> None:
+    floor = tens(40, breaker_share=0.05)
+    floor.busy.update(floor.nodes)
+    for node in floor.nodes:
+        floor.breaks(node, MOUNT)
+    floor.pass_time(5 * MINUTE, step_ns=10 * SECOND)
+    assert floor.requeued() == ["n0", "n1"]
+    floor.broken.clear()
+    for node in floor.nodes:
+        floor.says(node, passes("mounts"))
+    assert {floor.state(node) for node in floor.nodes[2:]} == {RepairState.HEALTHY}
+    floor.busy.difference_update(("n0", "n1"))
+    floor.pass_time(30 * MINUTE, step_ns=10 * SECOND)
+    assert floor.requeued() == ["n0", "n1"]
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_state_that_the_breaker_held_is_probed_before_it_is_acted_on(still: bool) -> None:
+    floor = tens(40, breaker_share=0.05)
+    for node in floor.nodes[:5]:
+        floor.breaks(node, MOUNT)
+    floor.pass_time(SECOND)
+    if not still:
+        floor.broken.clear()
+    floor.repair("n0", Remedy.TEST)
+    floor.feed(TimePassed())
+    assert [floor.record(node).asked is not None for node in ("n2", "n3", "n4")] == [True, False, False], "one has room"
+    floor.pass_time(15 * SECOND)
+    assert (RepairState.DRAINED in floor.moves("n2")) is still
+    assert still or floor.state("n2") is RepairState.HEALTHY
+
+
+def test_a_sweep_counts_the_nodes_once_however_many_are_held() -> None:
+    steps: list[int] = []
+    for count in (100, 200):
+        floor = tens(count, breaker_share=0.0)
+        floor.leaves.update(dict.fromkeys(floor.nodes[: count // 2], "leaf"))
+        for node in floor.nodes:
+            floor.breaks(node, LINK)
+        assert sum(floor.hold(node) is not Hold.NONE for node in floor.nodes) >= count - 1
+        before = floor.health.read
+        floor.feed(TimePassed())
+        steps.append(floor.health.read - before)
+    assert steps[1] <= 2 * steps[0], steps
+
+
+def test_a_sweep_that_has_room_takes_out_no_more_nodes_than_may_be() -> None:
+    floor = tens(40, breaker_share=0.1)
+    for node in floor.nodes[:12]:
+        floor.breaks(node, UNCORRECTED)
+    floor.pass_time(SECOND)
+    for node in ("n0", "n1", "n2"):
+        floor.repair(node, Remedy.REBOOT)
+    floor.feed(TimePassed())
+    assert sum(RepairState.DRAINED in floor.moves(node) for node in floor.nodes) == 4 + 3
 
 
 def test_one_node_may_be_out_however_few_there_are() -> None:
@@ -262,13 +435,26 @@ def test_a_required_check_that_could_not_run_keeps_the_node_out() -> None:
     floor = tens(40)
     floor.breaks("n0", XID_79)
     floor.pass_time(SECOND)
-    floor.broken = {("n0", "gpu_count"): fault("gpu_count", could_not_run=True, words="nvidia-smi hung")}
+    floor.broken = {("n0", "gpu_count"): fault("gpu_count", "warn", could_not_run=True, words="nvidia-smi hung")}
     floor.repair("n0", Remedy.REBOOT)
     floor.pass_time(5 * MINUTE)
     assert floor.state("n0") is RepairState.TESTING
     floor.broken.clear()
     floor.pass_time(MINUTE)
     assert floor.state("n0") is RepairState.PROBATION
+
+
+def test_a_check_that_passes_for_another_part_does_not_pass_the_test() -> None:
+    floor = tens(40)
+    floor.hung.add("n0")
+    floor.breaks("n0", fault("infiniband", part="mlx5_0", at_once=True))
+    floor.pass_time(SECOND)
+    for part, state in (("mlx5_1", RepairState.TESTING), ("mlx5_0", RepairState.PROBATION)):
+        asked = floor.record("n0").asked
+        assert asked is not None
+        floor.feed(Probed("n0", asked[0], (passes("infiniband", part),)))
+        assert floor.state("n0") is state
+        floor.pass_time(floor.policy.test_every_ns)
 
 
 def test_a_test_that_fails_asks_for_the_next_remedy() -> None:
@@ -355,6 +541,47 @@ def test_a_person_who_asks_for_the_return_of_a_node_has_it_tested_and_not_return
     floor.broken.clear()
     floor.pass_time(MINUTE)
     assert floor.state("n0") is RepairState.PROBATION
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("by_repair", [True, False])
+def test_a_node_that_has_a_run_is_tested_when_that_has_ended(held: bool, by_repair: bool) -> None:
+    floor = tens(40, breaker_share=0.0)
+    floor.busy.update(floor.nodes)
+    if held:
+        floor.breaks("n1", UNCORRECTED)
+    floor.breaks("n0", DISK if not held else UNCORRECTED)
+    floor.pass_time(15 * SECOND)
+    floor.broken.clear()
+    state = RepairState.SUSPECT if held else RepairState.DRAINED
+    if by_repair:
+        floor.repair("n0", Remedy.RESET, "cleaned up")
+    else:
+        floor.ask_return("n0", "a wrong alarm")
+    floor.pass_time(MINUTE)
+    record = floor.record("n0")
+    assert (record.state, record.asked, record.takes_tasks) == (state, None, False), "its run is not disturbed"
+    assert "when its run has ended" in record.reason
+    assert "n0" not in floor.requeued()
+    floor.busy.clear()
+    floor.feed(TimePassed())
+    assert (floor.state("n0"), floor.record("n0").test_asked) == (RepairState.TESTING, "")
+    floor.pass_time(MINUTE)
+    assert floor.state("n0") is RepairState.PROBATION
+
+
+def test_a_new_fault_is_not_tested_away_by_a_request_of_before() -> None:
+    floor = tens(40)
+    floor.busy.add("n0")
+    floor.breaks("n0", DISK)
+    floor.pass_time(15 * SECOND)
+    floor.broken.clear()
+    floor.ask_return("n0")
+    floor.happens("n0", XID_79)
+    assert floor.requeued() == ["n0"]
+    floor.busy.clear()
+    floor.pass_time(MINUTE)
+    assert floor.state("n0") is RepairState.REBOOT
 
 
 def test_nobody_repairs_or_returns_a_node_that_is_not_out() -> None:

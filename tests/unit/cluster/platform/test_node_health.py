@@ -23,7 +23,7 @@ from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskState
 
 ORDER = HealthOrder(program=("/opt/site/health",))
 POLICY = HealthPolicy(version=7, breaker_share=0.5, probation_ns=60 * SECOND, test_every_ns=5 * SECOND)
-XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, words="fell off the bus")
+XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, once=True, words="fell off the bus")
 
 
 def desk_of(*nodes: str, **fields: Any) -> Desk:
@@ -195,6 +195,76 @@ def test_who_may_record_a_repair_and_of_what() -> None:
     unchecked = Desk("n0").command(ReturnNode("n0"), roles=(OPERATOR,))
     assert isinstance(unchecked, Refused)
     assert "does not check its nodes" in unchecked.message
+
+
+def switched(desk: Desk, *, on: bool) -> Desk:
+    """The managers are started again with another configuration."""
+    fields: dict[str, Any] = {"health": POLICY, "health_order": ORDER} if on else {}
+    again = Desk("n0", "n1", rows=desk.rows, holder="m1" if desk.settings.holder == "m0" else "m0", **fields)
+    again.report_numbers = desk.report_numbers
+    return again
+
+
+def test_while_nodes_are_not_checked_what_their_checks_led_to_does_not_count_and_a_humans_drain_does() -> None:
+    desk = desk_of("n0", "n1")
+    for name in ("n0", "n1"):
+        desk.checks(name, XID_79)
+    desk.pass_time(SECOND)
+    assert (health(desk, "n0").state, health(desk, "n1").hold) == ("reboot", "breaker")
+    desk.command(DrainNode("n1", "fan 3 is loud"), user="ops", roles=(OPERATOR,))
+    off = switched(desk, on=False)
+    task = off.task(spec("a"))
+    off.pass_time(300 * SECOND, step_ns=10 * SECOND)
+    assert (off.nodes_of(task), node(off, "n0").health, off.orders("n0").health) == (("n0",), None, None)
+    assert (node(off, "n1").state, node(off, "n1").health) == ("drained", None)
+    assert off.machine.health_states(off.now_ns)["healthy"] == 2
+    result = off.command(ResumeNode("n1"), roles=(OPERATOR,))
+    assert isinstance(result, Done)
+    assert "gets runs again" in result.text
+    assert (node(off, "n1").state, off.machine.node("n1", off.now_ns).drain_reason) == ("idle", "")
+
+
+def test_when_nodes_are_checked_again_what_was_known_counts_and_what_was_held_is_probed() -> None:
+    desk = desk_of("n0", "n1")
+    mount = fault("mounts", at_once=True)
+    for name in ("n0", "n1"):
+        desk.checks(name, mount)
+    desk.pass_time(SECOND)
+    assert (health(desk, "n0").state, health(desk, "n1").hold) == ("testing", "breaker")
+    off = switched(desk, on=False)
+    task = off.task(spec("a"))
+    off.pass_time(300 * SECOND, step_ns=10 * SECOND)
+    assert off.nodes_of(task) == ("n0",)
+    again = switched(off, on=True)
+    order = again.orders("n0").health
+    assert order is not None
+    assert order.probe == 0, "its run is not tested beside"
+    again.pass_time(10 * SECOND)
+    assert health(again, "n0").state == "drained", "until its run has ended"
+    assert again.nodes_of(task) == ("n0",), "no run leaves for what is long over"
+    again.checks("n1", passes("mounts"))
+    assert health(again, "n1").state == "healthy"
+    assert "drained" not in [change.state for change in again.changes if change.name == "n1"]
+
+
+def test_a_node_with_a_run_is_tested_when_that_has_ended_and_who_asks_is_told_so() -> None:
+    desk = desk_of("n0", "n1")
+    task, mine, _ = running(desk)
+    desk.checks(mine, fault("disk_space", "low", at_once=True))
+    assert health(desk, mine).state == "drained"
+    result = desk.command(ReturnNode(mine, "cleaned up"), user="ops", roles=(OPERATOR,))
+    assert isinstance(result, Done)
+    assert "when its run has ended" in result.text
+    desk.pass_time(10 * SECOND)
+    order = desk.orders(mine).health
+    assert order is not None
+    assert (order.probe, desk.orders(mine).runs[0].wanted) == (0, "run")
+    assert "when its run has ended" in health(desk, mine).reason
+    desk.gone(task, Cause.SUCCEEDED)
+    desk.pass_time(SECOND)
+    order = desk.orders(mine).health
+    assert order is not None
+    assert (health(desk, mine).state, order.probe) == ("testing", 1)
 
 
 def test_a_reboot_that_the_agent_reports_is_recorded() -> None:

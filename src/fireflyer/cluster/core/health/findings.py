@@ -9,7 +9,7 @@ import msgspec
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 
-__all__ = ["MAX_LINES", "PROGRAM", "Finding", "findings_of", "no_result"]
+__all__ = ["MAX_LINES", "PROGRAM", "Finding", "covers", "findings_of", "is_certain", "is_fault", "no_result"]
 
 MAX_LINES: Final = 256
 """Of one run of the checks."""
@@ -19,6 +19,22 @@ PROGRAM: Final = "health_program"
 
 class Finding(HealthEvent, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """A health event as it is kept: a check of a newer release may say more than this one knows."""
+
+
+def is_fault(event: Finding) -> bool:
+    """A check that could not run is one where its severity says so: it is required, and its device exists."""
+    return event.severity in ("low", "high")
+
+
+def is_certain(event: Finding) -> bool:
+    """Acted on without a probe."""
+    return (event.at_once or event.once) and not event.user_made and not event.could_not_run
+
+
+def covers(passed: Finding, fault: Finding) -> bool:
+    """A check that passes says of the part of this fault that it is well; one without a part says so of all."""
+    ok = passed.severity == "ok" and not passed.could_not_run
+    return ok and passed.check == fault.check and passed.part in ("", fault.part)
 
 
 def findings_of(lines: tuple[bytes, ...], now_ns: int) -> tuple[Finding, ...]:

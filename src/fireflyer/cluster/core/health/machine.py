@@ -6,27 +6,27 @@
                                  └─> probes, by the agent of the node
 
 *Severity* (arXiv:2410.21680, III): `warn` tells a person, once, until the check passes. `low` and `high` are faults:
-the node takes no new task from then on. A fault that is certain (`at_once`) is acted on. Any other is probed first,
-`policy.probes` times; one probe that passes makes it a flap, and flaps are acted on at `policy.flaps` only. A fault of
-severity `high` requeues the run of the node, one of `low` lets it end.
+the node takes no new task from then on. A fault that is certain is acted on: a state that needs no probe (`at_once`),
+or an event that happened (`once`), which no probe can repeat. Any other is probed first, `policy.probes` times; one
+probe that passes makes it a flap, and flaps are acted on at `policy.flaps` only. A fault of severity `high` requeues
+the run of the node, one of `low` lets it end. What an answer says beside the fault that was probed is a report.
 
 *What is not acted on.* Evidence that a user can have made is probed when the node has no run; so it never requeues
 one. A node that would be one too many (`Repairs.most_out`) is held by the breaker. Links that many nodes of one leaf
-lose are the leaf's: its nodes are held. A check that could not run is no fault; where it is required (its severity is
-not `ok`), a person is told, and no node returns without it.
+lose are the leaf's: its nodes are held. A state that is held is over when its check passes, and is probed before it is
+acted on; an event that the breaker holds stays. A check that could not run is no fault where its severity is `warn` (it
+is required) or `ok`: a person is told of the former, and no node returns without it.
 
 The machine never looks at what people drained: that is another word, which it neither sets nor removes.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import counted
-from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.findings import PROGRAM, Finding, covers, is_certain, is_fault
 from fireflyer.cluster.core.health.messages import (
     Effect,
     Event,
@@ -58,8 +58,6 @@ from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.health.repair import BY_MACHINE, Repairs, fault_of, fault_words
 
 __all__ = ["HealthMachine"]
-
-_FAULTS: Final = ("low", "high")
 
 
 class HealthMachine:
@@ -96,14 +94,16 @@ class HealthMachine:
 
     def _put(self, record: NodeHealth) -> NodeHealth:
         if record != self._known(record.name):
-            self._records.health.put(record.name, record)
+            self._repairs.put(record)
         return record
 
     # --- reports ---
 
     def _said(self, node: str, events: tuple[Finding, ...], now_ns: int) -> None:
+        if all(event.check != PROGRAM for event in events):
+            self._forget_warnings(self._known(node), PROGRAM, "")  # it has run; it does not say so itself
         for event in events:
-            if _is_fault(event):
+            if is_fault(event):
                 self._fault(self._known(node), event, now_ns)
             elif event.severity == "ok" and not event.could_not_run:
                 self._passed(self._known(node), event, now_ns)
@@ -118,14 +118,17 @@ class HealthMachine:
         could_not = " could not run" if event.could_not_run else ""
         self._effects.append(Tell(record.name, f"{fault_words(event)}{could_not}"))
 
+    def _forget_warnings(self, record: NodeHealth, check: str, part: str) -> NodeHealth:
+        warned = tuple(one for one in record.warned if one.check != check or part not in ("", one.part))
+        return self._put(msgspec.structs.replace(record, warned=warned))
+
     def _passed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
-        warned = tuple(one for one in record.warned if one.check != event.check or event.part not in ("", one.part))
-        record = self._put(msgspec.structs.replace(record, warned=warned))
+        record = self._forget_warnings(record, event.check, event.part)
         fault = record.fault
-        if record.state is not RepairState.SUSPECT or fault is None or not _covers(event, fault):
+        if record.state is not RepairState.SUSPECT or fault is None or not covers(event, fault):
             return
-        if record.hold is Hold.BREAKER and fault.at_once and fault.check not in self._policy.link_checks:
-            return  # an Xid is not undone by a check that no longer sees it
+        if record.hold is Hold.BREAKER and fault.once and is_certain(fault):
+            return  # what has happened is not undone by a check that no longer sees it; a leaf explains it
         self._flapped(record, fault, now_ns)
 
     # --- suspicion ---
@@ -138,23 +141,24 @@ class HealthMachine:
             if fault is None or record.hold is Hold.UNCONFIRMED or self._overtakes(record, event, fault):
                 self._suspect(record, event, now_ns)
         elif record.state is RepairState.DRAINED and self._worsens(event, fault_of(record)):
-            record = msgspec.structs.replace(record, fault=event, reason=fault_words(event))
+            record = msgspec.structs.replace(record, fault=event, reason=fault_words(event), test_asked="")
             self._repairs.requeue(self._put(record))
+        elif record.state is RepairState.TESTING and event.once and is_certain(event):
+            self._repairs.happened(record, event, now_ns)
 
     def _worsens(self, event: Finding, fault: Finding) -> bool:
         """The run was to end by itself, and may not any more."""
-        certain = event.at_once and not event.user_made
-        return certain and event.severity == "high" and fault.severity == "low"
+        return is_certain(event) and event.severity == "high" and fault.severity == "low"
 
     def _overtakes(self, record: NodeHealth, event: Finding, fault: Finding) -> bool:
         """A fault that is certain, of a node that is suspected of something less."""
-        if not event.at_once or event.user_made:
+        if not is_certain(event):
             return False
         of_leaf = record.hold is Hold.LEAF and event.check not in self._policy.link_checks
-        return of_leaf or not fault.at_once or fault.user_made
+        return of_leaf or _weight(event) > _weight(fault)
 
     def _suspect(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
-        record = msgspec.structs.replace(record, fault=event, hold=Hold.NONE, confirming=None)
+        record = msgspec.structs.replace(record, fault=event, hold=Hold.NONE, confirming=None, test_asked="")
         if event.user_made:
             if self._fleet.is_busy(record.name):
                 self._hold(
@@ -162,7 +166,7 @@ class HealthMachine:
                 )
             else:
                 self._confirm(record, now_ns)
-        elif event.at_once:
+        elif is_certain(event):
             self._act(record, event, now_ns)
         else:
             self._confirm(record, now_ns)
@@ -193,29 +197,39 @@ class HealthMachine:
         if confirming is None or fault is None or not number or confirming.number != number:
             return
         waits = msgspec.structs.replace(confirming, number=0, at_ns=now_ns)
+        record = msgspec.structs.replace(record, confirming=waits)
         if record.state is RepairState.TESTING:
-            self._repairs.tested(msgspec.structs.replace(record, confirming=waits), events, now_ns)
+            self._repairs.tested(record, events, now_ns)
+            self._said(node, tuple(event for event in events if not is_fault(event)), now_ns)
             return
-        mine = [event for event in events if event.check == fault.check]
-        bad = [event for event in mine if _is_fault(event) and event.part == fault.part]
+        bad = tuple(event for event in events if _is_again(event, fault))
+        mine = tuple(event for event in events if event.check == fault.check)
         if bad:
-            failed = confirming.failed + 1
-            if failed >= self._policy.probes:
-                certain = msgspec.structs.replace(bad[-1], user_made=fault.user_made)
-                self._act(msgspec.structs.replace(record, confirming=None), certain, now_ns)
-            else:
-                self._put(msgspec.structs.replace(record, confirming=msgspec.structs.replace(waits, failed=failed)))
-        elif any(event.could_not_run for event in mine) or not mine:
-            self._hold(record, Hold.UNCONFIRMED, "a probe came to no result", now_ns)
-        else:
+            self._probe_failed(record, waits, fault, bad, now_ns)
+        elif any(covers(event, fault) for event in mine) or _is_left_out(mine):
             self._flapped(record, fault, now_ns)
+        else:
+            self._hold(record, Hold.UNCONFIRMED, "a probe came to no result", now_ns)
+        self._said(node, tuple(event for event in events if event not in bad), now_ns)
+
+    def _probe_failed(
+        self, record: NodeHealth, waits: Confirming, fault: Finding, bad: tuple[Finding, ...], now_ns: int
+    ) -> None:
+        failed, worst = waits.failed + 1, max(bad, key=_weight)
+        if is_certain(worst):
+            self._act(msgspec.structs.replace(record, confirming=None), worst, now_ns)
+        elif failed >= self._policy.probes:
+            found = msgspec.structs.replace(bad[-1], user_made=fault.user_made)
+            self._act(msgspec.structs.replace(record, confirming=None), found, now_ns)
+        else:
+            self._put(msgspec.structs.replace(record, confirming=msgspec.structs.replace(waits, failed=failed)))
 
     def _flapped(self, record: NodeHealth, fault: Finding, now_ns: int) -> None:
         """The fault is over."""
         window_ns = self._policy.flap_window_ns
         flaps = tuple(one for one in record.flaps if now_ns - one.at_ns < window_ns)
         flaps = (*flaps, Flap(fault.check, fault.part, now_ns))[-MAX_FLAPS:]
-        record = msgspec.structs.replace(record, flaps=flaps, confirming=None, hold=Hold.NONE)
+        record = msgspec.structs.replace(record, flaps=flaps, confirming=None, hold=Hold.NONE, test_asked="")
         often = sum(1 for one in flaps if (one.check, one.part) == (fault.check, fault.part))
         if often >= self._policy.flaps and not fault.user_made:
             words = f"{counted(often, 'flap')}, the last one: {fault.words}"[:400]
@@ -288,7 +302,7 @@ class HealthMachine:
 
     def _return_asked(self, node: str, words: str, by: str, now_ns: int) -> None:
         record = self._repairs.asked(self._out(node), by, "return asked", words, now_ns)
-        self._repairs.test(record, now_ns, f"{by} asked for its return" + (f": {words}" if words else ""))
+        self._repairs.test_when_empty(record, f"{by} asked for its return" + (f": {words}" if words else ""), now_ns)
 
     def _removed(self, node: str, by: str, now_ns: int) -> None:
         record = self._records.health.get(node)
@@ -304,16 +318,36 @@ class HealthMachine:
             for _, row in self._records.health.rows()
             if row.state not in (RepairState.HEALTHY, RepairState.RETURNED)
         ]
-        for record in sorted(rows, key=lambda row: (row.since_ns, row.name)):
-            self._pass_time(self._known(record.name), now_ns)
+        held: dict[str, list[NodeHealth]] = {}
+        for row in rows:
+            if row.hold is Hold.LEAF and not row.taken:
+                held.setdefault(self._fleet.leaf_of(row.name), []).append(row)
+        over = {leaf for leaf, mine in held.items() if self._is_over(mine, now_ns)}
+        with self._repairs.counted():
+            for record in sorted(rows, key=lambda row: (row.since_ns, row.name)):
+                self._pass_time(self._known(record.name), over, now_ns)
 
-    def _pass_time(self, record: NodeHealth, now_ns: int) -> None:
+    def _is_over(self, held: list[NodeHealth], now_ns: int) -> bool:
+        """The suspicion of a leaf, of which these nodes are left."""
+        newest_ns = max(row.since_ns for row in held)
+        return len(held) < self._policy.leaf_links and now_ns - newest_ns >= self._policy.leaf_window_ns
+
+    def _pass_time(self, record: NodeHealth, over: set[str], now_ns: int) -> None:
+        if record.test_asked:
+            if not self._fleet.is_busy(record.name):
+                self._repairs.test(record, now_ns, record.test_asked)
+            return
         match record.state:
+            case RepairState.SUSPECT if record.hold is Hold.LEAF:
+                if self._fleet.leaf_of(record.name) in over:
+                    self._act_on_held(record, fault_of(record), now_ns)
             case RepairState.SUSPECT:
                 self._pass_time_of_suspect(record, now_ns)
             case RepairState.DRAINED:
                 if not self._fleet.is_busy(record.name):
                     self._repairs.vacated(record, now_ns)
+            case RepairState.TESTING if self._fleet.is_busy(record.name):
+                self._repairs.test_when_empty(record, "it was given a run while nodes were not checked", now_ns)
             case RepairState.TESTING:
                 self._next_probe(record, self._policy.test_every_ns, now_ns)
             case RepairState.PROBATION:
@@ -323,7 +357,7 @@ class HealthMachine:
                 pass
 
     def _pass_time_of_suspect(self, record: NodeHealth, now_ns: int) -> None:
-        fault, confirming = fault_of(record), record.confirming
+        confirming = record.confirming
         if confirming is not None and confirming.number:
             if now_ns - confirming.at_ns >= self._policy.probe_limit_ns:
                 self._hold(record, Hold.UNCONFIRMED, "a probe was not answered", now_ns)
@@ -331,15 +365,15 @@ class HealthMachine:
             self._next_probe(record, self._policy.probe_spacing_ns, now_ns)
         elif record.hold is Hold.USER and not self._fleet.is_busy(record.name):
             self._confirm(record, now_ns)
-        elif record.hold is Hold.BREAKER and self._repairs.out() < self._repairs.most_out():
+        elif record.hold is Hold.BREAKER and self._repairs.has_room(fault_of(record)):
+            self._act_on_held(record, fault_of(record), now_ns)
+
+    def _act_on_held(self, record: NodeHealth, fault: Finding, now_ns: int) -> None:
+        """A state that was seen long ago may be over; what has happened is not."""
+        if fault.once and is_certain(fault):
             self._act(record, fault, now_ns)
-        elif record.hold is Hold.LEAF:
-            held = [
-                row for row in self._with_link_faults(self._fleet.leaf_of(record.name), now_ns) if row.hold is Hold.LEAF
-            ]
-            newest_ns = max((row.since_ns for row in held), default=0)
-            if len(held) < self._policy.leaf_links and now_ns - newest_ns >= self._policy.leaf_window_ns:
-                self._act(record, fault, now_ns)
+        else:
+            self._confirm(record, now_ns)
 
     def _next_probe(self, record: NodeHealth, every_ns: int, now_ns: int) -> None:
         confirming = record.confirming
@@ -352,9 +386,17 @@ class HealthMachine:
             self._put(msgspec.structs.replace(record, confirming=again, numbers=number))
 
 
-def _is_fault(event: Finding) -> bool:
-    return event.severity in _FAULTS and not event.could_not_run
+def _weight(event: Finding) -> tuple[bool, bool, bool]:
+    """Of two faults of a node, the heavier one is acted on. An event is heavier than a state, which comes again."""
+    certain = is_certain(event)
+    return certain, certain and event.once, certain and event.severity == "high"
 
 
-def _covers(passed: Finding, fault: Finding) -> bool:
-    return passed.check == fault.check and passed.part in ("", fault.part)
+def _is_again(event: Finding, fault: Finding) -> bool:
+    same = (event.check, event.part, event.could_not_run) == (fault.check, fault.part, fault.could_not_run)
+    return same and is_fault(event)
+
+
+def _is_left_out(found: tuple[Finding, ...]) -> bool:
+    """By a check that came to a result and names faults only: what it does not name is well."""
+    return bool(found) and all(event.severity != "ok" and not event.could_not_run for event in found)

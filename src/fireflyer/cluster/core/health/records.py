@@ -133,6 +133,8 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     ticket: int = 0
     taken: bool = False
     """A person has taken the repair over: the breaker counts the node no longer."""
+    test_asked: str = ""
+    """Why it is tested as soon as it has no run; empty: nobody has asked for that."""
     passed: tuple[str, ...] = ()
     """Checks that passed in this test."""
     failed: int = 0

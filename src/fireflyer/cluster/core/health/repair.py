@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from fireflyer.base.errors import InvariantViolation
 from fireflyer.base.units import counted, format_duration
-from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.health.findings import Finding, covers, is_certain, is_fault
 from fireflyer.cluster.core.health.messages import Effect, Moved, Requeue
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
@@ -48,10 +50,16 @@ class Repairs:
 
     def __init__(self, policy: HealthPolicy, records: Records, fleet: Fleet, effects: list[Effect]) -> None:
         self._policy, self._records, self._fleet, self._effects = policy, records, fleet, effects
+        self._counts: _Counts | None = None
+
+    def put(self, record: NodeHealth) -> None:
+        if self._counts is not None:
+            self._counts.change(self._records.health.get(record.name), record)
+        self._records.health.put(record.name, record)
 
     def move(self, record: NodeHealth, state: RepairState, reason: str, now_ns: int) -> NodeHealth:
         record = msgspec.structs.replace(record, state=state, reason=reason, since_ns=now_ns)
-        self._records.health.put(record.name, record)
+        self.put(record)
         self._effects.append(Moved(record.name, state, reason))
         return record
 
@@ -64,7 +72,15 @@ class Repairs:
         words = f"{fault_words(event)}; then {remedy.value}" + (f", fault {faults} of this part" if faults > 1 else "")
         self._act(ticket, Action(at_ns=now_ns, by=BY_MACHINE, what="drain", words=words[:400]))
         record = msgspec.structs.replace(
-            record, fault=event, hold=Hold.NONE, confirming=None, ticket=ticket.id, taken=False, passed=(), failed=0
+            record,
+            fault=event,
+            hold=Hold.NONE,
+            confirming=None,
+            ticket=ticket.id,
+            taken=False,
+            test_asked="",
+            passed=(),
+            failed=0,
         )
         record = self.move(record, RepairState.DRAINED, fault_words(event), now_ns)
         if event.severity == "high":
@@ -158,7 +174,19 @@ class Repairs:
         if remedy is Remedy.RMA and event is not None and not event.serial:
             # What is in its place now is another part. One with a serial number keeps its history, wherever it goes.
             self._records.parts.put(part_key(record.name, event), None)
-        self.test(record, now_ns, f"{remedy.value} was done" + (f": {words}" if words else ""))
+        self.test_when_empty(record, f"{remedy.value} was done" + (f": {words}" if words else ""), now_ns)
+
+    def test_when_empty(self, record: NodeHealth, why: str, now_ns: int) -> None:
+        """A test loads the whole node, so it does not begin beside a run."""
+        if not self._fleet.is_busy(record.name):
+            self.test(record, now_ns, why)
+            return
+        record = msgspec.structs.replace(record, test_asked=why, confirming=None)
+        words = f"{why}; it is tested when its run has ended"
+        if record.state is RepairState.TESTING:
+            self.move(record, RepairState.DRAINED, words, now_ns)
+        else:
+            self.put(msgspec.structs.replace(record, reason=words))
 
     def test(self, record: NodeHealth, now_ns: int, why: str) -> None:
         event = fault_of(record)
@@ -168,6 +196,7 @@ class Repairs:
         record = msgspec.structs.replace(
             record,
             hold=Hold.NONE,
+            test_asked="",
             passed=(),
             failed=0,
             until_ns=now_ns + back_off_ns,
@@ -179,9 +208,15 @@ class Repairs:
 
     def tested(self, record: NodeHealth, events: tuple[Finding, ...], now_ns: int) -> None:
         """The answer to a probe of the test. Periodic reports do not count: they may be of before the repair."""
-        bad = [event for event in events if event.severity in ("low", "high") and not event.could_not_run]
-        good = [event.check for event in events if event.severity == "ok" and not event.could_not_run]
-        required = tuple(dict.fromkeys((fault_of(record).check, *self._policy.required)))
+        bad = [event for event in events if is_fault(event)]
+        happened = next((event for event in bad if event.once and is_certain(event)), None)
+        if happened is not None and _has_begun(record):
+            self._test_failed(record, happened, now_ns)
+            return
+        fault, required = fault_of(record), self._required(record)
+        good = {event.check for event in events if event.severity == "ok" and not event.could_not_run}
+        if not any(covers(event, fault) for event in events):
+            good.discard(fault.check)
         if bad:
             record = msgspec.structs.replace(record, passed=(), failed=record.failed + 1)
             if record.failed >= self._policy.probes:
@@ -195,7 +230,15 @@ class Repairs:
                 self._return(record, now_ns)
                 return
         if record != self._records.health.get(record.name):
-            self._records.health.put(record.name, record)
+            self.put(record)
+
+    def _required(self, record: NodeHealth) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((fault_of(record).check, *self._policy.required)))
+
+    def happened(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """An event, of which a report tells beside the test; no probe can repeat it."""
+        if _has_begun(record):
+            self._test_failed(record, event, now_ns)
 
     def _test_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
         self.note(record, BY_MACHINE, "test failed", fault_words(event), now_ns)
@@ -224,8 +267,55 @@ class Repairs:
 
     def out(self, but: str = "") -> int:
         """Nodes that the machine took out and that no person has taken over."""
-        rows = self._records.health.rows()
-        return sum(1 for name, row in rows if name != but and row.state in OUT and not row.taken)
+        mine = self._records.health.get(but)
+        return self._counted().out - (mine is not None and _is_out(mine))
+
+    def has_room(self, fault: Finding) -> bool:
+        """For a node that the breaker holds. One that is probed may need it, too: so few are as may be drained."""
+        counts = self._counted()
+        waits = 0 if fault.once else counts.probed
+        return counts.out + waits < self.most_out()
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Within, nodes are counted once."""
+        self._counts = self._counted()
+        try:
+            yield
+        finally:
+            self._counts = None
+
+    def _counted(self) -> _Counts:
+        if self._counts is not None:
+            return self._counts
+        counts = _Counts()
+        for _, row in self._records.health.rows():
+            counts.change(None, row)
+        return counts
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.out = 0
+        """Nodes that the machine took out and that no person has taken over."""
+        self.probed = 0
+
+    def change(self, before: NodeHealth | None, after: NodeHealth) -> None:
+        self.out += _is_out(after) - (before is not None and _is_out(before))
+        self.probed += _is_probed(after) - (before is not None and _is_probed(before))
+
+
+def _is_out(row: NodeHealth) -> bool:
+    return row.state in OUT and not row.taken
+
+
+def _is_probed(row: NodeHealth) -> bool:
+    return row.state is RepairState.SUSPECT and row.confirming is not None
+
+
+def _has_begun(record: NodeHealth) -> bool:
+    """The test has been answered: what is said from now on is not of before the repair."""
+    return bool(record.passed) or record.failed > 0
 
 
 def fault_of(record: NodeHealth) -> Finding:

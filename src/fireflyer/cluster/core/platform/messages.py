@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     health: HealthPolicy = HealthPolicy()
     health_order: HealthOrder | None = None
-    """How nodes are checked; None: they are not."""
+    """How nodes are checked; None: they are not, and what former checks have led to does not count."""
 
     def __post_init__(self) -> None:
         if len(self.cluster) < 32:

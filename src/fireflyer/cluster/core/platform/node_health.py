@@ -26,6 +26,7 @@ from fireflyer.cluster.core.health.messages import (
     Tell,
     TimePassed,
 )
+from fireflyer.cluster.core.health.records import RepairState
 from fireflyer.cluster.core.platform.commands import RecordRepair, ReturnNode
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Settings
@@ -97,7 +98,8 @@ class NodesHealth:
             self._ledger.health.put(node, msgspec.structs.replace(row, heard=(heard.incarnation, heard.number)))
 
     def sweep(self) -> None:
-        self._feed(TimePassed())
+        if self._order is not None:
+            self._feed(TimePassed())
 
     def command(self, command: RecordRepair | ReturnNode, user: str) -> str:
         """Raises `NotFound`, `UsageError`."""
@@ -108,10 +110,15 @@ class NodesHealth:
         match command:
             case RecordRepair(node, remedy, words):
                 self._feed(Repaired(node, remedy, words, user))
-                return f"node {node} is tested after {remedy.value}, and returns when all required checks pass"
+                return f"{self._tested(node, f'after {remedy.value}')}, and returns when all required checks pass"
             case ReturnNode(node, words):
                 self._feed(ReturnAsked(node, words, user))
-                return f"node {node} is tested, and returns when all required checks pass"
+                return f"{self._tested(node)}, and returns when all required checks pass"
+
+    def _tested(self, node: str, after: str = "") -> str:
+        row = self._ledger.health.get(node)
+        when = "when its run has ended" if row is not None and row.test_asked else ""
+        return " ".join(part for part in (f"node {node} is tested", after, when) if part)
 
     def removed(self, node: str, user: str) -> None:
         self._feed(Removed(node, user))
@@ -151,6 +158,8 @@ class NodesHealth:
             return None
         row = self._ledger.health.committed.get(node)
         asked = row.asked if row is not None else None
+        if row is not None and row.state is RepairState.TESTING and self._ledger.places.committed.get(node) is not None:
+            asked = None  # it was given a run while nodes were not checked
         number, check = asked if asked is not None else (0, "")
         heard = self._heard.get(node)
         return msgspec.structs.replace(self._order, probe=number, check=check, heard=heard, policy=self._version)

@@ -10,7 +10,7 @@ import msgspec
 
 from fireflyer.base.errors import NotFound
 from fireflyer.base.units import format_duration
-from fireflyer.cluster.core.health.records import OUT, Hold, RepairState, part_key
+from fireflyer.cluster.core.health.records import OUT, Hold, NodeHealth, RepairState, part_key
 from fireflyer.cluster.core.platform.accusations import accusations_of, accused_of
 from fireflyer.cluster.core.platform.engine import Engine
 from fireflyer.cluster.core.platform.health_figures import HealthFigures, health_figures
@@ -278,13 +278,17 @@ class Show:
         if row is None:
             raise NotFound(f"there is no node {name}")
         view = self.node(row, now_ns, self.reservations(time_ns))
-        health, known = view.health, self._ledger.health.committed.get(name)
+        health, known = view.health, self._health_row(name)
         if health is not None and known is not None:
             health = msgspec.structs.replace(health, ticket=self._ledger.tickets.committed.get(known.ticket))
         return msgspec.structs.replace(view, accusations=accusations_of(self._ledger, name), health=health)
 
+    def _health_row(self, name: str) -> NodeHealth | None:
+        """None also while nodes are not checked."""
+        return self._ledger.health.committed.get(name) if self._settings.health_order is not None else None
+
     def _health(self, name: str) -> HealthView | None:
-        row = self._ledger.health.committed.get(name)
+        row = self._health_row(name)
         if row is None:
             return None
         part = self._ledger.parts.committed.get(part_key(name, row.fault)) if row.fault is not None else None
@@ -300,11 +304,10 @@ class Show:
 
     def health_states(self) -> dict[str, int]:
         """How many nodes are in each state of repair; those that the breaker holds are counted as `held`, too."""
-        rows = self._ledger.health.committed.values()
+        rows = [row for name in self._ledger.health.committed if (row := self._health_row(name)) is not None]
         found = Counter(row.state.value for row in rows)
         found["held"] = sum(1 for row in rows if row.hold is Hold.BREAKER)
-        known = len(self._ledger.nodes.committed)
-        found["healthy"] += known - len(self._ledger.health.committed)
+        found["healthy"] += len(self._ledger.nodes.committed) - len(rows)
         return {**dict.fromkeys((state.value for state in RepairState), 0), **found}
 
     def health_figures(self) -> HealthFigures:
@@ -334,7 +337,7 @@ class Show:
     def _state(self, row: NodeRow, run: RunRow | None, now_ns: int) -> str:
         if not self._heard.is_up(row.name, now_ns, self._settings.lost_ns):
             return "lost"
-        health = self._ledger.health.committed.get(row.name)
+        health = self._health_row(row.name)
         if row.drained or (health is not None and health.state in OUT):
             return "drained" if run is None else "draining"
         if health is not None and not health.takes_tasks:

@@ -141,7 +141,7 @@ def _nvme(
         growth = evidence.growth(f"{part}:media_errors", errors)
         if growth is not None and growth.count:
             words = f"{growth.count} new media errors"
-            yield Finding(severity="high", part=part, cause="media_errors", serial=serial, words=words, at_once=True)
+            yield Finding(severity="high", part=part, cause="media_errors", serial=serial, words=words, once=True)
 
 
 def _dict(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:

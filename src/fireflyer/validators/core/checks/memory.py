@@ -55,7 +55,7 @@ def judge_memory_errors(evidence: Evidence, settings: MemoryErrorSettings) -> Ou
         growth = evidence.growth(f"edac:{path}", count)
         if name.endswith("ue_count") and count and (evidence.before is None or growth is None or growth.count):
             words = f"{part} counts {count} uncorrected errors"
-            findings.append(Finding(severity="high", part=part, cause="uncorrected", words=words, at_once=True))
+            findings.append(Finding(severity="high", part=part, cause="uncorrected", words=words, once=True))
         elif name.endswith("ce_count") and growth is not None:
             rate, low, warn = growth.per_hour, settings.low_corrected_per_hour, settings.warn_corrected_per_hour
             if rate > min(low, warn):
@@ -66,7 +66,7 @@ def judge_memory_errors(evidence: Evidence, settings: MemoryErrorSettings) -> Ou
     growth = evidence.growth("meminfo:HardwareCorrupted", poisoned)
     if poisoned and (growth is None or growth.count):
         words = f"the kernel has taken {poisoned} KiB of bad memory out of use"
-        findings.append(Finding(severity="high", cause="poisoned", words=words, at_once=True))
+        findings.append(Finding(severity="high", cause="poisoned", words=words, once=True))
     counters = {f"edac:{path}": count for path, count in counts.items()} | {"meminfo:HardwareCorrupted": poisoned}
     return Outcome(findings=tuple(findings), counters=counters, words="no new error")
 

@@ -87,7 +87,7 @@ def _errors(
         kind = name.removeprefix("aer_dev_")
         if kind != "correctable":
             words = f"{growth.count} {kind} errors of PCI Express since the round before"
-            yield Finding(severity="high", part=part, cause=f"aer_{kind}", words=words, at_once=True)
+            yield Finding(severity="high", part=part, cause=f"aer_{kind}", words=words, once=True)
         elif growth.per_hour > settings.correctable_per_hour:
             rate, limit = f"{growth.per_hour:.0f} corrected errors an hour", f"{settings.correctable_per_hour:g}"
             words = f"{rate}; {limit} are allowed"
