@@ -75,8 +75,9 @@ def _loss_of(run: PlannedRun) -> float | None:
                 if file.read(len(text) + 1) != text:
                     raise UsageError(f"{path!r} is the recipe of another comparison; give another --dir")
         else:
-            with open(path, "w", encoding="utf-8") as file:
+            with open(f"{path}.part", "w", encoding="utf-8") as file:
                 file.write(text)
+            os.replace(f"{path}.part", path)  # a part of it would be the recipe of another comparison
     except OSError as error:
         raise translate_os_error(error, path) from error
     try:

@@ -61,6 +61,23 @@ def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: 
     assert executed.names == ["baseline-5", "technique-5"]
 
 
+def test_a_comparison_that_was_killed_while_it_wrote_a_recipe_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Executed(monkeypatch, LOSSES)
+
+    def killed(_: str, path: str) -> None:
+        raise KeyboardInterrupt(path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.replace", killed)
+        compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    (first, *_) = runs_in(tmp_path)
+    assert not (tmp_path / "baseline-4" / compare.RECIPE_NAME).exists()
+    compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    assert (tmp_path / "baseline-4" / compare.RECIPE_NAME).read_text() == compare.recipe_text(first.recipe)
+
+
 def test_runs_of_another_recipe_are_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Executed(monkeypatch, LOSSES)
     compare.compare_runs(runs_in(tmp_path), lambda _: None)

@@ -78,6 +78,17 @@ def test_the_line_that_a_killed_rank_was_writing_is_removed(tmp_path: Path, torn
     assert read_metrics(str(path)) == [START, BAD]
 
 
+def test_a_reader_leaves_out_the_line_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written(path, START, BAD, resumed=False)
+    whole = path.read_bytes()
+    for end in range(len(msgspec.json.encode(START)) + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        assert read_metrics(str(path)) == [START]
+    path.write_bytes(b"")
+    assert read_metrics(str(path)) == []
+
+
 def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     written(path, START, resumed=False)
