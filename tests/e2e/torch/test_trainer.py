@@ -56,7 +56,7 @@ def steps(base: Path, name: str) -> dict[int, tuple[int, float, float | None]]:
     }
 
 
-def evaluated(base: Path, name: str) -> list[tuple[int, float]]:
+def evaluated(base: Path, name: str) -> list[tuple[int, float | None]]:
     return [(one.step, one.loss) for one in lines(base, name) if isinstance(one, EvaluationLine)]
 
 

@@ -299,8 +299,9 @@ def _evaluate(run: _Run, step: int) -> None:
         return run.arrangement.evaluate(inputs.to(run.device), targets.to(run.device))
 
     sources = evaluate(run.held_out, loss_of, batch=run.recipe.evaluation.batch, group=run.mesh.group("data"))
-    run.write(EvaluationLine(step=step, loss=mean_loss(sources), sources=sources))
-    _say(run, f"step {step}: held-out loss {mean_loss(sources):.4f}")
+    loss = mean_loss(sources)
+    run.write(EvaluationLine(step=step, loss=loss, sources=sources))
+    _say(run, f"step {step}: held-out loss {'not finite' if loss is None else f'{loss:.4f}'}")
 
 
 def _write_start(run: _Run, loop: TrainingLoop, identity: str) -> None:
