@@ -105,22 +105,39 @@ def test_ranks_with_other_data_or_another_recipe_are_told_before_anything_starts
     assert not (base / "mixed.jsonl").exists()
 
 
-def test_a_bad_step_is_skipped_or_gone_back_from_or_stops_the_run(base: Path) -> None:
-    # Batches of 8: that of step 6 ends at position 48.
-    plan, bad = {"precision": FP32}, {"not_finite_at": [48]}
-    ended = run(base, "stops", 1, plan=plan, more=bad)
-    assert ended[0].result == "PermanentError: step 6: the loss is nan; the run stops as [policy] says"
-    assert max(steps(base, "stops")) == 5
+# Batches of 8: that of step 3 ends at position 24, that of step 6 at 48.
+BAD: Final = [{"position": 24, "rank": 1, "what": "gradient"}, {"position": 48, "rank": 1, "what": "loss"}]
 
-    completed(run(base, "skips", 1, plan=plan, more=bad, policy={"on_not_finite": "skip"}))
-    skipped = [one for one in lines(base, "skips") if isinstance(one, StepLine) and one.step == 6]
-    assert [one.norm for one in skipped] == [None]
-    assert len(steps(base, "skips")) == 8
 
-    completed(run(base, "rewinds", 1, plan=plan, more=bad, policy={"on_not_finite": "rewind"}))
-    found = lines(base, "rewinds")
-    (anomaly,) = [one for one in found if isinstance(one, AnomalyLine)]
-    assert (anomaly.step, anomaly.action) == (6, "rewind")
-    taken = [(one.step, one.position) for one in found if isinstance(one, StepLine)]
-    # From the checkpoint of step 4 on, with the batch after the bad one.
-    assert taken == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40), (5, 56), (6, 64), (7, 72), (8, 80)]
+def spoiled(plan: dict[str, Any]) -> dict[str, Any]:
+    """The guard compares replicas bit for bit, after bad steps too; shards have none."""
+    guard = {"period_steps": 1 if "replicate" in plan else 0}
+    return {"plan": plan, "guard": guard, "model": {"layers": 1}, "more": {"bad": BAD}}
+
+
+def anomalies(base: Path, name: str) -> list[tuple[int, str]]:
+    return [(one.step, one.action) for one in lines(base, name) if isinstance(one, AnomalyLine)]
+
+
+def test_all_ranks_stop_at_a_gradient_that_is_not_finite_on_one(base: Path) -> None:
+    stopped = "PermanentError: step 3: the norm of the gradients is nan; the run stops as [policy] says"
+    assert [one.result for one in run(base, "stops", **spoiled(FSDP2))] == [stopped, stopped]
+    assert max(steps(base, "stops")) == 2
+
+
+@pytest.mark.parametrize("plan", [DP2, FSDP2], ids=["dp2", "fsdp2"])
+def test_all_ranks_skip_what_is_not_finite_on_one(base: Path, plan: dict[str, Any]) -> None:
+    completed(run(base, "skips", policy={"on_not_finite": "skip"}, **spoiled(plan)))
+    assert anomalies(base, "skips") == [(3, "skip"), (6, "skip")]
+    found = steps(base, "skips")
+    assert [step for step, (_, _, norm) in found.items() if norm is None] == [3, 6]
+    assert [step for step, (_, loss, _) in found.items() if not math.isfinite(loss)] == [6]
+
+
+@pytest.mark.parametrize("plan", [DP2, FSDP2], ids=["dp2", "fsdp2"])
+def test_all_ranks_go_back_from_what_is_not_finite_on_one(base: Path, plan: dict[str, Any]) -> None:
+    completed(run(base, "rewinds", policy={"on_not_finite": "rewind"}, period_steps=2, **spoiled(plan)))
+    assert anomalies(base, "rewinds") == [(3, "rewind"), (5, "rewind")]
+    taken = [(one.step, one.position) for one in lines(base, "rewinds") if isinstance(one, StepLine)]
+    # From the checkpoints of steps 2 and 4 on, with the batches after the bad ones.
+    assert taken == [(1, 8), (2, 16), (3, 32), (4, 40), (5, 56), (6, 64), (7, 72), (8, 80)]

@@ -31,7 +31,7 @@ from fireflyer.recipes.trainer.agreement import check_same, on_rank_0
 from fireflyer.recipes.trainer.arrangements import Arrangement, arrange
 from fireflyer.recipes.trainer.core.anomalies import AnomalyPolicy, Decision
 from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart
-from fireflyer.recipes.trainer.core.course import evaluation_due, learning_rate
+from fireflyer.recipes.trainer.core.course import adamw_settings, evaluation_due, learning_rate
 from fireflyer.recipes.trainer.core.figures import (
     AnomalyLine,
     EvaluationLine,
@@ -230,9 +230,11 @@ def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:
     began_ns = time.perf_counter_ns()
     inputs, targets = (tensor.to(run.device) for tensor in run.data.next_batch())
     for group in run.arrangement.optimizer.param_groups:
-        group["lr"] = learning_rate(step, run.recipe.optimizer)
+        group.update(adamw_settings(step, run.recipe.optimizer))
     loss = _mean_over_ranks(run, run.arrangement.backward(inputs, targets))
     norm, decision = _commit(run, step, loss)
+    if decision.action == "rewind" and not _has_checkpoint(run, loop):
+        decision = run.policy.without_checkpoint(decision)
     seconds = (time.perf_counter_ns() - began_ns) / 1e9
     if decision.action != "commit":
         run.write(AnomalyLine(step=step, action=decision.action, reason=decision.reason))
@@ -276,6 +278,13 @@ def _mean_over_ranks(run: _Run, summed: float) -> float:
     sums = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(sums, mine, group=group)
     return sum(float(one) for one in sums) / run.recipe.plan.step_tokens
+
+
+def _has_checkpoint(run: _Run, loop: TrainingLoop) -> bool:
+    """Whether the run has saved one, or goes on from one; the same on all ranks. Collective."""
+    loop.manager.wait()
+    found = on_rank_0(lambda: bool(stored_plans(run.recipe.checkpoint.directory)))
+    return loop.manager.decide(b"yes" if found else b"no") == b"yes"
 
 
 def _go_back(run: _Run, loop: TrainingLoop) -> None:

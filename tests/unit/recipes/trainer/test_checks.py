@@ -76,8 +76,9 @@ def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], r
 def test_a_guard_needs_replicas_and_a_rewind_needs_checkpoints() -> None:
     guarded = recipe_of(raw_recipe(guard={"period_steps": 2}))
     assert "[guard] compares replicas, and replicate is 1; use period_steps = 0" in reasons(guarded, SHAPE)
-    rewinding = recipe_of(raw_recipe(policy={"on_spike": "rewind"}, checkpoint={"period_steps": 100}))
-    assert any("[policy] rewind needs checkpoints" in one for one in reasons(rewinding, SHAPE))
+    for period, refused in ((100, True), (8, True), (7, False)):  # of 8 steps
+        rewinding = recipe_of(raw_recipe(policy={"on_spike": "rewind"}, checkpoint={"period_steps": period}))
+        assert any("[policy] rewind needs checkpoints" in one for one in reasons(rewinding, SHAPE)) == refused
 
 
 def test_a_run_goes_on_with_other_replicas_and_shards_but_not_between_stacked_and_divided_matrices() -> None:
