@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
-from tests.support.trainer.recipes import raw_recipe, write_tokens
+from tests.support.trainer.recipes import raw_recipe, write_llama, write_tokens
 
 from fireflyer.recipes.trainer.core.figures import AnomalyLine, EvaluationLine, MetricsLine, StartLine, StepLine
 from fireflyer.recipes.trainer.metrics_file import read_metrics
@@ -103,6 +103,18 @@ def test_ranks_with_other_data_or_another_recipe_are_told_before_anything_starts
         assert "the recipe differs: ranks 1" in ended.result
     assert not (base / "mixed").exists()
     assert not (base / "mixed.jsonl").exists()
+
+
+@pytest.mark.parametrize("plan", [DP2, FSDP2], ids=["dp2", "fsdp2"])
+def test_a_model_of_transformers_is_divided_as_ours(base: Path, plan: dict[str, Any]) -> None:
+    model, optimizer = write_llama(base), {"steps": 3}
+    completed(run(base, "alone", 1, model=model, optimizer=optimizer, plan={"precision": FP32}))
+    completed(run(base, "divided", model=model, optimizer=optimizer, plan=plan))
+    alone, divided = steps(base, "alone"), steps(base, "divided")
+    assert len(alone) == 3
+    for step, (position, loss, norm) in alone.items():
+        assert divided[step] == (position, pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+    assert evaluated(base, "divided")[-1][1] == pytest.approx(evaluated(base, "alone")[-1][1], rel=1e-5)
 
 
 # Batches of 8: that of step 3 ends at position 24, that of step 6 at 48.

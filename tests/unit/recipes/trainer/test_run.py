@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from tests.support.trainer.bad_batches import BadBatch, spoil
-from tests.support.trainer.recipes import raw_recipe, write_tokens
+from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, write_tokens
 
 from fireflyer.base.errors import PermanentError
 from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer.core.course import learning_rate
 from fireflyer.recipes.trainer.core.figures import AnomalyLine, StepLine
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import identity_of, resolved
 from fireflyer.recipes.trainer.metrics_file import read_metrics
+from fireflyer.recipes.trainer.sources import open_training_data
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +101,32 @@ def test_changed_settings_of_the_optimizer_count_from_the_next_start_on(
     run(base, optimizer=changed, policy={"on_not_finite": "rewind"})
     wanted = [0.5, (0.8, 0.9), 1e-6, 0.02]
     assert used == [(step, wanted) for step in (5, 6, 5, 6, 7, 8)], "after the rewind from step 6, too"
+
+
+@pytest.mark.slow  # imports of seconds
+def test_a_model_of_transformers_is_trained_as_by_a_loop_of_ones_own(base: Path) -> None:
+    """Its weights are drawn with the seed of the recipe."""
+    transformers = pytest.importorskip("transformers")
+    recipe = resolved(recipe_of(raw_recipe(model=write_llama(base))), str(base))
+    trainer.run_recipe(recipe, identity_of(recipe))
+    lines = read_metrics(str(base / "metrics.jsonl"))
+    losses = [one.loss for one in lines if isinstance(one, StepLine) and one.loss is not None]
+
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_pretrained(base / "llama"))
+    data = open_training_data(recipe.data, sequence_tokens=16, batch_sequences=8, vocabulary=VOCABULARY)
+    data.open(0, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step, found in enumerate(losses, 1):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, recipe.optimizer)
+        inputs, targets = data.next_batch()
+        logits = model(inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        assert found == pytest.approx(float(loss.detach()), rel=1e-5), step
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    data.close()
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
