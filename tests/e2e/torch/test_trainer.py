@@ -113,7 +113,10 @@ def test_a_model_of_transformers_is_divided_as_ours(base: Path, plan: dict[str, 
     alone, divided = steps(base, "alone"), steps(base, "divided")
     assert len(alone) == 3
     for step, (position, loss, norm) in alone.items():
-        assert divided[step] == (position, pytest.approx(loss, rel=1e-5), pytest.approx(norm, rel=1e-4)), step
+        found = divided[step]
+        assert found[0] == position, step
+        assert found[1] == pytest.approx(loss, rel=1e-5), step
+        assert found[2] == pytest.approx(norm, rel=1e-4), step
     assert evaluated(base, "divided")[-1][1] == pytest.approx(evaluated(base, "alone")[-1][1], rel=1e-5)
 
 
