@@ -123,7 +123,7 @@ def test_a_model_of_transformers_is_trained_as_by_a_loop_of_ones_own(base: Path)
         logits = model(inputs, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         assert found == pytest.approx(float(loss.detach()), rel=1e-5), step
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
