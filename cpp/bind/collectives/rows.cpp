@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,21 @@
 namespace nb = nanobind;
 
 namespace {
+
+// No row in memory has as many values; sizes of rows with fewer do not overflow.
+constexpr std::size_t kMaxWidth = std::size_t{1} << 48;
+
+std::size_t product(std::size_t a, std::size_t b) {
+  std::size_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result))
+    throw nb::value_error((std::to_string(a) + " rows of " + std::to_string(b) + " bytes are more than memory can hold").c_str());
+  return result;
+}
+
+std::size_t checked_width(std::size_t width) {
+  if (width > kMaxWidth) throw nb::value_error(("width is " + std::to_string(width) + "; allowed: up to " + std::to_string(kMaxWidth)).c_str());
+  return width;
+}
 
 // Rows of all buffers, counted one buffer after the other.
 class Rows {
@@ -39,24 +55,27 @@ class Rows {
   std::vector<const std::uint8_t*> rows_;
 };
 
-// Numbers of rows, each of which there is.
+// Numbers of rows, each of which there is. A copy: `out` may lie over them, and other threads run meanwhile.
 class Index {
  public:
-  Index(nb::handle numbers, std::size_t rows, const std::string& name = "index") : held_(numbers, name, false) {
-    if (held_.size() % sizeof(std::int64_t) != 0 || reinterpret_cast<std::uintptr_t>(held_.data()) % alignof(std::int64_t) != 0) throw nb::value_error((name + " must hold int64").c_str());
-    for (std::size_t i = 0; i < size(); ++i)
-      if (data()[i] < 0 || static_cast<std::uint64_t>(data()[i]) >= rows)
-        throw nb::value_error((name + " names row " + std::to_string(data()[i]) + " of " + std::to_string(rows)).c_str());
+  Index(nb::handle numbers, std::size_t rows, const std::string& name = "index") {
+    const Buffer held(numbers, name, false);
+    if (held.size() % sizeof(std::int64_t) != 0) throw nb::value_error((name + " must hold int64").c_str());
+    numbers_.resize(held.size() / sizeof(std::int64_t));
+    if (!numbers_.empty()) std::memcpy(numbers_.data(), held.data(), held.size());
+    for (const std::int64_t number : numbers_)
+      if (number < 0 || static_cast<std::uint64_t>(number) >= rows)
+        throw nb::value_error((name + " names row " + std::to_string(number) + " of " + std::to_string(rows)).c_str());
   }
-  const std::int64_t* data() const { return static_cast<const std::int64_t*>(held_.data()); }
-  std::size_t size() const { return held_.size() / sizeof(std::int64_t); }
+  const std::int64_t* data() const { return numbers_.data(); }
+  std::size_t size() const { return numbers_.size(); }
 
  private:
-  Buffer held_;
+  std::vector<std::int64_t> numbers_;
 };
 
 void expect_bytes(const Buffer& out, std::size_t rows, std::size_t row_bytes) {
-  if (out.size() != rows * row_bytes)
+  if (out.size() != product(rows, row_bytes))
     throw nb::value_error(("out holds " + std::to_string(out.size()) + " bytes, not the " + std::to_string(rows * row_bytes) + " of " +
                            std::to_string(rows) + " rows")
                               .c_str());
@@ -83,7 +102,7 @@ void encode(nb::handle out, nb::sequence rows, nb::handle index, std::size_t wid
   const ff::RowFormat format = ff::row_format_from_name(codec);
   const ff::DType type = values_of(dtype);
   const Buffer to(out, "out", true);
-  const Rows from(rows, width * ff::dtype_size(type));
+  const Rows from(rows, checked_width(width) * ff::dtype_size(type));
   const Index chosen(index, from.table().count);
   expect_bytes(to, chosen.size(), ff::row_bytes(format, width));
   from.apart_from(to);
@@ -95,7 +114,7 @@ void decode(nb::handle out, nb::sequence rows, nb::handle index, std::size_t wid
   const ff::RowFormat format = ff::row_format_from_name(codec);
   const ff::DType type = values_of(dtype);
   const Buffer to(out, "out", true);
-  const Rows from(rows, ff::row_bytes(format, width));
+  const Rows from(rows, ff::row_bytes(format, checked_width(width)));
   const Index chosen(index, from.table().count);
   expect_bytes(to, chosen.size(), width * ff::dtype_size(type));
   from.apart_from(to);
@@ -108,7 +127,7 @@ void sum(nb::handle out, nb::sequence rows, nb::handle index, nb::handle first, 
   const ff::RowFormat format = ff::row_format_from_name(codec), to_format = ff::row_format_from_name(out_codec);
   const ff::DType wide = values_of(accum);
   const Buffer to(out, "out", true);
-  const Rows from(rows, ff::row_bytes(format, width));
+  const Rows from(rows, ff::row_bytes(format, checked_width(width)));
   const Index chosen(index, from.table().count);
   const Index begin(first, chosen.size() + 1, "first");
   if (begin.size() == 0 || begin.data()[0] != 0 || static_cast<std::size_t>(begin.data()[begin.size() - 1]) != chosen.size())
@@ -116,6 +135,7 @@ void sum(nb::handle out, nb::sequence rows, nb::handle index, nb::handle first, 
   for (std::size_t i = 1; i < begin.size(); ++i)
     if (begin.data()[i] < begin.data()[i - 1]) throw nb::value_error("first must not descend");
   expect_bytes(to, begin.size() - 1, ff::row_bytes(to_format, width));
+  product(chosen.size(), width * ff::dtype_size(wide));  // of the kernel's memory for rows in `accum`
   from.apart_from(to);
   nb::gil_scoped_release released;
   ff::sum_rows(static_cast<std::uint8_t*>(to.data()), to_format, from.table(), chosen.data(), begin.data(), begin.size() - 1, width, format, wide);

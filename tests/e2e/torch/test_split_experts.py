@@ -49,6 +49,19 @@ def test_counts_are_sums_over_micro_batches_and_ranks_and_move_the_same_biases(c
 
 
 @pytest.mark.parametrize("count", [2, 4])
+def test_gradients_are_clipped_by_the_norm_of_one_process_and_shared_parameters_stay_the_same(count: int) -> None:
+    """Two ranks have the same experts where there are four."""
+    found = [rank.result["clipped"] for rank in ranks(count)]
+    assert all(one["norms"] == found[0]["norms"] for one in found), "the same bits on all ranks"
+    for norm, wanted in found[0]["norms"]:
+        assert norm == pytest.approx(wanted, rel=1e-12)
+        assert norm > 0.01, "it is scaled down"
+    assert found[0]["alone"] != found[1]["alone"], "the norm of what one rank has is another one"
+    assert {one["shared"] for one in found} == {found[0]["shared"]}
+    assert all(one["parameter"] <= 1e-10 for one in found)
+
+
+@pytest.mark.parametrize("count", [2, 4])
 def test_two_runs_have_equal_bits(count: int) -> None:
     for rank in ranks(count):
         first, second = rank.result["digests"]

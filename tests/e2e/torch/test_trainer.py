@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 from tests.support.torch_ranks.processes import Ended, run_torch_ranks
-from tests.support.trainer.recipes import raw_recipe, write_tokens
+from tests.support.trainer.recipes import raw_recipe, write_llama, write_tokens
 
 from fireflyer.recipes.trainer.core.figures import AnomalyLine, EvaluationLine, MetricsLine, StartLine, StepLine
 from fireflyer.recipes.trainer.metrics_file import read_metrics
@@ -21,6 +21,7 @@ DP2: Final = {"replicate": 2, "precision": FP32}
 FSDP2: Final = {"shard": 2, "zero": 3, "precision": FP32}
 TP2: Final = {"tensor": 2, "batch_sequences": 2, "precision": FP32}
 IMPORTS: Final = ("fireflyer.recipes.trainer.run",)
+LLAMA: Final = ("transformers.models.llama.modeling_llama",)
 
 
 @pytest.fixture
@@ -30,13 +31,20 @@ def base(tmp_path: Path) -> Path:
 
 
 def run(
-    base: Path, name: str, ranks: int = 2, *, period_steps: int = 4, more: Any = None, **tables: Any
+    base: Path,
+    name: str,
+    ranks: int = 2,
+    *,
+    period_steps: int = 4,
+    more: Any = None,
+    imports: tuple[str, ...] = IMPORTS,
+    **tables: Any,
 ) -> list[Ended]:
     """With checkpoints and metrics of this name below `base`; `more` are arguments of the ranks."""
     checkpoint = {"directory": name, "period_steps": period_steps}
     raw = raw_recipe(metrics={"file": f"{name}.jsonl"}, checkpoint=checkpoint, **tables)
     arguments = {"recipe": raw, "base": str(base), **(more or {})}
-    return run_torch_ranks("tests.support.torch_ranks.trainer", [0] * ranks, imports=IMPORTS, **arguments)
+    return run_torch_ranks("tests.support.torch_ranks.trainer", [0] * ranks, imports=imports, **arguments)
 
 
 def completed(ended: list[Ended]) -> None:
@@ -56,7 +64,7 @@ def steps(base: Path, name: str) -> dict[int, tuple[int, float, float | None]]:
     }
 
 
-def evaluated(base: Path, name: str) -> list[tuple[int, float]]:
+def evaluated(base: Path, name: str) -> list[tuple[int, float | None]]:
     return [(one.step, one.loss) for one in lines(base, name) if isinstance(one, EvaluationLine)]
 
 
@@ -105,22 +113,54 @@ def test_ranks_with_other_data_or_another_recipe_are_told_before_anything_starts
     assert not (base / "mixed.jsonl").exists()
 
 
-def test_a_bad_step_is_skipped_or_gone_back_from_or_stops_the_run(base: Path) -> None:
-    # Batches of 8: that of step 6 ends at position 48.
-    plan, bad = {"precision": FP32}, {"not_finite_at": [48]}
-    ended = run(base, "stops", 1, plan=plan, more=bad)
-    assert ended[0].result == "PermanentError: step 6: the loss is nan; the run stops as [policy] says"
-    assert max(steps(base, "stops")) == 5
+@pytest.mark.timeout(300)  # imports of transformers
+def test_a_model_of_transformers_has_the_same_losses_on_two_replicas_as_on_one_rank(base: Path) -> None:
+    common: dict[str, Any] = {"model": write_llama(base), "optimizer": {"steps": 3}, "imports": (*IMPORTS, *LLAMA)}
+    completed(run(base, "alone", 1, plan={"precision": FP32}, **common))
+    completed(run(base, "divided", plan=DP2, **common))
+    alone, divided = steps(base, "alone"), steps(base, "divided")
+    assert len(alone) == 3
+    for step, (position, loss, norm) in alone.items():
+        found = divided[step]
+        assert found[0] == position, step
+        assert found[1] == pytest.approx(loss, rel=1e-5), step
+        assert found[2] == pytest.approx(norm, rel=1e-4), step
+    assert evaluated(base, "divided")[-1][1] == pytest.approx(evaluated(base, "alone")[-1][1], rel=1e-5)
 
-    completed(run(base, "skips", 1, plan=plan, more=bad, policy={"on_not_finite": "skip"}))
-    skipped = [one for one in lines(base, "skips") if isinstance(one, StepLine) and one.step == 6]
-    assert [one.norm for one in skipped] == [None]
-    assert len(steps(base, "skips")) == 8
 
-    completed(run(base, "rewinds", 1, plan=plan, more=bad, policy={"on_not_finite": "rewind"}))
-    found = lines(base, "rewinds")
-    (anomaly,) = [one for one in found if isinstance(one, AnomalyLine)]
-    assert (anomaly.step, anomaly.action) == (6, "rewind")
-    taken = [(one.step, one.position) for one in found if isinstance(one, StepLine)]
-    # From the checkpoint of step 4 on, with the batch after the bad one.
-    assert taken == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40), (5, 56), (6, 64), (7, 72), (8, 80)]
+# Batches of 8: that of step 3 ends at position 24, that of step 6 at 48.
+BAD: Final = [{"position": 24, "rank": 1, "what": "gradient"}, {"position": 48, "rank": 1, "what": "loss"}]
+
+
+def spoiled(plan: dict[str, Any]) -> dict[str, Any]:
+    """The guard compares replicas bit for bit, after bad steps too; shards have none."""
+    guard = {"period_steps": 1 if "replicate" in plan else 0}
+    return {"plan": plan, "guard": guard, "model": {"layers": 1}, "more": {"bad": BAD}}
+
+
+def anomalies(base: Path, name: str) -> list[tuple[int, str]]:
+    return [(one.step, one.action) for one in lines(base, name) if isinstance(one, AnomalyLine)]
+
+
+def test_all_ranks_stop_at_a_gradient_that_is_not_finite_on_one(base: Path) -> None:
+    stopped = "PermanentError: step 3: the norm of the gradients is nan; the run stops as [policy] says"
+    assert [one.result for one in run(base, "stops", **spoiled(FSDP2))] == [stopped, stopped]
+    assert max(steps(base, "stops")) == 2
+
+
+@pytest.mark.parametrize("plan", [DP2, FSDP2], ids=["dp2", "fsdp2"])
+def test_all_ranks_skip_what_is_not_finite_on_one(base: Path, plan: dict[str, Any]) -> None:
+    completed(run(base, "skips", policy={"on_not_finite": "skip"}, **spoiled(plan)))
+    assert anomalies(base, "skips") == [(3, "skip"), (6, "skip")]
+    found = steps(base, "skips")
+    assert [step for step, (_, _, norm) in found.items() if norm is None] == [3, 6]
+    assert [step for step, (_, loss, _) in found.items() if not math.isfinite(loss)] == [6]
+
+
+@pytest.mark.parametrize("plan", [DP2, FSDP2], ids=["dp2", "fsdp2"])
+def test_all_ranks_go_back_from_what_is_not_finite_on_one(base: Path, plan: dict[str, Any]) -> None:
+    completed(run(base, "rewinds", policy={"on_not_finite": "rewind"}, period_steps=2, **spoiled(plan)))
+    assert anomalies(base, "rewinds") == [(3, "rewind"), (5, "rewind")]
+    taken = [(one.step, one.position) for one in lines(base, "rewinds") if isinstance(one, StepLine)]
+    # From the checkpoints of steps 2 and 4 on, with the batches after the bad ones.
+    assert taken == [(1, 8), (2, 16), (3, 32), (4, 40), (5, 56), (6, 64), (7, 72), (8, 80)]

@@ -118,3 +118,37 @@ def test_a_result_that_overlaps_a_row_is_refused() -> None:
     payload = np.zeros((2, 16), np.uint8)
     with pytest.raises(ValueError, match="out overlaps rows"):
         native.gather_rows(payload[1:], [payload], np.array([0]), 16)
+
+
+@pytest.mark.parametrize("width", [(1 << 62) + 1, (1 << 63) + 1, (1 << 64) - 1])
+@pytest.mark.parametrize("codec", ["f32", "bf16", "fp8"])
+def test_widths_whose_bytes_overflow_are_refused(width: int, codec: str) -> None:
+    """(2^62 + 1) values of 4 bytes would count as 4 bytes."""
+    payload, out, index = np.zeros(4, np.uint8), np.zeros(4, np.uint8), np.array([0])
+    with pytest.raises(ValueError, match=f"width is {width}; allowed: up to"):
+        native.encode_rows(out, [payload], index, width, codec, "f32")
+    with pytest.raises(ValueError, match=f"width is {width}; allowed: up to"):
+        native.decode_rows(out, [payload], index, width, codec, "f32")
+    with pytest.raises(ValueError, match=f"width is {width}; allowed: up to"):
+        native.sum_rows(out, [payload], index, np.array([0, 1]), width, codec, codec, "f32")
+
+
+def test_a_result_that_overlaps_the_numbers_of_rows_does_not_change_them() -> None:
+    """Each row lies over the number of the next one. Bytes of float64 are those of small whole numbers."""
+    payload = np.arange(4).view(np.uint8)
+
+    def numbers_and_result(numbers: list[int], rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        memory = np.array([*numbers, 0])
+        return memory[:-1], memory[1 : rows + 1].view(np.uint8)
+
+    index, out = numbers_and_result([3, 0, 2], rows=3)
+    native.gather_rows(out, [payload], index, 8)
+    assert out.view(np.int64).tolist() == [3, 0, 2]
+
+    index, out = numbers_and_result([3, 0, 2], rows=3)
+    native.decode_rows(out, [payload], index, 1, "f64", "f64")
+    assert out.view(np.int64).tolist() == [3, 0, 2]
+
+    first, out = numbers_and_result([0, 1, 3], rows=2)
+    native.sum_rows(out, [payload], np.array([2, 1, 3]), first, 1, "f64", "f64", "f64")
+    assert out.view(np.int64).tolist() == [2, 1 + 3]

@@ -31,6 +31,7 @@ LIMIT: Final = timedelta(seconds=60)
 LENGTH, BATCH, PARTS, STEPS = 12, 8, 2, 2
 CONFIG: Final = PRESETS["tiny"]
 EXPERTS: Final = 8
+MAX_NORM: Final = 0.01
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
@@ -146,10 +147,46 @@ def digest(case: str) -> str:
     return found.hexdigest()
 
 
+def clipped(case: str) -> dict[str, Any]:
+    """Norms beside those of one process, and digests of what all ranks have, after steps with clipped gradients."""
+    mesh = mesh_of(int(case.removeprefix("ep")))
+    model, split = split_model(mesh, torch.float64)
+    reference = DeepseekModel(CONFIG).to(torch.float64)
+    optimizers = [sgd(model), sgd(reference)]
+    experts = {name for name, _ in split.expert_parameters()}
+    norms, alone, worst = [], [], 0.0
+    with split:
+        for step in range(STEPS):
+            tokens, targets = batch_of(step)
+            step_of(reference, [tokens], [targets])
+            step_of(model, pieces(tokens), pieces(targets))
+            split.add_gradients()
+            alone.append(
+                float(torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None]))
+            )
+            norms.append(
+                [
+                    split.clip_gradients(MAX_NORM),
+                    float(torch.nn.utils.clip_grad_norm_(reference.parameters(), MAX_NORM)),
+                ]
+            )
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    digest = hashlib.sha256()
+    for name, one in model.named_parameters():
+        wanted = own_part(split, name, dict(reference.named_parameters())[name].detach())
+        worst = max(worst, float((one.detach() - wanted).norm() / wanted.norm()))
+        if name not in experts:
+            digest.update(one.detach().numpy().tobytes())
+    return {"norms": norms, "alone": alone, "parameter": worst, "shared": digest.hexdigest()}
+
+
 def beside_one_process(params: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {case: parity(case) for case in params["cases"]}
     same = params["same"]
     found["digests"] = [digest(same) for _ in range(2)]
+    found["clipped"] = clipped("ep2")
     return found
 
 

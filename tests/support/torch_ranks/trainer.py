@@ -6,11 +6,12 @@ Its last line is the error with which the run ended, or null.
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
 from typing import Any
+
+from tests.support.trainer.bad_batches import BadBatch, spoil
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.recipes.trainer import run as trainer
@@ -18,10 +19,9 @@ from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import identity_of, resolved
 
 
-def disturb(dies: tuple[int, int] | None, not_finite_at: list[int]) -> None:
-    """Rank `dies[0]` is killed as it begins step `dies[1]`; the losses of batches that end at these positions of the
-    stream are not finite."""
-    take_step, mean_over_ranks = trainer._take_step, trainer._mean_over_ranks
+def disturb(dies: tuple[int, int] | None) -> None:
+    """Rank `dies[0]` is killed as it begins step `dies[1]`."""
+    take_step = trainer._take_step
 
     def take(run: Any, loop: Any, step: int) -> None:
         if dies is not None and (run.env.rank, step) == dies:
@@ -29,18 +29,15 @@ def disturb(dies: tuple[int, int] | None, not_finite_at: list[int]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         take_step(run, loop, step)
 
-    def mean(run: Any, summed: float) -> float:
-        loss = mean_over_ranks(run, summed)
-        return math.nan if run.data.position in not_finite_at else loss
-
-    trainer._take_step, trainer._mean_over_ranks = take, mean
+    trainer._take_step = take
     trainer._say = lambda run, line: None  # the last line is the result
 
 
 def main() -> int:
     given = json.loads(sys.argv[1])
     rank = int(os.environ["RANK"])
-    disturb(tuple(given["dies"]) if given.get("dies") else None, given.get("not_finite_at", []))
+    disturb(tuple(given["dies"]) if given.get("dies") else None)
+    spoil([BadBatch(**one) for one in given.get("bad", [])])
     recipe = recipe_of(given["recipe"] if rank == 0 else given.get("other_recipe", given["recipe"]))
     base = given["base"] if rank == 0 else given.get("other_base", given["base"])
     try:

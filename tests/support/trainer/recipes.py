@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pytest
 
 from fireflyer.data import RecordSetWriter
 
-__all__ = ["VOCABULARY", "raw_recipe", "write_tokens"]
+__all__ = ["VOCABULARY", "raw_recipe", "write_llama", "write_tokens"]
 
 VOCABULARY: Final = 64
 
 
 def raw_recipe(**tables: Any) -> dict[str, Any]:
-    """Of a tiny GPT in FP32 on the sources `a` and `b`; `tables` are laid over its own, key by key."""
+    """Of a tiny GPT in FP32 on the sources `a` and `b`; `tables` are laid over its own, key by key, but for a model of
+    another kind, which takes its place."""
     raw: dict[str, Any] = {
         "model": {"kind": "gpt", "vocabulary": VOCABULARY, "layers": 2, "heads": 2, "width": 16},
         "data": {
@@ -34,7 +36,7 @@ def raw_recipe(**tables: Any) -> dict[str, Any]:
         "evaluation": {"sequences": 12, "batch": 5},
     }
     for name, table in tables.items():
-        raw[name] = {**raw.get(name, {}), **table}
+        raw[name] = table if "kind" in table else {**raw.get(name, {}), **table}
     return raw
 
 
@@ -48,3 +50,14 @@ def write_tokens(directory: Path, names: tuple[str, ...] = ("a", "b", "held"), *
             first, by = generator.integers(0, VOCABULARY), generator.integers(1, 4)
             writer.add(((first + by * np.arange(40)) % VOCABULARY).astype("<u2").tobytes())
         writer.commit()
+
+
+def write_llama(directory: Path) -> dict[str, Any]:
+    """The configuration of a tiny Llama; returns the model table of a recipe in `directory`."""
+    transformers = pytest.importorskip("transformers")  # takes seconds, and not every test of recipes needs it
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=32,
+    )  # fmt: skip
+    config.save_pretrained(directory / "llama")
+    return {"kind": "huggingface", "config": "llama/config.json", "seed": 5}

@@ -11,7 +11,9 @@ from tests.support.collectives.thread_ranks import together
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.dispatch import ExpertPlacement
+from fireflyer.recipes.deepseek import Routing
 from fireflyer.training.experts import ExpertDispatch
+from fireflyer.training.experts.layers import RankDispatch
 
 NODES = [0, 0, 1, 1]
 EXPERTS, PER_TOKEN, WIDTH, TOKENS = 8, 3, 16, [5, 0, 7, 2]
@@ -107,8 +109,33 @@ def test_tensors_of_another_type_are_refused() -> None:
         with pytest.raises(UsageError, match=r"tokens of torch\.float16 cannot be dispatched"):
             ExpertDispatch(comm, placement, width=4, per_token=1, max_tokens=1, dtype=torch.float16)
         dispatch = ExpertDispatch(comm, placement, width=4, per_token=1, max_tokens=1)
-        with pytest.raises(UsageError, match=r"tokens are torch\.float32 on cpu; this dispatch takes torch\.bfloat16"):
+        with pytest.raises(UsageError, match=r"are torch\.float32 on cpu; this dispatch carries torch\.bfloat16"):
             dispatch.start(torch.zeros(1, 4), torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1))
         dispatch.close()
 
     assert together([0], body) == [None]
+
+
+def test_results_of_another_dtype_are_sent_in_that_of_the_exchange() -> None:
+    """Under autocast experts compute in bf16, and tokens stay in fp32."""
+
+    def body(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        placement = ExpertPlacement.even(4, [0])
+        exchange = ExpertDispatch(
+            comm, placement, width=4, per_token=1, max_tokens=2, dtype=torch.float32, dispatch_codec="f32",
+            combine_codec="f32",
+        )  # fmt: skip
+        dispatch = RankDispatch(exchange)
+        tokens = torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        routing = Routing(torch.tensor([[0], [2]]), torch.tensor([[0.5], [0.25]]))
+        arrived = dispatch.dispatch(tokens, routing).wait()
+        total = dispatch.combine(arrived.rows.bfloat16(), arrived).wait()
+        total.sum().backward()
+        exchange.close()
+        assert tokens.grad is not None
+        assert torch.equal(tokens.grad, torch.tensor([[0.5], [0.25]]).expand(2, 4))
+        return total, tokens.detach().bfloat16().float() * routing.weights
+
+    ((found, wanted),) = together([0], body)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, wanted)

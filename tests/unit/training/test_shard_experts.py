@@ -57,6 +57,15 @@ def test_a_forward_before_the_experts_are_reached_says_what_to_call() -> None:
         model(torch.zeros(1, 4, dtype=torch.int64))
 
 
+def test_norms_of_a_stage_and_norms_below_zero_are_refused() -> None:
+    model = DeepseekModel(CONFIG)
+    with pytest.raises(UsageError, match="pipeline = 2: gradients of other stages are on other ranks"):
+        shard_experts(model, mesh_of(0, shard=2, pipeline=2)).clip_gradients(1.0)
+    for bad in (0.0, float("nan")):
+        with pytest.raises(UsageError, match=f"max_norm is {bad}"):
+            shard_experts(model, mesh_of(0, shard=2)).clip_gradients(bad)
+
+
 def test_without_expert_parallelism_a_whole_model_keeps_its_own_dispatcher() -> None:
     model = DeepseekModel(CONFIG)
     before = [layer.dispatcher for _, layer in layers_of(model)]

@@ -53,7 +53,10 @@ class RoutedExperts(nn.Module):
 def grouped_linear(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Rows `[M, out]`: `rows [M, in]` times the transposed matrix of their group, `weights [G, out, in]`; the groups
     have `counts [G]` rows. One product of groups where PyTorch has it, else (fp64, widths that are no multiple of 16
-    bytes) one product for each group."""
+    bytes) one product for each group. Under autocast in its dtype, but for fp64, as `functional.linear` does."""
+    if rows.dtype != torch.float64 and _is_autocast_enabled(rows.device.type):
+        dtype = torch.get_autocast_dtype(rows.device.type)  # autocast does not know products of groups
+        rows, weights = rows.to(dtype), weights.to(dtype)
     if len(rows) and _can_group(rows, weights):
         result = functional.grouped_mm(
             rows, weights.transpose(1, 2), offs=counts.cumsum(0).to(device=rows.device, dtype=torch.int32)
@@ -63,6 +66,10 @@ def grouped_linear(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         return result
     parts = torch.split(rows, counts.tolist())
     return torch.cat([functional.linear(part, weight) for part, weight in zip(parts, weights, strict=True)])
+
+
+def _is_autocast_enabled(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def _can_group(rows: Tensor, weights: Tensor) -> bool:

@@ -11,6 +11,7 @@ mean, down where it got more. The counts are those of all micro-batches; who tra
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class Routing(NamedTuple):
 
 
 class Gate(nn.Module):
-    """Gate of one layer. Scores are computed in fp32, or in fp64 for a model in fp64."""
+    """Gate of one layer. Scores are computed in fp32, or in fp64 for a model in fp64; so they are under autocast."""
 
     e_score_correction_bias: Tensor
     counts: Tensor
@@ -54,7 +55,8 @@ class Gate(nn.Module):
     def forward(self, tokens: Tensor, indices: Tensor | None = None) -> Routing:
         """Routing of `tokens [N, h]`. `indices [N, K]`: take these experts, with the weights that the scores give."""
         wide = torch.promote_types(tokens.dtype, torch.float32)
-        scores = functional.linear(tokens.to(wide), self.weight.to(wide)).sigmoid()
+        with _without_autocast(tokens.device.type):  # which would cast both back
+            scores = functional.linear(tokens.to(wide), self.weight.to(wide)).sigmoid()
         if indices is None:
             indices = choose_experts(scores.detach() + self.e_score_correction_bias, self.sizes)
         elif indices.shape != (len(tokens), self.sizes.per_token):
@@ -78,6 +80,13 @@ class Gate(nn.Module):
             self.e_score_correction_bias = self.e_score_correction_bias.float()
         self.e_score_correction_bias += step * torch.sign(counts.mean() - counts)
         self.counts.zero_()
+
+
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """No autocast on a device of this type; on `meta` there is none to switch off."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def choose_experts(choice: Tensor, experts: Experts) -> Tensor:

@@ -19,7 +19,7 @@ from fireflyer.base.errors import JobFailed, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.toml_text import to_toml
 from fireflyer.recipes.trainer.core.comparison import ARMS, PlannedRun
-from fireflyer.recipes.trainer.core.figures import held_out_loss
+from fireflyer.recipes.trainer.core.figures import EvaluationLine, evaluation_of
 from fireflyer.recipes.trainer.core.paired import PairedResult, paired_result
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.metrics_file import read_metrics
@@ -36,19 +36,24 @@ def compare_runs(runs: Sequence[PlannedRun], say: Callable[[str], object]) -> Pa
     """Runs what is not complete yet, and compares the held-out losses after the last step.
 
     Raises `JobFailed` with the end of the log of a run that failed; `UsageError` where a directory has a run of another
-    recipe.
+    recipe, and for a run that diverged.
     """
     losses: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for number, run in enumerate(runs, 1):
-        loss = _loss_of(run)
-        if loss is None:
+        result = _result_of(run)
+        if result is None:
             say(f"run {number} of {len(runs)}: {run.arm}, seed {run.seed}")
             _execute(run)
-            loss = _loss_of(run)
-        if loss is None:
+            result = _result_of(run)
+        if result is None:
             raise JobFailed(f"{run.directory}: the run ended without a held-out loss of its last step")
-        say(f"{run.arm}, seed {run.seed}: held-out loss {loss:.5f}")
-        losses[run.arm].append(loss)
+        if result.loss is None:
+            raise UsageError(
+                f"{run.arm}, seed {run.seed} diverged: its held-out loss is not finite, and cannot be compared; change "
+                "the recipe, and give another --dir"
+            )
+        say(f"{run.arm}, seed {run.seed}: held-out loss {result.loss:.5f}")
+        losses[run.arm].append(result.loss)
     settings = runs[0].recipe.compare
     return paired_result(losses["baseline"], losses["technique"], bound=settings.bound, confidence=settings.confidence)
 
@@ -65,8 +70,8 @@ def _given(value: Any) -> Any:
     return [_given(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _loss_of(run: PlannedRun) -> float | None:
-    """Held-out loss of a run that is complete. Raises `UsageError` where its directory is another run's."""
+def _result_of(run: PlannedRun) -> EvaluationLine | None:
+    """The last evaluation of a run that is complete. Raises `UsageError` where its directory is another run's."""
     path, text = os.path.join(run.directory, RECIPE_NAME), recipe_text(run.recipe)
     try:
         os.makedirs(run.directory, exist_ok=True)
@@ -75,15 +80,16 @@ def _loss_of(run: PlannedRun) -> float | None:
                 if file.read(len(text) + 1) != text:
                     raise UsageError(f"{path!r} is the recipe of another comparison; give another --dir")
         else:
-            with open(path, "w", encoding="utf-8") as file:
+            with open(f"{path}.part", "w", encoding="utf-8") as file:
                 file.write(text)
+            os.replace(f"{path}.part", path)  # a part of it would be the recipe of another comparison
     except OSError as error:
         raise translate_os_error(error, path) from error
     try:
         lines = read_metrics(run.recipe.metrics.file)
     except NotFound:
         return None
-    return held_out_loss(lines, run.recipe.optimizer.steps)
+    return evaluation_of(lines, run.recipe.optimizer.steps)
 
 
 def _execute(run: PlannedRun) -> None:

@@ -44,4 +44,5 @@ def _evaluate(
             sums[number] = summed
     dist.all_reduce(sums, group=group)  # one addend of each is not 0: exact in any order
     tokens = source.sequences * source.windows.length
-    return SourceLoss(name=source.name, loss=math.fsum(sums.tolist()) / tokens, tokens=tokens)
+    loss = math.fsum(sums.tolist()) / tokens if bool(sums.isfinite().all()) else None
+    return SourceLoss(name=source.name, loss=loss, tokens=tokens)

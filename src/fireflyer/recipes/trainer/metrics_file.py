@@ -67,7 +67,8 @@ class MetricsFile:
 
 
 def read_metrics(path: str) -> list[MetricsLine]:
-    """All lines of a file of metrics. Raises `NotFound`, `DataCorruption` with the number of a line that is none."""
+    """All lines of a file of metrics, without one at its end that is not terminated: its writer was killed, or is
+    writing. Raises `NotFound`, `DataCorruption` with the number of a line that is none."""
     try:
         with open(path, "rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -77,7 +78,7 @@ def read_metrics(path: str) -> list[MetricsLine]:
         raise UsageError(f"metrics file {path!r} is larger than {_MAX_FILE_BYTES} bytes")
     decoder = msgspec.json.Decoder(MetricsLine)
     lines: list[MetricsLine] = []
-    for number, text in enumerate(data.splitlines(), 1):
+    for number, text in enumerate(data.split(b"\n")[:-1], 1):
         try:
             lines.append(decoder.decode(text))
         except DECODE_ERRORS as error:

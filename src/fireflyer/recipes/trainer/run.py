@@ -31,7 +31,7 @@ from fireflyer.recipes.trainer.agreement import check_same, on_rank_0
 from fireflyer.recipes.trainer.arrangements import Arrangement, arrange
 from fireflyer.recipes.trainer.core.anomalies import AnomalyPolicy, Decision
 from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart
-from fireflyer.recipes.trainer.core.course import evaluation_due, learning_rate
+from fireflyer.recipes.trainer.core.course import adamw_settings, evaluation_due, learning_rate
 from fireflyer.recipes.trainer.core.figures import (
     AnomalyLine,
     EvaluationLine,
@@ -230,9 +230,11 @@ def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:
     began_ns = time.perf_counter_ns()
     inputs, targets = (tensor.to(run.device) for tensor in run.data.next_batch())
     for group in run.arrangement.optimizer.param_groups:
-        group["lr"] = learning_rate(step, run.recipe.optimizer)
+        group.update(adamw_settings(step, run.recipe.optimizer))
     loss = _mean_over_ranks(run, run.arrangement.backward(inputs, targets))
     norm, decision = _commit(run, step, loss)
+    if decision.action == "rewind" and not _has_checkpoint(run, loop):
+        decision = run.policy.without_checkpoint(decision)
     seconds = (time.perf_counter_ns() - began_ns) / 1e9
     if decision.action != "commit":
         run.write(AnomalyLine(step=step, action=decision.action, reason=decision.reason))
@@ -278,6 +280,13 @@ def _mean_over_ranks(run: _Run, summed: float) -> float:
     return sum(float(one) for one in sums) / run.recipe.plan.step_tokens
 
 
+def _has_checkpoint(run: _Run, loop: TrainingLoop) -> bool:
+    """Whether the run has saved one, or goes on from one; the same on all ranks. Collective."""
+    loop.manager.wait()
+    found = on_rank_0(lambda: bool(stored_plans(run.recipe.checkpoint.directory)))
+    return loop.manager.decide(b"yes" if found else b"no") == b"yes"
+
+
 def _go_back(run: _Run, loop: TrainingLoop) -> None:
     """To the newest checkpoint, and on from there with the batch after the bad one."""
     position, used = run.data.position, run.policy.state
@@ -299,8 +308,9 @@ def _evaluate(run: _Run, step: int) -> None:
         return run.arrangement.evaluate(inputs.to(run.device), targets.to(run.device))
 
     sources = evaluate(run.held_out, loss_of, batch=run.recipe.evaluation.batch, group=run.mesh.group("data"))
-    run.write(EvaluationLine(step=step, loss=mean_loss(sources), sources=sources))
-    _say(run, f"step {step}: held-out loss {mean_loss(sources):.4f}")
+    loss = mean_loss(sources)
+    run.write(EvaluationLine(step=step, loss=loss, sources=sources))
+    _say(run, f"step {step}: held-out loss {'not finite' if loss is None else f'{loss:.4f}'}")
 
 
 def _write_start(run: _Run, loop: TrainingLoop, identity: str) -> None:

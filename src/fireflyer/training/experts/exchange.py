@@ -186,7 +186,10 @@ class _Combine(torch.autograd.Function):
 def _array(tensor: torch.Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
     """The values of a CPU tensor; of bfloat16 as uint16."""
     if tensor.device.type != "cpu" or tensor.dtype != dtype:
-        raise UsageError(f"tokens are {tensor.dtype} on {tensor.device}; this dispatch takes {dtype} on the CPU")
+        raise UsageError(
+            f"tokens are {tensor.dtype} on {tensor.device}; this dispatch carries {dtype} on the CPU: cast them, or "
+            "make it with their dtype"
+        )
     flat = tensor.detach().contiguous()
     if dtype == torch.bfloat16:
         return flat.view(torch.int16).numpy().view(np.uint16)

@@ -63,7 +63,8 @@ class InFlightRows:
 class RankDispatch:
     """Dispatcher of one layer whose experts are on several ranks.
 
-    Results are weighted where their experts are: in fp32 (fp64 for a model in fp64), and rounded before they travel.
+    Results are weighted where their experts are: in fp32 (fp64 for a model in fp64), and rounded before they travel to
+    the dtype of the exchange: under autocast the experts compute in another one.
     """
 
     exchange: ExpertDispatch
@@ -77,7 +78,7 @@ class RankDispatch:
         weighted results `[N, h]`."""
         wide = torch.promote_types(rows.dtype, torch.float32)
         weighted = rows.to(wide) * arrived.origin.weights.to(wide)[:, None]
-        return self.exchange.start_combine(weighted.to(rows.dtype), arrived.origin)
+        return self.exchange.start_combine(weighted.to(self.exchange.dtype), arrived.origin)
 
 
 class NotSplit:

@@ -5,6 +5,7 @@
 ...     for tokens, targets in micro_batches:
 ...         (model(tokens, targets) / step_tokens).backward()
 ...     split.add_gradients()
+...     split.clip_gradients(1.0)
 ...     optimizer.step(); optimizer.zero_grad()
 ...     model.move_biases(split.expert_counts())
 
@@ -15,10 +16,12 @@ ranks of the stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fireflyer.base.errors import UsageError
@@ -61,6 +64,33 @@ class SplitExperts:
         others = [one for one in self.model.parameters() if one.requires_grad and id(one) not in known]
         add_over_group(map(_gradient, of_experts), mesh.group("expert_data"), divisor=divisor)
         add_over_group(map(_gradient, others), mesh.group("data"), divisor=divisor)
+
+    @torch.no_grad()
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scales gradients, between `add_gradients` and the optimizer's step, so that the norm of those of the whole
+        model is at most `max_norm`. Returns the norm before, the same bits on all ranks; where it is not finite nothing
+        is scaled. Collective.
+
+        Squares of experts are added over the expert group, and those of other parameters, which all ranks have, count
+        once. `torch.nn.utils.clip_grad_norm_` would find another norm on each rank, and their copies of shared
+        parameters would not stay the same. Raises `UsageError` for pipelines: each rank has one stage of the model.
+        """
+        if self.mesh.plan.pipeline > 1:
+            raise UsageError(
+                f"pipeline = {self.mesh.plan.pipeline}: gradients of other stages are on other ranks; use pipeline = 1"
+            )
+        if not max_norm > 0:
+            raise UsageError(f"max_norm is {max_norm}; allowed: above 0")
+        experts = {id(one) for _, one in self.expert_parameters()}
+        parameters = [one for one in self.model.parameters() if one.grad is not None]
+        own = _squares(one for one in parameters if id(one) in experts)
+        group = self.mesh.group("expert")
+        parts = [torch.empty_like(own) for _ in range(group.size())]
+        dist.all_gather(parts, own, group=group)
+        norm = (_squares(one for one in parameters if id(one) not in experts) + torch.stack(parts).sum()).sqrt()
+        if math.isfinite(float(norm)):
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        return float(norm)
 
     def expert_counts(self) -> Tensor:
         """Tokens that each expert got since the biases were moved, `[layers, E]` int64: of all micro-batches and all
@@ -154,6 +184,16 @@ def shard_experts(
 
 
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+
+
+def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Squared norm of the gradients, a float64 scalar on the CPU; norms of tensors are formed in fp32 or wider."""
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in (one.grad for one in parameters):
+        if gradient is not None:
+            wide = torch.promote_types(gradient.dtype, torch.float32)
+            total += torch.linalg.vector_norm(gradient, dtype=wide).double().cpu() ** 2
+    return total
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

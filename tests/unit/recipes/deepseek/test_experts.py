@@ -86,6 +86,20 @@ def test_the_grouped_product_equals_one_for_each_group(dtype: torch.dtype, hidde
         assert torch.allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "result"),
+    [(torch.float32, 16, torch.bfloat16), (torch.float32, 6, torch.bfloat16), (torch.float64, 16, torch.float64)],
+    ids=["fp32", "unaligned", "fp64"],
+)
+def test_autocast_counts_for_the_grouped_product(dtype: torch.dtype, hidden: int, result: torch.dtype) -> None:
+    counts = torch.tensor([3, 0, 5, 2])
+    rows, weights = torch.randn(10, hidden, dtype=dtype), torch.randn(4, 8, hidden, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = grouped_linear(rows, weights, counts)
+    assert found.dtype == result
+    assert torch.equal(found, grouped_linear(rows.to(result), weights.to(result), counts))
+
+
 def test_no_rows_at_all_give_zero_gradients() -> None:
     experts = made(3, 16, 8, torch.float32)
     experts(torch.empty(0, 16), torch.zeros(3, dtype=torch.int64)).sum().backward()

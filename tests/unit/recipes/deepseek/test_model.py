@@ -57,6 +57,29 @@ def test_the_small_model_has_1_to_3_million_parameters() -> None:
     assert 1_000_000 <= PRESETS["small"].parameters.total <= 3_000_000
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of torch, about a slower norm
+def test_under_autocast_gates_compute_in_fp32_and_experts_in_bf16() -> None:
+    model, dtypes = DeepseekModel(TINY), set()
+
+    def see_gate(gate: torch.nn.Module, given: tuple[torch.Tensor, ...], routing: Routing) -> None:
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(routing.weights, gate.forward(*given).weights)
+        dtypes.add(("gate", routing.weights.dtype))
+
+    def see_experts(_: torch.nn.Module, __: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+        dtypes.add(("experts", rows.dtype))
+
+    layers = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    for layer in layers:
+        layer.gate.register_forward_hook(see_gate)
+        layer.experts.register_forward_hook(see_experts)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(tokens()[:, :-1], tokens()[:, 1:])
+    loss.backward()
+    assert dtypes == {("gate", torch.float32), ("experts", torch.bfloat16)}
+    assert {one.grad.dtype for layer in layers for one in layer.parameters() if one.grad is not None} == {torch.float32}
+
+
 def test_the_loss_of_a_model_in_bf16_is_computed_in_fp32() -> None:
     model, given = DeepseekModel(TINY).bfloat16(), tokens()
     loss = model(given, given)

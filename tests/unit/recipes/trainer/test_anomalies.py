@@ -80,6 +80,19 @@ def test_what_was_used_of_the_limit_stays_used_after_a_rewind() -> None:
     assert "1 of 1" in decision.reason
 
 
+def test_a_rewind_before_the_first_checkpoint_becomes_a_skip_that_counts_once() -> None:
+    made = policy(on_not_finite="rewind", limit=2)
+    decision = made.without_checkpoint(made.before_commit(math.nan))
+    assert decision.action == "skip"
+    assert decision.reason == "the loss is nan; there is no checkpoint to go back to yet"
+    assert (made.state.skipped, made.state.rewound) == (1, 0)
+    assert made.before_commit(math.nan).action == "rewind"
+    stop = made.before_commit(math.nan)
+    assert stop.action == "stop"
+    assert made.without_checkpoint(stop) == stop
+    assert made.without_checkpoint(made.before_commit(1.0)).action == "commit"
+
+
 @given(st.lists(FINITE, max_size=12), FINITE)
 def test_a_restored_policy_decides_as_the_one_that_was_saved(losses: list[float], loss: float) -> None:
     made = AnomalyPolicy(PolicySettings(window=4, on_spike="skip"))

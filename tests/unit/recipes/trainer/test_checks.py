@@ -23,6 +23,7 @@ from fireflyer.recipes.trainer.core.recipe import (
     OptimizerSettings,
     ProfileSettings,
     Recipe,
+    resolved,
 )
 
 FP32 = {"parameters": "fp32", "compute": "fp32"}
@@ -75,8 +76,9 @@ def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], r
 def test_a_guard_needs_replicas_and_a_rewind_needs_checkpoints() -> None:
     guarded = recipe_of(raw_recipe(guard={"period_steps": 2}))
     assert "[guard] compares replicas, and replicate is 1; use period_steps = 0" in reasons(guarded, SHAPE)
-    rewinding = recipe_of(raw_recipe(policy={"on_spike": "rewind"}, checkpoint={"period_steps": 100}))
-    assert any("[policy] rewind needs checkpoints" in one for one in reasons(rewinding, SHAPE))
+    for period, refused in ((100, True), (8, True), (7, False)):  # of 8 steps
+        rewinding = recipe_of(raw_recipe(policy={"on_spike": "rewind"}, checkpoint={"period_steps": period}))
+        assert any("[policy] rewind needs checkpoints" in one for one in reasons(rewinding, SHAPE)) == refused
 
 
 def test_a_run_goes_on_with_other_replicas_and_shards_but_not_between_stacked_and_divided_matrices() -> None:
@@ -142,13 +144,27 @@ def test_a_technique_is_laid_over_the_recipe_key_by_key() -> None:
         ({"optimizer": {"epsilom": 1}}, r"with \[technique\] laid over it: \[optimizer\] has no key 'epsilom'"),
         ({"compare": {"bound": 1}}, r"\[technique.compare\] is not possible"),
         ({"evaluation": {"sequences": 3}}, "different held-out data"),
+        ({"plan": {"sequence_tokens": 8}}, "different held-out data"),
+        ({"data": {"evaluation": [{"name": "held", "path": "a"}]}}, "different held-out data"),
         ({"data": {"evaluation": []}}, "has no source"),
     ],
 )
 def test_a_comparison_that_shows_nothing_is_refused(technique: dict[str, Any] | None, reason: str) -> None:
     raw = raw_recipe() | ({} if technique is None else {"technique": technique})
     with pytest.raises(UsageError, match=reason):
-        technique_of(raw)
+        planned_runs(*technique_of(raw), "/out")
+
+
+def test_held_out_data_of_two_recipes_is_the_same_where_its_places_are() -> None:
+    def planned_from(path: str, base: str) -> None:
+        raw = raw_recipe(data={"evaluation": [{"name": "held", "path": path}]})
+        baseline, technique = technique_of(raw_recipe(), raw)
+        planned_runs(resolved(baseline, "/one"), resolved(technique, base), "/out")
+
+    planned_from("../one/held", "/two")
+    planned_from("/one/held", "/two")
+    with pytest.raises(UsageError, match="different held-out data"):
+        planned_from("held", "/two")
 
 
 def test_runs_of_a_pair_have_one_seed_and_share_no_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def runs_in(directory: Path, epsilon: float = 1e-6) -> list[PlannedRun]:
 class Executed:
     """Stands for the processes: writes the metrics that a run would, and remembers which ran."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, losses: dict[str, float]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, losses: Mapping[str, float | None]) -> None:
         self.names: list[str] = []
         self._losses = losses
         monkeypatch.setattr(compare, "_execute", self._execute)
@@ -30,11 +31,10 @@ class Executed:
     def _execute(self, run: PlannedRun) -> None:
         name = f"{run.arm}-{run.seed}"
         self.names.append(name)
-        loss = self._losses.get(name)
-        if loss is None:
+        if name not in self._losses:
             raise JobFailed(f"{name} was killed")
         file = MetricsFile.open_for(run.recipe.metrics.file, resumed=True, identity="")
-        file.write(EvaluationLine(step=run.recipe.optimizer.steps, loss=loss, sources=()))
+        file.write(EvaluationLine(step=run.recipe.optimizer.steps, loss=self._losses[name], sources=()))
         file.close()
 
 
@@ -61,6 +61,24 @@ def test_a_comparison_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: 
     assert executed.names == ["baseline-5", "technique-5"]
 
 
+def test_a_comparison_that_was_killed_while_it_wrote_a_recipe_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Executed(monkeypatch, LOSSES)
+
+    def killed(_: str, path: str) -> None:
+        raise KeyboardInterrupt(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    (first, *_) = runs_in(tmp_path)
+    assert not (tmp_path / "baseline-4" / compare.RECIPE_NAME).exists()
+    compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    assert (tmp_path / "baseline-4" / compare.RECIPE_NAME).read_text() == compare.recipe_text(first.recipe)
+
+
 def test_runs_of_another_recipe_are_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Executed(monkeypatch, LOSSES)
     compare.compare_runs(runs_in(tmp_path), lambda _: None)
@@ -68,7 +86,9 @@ def test_runs_of_another_recipe_are_not_mixed_in(tmp_path: Path, monkeypatch: py
         compare.compare_runs(runs_in(tmp_path, epsilon=1e-5), lambda _: None)
 
 
-def test_a_run_that_diverged_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Executed(monkeypatch, LOSSES | {"technique-5": -1.0})
-    with pytest.raises(UsageError, match="cannot be compared"):
-        compare.compare_runs(runs_in(tmp_path), lambda _: None)
+def test_a_run_that_diverged_is_named_and_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed = Executed(monkeypatch, LOSSES | {"technique-4": None})
+    for _ in range(2):
+        with pytest.raises(UsageError, match="technique, seed 4 diverged: its held-out loss is not finite"):
+            compare.compare_runs(runs_in(tmp_path), lambda _: None)
+    assert executed.names == ["baseline-4", "technique-4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ class Rank:
 
 
 def losses(
-    base: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
+    base: Path, ranks: int, monkeypatch: pytest.MonkeyPatch, *, last: float = 1.0
 ) -> tuple[list[tuple[SourceLoss, ...]], list[list[torch.Size]]]:
-    """What each of `ranks` ranks finds, and the shapes that it computed."""
+    """What each of `ranks` ranks finds, and the shapes that it computed. The loss of a batch of two is times `last`."""
     recipe = resolved(recipe_of(raw_recipe()), str(base))
     sources = open_held_out(recipe.data, recipe.evaluation, sequence_tokens=16, vocabulary=64)
     sources *= 2  # a second source of the same name, in its place of the order
@@ -42,7 +43,7 @@ def losses(
 
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> float:
         shapes[-1].append(inputs.shape)
-        return float((inputs * 0.1 + targets * 0.01).double().sum())
+        return float((inputs * 0.1 + targets * 0.01).double().sum()) * (last if len(inputs) == 2 else 1.0)
 
     def of_all(summing: Any) -> list[tuple[SourceLoss, ...]]:
         monkeypatch.setattr("torch.distributed.all_reduce", summing)
@@ -70,6 +71,16 @@ def test_losses_are_the_same_bits_at_any_number_of_ranks(tmp_path: Path, monkeyp
         assert found == [alone] * ranks
         # 12 sequences are batches of 5, 5 and 2, and all ranks compute equally often, as a sharded model needs.
         assert len({len(each) for each in shapes}) == 1
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_none_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: float
+) -> None:
+    write_tokens(tmp_path)
+    for ranks in (1, 2):
+        found, _ = losses(tmp_path, ranks, monkeypatch, last=last)
+        assert [[one.loss for one in each] for each in found] == [[None, None]] * ranks
 
 
 def opened(base: Path, **tables: Any) -> TrainingData:

@@ -12,9 +12,10 @@ from fireflyer.base.errors import DataCorruption, NotFound, UsageError
 from fireflyer.recipes.trainer.core.figures import (
     AnomalyLine,
     EvaluationLine,
+    MetricsLine,
     SourceLoss,
     StartLine,
-    held_out_loss,
+    evaluation_of,
     mean_loss,
 )
 from fireflyer.recipes.trainer.metrics_file import MetricsFile, read_metrics
@@ -23,7 +24,7 @@ START = StartLine(step=0, checkpoint=None, recipe="ab", world_size=2)
 BAD = AnomalyLine(step=3, action="skip", reason="the loss is nan")
 
 
-def written(path: Path, *lines: StartLine | AnomalyLine, resumed: bool) -> None:
+def written(path: Path, *lines: MetricsLine, resumed: bool) -> None:
     file = MetricsFile.open_for(str(path), resumed=resumed, identity=START.recipe)
     for line in lines:
         file.write(line)
@@ -78,6 +79,17 @@ def test_the_line_that_a_killed_rank_was_writing_is_removed(tmp_path: Path, torn
     assert read_metrics(str(path)) == [START, BAD]
 
 
+def test_a_reader_leaves_out_the_line_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written(path, START, BAD, resumed=False)
+    whole = path.read_bytes()
+    for end in range(len(msgspec.json.encode(START)) + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        assert read_metrics(str(path)) == [START]
+    path.write_bytes(b"")
+    assert read_metrics(str(path)) == []
+
+
 def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     written(path, START, resumed=False)
@@ -92,5 +104,14 @@ def test_the_held_out_loss_is_that_of_the_last_attempt_and_weighted_by_tokens() 
     sources = (SourceLoss(name="a", loss=1.0, tokens=30), SourceLoss(name="b", loss=2.0, tokens=10))
     assert mean_loss(sources) == 1.25
     lines = [EvaluationLine(step=8, loss=loss, sources=sources) for loss in (3.0, 2.0)]
-    assert held_out_loss([START, *lines, BAD], 8) == 2.0
-    assert held_out_loss([START, *lines], 9) is None
+    assert evaluation_of([START, *lines, BAD], 8) == lines[1]
+    assert evaluation_of([START, *lines], 9) is None
+
+
+def test_a_held_out_loss_that_is_not_finite_is_written_as_none_and_read(tmp_path: Path) -> None:
+    sources = (SourceLoss(name="a", loss=1.0, tokens=30), SourceLoss(name="b", loss=None, tokens=10))
+    line = EvaluationLine(step=8, loss=mean_loss(sources), sources=sources)
+    assert line.loss is None
+    path = tmp_path / "metrics.jsonl"
+    written(path, START, line, resumed=False)
+    assert read_metrics(str(path)) == [START, line]

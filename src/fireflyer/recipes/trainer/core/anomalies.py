@@ -7,6 +7,7 @@ A loss that is not finite, or a spike, is seen before the optimizer's step, and 
 gradients is known in that step, which then does not take place. *Skip* leaves the parameters as they are and goes on
 with the next batch. *Rewind* goes back to the newest checkpoint and goes on from there with the batch after the bad
 one, so the batches in between are not seen again (Chowdhery et al. 2022, "PaLM", 5.1). Both count against one limit.
+Before the first checkpoint there is nothing to go back to: a rewind becomes a skip.
 
 A spike is measured against the median of accepted losses, so one that is ignored does not hide the next. The state is
 small and plain: a checkpoint keeps it. All ranks see the same numbers and so decide the same.
@@ -78,6 +79,14 @@ class AnomalyPolicy:
         losses = (*self.state.losses, loss)[-self._settings.window :]
         self.state = msgspec.structs.replace(self.state, losses=losses)
         return _COMMIT
+
+    def without_checkpoint(self, decision: Decision) -> Decision:
+        """What to do in place of `decision`, the last answer, where no checkpoint has been saved yet."""
+        if decision.action != "rewind":
+            return decision
+        state = self.state
+        self.state = msgspec.structs.replace(state, skipped=state.skipped + 1, rewound=state.rewound - 1)
+        return Decision("skip", f"{decision.reason}; there is no checkpoint to go back to yet")
 
     def went_back(self, used: AnomalyState) -> None:
         """After a rewind the losses are those of the checkpoint; what was used of the limit stays used, or a spike that

@@ -74,10 +74,10 @@ def _combinations(recipe: Recipe) -> Iterator[str]:
     if recipe.guard.period_steps and plan.replicate == 1:
         yield "[guard] compares replicas, and replicate is 1; use period_steps = 0"
     rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
-    if rewinds and checkpoint.period is None and checkpoint.period_steps > optimizer.steps:
+    if rewinds and checkpoint.period is None and checkpoint.period_steps >= optimizer.steps:
         yield (
-            f"[policy] rewind needs checkpoints, and period_steps = {checkpoint.period_steps} is more than the "
-            f"{optimizer.steps} steps"
+            f"[policy] rewind needs checkpoints, and with period_steps = {checkpoint.period_steps} none is saved "
+            f"before the last of {optimizer.steps} steps; use a smaller period_steps in [checkpoint]"
         )
 
 

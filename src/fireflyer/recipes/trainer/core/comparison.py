@@ -61,21 +61,29 @@ def technique_of(raw: Mapping[str, Any], other: Mapping[str, Any] | None = None)
             raise UsageError(f"with [technique] laid over it: {error}") from error
     if not baseline.data.evaluation or not technique.data.evaluation:
         raise UsageError("[data] evaluation has no source; held-out losses are compared")
-    if (baseline.data.evaluation, baseline.evaluation.sequences) != (
-        technique.data.evaluation,
-        technique.evaluation.sequences,
-    ):
-        raise UsageError("baseline and technique have different held-out data; give both the same")
     return baseline, technique
 
 
 def planned_runs(baseline: Recipe, technique: Recipe, directory: str) -> list[PlannedRun]:
-    """Pair by pair, the baseline first; each in its own directory below `directory`."""
+    """Pair by pair, the baseline first; each in its own directory below `directory`. Paths of both are absolute
+    (`recipe.resolved`): those of two recipes may be from two directories. Raises `UsageError` where the two have
+    different held-out data."""
+    if _held_out(baseline) != _held_out(technique):
+        raise UsageError(
+            "baseline and technique have different held-out data; give both the same paths in [data] evaluation, "
+            "[evaluation] sequences and [plan] sequence_tokens"
+        )
     return [
         _planned(recipe, arm, seed, posixpath.join(directory, f"{arm}-{seed}"))
         for seed in baseline.compare.seeds
         for arm, recipe in zip(ARMS, (baseline, technique), strict=True)
     ]
+
+
+def _held_out(recipe: Recipe) -> tuple[list[str], int, int]:
+    """What decides which tokens are evaluated, with which context."""
+    paths = [source.path for source in recipe.data.evaluation]
+    return paths, recipe.evaluation.sequences, recipe.plan.sequence_tokens
 
 
 def _planned(recipe: Recipe, arm: Arm, seed: int, directory: str) -> PlannedRun:

@@ -1,12 +1,13 @@
-"""What is due at a step: the learning rate, an evaluation, a trace."""
+"""What is due at a step: the settings of the optimizer, an evaluation, a trace."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from fireflyer.recipes.trainer.core.recipe import EvaluationSettings, OptimizerSettings, ProfileSettings
 
-__all__ = ["evaluation_due", "learning_rate", "traced"]
+__all__ = ["adamw_settings", "evaluation_due", "learning_rate", "traced"]
 
 
 def learning_rate(step: int, settings: OptimizerSettings) -> float:
@@ -23,6 +24,17 @@ def learning_rate(step: int, settings: OptimizerSettings) -> float:
     done = min(1.0, (step - settings.warm_up_steps) / settings.decay_steps)
     share = settings.final_share + (1 - settings.final_share) * 0.5 * (1 + math.cos(math.pi * done))
     return settings.learning_rate * share
+
+
+def adamw_settings(step: int, settings: OptimizerSettings) -> dict[str, Any]:
+    """Of each parameter group of torch's AdamW at step `step` (from 1). They follow from the recipe alone: a checkpoint
+    that was saved with others restores those, and the recipe may have been changed since."""
+    return {
+        "lr": learning_rate(step, settings),
+        "betas": (settings.beta1, settings.beta2),
+        "eps": settings.epsilon,
+        "weight_decay": settings.weight_decay,
+    }
 
 
 def evaluation_due(step: int, last: int, settings: EvaluationSettings) -> bool:

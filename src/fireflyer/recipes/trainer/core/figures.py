@@ -6,8 +6,8 @@ that step: of lines of later steps before it, written by an attempt that ended, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ __all__ = [
     "SourceLoss",
     "StartLine",
     "StepLine",
-    "held_out_loss",
+    "evaluation_of",
     "mean_loss",
     "rates",
 ]
@@ -74,8 +74,8 @@ class AnomalyLine(
 
 class SourceLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    loss: float
-    """Mean over its tokens."""
+    loss: float | None
+    """Mean over its tokens; None where it is not finite, which JSON cannot say."""
     tokens: int
 
 
@@ -83,8 +83,8 @@ class EvaluationLine(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="evaluation", forbid_unknown_fields=True
 ):
     step: int
-    loss: float
-    """Mean over the tokens of all sources."""
+    loss: float | None
+    """Mean over the tokens of all sources; None where that of one is not finite."""
     sources: tuple[SourceLoss, ...]
     """In the order of the recipe."""
 
@@ -108,15 +108,18 @@ def rates(
     )
 
 
-def mean_loss(sources: Sequence[SourceLoss]) -> float:
-    """Over the tokens of all sources."""
-    return sum(one.loss * one.tokens for one in sources) / sum(one.tokens for one in sources)
+def mean_loss(sources: Sequence[SourceLoss]) -> float | None:
+    """Over the tokens of all sources; None where that of one is not finite."""
+    losses = [math.nan if one.loss is None else one.loss for one in sources]
+    tokens = [one.tokens for one in sources]
+    mean = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / sum(tokens)
+    return mean if math.isfinite(mean) else None
 
 
-def held_out_loss(lines: Iterable[Any], step: int) -> float | None:
-    """Of the last evaluation after step `step`; None where there was none."""
+def evaluation_of(lines: Iterable[MetricsLine], step: int) -> EvaluationLine | None:
+    """The last evaluation after step `step`; None where there was none."""
     found = None
     for line in lines:
         if isinstance(line, EvaluationLine) and line.step == step:
-            found = line.loss
+            found = line
     return found

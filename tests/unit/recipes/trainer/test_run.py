@@ -1,0 +1,132 @@
+"""Runs of one rank, in this process: what counts when a run goes on, and what a bad step does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.trainer.bad_batches import BadBatch, spoil
+from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, write_tokens
+
+from fireflyer.base.errors import PermanentError
+from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer.core.course import learning_rate
+from fireflyer.recipes.trainer.core.figures import AnomalyLine, StepLine
+from fireflyer.recipes.trainer.core.parsing import recipe_of
+from fireflyer.recipes.trainer.core.recipe import identity_of, resolved
+from fireflyer.recipes.trainer.metrics_file import read_metrics
+from fireflyer.recipes.trainer.sources import open_training_data
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    """A run is a process of its own otherwise, and leaves them as it needs them."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    write_tokens(tmp_path)
+    return tmp_path
+
+
+def run(base: Path, **tables: Any) -> None:
+    recipe = recipe_of(raw_recipe(**tables))
+    trainer.run_recipe(resolved(recipe, str(base)), identity_of(recipe))
+
+
+def taken(base: Path) -> list[tuple[int, int]]:
+    """Steps, and the positions after them."""
+    return [(one.step, one.position) for one in read_metrics(str(base / "metrics.jsonl")) if isinstance(one, StepLine)]
+
+
+def anomalies(base: Path) -> list[tuple[int, str]]:
+    lines = read_metrics(str(base / "metrics.jsonl"))
+    return [(one.step, one.action) for one in lines if isinstance(one, AnomalyLine)]
+
+
+# Batches of 8 sequences: that of step 6 ends at position 48.
+SIXTH = BadBatch(48)
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_bad_step_stops_a_run_or_is_skipped_or_gone_back_from(
+    base: Path, monkeypatch: pytest.MonkeyPatch, what: Any
+) -> None:
+    spoil([SIXTH._replace(what=what)], monkeypatch.setattr)
+    with pytest.raises(PermanentError, match=r"^step 6: the .* is nan; the run stops as \[policy\] says"):
+        run(base, checkpoint={"period_steps": 100})
+    assert taken(base)[-1] == (5, 40)
+
+    (base / "metrics.jsonl").unlink()
+    run(base, policy={"on_not_finite": "skip"}, checkpoint={"directory": "skips"})
+    assert taken(base) == [(step, 8 * step) for step in range(1, 9)]
+    assert anomalies(base) == [(6, "skip")]
+
+    (base / "metrics.jsonl").unlink()
+    run(base, policy={"on_not_finite": "rewind"}, checkpoint={"directory": "rewinds"})
+    assert anomalies(base) == [(6, "rewind")]
+    # From the checkpoint of step 4 on, with the batch after the bad one.
+    assert taken(base)[4:] == [(5, 40), (5, 56), (6, 64), (7, 72), (8, 80)]
+
+
+def test_a_rewind_before_the_first_checkpoint_is_a_skip(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil([BadBatch(16), BadBatch(48)], monkeypatch.setattr)
+    run(base, policy={"on_not_finite": "rewind"})
+    assert anomalies(base) == [(2, "skip"), (6, "rewind")]
+    assert taken(base)[:6] == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40), (5, 56)]
+
+
+def test_changed_settings_of_the_optimizer_count_from_the_next_start_on(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {"weight_decay": 0.5, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "learning_rate": 0.02}
+    run(base, optimizer={"steps": 4})
+    spoil([SIXTH], monkeypatch.setattr)
+    used: list[tuple[int, Any]] = []
+    commit = trainer._commit
+
+    def committed(run: Any, step: int, loss: float) -> Any:
+        (group,) = run.arrangement.optimizer.param_groups
+        used.append((step, [group[key] for key in ("weight_decay", "betas", "eps", "lr")]))
+        return commit(run, step, loss)
+
+    monkeypatch.setattr(trainer, "_commit", committed)
+    run(base, optimizer=changed, policy={"on_not_finite": "rewind"})
+    wanted = [0.5, (0.8, 0.9), 1e-6, 0.02]
+    assert used == [(step, wanted) for step in (5, 6, 5, 6, 7, 8)], "after the rewind from step 6, too"
+
+
+@pytest.mark.slow  # imports of seconds
+def test_a_model_of_transformers_is_trained_as_by_a_loop_of_ones_own(base: Path) -> None:
+    """Its weights are drawn with the seed of the recipe."""
+    transformers = pytest.importorskip("transformers")
+    recipe = resolved(recipe_of(raw_recipe(model=write_llama(base))), str(base))
+    trainer.run_recipe(recipe, identity_of(recipe))
+    lines = read_metrics(str(base / "metrics.jsonl"))
+    losses = [one.loss for one in lines if isinstance(one, StepLine) and one.loss is not None]
+
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_pretrained(base / "llama"))
+    data = open_training_data(recipe.data, sequence_tokens=16, batch_sequences=8, vocabulary=VOCABULARY)
+    data.open(0, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step, found in enumerate(losses, 1):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, recipe.optimizer)
+        inputs, targets = data.next_batch()
+        logits = model(inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        assert found == pytest.approx(float(loss.detach()), rel=1e-5), step
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    data.close()
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
