@@ -60,11 +60,11 @@ def test_what_is_no_recipe_is_one_line(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_plan_that_is_not_executed_is_refused_before_data_are_opened(tmp_path: Path, capsys: Capture) -> None:
-    path = written(tmp_path, plan={"pipeline": 2, "expert": 2})
+    path = written(tmp_path, plan={"pipeline": 2, "tensor": 2, "expert": 2})
     for command in (["run", path, "--check"], ["run", path]):
         line = failed(capsys, *command)
-        assert "pipeline = 2: the trainer does not execute pipelines yet" in line
-        assert "expert = 2: the trainer does not divide experts over ranks yet" in line
+        assert "pipeline = 2 with tensor = 2: the trainer has either; use replicate, and tensor = 1" in line
+        assert "expert = 2, but the model has no experts" in line
 
 
 def test_a_plan_of_several_ranks_says_how_to_start_them(tmp_path: Path, capsys: Capture) -> None:

@@ -28,7 +28,8 @@ from fireflyer.checkpoint import TrainingLoop, stored_plans
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.parallel import mesh_dims
 from fireflyer.recipes.trainer.agreement import check_same, on_rank_0
-from fireflyer.recipes.trainer.arrangements import Arrangement, arrange
+from fireflyer.recipes.trainer.arrange import arrange
+from fireflyer.recipes.trainer.arrangements import Arrangement
 from fireflyer.recipes.trainer.core.anomalies import AnomalyPolicy, Decision
 from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart
 from fireflyer.recipes.trainer.core.course import evaluation_due, learning_rate
@@ -159,8 +160,9 @@ def _build(recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironmen
     mesh = PlanMesh(plan, device_type=device.type, node=env.node if plan.tensor > 1 else None)
     torch.manual_seed(recipe.model.seed)
     built = build_model(recipe.model, context=plan.sequence_tokens, device=device)
-    arrangement = arrange(built, mesh, recipe.optimizer)
-    torch.manual_seed(recipe.model.seed + mesh.group("data").rank())  # of dropout, if the model has it
+    arrangement = arrange(built, shape, mesh, recipe)
+    column = mesh.group("data").rank() + plan.data * mesh.coordinates.pipeline
+    torch.manual_seed(recipe.model.seed + column)  # of dropout, if the model has it
     guard = None
     if recipe.guard.period_steps:
         group = mesh.group("replicate")
