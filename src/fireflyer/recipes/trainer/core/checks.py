@@ -56,8 +56,6 @@ def _degrees(recipe: Recipe) -> Iterator[str]:
         yield f"expert = {plan.expert} with schedule = 'dualpipe', which has each expert twice; use another schedule"
     if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
         yield f"tensor = {plan.tensor}: the DeepSeek model has no tensor parallelism; use tensor = 1"
-    if plan.tensor > 1 and plan.zero:
-        yield f"tensor = {plan.tensor} with zero = {plan.zero}: the trainer has either; use replicate, and zero = 0"
 
 
 def _precision(plan: ParallelPlan) -> Iterator[str]:
