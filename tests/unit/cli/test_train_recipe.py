@@ -45,6 +45,13 @@ def test_a_check_says_what_would_run_and_starts_nothing(tmp_path: Path, capsys: 
     assert sorted(tmp_path.iterdir()) == sorted([*before, Path(path)])
 
 
+def test_a_check_says_which_pipeline_would_run(tmp_path: Path, capsys: Capture) -> None:
+    write_tokens(tmp_path)
+    path = written(tmp_path, plan={"pipeline": 2, "replicate": 2, "schedule": "zb-h1"})
+    assert main(["train", path, "--check"]) == 0
+    assert "plan: 4 ranks: pipeline 2 (zb-h1) x replicate 2 x shard 1" in capsys.readouterr().out
+
+
 def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, capsys: Capture) -> None:
     line = failed(capsys, "run", written(tmp_path, optimizer={"step": 3}))
     assert "recipe.toml', line " in line
