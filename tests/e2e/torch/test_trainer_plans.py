@@ -55,12 +55,11 @@ def run(base: Path, name: str, ranks: int, model: dict[str, Any], plan: dict[str
         policy={"on_not_finite": "skip"},
     )
     return run_torch_ranks(
-        "tests.support.torch_ranks.trainer",
+        "tests.support.torch_ranks.trainer_plans",
         [0] * ranks,
         imports=("fireflyer.recipes.trainer.run",),
         recipe={**raw, "model": model},
         base=str(base),
-        float64=True,
         **more,
     )
 

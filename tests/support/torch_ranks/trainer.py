@@ -5,7 +5,6 @@ Its last line is the error with which the run ended, or null.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -13,29 +12,22 @@ import signal
 import sys
 from typing import Any
 
-import torch
-
 from fireflyer.base.errors import FireflyerError
-from fireflyer.recipes.trainer import arrangements
 from fireflyer.recipes.trainer import run as trainer
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import identity_of, resolved
 
 
-def disturb(dies: tuple[int, int] | None, not_finite_at: list[int], poisoned: tuple[int, int] | None = None) -> None:
+def disturb(dies: tuple[int, int] | None, not_finite_at: list[int]) -> None:
     """Rank `dies[0]` is killed as it begins step `dies[1]`; the losses of batches that end at these positions of the
-    stream are not finite; nor is a gradient that rank `poisoned[0]` computes in step `poisoned[1]`."""
+    stream are not finite."""
     take_step, mean_over_ranks = trainer._take_step, trainer._mean_over_ranks
 
     def take(run: Any, loop: Any, step: int) -> None:
         if dies is not None and (run.env.rank, step) == dies:
             loop.manager.wait()
             os.kill(os.getpid(), signal.SIGKILL)
-        with contextlib.ExitStack() as stack:
-            if poisoned is not None and (run.env.rank, step) == poisoned:
-                parameter = next(run.arrangement.module.parameters())
-                stack.callback(parameter.register_hook(lambda gradient: gradient * math.nan).remove)
-            take_step(run, loop, step)
+        take_step(run, loop, step)
 
     def mean(run: Any, summed: float) -> float:
         loss = mean_over_ranks(run, summed)
@@ -45,29 +37,10 @@ def disturb(dies: tuple[int, int] | None, not_finite_at: list[int], poisoned: tu
     trainer._say = lambda run, line: None  # the last line is the result
 
 
-def widen() -> None:
-    """Models, and sums of gradients, are in float64, so that what plans differ in is more than rounding."""
-    build = trainer.build_model
-    arrangements._DTYPES["fp32"] = torch.float64
-
-    def wide(*args: Any, **kwargs: Any) -> Any:
-        built = build(*args, **kwargs)
-        built.loss.double()
-        return built
-
-    trainer.build_model = wide
-
-
 def main() -> int:
     given = json.loads(sys.argv[1])
     rank = int(os.environ["RANK"])
-    disturb(
-        tuple(given["dies"]) if given.get("dies") else None,
-        given.get("not_finite_at", []),
-        tuple(given["poisoned"]) if given.get("poisoned") else None,
-    )
-    if given.get("float64"):
-        widen()
+    disturb(tuple(given["dies"]) if given.get("dies") else None, given.get("not_finite_at", []))
     recipe = recipe_of(given["recipe"] if rank == 0 else given.get("other_recipe", given["recipe"]))
     base = given["base"] if rank == 0 else given.get("other_base", given["base"])
     try:

@@ -63,21 +63,23 @@ class InFlightRows:
 class RankDispatch:
     """Dispatcher of one layer whose experts are on several ranks.
 
-    Results are weighted where their experts are: in fp32 (fp64 for a model in fp64), and rounded before they travel.
+    Results are weighted where their experts are: in fp32 (fp64 for a model in fp64), and rounded before they travel to
+    the dtype of the exchange: under autocast the experts compute in another one.
     """
 
     exchange: ExpertDispatch
 
     def dispatch(self, tokens: Tensor, routing: Routing) -> InFlightRows:
         """Begins to send each of `tokens [N, h]` to the ranks of its experts."""
-        return InFlightRows(self.exchange.start(tokens, routing.indices, routing.weights))
+        carried = tokens.to(self.exchange.dtype)  # under autocast a layer may compute in another one
+        return InFlightRows(self.exchange.start(carried, routing.indices, routing.weights))
 
     def combine(self, rows: Tensor, arrived: Arrived) -> Any:
         """Begins to send the experts' results `rows [M, h]` back; what it returns gives for each token the sum of its
         weighted results `[N, h]`."""
         wide = torch.promote_types(rows.dtype, torch.float32)
         weighted = rows.to(wide) * arrived.origin.weights.to(wide)[:, None]
-        return self.exchange.start_combine(weighted.to(rows.dtype), arrived.origin)
+        return self.exchange.start_combine(weighted.to(self.exchange.dtype), arrived.origin)
 
 
 class NotSplit:

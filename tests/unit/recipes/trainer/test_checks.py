@@ -61,6 +61,10 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
             "pipeline = 2 with zero = 1: the trainer has either; use replicate, and zero = 0",
         ),
         ({"pipeline": 2, "tensor": 2}, "pipeline = 2 with tensor = 2: the trainer has either"),
+        (
+            {"pipeline": 2, "schedule": "zb-h1", "recompute": "operators"},
+            "recompute = 'operators' with schedule = 'zb-h1', which runs a backward pass in two parts",
+        ),
         ({"pipeline": 4}, "2 layers and the output head do not give 4 stages one each"),
         ({"tensor": 2, "shard": 2, "zero": 3}, "tensor = 2 with zero = 3: the trainer has either"),
         ({"tensor": 4}, "2 attention heads do not divide into tensor = 4 parts"),

@@ -12,6 +12,8 @@ from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, Huggi
 
 __all__ = ["check_recipe", "check_restart", "reasons", "shape_of_gpt"]
 
+_SPLIT: Final = ("zb-h1", "zbv", "dualpipe", "dualpipev")
+"""Schedules that run backward passes in two parts."""
 _OFF: Final = {"tensor": "tensor = 1", "zero": "zero = 0"}
 
 
@@ -52,6 +54,11 @@ def _degrees(recipe: Recipe) -> Iterator[str]:
             yield f"{name} = {value}: Hugging Face models are not divided so; use {name} = 1"
         for other, degree in others.items() if value > 1 else ():
             yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
+    if plan.recompute == "operators" and plan.pipeline > 1 and plan.schedule in _SPLIT:
+        yield (
+            f"recompute = 'operators' with schedule = {plan.schedule!r}, which runs a backward pass in two parts, each "
+            "of which computes again; use recompute = 'blocks', or schedule = '1f1b'"
+        )
     if plan.expert > 1 and plan.pipeline > 1 and plan.schedule == "dualpipe":
         yield f"expert = {plan.expert} with schedule = 'dualpipe', which has each expert twice; use another schedule"
     if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
