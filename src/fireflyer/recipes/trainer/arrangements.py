@@ -1,5 +1,5 @@
 """The interface of the ways in which a plan divides a step over ranks, and those in which each rank runs all layers:
-data parallelism with whole models, with sharded ones, and tensor parallelism. `arrange` chooses among them, `pipelines`
+data parallelism with whole models, with sharded ones, and tensor parallelism. `run` chooses among them, `pipelines`
 and `split_experts`.
 
     for number, decision in ...:
