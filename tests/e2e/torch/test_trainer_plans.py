@@ -29,6 +29,7 @@ ONE: Final = {"micro_batch": 2}
 PLANS: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "pp2xdp2": (GPT, {"pipeline": 2, "replicate": 2, "schedule": "zb-h1"}),
     "fsdp2xtp2": (GPT, {"shard": 2, "tensor": 2, "zero": 3}),
+    "ep2xdp2": (DEEPSEEK, {"replicate": 4, "expert": 2}),
     "pp2xep2": (DEEPSEEK, {"pipeline": 2, "replicate": 2, "expert": 2, "schedule": "1f1b"}),
 }
 
