@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from tests.support.torch_ranks.trainer import main
 
-from fireflyer.recipes.trainer import arrangements
-from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer import arrangements, run
+
+trainer: Any = run
 
 
 def widen() -> None:
@@ -33,13 +34,13 @@ def poison(rank: int, at: int) -> None:
     """The gradients of one parameter that `rank` computes in step `at` are not finite."""
     take_step = trainer._take_step
 
-    def take(run: Any, loop: Any, step: int) -> None:
-        if (run.env.rank, step) != (rank, at):
-            take_step(run, loop, step)
+    def take(one: Any, loop: Any, step: int) -> None:
+        if (one.env.rank, step) != (rank, at):
+            take_step(one, loop, step)
             return
-        parameter = next(run.arrangement.module.parameters())
+        parameter = next(one.arrangement.module.parameters())
         handle = parameter.register_hook(lambda gradient: gradient * math.nan)
-        take_step(run, loop, step)
+        take_step(one, loop, step)
         handle.remove()
 
     trainer._take_step = take
