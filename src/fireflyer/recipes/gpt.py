@@ -74,14 +74,22 @@ class GPTModel(nn.Module):
         if length > self.config.context:
             raise UsageError(f"{length} tokens; this model was made for at most context={self.config.context}")
         hidden = self.embedding(tokens)
-        rotation = (self.get_buffer("cosine")[:length], self.get_buffer("sine")[:length])
+        rotation = self.rotation(length)
         for block in self.blocks:
             hidden = block(hidden, rotation)
-        logits = functional.linear(self.norm(hidden), self.embedding.weight)
+        logits = self.head(hidden)
         if targets is None:
             return logits
         loss: Tensor = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         return loss
+
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine `[length, width / heads / 2]` that each block takes beside its input."""
+        return self.get_buffer("cosine")[:length], self.get_buffer("sine")[:length]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits `[B, T, vocab_size]` of what the last block gives, `hidden [B, T, width]`."""
+        return functional.linear(self.norm(hidden), self.embedding.weight)
 
     def _initialise(self) -> None:
         """Normal weights; what is added to the residual stream is scaled down by its depth (as in GPT-2)."""

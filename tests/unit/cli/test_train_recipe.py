@@ -45,6 +45,13 @@ def test_a_check_says_what_would_run_and_starts_nothing(tmp_path: Path, capsys: 
     assert sorted(tmp_path.iterdir()) == sorted([*before, Path(path)])
 
 
+def test_a_check_says_which_pipeline_would_run(tmp_path: Path, capsys: Capture) -> None:
+    write_tokens(tmp_path)
+    path = written(tmp_path, plan={"pipeline": 2, "replicate": 2, "schedule": "zb-h1"})
+    assert main(["train", path, "--check"]) == 0
+    assert "plan: 4 ranks: pipeline 2 (zb-h1) x replicate 2 x shard 1" in capsys.readouterr().out
+
+
 def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, capsys: Capture) -> None:
     line = failed(capsys, "run", written(tmp_path, optimizer={"step": 3}))
     assert "recipe.toml', line " in line
@@ -60,11 +67,11 @@ def test_what_is_no_recipe_is_one_line(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_plan_that_is_not_executed_is_refused_before_data_are_opened(tmp_path: Path, capsys: Capture) -> None:
-    path = written(tmp_path, plan={"pipeline": 2, "expert": 2})
+    path = written(tmp_path, plan={"pipeline": 2, "tensor": 2, "expert": 2})
     for command in (["run", path, "--check"], ["run", path]):
         line = failed(capsys, *command)
-        assert "pipeline = 2: the trainer does not execute pipelines yet" in line
-        assert "expert = 2: the trainer does not divide experts over ranks yet" in line
+        assert "pipeline = 2 with tensor = 2: the trainer has either; use replicate, and tensor = 1" in line
+        assert "expert = 2, but the model has no experts" in line
 
 
 def test_a_plan_of_several_ranks_says_how_to_start_them(tmp_path: Path, capsys: Capture) -> None:

@@ -75,9 +75,12 @@ def _plan_lines(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
         f"{training_flops(shape, plan.sequence_tokens):.3g} FLOPs per token (causal), "
         f"{training_flops(shape, plan.sequence_tokens, causal=False):.3g} (non-causal)"
     )
+    stages = f"pipeline {plan.pipeline} ({plan.schedule}) x " if plan.pipeline > 1 else ""
+    experts = f", expert {plan.expert}" if plan.expert > 1 else ""
     yield (
-        f"plan: {plan.world_size} ranks: replicate {plan.replicate} x shard {plan.shard} (ZeRO {plan.zero}) x "
-        f"tensor {plan.tensor}; {plan.micro_batches} micro-batches of {plan.micro_batch}, recompute {plan.recompute}"
+        f"plan: {plan.world_size} ranks: {stages}replicate {plan.replicate} x shard {plan.shard} (ZeRO {plan.zero}) x "
+        f"tensor {plan.tensor}{experts}; {plan.micro_batches} micro-batches of {plan.micro_batch}, "
+        f"recompute {plan.recompute}"
     )
     yield (
         f"memory: {format_bytes(memory.total)} on a rank: parameters {format_bytes(memory.parameters)}, gradients "

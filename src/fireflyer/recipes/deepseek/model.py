@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fireflyer.base.errors import UsageError
-from fireflyer.codesign.model import Attention
 from fireflyer.recipes.deepseek.block import Block
 from fireflyer.recipes.deepseek.cache import AttentionCache, LayerCache
 from fireflyer.recipes.deepseek.config import DeepseekConfig
@@ -130,13 +129,16 @@ class DeepseekModel(nn.Module):
     def losses(self, tokens: Tensor, targets: Tensor) -> Losses:
         """Losses of `tokens [B, T]`, where `targets [B, T]` are the tokens one place later. Raises `UsageError` for a
         sequence too short for the prediction modules."""
-        length, depths = tokens.shape[1], len(self.mtp)
+        return self.losses_of(self.hidden(tokens), targets)
+
+    def losses_of(self, hidden: Tensor, targets: Tensor) -> Losses:
+        """The same, of the hidden states `[B, T, h]` behind the last norm. Raises as `losses`."""
+        length, depths = targets.shape[1], len(self.mtp)
         if length <= depths:
             raise UsageError(
                 f"a sequence of {length} tokens is too short for {depths} prediction modules: the last one has no "
                 f"token to predict; give {depths + 1} or more"
             )
-        hidden = self.hidden(tokens)
         main = _cross_entropy(self.head(hidden), targets)
         embedded, further = self.embed_tokens(targets), []
         for depth, module in enumerate(self.mtp, start=1):
@@ -148,9 +150,8 @@ class DeepseekModel(nn.Module):
 
     def rotation(self, begin: int, end: int) -> Rotation:
         """Rotation of the positions from `begin` to `end`."""
-        attention, weight = self.config.shape.attention, self.embed_tokens.weight
-        dim = attention.head_dim if isinstance(attention, Attention) else attention.rope_dim
-        return rotation_of(self.config, dim, torch.arange(begin, end, device=weight.device), weight.dtype)
+        weight = self.embed_tokens.weight
+        return rotation_of(self.config, torch.arange(begin, end, device=weight.device), weight.dtype)
 
     def gates(self) -> Iterator[tuple[str, Gate]]:
         """Names and gates of the layers with experts, prediction modules last."""

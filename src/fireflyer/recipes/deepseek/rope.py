@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fireflyer.codesign.model import Attention
 from fireflyer.recipes.deepseek.config import DeepseekConfig, Yarn
 
 __all__ = ["Rotation", "rotate", "rotation_of"]
@@ -24,8 +25,10 @@ class Rotation(NamedTuple):
     interleaved: bool
 
 
-def rotation_of(config: DeepseekConfig, dim: int, positions: Tensor, dtype: torch.dtype) -> Rotation:
-    """Rotation of `positions [T]` for keys of which `dim` values are rotated, of a model in `dtype`."""
+def rotation_of(config: DeepseekConfig, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    """Rotation of `positions [T]`, for the rotated part of queries and keys of a model in `dtype`."""
+    attention = config.shape.attention
+    dim = attention.head_dim if isinstance(attention, Attention) else attention.rope_dim
     frequencies = torch.tensor(_frequencies(config, dim), dtype=torch.float64, device=positions.device)
     angles = torch.outer(positions.double(), frequencies)
     scale = 1.0 if config.yarn is None else config.yarn.rotation_scale

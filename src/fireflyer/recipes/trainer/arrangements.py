@@ -1,12 +1,12 @@
-"""The ways in which a plan divides a step over ranks, behind one interface: data parallelism with whole models, with
-sharded ones, and tensor parallelism.
+"""The interface of the ways in which a plan divides a step over ranks, and those in which each rank runs all layers:
+data parallelism with whole models, with sharded ones, and tensor parallelism. `run` chooses among them, `pipelines`
+and `split_experts`.
 
     for number, decision in ...:
         summed = arrangement.backward(inputs, targets)      # of this rank's part of the batch
         norm = arrangement.commit()                         # or arrangement.discard()
 
-All are made of `fireflyer.training`; here is only which of its parts a plan needs. A further way to divide a model (a
-pipeline, experts over ranks) is one more class here and one refusal fewer in `core.checks`.
+All are made of `fireflyer.training`; here is only which of its parts a plan needs.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel import ParallelPlan
-from fireflyer.recipes.deepseek import DeepseekModel
+from fireflyer.recipes.trainer.balance import ExpertBalance
 from fireflyer.recipes.trainer.core.recipe import OptimizerSettings
 from fireflyer.recipes.trainer.models import BuiltModel
 from fireflyer.training import DistributedDataParallel
-from fireflyer.training.fp8 import convert
 from fireflyer.training.fsdp.sharding import shard
 from fireflyer.training.mesh import PlanMesh
 from fireflyer.training.pipeline import split_batch
-from fireflyer.training.recompute import recompute
-from fireflyer.training.tensor import finish_gradients, tensor_parallel
+from fireflyer.training.tensor import finish_gradients
 
-__all__ = ["Arrangement", "arrange"]
+__all__ = ["Arrangement", "ArrangementBase", "Replicated", "Sharded", "TensorParallel", "WholeDepth", "adamw"]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -65,37 +62,48 @@ class Arrangement(Protocol):
         """Cross entropy of the next token summed over the tokens, without gradients."""
 
 
-def arrange(built: BuiltModel, mesh: PlanMesh, settings: OptimizerSettings) -> Arrangement:
-    """Divides `built` as the plan of `mesh` says. Collective. Raises `UsageError`."""
-    plan = mesh.plan
-    if plan.precision.compute == "fp8":
-        convert(built.module)
-    if plan.tensor > 1:
-        tensor_parallel(built.module, mesh.tensor)
-    recompute(built.module, plan.recompute, blocks=built.blocks)
-    if plan.zero:
-        return _Sharded(built, mesh, settings)
-    if plan.tensor > 1:
-        return _TensorParallel(built, mesh, settings)
-    return _Replicated(built, mesh, settings)
+class ArrangementBase:
+    """What all arrangements share: precision of products, and balance of experts."""
 
-
-class _Base:
-    """What all arrangements share: micro-batches, precision of products, gradients of a mean, balance of experts."""
-
+    module: nn.Module
     optimizer: torch.optim.Optimizer
 
     def __init__(self, built: BuiltModel, mesh: PlanMesh) -> None:
-        self._built, self._mesh, self._plan = built, mesh, mesh.plan
-        self._scale = 1.0 / self._plan.step_tokens
+        self._mesh, self._plan = mesh, mesh.plan
+        # Gradients are averaged over data-parallel ranks: this factor of losses that are sums over tokens makes them
+        # those of the mean over all tokens.
+        self._factor = mesh.plan.data / mesh.plan.step_tokens
+        self._balance = ExpertBalance(built.module)
+        self._device_type = next(built.module.parameters()).device.type
 
-    @property
-    def module(self) -> nn.Module:
-        return self._built.module
+    def commit(self, before: Callable[[], None]) -> float:
+        norm = self._step(before)
+        self._balance.move(committed=math.isfinite(norm))
+        return norm
+
+    def discard(self) -> None:
+        self.optimizer.zero_grad()
+        self._balance.move(committed=False)
+
+    def _step(self, before: Callable[[], None]) -> float:
+        raise NotImplementedError
+
+    def _products(self) -> contextlib.AbstractContextManager[Any]:
+        """Precision of matrix products where parameters are FP32."""
+        precision = self._plan.precision
+        if precision.compute != "bf16" or precision.parameters == "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+
+
+class WholeDepth(ArrangementBase):
+    """Each rank runs all layers, on micro-batches one after the other."""
+
+    def __init__(self, built: BuiltModel, mesh: PlanMesh) -> None:
+        super().__init__(built, mesh)
+        self._built, self.module = built, built.module
 
     def backward(self, inputs: Tensor, targets: Tensor) -> float:
-        # Gradients are averaged over data-parallel ranks: this factor makes them those of the mean over all tokens.
-        factor = self._scale * self._plan.data
         summed = torch.zeros((), dtype=torch.float64)
         count = self._plan.micro_batches
         parts = list(zip(split_batch(inputs, count), split_batch(targets, count), strict=True))
@@ -103,18 +111,9 @@ class _Base:
             with self._micro_batch(last=number == len(parts) - 1):
                 with self._products():
                     loss = self._forward(tokens, wanted)
-                (loss * factor).backward()  # type: ignore[no-untyped-call]
+                (loss * self._factor).backward()  # type: ignore[no-untyped-call]
             summed += loss.detach().double().cpu()
         return float(summed)
-
-    def commit(self, before: Callable[[], None]) -> float:
-        norm = self._step(before)
-        self._balance_experts(committed=math.isfinite(norm))
-        return norm
-
-    def discard(self) -> None:
-        self.optimizer.zero_grad()
-        self._balance_experts(committed=False)
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
         self._built.loss.eval()  # gates count the tokens of training only
@@ -134,16 +133,6 @@ class _Base:
     def _micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         return contextlib.nullcontext()
 
-    def _step(self, before: Callable[[], None]) -> float:
-        raise NotImplementedError
-
-    def _products(self) -> contextlib.AbstractContextManager[Any]:
-        """Precision of matrix products where parameters are FP32."""
-        precision = self._plan.precision
-        if precision.compute != "bf16" or precision.parameters == "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(next(self.module.parameters()).device.type, dtype=torch.bfloat16)
-
     def _clip_and_step(self, before: Callable[[], None], max_norm: float) -> float:
         before()
         gradients = [one.grad for one in self.module.parameters() if one.grad is not None]
@@ -156,22 +145,14 @@ class _Base:
         self.optimizer.zero_grad()
         return norm
 
-    def _balance_experts(self, *, committed: bool) -> None:
-        """Biases of gates move once a step, by the tokens of all data-parallel ranks."""
-        if not isinstance(self.module, DeepseekModel) or not any(True for _ in self.module.gates()):
-            return
-        counts = self.module.expert_counts()
-        dist.all_reduce(counts, group=self._mesh.group("data"))
-        self.module.move_biases(counts, **({} if committed else {"step": 0.0}))
 
-
-class _Replicated(_Base):
+class Replicated(WholeDepth):
     """Each rank has the whole model (ZeRO 0): our DistributedDataParallel."""
 
     def __init__(self, built: BuiltModel, mesh: PlanMesh, settings: OptimizerSettings) -> None:
         super().__init__(built, mesh)
         self._wrapped = DistributedDataParallel(built.loss, process_group=mesh.group("data"), broadcast_buffers=False)
-        self.optimizer = _adamw(built.module, settings)
+        self.optimizer = adamw(built.module, settings)
         self._max_norm = settings.max_norm
 
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -189,7 +170,7 @@ class _Replicated(_Base):
         return self._clip_and_step(before, self._max_norm)
 
 
-class _Sharded(_Base):
+class Sharded(WholeDepth):
     """States, gradients, parameters divided over the shard group (ZeRO 1 to 3), and an optimizer that steps in the
     backward pass."""
 
@@ -201,10 +182,11 @@ class _Sharded(_Base):
             built.blocks,
             zero=_zero_of(plan),
             replicas=plan.replicate,
+            mesh=mesh.data if plan.tensor > 1 else None,
             param_dtype=torch.bfloat16 if plan.precision.parameters == "bf16" else None,
             reduce_dtype=_DTYPES[plan.precision.gradients],
         )
-        self._stepping = self._sharded.optimizer(_adamw(built.module, settings), max_norm=settings.max_norm)
+        self._stepping = self._sharded.optimizer(adamw(built.module, settings), max_norm=settings.max_norm)
         self.optimizer = self._stepping
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
@@ -225,12 +207,12 @@ class _Sharded(_Base):
         return math.nan if outcome is None else outcome.norm
 
 
-class _TensorParallel(_Base):
+class TensorParallel(WholeDepth):
     """Each matrix divided over the tensor group; gradients averaged over replicas after the last micro-batch."""
 
     def __init__(self, built: BuiltModel, mesh: PlanMesh, settings: OptimizerSettings) -> None:
         super().__init__(built, mesh)
-        self.optimizer = _adamw(built.module, settings)
+        self.optimizer = adamw(built.module, settings)
         self._max_norm = settings.max_norm
 
     def _step(self, before: Callable[[], None]) -> float:
@@ -238,7 +220,7 @@ class _TensorParallel(_Base):
         return self._clip_and_step(before, self._max_norm)
 
 
-def _adamw(module: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
+def adamw(module: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         module.parameters(),
         lr=settings.learning_rate,

@@ -19,7 +19,7 @@ from fireflyer.recipes.gpt import GPTConfig, GPTModel
 from fireflyer.recipes.trainer.core.checks import shape_of_gpt
 from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, HuggingFaceTable, ModelTable
 
-__all__ = ["BuiltModel", "LossModel", "build_model", "shape_of"]
+__all__ = ["BuiltModel", "LossModel", "build_model", "shape_of", "summed_cross_entropy"]
 
 
 class LossModel(nn.Module):
@@ -37,8 +37,13 @@ class LossModel(nn.Module):
             loss: Tensor = self.model(tokens, targets)
             return loss
         result = self.model(tokens)
-        logits: Tensor = getattr(result, "logits", result)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        return summed_cross_entropy(getattr(result, "logits", result), targets)
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of `logits [B, T, vocabulary]` summed over `targets [B, T]`, in fp32 or wider: a scalar."""
+    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(wide, targets.flatten(), reduction="sum")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from fireflyer.checkpoint import TrainingLoop, stored_plans
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.parallel import mesh_dims
 from fireflyer.recipes.trainer.agreement import check_same, on_rank_0
-from fireflyer.recipes.trainer.arrangements import Arrangement, arrange
+from fireflyer.recipes.trainer.arrangements import Arrangement, Replicated, Sharded, TensorParallel
 from fireflyer.recipes.trainer.core.anomalies import AnomalyPolicy, Decision
 from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart
 from fireflyer.recipes.trainer.core.course import adamw_settings, evaluation_due, learning_rate
@@ -44,13 +44,18 @@ from fireflyer.recipes.trainer.core.figures import (
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.evaluation import evaluate
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
-from fireflyer.recipes.trainer.models import build_model, shape_of
+from fireflyer.recipes.trainer.models import BuiltModel, build_model, shape_of
+from fireflyer.recipes.trainer.pipelines import Pipelined
 from fireflyer.recipes.trainer.sources import HeldOut, TrainingData, open_held_out, open_training_data
+from fireflyer.recipes.trainer.split_experts import ExpertsDivided
 from fireflyer.recipes.trainer.tracing import Tracer
 from fireflyer.runtime import read_environment
 from fireflyer.runtime.reporter import Reporter
+from fireflyer.training.fp8 import convert
 from fireflyer.training.guard import Guard
 from fireflyer.training.mesh import PlanMesh
+from fireflyer.training.recompute import recompute
+from fireflyer.training.tensor import tensor_parallel
 
 __all__ = ["run_recipe"]
 
@@ -159,8 +164,9 @@ def _build(recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironmen
     mesh = PlanMesh(plan, device_type=device.type, node=env.node if plan.tensor > 1 else None)
     torch.manual_seed(recipe.model.seed)
     built = build_model(recipe.model, context=plan.sequence_tokens, device=device)
-    arrangement = arrange(built, mesh, recipe.optimizer)
-    torch.manual_seed(recipe.model.seed + mesh.group("data").rank())  # of dropout, if the model has it
+    arrangement = _arrange(built, shape, mesh, recipe)
+    column = mesh.group("data").rank() + plan.data * mesh.coordinates.pipeline
+    torch.manual_seed(recipe.model.seed + column)  # of dropout, if the model has it
     guard = None
     if recipe.guard.period_steps:
         group = mesh.group("replicate")
@@ -177,6 +183,27 @@ def _build(recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironmen
         guard=guard,
         device=device,
     )
+
+
+def _arrange(built: BuiltModel, shape: ModelShape, mesh: PlanMesh, recipe: Recipe) -> Arrangement:
+    """Divides `built` as the plan of `mesh`, which is that of `recipe`, says. Collective."""
+    plan, settings = mesh.plan, recipe.optimizer
+    if plan.precision.compute == "fp8":
+        convert(built.module)
+    if plan.tensor > 1:
+        tensor_parallel(built.module, mesh.tensor)
+    if plan.recompute != "full" or plan.pipeline == 1:
+        recompute(built.module, plan.recompute, blocks=built.blocks)
+    dispatched_tokens = max(plan.micro_batch, recipe.evaluation.batch) * plan.sequence_tokens
+    if plan.pipeline > 1:
+        return Pipelined(built, shape, mesh, settings, dispatched_tokens)
+    if plan.expert > 1:
+        return ExpertsDivided(built, mesh, settings, dispatched_tokens)
+    if plan.zero:
+        return Sharded(built, mesh, settings)
+    if plan.tensor > 1:
+        return TensorParallel(built, mesh, settings)
+    return Replicated(built, mesh, settings)
 
 
 def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.ExitStack) -> None:

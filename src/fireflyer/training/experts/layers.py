@@ -71,7 +71,8 @@ class RankDispatch:
 
     def dispatch(self, tokens: Tensor, routing: Routing) -> InFlightRows:
         """Begins to send each of `tokens [N, h]` to the ranks of its experts."""
-        return InFlightRows(self.exchange.start(tokens, routing.indices, routing.weights))
+        carried = tokens.to(self.exchange.dtype)  # under autocast a layer may compute in another one
+        return InFlightRows(self.exchange.start(carried, routing.indices, routing.weights))
 
     def combine(self, rows: Tensor, arrived: Arrived) -> Any:
         """Begins to send the experts' results `rows [M, h]` back; what it returns gives for each token the sum of its

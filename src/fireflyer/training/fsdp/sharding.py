@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 REPLICAS: Final = "replicas"
 SHARDS: Final = "shards"
+_PLAN_AXES: Final = (("shard",), ("replicate", "shard"))
+"""Of `PlanMesh.data`."""
 _MAX_PREFETCH: Final = 64
 """Of layers ahead; each holds its whole parameters."""
 
@@ -49,7 +51,7 @@ class ShardedModel:
     def __init__(self, model: torch.nn.Module, mesh: DeviceMesh, zero: int, pool: BufferPool | None) -> None:
         self.model = model
         self.mesh = mesh
-        """Axes `replicas` and `shards`."""
+        """Replicas, if there are any, and shards."""
         self.zero = zero
         self.is_last = True
         """Whether the backward pass that runs, or comes next, is the last of its step."""
@@ -132,7 +134,8 @@ def shard(
     """Shards `model` in place: each of `layers` by itself, in the order in which they run, and the rest as one unit.
 
     *Ranks.* All of `torch.distributed`, in `replicas` groups of adjacent ranks that each hold the whole model, or a
-    `mesh` with the axes `replicas` and `shards`, of which the first may be missing. Shards are gathered and gradients
+    `mesh` with the axes `replicas` and `shards`, of which the first may be missing, or `PlanMesh.data`, which has the
+    axes of a plan: needed where parameters are divided by tensor parallelism already. Shards are gathered and gradients
     reduced inside of a group; between groups our allreduce averages them.
 
     *Precision.* Parameters are gathered and used in `param_dtype`, gradients reduced in `reduce_dtype`; None: as they
@@ -150,7 +153,8 @@ def shard(
         raise UsageError(f"prefetch {prefetch} is not between 0 and {_MAX_PREFETCH}")
     device = next(model.parameters()).device.type
     whole = _mesh_of(replicas, device) if mesh is None else _checked_mesh(mesh)
-    own = whole[SHARDS]
+    names = whole.mesh_dim_names or ()
+    own = whole[names[-1]]
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     for unit in units:
         fully_shard(unit, mesh=own, reshard_after_forward=zero == 3, mp_policy=policy)
@@ -164,8 +168,8 @@ def shard(
             pool = BufferPool(lambda size_bytes: within.empty(size_bytes, "u8"))
         use_for_fsdp(root, within, buffers=pool)
     sharded = ShardedModel(model, whole, zero, pool)
-    if REPLICAS in (whole.mesh_dim_names or ()) and whole[REPLICAS].size() > 1:
-        average = all_reduce_hook(communicator_beside(whole[REPLICAS].get_group()))
+    if len(names) > 1 and whole[names[0]].size() > 1:
+        average = all_reduce_hook(communicator_beside(whole[names[0]].get_group()))
         for module in _fsdp_modules(model):
             module.set_all_reduce_hook(ReplicaMean(average, lambda: sharded.is_last))
     _set_prefetch(root, cast("list[FSDPModule]", units), prefetch)
@@ -195,7 +199,7 @@ def _mesh_of(replicas: int, device: str) -> DeviceMesh:
 
 
 def _checked_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    if mesh.mesh_dim_names not in ((SHARDS,), (REPLICAS, SHARDS)):
+    if mesh.mesh_dim_names not in ((SHARDS,), (REPLICAS, SHARDS), *_PLAN_AXES):
         raise UsageError(f"mesh has the axes {mesh.mesh_dim_names}; they must be ('replicas', 'shards') or ('shards',)")
     return mesh
 

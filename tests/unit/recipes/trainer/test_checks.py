@@ -11,6 +11,7 @@ from tests.support.trainer.recipes import raw_recipe
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import count_parameters
+from fireflyer.recipes.deepseek import PRESETS
 from fireflyer.recipes.gpt import GPTConfig
 from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart, reasons, shape_of_gpt
 from fireflyer.recipes.trainer.core.comparison import laid_over, planned_runs, technique_of
@@ -44,6 +45,9 @@ def planned(**plan: Any) -> Recipe:
         {"tensor": 2},
         {"tensor": 2, "replicate": 2, "recompute": "operators"},
         {"replicate": 2, "precision": {"parameters": "fp32", "compute": "fp8"}},
+        {"tensor": 2, "shard": 2, "zero": 3},
+        {"pipeline": 2},
+        {"pipeline": 2, "replicate": 2, "schedule": "zb-h1", "recompute": "full"},
     ],
 )
 def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
@@ -54,9 +58,16 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
     ("plan", "reason"),
     [
         ({"expert": 2}, "expert = 2, but the model has no experts"),
-        ({"expert": 2}, "expert = 2: the trainer does not divide experts over ranks yet; use expert = 1"),
-        ({"pipeline": 2}, "pipeline = 2: the trainer does not execute pipelines yet; use pipeline = 1"),
-        ({"tensor": 2, "shard": 2, "zero": 3}, "tensor = 2 with zero = 3: the trainer has either"),
+        (
+            {"pipeline": 2, "shard": 2, "zero": 1},
+            "pipeline = 2 with zero = 1: the trainer has either; use replicate, and zero = 0",
+        ),
+        ({"pipeline": 2, "tensor": 2}, "pipeline = 2 with tensor = 2: the trainer has either"),
+        (
+            {"pipeline": 2, "schedule": "zb-h1", "recompute": "operators"},
+            "recompute = 'operators' with schedule = 'zb-h1', which runs a backward pass in two parts",
+        ),
+        ({"pipeline": 4}, "2 layers and the output head do not give 4 stages one each"),
         ({"tensor": 4}, "2 attention heads do not divide into tensor = 4 parts"),
         ({"replicate": 3}, "8 sequences do not divide into micro-batches of 2 for 3 data-parallel ranks"),
         ({"shard": 2}, "shard = 2 divides nothing with zero = 0"),
@@ -71,6 +82,37 @@ def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], r
     assert any(one.startswith(reason) or reason in one for one in found), found
     with pytest.raises(UsageError, match="this recipe cannot be run"):
         check_recipe(planned(**plan), SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ({"replicate": 2, "expert": 2}, None),
+        ({"pipeline": 2, "replicate": 2, "expert": 2}, None),
+        ({"shard": 2, "zero": 1, "expert": 2}, "expert = 2 with zero = 1: the trainer has either; use replicate, and"),
+        (
+            {"pipeline": 2, "replicate": 2, "expert": 2, "schedule": "dualpipe", "micro_batch": 1},
+            "expert = 2 with schedule = 'dualpipe', which has each expert twice; use another schedule",
+        ),
+    ],
+)
+def test_experts_are_divided_over_replicas(plan: dict[str, Any], reason: str | None) -> None:
+    shape = PRESETS["tiny"].shape
+    found = reasons(deepseek(plan), shape)
+    assert len(found) == (reason is not None)
+    assert all(one.startswith(str(reason)) for one in found)
+    guarded = reasons(deepseek({"replicate": 2, "expert": 2}, guard={"period_steps": 2}), shape)
+    assert guarded == ["[guard] compares replicas, and with expert = 2 they differ; use period_steps = 0"]
+
+
+def deepseek(plan: dict[str, Any], **tables: Any) -> Recipe:
+    model = {"kind": "deepseek", "preset": "tiny"}
+    return recipe_of(raw_recipe(plan={"precision": FP32, **plan}, **tables) | {"model": model})
+
+
+def test_models_of_hugging_face_are_not_cut() -> None:
+    raw = raw_recipe(plan={"precision": FP32, "pipeline": 2}) | {"model": {"kind": "huggingface", "config": "c.json"}}
+    assert "pipeline = 2: Hugging Face models are not divided so; use pipeline = 1" in reasons(recipe_of(raw), SHAPE)
 
 
 def test_a_guard_needs_replicas_and_a_rewind_needs_checkpoints() -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import Attention, ModelShape
 from fireflyer.codesign.parallel import ParallelPlan, Precision, shape_refusals
-from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, Recipe
+from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, HuggingFaceTable, Recipe
 
 __all__ = ["check_recipe", "check_restart", "reasons", "shape_of_gpt"]
+
+_SPLIT: Final = ("zb-h1", "zbv", "dualpipe", "dualpipev")
+"""Schedules that run backward passes in two parts."""
+_OFF: Final = {"tensor": "tensor = 1", "zero": "zero = 0"}
 
 
 def check_recipe(recipe: Recipe, shape: ModelShape) -> None:
@@ -42,14 +47,22 @@ def check_restart(recipe: Recipe, saved_mesh: Mapping[str, int] | None) -> None:
 
 def _degrees(recipe: Recipe) -> Iterator[str]:
     plan = recipe.plan
-    if plan.expert > 1:
-        yield f"expert = {plan.expert}: the trainer does not divide experts over ranks yet; use expert = 1"
-    if plan.pipeline > 1:
-        yield f"pipeline = {plan.pipeline}: the trainer does not execute pipelines yet; use pipeline = 1"
+    others = {name: getattr(plan, name) for name in ("tensor", "zero") if getattr(plan, name) > (name == "tensor")}
+    for name in ("pipeline", "expert"):
+        value = getattr(plan, name)
+        if value > 1 and isinstance(recipe.model, HuggingFaceTable):
+            yield f"{name} = {value}: Hugging Face models are not divided so; use {name} = 1"
+        for other, degree in others.items() if value > 1 else ():
+            yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
+    if plan.recompute == "operators" and plan.pipeline > 1 and plan.schedule in _SPLIT:
+        yield (
+            f"recompute = 'operators' with schedule = {plan.schedule!r}, which runs a backward pass in two parts, each "
+            "of which computes again; use recompute = 'blocks', or schedule = '1f1b'"
+        )
+    if plan.expert > 1 and plan.pipeline > 1 and plan.schedule == "dualpipe":
+        yield f"expert = {plan.expert} with schedule = 'dualpipe', which has each expert twice; use another schedule"
     if plan.tensor > 1 and isinstance(recipe.model, DeepseekTable):
         yield f"tensor = {plan.tensor}: the DeepSeek model has no tensor parallelism; use tensor = 1"
-    if plan.tensor > 1 and plan.zero:
-        yield f"tensor = {plan.tensor} with zero = {plan.zero}: the trainer has either; use replicate, and zero = 0"
 
 
 def _precision(plan: ParallelPlan) -> Iterator[str]:
@@ -73,6 +86,8 @@ def _combinations(recipe: Recipe) -> Iterator[str]:
     plan, optimizer, policy, checkpoint = recipe.plan, recipe.optimizer, recipe.policy, recipe.checkpoint
     if recipe.guard.period_steps and plan.replicate == 1:
         yield "[guard] compares replicas, and replicate is 1; use period_steps = 0"
+    if recipe.guard.period_steps and plan.expert > 1:
+        yield f"[guard] compares replicas, and with expert = {plan.expert} they differ; use period_steps = 0"
     rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
     if rewinds and checkpoint.period is None and checkpoint.period_steps >= optimizer.steps:
         yield (

@@ -1,0 +1,82 @@
+"""`StoredModel`: the part of a model that one rank has, by the names of the whole model, as checkpoints store it.
+
+Stages of a pipeline hold some layers, ranks of expert parallelism some experts of a layer. Here each parameter has its
+name of the whole model, and the stacked tensors of divided experts are DTensors that say which part of the whole this
+rank has. They share the memory of the parameters that the model computes with; the optimizer is made of them, so that
+its state is divided alike, and a checkpoint of one plan is restored by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from fireflyer.training.mesh import PlanMesh
+
+__all__ = ["StoredModel"]
+
+_PLACEMENTS = (Replicate(), Shard(0))
+
+
+class StoredModel(nn.Module):
+    """Parameters and persistent buffers of `parts`. Has no forward pass."""
+
+    def __init__(
+        self, parts: Iterable[Mapping[str, nn.Module]], experts: Collection[nn.Parameter], mesh: PlanMesh
+    ) -> None:
+        """`parts`: modules by their names in the whole model; `experts`: parameters of which this rank has a part. Of
+        no further use once a parameter is replaced by another."""
+        super().__init__()
+        divided = {id(one) for one in experts}
+        self._mesh = _expert_mesh(mesh) if divided else None
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        """DTensors with the parameters of the model."""
+        for named in parts:
+            for prefix, part in named.items():
+                for name, value in part.state_dict(keep_vars=True).items():
+                    self._hold(f"{prefix}.{name}" if prefix else name, value, divided=id(value) in divided)
+
+    def take_gradients(self) -> None:
+        """Shows the gradients of the model to the optimizer, and to who looks at them."""
+        for stored, parameter in self._pairs:
+            gradient = parameter.grad
+            stored.grad = None if gradient is None else self._of_all(gradient)
+
+    def drop_gradients(self) -> None:
+        """Of the model and here."""
+        for one in (*self.parameters(), *(parameter for _, parameter in self._pairs)):
+            one.grad = None
+
+    def _hold(self, name: str, value: Tensor, *, divided: bool) -> None:
+        *path, own = name.split(".")
+        holder: nn.Module = self
+        for step in path:
+            if step not in holder._modules:  # noqa: SLF001 - a module has no public way to ask by one name
+                holder.add_module(step, nn.Module())
+            holder = cast("nn.Module", holder._modules[step])  # noqa: SLF001
+        if not isinstance(value, nn.Parameter):
+            holder.register_buffer(own, value)
+        elif own not in holder._parameters:  # noqa: SLF001 - a stage may have it twice: embedding and head
+            stored = value
+            if divided:
+                stored = nn.Parameter(self._of_all(value.detach()), requires_grad=value.requires_grad)
+                self._pairs.append((stored, value))
+            holder.register_parameter(own, stored)
+
+    def _of_all(self, own: Tensor) -> DTensor:
+        assert self._mesh is not None  # noqa: S101 - there are divided experts
+        return DTensor.from_local(own, self._mesh, _PLACEMENTS, run_check=False)
+
+
+def _expert_mesh(mesh: PlanMesh) -> DeviceMesh:
+    """Axes expert_data and expert of the stage of this rank alone: of a part of a larger mesh, checkpoints would take
+    the ranks along its other axes, other stages, for ranks that have the same."""
+    plan, groups = mesh.plan, [mesh.group("expert_data"), mesh.group("expert")]
+    first = mesh.coordinates.pipeline * plan.stage_ranks
+    ranks = torch.arange(first, first + plan.stage_ranks).view(plan.expert_data, plan.expert)
+    return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("expert_data", "expert"))
