@@ -12,12 +12,10 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
-__all__ = ["DAY_NS", "HOUR_NS", "LARGE_NODES", "FleetSettings"]
+__all__ = ["DAY_NS", "HOUR_NS", "FleetSettings"]
 
 HOUR_NS = 3600 * SECOND
 DAY_NS = 24 * HOUR_NS
-LARGE_NODES = 64
-"""512 GPUs."""
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +23,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int = 2000
     days: int = 90
+    large_nodes: int = 64
+    """Tasks of so many and more are large: 512 GPUs."""
     demand: float = 0.83
     """Work over node-time."""
     per_1000_node_days: float = 6.5
@@ -50,8 +50,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name, least, most in (
-            ("nodes", 1, 100_000), ("days", 1, 3660), ("demand", 0.01, 100.0), ("lemon_share", 0.0, 0.5),
-            ("per_1000_node_days", 0.001, 10_000.0), ("lemon_factor", 1.0, 1000.0),
+            ("nodes", 1, 100_000), ("days", 1, 3660), ("large_nodes", 1, 100_000), ("demand", 0.01, 100.0),
+            ("lemon_share", 0.0, 0.5), ("per_1000_node_days", 0.001, 10_000.0), ("lemon_factor", 1.0, 1000.0),
             ("flaps_per_1000_node_days", 0.0, 10_000.0),
         ):  # fmt: skip
             if not least <= getattr(self, name) <= most:
