@@ -86,6 +86,8 @@ class FleetNodes:
         self._when_free: dict[int, list[Callable[[int], None]]] = {}
         self._repairs = Stream(seed, _REPAIRS)
         self._failing: tuple[int, FailedBy] | None = None
+        self.ending: Struck | None = None
+        """The fault that is ending a run now."""
         self._nodes: Nodes | None = None
 
     # --- as a driver ---
@@ -238,7 +240,9 @@ class FleetNodes:
             self._watch.run_failed(now_ns, struck, len(run.nodes))
         struck.runs_ended += 1
         by = FailedBy.FAULT if struck.runs_ended == 1 else FailedBy.SAME_FAULT
+        self.ending = struck
         self._fail_run(now_ns, struck.node, by)
+        self.ending = None
 
     def _fail_run(self, now_ns: int, node: int, by: FailedBy) -> None:
         self._failing = (node, by)

@@ -12,23 +12,19 @@ from typing import Final
 
 import msgspec
 
-from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.replay.fleet.faults import Plan, draw_plan
 from fireflyer.cluster.core.replay.fleet.jobs import draw_tasks
 from fireflyer.cluster.core.replay.fleet.known_rates import found_by_known_rates
 from fireflyer.cluster.core.replay.fleet.lemon_watch import Loop
 from fireflyer.cluster.core.replay.fleet.nodes import EndedRun, FailedBy, FleetNodes
 from fireflyer.cluster.core.replay.fleet.settings import DAY_NS, FleetSettings
+from fireflyer.cluster.core.replay.fleet.sharing import FleetSharing
 from fireflyer.cluster.core.replay.policy import ClusterSettings
 from fireflyer.cluster.core.replay.replay import Outcome, Replay, ReplaySettings
-from fireflyer.cluster.core.replay.sharing import TimeSharing
-from fireflyer.cluster.core.scheduler.model import Policy
 
 __all__ = ["FleetOutcome", "LemonOutcome", "RunShares", "simulate"]
 
 LAST_DAYS: Final = 30
-USAGE_STEP_NS: Final = 900 * SECOND
-"""Users' usage is added up so often, as sites may set it: each minute, 400 users of 90 days take most of the time."""
 
 
 class RunShares(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +86,7 @@ def simulate(settings: FleetSettings, seed: int, loop: Loop | None) -> FleetOutc
     cluster = ClusterSettings(nodes=settings.nodes)
     replay = ReplaySettings(cluster=cluster)
     fleet = FleetNodes(settings, plan, seed, loop)
-    policy = TimeSharing(
-        tasks,
-        cluster,
-        interrupt_cost_ns=replay.costs.save_ns + replay.costs.start_ns,
-        policy=Policy(usage_step_ns=USAGE_STEP_NS),
-    )
+    policy = FleetSharing(tasks, cluster, fleet, interrupt_cost_ns=replay.costs.save_ns + replay.costs.start_ns)
     outcome = Replay(tasks, replay, policy, fleet).run()
     ended = [run for run in fleet.ended_runs if run.at_ns < settings.end_ns]
     large = [run for run in ended if run.nodes >= settings.large_nodes]
