@@ -27,7 +27,7 @@ from fireflyer.cluster.core.health.records import (
 )
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.replay.fleet.faults import finding_of
-from fireflyer.cluster.core.replay.fleet.nodes import FleetNodes, Struck
+from fireflyer.cluster.core.replay.fleet.nodes import ActiveFault, FleetNodes
 
 __all__ = ["HealthLoop"]
 
@@ -103,21 +103,21 @@ class HealthLoop:
         self._sweeps: dict[int, None] = {}
         self.drains = 0
 
-    def fault(self, now_ns: int, struck: Struck) -> int:
+    def fault(self, now_ns: int, active: ActiveFault) -> int:
         """When it will be reported."""
         every_ns = self._fleet.settings.check_every_ns
-        busy = self._fleet.is_busy(struck.node) and not struck.fault.warned_ns and struck.fault.ends_runs
-        at_ns = now_ns + (REPORT_NS if busy else SECOND + round(struck.fault.report_share * every_ns))
-        self._fleet.agenda.at(at_ns, partial(self._report, struck))
+        busy = self._fleet.is_busy(active.node) and not active.fault.warned_ns and active.fault.ends_runs
+        at_ns = now_ns + (REPORT_NS if busy else SECOND + round(active.fault.report_share * every_ns))
+        self._fleet.agenda.at(at_ns, partial(self._report, active))
         return at_ns
 
     def removed(self, now_ns: int, node: int) -> None:
         self._feed(now_ns, Removed(_name(node), _OPERATOR))
 
-    def _report(self, struck: Struck, now_ns: int) -> None:
-        if not (struck.over and struck.fault.lasts):
-            finding = finding_of(struck.fault.kind, struck.fault.part, now_ns)
-            self._feed(now_ns, Said(_name(struck.node), (finding,)))
+    def _report(self, active: ActiveFault, now_ns: int) -> None:
+        if not (active.over and active.fault.lasts):
+            finding = finding_of(active.fault.kind, active.fault.part, now_ns)
+            self._feed(now_ns, Said(_name(active.node), (finding,)))
 
     def _feed(self, now_ns: int, event: Event) -> None:
         effects = self._machine.handle(now_ns, event)
@@ -138,9 +138,9 @@ class HealthLoop:
             self._fleet.close(now_ns, node, _CLOSED)
             return
         self._fleet.open(now_ns, node, _CLOSED)
-        for struck in self._fleet.visible(node):  # the next round of its checks says it
-            at_ns = now_ns + SECOND + round(struck.fault.report_share * self._fleet.settings.check_every_ns)
-            self._fleet.agenda.at(at_ns, partial(self._report, struck))
+        for active in self._fleet.visible(node):  # the next round of its checks says it
+            at_ns = now_ns + SECOND + round(active.fault.report_share * self._fleet.settings.check_every_ns)
+            self._fleet.agenda.at(at_ns, partial(self._report, active))
 
     # --- what a record asks for ---
 
@@ -198,9 +198,9 @@ class HealthLoop:
         if record is None or record.fault is None:
             return
         found = [
-            finding_of(struck.fault.kind, struck.fault.part, now_ns)
-            for struck in self._fleet.visible(_number(node))
-            if check in ("", struck.fault.kind.check)
+            finding_of(active.fault.kind, active.fault.part, now_ns)
+            for active in self._fleet.visible(_number(node))
+            if check in ("", active.fault.kind.check)
         ]
         fault = record.fault
         if all(finding.check != fault.check for finding in found):

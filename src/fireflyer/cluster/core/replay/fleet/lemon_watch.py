@@ -15,7 +15,7 @@ from fireflyer.analytics.reliability.lemons import LemonReport, NodeSignals, fin
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.replay.fleet.health_loop import HealthLoop
-from fireflyer.cluster.core.replay.fleet.nodes import FleetNodes, Struck
+from fireflyer.cluster.core.replay.fleet.nodes import ActiveFault, FleetNodes
 from fireflyer.cluster.core.replay.fleet.settings import DAY_NS, HOUR_NS
 
 __all__ = ["Detector", "Loop"]
@@ -51,13 +51,13 @@ class Loop:
             fleet.agenda.at(at_ns, self._weekly)
         fleet.agenda.at(fleet.settings.end_ns, self._last)
 
-    def fault(self, now_ns: int, struck: Struck) -> None:
-        reported_ns = self._health.fault(now_ns, struck)
-        self._fleet.agenda.at(reported_ns, partial(self._incident, struck.node))
+    def fault(self, now_ns: int, active: ActiveFault) -> None:
+        reported_ns = self._health.fault(now_ns, active)
+        self._fleet.agenda.at(reported_ns, partial(self._incident, active.node))
 
-    def run_failed(self, now_ns: int, struck: Struck, nodes: int) -> None:
-        if nodes == 1 and not struck.fault.kind.check:
-            self._incident(struck.node, now_ns)
+    def run_failed(self, now_ns: int, active: ActiveFault, nodes: int) -> None:
+        if nodes == 1 and not active.fault.kind.check:
+            self._incident(active.node, now_ns)
 
     def _incident(self, node: int, now_ns: int) -> None:
         last_ns = self._last_ns.get(node)

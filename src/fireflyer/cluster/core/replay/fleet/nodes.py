@@ -21,7 +21,7 @@ from fireflyer.cluster.core.replay.fleet.settings import FleetSettings
 from fireflyer.cluster.core.replay.node_driver import Nodes, PlacedRun, RunEnd
 from fireflyer.cluster.core.replay.streams import Stream
 
-__all__ = ["EndedRun", "FailedBy", "FleetNodes", "Struck", "Watch"]
+__all__ = ["ActiveFault", "EndedRun", "FailedBy", "FleetNodes", "Watch"]
 
 _SPREAD = 0.5
 """Of the lognormal lengths of repairs, in natural logarithms."""
@@ -46,7 +46,7 @@ class EndedRun(NamedTuple):
     of_lemon: bool
 
 
-class Struck:
+class ActiveFault:
     """A fault that is there."""
 
     __slots__ = ("again", "ends_runs_now", "fault", "node", "noticed", "over", "runs_ended")
@@ -65,10 +65,10 @@ class Watch(Protocol):
 
     def begin(self, fleet: FleetNodes) -> None: ...
 
-    def fault(self, now_ns: int, struck: Struck) -> None:
+    def fault(self, now_ns: int, active: ActiveFault) -> None:
         """That some check sees. It is there from now on."""
 
-    def run_failed(self, now_ns: int, struck: Struck, nodes: int) -> None:
+    def run_failed(self, now_ns: int, active: ActiveFault, nodes: int) -> None:
         """Of so many nodes, by this fault."""
 
 
@@ -81,12 +81,12 @@ class FleetNodes:
         self._seed, self._watch = seed, watch
         self._faults = list(plan.faults)
         self._next = [0] * settings.nodes
-        self._struck: dict[int, list[Struck]] = {}
+        self._active: dict[int, list[ActiveFault]] = {}
         self._closed: dict[int, set[Hashable]] = {}
         self._when_free: dict[int, list[Callable[[int], None]]] = {}
         self._repairs = Stream(seed, _REPAIRS)
         self._failing: tuple[int, FailedBy] | None = None
-        self.ending: Struck | None = None
+        self.ending: ActiveFault | None = None
         """The fault that is ending a run now."""
         self._nodes: Nodes | None = None
 
@@ -106,12 +106,12 @@ class FleetNodes:
         self.agenda.happen(now_ns)
 
     def started(self, now_ns: int, run: PlacedRun) -> None:
-        for node, those in self._struck.items():
+        for node, those in self._active.items():
             if self._run_on(node) is run:
-                for struck in those:
-                    if struck.ends_runs_now:
-                        after_ns = 1 + round(struck.again.exponential(self.settings.again_ns))
-                        self.agenda.at(now_ns + after_ns, partial(self._strikes_again, struck, run.number))
+                for active in those:
+                    if active.ends_runs_now:
+                        after_ns = 1 + round(active.again.exponential(self.settings.again_ns))
+                        self.agenda.at(now_ns + after_ns, partial(self._strikes_again, active, run.number))
 
     def ended(self, now_ns: int, run: PlacedRun, end: RunEnd) -> None:
         node, failed_by = self._failing if end is RunEnd.FAILED and self._failing is not None else (-1, None)
@@ -125,9 +125,9 @@ class FleetNodes:
     def is_busy(self, node: int) -> bool:
         return self._run_on(node) is not None
 
-    def visible(self, node: int) -> list[Struck]:
+    def visible(self, node: int) -> list[ActiveFault]:
         """Faults that its checks show now."""
-        return [struck for struck in self._struck.get(node, ()) if struck.fault.kind.check]
+        return [active for active in self._active.get(node, ()) if active.fault.kind.check]
 
     def close(self, now_ns: int, node: int, why: Hashable) -> None:
         reasons = self._closed.setdefault(node, set())
@@ -169,14 +169,14 @@ class FleetNodes:
     def repair(self, node: int, remedy: Remedy) -> None:
         """Cures what it cures."""
         rank = _REMEDIES.index(remedy)
-        for struck in list(self._struck.get(node, ())):
-            if _REMEDIES.index(struck.fault.cured_by) <= rank:
-                self._is_over(struck)
+        for active in list(self._active.get(node, ())):
+            if _REMEDIES.index(active.fault.cured_by) <= rank:
+                self._is_over(active)
 
     def replace(self, now_ns: int, node: int) -> None:
         """Another node takes its place."""
-        for struck in list(self._struck.get(node, ())):
-            self._is_over(struck)
+        for active in list(self._active.get(node, ())):
+            self._is_over(active)
         self.lemons.discard(node)
         self._faults[node] = faults_of_new_node(self.settings, self._seed, node, now_ns)
         self._next[node] = 0
@@ -204,44 +204,44 @@ class FleetNodes:
         self._plan_strike(node)
         if node in self._closed and not self.is_busy(node):
             return
-        struck = Struck(node, fault)
+        active = ActiveFault(node, fault)
         if fault.ends_runs:
-            self._struck.setdefault(node, []).append(struck)
+            self._active.setdefault(node, []).append(active)
         else:
-            struck.over = True
+            active.over = True
         if self._watch is not None and fault.kind.check:
-            self._watch.fault(now_ns, struck)
+            self._watch.fault(now_ns, active)
         if fault.warned_ns:
-            self.agenda.at(now_ns + fault.warned_ns, partial(self._begins_to_end_runs, struck))
+            self.agenda.at(now_ns + fault.warned_ns, partial(self._begins_to_end_runs, active))
         elif fault.ends_runs:
-            self._begins_to_end_runs(struck, now_ns)
+            self._begins_to_end_runs(active, now_ns)
 
-    def _begins_to_end_runs(self, struck: Struck, now_ns: int) -> None:
-        if struck.over:
+    def _begins_to_end_runs(self, active: ActiveFault, now_ns: int) -> None:
+        if active.over:
             return
-        struck.ends_runs_now = True
-        self._ends_run(struck, now_ns)
-        if not struck.fault.lasts:
-            self._is_over(struck)
+        active.ends_runs_now = True
+        self._ends_run(active, now_ns)
+        if not active.fault.lasts:
+            self._is_over(active)
 
-    def _strikes_again(self, struck: Struck, number: int, now_ns: int) -> None:
-        run = self._run_on(struck.node)
-        if not struck.over and run is not None and run.number == number:
-            self._ends_run(struck, now_ns)
+    def _strikes_again(self, active: ActiveFault, number: int, now_ns: int) -> None:
+        run = self._run_on(active.node)
+        if not active.over and run is not None and run.number == number:
+            self._ends_run(active, now_ns)
 
-    def _ends_run(self, struck: Struck, now_ns: int) -> None:
-        run = self._run_on(struck.node)
+    def _ends_run(self, active: ActiveFault, now_ns: int) -> None:
+        run = self._run_on(active.node)
         if run is None:
             return
-        if struck.fault.lasts and not struck.noticed:
-            struck.noticed = True
-            self.agenda.at(now_ns + struck.fault.noticed_ns, partial(self._is_noticed, struck))
+        if active.fault.lasts and not active.noticed:
+            active.noticed = True
+            self.agenda.at(now_ns + active.fault.noticed_ns, partial(self._is_noticed, active))
         if self._watch is not None:
-            self._watch.run_failed(now_ns, struck, len(run.nodes))
-        struck.runs_ended += 1
-        by = FailedBy.FAULT if struck.runs_ended == 1 else FailedBy.SAME_FAULT
-        self.ending = struck
-        self._fail_run(now_ns, struck.node, by)
+            self._watch.run_failed(now_ns, active, len(run.nodes))
+        active.runs_ended += 1
+        by = FailedBy.FAULT if active.runs_ended == 1 else FailedBy.SAME_FAULT
+        self.ending = active
+        self._fail_run(now_ns, active.node, by)
         self.ending = None
 
     def _fail_run(self, now_ns: int, node: int, by: FailedBy) -> None:
@@ -249,24 +249,24 @@ class FleetNodes:
         self._of_replay().fail_run(now_ns, node)
         self._failing = None
 
-    def _is_over(self, struck: Struck) -> None:
-        struck.over = True
-        those = self._struck[struck.node]
-        those.remove(struck)
+    def _is_over(self, active: ActiveFault) -> None:
+        active.over = True
+        those = self._active[active.node]
+        those.remove(active)
         if not those:
-            del self._struck[struck.node]
+            del self._active[active.node]
 
     # --- people ---
 
-    def _is_noticed(self, struck: Struck, now_ns: int) -> None:
-        if not struck.over:
-            self.close(now_ns, struck.node, struck)
-            self.when_free(now_ns, struck.node, partial(self._repair_begins, struck))
+    def _is_noticed(self, active: ActiveFault, now_ns: int) -> None:
+        if not active.over:
+            self.close(now_ns, active.node, active)
+            self.when_free(now_ns, active.node, partial(self._repair_begins, active))
 
-    def _repair_begins(self, struck: Struck, now_ns: int) -> None:
-        self.agenda.at(now_ns + self.repair_ns(struck.fault.cured_by), partial(self._is_repaired, struck))
+    def _repair_begins(self, active: ActiveFault, now_ns: int) -> None:
+        self.agenda.at(now_ns + self.repair_ns(active.fault.cured_by), partial(self._is_repaired, active))
 
-    def _is_repaired(self, struck: Struck, now_ns: int) -> None:
-        if not struck.over:
-            self.repair(struck.node, struck.fault.cured_by)
-        self.open(now_ns, struck.node, struck)
+    def _is_repaired(self, active: ActiveFault, now_ns: int) -> None:
+        if not active.over:
+            self.repair(active.node, active.fault.cured_by)
+        self.open(now_ns, active.node, active)

@@ -38,14 +38,14 @@ class FleetSharing(TimeSharing):
         self._excluded: dict[int, int] = {}
 
     def vacated(self, now_ns: int, task: int) -> None:
-        struck = self._fleet.ending
-        if struck is None:
+        active = self._fleet.ending
+        if active is None:
             super().vacated(now_ns, task)
             return
         requeues = self._requeues[task] = self._requeues.get(task, 0) + 1
         until_ns = now_ns + pause_ns(requeues, _SETTINGS.requeue_pause_ns, _SETTINGS.requeue_pause_max_ns)
         never: tuple[str, ...] = ()
-        if struck.fault.kind.check and self._excluded.get(task, 0) < self._most[task]:
+        if active.fault.kind.check and self._excluded.get(task, 0) < self._most[task]:
             self._excluded[task] = self._excluded.get(task, 0) + 1
-            never = (self.name_of(struck.node),)
+            never = (self.name_of(active.node),)
         self.machine.apply(RunEnded(task, not_before_ns=until_ns, never=never), now_ns)
