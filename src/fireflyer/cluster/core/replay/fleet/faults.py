@@ -23,10 +23,10 @@ from fireflyer.cluster.core.health.remedies import Remedy, ladder_of
 from fireflyer.cluster.core.replay.fleet.settings import DAY_NS, FleetSettings
 from fireflyer.cluster.core.replay.streams import Stream, cumulated
 
-__all__ = ["KINDS", "SEEN_SHARE", "Fault", "Kind", "Plan", "draw_plan", "faults_of_new_node", "finding_of"]
+__all__ = ["KINDS", "SEEN_SHARE", "Fault", "FaultKind", "Plan", "draw_plan", "faults_of_new_node", "finding_of"]
 
 
-class Kind(NamedTuple):
+class FaultKind(NamedTuple):
     check: str
     """Empty: no check sees it."""
     cause: str
@@ -42,17 +42,17 @@ class Kind(NamedTuple):
 SEEN_SHARE: Final = 0.85
 _COUNTED: Final = 0.70 / 292
 KINDS: Final = (
-    Kind("", "", "high", 0.15, 0.5),
-    Kind("gpu_xid", "xid_74", "high", 0.15, 0.0),
-    Kind("memory_errors", "uncorrected", "high", 54 * _COUNTED, 1.0),
-    Kind("infiniband", "down", "high", 89 * _COUNTED, 0.3),
-    Kind("gpu_xid", "xid_63", "low", 120 * _COUNTED, 1.0, warned=True, at_once=False),
-    Kind("gpu_xid", "xid_64", "high", 1 * _COUNTED, 1.0),
-    Kind("gpu_xid", "xid_79", "high", 15 * _COUNTED, 1.0),
-    Kind("gpu_xid", "xid_94", "high", 7 * _COUNTED, 1.0),
-    Kind("gpu_xid", "xid_95", "high", 6 * _COUNTED, 1.0),
+    FaultKind("", "", "high", 0.15, 0.5),
+    FaultKind("gpu_xid", "xid_74", "high", 0.15, 0.0),
+    FaultKind("memory_errors", "uncorrected", "high", 54 * _COUNTED, 1.0),
+    FaultKind("infiniband", "down", "high", 89 * _COUNTED, 0.3),
+    FaultKind("gpu_xid", "xid_63", "low", 120 * _COUNTED, 1.0, warned=True, at_once=False),
+    FaultKind("gpu_xid", "xid_64", "high", 1 * _COUNTED, 1.0),
+    FaultKind("gpu_xid", "xid_79", "high", 15 * _COUNTED, 1.0),
+    FaultKind("gpu_xid", "xid_94", "high", 7 * _COUNTED, 1.0),
+    FaultKind("gpu_xid", "xid_95", "high", 6 * _COUNTED, 1.0),
 )
-FLAP: Final = Kind("gpu_temperature", "hot", "low", 0.0, 0.0, at_once=False)
+FLAP: Final = FaultKind("gpu_temperature", "hot", "low", 0.0, 0.0, at_once=False)
 _WEIGHTS: Final = cumulated([kind.weight for kind in KINDS])
 _CURES: Final = (0.80, 0.15)
 _SPREAD: Final = 1.0
@@ -67,7 +67,7 @@ class Fault(NamedTuple):
 
     at_ns: int
     """Its first sign."""
-    kind: Kind
+    kind: FaultKind
     part: str
     ends_runs: bool
     """Not so a flap."""
@@ -148,13 +148,13 @@ def _flap(at_ns: int, stream: Stream) -> Fault:
     return Fault(at_ns, FLAP, f"gpu:{part}", False, 0, False, Remedy.TEST, stream.uniform(), SECOND, 0)
 
 
-def _cure(kind: Kind, drawn: float) -> Remedy:
+def _cure(kind: FaultKind, drawn: float) -> Remedy:
     ladder: Sequence[Remedy] = [remedy for remedy in ladder_of(finding_of(kind, "", 0)) if remedy is not Remedy.TEST]
     place = 0 if drawn < _CURES[0] else 1 if drawn < sum(_CURES) else 2
     return ladder[min(place, len(ladder) - 1)]
 
 
-def finding_of(kind: Kind, part: str, now_ns: int) -> Finding:
+def finding_of(kind: FaultKind, part: str, now_ns: int) -> Finding:
     """What its check says. An unseen kind has none; its finding stands for what a person records."""
     return Finding(
         check=kind.check or "unseen", severity=kind.severity, part=part, cause=kind.cause, seen_ns=now_ns,
