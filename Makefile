@@ -137,7 +137,7 @@ bench-netsim: setup  ## The flow simulator: 10,000 GPUs, and random flows beside
 	@scripts/system-packages python3-simgrid
 	$(BIN)/python -m bench netsim --full $(OPTIONS)
 
-bench-operators: setup  ## Health checks, and reports of failures over 10 million jobs and 50 million events
+bench-operators: setup  ## Health checks, reports of failures over 10 million jobs, and 90 days of a fleet with lemon nodes
 	$(BIN)/python -m bench operators --full $(OPTIONS)
 
 bench-fs: setup  ## Reads, writes and delays of the chunk store, beside sockets and disk

@@ -46,7 +46,7 @@ def write_sources(directory: Path) -> None:
 def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     write_sources(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
     said = []
     for command in COMMANDS:
         assert main(command) == 0, command
@@ -57,6 +57,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "sacct.txt: 2 jobs of 2 lines" in said[3]
     assert "journal.json: 1 events of 1 lines" in said[4]
     assert "PCIe error" in said[5]
+    assert "The failure share of large runs falls by" in said[8]
     assert (tmp_path / "failures.html").stat().st_size > 5000
     assert "no node fails so much more often" in said[6]
     assert "most likely: PCIe bus: PCIe error and GPU unavailable together on gpu7" in said[7]

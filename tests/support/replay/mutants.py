@@ -9,6 +9,7 @@ import pytest
 
 from fireflyer.cluster.core.replay import baselines, meter, replay, rooms
 from fireflyer.cluster.core.replay.life import Costs, Parts, cut
+from fireflyer.cluster.core.replay.node_driver import RunEnd
 from fireflyer.cluster.core.replay.replay import Replay
 
 __all__ = ["MUTANTS"]
@@ -26,13 +27,13 @@ def checkpoints_are_productive(patch: pytest.MonkeyPatch) -> None:
 
 def failures_lose_nothing(patch: pytest.MonkeyPatch) -> None:
     end = Replay._end
-    patch.setattr(Replay, "_end", lambda self, run, now_ns, **_: end(self, run, now_ns, saved=True))
+    patch.setattr(Replay, "_end", lambda self, run, now_ns, how, **_: end(self, run, now_ns, how, saved=True))
 
 
 def lost_work_is_productive(patch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Replay, run: Any, now_ns: int, *, saved: bool) -> None:
+    def wrong(self: Replay, run: Any, now_ns: int, how: RunEnd, *, saved: bool) -> None:
         lost_ns = 0 if saved else self._so_far(run, now_ns)[1]
-        end(self, run, now_ns, saved=saved)
+        end(self, run, now_ns, how, saved=saved)
         self._parts = self._parts.plus(Parts(productive=lost_ns, lost=-lost_ns), len(run.nodes))
 
     end = Replay._end

@@ -9,6 +9,7 @@ from fireflyer.cli.reliability.importing import import_command
 from fireflyer.cli.reliability.lemons import lemons_command
 from fireflyer.cli.reliability.mttf import mttf_command
 from fireflyer.cli.reliability.report import report_command
+from fireflyer.cli.reliability.simulate import simulate_command
 from fireflyer.cli.reliability.why import why_command
 
 __all__ = ["command"]
@@ -31,5 +32,5 @@ def command() -> None:
     and Slurm's accounting."""
 
 
-for one in (mttf_command, ettr_command, import_command, report_command, lemons_command, why_command):
+for one in (mttf_command, ettr_command, import_command, report_command, lemons_command, why_command, simulate_command):
     command.add_command(one)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
+
 import msgspec
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.replay.node_driver import Nodes, PlacedRun, RunEnd
 from fireflyer.cluster.core.replay.streams import Stream
 
-__all__ = ["FailureSettings", "Failures"]
+__all__ = ["FailAndRepair", "FailureSettings", "Failures"]
 
 DAY_NS = 86400 * SECOND
 HOUR_NS = 3600 * SECOND
+_FAILED, _REPAIRED = range(2)
 
 
 class FailureSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,3 +56,45 @@ class Failures:
     def repaired_ns(self, node: int, failed_ns: int) -> int:
         drawn = self._streams[node].lognormal(self._settings.repair_median_ns, self._settings.repair_sigma)
         return failed_ns + SECOND + round(drawn)
+
+
+class FailAndRepair:
+    """A driver: a node that fails ends its run, takes no task while it is repaired, and is as good as before."""
+
+    def __init__(self, failures: Failures, nodes: int) -> None:
+        self._failures, self._count = failures, nodes
+        self._agenda: list[tuple[int, int, int]] = []
+        self._nodes: Nodes | None = None
+
+    def begin(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        for node in range(self._count):
+            self._plan_failure(node, 0)
+
+    def next_ns(self) -> int | None:
+        return self._agenda[0][0] if self._agenda else None
+
+    def happen(self, now_ns: int) -> None:
+        nodes = self._nodes
+        if nodes is None:
+            raise InvariantViolation("a driver of nodes was asked before it began")
+        while self._agenda and self._agenda[0][0] <= now_ns:
+            _, kind, node = heapq.heappop(self._agenda)
+            if kind == _FAILED:
+                heapq.heappush(self._agenda, (self._failures.repaired_ns(node, now_ns), _REPAIRED, node))
+                nodes.close(now_ns, node)
+                nodes.fail_run(now_ns, node)
+            else:
+                self._plan_failure(node, now_ns)
+                nodes.open(now_ns, node)
+
+    def started(self, now_ns: int, run: PlacedRun) -> None:
+        pass
+
+    def ended(self, now_ns: int, run: PlacedRun, end: RunEnd) -> None:
+        pass
+
+    def _plan_failure(self, node: int, from_ns: int) -> None:
+        fails_ns = self._failures.next_failure_ns(node, from_ns)
+        if fails_ns is not None:
+            heapq.heappush(self._agenda, (fails_ns, _FAILED, node))

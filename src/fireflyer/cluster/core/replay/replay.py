@@ -1,7 +1,8 @@
 """Replays a trace under a policy: submissions, runs, failures and repairs, one instant after the other.
 
-At each instant: runs that are done, runs that have saved, nodes that fail, nodes that are repaired, tasks that are
-submitted; then the policy decides, and its decisions are checked and performed. Failures do not depend on the policy.
+At each instant: runs that are done, runs that have saved, what befalls nodes (`node_driver`; where no driver is given,
+nodes fail and are repaired), tasks that are submitted; then the policy decides, and its decisions are checked and
+performed. Failures do not depend on the policy.
 The replay ends when every task has finished. Node-time is counted twice, by what nodes did (`Meter`) and by what runs
 did (`life.cut`), and both must agree to the nanosecond.
 """
@@ -16,9 +17,10 @@ import msgspec
 
 from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.base.units import SECOND, format_duration
-from fireflyer.cluster.core.replay.failures import Failures, FailureSettings
+from fireflyer.cluster.core.replay.failures import FailAndRepair, Failures, FailureSettings
 from fireflyer.cluster.core.replay.life import Costs, Parts, cut, run_ns
 from fireflyer.cluster.core.replay.meter import Bucket, Meter, Totals
+from fireflyer.cluster.core.replay.node_driver import NodeDriver, PlacedRun, RunEnd
 from fireflyer.cluster.core.replay.policy import ClusterSettings, Interrupt, Policy, Start
 from fireflyer.cluster.core.replay.trace import TraceTask
 
@@ -26,7 +28,7 @@ __all__ = ["Outcome", "Replay", "ReplaySettings", "TaskLife"]
 
 MAX_DRAIN_NS: Final = 366 * 86400 * SECOND
 FREE: Final = -1
-_FINISHED, _SAVED, _FAILED, _REPAIRED = range(4)
+_FINISHED, _SAVED = range(2)
 
 
 class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +104,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Replay:
     """One trace under one policy."""
 
-    def __init__(self, tasks: Sequence[TraceTask], settings: ReplaySettings, policy: Policy) -> None:
+    def __init__(
+        self, tasks: Sequence[TraceTask], settings: ReplaySettings, policy: Policy, driver: NodeDriver | None = None
+    ) -> None:
         _check(tasks, settings.cluster)
         self._tasks = tuple(tasks)
         self._settings, self._policy = settings, policy
@@ -114,7 +118,8 @@ class Replay:
         self._holder = [FREE] * settings.cluster.nodes
         self._up = [True] * settings.cluster.nodes
         self._healthy, self._allocated = settings.cluster.nodes, 0
-        self._failures = Failures(settings.failures, settings.cluster.nodes, settings.seed)
+        nodes = settings.cluster.nodes
+        self._driver = driver or FailAndRepair(Failures(settings.failures, nodes, settings.seed), nodes)
         self._agenda: list[tuple[int, int, int]] = []
         self._meter, self._parts, self._events = Meter(), Parts(), 0
         last_ns = self._tasks[-1].submit_ns
@@ -125,8 +130,7 @@ class Replay:
 
     def run(self) -> Outcome:
         """Until all tasks have finished. Raises `UsageError` where that takes years."""
-        for node in range(self._settings.cluster.nodes):
-            self._plan_failure(node, 0)
+        self._driver.begin(self)
         while self._unfinished:
             now_ns = self._next_ns()
             if now_ns > self._window_ns[1] + MAX_DRAIN_NS:
@@ -142,6 +146,9 @@ class Replay:
 
     def _next_ns(self) -> int:
         times = [] if not self._agenda else [self._agenda[0][0]]
+        driven_ns = self._driver.next_ns()
+        if driven_ns is not None:
+            times.append(driven_ns)
         if len(self._lives) < len(self._tasks):
             times.append(self._tasks[len(self._lives)].submit_ns)
         woken_ns = self._policy.wake_ns()
@@ -175,12 +182,10 @@ class Replay:
         agenda = self._agenda
         while agenda and agenda[0][0] == now_ns:
             _, kind, number = heapq.heappop(agenda)
-            if kind == _FAILED:
-                self._node_fails(now_ns, number)
-            elif kind == _REPAIRED:
-                self._node_returns(now_ns, number)
-            elif (run := self._runs.get(number)) is not None and (kind == _SAVED) == (run.leaves_ns is not None):
-                self._end(run, now_ns, saved=True)
+            run = self._runs.get(number)
+            if run is not None and (kind == _SAVED) == (run.leaves_ns is not None):
+                self._end(run, now_ns, RunEnd.INTERRUPTED if kind == _SAVED else RunEnd.FINISHED, saved=True)
+        self._driver.happen(now_ns)
         first = len(self._lives)
         while len(self._lives) < len(self._tasks) and self._tasks[len(self._lives)].submit_ns == now_ns:
             self._lives.append(TaskLife(self._tasks[len(self._lives)].work_ns, now_ns))
@@ -188,31 +193,37 @@ class Replay:
             self._events += len(self._lives) - first
             self._policy.submitted(now_ns, range(first, len(self._lives)))
 
-    def _plan_failure(self, node: int, from_ns: int) -> None:
-        fails_ns = self._failures.next_failure_ns(node, from_ns)
-        if fails_ns is not None:
-            heapq.heappush(self._agenda, (fails_ns, _FAILED, node))
+    # --- what the driver of the nodes may do ---
 
-    def _node_fails(self, now_ns: int, node: int) -> None:
+    def run_on(self, node: int) -> PlacedRun | None:
+        holder = self._holder[node]
+        return None if holder == FREE else self._lives[holder].run
+
+    def close(self, now_ns: int, node: int) -> None:
+        if not self._up[node]:
+            raise InvariantViolation(f"node {node} was closed twice")
         self._up[node] = False
         self._healthy -= 1
         self._events += 1
-        heapq.heappush(self._agenda, (self._failures.repaired_ns(node, now_ns), _REPAIRED, node))
         self._policy.node_down(now_ns, node)
-        holder = self._holder[node]
-        if holder != FREE:
-            run = self._lives[holder].run
-            if run is None:
-                raise InvariantViolation(f"node {node} is held by task {holder}, which does not run")
-            self._lives[holder].failures += 1
-            self._end(run, now_ns, saved=False)
 
-    def _node_returns(self, now_ns: int, node: int) -> None:
+    def open(self, now_ns: int, node: int) -> None:
+        if self._up[node]:
+            raise InvariantViolation(f"node {node} was opened twice")
         self._up[node] = True
         self._healthy += 1
         self._events += 1
-        self._plan_failure(node, now_ns)
         self._policy.node_up(now_ns, node)
+
+    def fail_run(self, now_ns: int, node: int) -> None:
+        holder = self._holder[node]
+        if holder == FREE:
+            return
+        run = self._lives[holder].run
+        if run is None:
+            raise InvariantViolation(f"node {node} is held by task {holder}, which does not run")
+        self._lives[holder].failures += 1
+        self._end(run, now_ns, RunEnd.FAILED, saved=False)
 
     def _so_far(self, run: _Run, now_ns: int) -> tuple[Parts, int]:
         """Of a run that has not ended: its parts, and what would be lost if it ended now."""
@@ -220,7 +231,7 @@ class Replay:
         parts, unsaved_ns = cut(stopped_ns - run.started_ns, self._lives[run.task].left_ns, self._costs)
         return parts._replace(save=now_ns - stopped_ns), unsaved_ns
 
-    def _end(self, run: _Run, now_ns: int, *, saved: bool) -> None:
+    def _end(self, run: _Run, now_ns: int, end: RunEnd, *, saved: bool) -> None:
         """The run leaves its nodes: done, or with all of its work saved, or without what is in no checkpoint."""
         life = self._lives[run.task]
         parts, unsaved_ns = self._so_far(run, now_ns)
@@ -244,6 +255,7 @@ class Replay:
         else:
             life.waits_since_ns = now_ns
             self._policy.vacated(now_ns, run.task)
+        self._driver.ended(now_ns, run, end)
 
     def _decide(self, now_ns: int) -> bool:
         """Whether something was killed, so that the policy must be asked again at once."""
@@ -275,6 +287,7 @@ class Replay:
         life.run = self._runs[run.number] = run
         self._allocated += len(nodes)
         heapq.heappush(self._agenda, (now_ns + run_ns(life.left_ns, self._costs), _FINISHED, run.number))
+        self._driver.started(now_ns, run)
 
     def _interrupt(self, interrupt: Interrupt, now_ns: int) -> None:
         run = self._lives[interrupt.task].run
@@ -285,7 +298,7 @@ class Replay:
             run.leaves_ns = now_ns
             heapq.heappush(self._agenda, (now_ns + self._costs.save_ns, _SAVED, run.number))
         else:
-            self._end(run, now_ns, saved=False)
+            self._end(run, now_ns, RunEnd.INTERRUPTED, saved=False)
 
     def _outcome(self) -> Outcome:
         whole = self._totals(self._meter.at_ns)

@@ -42,6 +42,10 @@ class TimeSharing:
     def name(self) -> str:
         return "time sharing"
 
+    def name_of(self, node: int) -> str:
+        """As the machine knows it."""
+        return self._nodes[node].name
+
     def submitted(self, now_ns: int, tasks: Sequence[int]) -> None:
         new = tuple(self._task(task, now_ns) for task in tasks)
         self.machine.apply(events.TasksSubmitted(new), now_ns)
