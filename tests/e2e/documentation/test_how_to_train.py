@@ -24,7 +24,7 @@ from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import resolved
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/train.md").read_text()
-(RECIPE,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+RECIPE, PIPELINE = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
 
 
 def test_every_key_and_every_kind_of_line_is_named() -> None:
@@ -39,6 +39,13 @@ def test_every_key_and_every_kind_of_line_is_named() -> None:
 
 def test_the_recipe_of_the_page_is_one() -> None:
     assert recipe_of(tomllib.loads(RECIPE)).plan.world_size == 2
+
+
+def test_the_plan_of_the_page_with_stages_and_experts_is_one() -> None:
+    tables_of_page = tomllib.loads(RECIPE)
+    tables_of_page["plan"] |= tomllib.loads(PIPELINE)["plan"]
+    recipe = recipe_of(tables_of_page)
+    assert (recipe.plan.world_size, recipe.plan.pipeline, recipe.plan.expert) == (4, 2, 2)
 
 
 @pytest.mark.slow

@@ -101,8 +101,8 @@ class Node:
         (tools / "check_memory").write_text(
             f'#!/bin/sh\nread -r line < {directory}/memory\necho "$line"\nexit ${{line##* }}\n'
         )
-        for tool in tools.iterdir():
-            tool.chmod(0o755)
+        for program in tools.iterdir():
+            program.chmod(0o755)
         (directory / "policy.toml").write_text(POLICY.format(tools=tools))
         self.heals()
 
