@@ -46,5 +46,7 @@ def test_the_older_release_of_tests_says_and_sees_the_fields_before_the_newest_o
     said = older.said(newer)
     assert "health" not in said
     assert said["runs"][0]["doing"] == "x"
-    heard = older.heard(Orders(term=1, version=2, release="9.9", health=HealthOrder(program=("/opt/health",))))
-    assert (heard.version, heard.release, heard.health) == (2, "9.9", None)
+    health = HealthOrder(program=("/opt/health",), follow=("/opt/follow",))
+    heard = older.heard(Orders(term=1, version=2, release="9.9", health=health))
+    assert (heard.version, heard.release) == (2, "9.9")
+    assert heard.health == HealthOrder(program=("/opt/health",)), "of an order the newest field is left out"

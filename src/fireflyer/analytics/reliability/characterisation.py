@@ -324,7 +324,7 @@ def _per_day(connection: Any, first: int, last: int, end_ns: int) -> list[float]
         for day, count, rest in _rows(
             connection,
             f"""SELECT time_ns // {DAY_NS} AS day, sum(parts)::BIGINT,
-                       sum(parts * ({DAY_NS} - time_ns % {DAY_NS}) / {DAY_NS})
+                       sum(parts * (({DAY_NS} - time_ns % {DAY_NS}) / {DAY_NS}))
                 FROM (SELECT parts, {time} AS time_ns FROM sized WHERE start_ns < coalesce(end_ns, {end_ns}))
                 GROUP BY day""",
         ):

@@ -44,8 +44,8 @@ def training_time(connection: Any, *, end_ns: int) -> TrainingTime | None:
                  coalesce(end_ns, {end_ns}) AS end_ns, gpus
           FROM sized WHERE start_ns IS NOT NULL
         ), runs AS (
-          SELECT job, count(*) AS attempts, max(gpus) * (max(end_ns) - min(submit_ns)) / {_HOUR_NS} AS wall,
-                 sum(gpus * (end_ns - start_ns)) / {_HOUR_NS} AS gpu_hours
+          SELECT job, count(*) AS attempts, max(gpus) * ((max(end_ns) - min(submit_ns)) / {_HOUR_NS}) AS wall,
+                 sum(gpus * ((end_ns - start_ns) / {_HOUR_NS})) AS gpu_hours
           FROM attempts GROUP BY job
         ), broke AS (
           SELECT job, sum(least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) / 3600 * gpus) AS lost

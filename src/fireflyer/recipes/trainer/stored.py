@@ -9,7 +9,6 @@ its state is divided alike, and a checkpoint of one plan is restored by another.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +55,14 @@ class StoredModel(nn.Module):
         *path, own = name.split(".")
         holder: nn.Module = self
         for step in path:
-            if step not in holder._modules:  # noqa: SLF001 - a module has no public way to ask by one name
-                holder.add_module(step, nn.Module())
-            holder = cast("nn.Module", holder._modules[step])  # noqa: SLF001
+            children = dict(holder.named_children())
+            if step not in children:
+                children[step] = nn.Module()
+                holder.add_module(step, children[step])
+            holder = children[step]
         if not isinstance(value, nn.Parameter):
             holder.register_buffer(own, value)
-        elif own not in holder._parameters:  # noqa: SLF001 - a stage may have it twice: embedding and head
+        elif own not in dict(holder.named_parameters(recurse=False)):  # a stage may have it twice: embedding and head
             stored = value
             if divided:
                 stored = nn.Parameter(self._of_all(value.detach()), requires_grad=value.requires_grad)

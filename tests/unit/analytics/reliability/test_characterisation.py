@@ -264,3 +264,12 @@ def test_a_job_that_left_a_faulty_node_has_failed_and_trained_less_than_it_waite
     assert found.training.goodput == pytest.approx(3.5 / 4), "half an hour of four is lost"
     assert found.training.ettr == pytest.approx(3.5 / 5), "job 1 waited for an hour"
     assert "Time that was trained" in render_page(found)
+
+
+def test_the_time_of_the_largest_jobs_of_a_year_is_counted(tmp_path: Path) -> None:
+    """131,072 GPUs for 300 days are more nanoseconds than 64 bits have."""
+    write_jobs(tmp_path, [job(1, "COMPLETED", 0, 300 * DAY_S, "gpu[1-16384]", 131_072, 16_384)])
+    found = characterised(tmp_path)
+    assert found.training is not None
+    assert found.training.gpu_hours == pytest.approx(131_072 * 300 * 24)
+    assert found.training.ettr == pytest.approx(1)

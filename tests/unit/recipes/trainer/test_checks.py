@@ -47,7 +47,7 @@ def planned(**plan: Any) -> Recipe:
         {"replicate": 2, "precision": {"parameters": "fp32", "compute": "fp8"}},
         {"tensor": 2, "shard": 2, "zero": 3},
         {"pipeline": 2},
-        {"pipeline": 2, "replicate": 2, "schedule": "zb-h1", "recompute": "full"},
+        {"pipeline": 2, "replicate": 2, "schedule": "1f1b", "recompute": "full"},
     ],
 )
 def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
@@ -65,8 +65,10 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
         ({"pipeline": 2, "tensor": 2}, "pipeline = 2 with tensor = 2: the trainer has either"),
         (
             {"pipeline": 2, "schedule": "zb-h1", "recompute": "operators"},
-            "recompute = 'operators' with schedule = 'zb-h1', which runs a backward pass in two parts",
+            "recompute = 'operators' with schedule = 'zb-h1', which runs a backward pass in parts",
         ),
+        ({"pipeline": 2, "schedule": "zb-h1", "recompute": "blocks"}, "use recompute = 'none', or schedule = '1f1b'"),
+        ({"pipeline": 2, "schedule": "zbv", "recompute": "full"}, "recompute = 'full' with schedule = 'zbv'"),
         ({"pipeline": 4}, "2 layers and the output head do not give 4 stages one each"),
         ({"tensor": 4}, "2 attention heads do not divide into tensor = 4 parts"),
         ({"replicate": 3}, "8 sequences do not divide into micro-batches of 2 for 3 data-parallel ranks"),
@@ -74,6 +76,7 @@ def test_these_plans_are_executed(plan: dict[str, Any]) -> None:
         ({"precision": {"parameters": "bf16"}}, "precision.parameters = 'bf16' is for zero 1 to 3"),
         ({"precision": {**FP32, "moments": "bf16"}}, "precision.moments = 'bf16': moments are kept in FP32"),
         ({"precision": {**FP32, "dispatch": "fp8"}}, "precision.dispatch = 'fp8'"),
+        ({"precision": {"compute": "fp8", "combine": "fp8"}}, "precision.combine = 'fp8': tokens are exchanged"),
         ({"tensor": 2, "precision": {"parameters": "fp32", "compute": "fp8"}}, "FP8 layers are not divided"),
     ],
 )

@@ -54,10 +54,10 @@ def _degrees(recipe: Recipe) -> Iterator[str]:
             yield f"{name} = {value}: Hugging Face models are not divided so; use {name} = 1"
         for other, degree in others.items() if value > 1 else ():
             yield f"{name} = {value} with {other} = {degree}: the trainer has either; use replicate, and {_OFF[other]}"
-    if plan.recompute == "operators" and plan.pipeline > 1 and plan.schedule in _SPLIT:
+    if plan.recompute != "none" and plan.pipeline > 1 and plan.schedule in _SPLIT:
         yield (
-            f"recompute = 'operators' with schedule = {plan.schedule!r}, which runs a backward pass in two parts, each "
-            "of which computes again; use recompute = 'blocks', or schedule = '1f1b'"
+            f"recompute = {plan.recompute!r} with schedule = {plan.schedule!r}, which runs a backward pass in parts, "
+            "each of which computes again; use recompute = 'none', or schedule = '1f1b'"
         )
     if plan.expert > 1 and plan.pipeline > 1 and plan.schedule == "dualpipe":
         yield f"expert = {plan.expert} with schedule = 'dualpipe', which has each expert twice; use another schedule"
@@ -78,7 +78,9 @@ def _precision(plan: ParallelPlan) -> Iterator[str]:
         yield f"precision.compute = 'fp8' with tensor = {plan.tensor}: FP8 layers are not divided; use tensor = 1"
     for name in ("activations", "dispatch", "combine"):
         value, usual = getattr(precision, name), getattr(Precision(), name)
-        if value not in (usual, precision.compute):
+        if name != "activations" and value == "fp8":
+            yield f"precision.{name} = 'fp8': tokens are exchanged as they are computed; leave it out"
+        elif value not in (usual, precision.compute):
             yield f"precision.{name} = {value!r}: it is that of compute, {precision.compute!r}, or left out"
 
 
