@@ -1,6 +1,7 @@
 // Nodes that their checks have found faulty: why, what is to be done next, and what was done.
 
 import * as api from "./api.js";
+import { commands } from "./commands.js";
 import { clock, duration, el, many, state, table } from "./dom.js";
 
 // Nodes in service, or about to be.
@@ -13,18 +14,8 @@ export function healthPage(me) {
   const cards = el("div.cards");
   const list = el("div");
   const repair = el("div");
-  const said = el("p", { role: "status" });
+  const { said, act } = commands(() => refresh());
   let asked = null;
-  async function act(type, fields) {
-    try {
-      said.className = "dim";
-      said.textContent = (await api.command(type, fields)).text;
-    } catch (error) {
-      said.className = "error";
-      said.textContent = error.message;
-    }
-    await refresh();
-  }
   function record(node) {
     const remedy = window.prompt(`What was done to ${node}? One of: ${REMEDIES.join(", ")}`);
     if (remedy) act("RecordRepair", { node, remedy: remedy.trim().toLowerCase() });

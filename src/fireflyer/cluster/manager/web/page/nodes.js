@@ -1,6 +1,7 @@
 // Nodes by zone and leaf switch, coloured by state, and a table of them.
 
 import * as api from "./api.js";
+import { commands } from "./commands.js";
 import { duration, el, many, state, table } from "./dom.js";
 
 // A table of more rows is slow to draw and nobody reads it; the cells above it show all nodes.
@@ -13,18 +14,8 @@ export function nodesPage(me) {
   const places = el("div");
   const list = el("div");
   const count = el("span.dim", { role: "status" });
-  const said = el("p", { role: "status" });
+  const { said, act } = commands(() => refresh());
   let found = [];
-  async function act(type, fields) {
-    try {
-      said.className = "dim";
-      said.textContent = (await api.command(type, fields)).text;
-    } catch (error) {
-      said.className = "error";
-      said.textContent = error.message;
-    }
-    await refresh();
-  }
   function buttons(node) {
     if (!me.roles.length) return "";
     if (node.drain_reason || /drain/.test(node.state)) return el("button", { "aria-label": `Resume ${node.name}`, onclick: () => act("ResumeNode", { node: node.name }) }, "Resume");
