@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from fireflyer.base.units import SECOND
 
-__all__ = ["Duration", "WholeNumber"]
+__all__ = ["Duration", "PositiveNumber", "WholeNumber"]
 
 _DURATION = re.compile(r"([0-9]{1,6})(s|m|h|d)")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -19,6 +20,21 @@ class WholeNumber(click.IntRange):
     """`click.IntRange` whose error for "two" says that it is no integer, not that it is no "integer range"."""
 
     name = "integer"
+
+
+class PositiveNumber(click.FloatRange):
+    """Finite and above 0."""
+
+    name = "number"
+
+    def __init__(self) -> None:
+        super().__init__(min=0.0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 class Duration(click.ParamType[Any]):

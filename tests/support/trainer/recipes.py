@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pytest
 
 from fireflyer.data import RecordSetWriter
 
@@ -54,7 +53,8 @@ def write_tokens(directory: Path, names: tuple[str, ...] = ("a", "b", "held"), *
 
 def write_llama(directory: Path) -> dict[str, Any]:
     """The configuration of a tiny Llama; returns the model table of a recipe in `directory`."""
-    transformers = pytest.importorskip("transformers")  # takes seconds, and not every test of recipes needs it
+    import transformers  # takes seconds, and not every test of recipes needs it
+
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=32,

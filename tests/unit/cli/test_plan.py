@@ -183,6 +183,7 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--traffic", "storage-reads"), 'no nodes of kind "storage"'),
         (("--traffic", "storage-reads", "--lanes", "1:1"), "--lanes adds reads to traffic between nodes"),
         (("--traffic", "ring", "--back-pressure", "--size", "1TiB"), "fewer bytes, or larger packets"),
+        (("--traffic", "storage-reads", "--size", "0"), "--size 0 leaves nothing to send"),
     ],
 )
 def test_mistakes_in_traffic_are_one_line(
@@ -260,3 +261,10 @@ def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "give both" in refused(capsys, "node", "pcie-a100", "--experts", "1MiB")
     assert "use h800, pcie-a100 or a TOML file" in refused(capsys, "node", str(tmp_path / "none.toml"))
     assert "do not divide over 3 sockets" in refused(capsys, "node", "pcie-a100", "--sockets", "3")
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "0", "-1", "1e999"])
+@pytest.mark.parametrize("option", ["--network", "--bandwidth", "--gpu-tflops"])
+def test_rates_of_a_model_are_finite_numbers(capsys: pytest.CaptureFixture[str], option: str, number: str) -> None:
+    said = refused(capsys, "model", "config.json", option, number)
+    assert "finite number" in said or "is not in the range" in said

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from fireflyer.cli.completion import complete_file
-from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.numbers import PositiveNumber, WholeNumber
 
 if TYPE_CHECKING:
     from fireflyer.codesign.model import ModelShape
@@ -51,13 +51,13 @@ Examples:
 @click.argument("config", metavar="CONFIG", shell_complete=complete_file)
 @click.option("--sequence", metavar="TOKENS", type=WholeNumber(min=1, max=1 << 24), default=4096, show_default=True,
               help="Tokens of a sequence.")  # fmt: skip
-@click.option("--bandwidth", metavar="GB/S", type=click.FloatRange(min=0.0, min_open=True), default=1555.0,
+@click.option("--bandwidth", metavar="GB/S", type=PositiveNumber(), default=1555.0,
               show_default=True, help="Of the memory from which tokens are decoded.")  # fmt: skip
 @click.option("--tokens", metavar="N", type=WholeNumber(min=1, max=1 << 16), default=32, show_default=True,
               help="Of a micro-batch of a device, with experts on many devices.")  # fmt: skip
-@click.option("--network", metavar="GB/S", type=click.FloatRange(min=0.0, min_open=True), default=50.0,
+@click.option("--network", metavar="GB/S", type=PositiveNumber(), default=50.0,
               show_default=True, help="Of a device, over which tokens go to experts.")  # fmt: skip
-@click.option("--gpu-tflops", metavar="TFLOPS", type=click.FloatRange(min=0.0, min_open=True),
+@click.option("--gpu-tflops", metavar="TFLOPS", type=PositiveNumber(),
               help="That a GPU delivers: also print how to divide GPUs into prefill and decoding.")  # fmt: skip
 @click.option("--answer", metavar="TOKENS", type=WholeNumber(min=1, max=1 << 24), default=1000, show_default=True,
               help="Of an answer to a prompt of --sequence tokens.")  # fmt: skip

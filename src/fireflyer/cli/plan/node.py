@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fireflyer.base.errors import UsageError
-from fireflyer.cli.numbers import WholeNumber
+from fireflyer.cli.numbers import PositiveNumber, WholeNumber
 from fireflyer.cli.train.plan import node_names, read_node
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ Examples:
 @click.argument("node", metavar="NODE", shell_complete=complete_node)
 @click.option("--sockets", metavar="N", type=WholeNumber(min=1, max=64), default=2, show_default=True,
               help="That divide GPUs, NICs and memory.")  # fmt: skip
-@click.option("--peer", metavar="GB/S", type=click.FloatRange(min=0.0, min_open=True),
+@click.option("--peer", metavar="GB/S", type=PositiveNumber(),
               help="Between a GPU and a NIC or another GPU through a socket: also print what a ring over PCIe "
               "reaches.")  # fmt: skip
 @click.option("--experts", metavar="SIZE", help="That each GPU gets from the network, with --cache.")
 @click.option("--cache", metavar="SIZE", help="That each GPU gets from host memory at the same time.")
-@click.option("--expert-weight", metavar="W", type=click.FloatRange(min=0.0, min_open=True), default=15.0,
+@click.option("--expert-weight", metavar="W", type=PositiveNumber(), default=15.0,
               show_default=True, help="Of a traffic class for experts; that of the cache is 1.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def node_command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from fireflyer.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,6 +25,9 @@ MAX_FAILURES: Final = 1024
 _FAILURE = re.compile(r"(\D.*?)([0-9]{1,9})-(\D.*?)([0-9]{1,9})(?:@([0-9.]{1,12})(?:-([0-9.]{1,12}))?)?")
 STORAGE: Final = "storage"
 TRAINING_LANE, STORAGE_LANE = 0, 1
+
+
+_ACCESS: Final[Mapping[str, Literal["read", "write"]]] = {"storage-reads": "read", "storage-writes": "write"}
 
 
 class TrafficOptions(NamedTuple):
@@ -48,7 +51,7 @@ class TrafficOptions(NamedTuple):
     @property
     def access(self) -> Literal["read", "write"] | None:
         """Of storage; None: nodes send to each other."""
-        return {"storage-reads": "read", "storage-writes": "write"}.get(self.pattern)  # type: ignore[return-value]
+        return _ACCESS.get(self.pattern)
 
 
 def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
@@ -85,6 +88,12 @@ def _ends(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
     from fireflyer.base.units import parse_bytes
 
     nbytes = parse_bytes(given.size)
+    if not nbytes:
+        raise UsageError("--size 0 leaves nothing to send; give 1 or more bytes")
+    if given.access is not None and not _clients(fabric):
+        raise UsageError(
+            f"--traffic {given.pattern} is of nodes that read and write, and {fabric.name} has storage only"
+        )
     weights = (1.0,) if given.lanes is None else _weights(given.lanes)
     transfers = _transfers(fabric, given, nbytes, reads=given.lanes is not None)
     finish_s, cut_off = _simulated(fabric, given, transfers, weights)

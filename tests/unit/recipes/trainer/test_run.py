@@ -106,7 +106,8 @@ def test_changed_settings_of_the_optimizer_count_from_the_next_start_on(
 @pytest.mark.slow  # imports of seconds
 def test_a_model_of_transformers_is_trained_as_by_a_loop_of_ones_own(base: Path) -> None:
     """Its weights are drawn with the seed of the recipe."""
-    transformers = pytest.importorskip("transformers")
+    import transformers  # takes seconds, and not every test needs it
+
     recipe = resolved(recipe_of(raw_recipe(model=write_llama(base))), str(base))
     trainer.run_recipe(recipe, identity_of(recipe))
     lines = read_metrics(str(base / "metrics.jsonl"))
