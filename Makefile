@@ -82,21 +82,24 @@ test: lint  ## Lint and the test suite, under 10 minutes on 2 cores
 # machine with nothing else to do.
 WAITING := $(BIN)/pytest -q --processor-time --durations 40 --durations-min 8 -n $$(($(WORKERS) + 4)) --dist worksteal
 
-test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills
+# TURNS=3: a third of the slow test files, another with each commit, and those that changed lately; one of the sanitizers.
+TURNS ?= 1
+
+test-slow: setup  ## Sanitizers, wider simulations, clusters, many kills (TURNS=3: the third that this commit runs)
 	@scripts/system-packages $(SLOW_PACKAGES)
 	@mkdir -p build
-	make WORKERS=1 native-build tidy >build/beside.log 2>&1 & beside=$$!; \
+	make WORKERS=1 TURNS=$(TURNS) native-build tidy >build/beside.log 2>&1 & beside=$$!; \
 	trap 'kill $$beside 2>/dev/null || true' EXIT; \
-	$(WAITING) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --timeout 900; \
+	$(WAITING) --slow-files -m "slow and not gpu and (rotates or not (campaign and processes))" --rotate-campaigns 50 --turns $(TURNS) --timeout 900; \
 	trap - EXIT; wait $$beside || { cat build/beside.log; exit 1; }
 	@grep clang-tidy: build/beside.log
-	$(MAKE) native-tests
+	$(MAKE) native-tests TURNS=$(TURNS)
 
 native-tests: setup
-	scripts/native-tests
+	TURNS=$(TURNS) scripts/native-tests
 
 native-build: setup
-	JOBS=$(WORKERS) nice -n 10 scripts/native-tests build
+	TURNS=$(TURNS) JOBS=$(WORKERS) nice -n 10 scripts/native-tests build
 
 # At a lower priority: it takes the processors while the tests of the sanitizers wait.
 tidy: setup

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.support import processor_time
-from tests.support.campaigns.shards import commit_count, expected_s, parts
+from tests.support.campaigns.shards import changed_lately, commit_count, expected_s, in_turn, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
 from tests.support.fs.clusters.local_cluster import shared_cluster, whole_session_cluster
 from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
@@ -52,6 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "of the selected campaigns of each kind, with processes and without, run the part of this commit only: at "
     text += "most so much processor time"
     parser.addoption("--rotate-campaigns", type=float, metavar="SECONDS", help=text)
+    text = (
+        "of the slow tests that are no campaigns, run the files whose turn it is with this commit, one of N parts, and "
+    )
+    text += "those that a commit of the twelve hours before it changed"
+    parser.addoption("--turns", type=int, metavar="N", help=text)
     text = "show which tests and files took most processor time"
     parser.addoption("--processor-time", action="store_true", help=text)
     text = "import only files whose text names the markers of slow tests; for use with -m"
@@ -99,17 +104,39 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out: set[pytest.Item] = set()
     most_s: float | None = config.getoption("--rotate-campaigns")
-    if most_s is None:
-        return
+    if most_s is not None:
+        left_out |= _campaigns_of_other_commits(items, most_s)
+    turns: int | None = config.getoption("--turns")
+    if turns is not None:
+        left_out |= _slow_tests_of_other_commits(items, turns)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _campaigns_of_other_commits(items: list[pytest.Item], most_s: float) -> set[pytest.Item]:
     campaigns = [item for item in items if item.get_closest_marker("campaign") is not None]
     left_out, number = set(campaigns), commit_count()
     for with_processes in (True, False):  # each in turn: there is far more to compute than there is to start
         kind = [item for item in campaigns if (item.get_closest_marker("processes") is not None) is with_processes]
         found = parts([expected_s(item) for item in kind], most_s)
         left_out -= {kind[position] for position in found[number % len(found)]} if found else set()
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    return left_out
+
+
+def _slow_tests_of_other_commits(items: list[pytest.Item], turns: int) -> set[pytest.Item]:
+    number, changed = commit_count(), changed_lately(hours=12)
+    paths = {path: path.relative_to(TESTS.parent).as_posix() for path in {item.path for item in items}}
+    others = {path for path, name in paths.items() if name not in changed and not in_turn(name, number, turns)}
+    return {
+        item
+        for item in items
+        if item.path in others
+        and item.get_closest_marker("slow") is not None
+        and item.get_closest_marker("campaign") is None
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,16 @@
-"""Which campaigns `make test-slow` runs: a part that changes with each commit, so that some commits see them all."""
+"""Which campaigns and slow files are in turn: a part that changes with each commit, so that some commits see all."""
 
 from __future__ import annotations
 
 import subprocess
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-__all__ = ["campaign", "commit_count", "expected_s", "parts", "rotating"]
+__all__ = ["campaign", "changed_lately", "commit_count", "expected_s", "in_turn", "parts", "rotating"]
 
 REPOSITORY: Final = Path(__file__).parents[3]
 
@@ -52,11 +53,31 @@ def expected_s(item: pytest.Item) -> float:
     return float(stated)
 
 
+def in_turn(path: str, number: int, turns: int) -> bool:
+    """Whether the file (POSIX path in the repository) is in the part of commit `number`, of `turns` parts.
+
+    The part of a file depends on its path alone, so that a new file moves no other one.
+    """
+    return (zlib.crc32(path.encode()) - number) % turns == 0
+
+
+def changed_lately(hours: float) -> frozenset[str]:
+    """POSIX paths of what commits changed within `hours` before the last one; none outside a repository."""
+    newest = _git("log", "-1", "--format=%ct").strip()
+    if not newest:
+        return frozenset()
+    since = int(newest) - int(hours * 3600)
+    return frozenset(_git("log", f"--since={since}", "--name-only", "--format=", "-m", "--first-parent").split("\n"))
+
+
 def commit_count() -> int:
     """How many commits lead to this one; 0 outside a repository."""
-    command = ["git", "-C", str(REPOSITORY), "rev-list", "--count", "HEAD"]
+    return int(_git("rev-list", "--count", "HEAD") or 0)
+
+
+def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        command = ["git", "-C", str(REPOSITORY), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return 0
-    return int(done.stdout)
+        return ""

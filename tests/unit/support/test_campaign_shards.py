@@ -1,10 +1,16 @@
-"""The campaigns of one commit take a bounded time, and those of enough commits are all that fit."""
+"""The campaigns of one commit take a bounded time, those of enough commits are all that fit; slow files take turns."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.campaigns.shards import parts
+from tests.support.campaigns.shards import in_turn, parts
+from tests.support.campaigns.slow_files import can_have_slow_tests
+
+TESTS: Final = Path(__file__).parents[2]
 
 
 def test_parts_are_consecutive_and_leave_out_what_is_too_long() -> None:
@@ -20,3 +26,16 @@ def test_each_campaign_that_fits_is_in_one_part(costs_s: list[float]) -> None:
     found = parts(costs_s, 100)
     assert [position for part in found for position in part] == [p for p, cost in enumerate(costs_s) if cost <= 100]
     assert all(0 < sum(costs_s[position] for position in part) <= 100 + 1e-9 for part in found)
+
+
+@given(st.text(min_size=1, max_size=30), st.integers(0, 10_000), st.integers(1, 5))
+def test_each_file_is_in_turn_with_one_of_so_many_commits_as_there_are_parts(path: str, first: int, turns: int) -> None:
+    assert sum(in_turn(path, number, turns) for number in range(first, first + turns)) == 1
+
+
+def test_the_turns_of_the_slow_files_are_of_like_size() -> None:
+    slow = [path for path in TESTS.rglob("test_*.py") if can_have_slow_tests(path, TESTS)]
+    names = [path.relative_to(TESTS.parent).as_posix() for path in slow]
+    counts = [sum(in_turn(name, number, 3) for name in names) for number in range(3)]
+    assert sum(counts) == len(names)
+    assert min(counts) > len(names) / 5, counts
