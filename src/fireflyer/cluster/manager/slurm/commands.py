@@ -19,6 +19,7 @@ from fireflyer.cluster.core.slurm.fleet import (
     REASON_FORMAT,
     FleetNode,
     NodeJob,
+    parse_drains,
     parse_fleet,
     parse_node_jobs,
 )
@@ -48,6 +49,7 @@ _AWAY: Final = re.compile(
     re.IGNORECASE,
 )
 """What its commands print when slurmctld may or may not have heard of them."""
+_HOLDING: Final = "RUNNING,CONFIGURING,COMPLETING,SUSPENDED,STOPPED,SIGNALING,STAGE_OUT"
 _KEPT: Final = ("PATH", "SLURM_CONF", "LANG", "LD_LIBRARY_PATH")
 
 
@@ -102,9 +104,14 @@ class SlurmCommands:
         rows = await self._run([*command, f"--format={FLEET_FORMAT}"])
         return parse_fleet(rows, await self._run([*command, f"--format={REASON_FORMAT}"]))
 
-    async def jobs_on(self, node: str) -> tuple[NodeJob, ...]:
-        """That run there."""
-        command = ["squeue", "--noheader", "--all", "--states=RUNNING", f"--nodelist={_checked(node)}"]
+    async def drains(self, node: str) -> bool:
+        """Of one node, which costs slurmctld less than `fleet`."""
+        return parse_drains(await self._run(["scontrol", "--oneliner", "show", "node", _checked(node)]), node)
+
+    async def jobs_on(self, node: str, *, running: bool = True) -> tuple[NodeJob, ...]:
+        """That run there; or all that have processors of it."""
+        states = "RUNNING" if running else _HOLDING
+        command = ["squeue", "--noheader", "--all", f"--states={states}", f"--nodelist={_checked(node)}"]
         return parse_node_jobs(await self._run([*command, f"--Format={NODE_JOB_FORMAT}"]))
 
     async def requeue(self, slurm_id: int) -> None:
