@@ -274,6 +274,29 @@ def test_the_job_of_a_prolog_does_not_make_its_node_busy(
     assert [one.event for one in kept(node).pending] == ([] if drains else [MADE])
 
 
+def test_figures_say_how_the_node_was_left(node: Path, cluster: Slurm) -> None:
+    file = node / "ff.prom"
+
+    def left() -> tuple[str, bool]:
+        """And whether a fault is in the same file."""
+        text = file.read_text()
+        state = re.findall(r'slurm_node\{state="(\w+)"\} 1', text)[0]
+        return state, 'findings{check="site_raid",severity="high"} 1' in text
+
+    assert slurm(node, "prolog", "--prometheus", str(file)) == 0
+    assert not file.exists(), "Slurm was not asked"
+    assert slurm(node, "check", "--prometheus", str(file)) == 0
+    assert left() == ("serves", False)
+    (node / "broken").touch()
+    cluster.set(hangs="x")
+    assert slurm(node, "check", "--limit", "1s", "--prometheus", str(file)) == 1
+    assert left() == ("unknown", True)
+    (cluster.directory / "hangs").unlink()
+    assert slurm(node, "check", "--prometheus", str(file)) == 0
+    assert left() == ("drained", True)
+    assert slurm(node, "check", "--prometheus", str(node / "none" / "x")) == 0, "a job of another program"
+
+
 def test_the_log_of_the_system_has_what_was_done(tmp_path: Path, capsys: Capture) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.bind(str(tmp_path / "log"))

@@ -158,7 +158,7 @@ def test_what_we_wrote_is_ours_until_it_is_edited(words: str, part: str, once: b
 def test_a_fault_drains_the_node(event: HealthEvent, busy: bool) -> None:
     decision = decided(node(busy=busy), evidence=found(event))
     assert decision.drain == drain_reason("a", event)
-    assert decision[2:] == (False, False, False)
+    assert decision[2:] == (False, False, False, False)
 
 
 def test_jobs_are_requeued_by_a_high_fault_only_and_a_prolog_refuses_its_job() -> None:

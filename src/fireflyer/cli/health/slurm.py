@@ -41,6 +41,10 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 @click.argument("step", type=click.Choice(["check", "prolog", "epilog", "resume"]))
 @click.option("--policy", "policy_path", metavar="FILE", shell_complete=complete_file, help="As for `ff health`.")
 @click.option("--state", metavar="DIR", shell_complete=complete_directory, help="As for `ff health`; used: DIR/slurm.")
+@click.option(
+    "--prometheus", metavar="FILE", shell_complete=complete_file,
+    help="Write figures of the round, and of the node in Slurm, for node_exporter.",
+)  # fmt: skip
 @click.option("--node", metavar="NAME", help="Of this node in Slurm.  [default: SLURMD_NODENAME, or of the host]")
 @click.option(
     "--breaker-share", type=click.FloatRange(0, 1), metavar="SHARE", default=0.05, show_default=True,
@@ -65,7 +69,7 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )  # fmt: skip
 def slurm_command(
     *, step: Step, policy_path: str | None, state: str | None, node: str | None, breaker_share: float, requeues: int,
-    probes: int, spacing: int, limit: int, back_off: int,
+    probes: int, spacing: int, limit: int, back_off: int, prometheus: str | None,
 ) -> int:  # fmt: skip
     """Run the checks of this node. A fault of low or high severity drains it in Slurm, and one of high severity
     requeues its jobs. A node that was drained by this serves again when its checks pass, after some faults only by
@@ -101,7 +105,12 @@ def slurm_command(
 
     log = SlurmLog(quiet=step == "resume")
     try:
-        done = made(log).look(step)
+        looking = made(log)
+        try:
+            done = looking.look(step)
+        finally:
+            if prometheus is not None and looking.state:
+                _write(prometheus, looking, log)
     except FireflyerError as error:
         if step in ("check", "resume"):
             log.note_error(str(error))
@@ -111,3 +120,12 @@ def slurm_command(
     if step == "resume":
         return 0 if done.undrain else 1
     return EXIT_REFUSED if done.refuse else 0
+
+
+def _write(path: str, looked: NodeOfSlurm, log: SlurmLog) -> None:
+    from fireflyer.cli.health.figures import slurm_figures, write_figures
+
+    try:
+        write_figures(path, looked.events, looked.evidence, [slurm_figures(looked.state)])
+    except FireflyerError as error:
+        log.fail(f"no figures: {error}")

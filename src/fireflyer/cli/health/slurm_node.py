@@ -31,6 +31,7 @@ from fireflyer.cluster.core.slurm.fleet import FleetNode
 from fireflyer.cluster.core.slurm.node_record import DrainRecord
 from fireflyer.cluster.manager.slurm.commands import SlurmCommands
 from fireflyer.validators.checks.rounds import HealthRounds
+from fireflyer.validators.core.checks.evidence import Evidence as CheckEvidence
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
 __all__ = ["NodeOfSlurm"]
@@ -63,6 +64,11 @@ class NodeOfSlurm:
         self._log = log
         self._job = job
         self._record = DrainRecord()
+        self.events: tuple[HealthEvent, ...] = ()
+        self.evidence: CheckEvidence | None = None
+        """Of the full round."""
+        self.state = ""
+        """One of `SLURM_STATES` as the look has left the node; empty: Slurm was not asked."""
 
     def look(self, step: Step) -> Decision:
         """The last decision, after it was carried out. A prolog or epilog without a fault asks Slurm nothing. Raises
@@ -70,7 +76,9 @@ class NodeOfSlurm:
         the next look."""
         with self._memory.alone(self._limit_s * _SHARE_OF_LOCK):
             rounds = self._memory.rounds()
-            found = findings_in(rounds.run(self._policy, save=False, ends_s=self._tools_end_s))
+            self.events = tuple(rounds.run(self._policy, save=False, ends_s=self._tools_end_s))
+            self.evidence = rounds.evidence
+            found = findings_in(self.events)
             sure = self._sure(step, found, _boot_of(rounds))
             done = None
             if sure:
@@ -119,6 +127,7 @@ class NodeOfSlurm:
     def _act(self, step: Step, faults: tuple[HealthEvent, ...], found: Findings, rounds: HealthRounds) -> Decision:
         """Whatever becomes of it: what is not done is remembered, and only then counted as told."""
         evidence = Evidence(faults, found.passed, validated=step == "resume", not_run=found.not_run)
+        self.state = "unknown"
         try:
             return asyncio.run(self._in_time(step, evidence))
         finally:
@@ -137,7 +146,9 @@ class NodeOfSlurm:
             raise Timeout(words) from None
 
     async def _without_fault(self, step: Step, evidence: Evidence) -> Decision:
-        if await self._commands.drains(self._name):
+        drains = await self._commands.drains(self._name)
+        self.state = "drained" if drains else "serves"
+        if drains:
             fleet = await self._commands.fleet(self._name)
             node = fleet.get(self._name)
             if node is not None and is_own(node):
@@ -167,6 +178,7 @@ class NodeOfSlurm:
             fleet = await self._fleet()
             decision = self._decided(step, fleet, evidence, fresh=fresh)
         node = fleet.get(self._name)
+        self.state = "drained" if node is not None and node.drains else "held" if decision.held else "serves"
         if node is not None and decision.undrain:
             self._record = self._record.taken_back()
             return await self._serve_again(node, decision)
@@ -199,6 +211,7 @@ class NodeOfSlurm:
             self._log.say(words)
             return Decision(words)
         await self._commands.undrain(self._name)
+        self.state = "held" if decision.held else "serves"
         return decision
 
     async def _requeue(self) -> None:

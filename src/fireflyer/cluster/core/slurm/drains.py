@@ -67,6 +67,8 @@ class Decision(NamedTuple):
     """Jobs of the node leave it."""
     refuse: bool = False
     """The job whose prolog this is must not start here."""
+    held: bool = False
+    """By the breaker: a fault stays without consequence."""
 
 
 # --- whose drain ---
@@ -153,7 +155,7 @@ def decide(
         return Decision(f"{_told(fault)}; drained already, not by ff: {node.reason or 'no reason given'}")
     held = _held(node, fleet, limits.breaker_share)
     if held and (fresh or not node.drains):
-        return Decision(f"{_told(fault)}; {held}", undrain=node.drains)
+        return Decision(f"{_told(fault)}; {held}", undrain=node.drains, held=True)
     event = _event_of(evidence.faults, busy=node.busy)
     if not node.drains or (event is not None and not _needs_validation(node)):
         return Decision(_told(fault), drain=drain_reason(name, fault, event if event is not fault else None))
