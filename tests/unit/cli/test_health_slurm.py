@@ -34,11 +34,12 @@ echo "$(/usr/bin/basename $0) $*" >> calls
 case "$(/usr/bin/basename $0) $*" in
 *hang*) ;;
 "scontrol --oneliner show node"*) echo "NodeName=me Arch=x State=$(/bin/cat shown) Boards=1" ;;
-"scontrol update"*State=DRAIN*) echo drained > state; echo IDLE+DRAIN > shown; echo "${{*##*Reason=}}" > reason ;;
+"scontrol update"*State=DRAIN*) [ ! -e away ] || echo > hangs
+    echo drained > state; echo IDLE+DRAIN > shown; echo "${{*##*Reason=}}" > reason ;;
 "scontrol update"*State=UNDRAIN*) echo idle > state; echo IDLE > shown; echo none > reason ;;
-sinfo*%C*) echo "me|test|$(/bin/cat state)|$(/bin/cat used)/0/0/4" ;;
+sinfo*%C*) echo "me|test|$(/bin/cat state)|$(/bin/cat used)/0/0/4"; /bin/cat others ;;
 sinfo*) [ ! -e edited ] || [ $(/bin/grep -c %E calls) -lt 2 ] || echo "bob has it" > reason
-    echo "me|1795811459|$(/bin/cat reason)" ;;
+    echo "me|1795811459|$(/bin/cat reason)"; /bin/cat reasons ;;
 squeue*) /bin/cat jobs ;;
 esac
 [ ! -e hangs ] || exec /bin/sleep 60
@@ -64,7 +65,7 @@ class Slurm:
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "slurm"
         self.directory.mkdir()
-        self.set(state="idle", shown="IDLE", reason="none", used="0", jobs="")
+        self.set(state="idle", shown="IDLE", reason="none", used="0", jobs="", others="", reasons="")
         for name in ("scontrol", "sinfo", "squeue"):
             (directory / name).write_text(FAKE.format(directory=directory))
             (directory / name).chmod(0o755)
@@ -179,6 +180,23 @@ def test_a_slurm_that_hangs_is_given_up_in_time_and_nothing_is_lost(
     assert time.monotonic() - began_s < allowed_s(8)
     assert "gave up after 1 s, before Slurm ends it; the next round does what is left" in capsys.readouterr().err
     assert [one.event for one in kept(node).pending] == [XID]
+
+
+def test_a_drain_that_was_not_looked_at_again_is_judged_by_the_next_round(
+    node: Path, cluster: Slurm, capsys: Capture
+) -> None:
+    """A check that lies on all nodes, and a Slurm that is slow, must not drain a cluster."""
+    (node / "broken").touch()
+    cluster.set(away="x", others="you|test|idle|0/4/0/4")
+    assert slurm(node, "check", "--limit", "2s") == 1
+    assert kept(node).unsettled == cluster.reason == drain_reason("me", RAID)
+    (cluster.directory / "away").unlink()
+    (cluster.directory / "hangs").unlink()
+    cluster.set(others="you|test|drained|0/0/4/4", reasons=f"you|1795811000|{drain_reason('you', RAID)}")
+    cluster.calls()
+    assert slurm(node, "check") == 0
+    assert cluster.told() == ["scontrol update NodeName=me State=UNDRAIN"]
+    assert (kept(node).unsettled, kept(node).at_s) == ("", ())
 
 
 def test_what_there_is_no_time_to_repeat_is_said(node: Path, cluster: Slurm, capsys: Capture) -> None:

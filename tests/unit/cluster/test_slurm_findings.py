@@ -88,4 +88,5 @@ def test_checks_that_failed_are_remembered_until_the_node_serves_again() -> None
     record = DrainRecord().drained(NOW_S).with_failed((LOST, FULL)).with_failed((FULL, XID))
     assert record.failed == ("gpu_count", "disk_space", "gpu_xid")
     assert record.serving() == DrainRecord((NOW_S,))
-    assert record.serving().taken_back() == DrainRecord()
+    assert record.serving().taken_back(NOW_S + 1) == DrainRecord()
+    assert record.drained(NOW_S + 600).taken_back(NOW_S + 600).at_s == (NOW_S,), "not those before it"

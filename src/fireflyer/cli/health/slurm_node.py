@@ -164,23 +164,27 @@ class NodeOfSlurm:
         return Decision()
 
     async def _with_fault(self, step: Step, evidence: Evidence) -> Decision:
-        fresh = False
         fleet = await self._fleet()
-        decision = self._decided(step, fleet, evidence)
+        before = fleet.get(self._name)
+        fresh = before is not None and before.drains and before.reason == self._record.unsettled
+        decision = self._decided(step, fleet, evidence, fresh=fresh)
         for _ in range(_DRAINS):
             if not decision.drain:
                 break
+            drains = fleet[self._name].drains
+            fresh = fresh or not drains
+            self._record = self._record.settling(decision.drain if fresh else "")
             await self._commands.drain(self._name, decision.drain)
-            if not fleet[self._name].drains:
-                fresh = True
+            if not drains:
                 self._record = self._record.drained(_now_s())
             await asyncio.sleep(_SETTLE_S)
             fleet = await self._fleet()
             decision = self._decided(step, fleet, evidence, fresh=fresh)
+        self._record = self._record.settling("")
         node = fleet.get(self._name)
         self.state = "drained" if node is not None and node.drains else "held" if decision.held else "serves"
         if node is not None and decision.undrain:
-            self._record = self._record.taken_back()
+            self._record = self._record.taken_back(node.since_s)
             return await self._serve_again(node, decision)
         if node is not None and node.drains:
             self._record = self._record.acted().with_failed(evidence.faults)

@@ -140,7 +140,8 @@ def decide(
     now_s: int, *, fresh: bool = False,
 ) -> Decision:  # fmt: skip
     """`fleet`: what Slurm says now; without a fault, of this node is enough. `fresh`: the drain of the node was made
-    in this round. Nothing is done to a node that Slurm does not know."""
+    in this round, or in one that was cut off before it looked again. Nothing is done to a node that Slurm does not
+    know."""
     node = fleet.get(name)
     if node is None:
         return Decision(f"Slurm knows no node {name}; give its name with --node")

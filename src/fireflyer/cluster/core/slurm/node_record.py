@@ -21,6 +21,9 @@ MAX_DRAINS: Final = 64
 MAX_PENDING: Final = 64
 MAX_SUSPICIONS: Final = 64
 MAX_ROUNDS: Final = 16
+MAX_REASON: Final = 256
+_CLOCKS_S: Final = 60
+"""By which a node's clock and that of slurmctld may differ."""
 _SUSPECT_S: Final = 3600
 """Rounds within so long are counted together."""
 _UnixTime = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -64,6 +67,9 @@ class DrainRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suspicions: Annotated[tuple[Suspicion, ...], msgspec.Meta(max_length=MAX_SUSPICIONS)] = ()
     failed: Annotated[tuple[_Check, ...], msgspec.Meta(max_length=MAX_PENDING)] = ()
     """Checks that have found a fault since the node drained itself: each of them has to pass before it serves again."""
+    unsettled: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
+    """Reason of a drain after which it was not yet looked whether the breaker leaves room for it: the round that made
+    it was cut off."""
 
     def current(self, now_s: int) -> tuple[DrainRecord, tuple[HealthEvent, ...]]:
         """Without what is older than a day; and the events that are forgotten so. A clock that was set back makes
@@ -76,9 +82,14 @@ class DrainRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def drained(self, now_s: int) -> DrainRecord:
         return msgspec.structs.replace(self, at_s=(*self.recent(now_s), now_s)[-MAX_DRAINS:])
 
-    def taken_back(self) -> DrainRecord:
-        """The last drain was one too many: it says nothing of the node."""
-        return msgspec.structs.replace(self, at_s=self.at_s[:-1])
+    def settling(self, reason: str) -> DrainRecord:
+        """Empty: it was looked."""
+        return msgspec.structs.replace(self, unsettled=reason)
+
+    def taken_back(self, since_s: int) -> DrainRecord:
+        """The drain of that time was one too many: it says nothing of the node."""
+        kept = tuple(at_s for at_s in self.at_s if at_s < since_s - _CLOCKS_S)
+        return msgspec.structs.replace(self, at_s=kept)
 
     def recent(self, now_s: int) -> tuple[int, ...]:
         """Drains of the last day; a clock that was set back hides none."""
