@@ -33,6 +33,7 @@ cd {directory}/slurm
 echo "$(/usr/bin/basename $0) $*" >> calls
 case "$(/usr/bin/basename $0) $*" in
 *hang*) ;;
+"scontrol --oneliner show node nope") echo "Node nope not found"; exit 1 ;;
 "scontrol --oneliner show node"*) echo "NodeName=me Arch=x State=$(/bin/cat shown) Boards=1" ;;
 "scontrol update"*State=DRAIN*) [ ! -e away ] || echo > hangs
     echo drained > state; echo IDLE+DRAIN > shown; echo "${{*##*Reason=}}" > reason ;;
@@ -226,7 +227,7 @@ def test_what_could_not_be_kept_does_not_count_as_told(node: Path, cluster: Slur
     (node / "state" / "slurm").chmod(0o700)
     assert slurm(node, "check") == 0
     assert cluster.reason == drain_reason("me", RAID)
-    assert "this round is not remembered: " in capsys.readouterr().err
+    assert capsys.readouterr().err.count("this round is not remembered: ") == 1
     assert not (node / "state" / "slurm" / "counters.json").exists()
 
 
@@ -270,6 +271,11 @@ def test_a_node_serves_again_unless_its_drain_was_changed_meanwhile(
     assert cluster.told() == ["scontrol update NodeName=me State=UNDRAIN"]
     assert slurm(node, "resume") == 2
     assert "is not drained by ff" in capsys.readouterr().err
+
+
+def test_a_node_that_slurm_does_not_know_is_named(node: Path, cluster: Slurm, capsys: Capture) -> None:
+    assert slurm(node, "check", "--node", "nope") == 2
+    assert "Slurm knows no node nope; give its name with --node" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

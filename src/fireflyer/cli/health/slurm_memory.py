@@ -29,7 +29,8 @@ class NodeMemory:
 
     def __init__(self, state: str, fail: Callable[[str], None]) -> None:
         self._directory = os.path.join(state, DIRECTORY)
-        self._fail = fail
+        self._tell = fail
+        self._told: set[str] = set()
         self._alone = True
         self._counters: StateFile | None = None
         self._kept: KeptFile[DrainRecord] | None = None
@@ -38,7 +39,7 @@ class NodeMemory:
             self._counters = StateFile(self._directory)
             self._kept = KeptFile(self._directory, "slurm.json", DrainRecord)
         except FireflyerError as error:
-            fail(f"nothing is remembered from one round to the next: {error}")
+            self._fail(f"nothing is remembered from one round to the next: {error}")
 
     @contextlib.contextmanager
     def alone(self, limit_s: float) -> Iterator[None]:
@@ -83,6 +84,12 @@ class NodeMemory:
             rounds.save()
             if rounds.unsaved:
                 self._fail(f"this round is not remembered: {rounds.unsaved}")
+
+    def _fail(self, words: str) -> None:
+        """Once."""
+        if words not in self._told:
+            self._told.add(words)
+            self._tell(words)
 
     def _open_lock(self) -> int | None:
         """The directory: it can be locked on a disk that is full or read-only. NFS locks only what is open for
