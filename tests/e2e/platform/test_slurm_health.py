@@ -81,10 +81,11 @@ class Site:
         )
 
     def until(self, node: str, state: str) -> None:
-        wait_for(lambda: self.nodes()[node].state == state, f"{node} is {state}", limit_s=90, pause_s=0.3)
+        asked = ("sinfo", "--noheader", "--partition=test", f"--nodes={node}", "--format=%T")
+        wait_for(lambda: self.types(*asked).split() == [state], f"{node} is {state}", limit_s=90, pause_s=0.5)
 
     def until_job(self, number: str, state: str) -> str:
-        wait_for(lambda: self.job(number)[0] == state, f"job {number} is {state}", limit_s=90, pause_s=0.3)
+        wait_for(lambda: self.job(number)[0] == state, f"job {number} is {state}", limit_s=90, pause_s=0.5)
         return self.job(number)[1]
 
     def runs(self, node: str, *command: str, **variables: str) -> tuple[int, str]:
@@ -102,7 +103,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     assert "HealthCheckInterval=300\n" in lines
     with Machines(["a", "b", "c"], shared=[tmp_path], private=slurm.PRIVATE) as machines:
         install(machines, tmp_path)
-        lines = lines.replace("Interval=300", "Interval=4").replace("nohold", "batch_sched_delay=0,nohold")
+        lines = lines.replace("Interval=300", "Interval=10").replace("nohold", "batch_sched_delay=0,nohold")
         with slurm_cluster(machines, slurmd_timeout_s=60, lines=lines.splitlines()) as cluster:
             yield Site(machines, cluster, tmp_path)
             if request.session.testsfailed:

@@ -37,7 +37,7 @@ from fireflyer.cluster.core.objects import manifest, uv_lock
 from fireflyer.cluster.core.platform import commands, views
 from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
-from fireflyer.cluster.core.slurm import drains as slurm_drains
+from fireflyer.cluster.core.slurm import node_record as slurm_node
 from fireflyer.cluster.core.slurm import request as slurm_request
 from fireflyer.cluster.local import config as platform_up
 from fireflyer.cluster.local import layout as platform_layout
@@ -124,7 +124,7 @@ FORMATS: Final = (
     Format("node.health-event", "json", health_event.HealthEvent),
     Format("node.health-policy", "toml", health_policy.HealthPolicy, revision=2),
     Format("node.health-counters", "json", health_evidence.Counters),
-    Format("node.slurm-drains", "json", slurm_drains.DrainRecord),
+    Format("node.slurm-drains", "json", slurm_node.DrainRecord, revision=2, oldest=2),
     Format("node.validator-record", "json", validator_records.NodeRecord),
     Format("node.journal-entry", "json", log_lines._JournalEntry),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fireflyer.base.health_event import HealthEvent, Severity
 from fireflyer.cli import main
-from fireflyer.cli.health.figures import figures_of
+from fireflyer.cli.health.figures import figures_of, slurm_figures
 from fireflyer.cli.health.shipped import shipped
 from fireflyer.runtime.metrics import exposition
 from fireflyer.validators.core.checks.evidence import Evidence, Output
@@ -58,7 +58,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def told() -> dict[str, list[tuple[dict[str, str], float]]]:
-    return samples(exposition(figures_of(EVENTS, evidence())).decode())
+    return samples(exposition([*figures_of(EVENTS, evidence()), slurm_figures("held")]).decode())
 
 
 def known() -> set[str]:
@@ -233,6 +233,10 @@ tests:
       - {series: 'fireflyer_health_findings{instance="n1",check="mounts",severity="high"}', values: '1x60'}
       - {series: 'fireflyer_health_findings{instance="n1",check="nvme",severity="warn"}', values: '3x60'}
       - {series: 'fireflyer_health_check_failed{instance="n1",check="services"}', values: '1x120'}
+      - {series: 'fireflyer_health_slurm_node{instance="n1",state="held"}', values: '0x5 1x60'}
+      - {series: 'fireflyer_health_slurm_node{instance="n2",state="held"}', values: '0x65'}
+      - {series: 'fireflyer_health_slurm_node{instance="n1",state="unknown"}', values: '0x5 1x60'}
+      - {series: 'fireflyer_health_slurm_node{instance="n2",state="drained"}', values: '1x1500'}
       - {series: 'DCGM_FI_DEV_GPU_TEMP{instance="n1",gpu="0"}', values: '80x5 93x20'}
       - {series: 'DCGM_FI_DEV_XID_ERRORS{instance="n1",pci_bus_id="0000:3b:00.0"}', values: '0x5 79x5 31x50'}
       - {series: 'DCGM_FI_DEV_ROW_REMAP_FAILURE{instance="n1",gpu="0"}', values: '0x5 1x50'}
@@ -247,6 +251,18 @@ tests:
       - eval_time: 70m
         alertname: FireflyerCheckFails
         exp_alerts: [{exp_labels: {severity: info, instance: n1, check: services}}]
+      - {eval_time: 15m, alertname: FireflyerSlurmBreakerHolds, exp_alerts: []}
+      - eval_time: 17m
+        alertname: FireflyerSlurmBreakerHolds
+        exp_alerts: [{exp_labels: {severity: critical}}]
+      - {eval_time: 20m, alertname: FireflyerSlurmAway, exp_alerts: []}
+      - eval_time: 22m
+        alertname: FireflyerSlurmAway
+        exp_alerts: [{exp_labels: {severity: warning, instance: n1, state: unknown}}]
+      - {eval_time: 23h, alertname: FireflyerSlurmNodeOut, exp_alerts: []}
+      - eval_time: 1441m
+        alertname: FireflyerSlurmNodeOut
+        exp_alerts: [{exp_labels: {severity: info, instance: n2, state: drained}}]
       - {eval_time: 8m, alertname: FireflyerGpuHot, exp_alerts: []}
       - eval_time: 15m
         alertname: FireflyerGpuHot

@@ -15,18 +15,15 @@ from fireflyer.base.health_event import HealthEvent
 from fireflyer.cluster.core.slurm.drains import (
     Decision,
     DrainLimits,
-    DrainRecord,
-    Evidence,
     Step,
-    checks_to_repeat,
     decide,
     drain_reason,
-    faults_in,
     is_own,
     jobs_to_requeue,
-    still_failing,
 )
-from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob, parse_fleet, parse_node_jobs
+from fireflyer.cluster.core.slurm.findings import Evidence
+from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob, parse_drains, parse_fleet, parse_node_jobs
+from fireflyer.cluster.core.slurm.node_record import DrainRecord
 from fireflyer.cluster.core.slurm.output import SlurmOutputError
 
 ROWS = """\
@@ -63,11 +60,11 @@ def own(event: HealthEvent, name: str = "a", *, busy: bool = False, since_s: int
 
 def decided(
     *nodes: FleetNode, evidence: Evidence, step: Step = "check", record: DrainRecord | None = None,
-    limits: DrainLimits = LIMITS,
+    limits: DrainLimits = LIMITS, fresh: bool = False,
 ) -> Decision:  # fmt: skip
     """Of the first node."""
     fleet = {one.name: one for one in nodes}
-    return decide(step, nodes[0].name, fleet, evidence, record or DrainRecord(), limits, NOW_S)
+    return decide(step, nodes[0].name, fleet, evidence, record or DrainRecord(), limits, NOW_S, fresh=fresh)
 
 
 def found(*events: HealthEvent) -> Evidence:
@@ -101,6 +98,21 @@ def test_a_row_of_another_form_makes_the_answer_worthless(line: str) -> None:
         parse_fleet(f"{ROWS}{line}\n", "")
 
 
+SHOWN = (
+    "NodeName=a Arch=x86_64 CoresPerSocket=1 CPUAlloc=0 CPUTot=4 AvailableFeatures=(null) NodeAddr=a Version=22.05.8"
+    " OS=Linux 6.1.0 #1 SMP Debian RealMemory=1 Boards=1 State={} ThreadsPerCore=1 Reason=x State=IDLE+DRAIN [r]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "drains"), [("IDLE", False), ("ALLOCATED+DRAIN", True), ("IDLE+DRAIN*", True), ("DOWN*", False)]
+)
+def test_whether_a_node_drains_is_not_taken_from_what_people_wrote(state: str, drains: bool) -> None:
+    assert parse_drains(SHOWN.format(state), "a") is drains
+    with pytest.raises(SlurmOutputError, match="where node b was asked for"):
+        parse_drains(SHOWN.format(state), "b")
+
+
 def test_jobs_of_a_node() -> None:
     assert parse_node_jobs("1           0           1           \n2           7           0\n") == (
         NodeJob(1, 0, requeues=True),
@@ -117,16 +129,7 @@ def test_any_reasons_give_nodes_or_nothing(text: str) -> None:
     assert not any(map(is_own, fleet.values()))
 
 
-# --- what was found ---
-
-
-def test_a_fault_counts_when_all_repetitions_find_it_unless_it_is_certain() -> None:
-    other = fault("disk_space", "low", part="mount:/home")
-    faults = faults_in([LOST, FULL, other, fault("ipmi_log", "warn")])
-    assert checks_to_repeat(faults) == ("disk_space",)
-    assert still_failing(faults, [FULL]) == (LOST, FULL)
-    assert still_failing(faults, []) == (LOST,)
-    assert faults_in([msgspec.structs.replace(LOST, could_not_run=True)]) == ()
+# --- reasons ---
 
 
 def test_a_reason_names_check_and_part_and_fits_into_one_line() -> None:
@@ -155,7 +158,7 @@ def test_what_we_wrote_is_ours_until_it_is_edited(words: str, part: str, once: b
 def test_a_fault_drains_the_node(event: HealthEvent, busy: bool) -> None:
     decision = decided(node(busy=busy), evidence=found(event))
     assert decision.drain == drain_reason("a", event)
-    assert decision[2:] == (False, False, False)
+    assert decision[2:] == (False, False, False, False)
 
 
 def test_jobs_are_requeued_by_a_high_fault_only_and_a_prolog_refuses_its_job() -> None:
@@ -193,6 +196,31 @@ def test_what_happened_once_needs_a_validation() -> None:
     assert not decided(own(XID), evidence=found(LOST)._replace(validated=True), step="resume").undrain
     worse = decided(own(FULL, busy=True), evidence=found(XID))
     assert worse.drain == drain_reason("a", XID), "the reason of a node that drains says it, too"
+
+
+def test_an_event_beside_a_worse_state_has_to_be_validated_too() -> None:
+    event = msgspec.structs.replace(XID, severity="low")
+    both = decided(node(), evidence=found(LOST, event)).drain
+    assert both.startswith("ff: gpu_count gpu:1: the driver has lost the GPU; also gpu_xid xid_79; validate it (")
+    drained = msgspec.structs.replace(own(LOST), reason=both)
+    assert is_own(drained)
+    assert not decided(drained, evidence=WELL).undrain
+    assert decided(own(LOST, busy=True), evidence=found(LOST, event)).drain == both, "it came after the drain"
+    assert decided(drained, evidence=found(LOST, event)).drain == "", "once"
+    long = msgspec.structs.replace(LOST, words="x" * 400)
+    assert "; also gpu_xid xid_79; validate it (" in drain_reason("a", long, event)
+
+
+def test_a_check_that_found_the_fault_has_to_run_before_the_node_serves_again() -> None:
+    silent = WELL._replace(not_run=("gpu_count", "nvme"))
+    decision = decided(own(LOST), evidence=silent)
+    assert (decision.undrain, decision.words) == (
+        False,
+        "drained by ff; gpu_count found a fault, and could not run now",
+    )
+    assert decided(own(FULL), evidence=silent).undrain, "what never ran on this node is not waited for"
+    assert not decided(own(FULL), evidence=silent, record=DrainRecord(failed=("nvme",))).undrain
+    assert not decided(own(LOST), evidence=silent._replace(validated=True), step="resume").undrain
 
 
 def test_a_node_that_flaps_stays_out_longer_each_time() -> None:
@@ -239,27 +267,47 @@ def test_the_breaker_holds_a_node_while_as_many_are_out_as_may_be() -> None:
     assert decided(node(), *others[:37], edited, out[1], evidence=found(LOST)).drain, "a person has it"
 
 
-@pytest.mark.parametrize("evidence", [found(LOST), WELL])
-def test_of_nodes_that_drained_themselves_at_once_the_last_ones_serve_again(evidence: Evidence) -> None:
+def test_of_nodes_that_drained_themselves_at_once_the_last_ones_serve_again() -> None:
     nodes = {name: own(LOST, name, busy=True, since_s=since_s) for name, since_s in (("a", 2), ("b", 1), ("c", 2))}
-    fates = {name: decide("check", name, nodes, evidence, DrainRecord(), LIMITS, NOW_S) for name in nodes}
+    args = (nodes, found(LOST), DrainRecord(), LIMITS, NOW_S)
+    fates = {name: decide("check", name, *args, fresh=True) for name in nodes}
     assert [name for name, fate in fates.items() if fate.undrain] == ["a", "c"]
-    assert [name for name, fate in fates.items() if fate.requeue] == ["b"] * bool(evidence.faults)
+    assert [name for name, fate in fates.items() if fate.requeue] == ["b"]
+
+
+@pytest.mark.parametrize("evidence", [found(LOST), found(XID), Evidence((), passed=False)])
+@pytest.mark.parametrize("event", [LOST, XID])
+def test_a_drain_of_an_earlier_round_stays_when_the_share_becomes_smaller(
+    evidence: Evidence, event: HealthEvent
+) -> None:
+    """The partition has lost nodes since, or has got nodes that are out."""
+    late = own(event, busy=True, since_s=9)
+    decision = decided(late, own(LOST, "b", since_s=1), own(LOST, "c", since_s=2), evidence=evidence, step="prolog")
+    assert (decision.undrain, decision.requeue, decision.refuse) == (False, False, False)
 
 
 @dataclasses.dataclass
 class Site:
-    """What Slurm has, and nodes that look, each at what was so when it asked."""
+    """What Slurm has, and nodes that look, each at what was so when it asked; 2 s after its drain each looks again."""
 
     fleet: dict[str, FleetNode]
     evidence: dict[str, Evidence]
     now_s: int = NOW_S
+    fresh: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Since when they wait to look again."""
 
     def act(self, name: str, seen: Mapping[str, FleetNode]) -> None:
-        decision = decide("check", name, seen, self.evidence[name], DrainRecord(), LIMITS, self.now_s)
+        fresh = name in self.fresh
+        if fresh and self.now_s < self.fresh.pop(name) + 2:
+            self.now_s += 2
+        seen = self.fleet if fresh else seen
+        before = self.fleet[name]
+        decision = decide("check", name, seen, self.evidence[name], DrainRecord(), LIMITS, self.now_s, fresh=fresh)
         if decision.drain:
             self.fleet[name] = node(name, "drained", reason=decision.drain, since_s=self.now_s)
+            self.fresh[name] = self.now_s
         elif decision.undrain:
+            assert fresh, f"{before} was drained before"
             self.fleet[name] = node(name)
 
 

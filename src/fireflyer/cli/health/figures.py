@@ -17,16 +17,23 @@ from fireflyer.runtime.metrics import Series, exposition
 from fireflyer.validators.core.checks.evidence import Evidence
 from fireflyer.validators.core.checks.gpu_figures import FIGURES, gpu_figures
 
-__all__ = ["figures_of", "write_figures"]
+__all__ = ["SLURM_STATES", "figures_of", "slurm_figures", "write_figures"]
 
 _XID: Final = re.compile(r"xid_([0-9]{1,3})")
 XID_ERRORS: Final = "DCGM_FI_DEV_XID_ERRORS"
 
 
-def write_figures(path: str, events: Sequence[HealthEvent], evidence: Evidence | None) -> None:
+SLURM_STATES: Final = ("serves", "drained", "held", "unknown")
+"""Of a node, as the last round of `ff health slurm` has left it: whatever drained it, by the breaker, Slurm did not
+answer."""
+
+
+def write_figures(
+    path: str, events: Sequence[HealthEvent], evidence: Evidence | None, more: Sequence[Series] = ()
+) -> None:
     """Replaces the file as a whole, as node_exporter may read it at any time; `-`: the terminal. Raises
     `FireflyerError`."""
-    text = exposition(figures_of(events, evidence))
+    text = exposition([*figures_of(events, evidence), *more])
     if path == "-":
         click.echo(text, nl=False)
         return
@@ -55,6 +62,11 @@ def figures_of(events: Sequence[HealthEvent], evidence: Evidence | None) -> list
                [({"check": check}, check in failed) for check in checks]),
         *_of_gpus(events, evidence),
     ]  # fmt: skip
+
+
+def slurm_figures(state: str) -> Series:
+    return Series("fireflyer_health_slurm_node", "gauge", "1 for how the last round has left this node in Slurm",
+                  [({"state": one}, one == state) for one in SLURM_STATES])  # fmt: skip
 
 
 def _of_gpus(events: Sequence[HealthEvent], evidence: Evidence | None) -> list[Series]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -14,6 +15,7 @@ from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration, WholeNumber
 
 if TYPE_CHECKING:
+    from fireflyer.cli.health.slurm_log import SlurmLog
     from fireflyer.cli.health.slurm_node import NodeOfSlurm
     from fireflyer.cluster.core.slurm.drains import Step
 
@@ -32,13 +34,17 @@ Examples:
   ff health slurm check --policy /etc/fireflyer/gpu.toml    as HealthCheckProgram
   ff health slurm prolog    exit code 4: the job must not start here
   ff health slurm epilog
-  ff validate --time 1m && ff health slurm resume    after a repair
+  ff validate --time 1m && ff health slurm resume --policy /etc/fireflyer/gpu.toml    after a repair
 \b
 docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )
 @click.argument("step", type=click.Choice(["check", "prolog", "epilog", "resume"]))
 @click.option("--policy", "policy_path", metavar="FILE", shell_complete=complete_file, help="As for `ff health`.")
-@click.option("--state", metavar="DIR", shell_complete=complete_directory, help="As for `ff health`.")
+@click.option("--state", metavar="DIR", shell_complete=complete_directory, help="As for `ff health`; used: DIR/slurm.")
+@click.option(
+    "--prometheus", metavar="FILE", shell_complete=complete_file,
+    help="Write figures of the round, and of the node in Slurm, for node_exporter.",
+)  # fmt: skip
 @click.option("--node", metavar="NAME", help="Of this node in Slurm.  [default: SLURMD_NODENAME, or of the host]")
 @click.option(
     "--breaker-share", type=click.FloatRange(0, 1), metavar="SHARE", default=0.05, show_default=True,
@@ -54,45 +60,72 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )  # fmt: skip
 @click.option("--spacing", type=Duration(), default="4s", show_default=True, help="Between probes.")
 @click.option(
+    "--limit", type=Duration(), default="50s", show_default=True,
+    help="For all of it; Slurm ends a HealthCheckProgram after 60 s.",
+)  # fmt: skip
+@click.option(
     "--back-off", type=Duration(), default="10m", show_default=True,
     help="How long a node stays out that was drained before within a day; doubles with each drain.",
 )  # fmt: skip
 def slurm_command(
     *, step: Step, policy_path: str | None, state: str | None, node: str | None, breaker_share: float, requeues: int,
-    probes: int, spacing: int, back_off: int,
+    probes: int, spacing: int, limit: int, back_off: int, prometheus: str | None,
 ) -> int:  # fmt: skip
     """Run the checks of this node. A fault of low or high severity drains it in Slurm, and one of high severity
     requeues its jobs. A node that was drained by this serves again when its checks pass, after some faults only by
     `resume`, which says that it was validated. What a person drained is left alone.
 
     An error of `prolog` and `epilog` is told, and does not count: the job starts."""
+    began_s = time.monotonic()
 
-    def made() -> NodeOfSlurm:
+    def made(log: SlurmLog) -> NodeOfSlurm:
         from fireflyer.cli.health.policy_file import read_policy
+        from fireflyer.cli.health.slurm_memory import NodeMemory
         from fireflyer.cli.health.slurm_node import NodeOfSlurm
         from fireflyer.cluster.core.slurm.drains import DrainLimits
         from fireflyer.cluster.manager.slurm.commands import SlurmCommands
         from fireflyer.validators.checks.state_file import state_directory
 
+        job = os.environ.get("SLURM_JOB_ID", "") if step in ("prolog", "epilog") else ""
         return NodeOfSlurm(
             node or os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0],
             read_policy(policy_path),
-            state if state is not None else state_directory(),
+            NodeMemory(state if state is not None else state_directory(), log.fail),
             SlurmCommands(os.environ.get("PATH", os.defpath), _SLURM_LIMIT_NS),
             DrainLimits(breaker_share=breaker_share, requeues=requeues, back_off_s=back_off // SECOND),
             probes=probes,
             spacing_s=spacing / SECOND,
-            say=click.echo,
-            prolog_of=int(job) if step == "prolog" and (job := os.environ.get("SLURM_JOB_ID", "")).isdigit() else 0,
+            began_s=began_s,
+            limit_s=limit / SECOND,
+            log=log,
+            job=int(job) if job.isdecimal() else 0,
         )
 
+    from fireflyer.cli.health.slurm_log import SlurmLog
+
+    log = SlurmLog(quiet=step == "resume")
     try:
-        done = made().look(step)
+        looking = made(log)
+        try:
+            done = looking.look(step)
+        finally:
+            if prometheus is not None and looking.state:
+                _write(prometheus, looking, log)
     except FireflyerError as error:
         if step in ("check", "resume"):
+            log.note_error(str(error))
             raise
-        click.echo(f"ff health slurm {step}: {error}", err=True)
+        log.fail(f"ff health slurm {step}: {error}")
         return 0
     if step == "resume":
         return 0 if done.undrain else 1
     return EXIT_REFUSED if done.refuse else 0
+
+
+def _write(path: str, looked: NodeOfSlurm, log: SlurmLog) -> None:
+    from fireflyer.cli.health.figures import slurm_figures, write_figures
+
+    try:
+        write_figures(path, looked.events, looked.evidence, [slurm_figures(looked.state)])
+    except FireflyerError as error:
+        log.fail(f"no figures: {error}")

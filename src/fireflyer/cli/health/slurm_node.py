@@ -1,41 +1,44 @@
-"""Carries out what `cluster.core.slurm.drains` decides for this node: runs the checks, asks Slurm, tells it."""
+"""Carries out what `cluster.core.slurm.drains` decides for this node: runs the checks, asks Slurm, tells it.
+
+    full round ──> drain for what is certain ──> keep record, then counters ──> repetitions ──> drain for the rest
+
+Counters say that what happened was told, so they are kept last: a round that is killed is found again by the next.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator
 from typing import Final
 
-from fireflyer.base.errors import PermanentError, UsageError
+import msgspec
+
+from fireflyer.base.errors import FireflyerError, PermanentError, Timeout, UsageError
 from fireflyer.base.health_event import HealthEvent
-from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.units import SECOND
-from fireflyer.cluster.core.slurm.drains import (
-    Decision,
-    DrainLimits,
-    DrainRecord,
+from fireflyer.cli.health.slurm_log import SlurmLog
+from fireflyer.cli.health.slurm_memory import NodeMemory
+from fireflyer.cluster.core.slurm.drains import Decision, DrainLimits, Step, decide, is_own, jobs_to_requeue
+from fireflyer.cluster.core.slurm.findings import (
     Evidence,
-    Step,
+    Findings,
+    certain,
     checks_to_repeat,
-    decide,
-    faults_in,
-    is_own,
-    jobs_to_requeue,
+    findings_in,
     still_failing,
 )
+from fireflyer.cluster.core.slurm.fleet import FleetNode
+from fireflyer.cluster.core.slurm.node_record import DrainRecord
 from fireflyer.cluster.manager.slurm.commands import SlurmCommands
 from fireflyer.validators.checks.rounds import HealthRounds
-from fireflyer.validators.checks.state_file import KeptFile, StateFile
+from fireflyer.validators.core.checks.evidence import Evidence as CheckEvidence
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
 __all__ = ["NodeOfSlurm"]
 
-_CONFIRM_S: Final = 40.0
-"""Slurm kills its HealthCheckProgram after 60 s."""
+_SHARE_OF_LOCK: Final = 0.2
+_SHARE_OF_TOOLS: Final = 0.7
+"""Of the whole time, until when tools may run; the rest is for Slurm's answers."""
 _SETTLE_S: Final = 2.0
 """Between a drain and the look whether too many nodes have drained themselves at the same time."""
 _DRAINS: Final = 2
@@ -44,111 +47,195 @@ _DRAINS: Final = 2
 
 class NodeOfSlurm:
     def __init__(
-        self, name: str, policy: HealthPolicy, state: str, commands: SlurmCommands, limits: DrainLimits, *, probes: int,
-        spacing_s: float, say: Callable[[str], None], prolog_of: int = 0,
+        self, name: str, policy: HealthPolicy, memory: NodeMemory, commands: SlurmCommands, limits: DrainLimits, *,
+        probes: int, spacing_s: float, began_s: float, limit_s: float, log: SlurmLog, job: int = 0,
     ) -> None:  # fmt: skip
-        """`prolog_of`: number of the job. Raises `FireflyerError`."""
+        """`limit_s`: for all, from `began_s` of the monotonic clock. `job`: number of the one whose prolog or epilog
+        this is; 0: none."""
         self._name = name
         self._policy = policy
-        self._state = state
-        self._counters = StateFile(state)
-        self._kept = KeptFile(state, "slurm.json", DrainRecord)
+        self._memory = memory
         self._commands = commands
         self._limits = limits
         self._probes = probes
         self._spacing_s = spacing_s
-        self._say = say
-        self._prolog_of = prolog_of
+        self._began_s = began_s
+        self._limit_s = limit_s
+        self._log = log
+        self._job = job
+        self._record = DrainRecord()
+        self.events: tuple[HealthEvent, ...] = ()
+        self.evidence: CheckEvidence | None = None
+        """Of the full round."""
+        self.state = ""
+        """One of `SLURM_STATES` as the look has left the node; empty: Slurm was not asked."""
 
     def look(self, step: Step) -> Decision:
         """The last decision, after it was carried out. A prolog or epilog without a fault asks Slurm nothing. Raises
-        `FireflyerError`; what happened once and was not acted on then is kept for the next look."""
-        with self._alone():
-            rounds = HealthRounds(self._counters)
-            events = rounds.run(self._policy)
-            faults = self._confirmed(rounds, events)
-            record = self._kept.load()[0] or DrainRecord()
-            if step != "resume":
-                faults += tuple(event for event in record.pending if event not in faults)
-            if any(event.once for event in faults):
-                self._kept.save(record := record.with_faults(faults))
-            if not faults and step in ("prolog", "epilog"):
-                return Decision()
-            evidence = Evidence(faults, all(map(_is_well, events)), validated=step == "resume")
-            return asyncio.run(self._settle(step, evidence, record))
+        `FireflyerError`, a `Timeout` where the time was over; what happened once and was not acted on then is kept for
+        the next look."""
+        with self._memory.alone(self._limit_s * _SHARE_OF_LOCK):
+            rounds = self._memory.rounds()
+            self.events = tuple(rounds.run(self._policy, save=False, ends_s=self._tools_end_s))
+            self.evidence = rounds.evidence
+            found = findings_in(self.events)
+            sure = self._sure(step, found, _boot_of(rounds))
+            done = None
+            if sure:
+                done = self._act(step, sure, found, rounds)
+            else:
+                self._memory.save(self._record, rounds)
+            faults = self._confirmed(rounds, found.faults)
+            more = [event for event in faults if event not in sure]
+            if more or (done is None and step in ("check", "resume")):
+                self._record = self._record.with_events(more, _boot_of(rounds), _now_s())
+                done = self._act(step, (*sure, *more), found, rounds)
+            return done or Decision()
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Prologs, epilogs and the program of this node, one after the other: they share what is kept."""
-        path = os.path.join(self._state, "slurm.lock")
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise translate_os_error(error, f"open {path}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+    @property
+    def _tools_end_s(self) -> float:
+        return self._began_s + self._limit_s * _SHARE_OF_TOOLS
 
-    def _confirmed(self, rounds: HealthRounds, events: list[HealthEvent]) -> tuple[HealthEvent, ...]:
+    def _sure(self, step: Step, found: Findings, boot: str) -> tuple[HealthEvent, ...]:
+        """What needs no repetition: of this round, and what happened before and was not acted on. Who resumes a node
+        has judged that."""
+        now_s = _now_s()
+        record, forgotten = self._memory.record().current(now_s)
+        for event in forgotten:
+            self._log.say(f"{event.check} {event.part}: {event.words}: not acted on for a day, and forgotten")
+        self._record = record.with_suspects(found.faults, now_s).with_events(found.faults, boot, now_s)
+        if step == "resume":
+            return certain(found.faults)
+        states = (event for event in certain(found.faults) if not event.once)
+        return (*states, *(one.told(boot, now_s) for one in self._record.pending))
+
+    def _confirmed(self, rounds: HealthRounds, faults: tuple[HealthEvent, ...]) -> tuple[HealthEvent, ...]:
         """Without what could not be repeated in time."""
-        faults = faults_in(events)
-        ends_s = time.monotonic() + _CONFIRM_S
+        known = self._record.coming_and_going(self._probes)
         for _ in range(self._probes - 1):
-            names = checks_to_repeat(faults)
+            names = checks_to_repeat(faults, known)
             if not names:
                 break
-            if time.monotonic() + self._spacing_s > ends_s:
-                return still_failing(faults, ())
+            if time.monotonic() + self._spacing_s > self._tools_end_s:
+                self._log.fail(f"no time to repeat {', '.join(names)}: what they found counts in a later round")
+                return still_failing(faults, (), known)
             time.sleep(self._spacing_s)
-            faults = still_failing(faults, rounds.run(self._policy, names))
+            again = rounds.run(self._policy, names, save=False, ends_s=self._tools_end_s)
+            faults = still_failing(faults, again, known)
         return faults
 
-    async def _settle(self, step: Step, evidence: Evidence, record: DrainRecord) -> Decision:
-        node = (await self._commands.fleet(self._name)).get(self._name)
-        if node is not None and not evidence.faults and not is_own(node):
-            if step == "resume":
-                raise UsageError(f"node {self._name} is not drained by ff; `scontrol` resumes what others drained")
-            return Decision()
-        decision, drains = await self._decided(step, evidence, record)
+    def _act(self, step: Step, faults: tuple[HealthEvent, ...], found: Findings, rounds: HealthRounds) -> Decision:
+        """Whatever becomes of it: what is not done is remembered, and only then counted as told."""
+        evidence = Evidence(faults, found.passed, validated=step == "resume", not_run=found.not_run)
+        self.state = "unknown"
+        try:
+            return asyncio.run(self._in_time(step, evidence))
+        finally:
+            self._memory.save(self._record, rounds)
+
+    async def _in_time(self, step: Step, evidence: Evidence) -> Decision:
+        try:
+            async with asyncio.timeout(self._began_s + self._limit_s - time.monotonic()):
+                if evidence.faults:
+                    return await self._with_fault(step, evidence)
+                return await self._without_fault(step, evidence)
+        except TimeoutError as error:
+            if isinstance(error, FireflyerError):
+                raise
+            words = f"gave up after {self._limit_s:g} s, before Slurm ends it; the next round does what is left"
+            raise Timeout(words) from None
+
+    async def _without_fault(self, step: Step, evidence: Evidence) -> Decision:
+        drains = await self._commands.drains(self._name)
+        self.state = "drained" if drains else "serves"
+        if drains:
+            fleet = await self._commands.fleet(self._name)
+            node = fleet.get(self._name)
+            if node is not None and is_own(node):
+                decision = self._decided(step, fleet, evidence)
+                if not decision.undrain:
+                    return decision
+                self._record = self._record.acted().serving()
+                return await self._serve_again(node, decision)
+        else:
+            self._record = self._record.serving()
+        if step == "resume":
+            raise UsageError(f"node {self._name} is not drained by ff; `scontrol` resumes what others drained")
+        return Decision()
+
+    async def _with_fault(self, step: Step, evidence: Evidence) -> Decision:
+        fleet = await self._fleet()
+        before = fleet.get(self._name)
+        fresh = before is not None and before.drains and before.reason == self._record.unsettled
+        decision = self._decided(step, fleet, evidence, fresh=fresh)
         for _ in range(_DRAINS):
             if not decision.drain:
                 break
+            drains = fleet[self._name].drains
+            fresh = fresh or not drains
+            self._record = self._record.settling(decision.drain if fresh else "")
             await self._commands.drain(self._name, decision.drain)
-            self._kept.save(record := record.drained(time.time_ns() // SECOND))
+            if not drains:
+                self._record = self._record.drained(_now_s())
             await asyncio.sleep(_SETTLE_S)
-            decision, drains = await self._decided(step, evidence, record)
-        if decision.undrain:
-            await self._commands.undrain(self._name)
-        elif drains and evidence.faults:
-            self._kept.save(record.with_faults(()))
+            fleet = await self._fleet()
+            decision = self._decided(step, fleet, evidence, fresh=fresh)
+        self._record = self._record.settling("")
+        node = fleet.get(self._name)
+        self.state = "drained" if node is not None and node.drains else "held" if decision.held else "serves"
+        if node is not None and decision.undrain:
+            self._record = self._record.taken_back(node.since_s)
+            return await self._serve_again(node, decision)
+        if node is not None and node.drains:
+            self._record = self._record.acted().with_failed(evidence.faults)
         if decision.requeue:
             await self._requeue()
         return decision
 
-    async def _decided(self, step: Step, evidence: Evidence, record: DrainRecord) -> tuple[Decision, bool]:
-        """And whether the node drains now, by whomever."""
+    async def _fleet(self) -> dict[str, FleetNode]:
+        """All nodes. The job whose prolog or epilog this is does not make its node busy: none of its processes runs."""
         fleet = await self._commands.fleet()
-        decision = decide(step, self._name, fleet, evidence, record, self._limits, time.time_ns() // SECOND)
+        node = fleet.get(self._name)
+        if node is not None and node.busy and self._job:
+            others = [job for job in await self._commands.jobs_on(self._name, running=False) if job.id != self._job]
+            fleet[self._name] = msgspec.structs.replace(node, busy=bool(others))
+        return fleet
+
+    def _decided(self, step: Step, fleet: dict[str, FleetNode], evidence: Evidence, *, fresh: bool = False) -> Decision:
+        decision = decide(step, self._name, fleet, evidence, self._record, self._limits, _now_s(), fresh=fresh)
         if decision.words:
-            self._say(decision.words)
-        return decision, self._name in fleet and fleet[self._name].drains
+            self._log.say(decision.words)
+        return decision
+
+    async def _serve_again(self, node: FleetNode, decision: Decision) -> Decision:
+        """Slurm cannot be asked to take back one drain and no other: so it is looked at as late as can be."""
+        now = (await self._commands.fleet(self._name)).get(self._name)
+        if now is None or (now.drains, now.reason, now.since_s) != (node.drains, node.reason, node.since_s):
+            words = "its drain was changed meanwhile: it is left as it is"
+            self._log.say(words)
+            return Decision(words)
+        await self._commands.undrain(self._name)
+        self.state = "held" if decision.held else "serves"
+        return decision
 
     async def _requeue(self) -> None:
         """All but the job whose prolog this is: its exit code does that."""
-        running = [job for job in await self._commands.jobs_on(self._name) if job.id != self._prolog_of]
+        running = [job for job in await self._commands.jobs_on(self._name) if job.id != self._job]
         jobs, left = jobs_to_requeue(running, self._limits)
         for words in left:
-            self._say(words)
+            self._log.say(words)
         for job in jobs:
             try:
                 await self._commands.requeue(job.id)
             except PermanentError as error:
-                self._say(f"job {job.id} stays: {error}")
+                self._log.say(f"job {job.id} stays: {error}")
             else:
-                self._say(f"job {job.id} is requeued")
+                self._log.say(f"job {job.id} is requeued")
 
 
-def _is_well(event: HealthEvent) -> bool:
-    return event.severity in ("ok", "warn") and not (event.could_not_run and event.severity != "ok")
+def _boot_of(rounds: HealthRounds) -> str:
+    return rounds.evidence.boot if rounds.evidence is not None else ""
+
+
+def _now_s() -> int:
+    return time.time_ns() // SECOND

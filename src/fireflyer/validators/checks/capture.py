@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -21,14 +22,18 @@ _LAST_S: Final = 5.0
 _BOOT: Final = "proc/sys/kernel/random/boot_id"
 
 
-def capture(sources: Sequence[Source], now_ns: int, *, root: str = "/", tool_path: str | None = None) -> Evidence:
+def capture(
+    sources: Sequence[Source], now_ns: int, *, root: str = "/", tool_path: str | None = None, ends_s: float = math.inf
+) -> Evidence:
     """`root`: of /sys, /proc and /etc; another than `/` is for tests, and has no kernel log. `tool_path`: where tools
-    are looked for. Never raises: what is missing is told in the `Evidence`."""
+    are looked for. `ends_s`: of the monotonic clock; tools that would run longer are ended. Never raises: what is
+    missing is told in the `Evidence`."""
     read = _read_all(sources, root)
     links = _links(sources, read, root)
     outputs: dict[str, Output] = {}
     commands = [p for source in sources if isinstance(source, Command) for p in _for_devices(source, root, outputs)]
-    outputs |= run_commands(commands) if tool_path is None else run_commands(commands, path=tool_path)
+    places = {} if tool_path is None else {"path": tool_path}
+    outputs |= run_commands(commands, ends_s=ends_s, **places)
     kernel = KernelLogRead()
     if any(isinstance(source, KernelLog) for source in sources):
         kernel = _kernel_log(now_ns, outputs) if root == "/" else KernelLogRead(problem="there is no kernel log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shutil
@@ -24,13 +25,17 @@ _READ_BYTES: Final = 1 << 16
 _MAX_ERROR_BYTES: Final = 4096
 _KILL_S: Final = 1.0
 """So long an ended group is waited for; one that the kernel holds (state D) is left to it."""
+_OVER: Final = "the time of the round was over"
 _SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT: Final = {"PATH": _SEARCH_PATH, "LC_ALL": "C", "TZ": "UTC"}
 
 
-def run_commands(commands: Sequence[tuple[str, Command]], *, path: str = _SEARCH_PATH) -> dict[str, Output]:
+def run_commands(
+    commands: Sequence[tuple[str, Command]], *, path: str = _SEARCH_PATH, ends_s: float = math.inf
+) -> dict[str, Output]:
     """By key. Never raises: an `Output` says why there is none. In the calling thread, with whose end the tools would
-    be killed. `path`: where tools are looked for; the environment of who started the round plays no part."""
+    be killed. `path`: where tools are looked for; the environment of who started the round plays no part. `ends_s`: of
+    the monotonic clock; what runs then is ended and does not count as hung, and nothing is started any more."""
     outputs: dict[str, Output] = {}
     waiting = list(reversed(commands))
     running: set[_Run] = set()
@@ -39,7 +44,8 @@ def run_commands(commands: Sequence[tuple[str, Command]], *, path: str = _SEARCH
         while waiting or running:
             while waiting and len(running) < MAX_AT_ONCE:
                 key, command = waiting.pop()
-                started = _start(command, path)
+                late = time.monotonic() >= ends_s
+                started = Output(problem=f"{command.argv[0]}: {_OVER}") if late else _start(command, path, ends_s)
                 if isinstance(started, Output):
                     outputs[key] = started
                     continue
@@ -67,11 +73,15 @@ def _wait(selector: selectors.BaseSelector, running: set[_Run]) -> None:
         run.read(key.fd, selector)
     for run in running:
         if time.monotonic() >= run.ends_s and not run.problem:
+            tool = run.command.argv[0]
+            if run.cut_short:
+                run.stop(f"{tool}: {_OVER}, and it was killed", selector)
+                continue
             run.hung = True
-            run.stop(f"{run.command.argv[0]} did not end within {run.command.limit_s:g} s, and was killed", selector)
+            run.stop(f"{tool} did not end within {run.command.limit_s:g} s, and was killed", selector)
 
 
-def _start(command: Command, path: str) -> _Run | Output:
+def _start(command: Command, path: str, ends_s: float) -> _Run | Output:
     tool = command.argv[0]
     found = shutil.which(tool, path=path)
     if found is None:
@@ -91,18 +101,20 @@ def _start(command: Command, path: str) -> _Run | Output:
     finally:
         os.close(out[1])
         os.close(err[1])
-    return _Run(command, process, out[0], err[0])
+    return _Run(command, process, out[0], err[0], ends_s)
 
 
 class _Run:
     """A tool that runs, with what it has printed so far."""
 
-    def __init__(self, command: Command, process: subprocess.Popen[bytes], out: int, err: int) -> None:
+    def __init__(self, command: Command, process: subprocess.Popen[bytes], out: int, err: int, ends_s: float) -> None:
         self.key = command.name
         self.command = command
         self.problem = ""
         self.hung = False
-        self.ends_s = time.monotonic() + command.limit_s
+        own_s = time.monotonic() + command.limit_s
+        self.ends_s = min(own_s, ends_s)
+        self.cut_short = ends_s < own_s
         self._process = process
         self._printed = {out: bytearray(), err: bytearray()}
         self._open = {out, err}
@@ -160,7 +172,7 @@ class _Run:
         printed = self._printed[self._out].decode(errors="replace")
         said = self._printed[self._err].decode(errors="replace")
         if self.problem or code is None:
-            hung = self.hung or code is None
+            hung = self.hung or (code is None and not self.cut_short)
             return Output(problem=self.problem or f"{self.command.argv[0]} could not be ended", hung=hung)
         if code and not printed.strip():
             reason = " ".join(said.split())[:200] or f"exit code {exit_code_of(code)}"

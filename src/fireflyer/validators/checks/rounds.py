@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 import threading
 import time
@@ -51,13 +52,28 @@ class HealthRounds:
         if state is not None:
             self._counters, self.note = state.load()
 
-    def run(self, policy: HealthPolicy, names: Iterable[str] = (), *, kernel_log: bool = True) -> list[HealthEvent]:
+    def run(
+        self, policy: HealthPolicy, names: Iterable[str] = (), *, kernel_log: bool = True, save: bool = True,
+        ends_s: float = math.inf,
+    ) -> list[HealthEvent]:  # fmt: skip
         """One round. Raises `UsageError` for a check that there is not. `kernel_log`: False where somebody follows
-        it."""
+        it. `save`: False where the caller does so itself, after it has acted: what is not saved is found again by the
+        next process. `ends_s`: of the monotonic clock, when tools are ended."""
         checks = chosen_checks(policy, names)
         sources = [one for one in sources_of(checks, policy) if kernel_log or not isinstance(one, KernelLog)]
-        self.evidence = evidence = capture(sources, time.time_ns(), root=self._root, tool_path=self._tool_path)
-        return self._judged(checks, evidence, policy)
+        self.evidence = evidence = capture(
+            sources, time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
+        )
+        return self._judged(checks, evidence, policy, save=save)
+
+    def save(self) -> None:
+        """Keeps the counters for other processes; where that is not possible, `unsaved` says why."""
+        if self._state is None or self._counters is None:
+            return
+        try:
+            self._state.save(self._counters)
+        except FireflyerError as error:
+            self.unsaved = str(error)
 
     def judge_log(
         self, policy: HealthPolicy, faults: Sequence[KernelRecord], *, read: int = 0, lost: int = 0, problem: str = ""
@@ -79,14 +95,13 @@ class HealthRounds:
         other = self._state.load_other() if self._state is not None else None
         return with_newest_record(self._counters, other, boot)
 
-    def _judged(self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy) -> list[HealthEvent]:
+    def _judged(
+        self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy, *, save: bool = True
+    ) -> list[HealthEvent]:
         found = judge_round(checks, evidence, policy, self._known(evidence.boot))
         self._counters = found.counters
-        if self._state is not None:
-            try:
-                self._state.save(found.counters)
-            except FireflyerError as error:
-                self.unsaved = str(error)
+        if save:
+            self.save()
         return list(found.events)
 
 

@@ -55,7 +55,7 @@ class KeptFile(Generic[T]):
         return _load(self._path, self._kind)
 
     def save(self, kept: T) -> None:
-        """Replaces the file as a whole. Raises `FireflyerError`."""
+        """Replaces the file as a whole; what was kept is there after a loss of power. Raises `FireflyerError`."""
         data = msgspec.json.encode(kept)
         new = f"{self._path}.new"
         try:
@@ -66,9 +66,20 @@ class KeptFile(Generic[T]):
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
                 file.write(data)
+                file.flush()
+                os.fsync(fd)
             os.replace(new, self._path)
+            _sync_directory(os.path.dirname(self._path))
         except OSError as error:
             raise translate_os_error(error, f"write {self._path}") from error
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _load(path: str, kind: type[T]) -> tuple[T | None, str]:

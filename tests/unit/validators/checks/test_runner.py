@@ -90,6 +90,19 @@ def test_a_tool_that_hangs_does_not_keep_the_others(tools: Path) -> None:
     assert outputs["hangs"].problem
 
 
+def test_what_runs_at_the_end_of_a_round_is_ended_and_no_sign_of_a_device_that_hangs(tools: Path) -> None:
+    commands = [(f"hangs:{number}", Command(name="n", argv=("hangs",), limit_s=600)) for number in range(5)]
+    began_s = time.monotonic()
+    outputs = run_commands(commands, path=str(tools), ends_s=began_s + 0.2)
+    assert time.monotonic() - began_s < allowed_s(10)
+    assert [one.hung for one in outputs.values()] == [False] * 5
+    assert {outputs[f"hangs:{number}"].problem for number in range(4)} <= {
+        "hangs: the time of the round was over, and it was killed",
+        "hangs: the time of the round was over",
+    }
+    assert outputs["hangs:4"].problem == "hangs: the time of the round was over", "it was not started"
+
+
 def test_descriptors_do_not_leak(tools: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     run(tools, "says")

@@ -9,7 +9,8 @@ protects against nobody: only who may drain nodes writes reasons.
 
 *Breaker.* Of each partition at most a share, and at least one node, is drained by us. Nodes do not wait for each
 other, so after a drain each looks again: the nodes that are drained by us have an order, of time and name, and those
-beyond the share serve again.
+beyond the share take back the drain that they have just made. Earlier drains stay, also where a partition has become
+smaller than it was: they were within the share once, and their nodes are faulty.
 """
 
 from __future__ import annotations
@@ -21,22 +22,19 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from fireflyer.base.health_event import HealthEvent
+from fireflyer.cluster.core.slurm.findings import Evidence
 from fireflyer.cluster.core.slurm.fleet import FleetNode, NodeJob
+from fireflyer.cluster.core.slurm.node_record import DAY_S, DrainRecord
 from fireflyer.cluster.core.slurm.output import MAX_TEXT, plain
 
 __all__ = [
     "Decision",
     "DrainLimits",
-    "DrainRecord",
-    "Evidence",
     "Step",
-    "checks_to_repeat",
     "decide",
     "drain_reason",
-    "faults_in",
     "is_own",
     "jobs_to_requeue",
-    "still_failing",
 ]
 
 Step = Literal["check", "prolog", "epilog", "resume"]
@@ -44,12 +42,8 @@ Step = Literal["check", "prolog", "epilog", "resume"]
 
 PREFIX: Final = "ff: "
 VALIDATE: Final = "; validate it"
-MAX_DRAINS: Final = 64
-MAX_PENDING: Final = 64
-_DAY_S: Final = 86_400
 _MARK_BYTES: Final = 4
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1000)]
-_UnixTime = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class DrainLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,38 +51,8 @@ class DrainLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of the nodes of a partition, that may be drained by us; one may be in any case."""
     requeues: _Count = 3
     """A job that Slurm has started again so often is not requeued by us: it stays until it ends."""
-    back_off_s: Annotated[int, msgspec.Meta(ge=0, le=_DAY_S)] = 600
+    back_off_s: Annotated[int, msgspec.Meta(ge=0, le=DAY_S)] = 600
     """A node that was drained before within a day stays out for so long; doubles with each drain, up to a day."""
-
-
-class DrainRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node remembers from one round to the next."""
-
-    at_s: Annotated[tuple[_UnixTime, ...], msgspec.Meta(max_length=MAX_DRAINS)] = ()
-    """When it drained itself."""
-    pending: Annotated[tuple[HealthEvent, ...], msgspec.Meta(max_length=MAX_PENDING)] = ()
-    """Faults that happened once and were not acted on: no further round finds them."""
-
-    def drained(self, now_s: int) -> DrainRecord:
-        return DrainRecord((*self.recent(now_s), now_s)[-MAX_DRAINS:], self.pending)
-
-    def with_faults(self, faults: Sequence[HealthEvent]) -> DrainRecord:
-        """Which are all that is pending, as far as they happened once."""
-        return DrainRecord(self.at_s, tuple(event for event in faults if event.once)[:MAX_PENDING])
-
-    def recent(self, now_s: int) -> tuple[int, ...]:
-        """Drains of the last day; a clock that was set back hides none."""
-        return tuple(at_s for at_s in self.at_s if abs(now_s - at_s) < _DAY_S)
-
-
-class Evidence(NamedTuple):
-    """What the checks of a node say."""
-
-    faults: tuple[HealthEvent, ...]
-    """Those that are certain, or were confirmed."""
-    passed: bool
-    """A full round has come to a result, and nothing in it is worse than a warning."""
-    validated: bool = False
 
 
 class Decision(NamedTuple):
@@ -103,38 +67,23 @@ class Decision(NamedTuple):
     """Jobs of the node leave it."""
     refuse: bool = False
     """The job whose prolog this is must not start here."""
-
-
-# --- what was found ---
-
-
-def faults_in(events: Sequence[HealthEvent]) -> tuple[HealthEvent, ...]:
-    return tuple(event for event in events if event.severity in ("low", "high") and not event.could_not_run)
-
-
-def checks_to_repeat(faults: Sequence[HealthEvent]) -> tuple[str, ...]:
-    """Names of checks whose faults are neither certain at once nor events that happened."""
-    return tuple(dict.fromkeys(event.check for event in faults if not (event.at_once or event.once)))
-
-
-def still_failing(faults: Sequence[HealthEvent], again: Sequence[HealthEvent]) -> tuple[HealthEvent, ...]:
-    """Those that a repetition of `checks_to_repeat` has found as well."""
-    found = {(event.check, event.part, event.cause) for event in faults_in(again)}
-    return tuple(
-        event for event in faults if event.at_once or event.once or (event.check, event.part, event.cause) in found
-    )
+    held: bool = False
+    """By the breaker: a fault stays without consequence."""
 
 
 # --- whose drain ---
 
 
-def drain_reason(node: str, fault: HealthEvent) -> str:
-    """One line of ASCII, with the mark of `is_own` at its end."""
+def drain_reason(node: str, fault: HealthEvent, beside: HealthEvent | None = None) -> str:
+    """One line of ASCII, with the mark of `is_own` at its end. `beside`: an event that happened as well, for which the
+    node has to be validated."""
     part = f" {fault.part}" if fault.part else ""
     words = fault.words or fault.cause or "failed"
-    end = VALIDATE if fault.once else ""
+    end = f"; also {beside.check} {beside.cause}".rstrip() if beside is not None else ""
+    end += VALIDATE if fault.once or beside is not None else ""
     text = plain(plain(f"{PREFIX}{fault.check}{part}: {words}"))  # twice: as it is when it is read again
     text = text.encode("ascii", "replace").decode()
+    end = end.encode("ascii", "replace").decode()
     text = text[: MAX_TEXT - len(end) - 2 * _MARK_BYTES - 3].rstrip() + end
     return f"{text} ({_mark(node, text)})"
 
@@ -148,6 +97,11 @@ def is_own(node: FleetNode) -> bool:
 def _needs_validation(node: FleetNode) -> bool:
     """What happened once is not taken back by checks that pass."""
     return node.reason.rpartition(" (")[0].endswith(VALIDATE)
+
+
+def _check_of(node: FleetNode) -> str:
+    """That found the fault for which the node is drained by us."""
+    return node.reason.removeprefix(PREFIX).partition(" ")[0].rstrip(":")
 
 
 def _mark(node: str, text: str) -> str:
@@ -174,7 +128,7 @@ def _held(node: FleetNode, fleet: Mapping[str, FleetNode], share: float) -> str:
         most, own = _most_of(fleet, partition, share), _own_of(fleet, partition)
         place = own.index(node.name) if node.name in own else len(own)
         if place >= most:
-            return f"held by the breaker: of partition {partition} {most} may be drained by ff, and {most} are"
+            return f"held by the breaker: of partition {partition} {most} may be drained by ff, and {len(own)} are"
     return ""
 
 
@@ -183,9 +137,11 @@ def _held(node: FleetNode, fleet: Mapping[str, FleetNode], share: float) -> str:
 
 def decide(
     step: Step, name: str, fleet: Mapping[str, FleetNode], evidence: Evidence, record: DrainRecord, limits: DrainLimits,
-    now_s: int,
+    now_s: int, *, fresh: bool = False,
 ) -> Decision:  # fmt: skip
-    """`fleet`: what Slurm says now. Nothing is done to a node that Slurm does not know."""
+    """`fleet`: what Slurm says now; without a fault, of this node is enough. `fresh`: the drain of the node was made
+    in this round, or in one that was cut off before it looked again. Nothing is done to a node that Slurm does not
+    know."""
     node = fleet.get(name)
     if node is None:
         return Decision(f"Slurm knows no node {name}; give its name with --node")
@@ -195,31 +151,33 @@ def decide(
             return Decision(
                 f"{_told(evidence.faults[0])}: a user can have made it; looked at again when the node is idle"
             )
-        return _without_fault(node, fleet, evidence, record, limits, now_s)
+        return _without_fault(node, evidence, record, limits, now_s)
     if node.drains and not is_own(node):
         return Decision(f"{_told(fault)}; drained already, not by ff: {node.reason or 'no reason given'}")
     held = _held(node, fleet, limits.breaker_share)
+    if held and (fresh or not node.drains):
+        return Decision(f"{_told(fault)}; {held}", undrain=node.drains, held=True)
+    event = _event_of(evidence.faults, busy=node.busy)
+    if not node.drains or (event is not None and not _needs_validation(node)):
+        return Decision(_told(fault), drain=drain_reason(name, fault, event if event is not fault else None))
     if held:
-        return Decision(f"{_told(fault)}; {held}", undrain=node.drains)
-    if not node.drains or (fault.once and not _needs_validation(node)):
-        return Decision(_told(fault), drain=drain_reason(name, fault))
+        return Decision(f"{_told(fault)}; drained in an earlier round, {held}: its jobs stay")
     high = fault.severity == "high" and not fault.user_made
     return Decision(f"{_told(fault)}; drained", requeue=high and node.busy, refuse=step == "prolog")
 
 
 def _without_fault(
-    node: FleetNode, fleet: Mapping[str, FleetNode], evidence: Evidence, record: DrainRecord, limits: DrainLimits,
-    now_s: int,
-) -> Decision:  # fmt: skip
+    node: FleetNode, evidence: Evidence, record: DrainRecord, limits: DrainLimits, now_s: int
+) -> Decision:
     if not is_own(node):
         return Decision()
-    held = _held(node, fleet, limits.breaker_share)
-    if held:
-        return Decision(f"it serves again, {held}", undrain=True)
     if node.busy or node.state != "drained":
         return Decision("drained by ff; jobs are on it still")
     if not evidence.passed:
         return Decision("drained by ff; a check is missing, could not run or fails")
+    missed = [name for name in dict.fromkeys((_check_of(node), *record.failed)) if name in evidence.not_run]
+    if missed:
+        return Decision(f"drained by ff; {', '.join(missed)} found a fault, and could not run now")
     if evidence.validated:
         return Decision("its checks and validators pass: it serves again", undrain=True)
     if _needs_validation(node):
@@ -232,13 +190,22 @@ def _without_fault(
 
 def _back_off_s(record: DrainRecord, limits: DrainLimits, now_s: int) -> int:
     before = len(record.recent(now_s)) - 1
-    return min(_DAY_S, limits.back_off_s << (before - 1)) if before > 0 else 0
+    return min(DAY_S, limits.back_off_s << (before - 1)) if before > 0 else 0
 
 
 def _worst(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
-    """What a user can have made says nothing while jobs are there, and is never more than low."""
-    counted = [event for event in faults if not (event.user_made and busy)]
-    return min(counted, key=lambda event: (event.user_made, event.severity != "high"), default=None)
+    """Never more than low is what a user can have made."""
+    return min(_counted(faults, busy=busy), key=lambda event: (event.user_made, event.severity != "high"), default=None)
+
+
+def _event_of(faults: Sequence[HealthEvent], *, busy: bool) -> HealthEvent | None:
+    """The worst of those that happened."""
+    return _worst([event for event in faults if event.once], busy=busy)
+
+
+def _counted(faults: Sequence[HealthEvent], *, busy: bool) -> list[HealthEvent]:
+    """What a user can have made says nothing while jobs are there."""
+    return [event for event in faults if not (event.user_made and busy)]
 
 
 def _told(fault: HealthEvent) -> str:

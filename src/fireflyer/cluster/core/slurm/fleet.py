@@ -21,6 +21,7 @@ __all__ = [
     "REASON_FORMAT",
     "FleetNode",
     "NodeJob",
+    "parse_drains",
     "parse_fleet",
     "parse_node_jobs",
 ]
@@ -43,6 +44,7 @@ _ROW: Final = re.compile(
 )
 _REASON: Final = re.compile(rf"(?P<name>{_NAME})\|(?P<since>[0-9]{{1,12}}|Unknown)\|(?P<reason>.*)")
 _JOB: Final = re.compile(r" *([0-9]{1,10}) +([0-9]{1,9}) +([01]) *")
+_SHOWN: Final = re.compile(rf"NodeName=(?P<name>{_NAME}) [^\n]{{0,4096}}? State=(?P<state>[A-Z_+*~#!%$@^-]{{2,120}}) ")
 
 
 class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,15 @@ def _reasons(text: str) -> Mapping[str, tuple[str, int]]:
         said = ("" if reason == "none" else reason, int(match["since"]) if match["since"].isdigit() else 0)
         found[match["name"]] = said if found.get(match["name"], said) == said else (_UNKNOWN, 0)
     return found
+
+
+def parse_drains(text: str, node: str) -> bool:
+    """Of `scontrol --oneliner show node NODE`: whether it drains, by whomever. Before the first `State=` nothing is
+    written by people. Raises `SlurmOutputError`."""
+    found = _SHOWN.match(text)
+    if found is None or found["name"] != node:
+        raise SlurmOutputError(f"scontrol printed {plain(text)!r} where node {node} was asked for")
+    return any(word.startswith("DRAIN") for word in found["state"].split("+"))
 
 
 def parse_node_jobs(text: str) -> tuple[NodeJob, ...]:

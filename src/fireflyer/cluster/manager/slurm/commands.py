@@ -19,6 +19,7 @@ from fireflyer.cluster.core.slurm.fleet import (
     REASON_FORMAT,
     FleetNode,
     NodeJob,
+    parse_drains,
     parse_fleet,
     parse_node_jobs,
 )
@@ -48,6 +49,7 @@ _AWAY: Final = re.compile(
     re.IGNORECASE,
 )
 """What its commands print when slurmctld may or may not have heard of them."""
+_HOLDING: Final = "RUNNING,CONFIGURING,COMPLETING,SUSPENDED,STOPPED,SIGNALING,STAGE_OUT"
 _KEPT: Final = ("PATH", "SLURM_CONF", "LANG", "LD_LIBRARY_PATH")
 
 
@@ -102,9 +104,19 @@ class SlurmCommands:
         rows = await self._run([*command, f"--format={FLEET_FORMAT}"])
         return parse_fleet(rows, await self._run([*command, f"--format={REASON_FORMAT}"]))
 
-    async def jobs_on(self, node: str) -> tuple[NodeJob, ...]:
-        """That run there."""
-        command = ["squeue", "--noheader", "--all", "--states=RUNNING", f"--nodelist={_checked(node)}"]
+    async def drains(self, node: str) -> bool:
+        """Of one node, which costs slurmctld less than `fleet`. Raises `UsageError` for one that Slurm has not."""
+        try:
+            return parse_drains(await self._run(["scontrol", "--oneliner", "show", "node", _checked(node)]), node)
+        except PermanentError as error:
+            if "not found" not in str(error):
+                raise
+            raise UsageError(f"Slurm knows no node {node}; give its name with --node") from None
+
+    async def jobs_on(self, node: str, *, running: bool = True) -> tuple[NodeJob, ...]:
+        """That run there; or all that have processors of it."""
+        states = "RUNNING" if running else _HOLDING
+        command = ["squeue", "--noheader", "--all", f"--states={states}", f"--nodelist={_checked(node)}"]
         return parse_node_jobs(await self._run([*command, f"--Format={NODE_JOB_FORMAT}"]))
 
     async def requeue(self, slurm_id: int) -> None:
@@ -163,7 +175,9 @@ class SlurmCommands:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            words = plain(errors[-4096:].decode(errors="replace")) or f"it ended with {process.returncode}"
+            # scontrol tells of a node that there is not on its output; what others print may be words of users.
+            said = out[-4096:] if command[0] == "scontrol" and not errors.strip() else errors[-4096:]
+            words = plain(said.decode(errors="replace")) or f"it ended with {process.returncode}"
             kind: type[TransientError | PermanentError] = Unreachable if _AWAY.search(words) else PermanentError
             raise kind(f"{command[0]}: {words}")
         return out.decode(errors="replace")

@@ -1,0 +1,127 @@
+"""What `ff health slurm` keeps on a node, as far as its disk allows: a disk that is full or read-only keeps no node
+from draining."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from fireflyer.base.errors import FireflyerError
+from fireflyer.cluster.core.slurm.node_record import DrainRecord
+from fireflyer.validators.checks.rounds import HealthRounds
+from fireflyer.validators.checks.state_file import KeptFile, StateFile
+
+__all__ = ["DIRECTORY", "NodeMemory"]
+
+DIRECTORY: Final = "slurm"
+"""Below that of `ff health`, which would take events from these rounds if they shared their counters."""
+_LOCK: Final = "slurm.lock"
+_POLL_S: Final = 0.1
+
+
+class NodeMemory:
+    """Its record and the counters of its rounds. `fail` is told what cannot be read or kept."""
+
+    def __init__(self, state: str, fail: Callable[[str], None]) -> None:
+        self._directory = os.path.join(state, DIRECTORY)
+        self._tell = fail
+        self._told: set[str] = set()
+        self._alone = True
+        self._counters: StateFile | None = None
+        self._kept: KeptFile[DrainRecord] | None = None
+        self._loaded: DrainRecord | None = None
+        try:
+            self._counters = StateFile(self._directory)
+            self._kept = KeptFile(self._directory, "slurm.json", DrainRecord)
+        except FireflyerError as error:
+            self._fail(f"nothing is remembered from one round to the next: {error}")
+
+    @contextlib.contextmanager
+    def alone(self, limit_s: float) -> Iterator[None]:
+        """Prologs, epilogs and the program of this node, one after the other. One that waits for `limit_s` in vain goes
+        on and keeps nothing: what it finds is found again."""
+        fd = self._open_lock() if self._kept is not None else None
+        try:
+            if fd is not None and not _locked(fd, limit_s):
+                self._alone = False
+                self._fail(f"another round has {self._directory} for {limit_s:g} s: this one is not remembered")
+            yield
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def rounds(self) -> HealthRounds:
+        rounds = HealthRounds(self._counters)
+        if rounds.note:
+            self._fail(f"counters from before are not used: {rounds.note}")
+        return rounds
+
+    def record(self) -> DrainRecord:
+        if self._kept is None:
+            return DrainRecord()
+        self._loaded, note = self._kept.load()
+        if note:
+            self._fail(f"what was remembered is not used: {note}")
+        return self._loaded or DrainRecord()
+
+    def save(self, record: DrainRecord, rounds: HealthRounds | None = None) -> None:
+        """The counters last: they say that what was found is acted on or kept."""
+        if self._kept is None or not self._alone:
+            return
+        try:
+            if record != (self._loaded or DrainRecord()):
+                self._kept.save(record)
+                self._loaded = record
+        except FireflyerError as error:
+            self._fail(f"this round is not remembered: {error}")
+            return
+        if rounds is not None:
+            rounds.save()
+            if rounds.unsaved:
+                self._fail(f"this round is not remembered: {rounds.unsaved}")
+
+    def _fail(self, words: str) -> None:
+        """Once."""
+        if words not in self._told:
+            self._told.add(words)
+            self._tell(words)
+
+    def _open_lock(self) -> int | None:
+        """The directory: it can be locked on a disk that is full or read-only. NFS locks only what is open for
+        writing."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno == errno.EWOULDBLOCK:
+                    return fd
+                os.close(fd)
+            else:
+                return fd
+        path = os.path.join(self._directory, _LOCK)
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._fail(f"another round may run beside this one: {path}: {(error.strerror or '').lower()}")
+            return None
+
+
+def _locked(fd: int, limit_s: float) -> bool:
+    ends_s = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= ends_s:
+                return False
+            time.sleep(_POLL_S)
+        except OSError:
+            return True  # it cannot be locked, by nobody
+        else:
+            return True
