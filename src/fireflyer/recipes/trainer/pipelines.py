@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.schedule import Action, Kind, Placement, Schedule, build_schedule
 from fireflyer.recipes.trainer.arrangements import ArrangementBase, adamw
-from fireflyer.recipes.trainer.clipping import clip_over_ranks, counted_here
 from fireflyer.recipes.trainer.core.recipe import OptimizerSettings
 from fireflyer.recipes.trainer.models import BuiltModel
 from fireflyer.recipes.trainer.stages import CutModel, cut
 from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import shard_experts
+from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
 from fireflyer.training.mesh import PlanMesh
 from fireflyer.training.pipeline import Pipeline, split_batch
 from fireflyer.training.process_groups import communicator_beside

@@ -63,6 +63,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT: Final = timedelta(minutes=5)
 """How long a rank waits for the others in one operation."""
 _PRINT_EVERY_STEPS: Final = 10
+_MAX_NAMED: Final = 8
 
 
 @dataclass(slots=True)
@@ -189,7 +190,7 @@ def _arrange(built: BuiltModel, shape: ModelShape, mesh: PlanMesh, recipe: Recip
     """Divides `built` as the plan of `mesh`, which is that of `recipe`, says. Collective."""
     plan, settings = mesh.plan, recipe.optimizer
     if plan.precision.compute == "fp8":
-        convert(built.module)
+        _convert(built)
     if plan.tensor > 1:
         tensor_parallel(built.module, mesh.tensor)
     if plan.recompute != "full" or plan.pipeline == 1:
@@ -204,6 +205,17 @@ def _arrange(built: BuiltModel, shape: ModelShape, mesh: PlanMesh, recipe: Recip
     if plan.tensor > 1:
         return TensorParallel(built, mesh, settings)
     return Replicated(built, mesh, settings)
+
+
+def _convert(built: BuiltModel) -> None:
+    """Raises `UsageError` where products of matrices would stay in FP32 that the plan counts as FP8."""
+    others = convert(built.module).other
+    if others:
+        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+        raise UsageError(
+            f"precision.compute = 'fp8': {', '.join(others[:_MAX_NAMED])}{more} are of layers that FP8 does not know, "
+            "and would stay in FP32; use compute = 'bf16'"
+        )
 
 
 def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.ExitStack) -> None:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 from fireflyer.recipes.trainer.arrangements import WholeDepth, adamw
-from fireflyer.recipes.trainer.clipping import clip_over_ranks, counted_here
 from fireflyer.recipes.trainer.core.recipe import OptimizerSettings
 from fireflyer.recipes.trainer.models import BuiltModel
 from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import shard_experts
+from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
 from fireflyer.training.mesh import PlanMesh
 
 __all__ = ["ExpertsDivided"]

@@ -49,7 +49,7 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def convert(model: nn.Module, keep: Iterable[str] = DEFAULT_KEEP, config: Fp8Config = DEFAULT) -> Conversion:
-    """Makes linear layers and groups of `model` FP8 layers, in place: parameters, their names, hooks and references stay.
+    """Makes linear layers and groups of `model` FP8 layers, in place: parameters, names, hooks and references stay.
 
     Call it before `fully_shard` and before wrapping. `keep` replaces the default patterns; to add to them:
     `keep=(*DEFAULT_KEEP, "layers.0.*")`. Raises `UsageError` for a pattern of the caller's that matches no module, and

@@ -1,5 +1,7 @@
-"""Products of groups of rows with a matrix each, as experts compute them, with FP8 operands: each group as an FP8 linear
-layer, so that tiles along tokens end with the rows of a group."""
+"""Products of groups of rows with a matrix each, as experts compute them, with FP8 operands.
+
+Each group is computed as by an FP8 linear layer, so tiles along tokens end with the rows of a group.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,15 @@ import pytest
 import torch
 from tests.support.collectives.thread_world import ThreadCommunicator, ThreadWorld
 from tests.support.pipeline.mailboxes import MailboxCommunicator, MailboxWorld, run_pipeline
-from tests.support.pipeline.models import alone, batch_of, gradients_of, layers_for, pipeline_of, schedule_of, worst_error
+from tests.support.pipeline.models import (
+    alone,
+    batch_of,
+    gradients_of,
+    layers_for,
+    pipeline_of,
+    schedule_of,
+    worst_error,
+)
 from torch import nn
 
 from fireflyer.base.errors import Aborted, PeerFailed, UsageError
