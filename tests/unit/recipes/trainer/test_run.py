@@ -13,6 +13,7 @@ from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, w
 
 from fireflyer.base.errors import PermanentError
 from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer.arrangements import ArrangementBase
 from fireflyer.recipes.trainer.core.course import learning_rate
 from fireflyer.recipes.trainer.core.figures import AnomalyLine, StepLine
 from fireflyer.recipes.trainer.core.parsing import recipe_of
@@ -60,8 +61,11 @@ def test_a_bad_step_stops_a_run_or_is_skipped_or_gone_back_from(
     base: Path, monkeypatch: pytest.MonkeyPatch, what: Any
 ) -> None:
     spoil([SIXTH._replace(what=what)], monkeypatch.setattr)
+    left: list[Any] = []
+    monkeypatch.setattr(ArrangementBase, "__exit__", lambda _, kind, error, trace: left.append(kind))
     with pytest.raises(PermanentError, match=r"^step 6: the .* is nan; the run stops as \[policy\] says"):
         run(base, checkpoint={"period_steps": 100})
+    assert left == [PermanentError], "what goes on beside the program is aborted"
     assert taken(base)[-1] == (5, 40)
 
     (base / "metrics.jsonl").unlink()
