@@ -69,8 +69,8 @@ def convert(model: nn.Module, keep: Iterable[str] = DEFAULT_KEEP, config: Fp8Con
             module.__class__ = Fp8Linear
         assert isinstance(module, Fp8Linear)  # noqa: S101 - for the type checker
         module.use_fp8(config)
-    for module in groups.values():
-        module.grouped_linear = Fp8GroupedLinear(config)
+    for group in groups.values():
+        group.grouped_linear = Fp8GroupedLinear(config)
     other = tuple(_other(model, patterns, {*kept, *chosen, *groups}))
     return Conversion(converted=(*chosen, *groups), kept=tuple(kept.items()), other=other)
 
