@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -50,19 +51,25 @@ def test_the_plan_of_the_page_with_stages_and_experts_is_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_page_trains_a_model(tmp_path: Path) -> None:
+def test_the_page_trains_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What starts no rank runs in this process, which has imported torch already."""
     (script,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "prepare.py").write_text(script)
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    shell = Shell(tmp_path)
-    shell.run("python", "prepare.py")
-    checked = shell.run("ff", "train", "run", "recipe.toml", "--check")
+    for command in ("python prepare.py", "ff train run recipe.toml --check"):
+        assert f"\n{command}\n" in TEXT
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("prepare.py", run_name="__main__")
+    assert main(["train", "run", "recipe.toml", "--check"]) == 0
+    checked = capsys.readouterr().out
     assert "plan: 2 ranks: replicate 2" in checked
     assert "steps: 30 of 1,024 tokens, 30,720 in all" in checked
     assert checked.rstrip().endswith("none yet")
     assert not (tmp_path / "metrics.jsonl").exists()
 
-    shell.run("ff", "run", "--ranks-per-node", "2", "--no-python", "ff", "train", "run", "recipe.toml")
+    Shell(tmp_path).run("ff", "run", "--ranks-per-node", "2", "--no-python", "ff", "train", "run", "recipe.toml")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = {one["step"]: one["loss"] for one in lines if one["kind"] == "step"}
     assert losses[30] < losses[1] - 0.5
@@ -84,7 +91,6 @@ def test_the_page_compares_a_technique_and_goes_on_where_it_was_interrupted(
         (ended,) = run_torch_ranks(
             "tests.support.torch_ranks.trainer",
             [0],
-            imports=("fireflyer.recipes.trainer.run",),
             recipe=recipe,
             base="/",
         )

@@ -58,7 +58,6 @@ def run(base: Path, name: str, ranks: int, model: dict[str, Any], plan: dict[str
     return run_torch_ranks(
         "tests.support.torch_ranks.trainer_plans",
         [0] * ranks,
-        imports=("fireflyer.recipes.trainer.run",),
         recipe={**raw, "model": model},
         base=str(base),
         **more,

@@ -21,8 +21,9 @@ TIMEOUT_S = 20.0
 
 
 class ThreadWork:
-    def __init__(self, kind: str, world_size: int) -> None:
+    def __init__(self, kind: str, world_size: int, first: int = 0) -> None:
         self.kind = kind
+        self._first = first
         self.error: FireflyerError | None = None
         self._arrays: list[torch.Tensor | None] = [None] * world_size
         self._done = threading.Event()
@@ -52,12 +53,13 @@ class ThreadWork:
         self._done.set()
 
     def _compute(self, arrays: list[torch.Tensor]) -> None:
-        result = arrays[0].clone()
+        ordered = arrays[self._first :] + arrays[: self._first] if self.kind.startswith("allreduce") else arrays
+        result = ordered[0].clone()
         if self.kind.startswith("allreduce"):
             result = (
                 result.to(torch.promote_types(result.dtype, torch.float32)) if result.is_floating_point() else result
             )
-            for array in arrays[1:]:
+            for array in ordered[1:]:
                 result += array
             if self.kind.endswith(" mean"):
                 result /= len(arrays)
@@ -66,10 +68,12 @@ class ThreadWork:
 
 
 class ThreadWorld:
-    """`fail_at` breaks the operation of that number, and all later ones, on every rank with `PeerFailed`."""
+    """`fail_at` breaks the operation of that number, and all later ones, on every rank with `PeerFailed`. Sums begin
+    with rank `first`: as between ranks on other nodes, worlds may differ in the order of additions."""
 
-    def __init__(self, size: int, *, fail_at: int | None = None) -> None:
+    def __init__(self, size: int, *, fail_at: int | None = None, first: int = 0) -> None:
         self.size = size
+        self._first = first
         self._fail_at = fail_at
         self._lock = threading.Lock()
         self._works: list[ThreadWork] = []
@@ -85,7 +89,7 @@ class ThreadWorld:
     def start(self, rank: int, number: int, kind: str, array: torch.Tensor) -> ThreadWork:
         with self._lock:
             if number == len(self._works):
-                self._works.append(ThreadWork(kind, self.size))
+                self._works.append(ThreadWork(kind, self.size, self._first))
             work = self._works[number]
             if self._fail_at is not None and number >= self._fail_at:
                 work.fail(PeerFailed(f"rank {self.size - 1} is gone", rank=self.size - 1))

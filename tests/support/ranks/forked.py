@@ -2,7 +2,8 @@
 
 `python -m MODULE ARGUMENT` spends 0.2 s of a processor on NumPy and 2 s on torch before it does anything, and the tests
 start hundreds of ranks. Here one process for each set of imports is started when first needed, and forks the others;
-each is a process like any other, with its own signals, pipes and exit status, and ends as the interpreter ends.
+one that needs more than torch is itself a fork of the one that has torch. Each is a process like any other, with its
+own signals, pipes and exit status, and ends as the interpreter ends.
 
 What forks have in common and real ranks have not is undone, or stays: the places of their arrays in memory are shifted
 by a random distance (a rank that took another's address for its own would be found out), chance is seeded anew; the
@@ -42,6 +43,7 @@ TORCH: Final = (
     "torch.distributed.fsdp",
     "torch.nn.parallel",
     "fireflyer.training",
+    "fireflyer.recipes.trainer.run",  # and with it what most ranks of tests of training import
     "fireflyer.collectives.torch_fsdp",
     "fireflyer.collectives.torch_group",
     "fireflyer.collectives.torch_hooks",
@@ -62,8 +64,10 @@ class Forked:
         imports: tuple[str, ...],
         env: Mapping[str, str] | None = None,
         errors: bool = False,
+        stdin: int | None = None,
     ) -> None:
-        """Its standard input and output are pipes; its errors too where `errors`, else they go where ours go."""
+        """Its standard input and output are pipes; its errors too where `errors`, else they go where ours go. `stdin`:
+        a descriptor in place of the first pipe; it stays open here."""
         self.returncode: int | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._status = ours
@@ -73,12 +77,12 @@ class Forked:
         self.stdin: IO[str] = os.fdopen(writes_in, "w")
         self.stdout: IO[str] = os.fdopen(reads_out)
         self.stderr: IO[str] | None = os.fdopen(reads_err) if errors else None
-        given = (theirs.fileno(), reads_in, writes_out, writes_err)
+        given = (theirs.fileno(), reads_in if stdin is None else stdin, writes_out, writes_err)
         try:
             _server(imports).ask({"module": module, "argument": argument, "env": dict(env or os.environ)}, given)
         finally:
             theirs.close()
-            for fd in given[1:]:
+            for fd in (reads_in, writes_out, writes_err):
                 os.close(fd)
         self.pid = int.from_bytes(ours.recv(8), _STATUS)
         assert self.pid > 0, f"the process that forks {module} has ended; see its errors above"
@@ -153,15 +157,21 @@ class _Server:
     def __init__(self, imports: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a thread would not be forked
+        self._process: subprocess.Popen[bytes] | Forked
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *imports],
-                cwd=REPOSITORY,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},  # a thread would not be forked
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+            if len(imports) > len(TORCH) and imports[: len(TORCH)] == TORCH:
+                argument = " ".join(("0", *imports[len(TORCH) :]))
+                self._process = Forked(__name__, argument, imports=TORCH, env=environment, stdin=theirs.fileno())
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, f"{theirs.fileno()} {' '.join(imports)}"],
+                    cwd=REPOSITORY,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
         atexit.register(self.close)
 
     def ask(self, request: dict[str, Any], fds: tuple[int, ...]) -> None:
@@ -176,7 +186,7 @@ class _Server:
 
 
 _servers: dict[tuple[str, ...], _Server] = {}
-_servers_lock = threading.Lock()
+_servers_lock = threading.RLock()
 
 
 def _server(imports: tuple[str, ...]) -> _Server:
@@ -251,7 +261,7 @@ _kept: list[object] = []
 
 
 def main() -> None:
-    fd, *imports = sys.argv[1:]
+    fd, *imports = sys.argv[1].split()
     for name in imports:
         import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a module starts threads when it is imported: forks would lack them"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.trainer.recipes import raw_recipe, write_tokens
 
 from fireflyer.base.toml_text import to_toml
+from fireflyer.checkpoint import CheckpointManager, State
 from fireflyer.cli import main
+from fireflyer.recipes.deepseek import PRESETS
+from fireflyer.recipes.trainer.core.parsing import recipe_of
+from fireflyer.recipes.trainer.core.recipe import resolved
+from fireflyer.recipes.trainer.preconditions import plan_of_checkpoints
 
 Capture = pytest.CaptureFixture[str]
 
@@ -43,6 +50,27 @@ def test_a_check_says_what_would_run_and_starts_nothing(tmp_path: Path, capsys: 
         assert "steps: 8 of 128 tokens, 1,024 in all" in text
         assert text.rstrip().endswith("every 4 steps; none yet")
     assert sorted(tmp_path.iterdir()) == sorted([*before, Path(path)])
+
+
+def test_a_check_refuses_checkpoints_of_another_model(tmp_path: Path, capsys: Capture) -> None:
+    write_tokens(tmp_path)
+    config = tmp_path / "config.json"
+    keys = PRESETS["tiny"].to_hugging_face() | {"vocab_size": 64}
+    config.write_text(json.dumps(keys))
+    raw = raw_recipe() | {"model": {"kind": "deepseek", "config": "config.json"}}
+    (tmp_path / "recipe.toml").write_text(to_toml(raw))
+    check = ("run", str(tmp_path / "recipe.toml"), "--check")
+    recipe = resolved(recipe_of(raw), str(tmp_path))
+    plan = plan_of_checkpoints(recipe)
+    with CheckpointManager(recipe.checkpoint.directory, rank=0, world_size=1, store=None, plan=plan) as manager:
+        manager.save(1, State({"model/one": torch.zeros(1)}), blocking=True).result()
+    config.write_text(json.dumps(keys | {"transformers_version": "9.9"}, indent=2))
+    assert main(["train", *check]) == 0
+    capsys.readouterr()
+    config.write_text(json.dumps(keys | {"rms_norm_eps": 0.5}))
+    assert "are of another model: [model], or its config.json, has changed since" in failed(capsys, *check)
+    config.write_text(json.dumps(keys | {"max_position_embeddings": 15}))
+    assert "sequence_tokens = 16 is longer than the context of the model; use at most 15" in failed(capsys, *check)
 
 
 def test_a_check_says_which_pipeline_would_run(tmp_path: Path, capsys: Capture) -> None:

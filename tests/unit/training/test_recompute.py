@@ -10,8 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.parallel.budget import choose_recompute
+from fireflyer.codesign.parallel.memory import activation_bytes
 from fireflyer.codesign.parallel.plan import RECOMPUTE, Recompute
 from fireflyer.recipes.gpt import GPTConfig, GPTModel
+from fireflyer.recipes.trainer.core.checks import shape_of_gpt
+from fireflyer.recipes.trainer.core.recipe import GptTable
 from fireflyer.training.recompute import measure_choices, recompute, recompute_each
 
 CONFIG = GPTConfig(vocab_size=64, layers=3, heads=4, width=32, context=16)
@@ -77,6 +80,32 @@ def test_kept_bytes_are_those_that_autograd_saves() -> None:
     assert operators.kept_bytes == 11 * hidden.numel() * 4 + 3 * 4 * 16 * 4
     assert result.shape == hidden.shape
     assert none.seconds == 0 < operators.seconds < blocks.seconds
+
+
+def test_kept_bytes_of_the_plan_are_those_of_fused_kernels_and_what_others_keep_beside_is_known() -> None:
+    """In BF16 on the CPU: the plan counts 32 bytes for each token and hidden value."""
+    width, heads = CONFIG.width, CONFIG.heads
+    model = GPTModel(CONFIG).bfloat16()
+    hidden = torch.randn(3, 16, width, dtype=torch.bfloat16, requires_grad=True)
+    own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda one: one):
+        model.blocks[0](hidden, model.rotation(16))
+    measured = sum(one.untyped_storage().nbytes() for one in saved.values()) / hidden.numel()
+    shape = shape_of_gpt(GptTable(vocabulary=64, layers=3, heads=heads, width=width))
+    counted = activation_bytes(shape, False, "none", "bf16").kept / width
+    norms = 2 * (4 + 4 - 2)  # input and normed input in FP32, in place of the input in BF16
+    stacked = 2 * 2  # of values, a view, the whole stacked projection
+    copied = 2  # the output of attention in the order of tokens
+    statistics = 4 * (2 + heads) / width
+    assert counted == 32
+    assert measured == counted + norms + stacked + copied + statistics
 
 
 def test_a_budget_is_kept_by_the_blocks_that_it_needs_to_compute_again() -> None:

@@ -46,16 +46,15 @@ def compare_command(*, file: str, other: str | None, directory: str, as_json: bo
     import msgspec
 
     from fireflyer.recipes.trainer.compare import compare_runs
-    from fireflyer.recipes.trainer.core.checks import check_recipe
     from fireflyer.recipes.trainer.core.comparison import planned_runs, technique_of
     from fireflyer.recipes.trainer.core.recipe import resolved
-    from fireflyer.recipes.trainer.models import shape_of
+    from fireflyer.recipes.trainer.preconditions import checked_shape
 
     baseline, technique = technique_of(read_raw(file), None if other is None else read_raw(other))
     baseline = resolved(baseline, os.path.dirname(os.path.abspath(file)))
     technique = resolved(technique, os.path.dirname(os.path.abspath(other or file)))
     for recipe in (baseline, technique):
-        check_recipe(recipe, shape_of(recipe.model))
+        checked_shape(recipe)
     runs = planned_runs(baseline, technique, os.path.abspath(directory))
     result = compare_runs(runs, lambda line: click.echo(line, err=as_json))
     if as_json:

@@ -53,11 +53,10 @@ def run_command(*, file: str, check: bool) -> None:
 
 def _checked(recipe: Recipe) -> Iterator[str]:
     """What would run, in lines. Raises `UsageError` for what cannot."""
-    from fireflyer.recipes.trainer.core.checks import check_recipe
-    from fireflyer.recipes.trainer.models import shape_of
+    from fireflyer.recipes.trainer.preconditions import check_checkpoints, checked_shape
 
-    shape = shape_of(recipe.model)
-    check_recipe(recipe, shape)
+    shape = checked_shape(recipe)
+    check_checkpoints(recipe)
     yield from _plan_lines(recipe, shape)
     yield from _data_lines(recipe, shape)
     yield from _time_lines(recipe)

@@ -42,12 +42,21 @@ class RoutedExperts(nn.Module):
         self.gate_proj = nn.Parameter(torch.empty(len(numbers), inner, hidden))
         self.up_proj = nn.Parameter(torch.empty(len(numbers), inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(len(numbers), hidden, inner))
+        self.grouped_linear: nn.Module = GroupedLinear()  # `training.fp8` puts another in its place
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Results `[M, h]` for `rows [M, h]`, which are in the order of the experts: `counts [experts]` rows each."""
-        gate = grouped_linear(rows, self.gate_proj, counts)
-        up = grouped_linear(rows, self.up_proj, counts)
-        return grouped_linear(functional.silu(gate) * up, self.down_proj, counts)
+        gate = self.grouped_linear(rows, self.gate_proj, counts)
+        up = self.grouped_linear(rows, self.up_proj, counts)
+        result: Tensor = self.grouped_linear(functional.silu(gate) * up, self.down_proj, counts)
+        return result
+
+
+class GroupedLinear(nn.Module):
+    """`grouped_linear` as a module without parameters."""
+
+    def forward(self, rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+        return grouped_linear(rows, weights, counts)
 
 
 def grouped_linear(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:

@@ -140,7 +140,8 @@ class DeepseekModel(nn.Module):
                 f"token to predict; give {depths + 1} or more"
             )
         main = _cross_entropy(self.head(hidden), targets)
-        embedded, further = self.embed_tokens(targets), []
+        further: list[Tensor] = []
+        embedded = self.embed_tokens(targets) if depths else targets  # a last stage may have no embedding
         for depth, module in enumerate(self.mtp, start=1):
             # Position i reads token i + depth, which is target i + depth - 1, and predicts target i + depth.
             count = length - depth

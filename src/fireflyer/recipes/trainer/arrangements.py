@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 class Arrangement(Protocol):
     """A model and its optimizer, divided over ranks. All methods but `discard` are collective over the ranks that have
-    a part of the model."""
+    a part of the model. A context: left by an error, it aborts what goes on beside the program, on all ranks."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
 
     @property
     def module(self) -> nn.Module:
@@ -63,7 +70,7 @@ class Arrangement(Protocol):
 
 
 class ArrangementBase:
-    """What all arrangements share: precision of products, and balance of experts."""
+    """What all arrangements share: precision of products, balance of experts, and what ends with a run."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -75,6 +82,15 @@ class ArrangementBase:
         self._factor = mesh.plan.data / mesh.plan.step_tokens
         self._balance = ExpertBalance(built.module)
         self._device_type = next(built.module.parameters()).device.type
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._resources.__exit__(kind, error, trace)
 
     def commit(self, before: Callable[[], None]) -> float:
         norm = self._step(before)

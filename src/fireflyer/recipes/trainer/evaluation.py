@@ -1,4 +1,5 @@
-"""Held-out losses: of each source in the order of the recipe, the same at any number of data-parallel ranks.
+"""Held-out losses: of each source in the order of the recipe, the same at any number of data-parallel ranks (with
+experts on several of them, but for rounding).
 
 Batches do not depend on the number of ranks: batch k goes to rank k mod ranks, and sums are added in the order of
 batches. Ranks that have no batch in a round compute one that another has, and do not count it, because a sharded model

@@ -19,7 +19,7 @@ from fireflyer.recipes.gpt import GPTConfig, GPTModel
 from fireflyer.recipes.trainer.core.checks import shape_of_gpt
 from fireflyer.recipes.trainer.core.recipe import DeepseekTable, GptTable, HuggingFaceTable, ModelTable
 
-__all__ = ["BuiltModel", "LossModel", "build_model", "shape_of", "summed_cross_entropy"]
+__all__ = ["BuiltModel", "LossModel", "build_model", "context_of", "shape_of", "summed_cross_entropy"]
 
 
 class LossModel(nn.Module):
@@ -69,16 +69,26 @@ def shape_of(table: ModelTable) -> ModelShape:
     return shape_from_config(read_keys(table.config))
 
 
+def context_of(table: ModelTable) -> int | None:
+    """Longest sequence that the model takes, in tokens; None where the model is made for that of the plan. Raises
+    `UsageError`."""
+    if isinstance(table, GptTable):
+        return None
+    if isinstance(table, DeepseekTable):
+        return _deepseek_config(table).context
+    keys = read_keys(table.config)
+    context = keys.get("max_position_embeddings", keys.get("n_positions"))
+    return context if isinstance(context, int) else None
+
+
 def build_model(table: ModelTable, *, context: int, device: torch.device) -> BuiltModel:
-    """With weights from the seed of the table, float32, for sequences of `context` tokens. Raises `UsageError`."""
+    """With weights from the seed of the table, float32, for sequences of `context` tokens, as `context_of` allows.
+    Raises `UsageError`."""
     if isinstance(table, GptTable):
         gpt = GPTModel(_gpt_config(table, context)).to(device)
         return BuiltModel(LossModel(gpt), list(gpt.blocks))
     if isinstance(table, DeepseekTable):
-        config = _deepseek_config(table)
-        if context > config.context:
-            raise UsageError(f"sequence_tokens is {context}; this model was made for at most {config.context}")
-        deepseek = DeepseekModel(config).to(device)
+        deepseek = DeepseekModel(_deepseek_config(table)).to(device)
         return BuiltModel(LossModel(deepseek), [*deepseek.layers, *deepseek.mtp])
     return _hugging_face(table, device)
 

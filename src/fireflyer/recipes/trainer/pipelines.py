@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.schedule import Action, Kind, Placement, Schedule, build_schedule
 from fireflyer.recipes.trainer.arrangements import ArrangementBase, adamw
-from fireflyer.recipes.trainer.clipping import clip_over_ranks, counted_here
 from fireflyer.recipes.trainer.core.recipe import OptimizerSettings
 from fireflyer.recipes.trainer.models import BuiltModel
 from fireflyer.recipes.trainer.stages import CutModel, cut
 from fireflyer.recipes.trainer.stored import StoredModel
-from fireflyer.training.experts import shard_experts
+from fireflyer.training.experts import SplitExperts, shard_experts
+from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
 from fireflyer.training.mesh import PlanMesh
 from fireflyer.training.pipeline import Pipeline, split_batch
 from fireflyer.training.process_groups import communicator_beside
@@ -42,7 +42,10 @@ class Pipelined(ArrangementBase):
         part = cut(built.module, shape, plan, schedule.placement, rank, self._products)
         self._held = nn.ModuleList(part.stages.values())
         self._balance.keep(self._held.modules())
-        self._split = shard_experts(self._held, mesh, max_tokens=dispatched_tokens) if plan.expert > 1 else None
+        self._split: SplitExperts | None = None
+        if plan.expert > 1:
+            split = shard_experts(self._held, mesh, max_tokens=dispatched_tokens)
+            self._split = self._resources.enter_context(split)
         experts = [] if self._split is None else [one for _, one in self._split.expert_parameters()]
         if plan.recompute == "full":
             for stage in part.stages.values():

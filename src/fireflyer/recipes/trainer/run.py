@@ -26,11 +26,9 @@ from fireflyer.base.errors import FireflyerError, PeerFailed, PermanentError, Us
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.checkpoint import TrainingLoop, stored_plans
 from fireflyer.codesign.model import ModelShape
-from fireflyer.codesign.parallel import mesh_dims
 from fireflyer.recipes.trainer.agreement import check_same, on_rank_0
 from fireflyer.recipes.trainer.arrangements import Arrangement, Replicated, Sharded, TensorParallel
 from fireflyer.recipes.trainer.core.anomalies import AnomalyPolicy, Decision
-from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart
 from fireflyer.recipes.trainer.core.course import adamw_settings, evaluation_due, learning_rate
 from fireflyer.recipes.trainer.core.figures import (
     AnomalyLine,
@@ -44,8 +42,14 @@ from fireflyer.recipes.trainer.core.figures import (
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.evaluation import evaluate
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
-from fireflyer.recipes.trainer.models import BuiltModel, build_model, shape_of
+from fireflyer.recipes.trainer.models import BuiltModel, build_model
 from fireflyer.recipes.trainer.pipelines import Pipelined
+from fireflyer.recipes.trainer.preconditions import (
+    check_checkpoints,
+    checked_shape,
+    identity_of_model,
+    plan_of_checkpoints,
+)
 from fireflyer.recipes.trainer.sources import HeldOut, TrainingData, open_held_out, open_training_data
 from fireflyer.recipes.trainer.split_experts import ExpertsDivided
 from fireflyer.recipes.trainer.tracing import Tracer
@@ -63,6 +67,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT: Final = timedelta(minutes=5)
 """How long a rank waits for the others in one operation."""
 _PRINT_EVERY_STEPS: Final = 10
+_MAX_NAMED: Final = 8
 
 
 @dataclass(slots=True)
@@ -95,8 +100,7 @@ def run_recipe(recipe: Recipe, identity: str) -> None:
     differ between ranks; `PeerFailed`; `CorruptionFound` of the guard; `PermanentError` where the policy for bad steps
     stops the run.
     """
-    shape = shape_of(recipe.model)
-    check_recipe(recipe, shape)
+    shape = checked_shape(recipe)
     env = read_environment()
     if env.world_size != recipe.plan.world_size:
         raise UsageError(
@@ -112,7 +116,7 @@ def run_recipe(recipe: Recipe, identity: str) -> None:
         cleanup.callback(run.data.close)
         reporter = Reporter.from_environment(env)
         cleanup.callback(reporter.close)
-        with _peer_failures():
+        with _peer_failures(), run.arrangement:
             _train(run, reporter, identity, cleanup)
 
 
@@ -158,10 +162,11 @@ def _build(recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironmen
         recipe.data, recipe.evaluation, sequence_tokens=plan.sequence_tokens, vocabulary=vocabulary
     )
     check_same({"the recipe": identity}, "give all ranks the same file")
+    check_same({"the config of the model": identity_of_model(recipe.model)}, "give all ranks the same config.json")
     identities = {f"the data of source {name!r}": digest for name, digest in data.identities.items()}
     identities |= {f"the held-out data of {one.name!r}": one.identity for one in held_out}
     check_same(identities, "give all ranks the same shards")
-    mesh = PlanMesh(plan, device_type=device.type, node=env.node if plan.tensor > 1 else None)
+    mesh = PlanMesh(plan, device_type=device.type, node=env.node)
     torch.manual_seed(recipe.model.seed)
     built = build_model(recipe.model, context=plan.sequence_tokens, device=device)
     arrangement = _arrange(built, shape, mesh, recipe)
@@ -189,7 +194,7 @@ def _arrange(built: BuiltModel, shape: ModelShape, mesh: PlanMesh, recipe: Recip
     """Divides `built` as the plan of `mesh`, which is that of `recipe`, says. Collective."""
     plan, settings = mesh.plan, recipe.optimizer
     if plan.precision.compute == "fp8":
-        convert(built.module)
+        _convert(built)
     if plan.tensor > 1:
         tensor_parallel(built.module, mesh.tensor)
     if plan.recompute != "full" or plan.pipeline == 1:
@@ -206,9 +211,20 @@ def _arrange(built: BuiltModel, shape: ModelShape, mesh: PlanMesh, recipe: Recip
     return Replicated(built, mesh, settings)
 
 
+def _convert(built: BuiltModel) -> None:
+    """Raises `UsageError` where products of matrices would stay in FP32 that the plan counts as FP8."""
+    others = convert(built.module).other
+    if others:
+        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+        raise UsageError(
+            f"precision.compute = 'fp8': {', '.join(others[:_MAX_NAMED])}{more} are of layers that FP8 does not know, "
+            "and would stay in FP32; use compute = 'bf16'"
+        )
+
+
 def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.ExitStack) -> None:
     recipe = run.recipe
-    on_rank_0(lambda: check_restart(recipe, _saved_mesh(recipe)))
+    on_rank_0(lambda: check_checkpoints(recipe))
     loop = TrainingLoop(
         recipe.checkpoint.directory,
         run.arrangement.module,
@@ -217,7 +233,7 @@ def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.Exi
         period=recipe.checkpoint.period,
         keep=recipe.checkpoint.keep,
         stateful={"data": run.data, "policy": run.policy},
-        plan={"mesh": dict(mesh_dims(recipe.plan)), "zero": recipe.plan.zero},
+        plan=plan_of_checkpoints(recipe),
         reporter=reporter,
         by_name=True,
         env=run.env,
@@ -236,20 +252,6 @@ def _train(run: _Run, reporter: Reporter, identity: str, cleanup: contextlib.Exi
                 tracer.before(step)
                 _take_step(run, loop, step)
                 tracer.after(step)
-
-
-def _saved_mesh(recipe: Recipe) -> dict[str, int] | None:
-    """Degrees of the plan that the newest checkpoint was saved with. Raises `UsageError` for checkpoints of another
-    program."""
-    plans = stored_plans(recipe.checkpoint.directory)
-    if not plans:
-        return None
-    mesh = plans[-1].plan.get("mesh")
-    if not isinstance(mesh, dict) or not all(isinstance(size, int) for size in mesh.values()):
-        raise UsageError(
-            f"{recipe.checkpoint.directory} has checkpoints that `ff train` did not write; give a fresh directory"
-        )
-    return mesh
 
 
 def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:

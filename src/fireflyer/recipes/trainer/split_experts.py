@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 from fireflyer.recipes.trainer.arrangements import WholeDepth, adamw
-from fireflyer.recipes.trainer.clipping import clip_over_ranks, counted_here
 from fireflyer.recipes.trainer.core.recipe import OptimizerSettings
 from fireflyer.recipes.trainer.models import BuiltModel
 from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import shard_experts
+from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
 from fireflyer.training.mesh import PlanMesh
 
 __all__ = ["ExpertsDivided"]
@@ -23,7 +23,7 @@ class ExpertsDivided(WholeDepth):
     def __init__(self, built: BuiltModel, mesh: PlanMesh, settings: OptimizerSettings, dispatched_tokens: int) -> None:
         """`dispatched_tokens`: the most tokens of one forward pass."""
         super().__init__(built, mesh)
-        self._split = shard_experts(built.module, mesh, max_tokens=dispatched_tokens)
+        self._split = self._resources.enter_context(shard_experts(built.module, mesh, max_tokens=dispatched_tokens))
         experts = [one for _, one in self._split.expert_parameters()]
         self.module = self._stored = StoredModel([{"": built.module}], experts, mesh)
         self.optimizer = adamw(self._stored, settings)

@@ -4,6 +4,7 @@
 
 Layers are divided as the plan says (`codesign.parallel.balance_model`); the head may be a stage of its own. A rank has
 drawn the whole model, and keeps its stages: so each parameter has the value and the name that it has in one process.
+What it does not keep is free when the whole model is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import InvariantViolation, UsageError
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.parallel import ParallelPlan, balance_model
 from fireflyer.codesign.schedule import Placement
@@ -138,13 +139,20 @@ def _cut(
         stages[direction, number] = Stage(dict(held), embedding, [one for _, one in layers], parts.rotation, products)
     twice = parts.embedding[0] in dict(parts.tail)
     places = [(stage, f"parts.{_key(parts.embedding[0])}.weight") for stage in (0, last)]
-    return CutModel(stages, parts.loss, parts.evaluated, [places] if twice else [])
+    # The losses refer to all that is left of the model.
+    here = any(number == last for _, number in stages)
+    loss, evaluated = (parts.loss, parts.evaluated) if here else (_not_here, _not_here)
+    return CutModel(stages, loss, evaluated, [places] if twice else [])
+
+
+def _not_here(hidden: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001 - a `Loss`
+    raise InvariantViolation("this rank does not hold the last stage, and computes no loss")
 
 
 def _gpt(model: GPTModel, products: Products) -> _Parts:
     cosine, sine = model.get_buffer("cosine"), model.get_buffer("sine")
     layers = [(f"blocks.{number}", block) for number, block in enumerate(model.blocks)]
-    model.blocks = nn.ModuleList()  # the loss below refers to the model: not to layers of other stages
+    model.blocks = nn.ModuleList()  # the loss below refers to the model: not to what other stages hold
 
     def loss(hidden: Tensor, targets: Tensor) -> Tensor:
         with products():
@@ -166,7 +174,11 @@ def _deepseek(model: DeepseekModel, products: Products) -> _Parts:
     model.layers = nn.ModuleList()
     tail: list[tuple[str, nn.Module]] = [("norm", model.norm), ("mtp", model.mtp)]
     tail += [] if config.shape.tied_embeddings else [("lm_head", model.lm_head)]
-    tail += [("embed_tokens", model.embed_tokens)] if config.shape.tied_embeddings or len(model.mtp) else []
+    embedding = ("embed_tokens", model.embed_tokens)
+    if config.shape.tied_embeddings or len(model.mtp):
+        tail.append(embedding)
+    else:
+        del model.embed_tokens  # the loss below refers to the model, but not to this
 
     def rotation(hidden: Tensor) -> Any:
         return rotation_of(config, torch.arange(hidden.shape[1], device=hidden.device), hidden.dtype)
@@ -179,7 +191,7 @@ def _deepseek(model: DeepseekModel, products: Products) -> _Parts:
         with products():
             return summed_cross_entropy(model.head(model.norm(hidden)), targets)
 
-    return _Parts(("embed_tokens", model.embed_tokens), layers, tail, rotation, loss, evaluated)
+    return _Parts(embedding, layers, tail, rotation, loss, evaluated)
 
 
 def _key(name: str) -> str:

@@ -32,7 +32,9 @@ class StoredModel(nn.Module):
         no further use once a parameter is replaced by another."""
         super().__init__()
         divided = {id(one) for one in experts}
-        self._mesh = _expert_mesh(mesh) if divided else None
+        device = next((one.device.type for one in experts), "cpu")
+        # Of the device of the parameters: DTensors would copy them to that of another mesh.
+        self._mesh = _expert_mesh(mesh, device) if divided else None
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         """DTensors with the parameters of the model."""
         for named in parts:
@@ -74,10 +76,10 @@ class StoredModel(nn.Module):
         return DTensor.from_local(own, self._mesh, _PLACEMENTS, run_check=False)
 
 
-def _expert_mesh(mesh: PlanMesh) -> DeviceMesh:
+def _expert_mesh(mesh: PlanMesh, device_type: str) -> DeviceMesh:
     """Axes expert_data and expert of the stage of this rank alone: of a part of a larger mesh, checkpoints would take
     the ranks along its other axes, other stages, for ranks that have the same."""
     plan, groups = mesh.plan, [mesh.group("expert_data"), mesh.group("expert")]
     first = mesh.coordinates.pipeline * plan.stage_ranks
     ranks = torch.arange(first, first + plan.stage_ranks).view(plan.expert_data, plan.expert)
-    return DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=("expert_data", "expert"))
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=("expert_data", "expert"))

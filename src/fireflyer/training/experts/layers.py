@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fireflyer.base.errors import UsageError
-from fireflyer.training.experts.exchange import ArrivedTokens, ExpertDispatch, InFlightTokens
+from fireflyer.training.experts.exchange import ArrivedTokens, ExpertDispatch, InFlightCombine, InFlightTokens
 from fireflyer.training.mesh import PlanMesh
 
 __all__ = ["Arrived", "NotSplit", "RankDispatch", "layers_of", "own_experts"]
@@ -49,14 +49,27 @@ class Arrived:
 
 @dataclass(slots=True, frozen=True)
 class InFlightRows:
-    """A dispatch under way."""
+    """A dispatch under way, of tokens on `device`."""
 
     flight: InFlightTokens
+    device: torch.device
 
     def wait(self) -> Arrived:
         """To be called once. Raises what the dispatch failed with."""
         arrived = self.flight.wait()
-        return Arrived(arrived.rows, torch.tensor(arrived.counts, dtype=torch.int64), arrived)
+        return Arrived(arrived.rows.to(self.device), torch.tensor(arrived.counts, dtype=torch.int64), arrived)
+
+
+@dataclass(slots=True, frozen=True)
+class InFlightResults:
+    """A combine under way, of rows on `device`."""
+
+    flight: InFlightCombine
+    device: torch.device
+
+    def wait(self) -> Tensor:
+        """Sums `[N, h]`. To be called once. Raises what the combine failed with."""
+        return self.flight.wait().to(self.device)
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,22 +77,26 @@ class RankDispatch:
     """Dispatcher of one layer whose experts are on several ranks.
 
     Results are weighted where their experts are: in fp32 (fp64 for a model in fp64), and rounded before they travel to
-    the dtype of the exchange: under autocast the experts compute in another one.
+    the dtype of the exchange: under autocast the experts compute in another one. The exchange is one of the CPU:
+    what is on another device goes through host memory.
     """
 
     exchange: ExpertDispatch
 
     def dispatch(self, tokens: Tensor, routing: Routing) -> InFlightRows:
         """Begins to send each of `tokens [N, h]` to the ranks of its experts."""
-        carried = tokens.to(self.exchange.dtype)  # under autocast a layer may compute in another one
-        return InFlightRows(self.exchange.start(carried, routing.indices, routing.weights))
+        # Under autocast a layer may compute in another dtype.
+        carried = tokens.to(device="cpu", dtype=self.exchange.dtype)
+        flight = self.exchange.start(carried, routing.indices.cpu(), routing.weights.cpu())
+        return InFlightRows(flight, tokens.device)
 
-    def combine(self, rows: Tensor, arrived: Arrived) -> Any:
+    def combine(self, rows: Tensor, arrived: Arrived) -> InFlightResults:
         """Begins to send the experts' results `rows [M, h]` back; what it returns gives for each token the sum of its
         weighted results `[N, h]`."""
         wide = torch.promote_types(rows.dtype, torch.float32)
-        weighted = rows.to(wide) * arrived.origin.weights.to(wide)[:, None]
-        return self.exchange.start_combine(weighted.to(self.exchange.dtype), arrived.origin)
+        weighted = rows.to(wide) * arrived.origin.weights.to(device=rows.device, dtype=wide)[:, None]
+        carried = weighted.to(device="cpu", dtype=self.exchange.dtype)
+        return InFlightResults(self.exchange.start_combine(carried, arrived.origin), rows.device)
 
 
 class NotSplit:

@@ -5,8 +5,9 @@
 ...     for tokens, targets in micro_batches:
 ...         (model(tokens, targets) / step_tokens).backward()
 ...     split.add_gradients()
-...     split.clip_gradients(1.0)
-...     optimizer.step(); optimizer.zero_grad()
+...     if math.isfinite(split.clip_gradients(1.0)):
+...         optimizer.step()
+...     optimizer.zero_grad()
 ...     model.move_biases(split.expert_counts())
 
 Each rank has different tokens: losses are shares of that of the whole batch. A gradient of an expert has the tokens of
@@ -16,12 +17,10 @@ ranks of the stage.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from fireflyer.base.errors import UsageError
@@ -30,6 +29,7 @@ from fireflyer.collectives.tokens import TokenCodec
 from fireflyer.training.experts.exchange import ExpertDispatch
 from fireflyer.training.experts.layers import NotSplit, RankDispatch, layers_of, own_experts
 from fireflyer.training.experts.state import load_state, tensors_of
+from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
 from fireflyer.training.group_sums import add_over_group
 from fireflyer.training.mesh import PlanMesh
 from fireflyer.training.process_groups import communicator_beside
@@ -68,15 +68,13 @@ class SplitExperts:
         add_over_group(map(_gradient, apart), mesh.group("data"), divisor=divisor)
         add_over_group(map(_gradient, others), mesh.group("data"), divisor=divisor)
 
-    @torch.no_grad()
     def clip_gradients(self, max_norm: float) -> float:
         """Scales gradients, between `add_gradients` and the optimizer's step, so that the norm of those of the whole
         model is at most `max_norm`. Returns the norm before, the same bits on all ranks; where it is not finite nothing
-        is scaled. Collective.
+        is scaled, and the step must not be taken. Collective.
 
-        Squares of experts are added over the expert group, and those of other parameters, which all ranks have, count
-        once. `torch.nn.utils.clip_grad_norm_` would find another norm on each rank, and their copies of shared
-        parameters would not stay the same. Raises `UsageError` for pipelines: each rank has one stage of the model.
+        `torch.nn.utils.clip_grad_norm_` would find another norm on each rank, and their copies of shared parameters
+        would not stay the same. Raises `UsageError` for pipelines: each rank has one stage of the model.
         """
         if self.mesh.plan.pipeline > 1:
             raise UsageError(
@@ -84,16 +82,9 @@ class SplitExperts:
             )
         if not max_norm > 0:
             raise UsageError(f"max_norm is {max_norm}; allowed: above 0")
-        experts = {id(one) for _, one in self.expert_parameters()}
-        parameters = [one for one in self.model.parameters() if one.grad is not None]
-        own = _squares(one for one in parameters if id(one) in experts)
-        group = self.mesh.group("expert")
-        parts = [torch.empty_like(own) for _ in range(group.size())]
-        dist.all_gather(parts, own, group=group)
-        norm = (_squares(one for one in parameters if id(one) not in experts) + torch.stack(parts).sum()).sqrt()
-        if math.isfinite(float(norm)):
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return float(norm)
+        parameters = list(self.model.parameters())
+        experts = [one for _, one in self.expert_parameters()]
+        return clip_over_ranks(parameters, counted_here(parameters, experts, self.mesh), max_norm)
 
     def expert_counts(self) -> Tensor:
         """Tokens that each expert got since the biases were moved, `[layers, E]` int64: of all micro-batches and all
@@ -149,7 +140,7 @@ def shard_experts(
     `dispatcher=NotSplit()`, which never needs their memory. `max_tokens`: of one forward on one rank; None: a
     micro-batch of the plan. Codecs are those of `fireflyer.collectives.tokens`; None: tokens travel as they are.
 
-    Collective. Raises `UsageError` for experts that do not divide, parameters of several dtypes or not on the CPU, and
+    Collective. Raises `UsageError` for experts that do not divide, parameters of several dtypes or devices, and
     plans with tensor parallelism, whose ranks have the same tokens.
     """
     plan = mesh.plan
@@ -189,16 +180,6 @@ def shard_experts(
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
 
-def _squares(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Squared norm of the gradients, a float64 scalar on the CPU; norms of tensors are formed in fp32 or wider."""
-    total = torch.zeros((), dtype=torch.float64)
-    for gradient in (one.grad for one in parameters):
-        if gradient is not None:
-            wide = torch.promote_types(gradient.dtype, torch.float32)
-            total += torch.linalg.vector_norm(gradient, dtype=wide).double().cpu() ** 2
-    return total
-
-
 def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
@@ -208,12 +189,12 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 def _dtype_of(name: str, layer: Any) -> torch.dtype:
     parameters: list[nn.Parameter] = list(layer.experts.parameters())
     found = {(one.dtype, one.device.type) for one in parameters}
-    dtype, device = next(iter(found))
-    if len(found) > 1 or dtype not in _NAMES or device != "cpu":
+    dtype, _ = next(iter(found))
+    if len(found) > 1 or dtype not in _NAMES:
         kinds = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))
         raise UsageError(
-            f"experts of {name} are {kinds}; tokens are dispatched from the CPU, in one of "
-            f"{', '.join(map(str, _NAMES))}"
+            f"experts of {name} are {kinds}; tokens are dispatched in one of {', '.join(map(str, _NAMES))}, to experts "
+            "that are all on one device"
         )
     return dtype
 

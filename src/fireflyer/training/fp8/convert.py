@@ -5,8 +5,11 @@ Replaced is a module that is exactly an `nn.Linear`, unless one of these rules k
 1. its name, or that of a module around it, matches a pattern of `keep`: by default output heads, gates and routers;
 2. its weight is the one of an `nn.Embedding`, or of any module that is kept.
 
-All that is not an `nn.Linear` stays as it is: embeddings, norms, attention with its softmax, routing by parameters, and
-subclasses of `nn.Linear`, whose owners may use the weight without calling them.
+Replaced is also the child `grouped_linear` of a module that has stacked matrices, as `recipes.deepseek` has its routed
+experts, and multiplies them by calling `self.grouped_linear(rows, weights, counts)`; `keep` may name the module.
+
+All else stays as it is: embeddings, norms, attention with its softmax, routing by parameters, and subclasses of
+`nn.Linear`, whose owners may use the weight without calling them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import nn
 from fireflyer.base.errors import UsageError
 from fireflyer.training.fp8.config import DEFAULT, Fp8Config
 from fireflyer.training.fp8.counts import OperandCounts
+from fireflyer.training.fp8.grouped import Fp8GroupedLinear
 from fireflyer.training.fp8.linear import Fp8Linear
 
 __all__ = ["DEFAULT_KEEP", "Conversion", "convert", "report", "reset_counts"]
@@ -33,15 +37,19 @@ DEFAULT_KEEP: Final = (
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the linear layers of a model."""
+    """What became of the linear layers of a model, and of its groups of matrices."""
 
     converted: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]
     """Names, and why."""
+    other: tuple[str, ...]
+    """Parameters of two or more dimensions of which this package does not know how they are used: neither of a layer
+    above, nor of an embedding, nor in a module that `keep` names. Their products, if they have any, stay as they
+    were."""
 
 
 def convert(model: nn.Module, keep: Iterable[str] = DEFAULT_KEEP, config: Fp8Config = DEFAULT) -> Conversion:
-    """Makes linear layers of `model` FP8 layers, in place: parameters, their names, hooks and references stay.
+    """Makes linear layers and groups of `model` FP8 layers, in place: parameters, names, hooks and references stay.
 
     Call it before `fully_shard` and before wrapping. `keep` replaces the default patterns; to add to them:
     `keep=(*DEFAULT_KEEP, "layers.0.*")`. Raises `UsageError` for a pattern of the caller's that matches no module, and
@@ -53,14 +61,18 @@ def convert(model: nn.Module, keep: Iterable[str] = DEFAULT_KEEP, config: Fp8Con
         if pattern not in DEFAULT_KEEP and not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"keep pattern {pattern!r} matches no module of the model")
     kept, chosen = _divide(model, patterns)
-    if not chosen:
+    groups = {name: one for name, one in _groups(model) if _keeping(name, patterns) is None}
+    if not chosen and not groups:
         raise UsageError(f"no linear layer to convert; kept: {[f'{name} ({why})' for name, why in kept.items()]}")
     for module in chosen.values():
         if not isinstance(module, Fp8Linear):
             module.__class__ = Fp8Linear
         assert isinstance(module, Fp8Linear)  # noqa: S101 - for the type checker
         module.use_fp8(config)
-    return Conversion(converted=tuple(chosen), kept=tuple(kept.items()))
+    for group in groups.values():
+        group.grouped_linear = Fp8GroupedLinear(config)
+    other = tuple(_other(model, patterns, {*kept, *chosen, *groups}))
+    return Conversion(converted=(*chosen, *groups), kept=tuple(kept.items()), other=other)
 
 
 def report(model: nn.Module) -> list[OperandCounts]:
@@ -74,8 +86,25 @@ def reset_counts(model: nn.Module) -> None:
         module.fp8_counts.reset()
 
 
-def _fp8_layers(model: nn.Module) -> Iterator[tuple[str, Fp8Linear]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, Fp8Linear))
+def _fp8_layers(model: nn.Module) -> Iterator[tuple[str, Fp8Linear | Fp8GroupedLinear]]:
+    return (
+        (name, module) for name, module in model.named_modules() if isinstance(module, Fp8Linear | Fp8GroupedLinear)
+    )
+
+
+def _groups(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "grouped_linear", None), nn.Module):
+            yield name, module
+
+
+def _other(model: nn.Module, patterns: tuple[str, ...], known: set[str]) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if name in known or isinstance(module, nn.Embedding) or _keeping(name, patterns) is not None:
+            continue
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1:
+                yield f"{name}.{own}" if name else own
 
 
 def _divide(model: nn.Module, patterns: tuple[str, ...]) -> tuple[dict[str, str], dict[str, nn.Linear]]:

@@ -24,7 +24,7 @@ from fireflyer.training.fp8.counts import Counts
 from fireflyer.training.fp8.products import check_device, product
 from fireflyer.training.fp8.tiles import TILE, quantize
 
-__all__ = ["Fp8Linear"]
+__all__ = ["Fp8Linear", "fp8_linear"]
 
 
 class Fp8Linear(nn.Linear):
@@ -50,16 +50,21 @@ class Fp8Linear(nn.Linear):
                 "tensor parallelism may not: leave the layer out with keep="
             )
         check_device(input.device)
-        kind = input.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        rows = input.to(dtype).reshape(-1, self.in_features)
-        products: Callable[..., Tensor] = _Products.apply
-        output = products(rows, self.weight, self.bias, self.fp8_config, self.fp8_counts)
+        rows = input.reshape(-1, self.in_features)
+        output = fp8_linear(rows, self.weight, self.bias, self.fp8_config, self.fp8_counts)
         return output.reshape(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         config = self.fp8_config
         return f"{super().extra_repr()}, scales={config.scales}, accumulation={config.accumulation}"
+
+
+def fp8_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, config: Fp8Config, counts: Counts) -> Tensor:
+    """`[M, out]` for `rows [M, in]` and `weight [out, in]`, in the type of the rows, or that of autocast."""
+    kind = rows.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    products: Callable[..., Tensor] = _Products.apply
+    return products(rows.to(dtype), weight, bias, config, counts)
 
 
 class _Products(torch.autograd.Function):

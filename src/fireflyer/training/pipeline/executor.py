@@ -175,9 +175,12 @@ class Pipeline:
             self._run(instruction)
         begin_ns = self._now_ns()
         self._channels.end_step()
-        self._shared.sum()
+        # Replicas first: the bits of a mean over replicas depend on the place in its buffer and on the nodes of these
+        # ranks, which copies of a parameter do not share. The sum over copies has one order, and so ends with the same
+        # bits in all copies of all replicas.
         if self._means is not None:
             self._means.finish()
+        self._shared.sum()
         recorder.waited_ns += self._now_ns() - begin_ns
         recorder.end()
         return self._result()

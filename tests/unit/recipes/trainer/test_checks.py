@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +86,25 @@ def test_what_is_not_executed_is_refused_with_the_reason(plan: dict[str, Any], r
     assert any(one.startswith(reason) or reason in one for one in found), found
     with pytest.raises(UsageError, match="this recipe cannot be run"):
         check_recipe(planned(**plan), SHAPE)
+
+
+def test_limits_of_the_model_are_seen_before_any_rank_starts() -> None:
+    long = planned(sequence_tokens=16)
+    assert reasons(long, SHAPE, 16) == []
+    assert reasons(long, SHAPE, 15) == ["sequence_tokens = 16 is longer than the context of the model; use at most 15"]
+    tiny = PRESETS["tiny"].shape
+    assert reasons(deepseek({"sequence_tokens": 1}), tiny) == [
+        "sequence_tokens = 1 is too short for 1 prediction modules; use more"
+    ]
+    odd = msgspec.structs.replace(SHAPE, vocabulary=63)
+    assert reasons(planned(tensor=2), odd) == ["a vocabulary of 63 does not divide into tensor = 2 parts; pad it to 64"]
+    raw = raw_recipe(plan={"precision": FP32, "tensor": 2}) | {"model": {"kind": "huggingface", "config": "c.json"}}
+    grouped = msgspec.structs.replace(SHAPE.attention, kv_heads=1)
+    found = reasons(recipe_of(raw), msgspec.structs.replace(SHAPE, model_type="qwen2", attention=grouped))
+    assert found == [
+        "tensor = 2 with model_type = 'qwen2': of Hugging Face models llama is divided",
+        "1 key-value heads do not divide into tensor = 2 parts",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ import torch
 from tests.support.trainer.bad_batches import BadBatch, spoil
 from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, write_tokens
 
-from fireflyer.base.errors import PermanentError
+from fireflyer.base.errors import PermanentError, UsageError
 from fireflyer.recipes.trainer import run as trainer
+from fireflyer.recipes.trainer.arrangements import ArrangementBase
 from fireflyer.recipes.trainer.core.course import learning_rate
 from fireflyer.recipes.trainer.core.figures import AnomalyLine, StepLine
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import identity_of, resolved
 from fireflyer.recipes.trainer.metrics_file import read_metrics
+from fireflyer.recipes.trainer.models import BuiltModel, LossModel
 from fireflyer.recipes.trainer.sources import open_training_data
 
 
@@ -60,8 +62,11 @@ def test_a_bad_step_stops_a_run_or_is_skipped_or_gone_back_from(
     base: Path, monkeypatch: pytest.MonkeyPatch, what: Any
 ) -> None:
     spoil([SIXTH._replace(what=what)], monkeypatch.setattr)
+    left: list[Any] = []
+    monkeypatch.setattr(ArrangementBase, "__exit__", lambda _, kind, error, trace: left.append(kind))
     with pytest.raises(PermanentError, match=r"^step 6: the .* is nan; the run stops as \[policy\] says"):
         run(base, checkpoint={"period_steps": 100})
+    assert left == [PermanentError], "what goes on beside the program is aborted"
     assert taken(base)[-1] == (5, 40)
 
     (base / "metrics.jsonl").unlink()
@@ -101,6 +106,12 @@ def test_changed_settings_of_the_optimizer_count_from_the_next_start_on(
     run(base, optimizer=changed, policy={"on_not_finite": "rewind"})
     wanted = [0.5, (0.8, 0.9), 1e-6, 0.02]
     assert used == [(step, wanted) for step in (5, 6, 5, 6, 7, 8)], "after the rewind from step 6, too"
+
+
+def test_fp8_is_refused_where_matrices_would_stay_in_fp32() -> None:
+    model = torch.nn.ModuleDict({"known": torch.nn.Linear(4, 4), "attention": torch.nn.MultiheadAttention(4, 2)})
+    with pytest.raises(UsageError, match=r"'fp8': attention\.in_proj_weight are of layers that FP8 does not know"):
+        trainer._convert(BuiltModel(LossModel(model), []))
 
 
 @pytest.mark.slow  # imports of seconds

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -30,13 +33,16 @@ PLANS: list[dict[str, Any]] = [
     {"schedule": "interleaved", "chunks": 2},
     {"schedule": "zbv"},
 ]
-CASES = [*(("gpt", plan) for plan in PLANS), *(("deepseek", plan) for plan in PLANS[:2])]
+CASES = [*(("gpt", plan) for plan in PLANS), *(("deepseek", plan) for plan in PLANS[:2]), ("untied", PLANS[0])]
 
 
 def whole(kind: str) -> tuple[nn.Module, ModelShape]:
     if kind == "gpt":
         return GPTModel(GPTConfig(vocab_size=32, layers=4, heads=2, width=16, context=8)), shape_of_gpt(GPT)
     config = PRESETS["tiny"]
+    if kind == "untied":  # and without prediction modules, which use the embedding
+        shape = msgspec.structs.replace(config.shape, mtp_layers=0)
+        config = msgspec.structs.replace(config, shape=shape)
     return DeepseekModel(config), config.shape
 
 
@@ -82,6 +88,23 @@ def test_each_parameter_has_its_name_of_the_whole_model_and_is_counted_by_one_ra
     model, _ = whole(kind)
     assert held == set(model.state_dict())
     assert counted == Counter(dict(model.named_parameters()).keys())
+
+
+@pytest.mark.parametrize("kind", ["gpt", "deepseek", "untied"])
+def test_a_rank_keeps_no_parameter_but_those_of_its_stages(kind: str) -> None:
+    for rank in range(2):
+        model, shape = whole(kind)
+        every = {name: weakref.ref(one) for name, one in model.named_parameters()}
+        division = ParallelPlan(sequence_tokens=8, batch_sequences=8, pipeline=2)
+        placement = build_schedule("1f1b", 2, 8).placement
+        part = cut(model, shape, division, placement, rank, contextlib.nullcontext)
+        del model
+        gc.collect()
+        own = {id(one) for stage in part.stages.values() for one in stage.parameters()}
+        assert {name for name, one in every.items() if one() is not None} == {
+            name for name, one in every.items() if id(one()) in own
+        }
+        assert len(own) < len(every)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

@@ -14,6 +14,9 @@ from torch.distributed.fsdp import fully_shard
 
 from fireflyer.base.errors import UsageError
 from fireflyer.collectives import kernels
+from fireflyer.recipes.deepseek import PRESETS as DEEPSEEK
+from fireflyer.recipes.deepseek import DeepseekModel
+from fireflyer.recipes.deepseek.experts import RoutedExperts
 from fireflyer.recipes.gpt import PRESETS, GPTModel
 from fireflyer.training.fp8 import (
     DEFAULT_KEEP,
@@ -27,6 +30,8 @@ from fireflyer.training.fp8 import (
     report,
     reset_counts,
 )
+
+TINY = DEEPSEEK["tiny"]
 
 
 def matrix(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -198,6 +203,43 @@ def test_convert_leaves_parameters_and_checkpoints_as_they_are() -> None:
     model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     GPTModel(PRESETS["tiny"]).load_state_dict(model.state_dict())
     copy.deepcopy(model)
+
+
+def test_experts_compute_in_fp8_each_as_a_linear_layer() -> None:
+    counts = torch.tensor([3, 0, 130])
+    experts = RoutedExperts(140, 8, range(3))
+    model = nn.ModuleDict({"experts": experts})
+    assert convert(model).converted == ("experts",)
+    alone = [Fp8Linear(140, 8, bias=False) for _ in range(3)]
+    with torch.no_grad():
+        for number, layer in enumerate(alone):
+            layer.weight.copy_(matrix(8, 140, seed=number))
+            experts.gate_proj[number] = layer.weight
+    rows = matrix(133, 140, seed=5).requires_grad_()
+    output = experts.grouped_linear(rows, experts.gate_proj, counts)
+    parts = [layer(part) for layer, part in zip(alone, torch.split(rows, counts.tolist()), strict=True)]
+    assert torch.equal(output, torch.cat(parts))
+    output.square().sum().backward()
+    torch.cat(parts).square().sum().backward()  # type: ignore[no-untyped-call]
+    assert experts.gate_proj.grad is not None
+    assert torch.equal(experts.gate_proj.grad, torch.stack([layer.weight.grad for layer in alone]))  # type: ignore[misc]
+    assert {(one.layer, one.operand) for one in report(model)} >= {("experts.grouped_linear", "gradient")}
+
+
+def test_all_matrices_of_a_model_with_experts_are_converted_but_embedding_head_and_gates() -> None:
+    model = DeepseekModel(TINY)
+    result = convert(model)
+    assert {name.rpartition(".")[2] for name, _ in result.kept} == {"lm_head"}
+    assert result.other == ()
+    high = {name for name, one in model.named_parameters() if one.dim() > 1}
+    for name in result.converted:
+        high -= {one for one in high if one.startswith(f"{name}.")}
+    assert {one.split(".")[-2] for one in high} == {"embed_tokens", "lm_head", "gate"}
+
+
+def test_matrices_whose_use_is_not_known_are_named() -> None:
+    model = nn.ModuleDict({"known": nn.Linear(4, 4), "attention": nn.MultiheadAttention(4, 2)})
+    assert convert(model).other == ("attention.in_proj_weight",)
 
 
 def test_more_layers_are_kept_by_patterns_and_a_misspelt_one_is_refused() -> None:

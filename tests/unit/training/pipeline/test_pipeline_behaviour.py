@@ -11,7 +11,15 @@ import pytest
 import torch
 from tests.support.collectives.thread_world import ThreadCommunicator, ThreadWorld
 from tests.support.pipeline.mailboxes import MailboxCommunicator, MailboxWorld, run_pipeline
-from tests.support.pipeline.models import alone, batch_of, gradients_of, pipeline_of, schedule_of, worst_error
+from tests.support.pipeline.models import (
+    alone,
+    batch_of,
+    gradients_of,
+    layers_for,
+    pipeline_of,
+    schedule_of,
+    worst_error,
+)
 from torch import nn
 
 from fireflyer.base.errors import Aborted, PeerFailed, UsageError
@@ -102,9 +110,10 @@ def test_a_shared_embedding_and_head_get_the_sum_of_their_gradients(name: str, r
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe"])
 def test_replicas_average_the_gradients_of_their_stages(name: str) -> None:
-    """Two pipelines of two ranks; each has half of the batch."""
+    """Three pipelines of two ranks; each has a third of the batch. Sums over replicas have another order on each rank
+    of a pipeline; copies of a parameter have the same bits nevertheless."""
     schedule = schedule_of(name, 2, MICRO_BATCHES)
-    fellows = [ThreadWorld(2) for _ in range(2)]
+    fellows = [ThreadWorld(3, first=rank) for rank in range(2)]
     shared = [[(0, "0.weight"), (schedule.placement.stages - 1, "0.weight")]]
 
     def replica(number: int) -> Callable[[MailboxCommunicator], dict[str, torch.Tensor]]:
@@ -119,18 +128,26 @@ def test_replicas_average_the_gradients_of_their_stages(name: str) -> None:
 
         return body
 
-    worlds = [MailboxWorld(2), MailboxWorld(2)]
-    bodies = [replica(0), replica(1)]
+    worlds = [MailboxWorld(2) for _ in range(3)]
+    bodies = [replica(number) for number in range(3)]
 
-    def of_four(comm: MailboxCommunicator) -> dict[str, torch.Tensor]:
+    def of_six(comm: MailboxCommunicator) -> dict[str, torch.Tensor]:
         number, rank = divmod(comm.rank, 2)
         return bodies[number](MailboxCommunicator(worlds[number], rank))
 
-    outcomes = ended(run_pipeline(4, of_four))
-    parts = [alone(schedule, *batch_of(number, MICRO_BATCHES), tied=True)[1] for number in range(2)]
-    expected = {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]}
-    for number in range(2):
-        assert worst_error(merged(outcomes[2 * number : 2 * number + 2]), expected) <= 1e-10
+    outcomes = ended(run_pipeline(6, of_six))
+    parts = [alone(schedule, *batch_of(number, MICRO_BATCHES), tied=True)[1] for number in range(3)]
+    expected = {name: (parts[0][name] + parts[1][name] + parts[2][name]) / 3 for name in parts[0]}
+    copies: dict[str, list[torch.Tensor]] = {}
+    last = layers_for(schedule) - 1
+    for number in range(3):
+        found = merged(outcomes[2 * number : 2 * number + 2])
+        assert worst_error(found, expected) <= 1e-10
+        for key, gradient in found.items():
+            one = key.split("/")[0]
+            copies.setdefault("tied" if one in ("0.weight", f"{last}.weight") else one, []).append(gradient)
+    for key, same in copies.items():
+        assert all(torch.equal(same[0], other) for other in same), key
 
 
 def test_evaluation_gives_losses_and_no_gradients() -> None:

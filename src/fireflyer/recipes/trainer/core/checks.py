@@ -17,19 +17,21 @@ _SPLIT: Final = ("zb-h1", "zbv", "dualpipe", "dualpipev")
 _OFF: Final = {"tensor": "tensor = 1", "zero": "zero = 0"}
 
 
-def check_recipe(recipe: Recipe, shape: ModelShape) -> None:
-    """Raises `UsageError` with every reason why the recipe, whose model has this shape, is not executed."""
-    found = reasons(recipe, shape)
+def check_recipe(recipe: Recipe, shape: ModelShape, context: int | None = None) -> None:
+    """Raises `UsageError` with every reason why the recipe, whose model has this shape and takes sequences of at most
+    `context` tokens, is not executed."""
+    found = reasons(recipe, shape, context)
     if found:
         raise UsageError(f"this recipe cannot be run: {'; '.join(found)}")
 
 
-def reasons(recipe: Recipe, shape: ModelShape) -> list[str]:
+def reasons(recipe: Recipe, shape: ModelShape, context: int | None = None) -> list[str]:
     """What is impossible (`shape_refusals`), and what the trainer does not do; empty where it can be run. Raises
     `UsageError` for degrees that are no numbers of ranks."""
     plan = recipe.plan
     impossible = shape_refusals(plan, shape)
-    return [*impossible, *_degrees(recipe), *_precision(plan), *_combinations(recipe)]
+    limits = [*_sequences(plan, shape, context), *_divided_matrices(recipe, shape)]
+    return [*impossible, *limits, *_degrees(recipe), *_precision(plan), *_combinations(recipe)]
 
 
 def check_restart(recipe: Recipe, saved_mesh: Mapping[str, int] | None) -> None:
@@ -43,6 +45,28 @@ def check_restart(recipe: Recipe, saved_mesh: Mapping[str, int] | None) -> None:
             "matrices (a stacked one is divided by its parts); keep tensor parallelism on or off, or begin in a fresh "
             "[checkpoint] directory"
         )
+
+
+def _sequences(plan: ParallelPlan, shape: ModelShape, context: int | None) -> Iterator[str]:
+    tokens = plan.sequence_tokens
+    if context is not None and tokens > context:
+        yield f"sequence_tokens = {tokens} is longer than the context of the model; use at most {context}"
+    if tokens <= shape.mtp_layers:
+        yield f"sequence_tokens = {tokens} is too short for {shape.mtp_layers} prediction modules; use more"
+
+
+def _divided_matrices(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
+    """What `training.tensor` divides beside the matrices that `shape_refusals` looks at."""
+    tensor, vocabulary, attention = recipe.plan.tensor, shape.vocabulary, shape.attention
+    if tensor == 1:
+        return
+    if isinstance(recipe.model, HuggingFaceTable) and shape.model_type != "llama":
+        yield f"tensor = {tensor} with model_type = {shape.model_type!r}: of Hugging Face models llama is divided"
+    if vocabulary % tensor:
+        wanted = vocabulary + -vocabulary % tensor
+        yield f"a vocabulary of {vocabulary} does not divide into tensor = {tensor} parts; pad it to {wanted}"
+    if isinstance(attention, Attention) and attention.kv_heads % tensor and attention.kv_heads != attention.heads:
+        yield f"{attention.kv_heads} key-value heads do not divide into tensor = {tensor} parts"
 
 
 def _degrees(recipe: Recipe) -> Iterator[str]:

@@ -144,7 +144,7 @@ class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     sequences: int = 64
     """Of each source, its first ones."""
     batch: int = 8
-    """Sequences of one forward pass. The same at any number of ranks, so the losses are."""
+    """Sequences of one forward pass. The same at any number of ranks, so the losses are, but for rounding."""
 
 
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
