@@ -2,9 +2,9 @@
 
 Only what the kernel itself wrote counts. A user can write into the log, by `logger` or into /dev/kmsg: such records
 have another facility than the kernel's, 0, which the kernel does not let them claim. Yet a few records of the kernel
-begin with the name of a process, of at most 15 characters, which users choose, as `NAME[PID]: segfault at ...`: these
-are passed over, and texts are matched from their beginning through the kernel's own words, with nothing in between that
-could be a user's.
+begin with the name of a process, of at most 15 characters, which users choose, as `NAME[PID]: segfault at ...` or `NAME
+invoked oom-killer: ...`: these are passed over. Texts are matched from their beginning through words of the kernel that
+lie beyond the first 15 characters, so no such name makes one, whatever the kernel writes behind it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SXID: Final = re.compile(
     r"nvidia-nvswitch([0-9]{1,3}): SXid \((?:PCI:)?([0-9a-fA-F:.]{7,16})\): ([0-9]{1,6}), (Fatal|Non-fatal)"
 )
 _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
-    (r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}),", "block_io", "high", False),
+    (r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}), sector [0-9]", "block_io", "high", False),
     (r"EXT4-fs error \(device ([^)]{1,60})\)", "file_system", "high", False),
     (
         r"XFS \(([^)\s\[]{1,60})\): (?:Corruption |Metadata (?:corruption|CRC error|I/O Error)|Log I/O Error"
@@ -64,15 +64,22 @@ _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
     (r"nvme (nvme[0-9]+): (?:controller is down|Device not ready|Removing after probe)", "nvme", "high", False),
     (r"mce: \[Hardware Error\]: CPU ([0-9]{1,5}): Machine Check", "machine_check", "high", False),
     (r"mce: \[Hardware Error\]: Machine check events logged", "machine_check_log", "warn", False),
-    (r"EDAC MC([0-9]{1,3}): [0-9]+ UE ", "memory", "high", False),
+    (
+        r"EDAC MC([0-9]{1,3}): [0-9]{1,10} UE (?:.{1,200} )?on .{1,400}page:0x[0-9a-f]+ offset:0x[0-9a-f]+ grain:",
+        "memory",
+        "high",
+        False,
+    ),
     (r"(?:pcieport|nvidia|mlx5_core|nvme) ([0-9a-f:.]{7,12}): AER: .*[Uu]ncorrect", "pcie", "high", False),
     (r"mlx5_core ([0-9a-f:.]{7,12}).{0,40}(?:health compromised|device's health)", "adapter", "high", False),
     (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
-    (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", False),
+    (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", True),
 )
 _OF_NO_DISK: Final = re.compile(r"(?:sr|fd|loop|nbd|ram|zram)[0-9]")
 """Block devices that are drives of removable media, which are empty or taken out, or images, which users make."""
-_OF_A_PROCESS: Final = re.compile(r"(?s).{1,16}\[[0-9]{1,10}\]:? ")
+_OF_A_PROCESS: Final = re.compile(
+    r"(?s).{0,16}(?:\[[0-9]{1,10}\]:? | invoked oom-killer: |: page allocation (?:failure|stall)|: vmalloc )"
+)
 """A record that begins with the name of a process."""
 _FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
 _KINDS: Final = {
