@@ -87,7 +87,7 @@ def _start(command: Command, path: str) -> _Run | Output:
     except FireflyerError as error:
         os.close(out[0])
         os.close(err[0])
-        return Output(problem=str(error)[:300])
+        return Output(problem=str(error)[:300], hung=True)
     finally:
         os.close(out[1])
         os.close(err[1])
@@ -127,6 +127,7 @@ class _Run:
             printed += data[: _MAX_ERROR_BYTES - len(printed)]
         elif len(printed) + len(data) > MAX_OUTPUT_BYTES:
             limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
+            self.hung = True
             self.stop(f"{self.command.argv[0]} printed more than {limit}, and was killed", selector)
         else:
             printed += data

@@ -13,7 +13,7 @@ from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import Finding, no_result
 from fireflyer.cluster.core.health.messages import Probed, Rebooted, Removed, TimePassed
-from fireflyer.cluster.core.health.records import Hold, RepairState
+from fireflyer.cluster.core.health.records import MAX_WARNED, Hold, RepairState
 from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
 
 MINUTE = 60 * SECOND
@@ -61,6 +61,17 @@ def test_a_warning_is_told_once_until_the_check_passes() -> None:
     floor.says("n0", passes("clock"))
     floor.says("n0", fault("clock", "warn", words="1 s off"))
     assert len(floor.told()) == 2
+
+
+def test_warnings_without_number_are_told_once_each_up_to_a_limit() -> None:
+    floor = tens(4)
+    many = [fault("clock", "warn", part=f"clock:{number}") for number in range(2 * MAX_WARNED)]
+    for _ in range(3):
+        floor.says("n0", *many)
+    assert len(floor.told()) == MAX_WARNED
+    assert "further ones" in str(floor.told()[-1])
+    floor.says("n0", passes("clock"))
+    assert floor.record("n0").warned == ()
 
 
 def test_what_is_not_certain_is_acted_on_when_three_probes_have_failed_within_ten_seconds() -> None:

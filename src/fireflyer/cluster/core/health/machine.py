@@ -43,6 +43,7 @@ from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
     MAX_FLAPS,
     MAX_WARNED,
+    MORE_WARNINGS,
     OUT,
     TAKES_TASKS,
     Confirming,
@@ -112,14 +113,19 @@ class HealthMachine:
 
     def _warn(self, record: NodeHealth, event: Finding) -> None:
         warned = Warned(event.check, event.part, event.cause)
+        could_not = " could not run" if event.could_not_run else ""
+        words = f"{fault_words(event)}{could_not}"
+        if len(record.warned) >= MAX_WARNED - 1 and warned not in record.warned:  # else each would be told at each round
+            warned, words = MORE_WARNINGS, f"more than {MAX_WARNED - 1} warnings: further ones are not told"
         if warned in record.warned:
             return
-        self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)[-MAX_WARNED:]))
-        could_not = " could not run" if event.could_not_run else ""
-        self._effects.append(Tell(record.name, f"{fault_words(event)}{could_not}"))
+        self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)))
+        self._effects.append(Tell(record.name, words))
 
     def _forget_warnings(self, record: NodeHealth, check: str, part: str) -> NodeHealth:
         warned = tuple(one for one in record.warned if one.check != check or part not in ("", one.part))
+        if warned == (MORE_WARNINGS,):
+            warned = ()
         return self._put(msgspec.structs.replace(record, warned=warned))
 
     def _passed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "MAX_PARTS",
     "MAX_TICKETS",
     "MAX_WARNED",
+    "MORE_WARNINGS",
     "OUT",
     "REMEDY_STATES",
     "TAKES_TASKS",
@@ -117,6 +118,10 @@ class Warned(msgspec.Struct, frozen=True):
     check: str
     part: str
     cause: str
+
+
+MORE_WARNINGS: Final = Warned("more warnings", "", "")
+"""Stands for all that are more than `MAX_WARNED`; no check has this name."""
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,8 @@ class Output(msgspec.Struct, frozen=True):
     missing: bool = False
     """With a problem: the tool is not there."""
     hung: bool = False
-    """With a problem: the tool did not end in time, or was killed."""
+    """With a problem: the tool did not end in time, was killed, or could not be started. A user who loads the node can
+    cause that."""
 
 
 class KernelRecord(msgspec.Struct, frozen=True):
@@ -105,6 +106,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Why a file that is there was not read, by path."""
     incomplete: Mapping[str, str] = {}
     """Why not all files of a pattern were looked for, by pattern: that one of them is not in `files` says nothing."""
+    late: frozenset[str] = frozenset()
+    """Names of sources, other than tools, that were not read in time, or were more than is read: a user who loads the
+    node can cause that."""
     links: Mapping[str, str] = {}
     """Where a mount point leads that is a link: absolute paths."""
     kernel: tuple[KernelRecord, ...] = ()
