@@ -13,6 +13,7 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.runtime.processes.guarded import exit_code_of, start_with_parent_death_signal
+from fireflyer.runtime.processes.trusted_path import changed_by_others
 from fireflyer.validators.core.checks.evidence import Output
 from fireflyer.validators.core.checks.sources import MAX_OUTPUT_BYTES, Command
 
@@ -78,6 +79,8 @@ def _start(command: Command, path: str) -> _Run | Output:
         return Output(problem=f"{tool} is not installed", missing=True)
     if command.root and os.geteuid() != 0:
         return Output(problem=f"{tool} needs root")
+    if command.of_site and os.geteuid() == 0 and (why := changed_by_others(found)):
+        return Output(problem=f"{tool} is not run as root: {why}")
     out, err = os.pipe(), os.pipe()
     environment: Mapping[str, str] = {**_ENVIRONMENT, "PATH": path}
     try:

@@ -83,6 +83,25 @@ def test_a_tool_that_prints_without_end_is_killed(tools: Path) -> None:
     assert output.hung, "as a user can have what it prints grow"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone is careful")
+def test_root_runs_no_program_of_the_site_that_others_can_change(tools: Path) -> None:
+    def problem(path: Path) -> str:
+        command = Command(name="n", argv=(str(path),), of_site=True)
+        return run_commands([("key", command)])["key"].problem
+
+    says, home = tools / "says", tools / "home"
+    home.mkdir()
+    (home / "link").symlink_to(says)
+    assert problem(says) == problem(home / "link") == ""
+    home.chmod(0o777)
+    assert f"others than its owner may write {home}" in problem(home / "link")
+    os.lchown(home / "link", 12345, -1)
+    home.chmod(0o755)
+    assert "belongs to uid 12345" in problem(home / "link")
+    says.chmod(0o757)
+    assert "mode 0757" in problem(says)
+
+
 def test_a_tool_that_hangs_does_not_keep_the_others(tools: Path) -> None:
     commands = [(f"says:{number}", Command(name="says", argv=("says", str(number)))) for number in range(9)]
     hanging = ("hangs", Command(name="hangs", argv=("hangs",), limit_s=allowed_s(0.2)))
