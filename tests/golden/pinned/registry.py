@@ -176,7 +176,7 @@ FORMATS: Final = (
     Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=5),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=6),
     Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=7),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
@@ -208,7 +208,7 @@ FORMATS: Final = (
     Format("platform.row.outbox", "msgpack", history._Envelope, revision=3),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
-    Format("platform.row.health", "msgpack", health_records.NodeHealth),
+    Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=2),
     Format("platform.row.repair-ticket", "msgpack", health_records.RepairTicket),
     Format("platform.row.part", "msgpack", health_records.PartHistory),
     Format("platform.health-finding", "json", health_findings.Finding),

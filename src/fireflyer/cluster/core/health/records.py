@@ -104,6 +104,8 @@ class Confirming(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     """When the probe was asked for, or the one before was answered."""
     failed: int = 0
+    first: int = 0
+    """Number of the first probe of a test; 0: it is none, or of a release that did not keep it."""
 
 
 class Flap(msgspec.Struct, frozen=True):

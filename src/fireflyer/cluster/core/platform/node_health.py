@@ -92,7 +92,8 @@ class NodesHealth:
         if report.failure:
             events = (*events, no_result(report.failure, self._tasks.now_ns))
         before = self._ledger.health.get(node)
-        self._feed(Probed(node, report.probe, events) if report.probe else Said(node, events))
+        asked = report.asked
+        self._feed(Probed(node, report.probe, events, asked) if report.probe else Said(node, events, asked))
         row = self._ledger.health.get(node)
         if row is not None and row is not before:
             self._ledger.health.put(node, msgspec.structs.replace(row, heard=(heard.incarnation, heard.number)))
