@@ -76,7 +76,10 @@ def test_a_round_counts_what_it_found() -> None:
     assert found["fireflyer_health_round_timestamp_seconds"] == [({}, 1.7e9)]
     assert ({"check": "disk_space", "severity": "low"}, 2.0) in found["fireflyer_health_findings"]
     assert ({"check": "mounts", "severity": "high"}, 0.0) in found["fireflyer_health_findings"]
-    assert [labels["check"] for labels, value in found["fireflyer_health_check_failed"] if value] == ["services", "gpu_ecc"]
+    assert [labels["check"] for labels, value in found["fireflyer_health_check_failed"] if value] == [
+        "services",
+        "gpu_ecc",
+    ]
     required = found["fireflyer_health_required_check_failed"]
     assert [labels["check"] for labels, value in required if value] == ["gpu_ecc"]
     assert [labels for labels, value in found["fireflyer_health_events"] if value] == [

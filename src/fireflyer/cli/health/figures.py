@@ -57,7 +57,7 @@ def figures_of(events: Sequence[HealthEvent], evidence: Evidence | None) -> list
             ({"check": check, "severity": severity}, happened[check, severity])
             for check in checks for severity in SEVERITIES[1:]
         ]),
-        Series("fireflyer_health_required_check_failed", "gauge", "1 if the check is required and could not run, else 0",
+        Series("fireflyer_health_required_check_failed", "gauge", "1 if a required check could not run, else 0",
                [({"check": check}, check in missed) for check in checks]),
         Series("fireflyer_health_check_failed", "gauge", "1 if the check could not run, else 0",
                [({"check": check}, check in failed) for check in checks]),

@@ -52,8 +52,9 @@ and other options name where files are written."""
 
 
 def refused(program: tuple[str, ...]) -> str:
-    """Why an agent of root that runs nothing of users as root does not run this as root, whatever managers say; empty:
-    it comes with Fire-Flyer and has only options that do no harm, or root has put it into `CHECKS_DIRECTORY`, and nobody else can change it."""
+    """Why an agent of root that runs nothing of users as root does not run this as root, whatever managers say. Empty:
+    it comes with Fire-Flyer and has only options that do no harm, or root has put it into `CHECKS_DIRECTORY`, and
+    nobody else can change it."""
     name, *arguments = program
     if name in _SHIPPED:
         return _refused_arguments(name, arguments)

@@ -92,7 +92,8 @@ def test_a_required_check_that_cannot_run_is_a_warning_and_a_fault_where_the_dev
         (
             "disk_smart",
             Evidence(
-                now_ns=NOW_NS, files={"sys/block/sda/size": "1"},
+                now_ns=NOW_NS,
+                files={"sys/block/sda/size": "1"},
                 outputs={"smartctl:sda": Output(problem="did not end", hung=True)},
             ),
         ),

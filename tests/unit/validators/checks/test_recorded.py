@@ -277,8 +277,18 @@ UNCORRECTED: Final = (
 
 @pytest.mark.parametrize(
     "name",
-    ["XFS (sda1): ", "XFS (a): Corrup", "EDAC MC0: 1 UE ", "I/O error, dev ", "EXT4-fs error (", "NVRM: Xid (PCI:0", "EDAC MC0: 1 UE"]
-    + ["I/O error, dev", "nvme 0000:01:00", "mlx5_core 0000:"],
+    [
+        "XFS (sda1): ",
+        "XFS (a): Corrup",
+        "EDAC MC0: 1 UE ",
+        "I/O error, dev ",
+        "EXT4-fs error (",
+        "NVRM: Xid (PCI:0",
+        "EDAC MC0: 1 UE",
+        "I/O error, dev",
+        "nvme 0000:01:00",
+        "mlx5_core 0000:",
+    ],
 )
 @pytest.mark.parametrize("file", ["Corruption", "a): Corruption ", "nvme0n1, sector 1", "shutdown"])
 def test_what_the_kernel_says_of_a_users_process_is_no_error_of_a_device(name: str, file: str) -> None:

@@ -115,7 +115,9 @@ class HealthMachine:
         warned = Warned(event.check, event.part, event.cause)
         could_not = " could not run" if event.could_not_run else ""
         words = f"{fault_words(event)}{could_not}"
-        if len(record.warned) >= MAX_WARNED - 1 and warned not in record.warned:  # else each would be told at each round
+        if (
+            len(record.warned) >= MAX_WARNED - 1 and warned not in record.warned
+        ):  # else each would be told at each round
             warned, words = MORE_WARNINGS, f"more than {MAX_WARNED - 1} warnings: further ones are not told"
         if warned in record.warned:
             return

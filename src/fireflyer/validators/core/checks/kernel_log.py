@@ -52,7 +52,12 @@ _SXID: Final = re.compile(
     r"nvidia-nvswitch([0-9]{1,3}): SXid \((?:PCI:)?([0-9a-fA-F:.]{7,16})\): ([0-9]{1,6}), (Fatal|Non-fatal)"
 )
 _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
-    (r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}), sector [0-9]", "block_io", "high", False),
+    (
+        r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}), sector [0-9]",
+        "block_io",
+        "high",
+        False,
+    ),
     (r"EXT4-fs error \(device ([^)]{1,60})\)", "file_system", "high", False),
     (
         r"XFS \(([^)\s\[]{1,60})\): (?:Corruption |Metadata (?:corruption|CRC error|I/O Error)|Log I/O Error"
