@@ -19,7 +19,7 @@ KMSG: Final = "/dev/kmsg"
 JOURNAL: Final = Command(
     name="journal",
     argv=(
-        "journalctl", "-q", "-o", "json", "--no-pager", "--since", "-2h", "-n", "20000", "_TRANSPORT=kernel",
+        "journalctl", "-q", "-b", "-o", "json", "--no-pager", "--since", "-2h", "-n", "20000", "_TRANSPORT=kernel",
         "SYSLOG_FACILITY=0",
     ),
     limit_s=20,
@@ -94,6 +94,9 @@ def _between(last: bytes, record: bytes) -> int:
 def from_journal(output: Output) -> KernelLogRead:
     if output.problem:
         return KernelLogRead(problem=f"/dev/kmsg needs root, and {output.problem}", late=output.hung)
+    if output.exit_code:
+        said = " ".join(output.text.split())[:200]
+        return KernelLogRead(problem=f"/dev/kmsg needs root, and journalctl failed: {said}")
     found = (parse_journal(line) for line in output.text.encode().splitlines())
     return KernelLogRead(tuple(record for record in found if record is not None)[-_MAX_FAULTS:])
 

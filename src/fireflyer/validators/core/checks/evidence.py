@@ -58,6 +58,8 @@ class KernelRecord(msgspec.Struct, frozen=True):
     seen_ns: int
     """Nanoseconds since 1970."""
     text: str
+    journal_us: int = 0
+    """When the journal took it, by the clock that starts with the node; 0: it is not from the journal."""
 
 
 class CheckCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +118,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     kernel_oldest: int = 0
     kernel_sequence: int = 0
     """Of the oldest and the newest record in the log, whatever they tell; 0: not known."""
+    kernel_journal_us: int = 0
+    """Of the newest record of the journal, as `KernelRecord.journal_us`, whatever it tells."""
     kernel_lost: int = 0
     """Records that the kernel has overwritten before they were read."""
     kernel_problem: str = ""

@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 _SEQUENCE: Final = "kernel:sequence"
+_JOURNAL_US: Final = "kernel:journal"
+_MARKS: Final = (_SEQUENCE, _JOURNAL_US)
+"""Counters that say up to where /dev/kmsg and the journal were looked at; each has numbers of its own."""
 _XID: Final = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\): ([0-9]{1,4})\b"
 )
@@ -135,7 +138,8 @@ def parse_kmsg(record: bytes, started_ns: int) -> KernelRecord | None:
 
 
 def parse_journal(line: bytes) -> KernelRecord | None:
-    """A line of `journalctl -o json _TRANSPORT=kernel`."""
+    """A line of `journalctl -o json`; None: it is not the kernel's, or no record. The journal itself writes the fields
+    that begin with `_`: no user can have it write `_TRANSPORT=kernel`."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -145,7 +149,11 @@ def parse_journal(line: bytes) -> KernelRecord | None:
     said, seen_us = entry.get("MESSAGE"), entry.get("__REALTIME_TIMESTAMP")
     if not isinstance(said, str) or not isinstance(seen_us, str) or not seen_us.isdecimal() or len(seen_us) > 16:
         return None
-    return KernelRecord(0, int(seen_us) * _NS_PER_US, said)
+    since_us = entry.get("__MONOTONIC_TIMESTAMP")
+    if not isinstance(since_us, str) or not since_us.isdecimal() or len(since_us) > 16:
+        since_us = "0"
+    text = said.split("\n", 1)[0]
+    return KernelRecord(0, int(seen_us) * _NS_PER_US, text, journal_us=int(since_us))
 
 
 def judge_xids(evidence: Evidence, settings: XidSettings) -> Outcome:
@@ -198,17 +206,20 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
 
 
 def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
-    """Of no process, since the round before: by number, or by time in the journal, which has no numbers. Where no
-    number is known yet, the recent ones, whatever else has been read."""
+    """Of no process, since the round before: by number, or by time in the journal, which has no numbers. Where none is
+    known yet, the recent ones, whatever else has been read."""
     before = evidence.before
-    last = before.values.get(_SEQUENCE) if before is not None else None
+    marks = before.values if before is not None else {}
     recent_ns = evidence.now_ns - round(recent_s * SECOND)
     for record in evidence.kernel:
         if _OF_A_PROCESS.match(record.text) is not None:
             continue
-        if record.sequence and last is not None:
-            new = record.sequence > last
-        elif record.sequence or before is None:
+        number, last = record.sequence, marks.get(_SEQUENCE)
+        if record.journal_us:
+            number, last = record.journal_us, marks.get(_JOURNAL_US)
+        if number and last is not None:
+            new = number > last
+        elif number or before is None:
             new = record.seen_ns > recent_ns
         else:
             new = record.seen_ns > before.seen_ns
@@ -230,9 +241,9 @@ def with_newest_record(own: Counters | None, other: Counters | None, boot: str) 
     checks = dict(own.checks) if own is not None and own.boot == boot else {}
     for name, theirs in other.checks.items():
         mine = checks.get(name, CheckCounters(seen_ns=theirs.seen_ns))
-        if theirs.values.get(_SEQUENCE, 0) > mine.values.get(_SEQUENCE, 0):
-            values = {**mine.values, _SEQUENCE: theirs.values[_SEQUENCE]}
-            checks[name] = msgspec.structs.replace(mine, values=values)
+        newer = {key: value for key in _MARKS if (value := theirs.values.get(key, 0)) > mine.values.get(key, 0)}
+        if newer:
+            checks[name] = msgspec.structs.replace(mine, values={**mine.values, **newer})
     return Counters(boot=boot, checks=checks)
 
 
@@ -244,9 +255,13 @@ def _lost(evidence: Evidence) -> int:
 
 
 def _last(evidence: Evidence) -> dict[str, int]:
-    last = evidence.before.values.get(_SEQUENCE, 0) if evidence.before is not None else 0
-    last = max([last, evidence.kernel_sequence, *(record.sequence for record in evidence.kernel)])
-    return {_SEQUENCE: last} if last else {}
+    before = evidence.before.values if evidence.before is not None else {}
+    last = {
+        _SEQUENCE: max([evidence.kernel_sequence, *(record.sequence for record in evidence.kernel)]),
+        _JOURNAL_US: max([evidence.kernel_journal_us, *(record.journal_us for record in evidence.kernel)]),
+    }
+    newest = {key: max(value, before.get(key, 0)) for key, value in last.items()}
+    return {key: value for key, value in newest.items() if value}
 
 
 def _judged(evidence: Evidence, found: bool) -> str:
