@@ -139,7 +139,7 @@ class Watch:
         try:
             thread = self._follow(wake_r)
             while not stop.is_set():
-                told = self._news.wait(_NOTE_S)
+                told = self._news.wait(0 if self._ended else _NOTE_S)
                 ended = self._ended
                 if told and not stop.is_set():
                     self._judge_news(policy()[0])
