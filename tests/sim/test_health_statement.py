@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -149,10 +150,10 @@ class Fleet:
         for number, node in enumerate(nodes[:100]):
             # Most come alone; those of one bad day are more than the breaker lets out.
             at_ns = DAYS_14 // 2 + self._upto(HOUR) if number < 60 else self._upto(DAYS_14 - 48 * HOUR)
-            self.at(at_ns, lambda node=node: self._breaks(node))  # type: ignore[misc]
+            self.at(at_ns, partial(self._breaks, node))
         for number in range(1000):
             node, kind = self.chance.choice(nodes[100:]), BENIGN[number % len(BENIGN)]
-            self.at(self._upto(DAYS_14), lambda node=node, kind=kind: self._seems_bad(node, kind))  # type: ignore[misc]
+            self.at(self._upto(DAYS_14), partial(self._seems_bad, node, kind))
         for at_ns in range(0, DAYS_14 + 96 * HOUR, 900 * SECOND):
             self.at(at_ns, self._look)
         while self._due:
@@ -206,8 +207,11 @@ class Fleet:
                 self.floor.broken[node, event.check] = event
                 if kind is not slow_tool:  # which is slow until the job has left that loads the node
                     ends_ns = self.floor.now_ns + self._upto(8 * SECOND)
-                    self.at(ends_ns, lambda check=event.check: self.floor.broken.pop((node, check), None))  # type: ignore[misc]
+                    self.at(ends_ns, partial(self._is_over, node, event.check))
         self.count["seen"] += self._says(node, found)
+
+    def _is_over(self, node: str, check: str) -> None:
+        self.floor.broken.pop((node, check), None)
 
     def _sweep(self) -> None:
         if self.floor.now_ns == self._looked:
