@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.support.platform.running import RunningPlatform, task_of
+from tests.support.health import only_program
+from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
 from fireflyer.base.units import MIB, SECOND
 from fireflyer.cluster.client import Client
@@ -25,6 +26,9 @@ group = "big"
 labels = ["fast"]
 [time_sharing]
 usage_margin = 2.5
+[health]
+enabled = true
+policy = "health.toml"
 """
 CHANGED: Final = """\
 agents = 2
@@ -58,6 +62,8 @@ def check_bound_of_logs(platform: RunningPlatform, client: Client, folder: Path)
 
 def test_what_the_file_says_is_so_and_what_it_leaves_out_stays(tmp_path: Path) -> None:
     file = tmp_path / "up.toml"
+    (tmp_path / "check.sh").write_text(f"touch {tmp_path}/checked\n")
+    (tmp_path / "health.toml").write_text(only_program("site", tmp_path / "check.sh"))
     file.write_text(FILE)
     platform = RunningPlatform(tmp_path / "platform", file=file)
     with platform:
@@ -66,6 +72,7 @@ def test_what_the_file_says_is_so_and_what_it_leaves_out_stays(tmp_path: Path) -
         config = client.cluster().config
         assert (config.policy.usage_margin, config.guaranteed_ns) == (2.5, 0)
         check_bound_of_logs(platform, client, tmp_path)
+        wait_for((tmp_path / "checked").exists, "the agent has checked its node", limit_s=60)
         client.command(MoveNode(node="agent-1", zone="east", leaf="", group="big"))
 
     file.write_text(CHANGED)

@@ -12,7 +12,7 @@ from fireflyer.cli.hosts.config import AgentSettings, ClusterFile, HostConfig, P
 from fireflyer.cluster.core.platform.commands import SetPolicy
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
-from fireflyer.cluster.local.config import NodesConfig, TimeSharing, UpConfig
+from fireflyer.cluster.local.config import HealthWish, NodesConfig, TimeSharing, UpConfig
 from fireflyer.cluster.manager.config import HealthConfig, PlatformConfig, SlurmConfig
 from fireflyer.cluster.schema.addresses import AddressChoice
 from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest, Port
@@ -118,6 +118,7 @@ def _up_files() -> list[UpConfig]:
         stop_after="16s",
         nodes=(nodes,),
         time_sharing=sharing,
+        health=HealthWish(enabled=True, policy="s17", period="18s", groups=("s19",)),
         history_keep=HistoryKeep(
             parts_days=1, tasks_days=2, node_states_days=3, totals_days=4, audit_days=5, usage_days=6, rows=7000
         ),

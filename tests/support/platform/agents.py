@@ -195,7 +195,7 @@ class Agent:
             self._choice.answers(sent[2])
             self._round = []
             self.feed(runs.OrdersHeard(tell.body, sent[1]))
-            self.rounds.hear(tell.body.health)
+            self.rounds.hear(tell.body.health, self._host.now_ns)
             self._check()
             if tell.body.leave is not None:
                 self._agents.left(self._host, tell.body.leave)

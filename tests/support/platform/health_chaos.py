@@ -23,6 +23,7 @@ from fireflyer.cluster.core.health.records import OUT, Hold, NodeHealth, RepairS
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.health.rounds import Round
 from fireflyer.cluster.core.platform.commands import RecordRepair, ReturnNode
+from fireflyer.cluster.core.platform.node_checking import Checks, NodeChecking
 from fireflyer.cluster.core.platform.store.rows import HEALTH, RunRow, Wish
 from fireflyer.cluster.schema.sync import HealthOrder
 from fireflyer.kvstore.core.fenced import Transact
@@ -155,7 +156,7 @@ def _serves(row: NodeHealth) -> bool:
 
 
 class HealthManager(ManagerHost):
-    settings = msgspec.structs.replace(SETTINGS, health=POLICY, health_order=ORDER)
+    settings = msgspec.structs.replace(SETTINGS, checking=NodeChecking(Checks(policy=POLICY, order=ORDER)))
 
 
 class HealthCluster(Cluster):

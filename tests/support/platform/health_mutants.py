@@ -94,11 +94,11 @@ def what_is_held_is_forgotten(patch: Patch) -> None:
 def reports_of_before_the_repair_count(patch: Patch) -> None:
     original = HealthMachine._said
 
-    def said(self: HealthMachine, node: str, events: Any, now_ns: int) -> None:
-        original(self, node, events, now_ns)
+    def said(self: HealthMachine, node: str, events: Any, asked: int, now_ns: int) -> None:
+        original(self, node, events, asked, now_ns)
         record = self._known(node)
         if record.state is RepairState.TESTING:
-            self._repairs.tested(record, events, now_ns)
+            self._repairs.tested(record, events, asked, now_ns)
 
     patch.setattr(HealthMachine, "_said", said)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,8 +21,12 @@ from fireflyer.base.errors import TransientError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.cli import main
 from fireflyer.validators.checks import capture, rounds
+from fireflyer.validators.checks.commands import SEARCH_PATH
+from fireflyer.validators.checks.journal import Journal
+from fireflyer.validators.checks.kernel_log import from_journal
 from fireflyer.validators.checks.state_file import StateFile
 from fireflyer.validators.core.checks.catalogue import CHECKS
+from fireflyer.validators.core.checks.evidence import Output
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
 Capture = pytest.CaptureFixture[str]
@@ -195,3 +201,46 @@ def test_without_rounds_only_what_the_kernel_logs_is_told_and_a_round_does_not_t
 def test_without_rounds_there_is_something_to_follow(tmp_path: Path, capsys: Capture) -> None:
     assert health(tmp_path, "--no-rounds") == 2
     assert "--no-rounds goes with --follow" in capsys.readouterr().err
+
+
+def test_the_journal_is_followed_where_the_kernels_log_may_not_be_read_and_what_users_write_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round does not tell again what was followed, and knows other numbers than those of /dev/kmsg."""
+    now_us = time.time_ns() // 1000
+    said = {"__REALTIME_TIMESTAMP": str(now_us), "SYSLOG_FACILITY": "0", "_TRANSPORT": "kernel"}
+    xid = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    entries = [
+        said | {"MESSAGE": "usb 1-1: reset", "__MONOTONIC_TIMESTAMP": "7"},
+        said | {"MESSAGE": xid, "__MONOTONIC_TIMESTAMP": "8"},
+        said | {"MESSAGE": xid.replace("79", "48"), "_TRANSPORT": "syslog", "__MONOTONIC_TIMESTAMP": "9"},
+        said | {"MESSAGE": xid.replace("79", "62"), "SYSLOG_FACILITY": "1", "__MONOTONIC_TIMESTAMP": "10"},
+        said | {"MESSAGE": xid.replace("79", "95"), "PADDING": "x" * 100_000, "__MONOTONIC_TIMESTAMP": "11"},
+    ]
+    (tmp_path / "entries").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in entries))
+    (tmp_path / "journalctl").write_text(f"#!/bin/sh\ncat {tmp_path}/entries\n")
+    (tmp_path / "journalctl").chmod(0o755)
+
+    def refused(*_: str) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(rounds, "open_kmsg", refused)
+    monkeypatch.setattr(capture, "open_kmsg", refused)
+    monkeypatch.setattr(rounds, "Journal", partial(Journal, f"{tmp_path}:{SEARCH_PATH}"))
+    directory, rules, told = str(tmp_path / "state"), HealthPolicy(), list[HealthEvent]()
+    watch = rounds.Watch(rounds.HealthRounds(StateFile(directory, only_log=True)), told.append)
+    with pytest.raises(TransientError, match="journalctl has ended"):
+        watch.run_log(lambda: (rules, ""), threading.Event())
+    assert [(event.cause, event.once) for event in told] == [("xid_79", True)]
+    later = rounds.HealthRounds(StateFile(directory), tool_path=f"{tmp_path}:{SEARCH_PATH}")
+    assert [event.severity for event in later.run(rules, ["gpu_xid"])] == ["ok"]
+    assert later.last_record() == 0
+    (tmp_path / "entries").write_bytes(b"")
+    watch = rounds.Watch(rounds.HealthRounds(None), told.append, journal=True)
+    with pytest.raises(TransientError, match="shows no record of the kernel"):
+        watch.run_log(lambda: (rules, ""), threading.Event())
+
+
+def test_an_account_that_may_not_read_the_journal_is_told_so() -> None:
+    said = "No journal files were opened due to insufficient permissions."
+    assert said in from_journal(Output(said, 1)).problem

@@ -21,6 +21,7 @@ from fireflyer.cli.health.shipped import shipped
 from fireflyer.runtime.metrics import exposition
 from fireflyer.validators.core.checks.evidence import Evidence, Output
 from fireflyer.validators.core.checks.gpu_figures import FIGURES
+from fireflyer.validators.core.checks.xids import XIDS
 
 ROOT: Final = Path(__file__).parents[3]
 REPORT: Final = ROOT / "tests/unit/validators/checks/recorded/nvidia_smi_faulty.xml"
@@ -45,8 +46,9 @@ EVENTS: Final = (
     event("mounts", "ok"),
     event("disk_space", "low", part="mount:/data"),
     event("disk_space", "low", part="mount:/home"),
-    event("gpu_xid", "high", part="gpu:0000:1b:00.0", cause="xid_79"),
+    event("gpu_xid", "high", part="gpu:0000:1b:00.0", cause="xid_79", once=True),
     event("services", "ok", could_not_run=True),
+    event("gpu_ecc", "high", could_not_run=True),
 )
 
 
@@ -74,7 +76,15 @@ def test_a_round_counts_what_it_found() -> None:
     assert found["fireflyer_health_round_timestamp_seconds"] == [({}, 1.7e9)]
     assert ({"check": "disk_space", "severity": "low"}, 2.0) in found["fireflyer_health_findings"]
     assert ({"check": "mounts", "severity": "high"}, 0.0) in found["fireflyer_health_findings"]
-    assert [labels["check"] for labels, value in found["fireflyer_health_check_failed"] if value] == ["services"]
+    assert [labels["check"] for labels, value in found["fireflyer_health_check_failed"] if value] == [
+        "services",
+        "gpu_ecc",
+    ]
+    required = found["fireflyer_health_required_check_failed"]
+    assert [labels["check"] for labels, value in required if value] == ["gpu_ecc"]
+    assert [labels for labels, value in found["fireflyer_health_events"] if value] == [
+        {"check": "gpu_xid", "severity": "high"}
+    ]
 
 
 def test_figures_of_gpus_have_the_names_and_labels_of_dcgm_exporter() -> None:
@@ -231,14 +241,21 @@ tests:
       - {series: 'fireflyer_health_round_timestamp_seconds{instance="n1"}', values: '0x120'}
       - {series: 'fireflyer_health_round_timestamp_seconds{instance="n2"}', values: '0+60x120'}
       - {series: 'fireflyer_health_findings{instance="n1",check="mounts",severity="high"}', values: '1x60'}
+      - {series: 'fireflyer_health_events{instance="n1",check="mounts",severity="high"}', values: '0x60'}
       - {series: 'fireflyer_health_findings{instance="n1",check="nvme",severity="warn"}', values: '3x60'}
+      - {series: 'fireflyer_health_events{instance="n1",check="nvme",severity="warn"}', values: '0x60'}
+      - {series: 'fireflyer_health_findings{instance="n1",check="gpu_xid",severity="high"}', values: '0x5 1x4 0x120'}
+      - {series: 'fireflyer_health_events{instance="n1",check="gpu_xid",severity="high"}', values: '0x5 1x4 0x120'}
       - {series: 'fireflyer_health_check_failed{instance="n1",check="services"}', values: '1x120'}
       - {series: 'fireflyer_health_slurm_node{instance="n1",state="held"}', values: '0x5 1x60'}
       - {series: 'fireflyer_health_slurm_node{instance="n2",state="held"}', values: '0x65'}
       - {series: 'fireflyer_health_slurm_node{instance="n1",state="unknown"}', values: '0x5 1x60'}
       - {series: 'fireflyer_health_slurm_node{instance="n2",state="drained"}', values: '1x1500'}
+      - {series: 'fireflyer_health_check_failed{instance="n1",check="gpu_dcgm"}', values: '1x120'}
+      - {series: 'fireflyer_health_required_check_failed{instance="n1",check="services"}', values: '1x120'}
+      - {series: 'fireflyer_health_required_check_failed{instance="n1",check="gpu_dcgm"}', values: '0x120'}
       - {series: 'DCGM_FI_DEV_GPU_TEMP{instance="n1",gpu="0"}', values: '80x5 93x20'}
-      - {series: 'DCGM_FI_DEV_XID_ERRORS{instance="n1",pci_bus_id="0000:3b:00.0"}', values: '0x5 79x5 31x50'}
+      - {series: 'DCGM_FI_DEV_XID_ERRORS{instance="n1",pci_bus_id="0000:3b:00.0"}', values: '0x5 79x5 31x40 63x20'}
       - {series: 'DCGM_FI_DEV_ROW_REMAP_FAILURE{instance="n1",gpu="0"}', values: '0x5 1x50'}
     alert_rule_test:
       - {eval_time: 30m, alertname: FireflyerRoundOld, exp_alerts: []}
@@ -248,6 +265,14 @@ tests:
       - eval_time: 15m
         alertname: FireflyerNodeFaulty
         exp_alerts: [{exp_labels: {severity: warning, instance: n1, check: mounts}}]
+      - {eval_time: 5m, alertname: FireflyerNodeEvent, exp_alerts: []}
+      - eval_time: 7m
+        alertname: FireflyerNodeEvent
+        exp_alerts: [{exp_labels: {severity: warning, instance: n1, check: gpu_xid}}]
+      - eval_time: 60m
+        alertname: FireflyerNodeEvent
+        exp_alerts: [{exp_labels: {severity: warning, instance: n1, check: gpu_xid}}]
+      - {eval_time: 80m, alertname: FireflyerNodeEvent, exp_alerts: []}
       - eval_time: 70m
         alertname: FireflyerCheckFails
         exp_alerts: [{exp_labels: {severity: info, instance: n1, check: services}}]
@@ -270,11 +295,22 @@ tests:
       - eval_time: 8m
         alertname: FireflyerXid
         exp_alerts: [{exp_labels: {severity: critical, instance: n1, pci_bus_id: "0000:3b:00.0"}}]
-      - {eval_time: 20m, alertname: FireflyerXid, exp_alerts: []}
+      - {eval_time: 30m, alertname: FireflyerXid, exp_alerts: []}
+      - {eval_time: 8m, alertname: FireflyerXidLow, exp_alerts: []}
+      - eval_time: 60m
+        alertname: FireflyerXidLow
+        exp_alerts: [{exp_labels: {severity: warning, instance: n1, pci_bus_id: "0000:3b:00.0"}}]
       - eval_time: 8m
         alertname: FireflyerRowRemapFailed
         exp_alerts: [{exp_labels: {severity: critical, instance: n1, gpu: "0"}}]
 """
+
+
+@pytest.mark.parametrize(("alert", "severity"), [("FireflyerXid", "high"), ("FireflyerXidLow", "low")])
+def test_rules_name_all_xids_for_which_nodes_are_taken_out(alert: str, severity: Severity) -> None:
+    rule = shipped("alerts.yml").split(f"- alert: {alert}\n")[1].split("- alert:")[0]
+    named = {int(number) for number in re.findall(r"DCGM_FI_DEV_XID_ERRORS == (\d+)", rule)}
+    assert named == {number for number, xid in XIDS.items() if xid.severity == severity}
 
 
 def test_each_rule_has_a_test() -> None:

@@ -13,7 +13,15 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli import main
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import HOUR, Policy
-from fireflyer.cluster.local.config import DEFAULTS, NodesConfig, StorageWish, TimeSharing, UpConfig, keys_at
+from fireflyer.cluster.local.config import (
+    DEFAULTS,
+    HealthWish,
+    NodesConfig,
+    StorageWish,
+    TimeSharing,
+    UpConfig,
+    keys_at,
+)
 
 Capture = pytest.CaptureFixture[str]
 
@@ -28,6 +36,7 @@ def test_what_is_printed_has_every_key_and_changes_nothing_as_it_is(capsys: Capt
     tables = (
         (found["time_sharing"], TimeSharing),
         (found["storage"], StorageWish),
+        (found["health"], HealthWish),
         (found["history_keep"], HistoryKeep),
     )
     for table, kind in ((found, UpConfig), (found["nodes"][0], NodesConfig), *tables):
@@ -45,6 +54,39 @@ def test_only_what_is_given_of_time_sharing_changes() -> None:
     before = Policy(age_step_ns=HOUR)
     assert sharing.changed(before, 7) == (msgspec.structs.replace(before, usage_margin=2.5), 60 * SECOND)
     assert TimeSharing().changed(before, 7) == (before, 7)
+
+
+def test_one_setting_has_the_nodes_checked() -> None:
+    assert UpConfig().health.of_managers().order() is None
+    order = HealthWish(enabled=True).of_managers().order()
+    assert order is not None
+    assert (order.program, order.follow, order.period_ns) == (
+        ("fireflyer:health",),
+        ("fireflyer:health",),
+        300 * SECOND,
+    )
+    some = HealthWish(enabled=True, policy="/p.toml", period="90s", groups=("gpu",)).of_managers()
+    assert (some.program, some.period_ms, some.groups) == (
+        ("fireflyer:health", "--policy", "/p.toml"),
+        90_000,
+        ("gpu",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"), [(None, "is not a file"), ("[mounts]\nenable = true\n", "unknown field `enable`")]
+)
+def test_a_policy_of_checks_that_is_wrong_is_told_before_anything_is_started(
+    tmp_path: Path, capsys: Capture, policy: str | None, said: str
+) -> None:
+    (tmp_path / "up.toml").write_text('[health]\nenabled = true\npolicy = "health.toml"\n')
+    if policy is not None:
+        (tmp_path / "health.toml").write_text(policy)
+    assert main(["up", str(tmp_path / "up.toml")]) == 2
+    shown = capsys.readouterr().err
+    assert "health.toml" in shown
+    assert said in shown
+    assert shown.count("\n") == 1
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -72,6 +114,10 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ('stop_after = "2d"', "stop_after is '2d'; 1s to 24h are allowed"),
         ("[storage]\nnode = 1", f"unknown field `node` - at `$.storage`; keys there are {keys_at('$.storage')}"),
         ("[storage]\nnodes = -1", "Expected `int` >= 0 - at `$.storage.nodes`"),
+        ("[health]\nenable = true", f"unknown field `enable` - at `$.health`; keys there are {keys_at('$.health')}"),
+        ('[health]\nenabled = "yes"', "Expected `bool`, got `str` - at `$.health.enabled`"),
+        ('[health]\nperiod = "0s"', "health.period is '0s'; 1s to 24h are allowed"),
+        ('[health]\ngroups = ["a b"]', "health.groups has 'a b', which is no name"),
         ("a b", "Expected '=' after a key"),
     ],
 )  # fmt: skip

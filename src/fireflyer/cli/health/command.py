@@ -58,7 +58,10 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
     help="Write figures of the round for the textfile collector of node_exporter; `-`: print them, and no events.",
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Rounds without end, and what the kernel logs at once; as JSON.")
-@click.option("--no-rounds", is_flag=True, help="With --follow: only what the kernel logs; needs root.")
+@click.option("--no-rounds", is_flag=True, help="With --follow: only what the kernel logs; needs root, or to be "
+              "in the group systemd-journal.")  # fmt: skip
+@click.option("--journal", is_flag=True, help="With --follow: the kernel's records in the journal, although /dev/kmsg "
+              "may be read.")  # fmt: skip
 @click.option("--every", type=Duration(), default="5m", show_default=True, help="Period of the rounds of --follow.")
 @click.option(
     "--state", "state", metavar="DIR", shell_complete=complete_directory,
@@ -68,7 +71,7 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 @click.pass_context
 def command(
     ctx: click.Context, *, names: tuple[str, ...], policy_path: str | None, as_list: bool, as_json: bool, follow: bool,
-    no_rounds: bool, every: int, state: str | None, prometheus: str | None,
+    no_rounds: bool, journal: bool, every: int, state: str | None, prometheus: str | None,
 ) -> int:  # fmt: skip
     """Check this machine: mounts, disks, memory, processors, services, links, GPUs, and what the kernel logs.
 
@@ -82,8 +85,8 @@ def command(
     from fireflyer.validators.core.checks.catalogue import chosen_checks
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
 
-    if no_rounds and not follow:
-        raise click.UsageError("--no-rounds goes with --follow; give both", ctx)
+    if not follow and (alone := "--no-rounds" if no_rounds else "--journal" if journal else ""):
+        raise click.UsageError(f"{alone} goes with --follow; give both", ctx)
     if follow and (names or as_list or prometheus):
         raise click.UsageError("--follow runs all enabled checks; leave out --check, --list and --prometheus", ctx)
     file = PolicyFile(policy_path)
@@ -97,7 +100,7 @@ def command(
     if rounds.note:
         click.echo(f"warning: counters from before are not used: {rounds.note}", err=True)
     if follow:
-        _follow(rounds, file, None if no_rounds else every)
+        _follow(rounds, file, None if no_rounds else every, journal=journal)
         return 0
     events = rounds.run(policy, names)
     if rounds.unsaved:
@@ -172,12 +175,12 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
 
 
-def _follow(rounds: HealthRounds, file: PolicyFile, every_ns: int | None) -> None:
+def _follow(rounds: HealthRounds, file: PolicyFile, every_ns: int | None, *, journal: bool) -> None:
     """None: without rounds."""
     from fireflyer.validators.checks.rounds import Watch
 
     stop = threading.Event()
-    watch = Watch(rounds, lambda event: click.echo(msgspec.json.encode(event)))
+    watch = Watch(rounds, lambda event: click.echo(msgspec.json.encode(event)), journal=journal)
 
     def end(_number: int, _frame: object) -> None:
         stop.set()

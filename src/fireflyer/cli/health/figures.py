@@ -50,7 +50,9 @@ def write_figures(
 def figures_of(events: Sequence[HealthEvent], evidence: Evidence | None) -> list[Series]:
     checks = list(dict.fromkeys(event.check for event in events))
     found = Counter((event.check, event.severity) for event in events if not event.could_not_run)
+    happened = Counter((event.check, event.severity) for event in events if event.once)
     failed = {event.check for event in events if event.could_not_run}
+    missed = {event.check for event in events if event.could_not_run and event.severity != "ok"}
     return [
         Series.one("fireflyer_health_round_timestamp_seconds", "gauge", "When the last round was, in Unix time",
                    max((event.seen_ns for event in events), default=0) / SECOND),
@@ -58,6 +60,12 @@ def figures_of(events: Sequence[HealthEvent], evidence: Evidence | None) -> list
             ({"check": check, "severity": severity}, found[check, severity])
             for check in checks for severity in SEVERITIES[1:]
         ]),
+        Series("fireflyer_health_events", "gauge", "Of these, what has happened and is found by one round only", [
+            ({"check": check, "severity": severity}, happened[check, severity])
+            for check in checks for severity in SEVERITIES[1:]
+        ]),
+        Series("fireflyer_health_required_check_failed", "gauge", "1 if a required check could not run, else 0",
+               [({"check": check}, check in missed) for check in checks]),
         Series("fireflyer_health_check_failed", "gauge", "1 if the check could not run, else 0",
                [({"check": check}, check in failed) for check in checks]),
         *_of_gpus(events, evidence),

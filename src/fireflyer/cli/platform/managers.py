@@ -53,7 +53,8 @@ def manager_command() -> None:
 @click.argument("config_file", metavar="CONFIG", shell_complete=complete_file)
 def run_command(*, config_file: str, new_admin: str | None, unit: str | None) -> int:
     """Run a manager in the foreground, configured by the TOML file CONFIG, until SIGTERM or Ctrl-C. It prints `ready
-    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error.
+    URL HOST:PORT [FINGERPRINT]` when it serves; its log is standard error. What changes in `[health]` of CONFIG is
+    applied within seconds, at once upon SIGHUP; the rest counts when the manager starts again.
 
     The first administrator of a cluster is made with --new-admin, by who may read CONFIG and open its store; an
     embedded store has one process at a time, so its manager must not run."""
@@ -71,9 +72,11 @@ def run_command(*, config_file: str, new_admin: str | None, unit: str | None) ->
             unit, name="fireflyer-manager", what="manager of the platform", words=("manager", "run"), config=config_file
         )
     from fireflyer.cli.fs.processes import run_process
+    from fireflyer.cluster.manager.health_reload import HealthReload
     from fireflyer.cluster.manager.process import run_platform_manager
 
-    return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready))
+    reload = HealthReload(config_file, _config, config)
+    return run_process(lambda on_ready: run_platform_manager(config, on_ready=on_ready, reload=reload))
 
 
 @manager_command.command("backup", short_help="Write tasks, nodes and machines to a file.",

@@ -102,19 +102,23 @@ def command(
 
 def read_up_file(file: str | None) -> UpConfig:
     """Raises `UsageError`."""
+    from fireflyer.cli.health.policy_file import read_policy
     from fireflyer.cli.toml_files import read_toml
     from fireflyer.cluster.local.config import UpConfig, keys_at
 
     if file is None:
         return UpConfig()
     try:
-        return read_toml(file, UpConfig, name="FILE", advice="write one: ff up --print-config > FILE").beside(file)
+        found = read_toml(file, UpConfig, name="FILE", advice="write one: ff up --print-config > FILE").beside(file)
     except UsageError as error:
         message = error.message.replace(" | null", "")  # which TOML does not have
         if "unknown field" in message:
             place = re.search(r"at `([^`]*)`", message)
             message += f"; keys there are {keys_at(place[1] if place is not None else '$')}"
         raise UsageError(message) from None
+    if found.health.policy:
+        read_policy(found.health.policy)  # else each node would say so, in its log
+    return found
 
 
 def _changed(layout: PlatformLayout, there: LocalPlatform, wanted: UpConfig, nodes: int | None) -> LocalPlatform:

@@ -46,7 +46,7 @@ class NodeChecks:
         self._told = ""
 
     def hear(self, order: HealthOrder | None) -> None:
-        self._rounds.hear(order)
+        self._rounds.hear(order, time.time_ns())
         self._follower.hear(order)
         self._news.set()
 
@@ -81,10 +81,10 @@ class NodeChecks:
                 pass
 
     async def _carry_out(self, due: Round) -> None:
-        printed = await self._run(due.program, due.limit_ns)
+        validated = await self._run(due.validation, due.validation_limit_ns) if due.validation else None
+        printed = await self._run(due.program, due.limit_ns)  # after it: what the kernel logged under load counts
         lines = printed.lines
-        if due.validation:
-            validated = await self._run(due.validation, due.validation_limit_ns)
+        if validated is not None:
             lines = (*lines[:255], msgspec.json.encode(_validated(validated, due.validation[0])))
         self._tell(printed.failure)
         self._rounds.done(due, lines, printed.failure)

@@ -67,10 +67,10 @@ class HealthFollower:
                 await self._other.wait()
 
     async def _follow(self, program: tuple[str, ...]) -> None:
-        """Until the program ends, or another one is to follow."""
+        """Until the program ends, or another one is to follow. One that is refused counts as one that has ended: root
+        may put it into its place at any time."""
         if not self._any_program and (words := refused(program)):
             self._tell(words)
-            await self._other.wait()
             return
         try:
             child = Child(program, self._state, follows=True)

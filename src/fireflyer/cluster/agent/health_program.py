@@ -19,6 +19,7 @@ from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import SHIPPED_HEALTH
 from fireflyer.runtime.processes.guarded import exit_code_of, start_with_parent_death_signal, watch_exit
+from fireflyer.runtime.processes.trusted_path import changed_by_others
 
 __all__ = ["MAX_LINES", "MAX_OUTPUT_BYTES", "Child", "Printed", "refused", "run_health_program"]
 
@@ -51,14 +52,16 @@ and other options name where files are written."""
 
 
 def refused(program: tuple[str, ...]) -> str:
-    """Why an agent of root that runs nothing of users as root does not run this as root, whatever managers say; empty:
-    it comes with Fire-Flyer and has only options that do no harm, or root has put it into `CHECKS_DIRECTORY`."""
+    """Why an agent of root that runs nothing of users as root does not run this as root, whatever managers say. Empty:
+    it comes with Fire-Flyer and has only options that do no harm, or root has put it into `CHECKS_DIRECTORY`, and
+    nobody else can change it."""
     name, *arguments = program
     if name in _SHIPPED:
         return _refused_arguments(name, arguments)
-    if _lies_in_directory(name):
-        return ""
-    return f"{name} is not run as root: put it into {CHECKS_DIRECTORY} on this node, and name it there"
+    if not _lies_in_directory(name):
+        return f"{name} is not run as root: put it into {CHECKS_DIRECTORY} on this node, and name it there"
+    why = changed_by_others(name)
+    return f"{name} is not run as root: {why}" if why else ""
 
 
 def _refused_arguments(name: str, arguments: list[str]) -> str:
@@ -83,12 +86,9 @@ def _lies_in_directory(path: str) -> bool:
 def _only_root_writes(path: str) -> bool:
     """A file, no link, that nobody else may replace or change; root is the account of the agent."""
     try:
-        file, directory = os.lstat(path), os.lstat(os.path.dirname(path))
+        return stat.S_ISREG(os.lstat(path).st_mode) and not changed_by_others(path)
     except (OSError, ValueError):
         return False
-    if not (stat.S_ISREG(file.st_mode) and stat.S_ISDIR(directory.st_mode)):
-        return False
-    return all(one.st_uid in (0, os.geteuid()) and not one.st_mode & 0o022 for one in (file, directory))
 
 
 async def run_health_program(program: tuple[str, ...], limit_ns: int, state: str = "") -> Printed:

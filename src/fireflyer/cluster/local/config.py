@@ -12,12 +12,14 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.base.units import MS, SECOND, parse_duration
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
+from fireflyer.cluster.manager.config import HealthConfig
+from fireflyer.cluster.schema.sync import SHIPPED_HEALTH
 from fireflyer.runtime.address import parse_listen
 
-__all__ = ["DEFAULTS", "MAX_AGENTS", "NodesConfig", "StorageWish", "TimeSharing", "UpConfig", "keys_at"]
+__all__ = ["DEFAULTS", "MAX_AGENTS", "HealthWish", "NodesConfig", "StorageWish", "TimeSharing", "UpConfig", "keys_at"]
 
 MAX_AGENTS: Final = 256
 _AGENT: Final = re.compile(r"agent-([1-9][0-9]{0,2})")
@@ -62,6 +64,12 @@ DEFAULTS: Final = """\
 # durable = true                    # writes are acknowledged when they are on disk; may be changed at each start
 # store = ""                        # of its metadata: postgresql://user@host/database; empty: embedded
 
+# [health]                          # checks of the machine under the nodes: ff health
+# enabled = false                   # a node with a fault gets no task, and its run goes elsewhere
+# policy = ""                       # thresholds and inventory: a file of ff health --policy; empty: built in
+# period = "5m"                     # and before and after each run
+# groups = []                       # of nodes that are checked; empty: all
+
 # [history_keep]                    # how long the history keeps what
 # parts_days = 400                  # where the time of each run went, after the end of its task
 # tasks_days = 1100                 # tasks and their runs, after the end of the task
@@ -73,10 +81,10 @@ DEFAULTS: Final = """\
 """
 
 
-def _check_name(key: str, value: str) -> None:
+def _check_name(key: str, value: str, table: str = "nodes") -> None:
     if _NAME.fullmatch(value) is None:
         rule = "it begins with a letter or digit, and has letters, digits, '.', '_' and '-', 80 at most"
-        raise UsageError(f"nodes.{key} has {value[:40]!r}, which is no name: {rule}")
+        raise UsageError(f"{table}.{key} has {value[:40]!r}, which is no name: {rule}")
 
 
 def _check_listen(key: str, value: str) -> None:
@@ -158,6 +166,29 @@ class StorageWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     store: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
 
 
+class HealthWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Raises `UsageError`."""
+
+    enabled: bool = False
+    policy: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """Path; empty: built in."""
+    period: str = "5m"
+    groups: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Empty: all nodes."""
+
+    def __post_init__(self) -> None:
+        _duration("health.period", self.period, least="1s", most="24h")
+        for group in self.groups:
+            _check_name("groups", group, "health")
+
+    def of_managers(self) -> HealthConfig:
+        if not self.enabled:
+            return HealthConfig()
+        options = ("--policy", self.policy) if self.policy else ()
+        period_ms = _duration("health.period", self.period) // MS
+        return HealthConfig(program=(SHIPPED_HEALTH, *options), period_ms=period_ms, groups=self.groups)
+
+
 class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Raises `UsageError`."""
 
@@ -178,6 +209,7 @@ class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     nodes: Annotated[tuple[NodesConfig, ...], msgspec.Meta(max_length=MAX_AGENTS)] = ()
     time_sharing: TimeSharing = TimeSharing()
     storage: StorageWish = StorageWish()
+    health: HealthWish = HealthWish()
     history_keep: HistoryKeep = HistoryKeep()
 
     def __post_init__(self) -> None:
@@ -201,7 +233,12 @@ class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """With paths that are relative to the file `path`."""
         here = os.path.dirname(os.path.abspath(path))
         objects = self.objects if not self.objects or "://" in self.objects else os.path.join(here, self.objects)
-        return msgspec.structs.replace(self, directory=os.path.join(here, self.directory), objects=objects)
+        health = self.health
+        if health.policy:
+            health = msgspec.structs.replace(health, policy=os.path.join(here, health.policy))
+        return msgspec.structs.replace(
+            self, directory=os.path.join(here, self.directory), objects=objects, health=health
+        )
 
     def guaranteeing(self, guaranteed_ns: int) -> UpConfig:
         sharing = msgspec.structs.replace(self.time_sharing, guarantee=f"{guaranteed_ns // SECOND}s")
@@ -225,6 +262,8 @@ def keys_at(place: str) -> str:
         kind = TimeSharing
     elif place.startswith("$.storage"):
         kind = StorageWish
+    elif place.startswith("$.health"):
+        kind = HealthWish
     elif place.startswith("$.history_keep"):
         kind = HistoryKeep
     return ", ".join(kind.__struct_fields__)

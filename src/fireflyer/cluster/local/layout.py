@@ -195,6 +195,7 @@ class PlatformLayout:
             logs_of_run_mib=wanted.logs_of_run_mib,
             logs_keep_days=wanted.logs_keep_days,
             stop_after_ms=wanted.stop_after_ns // MS,
+            health=wanted.health.of_managers(),
         )
         path = self._path("manager", "manager.toml")
         write_private_file(path, to_toml(msgspec.to_builtins(config)).encode())

@@ -12,6 +12,7 @@ import msgspec
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS
 from fireflyer.cluster.core.health.policy import CheckNames, HealthPolicy
+from fireflyer.cluster.core.platform.node_checking import Checks
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS, SHIPPED_HEALTH, VALIDATION, HealthOrder
@@ -61,6 +62,8 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     follow: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Runs beside `program` without end, and prints health events as they happen. `fireflyer:health`: what the kernel
     logs. Empty: `program` where that is `fireflyer:health` without `--check`, else none."""
+    groups: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Of nodes that are checked; empty: all."""
     version: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] = 0
     """Of this table, for people: count it up with each change."""
     period_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] = 300_000
@@ -110,6 +113,9 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             back_off_ns=self.back_off_ms * MS,
             probation_ns=self.probation_ms * MS,
         )
+
+    def checks(self) -> Checks:
+        return Checks(policy=self.policy(), order=self.order(), groups=self.groups)
 
     def _follower(self) -> tuple[str, ...]:
         shipped = self.program[:1] == (SHIPPED_HEALTH,) and "--check" not in self.program

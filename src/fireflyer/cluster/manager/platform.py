@@ -30,6 +30,7 @@ from fireflyer.cluster.core.platform.commands import Command, DrainNode, ResumeN
 from fireflyer.cluster.core.platform.health_figures import HealthFigures
 from fireflyer.cluster.core.platform.machine import PlatformMachine
 from fireflyer.cluster.core.platform.messages import LEASE_KEY, Effect, Event, Leave, Settings, Tick
+from fireflyer.cluster.core.platform.node_checking import Checks
 from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, WatchedJob, Work
 from fireflyer.cluster.core.platform.store.history import ClusterTotals
 from fireflyer.cluster.core.platform.tally import Tally
@@ -415,6 +416,10 @@ class Platform:
     def copied(self, until: int) -> None:
         """Rows of the outbox below are in the history."""
         self._driver.post(messages.Copied(until))
+
+    def check_nodes(self, checks: Checks) -> None:
+        """As this says, from now on."""
+        self._driver.post(messages.ChecksChanged(checks))
 
     def require_lead(self) -> int:
         """The time of the machine's clock. Raises `Elsewhere`."""

@@ -22,6 +22,7 @@ from fireflyer.accounts.serving import serving_accounts
 from fireflyer.base.units import MIB, MS, SECOND
 from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.core.platform.messages import Settings
+from fireflyer.cluster.core.platform.node_checking import NodeChecking
 from fireflyer.cluster.core.platform.slurm.messages import SlurmSettings
 from fireflyer.cluster.history.audit import AuditLog
 from fireflyer.cluster.manager.administrators import users_of
@@ -29,6 +30,7 @@ from fireflyer.cluster.manager.agents import AgentService
 from fireflyer.cluster.manager.changes import Changes
 from fireflyer.cluster.manager.config import PlatformConfig, SlurmConfig, history_url
 from fireflyer.cluster.manager.execs import Execs
+from fireflyer.cluster.manager.health_reload import HealthReload, follow_configuration
 from fireflyer.cluster.manager.history import History
 from fireflyer.cluster.manager.known import KnownManagers
 from fireflyer.cluster.manager.logs import LogLimits, Logs
@@ -64,10 +66,12 @@ _LIMITS: Final = ServerLimits(
 )
 
 
-async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[str], None]) -> None:
+async def run_platform_manager(
+    config: PlatformConfig, *, on_ready: Callable[[str], None], reload: HealthReload | None = None
+) -> None:
     """Until it is cancelled, then gives the lease up. `on_ready` is called with its URL, its address for agents and,
-    where it serves TLS, the fingerprint of its certificate, with spaces between them. Raises `FireflyerError` when it
-    cannot begin or go on."""
+    where it serves TLS, the fingerprint of its certificate, with spaces between them. `reload`: of the file that
+    `config` is from; None: it is read once. Raises `FireflyerError` when it cannot begin or go on."""
     secret = load_secret(config.secret_file)
     if len(config.managers) > 1 and not config.objects:
         _log.warning(
@@ -144,6 +148,8 @@ async def run_platform_manager(config: PlatformConfig, *, on_ready: Callable[[st
                 execs.run(),
                 collect_at_times(),
             ]
+            if reload is not None:
+                services.append(follow_configuration(reload, platform.check_nodes))
             if config.engine == "slurm":
                 slurm = _slurm(config.slurm, platform, machines, agents)
                 platform.slurm_nodes = slurm.commands
@@ -225,8 +231,7 @@ def _settings(config: PlatformConfig, url: str, at_agents: str) -> Settings:
         slurm_options=config.slurm.options,
         node_check=config.node_check,
         node_check_limit_ns=config.node_check_timeout_ms * MS,
-        health=config.health.policy(),
-        health_order=config.health.order(),
+        checking=NodeChecking(config.health.checks()),
     )
 
 

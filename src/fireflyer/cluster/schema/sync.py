@@ -151,6 +151,9 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """Each is a `HealthEvent` as JSON, not decoded: one that a manager does not know must not cut the node off."""
     failure: _Text = ""
     """Why the program came to no result: it hung, printed too much, or could not be started."""
+    asked: _Number = 0
+    """The newest probe that the agent had been asked for before the newest event (`once`) of `lines` happened, both by
+    the clock of the node; 0: none, or not known."""
 
 
 class HealthHeard(msgspec.Struct, frozen=True):

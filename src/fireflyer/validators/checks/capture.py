@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fireflyer.validators.checks.commands import run_commands
@@ -44,6 +44,7 @@ def capture(
         files=read.files,
         unreadable=read.unreadable,
         incomplete=read.incomplete,
+        late=frozenset(_late(sources, read, kernel)),
         links=links,
         kernel=kernel.faults,
         kernel_oldest=kernel.oldest,
@@ -62,6 +63,7 @@ def _read_all(sources: Sequence[Source], root: str) -> FilesRead:
         read.files |= more.files
         read.unreadable |= more.unreadable
         read.incomplete |= more.incomplete
+        read.late |= more.late
     return read
 
 
@@ -75,7 +77,21 @@ def _links(sources: Sequence[Source], read: FilesRead, root: str) -> dict[str, s
         return {}
     links, unknown = read_links(points, root=root)
     read.unreadable |= {point.lstrip("/"): reason for point, reason in unknown.items()}
+    read.late |= set(unknown)
     return links
+
+
+def _late(sources: Sequence[Source], read: FilesRead, kernel: KernelLogRead) -> Iterator[str]:
+    """Names of the sources that were not read in time, or not all of them."""
+    for source in sources:
+        if isinstance(source, Files):
+            late = not read.late.isdisjoint(source.patterns)
+        elif isinstance(source, MountPoints):
+            late = any(path.startswith("/") for path in read.late)  # patterns have no leading `/`
+        else:
+            late = isinstance(source, KernelLog) and kernel.late
+        if late:
+            yield source.name
 
 
 def _for_devices(command: Command, root: str, outputs: dict[str, Output]) -> list[tuple[str, Command]]:

@@ -14,10 +14,11 @@ from typing import Final
 
 from fireflyer.base.errors import FireflyerError
 from fireflyer.runtime.processes.guarded import exit_code_of, start_with_parent_death_signal
+from fireflyer.runtime.processes.trusted_path import changed_by_others
 from fireflyer.validators.core.checks.evidence import Output
 from fireflyer.validators.core.checks.sources import MAX_OUTPUT_BYTES, Command
 
-__all__ = ["MAX_AT_ONCE", "run_commands"]
+__all__ = ["MAX_AT_ONCE", "SEARCH_PATH", "TOOL_ENVIRONMENT", "run_commands"]
 
 MAX_AT_ONCE: Final = 4
 """Processes: a round may use little of a node that computes."""
@@ -26,12 +27,12 @@ _MAX_ERROR_BYTES: Final = 4096
 _KILL_S: Final = 1.0
 """So long an ended group is waited for; one that the kernel holds (state D) is left to it."""
 _OVER: Final = "the time of the round was over"
-_SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_ENVIRONMENT: Final = {"PATH": _SEARCH_PATH, "LC_ALL": "C", "TZ": "UTC"}
+SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TOOL_ENVIRONMENT: Final[Mapping[str, str]] = {"PATH": SEARCH_PATH, "LC_ALL": "C", "TZ": "UTC"}
 
 
 def run_commands(
-    commands: Sequence[tuple[str, Command]], *, path: str = _SEARCH_PATH, ends_s: float = math.inf
+    commands: Sequence[tuple[str, Command]], *, path: str = SEARCH_PATH, ends_s: float = math.inf
 ) -> dict[str, Output]:
     """By key. Never raises: an `Output` says why there is none. In the calling thread, with whose end the tools would
     be killed. `path`: where tools are looked for; the environment of who started the round plays no part. `ends_s`: of
@@ -88,8 +89,10 @@ def _start(command: Command, path: str, ends_s: float) -> _Run | Output:
         return Output(problem=f"{tool} is not installed", missing=True)
     if command.root and os.geteuid() != 0:
         return Output(problem=f"{tool} needs root")
+    if command.of_site and os.geteuid() == 0 and (why := changed_by_others(found)):
+        return Output(problem=f"{tool} is not run as root: {why}")
     out, err = os.pipe(), os.pipe()
-    environment: Mapping[str, str] = {**_ENVIRONMENT, "PATH": path}
+    environment: Mapping[str, str] = {**TOOL_ENVIRONMENT, "PATH": path}
     try:
         process = start_with_parent_death_signal(
             (found, *command.argv[1:]), environment=environment, stdout=out[1], stderr=err[1], directory="/"
@@ -97,7 +100,7 @@ def _start(command: Command, path: str, ends_s: float) -> _Run | Output:
     except FireflyerError as error:
         os.close(out[0])
         os.close(err[0])
-        return Output(problem=str(error)[:300])
+        return Output(problem=str(error)[:300], hung=True)
     finally:
         os.close(out[1])
         os.close(err[1])
@@ -139,6 +142,7 @@ class _Run:
             printed += data[: _MAX_ERROR_BYTES - len(printed)]
         elif len(printed) + len(data) > MAX_OUTPUT_BYTES:
             limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
+            self.hung = True
             self.stop(f"{self.command.argv[0]} printed more than {limit}, and was killed", selector)
         else:
             printed += data

@@ -28,6 +28,8 @@ class FilesRead:
         self.unreadable: dict[str, str] = {}
         self.incomplete: dict[str, str] = {}
         """Why not all files of a pattern were looked for, by pattern."""
+        self.late: set[str] = set()
+        """Patterns of which that is because it took too long, or there are too many."""
 
 
 def read_files(
@@ -48,6 +50,7 @@ def read_files(
                         return
                     if len(found.files) + len(found.unreadable) >= max_files:
                         found.incomplete[pattern] = f"there are more than {max_files} files"
+                        found.late.add(pattern)
                         break
                     _read(root, path, found)
             except OSError as error:
@@ -64,6 +67,7 @@ def read_files(
     partial.files = dict(found.files)
     partial.unreadable = dict(found.unreadable)
     partial.incomplete = dict(found.incomplete) | dict.fromkeys(late, f"it took longer than {limit_s:g} s")
+    partial.late = found.late | late
     return partial
 
 

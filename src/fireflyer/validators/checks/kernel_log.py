@@ -19,7 +19,7 @@ KMSG: Final = "/dev/kmsg"
 JOURNAL: Final = Command(
     name="journal",
     argv=(
-        "journalctl", "-q", "-o", "json", "--no-pager", "--since", "-2h", "-n", "20000", "_TRANSPORT=kernel",
+        "journalctl", "-q", "-b", "-o", "json", "--no-pager", "--since", "-2h", "-n", "20000", "_TRANSPORT=kernel",
         "SYSLOG_FACILITY=0",
     ),
     limit_s=20,
@@ -41,6 +41,8 @@ class KernelLogRead(NamedTuple):
     lost: int = 0
     """Records that were overwritten while the log was read."""
     problem: str = ""
+    late: bool = False
+    """With a problem: it was not read in time."""
 
 
 def open_kmsg(path: str = KMSG, *, from_now: bool = False) -> int:
@@ -56,22 +58,22 @@ def read_kmsg(fd: int, started_ns: int) -> KernelLogRead:
     faults: list[KernelRecord] = []
     first = last = b""
     lost, overwritten = 0, False
-    problem = "the kernel's log grew faster than it was read"
+    problem, late = "the kernel's log grew faster than it was read", True
     ends_s = time.monotonic() + _LIMIT_S
     for _ in range(_MAX_RECORDS):
         try:
             record = os.read(fd, _RECORD_BYTES)
         except BlockingIOError:
-            problem = ""
+            problem, late = "", False
             break
         except OSError as error:
             if error.errno == errno.EPIPE:  # overwritten while we read; the next read gives the oldest that is left
                 overwritten = True
                 continue
-            problem = f"{KMSG}: {os.strerror(error.errno or 0)}"
+            problem, late = f"{KMSG}: {os.strerror(error.errno or 0)}", False
             break
         if not record:
-            problem = ""
+            problem, late = "", False
             break
         if overwritten and last:
             lost += _between(last, record)
@@ -81,7 +83,7 @@ def read_kmsg(fd: int, started_ns: int) -> KernelLogRead:
             del faults[:-_MAX_FAULTS]
         if time.monotonic() > ends_s:
             break
-    return KernelLogRead(tuple(faults), sequence_of(first) or 0, sequence_of(last) or 0, lost, problem)
+    return KernelLogRead(tuple(faults), sequence_of(first) or 0, sequence_of(last) or 0, lost, problem, late)
 
 
 def _between(last: bytes, record: bytes) -> int:
@@ -91,7 +93,10 @@ def _between(last: bytes, record: bytes) -> int:
 
 def from_journal(output: Output) -> KernelLogRead:
     if output.problem:
-        return KernelLogRead(problem=f"/dev/kmsg needs root, and {output.problem}")
+        return KernelLogRead(problem=f"/dev/kmsg needs root, and {output.problem}", late=output.hung)
+    if output.exit_code:
+        said = " ".join(output.text.split())[:200]
+        return KernelLogRead(problem=f"/dev/kmsg needs root, and journalctl failed: {said}")
     found = (parse_journal(line) for line in output.text.encode().splitlines())
     return KernelLogRead(tuple(record for record in found if record is not None)[-_MAX_FAULTS:])
 

@@ -14,6 +14,7 @@ from fireflyer.base.errors import FireflyerError, TransientError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.validators.checks.capture import capture
+from fireflyer.validators.checks.journal import Journal, follow_journal
 from fireflyer.validators.checks.kernel_log import KMSG, follow_kmsg, open_kmsg
 from fireflyer.validators.checks.state_file import StateFile
 from fireflyer.validators.core.checks.catalogue import CheckSpec, chosen_checks, sources_of
@@ -76,13 +77,15 @@ class HealthRounds:
             self.unsaved = str(error)
 
     def judge_log(
-        self, policy: HealthPolicy, faults: Sequence[KernelRecord], *, read: int = 0, lost: int = 0, problem: str = ""
-    ) -> list[HealthEvent]:
-        """Of records that were followed; only what is wrong. `read`: number of the last record that was looked at."""
+        self, policy: HealthPolicy, faults: Sequence[KernelRecord], *, read: int = 0, journal_us: int = 0,
+        lost: int = 0, problem: str = "",
+    ) -> list[HealthEvent]:  # fmt: skip
+        """Of records that were followed; only what is wrong. `read`, `journal_us`: of the last record that was looked
+        at, in /dev/kmsg and in the journal."""
         checks = [check for check in chosen_checks(policy) if _LOG in check.sources]
         evidence = Evidence(
             now_ns=time.time_ns(), boot=_boot(), kernel=tuple(faults), kernel_problem=problem, kernel_lost=lost,
-            kernel_sequence=max([read, *(one.sequence for one in faults)]),
+            kernel_sequence=max([read, *(one.sequence for one in faults)]), kernel_journal_us=journal_us,
         )  # fmt: skip
         return [event for event in self._judged(checks, evidence, policy) if event.severity != "ok"]
 
@@ -108,7 +111,10 @@ class HealthRounds:
 class Watch:
     """Rounds at a fixed period; what the kernel logs is judged as it comes, also without rounds."""
 
-    def __init__(self, rounds: HealthRounds, emit: Callable[[HealthEvent], None]) -> None:
+    def __init__(self, rounds: HealthRounds, emit: Callable[[HealthEvent], None], *, journal: bool = False) -> None:
+        """`journal`: it is followed also where /dev/kmsg could be."""
+        self._journal = journal
+        self._by_journal = False
         self._rounds = rounds
         self._emit = emit
         self._faults: collections.deque[KernelRecord] = collections.deque(maxlen=_MAX_FAULTS)
@@ -138,25 +144,17 @@ class Watch:
                     if self._news.wait(left_s) and not stop.is_set():
                         self._judge_news(rules)
         finally:
-            os.close(wake_w)
-            if thread is not None:
-                thread.join()
-            os.close(wake_r)
+            self._end(thread, wake_r, wake_w)
 
     def run_log(self, policy: Callable[[], tuple[HealthPolicy, str]], stop: threading.Event) -> None:
         """Without rounds, until `stop` is set and `wake` is called. Raises `FireflyerError` where the log cannot be
         read, or its end is reached."""
         wake_r, wake_w = os.pipe()
+        thread = None
         try:
-            fd = open_kmsg()
-        except OSError as error:
-            os.close(wake_w)
-            os.close(wake_r)
-            raise translate_os_error(error, f"follow {KMSG}") from error
-        thread = self._follow(wake_r, fd)
-        try:
+            thread = self._follow(wake_r)
             while not stop.is_set():
-                told = self._news.wait(_NOTE_S)
+                told = self._news.wait(0 if self._ended else _NOTE_S)
                 ended = self._ended
                 if told and not stop.is_set():
                     self._judge_news(policy()[0])
@@ -165,9 +163,13 @@ class Watch:
                 if ended:
                     raise TransientError(ended)
         finally:
-            os.close(wake_w)
+            self._end(thread, wake_r, wake_w)
+
+    def _end(self, thread: threading.Thread | None, wake_r: int, wake_w: int) -> None:
+        os.close(wake_w)
+        if thread is not None:
             thread.join()
-            os.close(wake_r)
+        os.close(wake_r)
 
     def wake(self) -> None:
         """Ends a pause; safe in a signal handler."""
@@ -179,7 +181,9 @@ class Watch:
         self._noted = self._read  # first: what is wrong up to there is in `faults`
         faults = [self._faults.popleft() for _ in range(len(self._faults))]
         lost, self._lost = self._lost, 0
-        for event in self._rounds.judge_log(rules, faults, read=self._noted, lost=lost, problem=self._ended):
+        read, journal_us = (0, self._noted) if self._by_journal else (self._noted, 0)
+        found = self._rounds.judge_log(rules, faults, read=read, journal_us=journal_us, lost=lost, problem=self._ended)
+        for event in found:
             self._emit(event)
 
     def _note(self, rules: HealthPolicy) -> None:
@@ -188,27 +192,55 @@ class Watch:
             self._judge_news(rules)
 
     def _follow_if_allowed(self, wake_fd: int) -> threading.Thread | None:
-        """None where the log may not be read: then each round asks the journal."""
+        """None where neither the log nor the journal can be followed: then each round asks the journal."""
         try:
-            fd = open_kmsg()
-        except OSError:
+            return self._follow(wake_fd)
+        except FireflyerError:
             return None
-        return self._follow(wake_fd, fd)
 
-    def _follow(self, wake_fd: int, fd: int) -> threading.Thread:
+    def _follow(self, wake_fd: int) -> threading.Thread:
+        """The journal where the log may not be read. Raises `FireflyerError` where that cannot be followed either."""
+        refused: FireflyerError | None = None
+        if not self._journal:
+            try:
+                return self._follow_kmsg(wake_fd, open_kmsg())
+            except OSError as error:
+                refused = translate_os_error(error, f"follow {KMSG}")
+        try:
+            return self._follow_journal(wake_fd, Journal())
+        except FireflyerError as error:
+            if refused is None:
+                raise
+            raise TransientError(f"{refused.message}; {error.message}") from error
+
+    def _on_fault(self, record: KernelRecord) -> None:
+        self._faults.append(record)
+        self._news.set()
+
+    def _on_read(self, number: int) -> None:
+        self._read = number
+
+    def _follow_journal(self, wake_fd: int, journal: Journal) -> threading.Thread:
+        self._by_journal = True
+
+        def follow() -> None:
+            try:
+                self._ended = follow_journal(journal.fd, wake_fd, self._on_fault, on_read=self._on_read)
+            except OSError as error:
+                self._ended = f"the journal: {(error.strerror or '').lower()}"
+            finally:
+                journal.end()
+                self._news.set()
+
+        return _started(follow)
+
+    def _follow_kmsg(self, wake_fd: int, fd: int) -> threading.Thread:
         after = self._rounds.last_record()
         started_ns = time.time_ns() - time.monotonic_ns()
-
-        def on_fault(record: KernelRecord) -> None:
-            self._faults.append(record)
-            self._news.set()
 
         def on_lost(count: int) -> None:
             self._lost += count
             self._news.set()
-
-        def on_read(sequence: int) -> None:
-            self._read = sequence
 
         def follow() -> None:
             try:
@@ -217,7 +249,7 @@ class Watch:
             except OSError:
                 pass  # only root may
             try:
-                follow_kmsg(fd, started_ns, wake_fd, on_fault, on_lost, on_read=on_read, after=after)
+                follow_kmsg(fd, started_ns, wake_fd, self._on_fault, on_lost, on_read=self._on_read, after=after)
                 self._ended = f"{KMSG} has ended"
             except OSError as error:
                 self._ended = f"{KMSG}: {(error.strerror or '').lower()}"
@@ -225,9 +257,13 @@ class Watch:
                 os.close(fd)
                 self._news.set()
 
-        thread = threading.Thread(target=follow, name="follow-kernel-log", daemon=True)
-        thread.start()
-        return thread
+        return _started(follow)
+
+
+def _started(follow: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=follow, name="follow-kernel-log", daemon=True)
+    thread.start()
+    return thread
 
 
 def _boot() -> str:

@@ -13,6 +13,7 @@ import pytest
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import FireflyerError
+from fireflyer.cluster.agent import health_follower, health_program
 from fireflyer.cluster.agent.health import NodeChecks
 from fireflyer.cluster.schema.sync import HealthOrder
 from fireflyer.runtime.processes.guarded import watch_exit
@@ -113,22 +114,28 @@ def test_one_that_prints_without_end_waits_and_its_lines_are_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_an_agent_of_root_follows_only_what_root_allows(tmp_path: Path) -> None:
+def test_an_agent_of_root_follows_only_what_root_allows_and_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[bool] = []
+
+    def refused(program: tuple[str, ...]) -> str:
+        allowed.append(not (words := health_program.refused(program)) or len(allowed) > 0)
+        return "" if allowed[-1] else words
+
     async def scenario() -> None:
-        refused = asyncio.Event()
-
-        class Told(logging.Handler):
-            def emit(self, record: logging.LogRecord) -> None:
-                if "/bin/sh is not run as root" in record.getMessage():
-                    refused.set()
-
-        handler, logger = Told(), logging.getLogger("fireflyer.cluster.agent.health_follower")
-        logger.addHandler(handler)
         async with node(any_program=False) as here:
-            here.orders(f"touch {tmp_path}/ran")
-            async with asyncio.timeout(allowed_s(30)):
-                await refused.wait()
-        logger.removeHandler(handler)
+            here.orders(f"[ -e {tmp_path}/refused ] && echo follows; sleep 600")
+            assert await here.hears() == b"follows"
 
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "/bin/sh is not run as root" in record.getMessage():
+                (tmp_path / "refused").touch()
+
+    monkeypatch.setattr(health_follower, "refused", refused)
+    handler, logger = Told(), logging.getLogger("fireflyer.cluster.agent.health_follower")
+    logger.addHandler(handler)
     asyncio.run(scenario())
-    assert not (tmp_path / "ran").exists()
+    logger.removeHandler(handler)
+    assert allowed == [False, True]

@@ -12,8 +12,8 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import Finding, no_result
-from fireflyer.cluster.core.health.messages import Probed, Rebooted, Removed, TimePassed
-from fireflyer.cluster.core.health.records import Hold, RepairState
+from fireflyer.cluster.core.health.messages import Probed, Rebooted, Removed, Said, TimePassed
+from fireflyer.cluster.core.health.records import MAX_WARNED, Hold, RepairState
 from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
 
 MINUTE = 60 * SECOND
@@ -61,6 +61,17 @@ def test_a_warning_is_told_once_until_the_check_passes() -> None:
     floor.says("n0", passes("clock"))
     floor.says("n0", fault("clock", "warn", words="1 s off"))
     assert len(floor.told()) == 2
+
+
+def test_warnings_without_number_are_told_once_each_up_to_a_limit() -> None:
+    floor = tens(4)
+    many = [fault("clock", "warn", part=f"clock:{number}") for number in range(2 * MAX_WARNED)]
+    for _ in range(3):
+        floor.says("n0", *many)
+    assert len(floor.told()) == MAX_WARNED
+    assert "further ones" in str(floor.told()[-1])
+    floor.says("n0", passes("clock"))
+    assert floor.record("n0").warned == ()
 
 
 def test_what_is_not_certain_is_acted_on_when_three_probes_have_failed_within_ten_seconds() -> None:
@@ -230,6 +241,28 @@ def test_an_event_during_a_test_fails_it_and_one_of_before_does_not(by_probe: bo
     else:
         floor.happens("n0", XID_79)
     assert floor.state("n0") is RepairState.REBOOT
+    assert "xid_79" in floor.record("n0").reason
+
+
+@pytest.mark.parametrize("by_probe", [True, False])
+def test_an_event_fails_a_test_that_nobody_has_answered_yet_where_it_happened_after_the_node_was_asked(
+    by_probe: bool,
+) -> None:
+    floor = tens(40, required=("validation",))
+    floor.hung.add("n0")
+    floor.happens("n0", UNCORRECTED)
+    floor.feed(TimePassed())
+    number = floor.record("n0").numbers
+    assert floor.state("n0") is RepairState.TESTING
+
+    def happens(asked: int) -> RepairState:
+        floor.feed(Probed("n0", number, (XID_79,), asked) if by_probe else Said("n0", (XID_79,), asked))
+        return floor.state("n0")
+
+    if not by_probe:
+        assert happens(0) is RepairState.TESTING
+        assert happens(number - 1) is RepairState.TESTING, "a probe of before the test"
+    assert happens(number) is RepairState.REBOOT
     assert "xid_79" in floor.record("n0").reason
 
 

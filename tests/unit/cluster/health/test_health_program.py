@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_a_program_that_is_not_there_says_so_in_its_report() -> None:
     [
         ("fireflyer:health", False),  # an option that is not known
         ("fireflyer:node-check", False),
-        ("/etc/fireflyer/health/gpus", True),
+        ("/etc/fireflyer/health/none-there", False),
         ("/etc/fireflyer/health/../../../bin/sh", False),
         ("/etc/fireflyer/health/a/b", False),
         ("/bin/sh", False),
@@ -146,6 +147,24 @@ def test_a_policy_is_read_as_root_only_where_nobody_else_may_write_it(
     (directory / "gpu.toml").chmod(0o644)
     directory.chmod(0o777)
     assert not reads(f"{directory}/gpu.toml"), "anyone may replace it"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files to others")
+def test_a_program_of_the_site_is_run_as_root_only_where_nobody_else_can_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "health"
+    monkeypatch.setattr(health_program, "CHECKS_DIRECTORY", str(directory))
+    directory.mkdir(mode=0o755)
+    program = directory / "gpus"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert refused((str(program), "-c", "id")) == ""
+    program.chmod(0o775)
+    assert "mode 0775" in refused((str(program),))
+    program.chmod(0o755)
+    os.chown(program, 12345, -1)
+    assert "belongs to uid 12345" in refused((str(program),))
 
 
 def test_its_children_do_not_keep_a_program_that_has_ended() -> None:

@@ -22,7 +22,7 @@ def line(event: HealthEvent) -> bytes:
 
 def rounds_of(order: HealthOrder | None = ORDER) -> HealthRounds:
     rounds = HealthRounds(incarnation=3)
-    rounds.hear(order)
+    rounds.hear(order, 0)
     return rounds
 
 
@@ -59,7 +59,7 @@ def test_a_probe_repeats_one_check_once_and_one_without_a_check_is_all_and_the_v
     following = rounds.next(0)
     assert following is not None
     assert following.probe == 0, "the probe is not repeated"
-    rounds.hear(msgspec.structs.replace(ORDER, probe=6))
+    rounds.hear(msgspec.structs.replace(ORDER, probe=6), 0)
     due = rounds.next(0)
     assert due is not None
     assert (due.program, due.validation) == (("/opt/health",), ("/opt/validate",))
@@ -73,9 +73,9 @@ def test_a_report_is_said_until_it_is_taken_by_the_same_incarnation() -> None:
         assert due is not None
         rounds.done(due, (), "")
     assert [report.number for report in rounds.reports()] == [1, 2]
-    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(2, 57)))
+    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(2, 57)), 0)
     assert len(rounds.reports()) == 2, "of the agent before"
-    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(3, 1)))
+    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(3, 1)), 0)
     assert [report.number for report in rounds.reports()] == [2]
 
 
@@ -118,7 +118,7 @@ def test_what_happens_is_a_report_beside_that_of_a_round_which_is_under_way() ->
     assert [(report.number, report.probe, report.lines) for report in rounds.reports()] == [(1, 0, (xid,))]
     rounds.done(due, (), "")
     assert [report.number for report in rounds.reports()] == [1, 2]
-    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(3, 1)))
+    rounds.hear(msgspec.structs.replace(ORDER, heard=HealthHeard(3, 1)), 0)
     assert [report.number for report in rounds.reports()] == [2]
     assert rounds.next(299 * SECOND) is None, "it takes no round's place"
 
@@ -137,10 +137,27 @@ def test_what_happens_stays_until_it_is_taken_and_answers_to_probes_with_it() ->
     assert sorted(event for report in kept for event in report.lines) == sorted(events)
 
 
+def test_a_report_says_which_probe_the_node_had_been_asked_for_when_its_event_happened() -> None:
+    rounds = rounds_of()
+    for number, heard_ns in ((7, 100), (7, 300), (9, 200)):
+        rounds.hear(msgspec.structs.replace(ORDER, probe=number), heard_ns)
+    rounds.hear(ORDER, 400)
+
+    def asked(seen_ns: int, *, once: bool = True) -> int:
+        event = HealthEvent(check="gpu_xid", severity="high", seen_ns=seen_ns, once=once)
+        rounds.happened((b"no event", line(event)))
+        return rounds.reports()[-1].asked
+
+    assert [asked(99), asked(100), asked(199), asked(200), asked(10**9)] == [0, 7, 7, 9, 9]
+    assert asked(250, once=False) == 0, "a state is found by the probe itself"
+    rounds.hear(msgspec.structs.replace(ORDER, probe=1), 500)
+    assert (asked(450), asked(600)) == (0, 1), "numbers of a node that was removed begin anew"
+
+
 def test_what_happens_on_a_node_that_is_not_checked_is_not_reported() -> None:
     rounds = rounds_of(None)
     rounds.happened((b"{}",))
-    rounds.hear(ORDER)
+    rounds.hear(ORDER, 0)
     assert rounds.reports() == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,8 +10,11 @@ import pytest
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cli.fs.processes import read_config
 from fireflyer.cluster.core.health.policy import HealthPolicy
+from fireflyer.cluster.core.platform.node_checking import Checks
 from fireflyer.cluster.manager.config import HealthConfig, PlatformConfig
+from fireflyer.cluster.manager.health_reload import HealthReload
 
 
 def test_what_is_not_set_is_the_default_of_the_policy_and_nodes_are_not_checked() -> None:
@@ -51,3 +55,38 @@ def test_under_slurm_it_is_refused() -> None:
             name="m", cluster="c", store="embedded:/s", directory="/d", secret_file="/s", engine="slurm",
             health=HealthConfig(program=("/opt/health",)),
         )  # fmt: skip
+
+
+FILE = 'name = "m"\ncluster = "c"\nstore = "embedded:/s"\ndirectory = "/d"\nsecret_file = "/s"\n'
+
+
+def test_what_changes_in_its_table_is_applied_and_a_wrong_file_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "platform.toml"
+
+    def read(where: str) -> PlatformConfig:
+        return read_config(where, PlatformConfig)
+
+    def said(text: str, *, asked: bool = False) -> tuple[Checks | None, list[str]]:
+        caplog.clear()
+        path.write_text(f"{FILE}{text}")
+        return reload.look(asked=asked), [record.getMessage() for record in caplog.records]
+
+    path.write_text(FILE)
+    reload = HealthReload(str(path), read, read(str(path)))
+    caplog.set_level("INFO")
+    assert reload.look() is None
+    checks, _ = said('[health]\nprogram = ["fireflyer:health"]\nversion = 2\ngroups = ["gpu"]\n')
+    assert checks is not None
+    assert (checks.policy.version, checks.order is not None, checks.groups) == (2, True, ("gpu",))
+    checks, lines = said('[health]\nprogram = ["health"]\n')
+    assert (checks, len(lines)) == (None, 1)
+    assert "no absolute path" in lines[0]
+    assert "\n" not in lines[0]
+    checks, lines = said('lease_ms = 5000\n[health]\nprogram = ["/opt/health"]\n')
+    assert checks is not None
+    assert "only [health]" in lines[0]
+    assert said('[health]\nprogram = ["/opt/health"]\n', asked=True) == (None, [])
+    path.unlink()
+    assert reload.look() is None

@@ -16,7 +16,8 @@ from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.platform.access import OPERATOR
 from fireflyer.cluster.core.platform.commands import DrainNode, RecordRepair, RemoveNode, ResumeNode, ReturnNode
-from fireflyer.cluster.core.platform.messages import Done, Refused
+from fireflyer.cluster.core.platform.messages import ChecksChanged, Done, Refused
+from fireflyer.cluster.core.platform.node_checking import Checks, NodeChecking
 from fireflyer.cluster.core.platform.views import HealthView, NodeView
 from fireflyer.cluster.schema.sync import HealthHeard, HealthOrder
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskState
@@ -26,8 +27,12 @@ POLICY = HealthPolicy(version=7, breaker_share=0.5, probation_ns=60 * SECOND, te
 XID_79 = fault("gpu_xid", cause="xid_79", part="gpu:0", at_once=True, once=True, words="fell off the bus")
 
 
+def checking(**fields: Any) -> NodeChecking:
+    return NodeChecking(Checks(policy=POLICY, order=ORDER, **fields))
+
+
 def desk_of(*nodes: str, **fields: Any) -> Desk:
-    return Desk(*nodes, health=POLICY, health_order=ORDER, **fields)
+    return Desk(*nodes, checking=checking(), **fields)
 
 
 def node(desk: Desk, name: str) -> NodeView:
@@ -113,7 +118,7 @@ def test_the_next_leader_goes_on_where_the_last_one_was() -> None:
     desk = desk_of("n0", "n1")
     desk.checks("n0", XID_79)
     desk.pass_time(SECOND)
-    again = Desk("n0", "n1", rows=desk.rows, holder="m1", health=POLICY, health_order=ORDER)
+    again = Desk("n0", "n1", rows=desk.rows, holder="m1", checking=checking())
     again.report_numbers = desk.report_numbers
     assert health(again, "n0").state == "reboot"
     again.command(RecordRepair("n0", Remedy.REBOOT, "power cycled"), user="ops", roles=(OPERATOR,))
@@ -194,12 +199,12 @@ def test_who_may_record_a_repair_and_of_what() -> None:
         assert "n0 is healthy" in refused.message
     unchecked = Desk("n0").command(ReturnNode("n0"), roles=(OPERATOR,))
     assert isinstance(unchecked, Refused)
-    assert "does not check its nodes" in unchecked.message
+    assert "node n0 is not checked" in unchecked.message
 
 
 def switched(desk: Desk, *, on: bool) -> Desk:
     """The managers are started again with another configuration."""
-    fields: dict[str, Any] = {"health": POLICY, "health_order": ORDER} if on else {}
+    fields: dict[str, Any] = {"checking": checking()} if on else {}
     again = Desk("n0", "n1", rows=desk.rows, holder="m1" if desk.settings.holder == "m0" else "m0", **fields)
     again.report_numbers = desk.report_numbers
     return again
@@ -314,3 +319,22 @@ def test_minutes_of_reports_that_pass_write_nothing() -> None:
         desk.checks("n0", passes("gpu_xid"), passes("mount"))
         desk.pass_time(60 * SECOND, step_ns=10 * SECOND)
     assert {key for key in desk.rows if key.startswith((b"PMhe", b"PMrt", b"PMhp"))} == before
+
+
+def test_what_is_checked_changes_while_the_manager_leads() -> None:
+    desk = desk_of("n0", "n1")
+    desk.checks("n0", XID_79)
+    desk.pass_time(SECOND)
+    assert health(desk, "n0").state == "reboot"
+    for checks, state, version in (
+        (Checks(policy=POLICY, order=ORDER, groups=("gpu",)), None, 0),
+        (Checks(policy=HealthPolicy(version=9), order=ORDER, groups=("default",)), "reboot", 9),
+        (Checks(), None, 0),
+    ):
+        desk.handle(ChecksChanged(checks))
+        desk.pass_time(SECOND)
+        view = node(desk, "n0").health
+        assert (view.state if view is not None else None) == state
+        orders = desk.machine.orders_for("n1", desk.now_ns)
+        assert orders is not None
+        assert (orders.health.policy if orders.health is not None else 0) == version

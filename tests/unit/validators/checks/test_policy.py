@@ -85,6 +85,34 @@ def test_a_required_check_that_cannot_run_is_a_warning_and_a_fault_where_the_dev
         assert nagios_exit_code([event, well]) == code
 
 
+@pytest.mark.parametrize(
+    ("check", "evidence"),
+    [
+        ("gpu_ecc", Evidence(now_ns=NOW_NS, outputs={"nvidia_smi": Output(problem="did not end", hung=True)})),
+        (
+            "disk_smart",
+            Evidence(
+                now_ns=NOW_NS,
+                files={"sys/block/sda/size": "1"},
+                outputs={"smartctl:sda": Output(problem="did not end", hung=True)},
+            ),
+        ),
+        ("nvme", Evidence(now_ns=NOW_NS, late=frozenset({"nvme"}), incomplete={"sys/class/nvme/nvme*/state": "late"})),
+        ("gpu_xid", Evidence(now_ns=NOW_NS, late=frozenset({"kernel_log"}), kernel_problem="grew too fast")),
+    ],
+)
+def test_a_required_check_that_a_user_can_have_held_up_says_so(tmp_path: Path, check: str, evidence: Evidence) -> None:
+    devices = 'gpus = 8\nnvme = 1\ndisks = ["sda"]\n'
+    rules = policy(tmp_path, f"[{check}]\nrequired = true\n[inventory]\n{devices}")
+    assert [(one.severity, one.could_not_run, one.user_made) for one in events(rules, check, evidence)] == [
+        ("high", True, True)
+    ]
+    broken = msgspec.structs.replace(
+        evidence, late=frozenset(), outputs={key: Output(problem="needs root") for key in evidence.outputs}
+    )
+    assert [(one.could_not_run, one.user_made) for one in events(rules, check, broken)] == [(True, False)]
+
+
 def test_exit_codes_are_those_of_nagios() -> None:
     def event(severity: str, failed: bool = False) -> HealthEvent:
         return HealthEvent(check="c", severity=severity, seen_ns=1, could_not_run=failed)  # type: ignore[arg-type]

@@ -269,13 +269,36 @@ def test_xids_of_the_kernel_count_and_those_that_a_user_writes_do_not() -> None:
     ]
 
 
+UNCORRECTED: Final = (
+    "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0x1f00a offset:0xc0 "
+    "grain:32 - err_code:0x0001:0x0090)"
+)
+
+
 @pytest.mark.parametrize(
     "name",
-    ["XFS (sda1): ", "XFS (a): Corrup", "EDAC MC0: 1 UE ", "I/O error, dev ", "EXT4-fs error (", "NVRM: Xid (PCI:0"],
+    [
+        "XFS (sda1): ",
+        "XFS (a): Corrup",
+        "EDAC MC0: 1 UE ",
+        "I/O error, dev ",
+        "EXT4-fs error (",
+        "NVRM: Xid (PCI:0",
+        "EDAC MC0: 1 UE",
+        "I/O error, dev",
+        "nvme 0000:01:00",
+        "mlx5_core 0000:",
+    ],
 )
 @pytest.mark.parametrize("file", ["Corruption", "a): Corruption ", "nvme0n1, sector 1", "shutdown"])
 def test_what_the_kernel_says_of_a_users_process_is_no_error_of_a_device(name: str, file: str) -> None:
-    for said in (f"{name}[4711]: segfault at 0 ip 00 sp 00 error 4 in {file}[400000+1000]", f"{name}[1] trap {file}"):
+    for said in (
+        f"{name}[4711]: segfault at 0 ip 00 sp 00 error 4 in {file}[400000+1000]",
+        f"{name}[1] trap {file}",
+        f"{name} invoked oom-killer: gfp_mask=0x140dca(GFP_HIGHUSER_MOVABLE), order=0, oom_score_adj=0",
+        f"{name}: page allocation failure: order:5, mode:0x40cc0(GFP_KERNEL), nodemask=(null),cpuset={file}",
+        f"{name} (4711): drop_caches: 3",
+    ):
         for check in ("kernel_errors", "gpu_xid"):
             assert [one.severity for one in found(check, kernel(KernelRecord(9, NOW_NS, said)))] == ["ok"], said
 
@@ -290,7 +313,8 @@ def test_what_the_kernel_says_of_a_users_process_is_no_error_of_a_device(name: s
         ),
         ("XFS (sda1): xfs_do_force_shutdown(0x2) called from line 1234 of file fs/xfs/xfs_log.c", "disk:sda1"),
         ("XFS (sda1): Filesystem has been shut down due to log error (0x2).", "disk:sda1"),
-        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "memory:0"),
+        (UNCORRECTED, "memory:0"),
+        ("EDAC MC12: 1 UE on mc#12 ( page:0x0 offset:0x0 grain:0)", "memory:12"),
     ],
 )
 def test_errors_in_the_kernels_own_words(said: str, part: str) -> None:
@@ -321,7 +345,7 @@ def test_an_xid_is_told_once() -> None:
     assert [one.cause for one in newer.events] == ["xid_48"]
 
 
-@pytest.mark.parametrize("said", ["NVRM: Xid (PCI:0000:3b:00): 94, Contained", "EDAC MC0: 1 UE on DIMM_A1"])
+@pytest.mark.parametrize("said", ["NVRM: Xid (PCI:0000:3b:00): 94, Contained", UNCORRECTED])
 def test_what_the_kernel_logs_is_an_event_and_no_state(said: str) -> None:
     checks = chosen_checks(POLICY, ["gpu_xid", "kernel_errors"])
     events = judge_round(checks, kernel(KernelRecord(9, NOW_NS, said)), POLICY).events

@@ -80,6 +80,26 @@ def test_a_tool_that_prints_without_end_is_killed(tools: Path) -> None:
     output = run(tools, "floods")
     assert output.problem == f"floods printed more than {MAX_OUTPUT_BYTES >> 20} MiB, and was killed"
     assert not output.text
+    assert output.hung, "as a user can have what it prints grow"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone is careful")
+def test_root_runs_no_program_of_the_site_that_others_can_change(tools: Path) -> None:
+    def problem(path: Path) -> str:
+        command = Command(name="n", argv=(str(path),), of_site=True)
+        return run_commands([("key", command)])["key"].problem
+
+    says, home = tools / "says", tools / "home"
+    home.mkdir()
+    (home / "link").symlink_to(says)
+    assert problem(says) == problem(home / "link") == ""
+    home.chmod(0o777)
+    assert f"others than its owner may write {home}" in problem(home / "link")
+    os.lchown(home / "link", 12345, -1)
+    home.chmod(0o755)
+    assert "belongs to uid 12345" in problem(home / "link")
+    says.chmod(0o757)
+    assert "mode 0757" in problem(says)
 
 
 def test_a_tool_that_hangs_does_not_keep_the_others(tools: Path) -> None:
@@ -128,6 +148,13 @@ def test_files_by_patterns(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     assert list(matching("a*/x", str(tmp_path))) == ["a1/x", "a2/x"]
     assert read_files(["a*/x", "nothing", "a1/y"], root=str(tmp_path)).files == {"a1/x": "a1/x", "a2/x": "a2/x"}
+
+
+def test_a_source_that_has_more_files_than_are_read_is_late(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    assert read_files(["[ab]"], root=str(tmp_path), max_files=2).late == set()
+    assert read_files(["[abc]"], root=str(tmp_path), max_files=2).late == {"[abc]"}
 
 
 def test_a_file_that_is_never_written_does_not_hold_the_round(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
     MAX_FLAPS,
     MAX_WARNED,
+    MORE_WARNINGS,
     OUT,
     TAKES_TASKS,
     Confirming,
@@ -69,10 +70,10 @@ class HealthMachine:
     def handle(self, now_ns: int, event: Event) -> list[Effect]:
         """Raises `UsageError` where a person asks for what cannot be."""
         match event:
-            case Said(node, events):
-                self._said(node, events, now_ns)
-            case Probed(node, number, events):
-                self._probed(node, number, events, now_ns)
+            case Said(node, events, asked):
+                self._said(node, events, asked, now_ns)
+            case Probed():
+                self._probed(event, now_ns)
             case Repaired(node, remedy, words, by):
                 self._repairs.repaired(self._out(node), remedy, words, by, now_ns)
             case ReturnAsked(node, words, by):
@@ -99,12 +100,12 @@ class HealthMachine:
 
     # --- reports ---
 
-    def _said(self, node: str, events: tuple[Finding, ...], now_ns: int) -> None:
+    def _said(self, node: str, events: tuple[Finding, ...], asked: int, now_ns: int) -> None:
         if all(event.check != PROGRAM for event in events):
             self._forget_warnings(self._known(node), PROGRAM, "")  # it has run; it does not say so itself
         for event in events:
             if is_fault(event):
-                self._fault(self._known(node), event, now_ns)
+                self._fault(self._known(node), event, asked, now_ns)
             elif event.severity == "ok" and not event.could_not_run:
                 self._passed(self._known(node), event, now_ns)
             elif event.severity != "ok":
@@ -112,14 +113,21 @@ class HealthMachine:
 
     def _warn(self, record: NodeHealth, event: Finding) -> None:
         warned = Warned(event.check, event.part, event.cause)
+        could_not = " could not run" if event.could_not_run else ""
+        words = f"{fault_words(event)}{could_not}"
+        if (
+            len(record.warned) >= MAX_WARNED - 1 and warned not in record.warned
+        ):  # else each would be told at each round
+            warned, words = MORE_WARNINGS, f"more than {MAX_WARNED - 1} warnings: further ones are not told"
         if warned in record.warned:
             return
-        self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)[-MAX_WARNED:]))
-        could_not = " could not run" if event.could_not_run else ""
-        self._effects.append(Tell(record.name, f"{fault_words(event)}{could_not}"))
+        self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)))
+        self._effects.append(Tell(record.name, words))
 
     def _forget_warnings(self, record: NodeHealth, check: str, part: str) -> NodeHealth:
         warned = tuple(one for one in record.warned if one.check != check or part not in ("", one.part))
+        if warned == (MORE_WARNINGS,):
+            warned = ()
         return self._put(msgspec.structs.replace(record, warned=warned))
 
     def _passed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
@@ -133,7 +141,7 @@ class HealthMachine:
 
     # --- suspicion ---
 
-    def _fault(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+    def _fault(self, record: NodeHealth, event: Finding, asked: int, now_ns: int) -> None:
         fault = record.fault
         if record.state in TAKES_TASKS:
             self._suspect(record, event, now_ns)
@@ -144,7 +152,7 @@ class HealthMachine:
             record = msgspec.structs.replace(record, fault=event, reason=fault_words(event), test_asked="")
             self._repairs.requeue(self._put(record))
         elif record.state is RepairState.TESTING and event.once and is_certain(event):
-            self._repairs.happened(record, event, now_ns)
+            self._repairs.happened(record, event, asked, now_ns)
 
     def _worsens(self, event: Finding, fault: Finding) -> bool:
         """The run was to end by itself, and may not any more."""
@@ -191,7 +199,8 @@ class HealthMachine:
         else:
             self._put(msgspec.structs.replace(record, reason=words))
 
-    def _probed(self, node: str, number: int, events: tuple[Finding, ...], now_ns: int) -> None:
+    def _probed(self, answer: Probed, now_ns: int) -> None:
+        node, number, events = answer.node, answer.number, answer.events
         record = self._known(node)
         confirming, fault = record.confirming, record.fault
         if confirming is None or fault is None or not number or confirming.number != number:
@@ -199,8 +208,8 @@ class HealthMachine:
         waits = msgspec.structs.replace(confirming, number=0, at_ns=now_ns)
         record = msgspec.structs.replace(record, confirming=waits)
         if record.state is RepairState.TESTING:
-            self._repairs.tested(record, events, now_ns)
-            self._said(node, tuple(event for event in events if not is_fault(event)), now_ns)
+            self._repairs.tested(record, events, answer.asked, now_ns)
+            self._said(node, tuple(event for event in events if not is_fault(event)), answer.asked, now_ns)
             return
         bad = tuple(event for event in events if _is_again(event, fault))
         mine = tuple(event for event in events if event.check == fault.check)
@@ -210,7 +219,7 @@ class HealthMachine:
             self._flapped(record, fault, now_ns)
         else:
             self._hold(record, Hold.UNCONFIRMED, "a probe came to no result", now_ns)
-        self._said(node, tuple(event for event in events if event not in bad), now_ns)
+        self._said(node, tuple(event for event in events if event not in bad), answer.asked, now_ns)
 
     def _probe_failed(
         self, record: NodeHealth, waits: Confirming, fault: Finding, bad: tuple[Finding, ...], now_ns: int

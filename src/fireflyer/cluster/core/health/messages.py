@@ -31,6 +31,8 @@ class Said(msgspec.Struct, frozen=True):
 
     node: str
     events: tuple[Finding, ...]
+    asked: int = 0
+    """`HealthReport.asked`."""
 
 
 class Probed(msgspec.Struct, frozen=True):
@@ -39,6 +41,8 @@ class Probed(msgspec.Struct, frozen=True):
     node: str
     number: int
     events: tuple[Finding, ...]
+    asked: int = 0
+    """`HealthReport.asked`."""
 
 
 class Repaired(msgspec.Struct, frozen=True):

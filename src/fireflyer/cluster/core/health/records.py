@@ -31,6 +31,7 @@ __all__ = [
     "MAX_PARTS",
     "MAX_TICKETS",
     "MAX_WARNED",
+    "MORE_WARNINGS",
     "OUT",
     "REMEDY_STATES",
     "TAKES_TASKS",
@@ -103,6 +104,8 @@ class Confirming(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
     """When the probe was asked for, or the one before was answered."""
     failed: int = 0
+    first: int = 0
+    """Number of the first probe of a test; 0: it is none, or of a release that did not keep it."""
 
 
 class Flap(msgspec.Struct, frozen=True):
@@ -117,6 +120,10 @@ class Warned(msgspec.Struct, frozen=True):
     check: str
     part: str
     cause: str
+
+
+MORE_WARNINGS: Final = Warned("more warnings", "", "")
+"""Stands for all that are more than `MAX_WARNED`; no check has this name."""
 
 
 class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):

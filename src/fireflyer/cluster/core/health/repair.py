@@ -200,17 +200,17 @@ class Repairs:
             passed=(),
             failed=0,
             until_ns=now_ns + back_off_ns,
-            confirming=Confirming(number=number, at_ns=now_ns),
+            confirming=Confirming(number=number, at_ns=now_ns, first=number),
             numbers=number,
         )
         longer = f", for {format_duration(back_off_ns)} at least" if back_off_ns else ""
         self.move(record, RepairState.TESTING, f"{why}; it is tested{longer}", now_ns)
 
-    def tested(self, record: NodeHealth, events: tuple[Finding, ...], now_ns: int) -> None:
+    def tested(self, record: NodeHealth, events: tuple[Finding, ...], asked: int, now_ns: int) -> None:
         """The answer to a probe of the test. Periodic reports do not count: they may be of before the repair."""
         bad = [event for event in events if is_fault(event)]
         happened = next((event for event in bad if event.once and is_certain(event)), None)
-        if happened is not None and _has_begun(record):
+        if happened is not None and _is_of_test(record, asked):
             self._test_failed(record, happened, now_ns)
             return
         fault, required = fault_of(record), self._required(record)
@@ -235,9 +235,9 @@ class Repairs:
     def _required(self, record: NodeHealth) -> tuple[str, ...]:
         return tuple(dict.fromkeys((fault_of(record).check, *self._policy.required)))
 
-    def happened(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+    def happened(self, record: NodeHealth, event: Finding, asked: int, now_ns: int) -> None:
         """An event, of which a report tells beside the test; no probe can repeat it."""
-        if _has_begun(record):
+        if _is_of_test(record, asked):
             self._test_failed(record, event, now_ns)
 
     def _test_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
@@ -313,9 +313,11 @@ def _is_probed(row: NodeHealth) -> bool:
     return row.state is RepairState.SUSPECT and row.confirming is not None
 
 
-def _has_begun(record: NodeHealth) -> bool:
-    """The test has been answered: what is said from now on is not of before the repair."""
-    return bool(record.passed) or record.failed > 0
+def _is_of_test(record: NodeHealth, asked: int) -> bool:
+    """An event that is told now is not of before the repair: the test has been answered, or the node had been asked for
+    a probe of it when the event happened."""
+    first = record.confirming.first if record.confirming is not None else 0
+    return bool(record.passed) or record.failed > 0 or 0 < first <= asked
 
 
 def fault_of(record: NodeHealth) -> Finding:

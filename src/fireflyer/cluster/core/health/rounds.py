@@ -23,6 +23,8 @@ __all__ = ["Following", "HealthRounds", "PrintedLines", "Round"]
 _IDLE_S: Final = 60.0
 _FIRST_PAUSE_NS: Final = SECOND
 _LAST_PAUSE_NS: Final = 600 * SECOND
+_MAX_ASKED: Final = 8
+"""Probes of which it is kept when the node heard of them."""
 MAX_MOVED: Final = 64
 """Faults of a report that are moved into the next one."""
 
@@ -48,14 +50,32 @@ class HealthRounds:
         self._tokens: frozenset[str] = frozenset()
         self._number = 0
         self._reports: list[HealthReport] = []
+        self._asked: list[tuple[int, int]] = []
+        """The newest probes, and when the node first heard of each, by its own clock."""
 
-    def hear(self, order: HealthOrder | None) -> None:
+    def hear(self, order: HealthOrder | None, wall_ns: int) -> None:
+        """`wall_ns`: nanoseconds since 1970, as those of events."""
         self._order = order
+        self._note_probe(order.probe if order is not None else 0, wall_ns)
         if order is None:
             self._reports.clear()
         elif order.heard is not None and order.heard.incarnation == self._incarnation:
             taken = order.heard.number
             self._reports = [report for report in self._reports if report.number > taken]
+
+    def _note_probe(self, number: int, wall_ns: int) -> None:
+        last = self._asked[-1][0] if self._asked else 0
+        if number and number < last:
+            self._asked.clear()  # the node was removed and is there again: its numbers begin anew
+        if number and number != last:
+            self._asked = [*self._asked, (number, wall_ns)][-_MAX_ASKED:]
+
+    def _asked_before(self, lines: tuple[bytes, ...]) -> int:
+        """`HealthReport.asked`."""
+        if not self._asked:
+            return 0
+        happened_ns = max((event.seen_ns for event in findings_of(lines, 0) if event.once), default=0)
+        return next((number for number, heard_ns in reversed(self._asked) if heard_ns <= happened_ns), 0)
 
     def runs_are(self, tokens: frozenset[str]) -> bool:
         """Of runs that live here. Whether a round is due by that."""
@@ -95,7 +115,10 @@ class HealthRounds:
 
     def _add(self, lines: tuple[bytes, ...], probe: int = 0, failure: str = "") -> None:
         self._number += 1
-        self._reports.append(HealthReport(number=self._number, probe=probe, lines=lines, failure=failure[:1000]))
+        asked = self._asked_before(lines)
+        self._reports.append(
+            HealthReport(number=self._number, probe=probe, lines=lines, failure=failure[:1000], asked=asked)
+        )
         while len(self._reports) > MAX_REPORTS:
             self._drop_one()
 
@@ -166,7 +189,8 @@ def _joined(old: HealthReport, following: HealthReport) -> HealthReport:
     known = {_key(finding) for line in following.lines if (finding := _fault(line)) is not None}
     faults = {_key(finding): line for line in old.lines if (finding := _fault(line)) is not None}
     moved = [line for key, line in faults.items() if key not in known][:MAX_MOVED]
-    return msgspec.structs.replace(following, lines=(*moved, *following.lines)[:MAX_LINES])
+    lines = (*moved, *following.lines)[:MAX_LINES]
+    return msgspec.structs.replace(following, lines=lines, asked=max(old.asked, following.asked))
 
 
 def _fault(line: bytes) -> Finding | None:

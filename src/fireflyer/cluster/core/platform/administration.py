@@ -171,7 +171,8 @@ class Administration:
                 row = msgspec.structs.replace(row, drained=False, drain_reason="", resumed_ns=now_ns)
                 self._ledger.record(NodeChange(now_ns, name, "resumed"))
                 text = f"node {name} gets runs again"
-                health = self._ledger.health.get(name) if self._settings.health_order is not None else None
+                checked = self._settings.checking.order_of(row.group) is not None
+                health = self._ledger.health.get(name) if checked else None
                 if health is not None and not health.takes_tasks:
                     text = f"nobody drains node {name} any more; its health does ({health.state.value}): ff node return"
             case LabelNode(name, labels):

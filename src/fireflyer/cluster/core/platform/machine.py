@@ -40,6 +40,7 @@ from fireflyer.cluster.core.platform.messages import (
     Answer,
     Audited,
     Changed,
+    ChecksChanged,
     Commanded,
     Copied,
     Effect,
@@ -144,12 +145,11 @@ class PlatformMachine:
                 self._on_request(now_ns, event)
             case Synced():
                 self._on_sync(now_ns, event)
-            case Delivered():
+            case Delivered() | Copied():
                 if self._leading is not None:
-                    self._leading.webhooks.hear(event)
-            case Copied(until):
-                if self._leading is not None:
-                    self._leading.copied = max(self._leading.copied, until)
+                    self._on_done(self._leading, event)
+            case ChecksChanged(checks):
+                self._settings.checking.now = checks
             case SlurmSaid() | SlurmSilent() | JobSubmitted() | JobNotSubmitted():
                 if self._leading is not None:
                     self._leading.hear_slurm(event)
@@ -160,6 +160,12 @@ class PlatformMachine:
         self._advance(now_ns)
         effects, self._effects = self._effects, []
         return effects
+
+    def _on_done(self, leading: Leading, event: Delivered | Copied) -> None:
+        if isinstance(event, Copied):
+            leading.copied = max(leading.copied, event.until)
+        else:
+            leading.webhooks.hear(event)
 
     # --- reading ---
 

@@ -8,11 +8,11 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, SECOND
-from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.platform.commands import Command
+from fireflyer.cluster.core.platform.node_checking import Checks, NodeChecking
 from fireflyer.cluster.core.platform.slurm.messages import SlurmEvent, SlurmSettings
 from fireflyer.cluster.core.platform.webhooks import Deliver, Delivered, WebhookChange
-from fireflyer.cluster.schema.sync import HealthOrder, Sync
+from fireflyer.cluster.schema.sync import Sync
 from fireflyer.cluster.schema.tasks import MAX_ARRAY, TaskSpec
 from fireflyer.kvstore.core.fenced import Outcome, Transact
 
@@ -22,6 +22,7 @@ __all__ = [
     "Answer",
     "Audited",
     "Changed",
+    "ChecksChanged",
     "Commanded",
     "Copied",
     "Done",
@@ -107,9 +108,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Asked whether a node is at fault, when a rank on it failed; empty: none is asked."""
     node_check_limit_ns: int = 60 * SECOND
 
-    health: HealthPolicy = HealthPolicy()
-    health_order: HealthOrder | None = None
-    """How nodes are checked; None: they are not, and what former checks have led to does not count."""
+    checking: NodeChecking = msgspec.field(default_factory=NodeChecking)
 
     def __post_init__(self) -> None:
         if len(self.cluster) < 32:
@@ -184,12 +183,29 @@ class Copied(msgspec.Struct, frozen=True, tag="Copied"):
     until: int
 
 
+class ChecksChanged(msgspec.Struct, frozen=True, tag="ChecksChanged"):
+    """Nodes are checked like this from now on: each hears of it with its next orders."""
+
+    checks: Checks
+
+
 class Leave(msgspec.Struct, frozen=True, tag="Leave"):
     """The process is to end; it may when `PlatformMachine.left`. Ticks go on until then."""
 
 
 Event: TypeAlias = (
-    Tick | Submitted | Commanded | WebhookAsked | Audited | Delivered | Synced | Copied | Leave | SlurmEvent | Outcome
+    Tick
+    | Submitted
+    | Commanded
+    | WebhookAsked
+    | Audited
+    | Delivered
+    | Synced
+    | Copied
+    | ChecksChanged
+    | Leave
+    | SlurmEvent
+    | Outcome
 )
 
 

@@ -56,9 +56,9 @@ class _Nodes:
 class NodesHealth:
     def __init__(self, ledger: Ledger, tasks: Tasks, settings: Settings) -> None:
         self._ledger, self._tasks = ledger, tasks
-        self._order = settings.health_order
-        self._machine = HealthMachine(settings.health, ledger, _Nodes(ledger))
-        self._version = settings.health.version
+        self._checking = settings.checking
+        self._policy = self._checking.now.policy
+        self._machine = HealthMachine(self._policy, ledger, _Nodes(ledger))
         self._heard: dict[str, HealthHeard] = {}
         """Reports that are part of what is committed."""
         self._in_draft: dict[str, HealthHeard] = {}
@@ -69,7 +69,7 @@ class NodesHealth:
 
     def observe(self, node: str, sync: Sync, *, rebooted: bool) -> None:
         """What the node reports for the first time."""
-        if self._order is None:
+        if self._order(node) is None:
             return
         if rebooted:
             self._feed(Rebooted(node))
@@ -92,21 +92,25 @@ class NodesHealth:
         if report.failure:
             events = (*events, no_result(report.failure, self._tasks.now_ns))
         before = self._ledger.health.get(node)
-        self._feed(Probed(node, report.probe, events) if report.probe else Said(node, events))
+        asked = report.asked
+        self._feed(Probed(node, report.probe, events, asked) if report.probe else Said(node, events, asked))
         row = self._ledger.health.get(node)
         if row is not None and row is not before:
             self._ledger.health.put(node, msgspec.structs.replace(row, heard=(heard.incarnation, heard.number)))
 
     def sweep(self) -> None:
-        if self._order is not None:
+        if self._checking.now.order is not None:
             self._feed(TimePassed())
 
     def command(self, command: RecordRepair | ReturnNode, user: str) -> str:
         """Raises `NotFound`, `UsageError`."""
         if self._ledger.nodes.get(command.node) is None:
             raise NotFound(f"there is no node {command.node}")
-        if self._order is None:
-            raise UsageError("this cluster does not check its nodes; set [health] in the configuration of its managers")
+        if self._order(command.node) is None:
+            raise UsageError(
+                f"node {command.node} is not checked; set [health] in the configuration of the managers"
+                f"{', and its groups' if self._checking.now.groups else ''}"
+            )
         match command:
             case RecordRepair(node, remedy, words):
                 self._feed(Repaired(node, remedy, words, user))
@@ -125,8 +129,16 @@ class NodesHealth:
 
     # --- what follows ---
 
+    def _order(self, node: str) -> HealthOrder | None:
+        """None: the node is not checked."""
+        row = self._ledger.nodes.get(node)
+        return self._checking.order_of(row.group) if row is not None else None
+
     def _feed(self, event: Event) -> None:
         now_ns = self._tasks.now_ns
+        if self._policy is not self._checking.now.policy:
+            self._policy = self._checking.now.policy
+            self._machine = HealthMachine(self._policy, self._ledger, _Nodes(self._ledger))
         before = dict(self._ledger.health.changes())
         for effect in self._machine.handle(now_ns, event):
             self._follow(effect, now_ns)
@@ -154,7 +166,9 @@ class NodesHealth:
 
     def order_of(self, node: str) -> HealthOrder | None:
         """Of what is committed."""
-        if self._order is None:
+        node_row = self._ledger.nodes.committed.get(node)
+        order = self._checking.order_of(node_row.group) if node_row is not None else None
+        if order is None:
             return None
         row = self._ledger.health.committed.get(node)
         asked = row.asked if row is not None else None
@@ -162,7 +176,8 @@ class NodesHealth:
             asked = None  # it was given a run while nodes were not checked
         number, check = asked if asked is not None else (0, "")
         heard = self._heard.get(node)
-        return msgspec.structs.replace(self._order, probe=number, check=check, heard=heard, policy=self._version)
+        version = self._checking.now.policy.version
+        return msgspec.structs.replace(order, probe=number, check=check, heard=heard, policy=version)
 
     # --- the draft ---
 

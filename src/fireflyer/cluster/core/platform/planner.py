@@ -110,7 +110,8 @@ class Planner:
 
     def _usable(self, row: NodeRow, now_ns: int) -> bool:
         """Up, drained neither by people nor by its health, and nothing lives there that should not."""
-        health = self._ledger.health.get(row.name) if self._settings.health_order is not None else None
+        checked = self._settings.checking.order_of(row.group) is not None
+        health = self._ledger.health.get(row.name) if checked else None
         if health is not None and not health.takes_tasks:
             return False
         if row.drained or not self._heard.is_up(row.name, now_ns, self._settings.lost_ns):

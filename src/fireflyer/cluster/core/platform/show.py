@@ -284,8 +284,10 @@ class Show:
         return msgspec.structs.replace(view, accusations=accusations_of(self._ledger, name), health=health)
 
     def _health_row(self, name: str) -> NodeHealth | None:
-        """None also while nodes are not checked."""
-        return self._ledger.health.committed.get(name) if self._settings.health_order is not None else None
+        """None also while the node is not checked."""
+        node = self._ledger.nodes.committed.get(name)
+        checked = node is not None and self._settings.checking.order_of(node.group) is not None
+        return self._ledger.health.committed.get(name) if checked else None
 
     def _health(self, name: str) -> HealthView | None:
         row = self._health_row(name)
@@ -299,7 +301,7 @@ class Show:
             hold=row.hold.value,
             until_ns=row.until_ns if row.state in (RepairState.TESTING, RepairState.PROBATION) else None,
             faults=len(part.faults_ns) if part is not None else 0,
-            policy=self._settings.health.version,
+            policy=self._settings.checking.now.policy.version,
         )
 
     def health_states(self) -> dict[str, int]:

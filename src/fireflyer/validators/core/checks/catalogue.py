@@ -69,7 +69,7 @@ def _commands(policy: HealthPolicy) -> dict[str, Source]:
         Files(name="pcie", patterns=pcie.PCIE_FILES),
         KernelLog(name="kernel_log"),
         *(
-            Command(name=f"program:{one.name}", argv=one.argv, limit_s=one.limit_s)
+            Command(name=f"program:{one.name}", argv=one.argv, limit_s=one.limit_s, of_site=True)
             for one in policy.programs
         ),
     )  # fmt: skip

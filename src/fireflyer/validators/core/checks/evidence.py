@@ -46,7 +46,8 @@ class Output(msgspec.Struct, frozen=True):
     missing: bool = False
     """With a problem: the tool is not there."""
     hung: bool = False
-    """With a problem: the tool did not end in time, or was killed."""
+    """With a problem: the tool did not end in time, was killed, or could not be started. A user who loads the node can
+    cause that."""
 
 
 class KernelRecord(msgspec.Struct, frozen=True):
@@ -57,6 +58,8 @@ class KernelRecord(msgspec.Struct, frozen=True):
     seen_ns: int
     """Nanoseconds since 1970."""
     text: str
+    journal_us: int = 0
+    """When the journal took it, by the clock that starts with the node; 0: it is not from the journal."""
 
 
 class CheckCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +108,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Why a file that is there was not read, by path."""
     incomplete: Mapping[str, str] = {}
     """Why not all files of a pattern were looked for, by pattern: that one of them is not in `files` says nothing."""
+    late: frozenset[str] = frozenset()
+    """Names of sources, other than tools, that were not read in time, or were more than is read: a user who loads the
+    node can cause that."""
     links: Mapping[str, str] = {}
     """Where a mount point leads that is a link: absolute paths."""
     kernel: tuple[KernelRecord, ...] = ()
@@ -112,6 +118,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     kernel_oldest: int = 0
     kernel_sequence: int = 0
     """Of the oldest and the newest record in the log, whatever they tell; 0: not known."""
+    kernel_journal_us: int = 0
+    """Of the newest record of the journal, as `KernelRecord.journal_us`, whatever it tells."""
     kernel_lost: int = 0
     """Records that the kernel has overwritten before they were read."""
     kernel_problem: str = ""

@@ -51,7 +51,8 @@ def judge_round(
             _refuse_incomplete(check, evidence, policy)
             outcome = check.judge(mine, policy)
         except CannotJudge as error:
-            events.append(_could_not_run(check, settings, policy, evidence.now_ns, str(error)))
+            event = _could_not_run(check, settings, policy, evidence.now_ns, str(error))
+            events.append(msgspec.structs.replace(event, user_made=_users_can_hold(check, evidence, policy)))
         except Exception as error:
             reason = f"the check failed: {type(error).__name__}: {error}"
             events.append(_could_not_run(check, settings, policy, evidence.now_ns, reason))
@@ -101,6 +102,13 @@ def _refuse_incomplete(check: CheckSpec, evidence: Evidence, policy: HealthPolic
         for pattern in source.patterns if isinstance(source, Files) else ():
             if (reason := evidence.incomplete.get(pattern)) is not None:
                 raise CannotJudge(f"/{pattern} was not read completely: {reason}")
+
+
+def _users_can_hold(check: CheckSpec, evidence: Evidence, policy: HealthPolicy) -> bool:
+    """Whether what the check lacks came too late, or was too much: a user who loads the node can cause that."""
+    names = {source.name for source in sources_of([check], policy)}
+    hung = (key.partition(":")[0] if key not in names else key for key, one in evidence.outputs.items() if one.hung)
+    return not names.isdisjoint({*hung, *evidence.late})
 
 
 def _events(

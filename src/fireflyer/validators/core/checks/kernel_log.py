@@ -2,9 +2,9 @@
 
 Only what the kernel itself wrote counts. A user can write into the log, by `logger` or into /dev/kmsg: such records
 have another facility than the kernel's, 0, which the kernel does not let them claim. Yet a few records of the kernel
-begin with the name of a process, of at most 15 characters, which users choose, as `NAME[PID]: segfault at ...`: these
-are passed over, and texts are matched from their beginning through the kernel's own words, with nothing in between that
-could be a user's.
+begin with the name of a process, of at most 15 characters, which users choose, as `NAME[PID]: segfault at ...` or `NAME
+invoked oom-killer: ...`: these are passed over. Texts are matched from their beginning through words of the kernel that
+lie beyond the first 15 characters, so no such name makes one, whatever the kernel writes behind it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 _SEQUENCE: Final = "kernel:sequence"
+_JOURNAL_US: Final = "kernel:journal"
+_MARKS: Final = (_SEQUENCE, _JOURNAL_US)
+"""Counters that say up to where /dev/kmsg and the journal were looked at; each has numbers of its own."""
 _XID: Final = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\): ([0-9]{1,4})\b"
 )
@@ -52,7 +55,12 @@ _SXID: Final = re.compile(
     r"nvidia-nvswitch([0-9]{1,3}): SXid \((?:PCI:)?([0-9a-fA-F:.]{7,16})\): ([0-9]{1,6}), (Fatal|Non-fatal)"
 )
 _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
-    (r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}),", "block_io", "high", False),
+    (
+        r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}), sector [0-9]",
+        "block_io",
+        "high",
+        False,
+    ),
     (r"EXT4-fs error \(device ([^)]{1,60})\)", "file_system", "high", False),
     (
         r"XFS \(([^)\s\[]{1,60})\): (?:Corruption |Metadata (?:corruption|CRC error|I/O Error)|Log I/O Error"
@@ -64,15 +72,22 @@ _TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
     (r"nvme (nvme[0-9]+): (?:controller is down|Device not ready|Removing after probe)", "nvme", "high", False),
     (r"mce: \[Hardware Error\]: CPU ([0-9]{1,5}): Machine Check", "machine_check", "high", False),
     (r"mce: \[Hardware Error\]: Machine check events logged", "machine_check_log", "warn", False),
-    (r"EDAC MC([0-9]{1,3}): [0-9]+ UE ", "memory", "high", False),
+    (
+        r"EDAC MC([0-9]{1,3}): [0-9]{1,10} UE (?:.{1,200} )?on .{1,400}page:0x[0-9a-f]+ offset:0x[0-9a-f]+ grain:",
+        "memory",
+        "high",
+        False,
+    ),
     (r"(?:pcieport|nvidia|mlx5_core|nvme) ([0-9a-f:.]{7,12}): AER: .*[Uu]ncorrect", "pcie", "high", False),
     (r"mlx5_core ([0-9a-f:.]{7,12}).{0,40}(?:health compromised|device's health)", "adapter", "high", False),
     (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
-    (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", False),
+    (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", True),
 )
 _OF_NO_DISK: Final = re.compile(r"(?:sr|fd|loop|nbd|ram|zram)[0-9]")
 """Block devices that are drives of removable media, which are empty or taken out, or images, which users make."""
-_OF_A_PROCESS: Final = re.compile(r"(?s).{1,16}\[[0-9]{1,10}\]:? ")
+_OF_A_PROCESS: Final = re.compile(
+    r"(?s).{0,16}(?:\[[0-9]{1,10}\]:? | invoked oom-killer: |: page allocation (?:failure|stall)|: vmalloc )"
+)
 """A record that begins with the name of a process."""
 _FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
 _KINDS: Final = {
@@ -123,7 +138,8 @@ def parse_kmsg(record: bytes, started_ns: int) -> KernelRecord | None:
 
 
 def parse_journal(line: bytes) -> KernelRecord | None:
-    """A line of `journalctl -o json _TRANSPORT=kernel`."""
+    """A line of `journalctl -o json`; None: it is not the kernel's, or no record. The journal itself writes the fields
+    that begin with `_`: no user can have it write `_TRANSPORT=kernel`."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
@@ -133,7 +149,11 @@ def parse_journal(line: bytes) -> KernelRecord | None:
     said, seen_us = entry.get("MESSAGE"), entry.get("__REALTIME_TIMESTAMP")
     if not isinstance(said, str) or not isinstance(seen_us, str) or not seen_us.isdecimal() or len(seen_us) > 16:
         return None
-    return KernelRecord(0, int(seen_us) * _NS_PER_US, said)
+    since_us = entry.get("__MONOTONIC_TIMESTAMP")
+    if not isinstance(since_us, str) or not since_us.isdecimal() or len(since_us) > 16:
+        since_us = "0"
+    text = said.split("\n", 1)[0]
+    return KernelRecord(0, int(seen_us) * _NS_PER_US, text, journal_us=int(since_us))
 
 
 def judge_xids(evidence: Evidence, settings: XidSettings) -> Outcome:
@@ -186,17 +206,20 @@ def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
 
 
 def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
-    """Of no process, since the round before: by number, or by time in the journal, which has no numbers. Where no
-    number is known yet, the recent ones, whatever else has been read."""
+    """Of no process, since the round before: by number, or by time in the journal, which has no numbers. Where none is
+    known yet, the recent ones, whatever else has been read."""
     before = evidence.before
-    last = before.values.get(_SEQUENCE) if before is not None else None
+    marks = before.values if before is not None else {}
     recent_ns = evidence.now_ns - round(recent_s * SECOND)
     for record in evidence.kernel:
         if _OF_A_PROCESS.match(record.text) is not None:
             continue
-        if record.sequence and last is not None:
-            new = record.sequence > last
-        elif record.sequence or before is None:
+        number, last = record.sequence, marks.get(_SEQUENCE)
+        if record.journal_us:
+            number, last = record.journal_us, marks.get(_JOURNAL_US)
+        if number and last is not None:
+            new = number > last
+        elif number or before is None:
             new = record.seen_ns > recent_ns
         else:
             new = record.seen_ns > before.seen_ns
@@ -218,9 +241,9 @@ def with_newest_record(own: Counters | None, other: Counters | None, boot: str) 
     checks = dict(own.checks) if own is not None and own.boot == boot else {}
     for name, theirs in other.checks.items():
         mine = checks.get(name, CheckCounters(seen_ns=theirs.seen_ns))
-        if theirs.values.get(_SEQUENCE, 0) > mine.values.get(_SEQUENCE, 0):
-            values = {**mine.values, _SEQUENCE: theirs.values[_SEQUENCE]}
-            checks[name] = msgspec.structs.replace(mine, values=values)
+        newer = {key: value for key in _MARKS if (value := theirs.values.get(key, 0)) > mine.values.get(key, 0)}
+        if newer:
+            checks[name] = msgspec.structs.replace(mine, values={**mine.values, **newer})
     return Counters(boot=boot, checks=checks)
 
 
@@ -232,9 +255,13 @@ def _lost(evidence: Evidence) -> int:
 
 
 def _last(evidence: Evidence) -> dict[str, int]:
-    last = evidence.before.values.get(_SEQUENCE, 0) if evidence.before is not None else 0
-    last = max([last, evidence.kernel_sequence, *(record.sequence for record in evidence.kernel)])
-    return {_SEQUENCE: last} if last else {}
+    before = evidence.before.values if evidence.before is not None else {}
+    last = {
+        _SEQUENCE: max([evidence.kernel_sequence, *(record.sequence for record in evidence.kernel)]),
+        _JOURNAL_US: max([evidence.kernel_journal_us, *(record.journal_us for record in evidence.kernel)]),
+    }
+    newest = {key: max(value, before.get(key, 0)) for key, value in last.items()}
+    return {key: value for key, value in newest.items() if value}
 
 
 def _judged(evidence: Evidence, found: bool) -> str:

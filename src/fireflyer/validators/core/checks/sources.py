@@ -24,6 +24,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float = 10.0
     root: bool = False
     """Without root it sees nothing."""
+    of_site: bool = False
+    """The policy names it: root runs it only where nobody else can change it."""
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
