@@ -208,7 +208,7 @@ FORMATS: Final = (
     Format("platform.row.outbox", "msgpack", history._Envelope, revision=3),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
-    Format("platform.row.health", "msgpack", health_records.NodeHealth),
+    Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=2),
     Format("platform.row.repair-ticket", "msgpack", health_records.RepairTicket),
     Format("platform.row.part", "msgpack", health_records.PartHistory),
     Format("platform.health-finding", "json", health_findings.Finding),

@@ -22,8 +22,10 @@ import numpy as np
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["FALSE_SHARE", "LemonReport", "NodeSignals", "Proposal", "find_lemons"]
+__all__ = ["FALSE_SHARE", "WINDOW_DAYS", "LemonReport", "NodeSignals", "Proposal", "find_lemons"]
 
+WINDOW_DAYS: Final = 28
+"""Of the paper's signals."""
 FALSE_SHARE: Final = 0.2
 LEAST_PROBABILITY: Final = 0.75
 """Of each proposed node to be a lemon: certain ones do not pay for doubtful ones."""

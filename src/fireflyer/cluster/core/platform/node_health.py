@@ -22,6 +22,7 @@ from fireflyer.cluster.core.health.messages import (
     Repaired,
     Requeue,
     ReturnAsked,
+    RunFailed,
     Said,
     Tell,
     TimePassed,
@@ -97,6 +98,16 @@ class NodesHealth:
         if row is not None and row is not before:
             self._ledger.health.put(node, msgspec.structs.replace(row, heard=(heard.incarnation, heard.number)))
 
+    def runs_failed(self) -> None:
+        """Nodes of runs that failed are checked before they take another one. What a node has reported together with
+        the end of its run is known by now."""
+        keys = list(self._tasks.failed)
+        self._tasks.failed.clear()
+        for key in keys if self._order is not None else ():
+            places = [(name, self._ledger.places.get(name)) for name in self._ledger.runs.known(key).nodes]
+            mine = (name for name, place in places if place is None or (place.task, place.run) == key)
+            self._feed(RunFailed(tuple(name for name in mine if self._ledger.nodes.get(name) is not None)))
+
     def sweep(self) -> None:
         if self._order is not None:
             self._feed(TimePassed())
@@ -161,8 +172,12 @@ class NodesHealth:
         if row is not None and row.state is RepairState.TESTING and self._ledger.places.committed.get(node) is not None:
             asked = None  # it was given a run while nodes were not checked
         number, check = asked if asked is not None else (0, "")
-        heard = self._heard.get(node)
-        return msgspec.structs.replace(self._order, probe=number, check=check, heard=heard, policy=self._version)
+        order = msgspec.structs.replace(
+            self._order, probe=number, check=check, heard=self._heard.get(node), policy=self._version
+        )
+        if row is not None and row.unchecked is not None:
+            order = msgspec.structs.replace(order, validation=())  # minutes, in which the node would be idle
+        return order
 
     # --- the draft ---
 
