@@ -69,11 +69,11 @@ def test_the_launcher_excludes_nodes_for_what_it_sees_itself_whether_health_chec
 def test_lemons_are_judged_over_the_window_of_the_report() -> None:
     loop = Loop(detector=nobody)
     simulate(FleetSettings(nodes=40, days=1, large_nodes=8), 1, loop)
-    loop._incidents = {3: [DAY_NS, 20 * DAY_NS, 40 * DAY_NS]}
-    signals = loop._signals(3, 41 * DAY_NS)
+    loop._incidents = {3: [DAY_NS, 60 * DAY_NS, 100 * DAY_NS]}
+    signals = loop._signals(3, (10 + WINDOW_DAYS) * DAY_NS)
     assert (signals.incidents, signals.days) == (2, WINDOW_DAYS)
-    loop._since_ns[3] = 39 * DAY_NS
-    assert (loop._signals(3, 41 * DAY_NS).incidents, loop._signals(3, 41 * DAY_NS).days) == (1, 2)
+    loop._since_ns[3] = 99 * DAY_NS
+    assert (loop._signals(3, 101 * DAY_NS).incidents, loop._signals(3, 101 * DAY_NS).days) == (1, 2)
 
 
 def test_checks_that_take_no_node_out_change_nothing(off: list[FleetOutcome], monkeypatch: pytest.MonkeyPatch) -> None:
