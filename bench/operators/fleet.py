@@ -87,12 +87,19 @@ def _failures(factor: int, on: list[_Measured], off: list[_Measured]) -> Result:
     ours, without = _pooled(on), _pooled(off)
     fall = 1 - ours / without if without else 0.0
     verdicts: dict[str, bool | None] = {f"falls by {FALL:.0%}": fall >= FALL} if factor == FALL_AT else {}
+    falls = [
+        1 - with_loop.outcome.large.failure_share / alone.outcome.large.failure_share
+        for with_loop, alone in zip(on, off, strict=True)
+        if alone.outcome.large.failed
+    ]
+    pairs = f", single pairs by {min(falls):.1%} to {max(falls):.1%}" if len(falls) > 1 else ""
     again = sum(one.outcome.large.by_same_fault for one in off) / max(1, sum(one.outcome.large.failed for one in off))
     ettr = [sum(one.outcome.large_ettr for one in those) / len(those) for those in (on, off)]
     goodput = [sum(one.outcome.goodput for one in those) / len(those) for those in (on, off)]
     note = (
-        f"falls by {fall:.1%} (published: from 14 % to 4 %); without the loop {again:.0%} by a fault that had ended a "
-        f"run before; ETTR {ettr[0]:.3f} beside {ettr[1]:.3f}, goodput {goodput[0]:.2%} beside {goodput[1]:.2%}"
+        f"falls by {fall:.1%}{pairs} (published: from 14 % to 4 %); without the loop {again:.0%} by a fault that "
+        f"had ended a run before; ETTR {ettr[0]:.3f} beside {ettr[1]:.3f}, "
+        f"goodput {goodput[0]:.2%} beside {goodput[1]:.2%}"
     )
     return Result(
         suite="operators", case=f"fleet/{factor}/failure_share", metric="failure_share", better="lower",

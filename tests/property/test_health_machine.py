@@ -38,6 +38,7 @@ _steps = st.lists(
         st.tuples(st.just("mends"), _node, _checks),
         st.tuples(st.just("runs"), _node, st.booleans()),
         st.tuples(st.just("hangs"), _node, st.booleans()),
+        st.tuples(st.just("fails"), _node, st.none()),
         st.tuples(st.just("passes"), _node, st.sampled_from((SECOND, 30 * SECOND, 1200 * SECOND))),
         st.tuples(st.just("repairs"), _node, st.sampled_from(Remedy)),
         st.tuples(st.just("returns"), _node, st.none()),
@@ -64,6 +65,9 @@ def step(floor: Floor, what: str, node: str, value: object) -> None:
                 floor.busy.discard(node)
         case "hangs", bool(hangs):
             (floor.hung.add if hangs else floor.hung.discard)(node)
+        case "fails", None:
+            floor.busy.discard(node)
+            floor.run_failed(node)
         case "passes", int(span_ns):
             floor.pass_time(span_ns, step_ns=max(SECOND, span_ns // 20))
         case "repairs", Remedy() as remedy:
@@ -129,7 +133,9 @@ def test_whatever_happens_the_rules_hold(steps: list[tuple[str, str, object]], i
         assert len(drained) <= 2, "the breaker"
         for name, row in floor.health.rows():
             assert (row.state is RepairState.SUSPECT) or row.hold is Hold.NONE
-            assert row.takes_tasks or row.fault is not None
+            assert row.takes_tasks or row.fault is not None or row.unchecked is not None
+            waited_ns = floor.now_ns - row.unchecked.at_ns if row.unchecked is not None else 0
+            assert waited_ns <= floor.policy.probe_limit_ns, "it waits no longer for its checks"
             assert row.state is not RepairState.TESTING or name not in floor.busy, "no run is tested beside"
             assert not row.test_asked or name in floor.busy or what != "passes", "it is tested when it is empty"
             assert len(row.flaps) <= MAX_FLAPS

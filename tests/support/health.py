@@ -20,6 +20,7 @@ from fireflyer.cluster.core.health.messages import (
     Repaired,
     Requeue,
     ReturnAsked,
+    RunFailed,
     Said,
     Tell,
     TimePassed,
@@ -119,6 +120,9 @@ class Floor:
         """Beside what its other checks find now."""
         found = (one for (name, check), one in self.broken.items() if (name, check != event.check) == (node, True))
         return self.says(node, msgspec.structs.replace(event, once=True), *found)
+
+    def run_failed(self, *nodes: str) -> list[Effect]:
+        return self.feed(RunFailed(nodes))
 
     def pass_time(self, span_ns: int, *, step_ns: int = SECOND) -> None:
         """Agents answer each probe within a step."""

@@ -229,8 +229,7 @@ def _exposure(connection: Any, nodes: int | None, seen: int, begin_ns: int, end_
 def _symptoms(connection: Any, node_days: float) -> tuple[SymptomRate, ...]:
     rows = _rows(
         connection,
-        "SELECT symptom, sum(count)::BIGINT FROM incidents WHERE severe AND NOT user_made GROUP BY symptom "
-        "ORDER BY 2 DESC, 1",
+        "SELECT symptom, sum(count)::BIGINT FROM of_symptoms GROUP BY symptom ORDER BY 2 DESC, 1",
     )
     return tuple(SymptomRate(symptom, rate_of(count, node_days)) for symptom, count in rows)
 
@@ -308,7 +307,7 @@ def _rolling(connection: Any, nodes: int, begin_ns: int, end_ns: int) -> tuple[R
     counts: dict[str, list[int]] = {}
     for symptom, day, count in _rows(
         connection,
-        "SELECT symptom, day, sum(count)::BIGINT FROM incidents WHERE severe AND NOT user_made GROUP BY symptom, day",
+        "SELECT symptom, day, count FROM of_symptoms",
     ):
         counts.setdefault(symptom, [0] * len(per_day))[day - first] = count
     most = sorted(counts, key=lambda symptom: (-sum(counts[symptom]), symptom))

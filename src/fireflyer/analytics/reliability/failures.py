@@ -1,9 +1,12 @@
 """Tables beside `jobs` and `events`, in memory, from which reports are computed: incidents, failures with their
 evidence, and preemptions that failures caused.
 
-incidents   counts by symptom, cause and day; what a node reported of one cause within an hour counts once
-sized       `jobs` with the GPUs of all; `parts` of nodes that they took, of which a node has `parts_of_node`: jobs that
-            share a node take it once
+incidents   counts by symptom, cause and day of the first report: an incident of a node is over when it has reported
+            nothing of that cause for an hour, so a fault that is reported for days is one
+of_symptoms severe ones by symptom and day, whatever their cause: two Xids of one fault are one incident
+used_again  attempts with the number of an earlier job
+sized       `jobs` with the GPUs of all, and numbers that were used again as other jobs; `parts` of nodes that they
+            took, of which a node has `parts_of_node`: jobs that share a node take it once
 failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
             severity from 10 minutes before to 5 after (paper, III), with the most specific symptom, the node that
             reported it, and when
@@ -46,30 +49,69 @@ SPECIFIC_FIRST: Final = (
 
 def prepare(connection: Any, *, gpus_per_node: int) -> bool:
     """Makes all of them; False where some preemptions were left out, as there are more than `MAX_PAIRS`."""
-    connection.execute(
-        f"""
-        CREATE TABLE incidents AS
-        SELECT symptom, cause, user_made, severe, hour * {_HOUR_NS} // {DAY_NS} AS day, count(*) AS count
-        FROM (
-          SELECT node, symptom, cause, user_made, time_ns // {_HOUR_NS} AS hour,
-                 bool_or(severity <> 'warn') AS severe
-          FROM events WHERE severity <> 'ok' GROUP BY node, symptom, cause, user_made, hour
-        ) GROUP BY ALL
-        """
-    )
+    _count_incidents(connection, "incidents", "symptom, cause", "severity <> 'ok'")
+    _count_incidents(connection, "of_symptoms", "symptom", "severity NOT IN ('ok', 'warn') AND NOT user_made")
     prepare_failures(connection, gpus_per_node=gpus_per_node)
     return _find_cascades(connection)
 
 
+def _count_incidents(connection: Any, table: str, kind: str, of: str) -> None:
+    """Reports of one clock hour are one in any case: summed first, few are left to be ordered."""
+    connection.execute(
+        f"""
+        CREATE TABLE {table} AS
+        WITH hours AS (
+          SELECT node, {kind}, min(time_ns) AS first_ns, max(time_ns) AS last_ns
+          FROM events WHERE {of} GROUP BY node, {kind}, time_ns // {_HOUR_NS}
+        ), gaps AS (
+          SELECT *, first_ns - lag(last_ns) OVER (PARTITION BY node, {kind} ORDER BY first_ns) AS gap_ns FROM hours
+        )
+        SELECT {kind}, first_ns // {DAY_NS} AS day, count(*) AS count FROM gaps
+        WHERE gap_ns IS NULL OR gap_ns > {_HOUR_NS} GROUP BY {kind}, day
+        """
+    )
+
+
+def _find_used_again(connection: Any) -> None:
+    """Makes `used_again`: attempts that have the number of an earlier job and are none of its attempts. An attempt goes
+    on with a job where it has its user, was submitted with the attempt before or within a day of its end (a job that is
+    queued again gets a new time of submission), and does not run beside it."""
+    connection.execute(
+        f"""
+        CREATE TABLE used_again AS
+        WITH several AS (
+          SELECT job FROM jobs WHERE start_ns IS NOT NULL GROUP BY job HAVING count(*) > 1
+        ), attempts AS (
+          SELECT job, "user", start_ns, coalesce(submit_ns, start_ns) AS submit_ns, end_ns FROM jobs SEMI JOIN several
+          USING (job) WHERE start_ns IS NOT NULL
+        ), ordered AS (
+          SELECT *, lag("user") OVER one AS earlier_user, lag(submit_ns) OVER one AS earlier_submit_ns,
+                 lag(end_ns) OVER one AS earlier_end_ns
+          FROM attempts WINDOW one AS (PARTITION BY job ORDER BY start_ns, submit_ns, "user")
+        ), numbered AS (
+          SELECT job, "user", start_ns, sum(CAST(
+            (earlier_user <> "user" AND '' NOT IN (earlier_user, "user")) OR start_ns < earlier_end_ns - {_MINUTE_NS}
+            OR (submit_ns <> earlier_submit_ns AND submit_ns > coalesce(earlier_end_ns, submit_ns) + {DAY_NS})
+            AS INTEGER)) OVER (PARTITION BY job ORDER BY start_ns, submit_ns, "user") AS uses
+          FROM ordered
+        )
+        SELECT job, "user", start_ns, max(uses) AS uses FROM numbered WHERE uses > 0 GROUP BY job, "user", start_ns
+        """
+    )
+
+
 def prepare_failures(connection: Any, *, gpus_per_node: int, since_ns: int = 0) -> None:
     """Makes `sized` and the failures that ended at `since_ns` or later."""
+    _find_used_again(connection)
     ((counted,),) = connection.execute("SELECT coalesce(max(gpus), 0) > 0 FROM jobs").fetchall()
     whole = f"nodes * {gpus_per_node}"  # where accounting names no GPU of any job, it counts none
     gpus = f"coalesce(gpus, {whole})" if counted else whole
     connection.execute(
         f"""
         CREATE VIEW sized AS
-        SELECT * REPLACE ({gpus} AS gpus), least({whole}, {gpus}) AS parts, {gpus_per_node} AS parts_of_node FROM jobs
+        SELECT * EXCLUDE (uses) REPLACE ({gpus} AS gpus, if(uses IS NULL, job, job || '/' || (uses + 1)) AS job),
+               least({whole}, {gpus}) AS parts, {gpus_per_node} AS parts_of_node
+        FROM jobs LEFT JOIN used_again USING (job, "user", start_ns)
         """
     )
     connection.execute(
@@ -117,7 +159,7 @@ def _find_cascades(connection: Any) -> bool:
         CREATE TABLE restarts AS
         WITH attempts AS (
           SELECT job, start_ns, node_list, lag(start_ns) OVER (PARTITION BY job ORDER BY start_ns) AS earlier_ns
-          FROM jobs WHERE job IN (SELECT job FROM failures) AND start_ns IS NOT NULL
+          FROM sized WHERE job IN (SELECT job FROM failures) AND start_ns IS NOT NULL
         )
         SELECT row_number() OVER () AS id, attempts.job, attempts.start_ns, attempts.node_list
         FROM attempts JOIN failures ON failures.job = attempts.job AND failures.start_ns = attempts.earlier_ns

@@ -22,8 +22,11 @@ import numpy as np
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["FALSE_SHARE", "LemonReport", "NodeSignals", "Proposal", "find_lemons"]
+__all__ = ["FALSE_SHARE", "WINDOW_DAYS", "LemonReport", "NodeSignals", "Proposal", "find_lemons"]
 
+WINDOW_DAYS: Final = 90
+"""Looked at where nothing else is said. In the 28 days of the paper's signals a node of 20 times the rate has 2.5
+incidents in the mean, where it takes about three to tell it from chance."""
 FALSE_SHARE: Final = 0.2
 LEAST_PROBABILITY: Final = 0.75
 """Of each proposed node to be a lemon: certain ones do not pay for doubtful ones."""

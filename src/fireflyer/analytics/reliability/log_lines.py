@@ -17,9 +17,10 @@ from fireflyer.analytics.reliability.rows import MAX_NAME, MAX_WORDS, EventRow
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, symptom_of_xid
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
-from fireflyer.base.units import US
+from fireflyer.base.units import SECOND, US
 
 __all__ = [
+    "EARLIEST_NS",
     "LATEST_NS",
     "MAX_LOG_LINE_BYTES",
     "Clock",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 MAX_LOG_LINE_BYTES: Final = 1 << 16
+EARLIEST_NS: Final = 946_684_800 * SECOND
+"""The year 2000: what is earlier is of a clock that had not been set, as after a boot without a network."""
 LATEST_NS: Final = (1 << 62) - 1
 """The year 2116: what is later is damaged."""
 
@@ -50,7 +53,8 @@ class Clock(NamedTuple):
     """What is later is of a clock that was wrong."""
 
 
-_OUT_OF_RANGE: Final = "its time is out of range, or in the future"
+_OUT_OF_RANGE: Final = "its time is out of range, before 2000 or in the future"
+_NO_TRANSPORT: Final = "it does not say `_TRANSPORT`, without which any user can write as the kernel; export all fields"
 _ISO: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?) (.*)", re.DOTALL)
 _SYSLOG: Final = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (.*)", re.DOTALL)
 _DMESG: Final = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] (.*)", re.DOTALL)
@@ -79,7 +83,7 @@ def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
 
 
 class _JournalEntry(msgspec.Struct, frozen=True):
-    """A line of `journalctl -o json`, of which three fields are used."""
+    """A line of `journalctl -o json`, of which these fields are used."""
 
     time_us: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,16}$")] = msgspec.field(name="__REALTIME_TIMESTAMP")
     message: str | list[int] | None = msgspec.field(name="MESSAGE", default=None)
@@ -99,7 +103,9 @@ def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | N
         entry = _journal.decode(line)
     except DECODE_ERRORS:
         return Rejected("no line of `journalctl -o json`")
-    if entry.transport != "kernel" and entry.identifier != "kernel":
+    if not entry.transport and entry.identifier == "kernel":
+        return Rejected(_NO_TRANSPORT)
+    if entry.transport != "kernel":
         return None
     if isinstance(entry.message, list):
         if not all(0 <= one < 256 for one in entry.message):
@@ -111,7 +117,7 @@ def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | N
     if found is None:
         return None
     time_ns = int(entry.time_us) * US
-    if time_ns > clock.latest_ns:
+    if not EARLIEST_NS <= time_ns <= clock.latest_ns:
         return Rejected(_OUT_OF_RANGE)
     host = entry.host if isinstance(entry.host, str) and entry.host else node
     return EventRow(
@@ -140,7 +146,7 @@ def health_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
         event = _health.decode(line)
     except DECODE_ERRORS:
         return Rejected("no health event")
-    if event.seen_ns > clock.latest_ns:
+    if not EARLIEST_NS <= event.seen_ns <= clock.latest_ns:
         return Rejected(_OUT_OF_RANGE)
     severity = "ok" if event.could_not_run else event.severity
     return EventRow(
@@ -191,7 +197,7 @@ def _in_range(at: datetime, clock: Clock, rest: str) -> tuple[int, str] | Reject
     zoned = at if at.tzinfo is not None else at.replace(tzinfo=timezone(timedelta(seconds=clock.utc_offset_s)))
     since = zoned - datetime(1970, 1, 1, tzinfo=UTC)
     time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    return (time_ns, rest) if 0 <= time_ns <= clock.latest_ns else Rejected(_OUT_OF_RANGE)
+    return (time_ns, rest) if EARLIEST_NS <= time_ns <= clock.latest_ns else Rejected(_OUT_OF_RANGE)
 
 
 def printable(text: str, most: int = MAX_WORDS) -> str:

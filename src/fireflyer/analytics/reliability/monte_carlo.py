@@ -18,6 +18,8 @@ __all__ = ["MAX_DRAWS", "Simulated", "simulated_ettr", "simulated_long_run"]
 
 MAX_DRAWS = 50_000_000
 """Attempts of all runs together; a run that never gets on is stopped there."""
+MAX_ATTEMPTS = 100_000
+"""Of one run: each takes a pass over all runs."""
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -41,21 +43,28 @@ def simulated_ettr(
     queue_s: float = 0.0,
 ) -> Simulated:
     """Runs of `productive_s` each; queue times are exponential with mean `queue_s`. The same seed gives the same runs.
-    Raises `UsageError` where a run needs more than `MAX_DRAWS` / `runs` attempts, or an argument makes no sense."""
+    Raises `UsageError` where a run needs more than `MAX_ATTEMPTS` or all runs more than `MAX_DRAWS`, before
+    anything is drawn where the mean says so, and where an argument makes no sense."""
     _check(runs, period_s, failures_per_s, restart_s, stall_s, queue_s)
     if not 0 < productive_s < math.inf:
         raise UsageError(f"productive_s={productive_s} must be above 0 and finite")
+    saved_s = _saved_s(failures_per_s, restart_s, period_s, stall_s)
+    if productive_s > saved_s * min(MAX_ATTEMPTS, MAX_DRAWS / runs):
+        raise UsageError(
+            f"an attempt saves {saved_s:.3g} s in the mean, and a run needs {productive_s:.3g} s: too many to draw; "
+            "give fewer nodes, a shorter period or a shorter run"
+        )
     generator = np.random.default_rng(seed)
     cycle_s = period_s + stall_s
     left = np.full(runs, float(productive_s))
     wall = np.zeros(runs)
     failures = np.zeros(runs, dtype=np.int64)
     active = np.arange(runs)
-    drawn = 0
+    drawn = attempts = 0
     while active.size:
-        drawn += active.size
-        if drawn > MAX_DRAWS:
-            raise UsageError(f"runs do not end: after {MAX_DRAWS:,} attempts some have no progress; shorten the period")
+        drawn, attempts = drawn + active.size, attempts + 1
+        if drawn > MAX_DRAWS or attempts > MAX_ATTEMPTS:
+            raise UsageError(f"runs do not end: after {drawn:,} attempts some have not ended; shorten the period")
         rest = left[active]
         needed = restart_s + rest + (np.ceil(rest / period_s - 1e-9) - 1) * stall_s
         until = _until_failure(generator, failures_per_s, active.size)
@@ -83,6 +92,14 @@ def simulated_long_run(
     ratio = float(saved.sum() / until.sum())
     residuals = (saved - ratio * until) / until.mean()
     return Simulated(ratio, _standard_error(residuals), float(attempts))
+
+
+def _saved_s(failures_per_s: float, restart_s: float, period_s: float, stall_s: float) -> float:
+    """By one attempt of a run without end, in the mean: Σ Δt · P(it lives for u0 + k · (Δt + w))."""
+    if failures_per_s == 0:
+        return math.inf
+    cycles = failures_per_s * (period_s + stall_s)
+    return period_s * math.exp(-failures_per_s * restart_s - cycles) / -math.expm1(-cycles)
 
 
 def _until_failure(generator: np.random.Generator, failures_per_s: float, count: int) -> np.ndarray:

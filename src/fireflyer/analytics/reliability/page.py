@@ -87,8 +87,8 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             "Time that was trained",
             ("jobs", "attempts", "GPU-hours", "lost GPU-h", "ETTR", "goodput"),
             () if found.training is None else (_training_row(found.training),),
-            "ETTR: trained time over the time from the submission of a job to its end. Goodput: trained GPU-hours over "
-            "allocated ones. Lost as above.",
+            "ETTR: trained time over the time from the first start of a job to its end. Goodput: trained GPU-hours "
+            "over allocated ones. Lost as above.",
             numbers=0,
         ),
         Table(

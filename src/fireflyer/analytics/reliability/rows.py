@@ -31,8 +31,8 @@ STATES: Final = (
     "PREEMPTED", "REQUEUED", "RESIZING", "REVOKED", "RUNNING", "SUSPENDED", "TIMEOUT",
 )  # fmt: skip
 """Of a job, by Slurm's names. `FAILED` and `REQUEUED` count as failures of the cluster only where a node reported
-something."""
-FAILED_STATES: Final = ("BOOT_FAIL", "FAILED", "NODE_FAIL", "REQUEUED")
+something, `BOOT_FAIL` not: no job had begun on the node."""
+FAILED_STATES: Final = ("FAILED", "NODE_FAIL", "REQUEUED")
 
 
 class EventRow(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fireflyer.analytics.reliability.log_lines import LATEST_NS, printable
+from fireflyer.analytics.reliability.log_lines import EARLIEST_NS, LATEST_NS, printable
 from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, EventRow, JobRow
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import (
@@ -88,14 +88,14 @@ class _Run:
 
 def rows_of_run(log: Sequence[Logged], *, name: str, latest_ns: int = LATEST_NS) -> tuple[list[JobRow], list[EventRow]]:
     """Raises `UsageError` where the log has no `JobStarted`, before which nothing has a time of day, and where a time
-    is before 1970 or after `latest_ns`."""
+    is before 2000 or after `latest_ns`."""
     started = next((entry.event for entry in log if isinstance(entry.event, JobStarted)), None)
     if started is None:
         raise UsageError(f"{name}: the event log does not say when the job started")
     begin_s = started.wall_time_s
     last_ns = max(entry.at_ns for entry in log)
-    if not (math.isfinite(begin_s) and begin_s >= 0 and begin_s * SECOND + last_ns <= latest_ns):
-        raise UsageError(f"{name}: the times of the event log are before 1970 or in the future: a clock was wrong")
+    if not (math.isfinite(begin_s) and begin_s * SECOND >= EARLIEST_NS and begin_s * SECOND + last_ns <= latest_ns):
+        raise UsageError(f"{name}: the times of the event log are before 2000 or in the future: a clock was wrong")
     run = _Run(started)
     for entry in log:
         run.take(entry)

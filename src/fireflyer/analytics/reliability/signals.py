@@ -10,16 +10,14 @@ from collections import Counter
 from typing import Any, Final
 
 from fireflyer.analytics.reliability.failures import DAY_NS, prepare_failures
-from fireflyer.analytics.reliability.lemons import NodeSignals
+from fireflyer.analytics.reliability.lemons import WINDOW_DAYS, NodeSignals
 from fireflyer.analytics.reliability.node_lists import expand_node_list
 from fireflyer.analytics.reliability.rows import MAX_NODES_OF_A_JOB
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
-__all__ = ["WINDOW_DAYS", "node_signals"]
+__all__ = ["node_signals"]
 
-WINDOW_DAYS: Final = 28
-"""Of the paper's signals."""
 HOUR_NS: Final = 3600 * SECOND
 TOGETHER_NS: Final = 600 * SECOND
 TOGETHER_NODES: Final = 5

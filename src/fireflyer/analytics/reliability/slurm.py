@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from fireflyer.analytics.reliability.arrow_values import array_of, scalar_of
-from fireflyer.analytics.reliability.log_lines import MAX_LOG_LINE_BYTES, Clock, Rejected, printable
+from fireflyer.analytics.reliability.log_lines import EARLIEST_NS, MAX_LOG_LINE_BYTES, Clock, Rejected, printable
 from fireflyer.analytics.reliability.node_lists import count_nodes
 from fireflyer.analytics.reliability.rows import ABSENT_EXIT, MAX_NAME, MAX_NODES_OF_A_JOB, STATES, JobRow
 from fireflyer.base.errors import UsageError
@@ -42,7 +42,7 @@ _CONTROL: Final = bytes(code for code in (*range(32), 127) if code != ord("\n"))
 _NO_CONTROL: Final = bytes.maketrans(_CONTROL, b" " * len(_CONTROL))
 """A carriage return alone would end a line for pyarrow; others are what a terminal would obey."""
 _NOT_ASCII_CONTROL: Final = re.compile("[\x80-\x9f\u2028-\u202e\u2066-\u2069]")
-_OUT_OF_RANGE: Final = "its times are out of range, or in the future"
+_OUT_OF_RANGE: Final = "its times are out of range, before 2000 or in the future"
 _OTHER_NODES: Final = "its node list cannot be read, or has not as many nodes as it says"
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
@@ -108,7 +108,8 @@ class SacctColumns:
             return scalar_of(value, pyarrow.int64())
 
         def in_range(name: str) -> Any:
-            return pc.fill_null(pc.less_equal(rows[name], number(self._clock.latest_ns)), yes)
+            late = pc.greater(rows[name], number(self._clock.latest_ns))
+            return pc.fill_null(pc.invert(pc.or_(late, pc.less(rows[name], number(EARLIEST_NS)))), yes)
 
         reasons: tuple[tuple[str, Callable[[], Any]], ...] = (
             ("its job has no number", lambda: pc.and_(pc.greater(pc.utf8_length(rows["job"]), number(0)),
@@ -230,7 +231,8 @@ def jobcomp_row(line: bytes, clock: Clock) -> JobRow | Rejected:
         return Rejected(_OTHER_NODES)
     user = printable(fields.get("UserId", "").partition("(")[0], MAX_NAME)
     submit = _local_ns(fields.get("SubmitTime", ""), clock)
-    if max(submit or 0, start or 0, end or 0) > clock.latest_ns:
+    times = [time_ns for time_ns in (submit, start, end) if time_ns is not None]
+    if not all(EARLIEST_NS <= time_ns <= clock.latest_ns for time_ns in times):
         return Rejected(_OUT_OF_RANGE)
     return JobRow(
         fields["JobId"], user, state, nodes, _gpus(fields.get("Tres", "")), submit,

@@ -2,19 +2,22 @@
 
 Each source that is imported gives one file, `jobs-DIGEST.parquet` or `events-DIGEST.parquet`, named by what the source
 contained: importing it again replaces the file. Rows that other files have are left out. A file is complete or not
-there.
+there. An import that also changes older files writes all of them beside their places, then their names into
+`replacing.json`, then puts them in place: whoever opens the tables after a kill finishes that, so no row is lost or
+counted twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from fireflyer.analytics.reliability.arrow_values import array_of
-from fireflyer.analytics.reliability.overlaps import leave_events_once, leave_jobs_once
+from fireflyer.analytics.reliability.overlaps import NEXT, leave_events_once, leave_jobs_once
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
@@ -30,6 +33,8 @@ _GROUP_ROWS: Final = 1 << 17
 _GROUP_BYTES: Final = 64 << 20
 _INTEGERS: Final = ("time_ns", "nodes", "gpus", "submit_ns", "start_ns", "end_ns", "exit_code", "signal")
 _NAME: Final = re.compile(r"(?:jobs|events)-[0-9a-f]{16}\.parquet")
+_REPLACING: Final = "replacing.json"
+_MAX_REPLACING: Final = 16 << 20
 
 
 def _required(module: str) -> Any:
@@ -67,6 +72,7 @@ class TableWriter:
         """Rows that other tables of the directory have, left out; known after `finish`."""
         try:
             os.makedirs(directory, exist_ok=True)
+            _finish_replacing(directory)
             self._file = self._parquet.ParquetWriter(self._partial, self._schema, compression="zstd")
         except OSError as error:
             raise translate_os_error(error, f"write {self._partial}") from error
@@ -88,20 +94,27 @@ class TableWriter:
         path = os.path.join(self._directory, f"{self._kind}-{digest[:16]}.parquet")
         try:
             self._file.close()
-            self._leave_once([one for one in _files_of(self._directory, self._kind) if one != path])
-            os.replace(self._partial, path)
+            changed = self._leave_once([one for one in _files_of(self._directory, self._kind) if one != path])
+            if changed:
+                os.replace(self._partial, path + NEXT)
+                _replace(self._directory, [path, *changed])
+            else:
+                os.replace(self._partial, path)
         except OSError as error:
             self.discard()
             raise translate_os_error(error, f"write {path}") from error
         return path
 
-    def _leave_once(self, others: Sequence[str]) -> None:
-        if self.rows and others:
-            with _connected(self._directory) as connection:
-                leave = leave_jobs_once if self._kind == "jobs" else leave_events_once
-                leave(connection, self._partial, others)
-            left = int(self._parquet.read_metadata(self._partial).num_rows)
-            self.rows, self.known = left, self.rows - left
+    def _leave_once(self, others: Sequence[str]) -> list[str]:
+        """Paths of the others that have another content after this import."""
+        if not self.rows:
+            return []
+        with _connected(self._directory) as connection:
+            leave = leave_jobs_once if self._kind == "jobs" else leave_events_once
+            changed = leave(connection, self._partial, others)
+        left = int(self._parquet.read_metadata(self._partial).num_rows)
+        self.rows, self.known = left, self.rows - left
+        return changed
 
     def discard(self) -> None:
         """Nothing of it stays. May be called at any time."""
@@ -136,6 +149,37 @@ class TableWriter:
             raise translate_os_error(error, f"write {self._partial}") from error
 
 
+def _replace(directory: str, paths: Sequence[str]) -> None:
+    """Puts what is beside these files into their places: all of it, or nothing."""
+    names = [os.path.basename(path) for path in paths]
+    partial = os.path.join(directory, f"{_REPLACING}.partial")
+    with open(partial, "w", encoding="ascii") as file:
+        json.dump(names, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, os.path.join(directory, _REPLACING))
+    _finish_replacing(directory)
+
+
+def _finish_replacing(directory: str) -> None:
+    """What a kill has left undone. Without the list of names nothing was to be replaced yet."""
+    path = os.path.join(directory, _REPLACING)
+    try:
+        with open(path, encoding="ascii") as file:
+            names = json.loads(file.read(_MAX_REPLACING))
+    except FileNotFoundError:
+        return
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged; remove the directory and import its sources again") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        raise UsageError(f"{path} is damaged; remove the directory and import its sources again")
+    for name in names:
+        place = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):  # it is in place
+            os.replace(place + NEXT, place)
+    os.unlink(path)
+
+
 def _bytes(table: Any) -> int:
     return int(table.nbytes)
 
@@ -146,6 +190,10 @@ def open_tables(directory: str) -> Iterator[Any]:
     `UsageError`. Raises `NotFound` where there is no table, and `UsageError` where a file is damaged or has other
     columns."""
     _required("duckdb")
+    try:
+        _finish_replacing(directory)
+    except OSError as error:
+        raise translate_os_error(error, f"finish the import of {directory}") from error
     files = {kind: _files_of(directory, kind) for kind in _KINDS}
     if not any(files.values()):
         raise NotFound(f"{directory} has no table of failures; make one with: ff reliability import {directory} …")

@@ -4,7 +4,8 @@ Accounting does not say what a job did. An attempt is taken to train from its st
 its last checkpoint where it failed or was preempted by the restart of one that had: half an hour, or all of a shorter
 attempt (paper, figure 8).
 
-ETTR      time that was trained, over the time from the first submission of a job to the end of its last attempt
+ETTR      time that was trained, over the time from the first start of a job to the end of its last attempt: a wait
+          before the first start is no fault of the cluster, a wait between attempts is
 goodput   GPU-hours that were trained, over those that were allocated
 """
 
@@ -40,11 +41,10 @@ def training_time(connection: Any, *, end_ns: int) -> TrainingTime | None:
     ((jobs, attempts, gpu_hours, lost, wall),) = connection.execute(
         f"""
         WITH attempts AS (
-          SELECT job, least(coalesce(submit_ns, start_ns), start_ns) AS submit_ns, start_ns,
-                 coalesce(end_ns, {end_ns}) AS end_ns, gpus
+          SELECT job, start_ns, coalesce(end_ns, {end_ns}) AS end_ns, gpus
           FROM sized WHERE start_ns IS NOT NULL
         ), runs AS (
-          SELECT job, count(*) AS attempts, max(gpus) * ((max(end_ns) - min(submit_ns)) / {_HOUR_NS}) AS wall,
+          SELECT job, count(*) AS attempts, max(gpus) * ((max(end_ns) - min(start_ns)) / {_HOUR_NS}) AS wall,
                  sum(gpus * ((end_ns - start_ns) / {_HOUR_NS})) AS gpu_hours
           FROM attempts GROUP BY job
         ), broke AS (

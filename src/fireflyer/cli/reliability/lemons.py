@@ -30,7 +30,7 @@ Examples:
     "--days",
     metavar="N",
     type=WholeNumber(min=1, max=3660),
-    default=28,
+    default=90,
     show_default=True,
     help="That are looked at, up to the last that the tables have.",
 )

@@ -152,6 +152,61 @@ def test_a_failed_job_is_a_failure_of_the_cluster_where_its_node_reported_someth
     assert found.lost_gpu_hours == pytest.approx(0.5 * (256 + 3 * 8))
 
 
+def test_a_fault_that_is_reported_for_days_is_one_incident_and_its_causes_are_not_added_up(tmp_path: Path) -> None:
+    day = 24 * HOUR_S
+    lines = [(minute * 300, "gpu1", "xid_79") for minute in range(2 * day // 300)]
+    lines += [(at_s + 60, node, "xid_63") for at_s, node, _ in lines[:5]]
+    lines += [(3 * day, "gpu1", "xid_79"), (3600 - 1, "gpu2", "xid_79"), (3600 + 1, "gpu2", "xid_79")]
+    writer = TableWriter(str(tmp_path / "t"), "events")
+    for at_s, node, cause in sorted(lines):
+        at_ns = (BEGIN_S - BEGIN_S % day + at_s) * SECOND
+        writer.add(EventRow(at_ns, node, "gpu_unavailable", cause, "high", "kernel", "", "", "", False, ""))
+    writer.finish("0" * 16)
+    found = characterised(tmp_path)
+    (symptom,) = found.symptoms
+    assert symptom.rate.failures == 3, "two of gpu1, days apart; one of gpu2, on both sides of an hour of the clock"
+    assert sum(one.incidents for one in found.months if one.cause == "xid_79") == 3
+    assert sum(one.incidents for one in found.months if one.cause == "xid_63") == 1
+    assert round(found.rolling[0].per_1000_node_days[-1] * 2 * 4 / 1000, 6) == 3
+
+
+def test_numbers_of_jobs_that_are_used_again_are_other_jobs(tmp_path: Path) -> None:
+    day = 24 * HOUR_S
+    bob = job(1, "COMPLETED", 400 * day, 401 * day, "a", 8).replace("ada", "bob")
+    write_jobs(
+        tmp_path,
+        [
+            job(1, "NODE_FAIL", 0, HOUR_S, "a", 8),
+            job(1, "COMPLETED", HOUR_S + 60, 2 * HOUR_S, "b", 8),  # queued again
+            bob,
+            job(2, "NODE_FAIL", 0, HOUR_S, "c", 8),
+            job(2, "COMPLETED", 300 * day, 300 * day + HOUR_S, "c", 8),
+            job(3, "COMPLETED", 0, HOUR_S, "d", 8),
+            job(3, "COMPLETED", HOUR_S // 2, HOUR_S, "e", 8),  # of another cluster
+        ],
+    )
+    found = characterised(tmp_path)
+    assert found.jobs == 7
+    assert found.training is not None
+    assert (found.training.jobs, found.training.attempts) == (6, 7)
+    assert found.training.ettr > 0.9, "nobody waited for a year"
+
+
+def test_a_node_that_did_not_boot_failed_no_job(tmp_path: Path) -> None:
+    write_jobs(tmp_path, [job(1, "BOOT_FAIL", 0, 60, "a", 8), job(1, "COMPLETED", 120, HOUR_S, "b", 8)])
+    write_events(tmp_path, [(30, "a", "gpu_unavailable")])
+    assert not characterised(tmp_path).failure_symptoms
+
+
+def test_the_wait_before_the_first_start_is_none_of_the_training_time(tmp_path: Path) -> None:
+    row = job(1, "COMPLETED", HOUR_S, 2 * HOUR_S, "a", 8).split("|")
+    row[3] = str(BEGIN_S)
+    write_jobs(tmp_path, ["|".join(row)])
+    training = characterised(tmp_path).training
+    assert training is not None
+    assert training.ettr == 1
+
+
 def test_a_crash_loop_and_what_it_preempts(tmp_path: Path) -> None:
     """As the paper's job of 1024 GPUs that failed again and again; each restart takes nodes from small jobs."""
     rows = []
@@ -262,7 +317,7 @@ def test_a_job_that_left_a_faulty_node_has_failed_and_trained_less_than_it_waite
     assert found.training is not None
     assert (found.training.jobs, found.training.attempts) == (2, 3)
     assert found.training.goodput == pytest.approx(3.5 / 4), "half an hour of four is lost"
-    assert found.training.ettr == pytest.approx(3.5 / 5), "job 1 waited for an hour"
+    assert found.training.ettr == pytest.approx(3.5 / 5), "job 1 waited for an hour between its attempts"
     assert "Time that was trained" in render_page(found)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,7 @@ from fireflyer.analytics.reliability.log_lines import (
     kernel_row,
 )
 from fireflyer.analytics.reliability.node_lists import expand_node_list
+from fireflyer.analytics.reliability.overlaps import NEXT
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
 from fireflyer.analytics.reliability.tables import open_tables
@@ -88,6 +91,7 @@ def test_a_time_that_cannot_be_known_is_a_reason() -> None:
         (f"Nov 14 22:13:20 gpu7 kernel: {XID}", "give --year"),
         (f"2023-13-99T22:13:20 {XID}", "out of range"),
         (f"1950-01-01T00:00:00 {XID}", "out of range"),
+        (f"1970-01-01T00:00:12 {XID}", "before 2000"),
         (XID, "has no time"),
     ):
         row = kernel_row(line.encode(), "n", CLOCK)
@@ -107,6 +111,14 @@ def test_a_journal_gives_what_the_kernel_wrote() -> None:
     assert as_bytes == row
     assert journal_row(json.dumps({**entry, "_TRANSPORT": "stdout"}).encode(), "n", CLOCK) is None
     assert isinstance(journal_row(json.dumps({**entry, "MESSAGE": [300]}).encode(), "n", CLOCK), Rejected)
+    forged = {**entry, "_TRANSPORT": "syslog", "SYSLOG_IDENTIFIER": "kernel"}
+    assert journal_row(json.dumps(forged).encode(), "n", CLOCK) is None, "`logger -t kernel` of any user"
+    del forged["_TRANSPORT"]
+    unknown = journal_row(json.dumps(forged).encode(), "n", CLOCK)
+    assert isinstance(unknown, Rejected)
+    assert "_TRANSPORT" in unknown.reason
+    unset = journal_row(json.dumps({**entry, "__REALTIME_TIMESTAMP": "12000000"}).encode(), "n", CLOCK)
+    assert isinstance(unset, Rejected), "its clock had not been set"
 
 
 def test_a_health_event_keeps_its_check_and_severity() -> None:
@@ -210,10 +222,11 @@ def test_times_after_the_import_are_of_a_wrong_clock(tmp_path: Path) -> None:
         "1|ada|COMPLETED|1600000000|1600000010|1600000110|1|gpu1||0:0|",
         "2|ada|COMPLETED|1600000000|1600000010|2000000000|1|gpu1||0:0|",
         "3|ada|COMPLETED|1600000000|1600000010|9999999999|1|gpu1||0:0|",
+        "4|ada|COMPLETED|12|22|1600000110|1|gpu1||0:0|",
         clock=clock,
     )
     assert [job for job, *_ in rows] == ["1"]
-    assert found.rejected == {"its times are out of range, or in the future": 2}
+    assert found.rejected == {"its times are out of range, before 2000 or in the future": 3}
     later_us = str((AT_NS + SECOND) // 1000)
     entry = {"__REALTIME_TIMESTAMP": later_us, "_HOSTNAME": "gpu7", "_TRANSPORT": "kernel", "MESSAGE": XID}
     event = HealthEvent(check="gpu_xid", severity="high", seen_ns=AT_NS + SECOND)
@@ -229,7 +242,12 @@ def test_times_after_the_import_are_of_a_wrong_clock(tmp_path: Path) -> None:
 
 def test_what_a_terminal_would_obey_is_not_kept(tmp_path: Path) -> None:
     kernel = kernel_row(f"2023-11-14T22:13:20+00:00 gpu\x1b[2J7 kernel: {XID}".encode(), "n", CLOCK)
-    entry = {"__REALTIME_TIMESTAMP": "1", "_HOSTNAME": "a\x1b[2J", "_TRANSPORT": "kernel", "MESSAGE": XID}
+    entry = {
+        "__REALTIME_TIMESTAMP": str(AT_NS // 1000),
+        "_HOSTNAME": "a\x1b[2J",
+        "_TRANSPORT": "kernel",
+        "MESSAGE": XID,
+    }
     journal = journal_row(json.dumps(entry).encode(), "n", CLOCK)
     for row in (kernel, journal):
         assert isinstance(row, EventRow)
@@ -311,9 +329,10 @@ def test_a_file_that_has_grown_and_one_that_overlaps_count_each_event_once(tmp_p
         assert (found.events, found.known) == (2, 3)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[2:]) + lines[4].replace(":24", ":59") * 2)
-    assert _import(path, tmp_path / "t").events == 2, "what one file says twice was written twice"
+    found = _import(path, tmp_path / "t")
+    assert (found.events, found.known) == (1, 4), "joined exports say in one file twice what was written once"
     with open_tables(str(tmp_path / "t")) as tables:
-        assert tables.sql("SELECT count(*), count(DISTINCT time_ns) FROM events").fetchall() == [(7, 6)]
+        assert tables.sql("SELECT count(*), count(DISTINCT time_ns) FROM events").fetchall() == [(6, 6)]
 
 
 def test_attempts_of_a_later_export_replace_those_that_had_not_ended(tmp_path: Path) -> None:
@@ -337,6 +356,53 @@ def test_attempts_of_a_later_export_replace_those_that_had_not_ended(tmp_path: P
     assert not list((tmp_path / "t").glob("*.partial"))
 
 
+def test_exports_that_overlap_in_one_file_count_each_attempt_once(tmp_path: Path) -> None:
+    row = "1|{0}|{1}|1700000000|{2}|{3}|1|gpu1||0:0|"
+    started, ended = "1700000010", "1700000110"
+    pending, running = row.format("ada", "PENDING", "Unknown", "Unknown"), row.format("ada", "RUNNING", started, "")
+    done, other = row.format("ada", "COMPLETED", started, ended), row.format("bob", "COMPLETED", started, ended)
+    found, rows = sacct(tmp_path, pending, running, done, other, done)
+    assert (found.jobs, found.known) == (2, 3)
+    assert len(rows) == 2
+    with open_tables(str(tmp_path / "t")) as tables:
+        left = tables.sql('SELECT "user", state FROM jobs ORDER BY "user"').fetchall()
+    assert left == [("ada", "COMPLETED"), ("bob", "COMPLETED")]
+
+
+@pytest.mark.parametrize("placed", [0, 1, 2])
+def test_an_import_that_is_killed_while_files_are_put_in_place_is_finished_by_who_comes_next(
+    placed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = "1|ada|RUNNING|1700000000|1700000010|Unknown|1|gpu1||0:0|"
+    done = "1|ada|COMPLETED|1700000000|1700000010|1700000110|1|gpu1||0:0|"
+    sacct(tmp_path, running, running.replace("1|", "2|", 1))
+    replace, left = os.replace, [placed]
+
+    def killed(source: str, place: str) -> None:
+        if source.endswith(NEXT) and "partial" not in source:
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+        replace(source, place)
+
+    monkeypatch.setattr("fireflyer.analytics.reliability.tables.os.replace", killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        sacct(tmp_path, done)
+    monkeypatch.undo()
+    with open_tables(str(tmp_path / "t")) as tables:
+        rows = tables.sql("SELECT job, state FROM jobs ORDER BY job").fetchall()
+    assert rows == [("1", "COMPLETED"), ("2", "RUNNING")]
+    assert sorted(path.suffix for path in (tmp_path / "t").glob("*.*")) == [".parquet", ".parquet"]
+
+
+def test_a_list_of_files_to_replace_that_is_damaged_is_one_line(tmp_path: Path) -> None:
+    sacct(tmp_path, "1|ada|RUNNING|1700000000|1700000010|Unknown|1|gpu1||0:0|")
+    for text in ("[", '{"a": 1}', '["../../x"]'):
+        (tmp_path / "t" / "replacing.json").write_text(text)
+        with pytest.raises(UsageError, match="is damaged"), open_tables(str(tmp_path / "t")):
+            pass
+
+
 def test_an_attempt_that_was_queued_again_is_another(tmp_path: Path) -> None:
     row = "1|ada|NODE_FAIL|{0}|1700000010|1700000110|1|gpu1||0:0|"
     sacct(tmp_path, row.format(1700000000))
@@ -347,7 +413,8 @@ def test_an_attempt_that_was_queued_again_is_another(tmp_path: Path) -> None:
 def test_long_lines_and_damaged_archives_cost_themselves_only(tmp_path: Path) -> None:
     path = _kernel_log(tmp_path / "kern.log")
     text = path.read_bytes()
-    path.write_bytes(text + b"x" * (5 * MAX_LOG_LINE_BYTES * 100) + b"\n" + text)
+    later = text.replace(b"22:13", b"22:14")
+    path.write_bytes(text + b"x" * (5 * MAX_LOG_LINE_BYTES * 100) + b"\n" + later)
     found = _import(path, tmp_path / "t")
     assert (found.events, found.rejected) == (6, {"longer than 64 KiB": 1})
     packed = tmp_path / "kern.log.gz"

@@ -81,8 +81,18 @@ def test_long_runs_of_the_simulation_of_runs_are_the_simulation_of_attempts() ->
     assert runs == simulated_ettr(seed=3, runs=50, **inputs, productive_s=1e7), "a seed gives the same runs"
 
 
+def test_a_run_that_would_take_too_many_attempts_is_refused_before_anything_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monte_carlo, "_until_failure", lambda *_: pytest.fail("drawn"))
+    inputs = {"failures_per_s": 12_500_000 * 6.5e-3 / 86_400, "restart_s": 300.0, "stall_s": 300.0, "period_s": 24.0}
+    with pytest.raises(UsageError, match="too many to draw"):
+        simulated_ettr(seed=1, runs=2, **inputs, productive_s=14 * 86_400)
+
+
 def test_a_run_that_cannot_get_on_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monte_carlo, "MAX_DRAWS", 10_000)
+    monkeypatch.setattr(monte_carlo, "_saved_s", lambda *_: 1e6)
     inputs = {"failures_per_s": 1.0, "restart_s": 60.0, "stall_s": 1.0, "period_s": 3600.0}
     with pytest.raises(UsageError, match="shorten the period"):
         simulated_ettr(seed=1, runs=1000, **inputs, productive_s=1e6)

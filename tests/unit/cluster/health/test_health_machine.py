@@ -28,6 +28,53 @@ def tens(count: int, **policy: Any) -> Floor:
     return Floor(*(f"n{number}" for number in range(count)), **policy)
 
 
+# --- after a run that failed ---
+
+
+def test_a_node_takes_no_task_between_the_failure_of_its_run_and_the_answer_of_all_its_checks() -> None:
+    floor = tens(40)
+    floor.run_failed("n0", "n1")
+    assert [floor.record(node).takes_tasks for node in ("n0", "n1", "n2")] == [False, False, True]
+    assert floor.record("n0").asked == (1, ""), "all checks"
+    floor.says("n0", passes("gpu_xid"))
+    assert not floor.record("n0").takes_tasks, "a round that had begun before says nothing of the failure"
+    floor.broken["n1", "gpu_xid"] = XID_79
+    floor.pass_time(SECOND)
+    assert floor.record("n0").takes_tasks
+    assert floor.state("n1") is RepairState.DRAINED
+    assert (floor.record("n1").unchecked, floor.moves("n0")) == (None, [])
+
+
+def test_checks_that_do_not_answer_keep_a_node_for_the_time_of_a_probe() -> None:
+    floor = tens(40)
+    floor.hung.add("n0")
+    floor.run_failed("n0")
+    floor.pass_time(floor.policy.probe_limit_ns - SECOND)
+    assert not floor.record("n0").takes_tasks
+    floor.pass_time(SECOND)
+    assert floor.record("n0").takes_tasks
+    assert floor.record("n0").asked is None
+
+
+def test_another_failure_asks_anew_and_what_was_answered_before_does_not_count() -> None:
+    floor = tens(40)
+    floor.run_failed("n0")
+    floor.run_failed("n0")
+    floor.feed(Probed("n0", 1, (passes("gpu_xid"),)))
+    assert not floor.record("n0").takes_tasks
+    floor.feed(Probed("n0", 2, (passes("gpu_xid"),)))
+    assert floor.record("n0").takes_tasks
+
+
+def test_a_node_that_is_out_or_suspect_is_not_asked_beside_its_repair() -> None:
+    floor = tens(40)
+    floor.breaks("n0", XID_79)
+    floor.breaks("n1", MOUNT)
+    before = {node: floor.record(node) for node in ("n0", "n1")}
+    floor.run_failed("n0", "n1")
+    assert {node: floor.record(node) for node in before} == before
+
+
 # --- severity and confirmation ---
 
 

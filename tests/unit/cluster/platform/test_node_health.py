@@ -72,6 +72,58 @@ def test_a_fault_drains_the_node_and_its_task_runs_elsewhere_without_being_charg
     assert (ticket.node, ticket.fault.cause) == (mine, "xid_79")
 
 
+@pytest.mark.parametrize("cause", [Cause.PROGRAM, Cause.INFRASTRUCTURE])
+def test_a_node_takes_its_next_run_when_its_checks_have_answered_after_a_failure(cause: Cause) -> None:
+    desk = desk_of("n0", requeue_pause_ns=0)
+    task = desk.task(spec("a"))
+    desk.runs_on(task, "n0")
+    desk.gone(task, cause)
+    following = desk.task(spec("b"))
+    desk.pass_time(5 * SECOND)
+    assert (desk.nodes_of(following), node(desk, "n0").state) == ((), "suspect")
+    assert "a run failed on it" in health(desk, "n0").reason
+    order = desk.orders("n0").health
+    assert order is not None
+    assert (order.probe, order.check, order.validation) == (1, "", ()), "no validation, which takes minutes"
+    desk.checks("n0", passes("gpu_xid"), probe=order.probe)
+    desk.pass_time(SECOND)
+    assert node(desk, "n0").state in ("busy", "idle")
+    assert "n0" in (*desk.nodes_of(task), *desk.nodes_of(following))
+
+
+def test_a_node_whose_checks_say_nothing_after_a_failure_takes_the_next_run_at_the_deadline() -> None:
+    desk = desk_of("n0")
+    task = desk.task(spec("a"))
+    desk.runs_on(task, "n0")
+    desk.gone(task, Cause.PROGRAM)
+    following = desk.task(spec("b"))
+    desk.pass_time(POLICY.probe_limit_ns - 2 * SECOND, step_ns=SECOND)
+    assert desk.nodes_of(following) == ()
+    desk.pass_time(4 * SECOND)
+    assert desk.nodes_of(following) == ("n0",)
+
+
+@pytest.mark.parametrize("cause", [Cause.SUCCEEDED, Cause.SUSPENDED, Cause.INTERRUPTED])
+def test_after_a_run_that_did_not_fail_the_next_one_begins_at_once(cause: Cause) -> None:
+    desk = desk_of("n0")
+    task = desk.task(spec("a"))
+    desk.runs_on(task, "n0")
+    desk.gone(task, cause)
+    following = desk.task(spec("b"))
+    desk.pass_time(SECOND)
+    assert "n0" in (*desk.nodes_of(task), *desk.nodes_of(following))
+
+
+def test_without_checks_the_next_run_begins_at_once_after_a_failure() -> None:
+    desk = Desk("n0")
+    task = desk.task(spec("a"))
+    desk.runs_on(task, "n0")
+    desk.gone(task, Cause.PROGRAM)
+    following = desk.task(spec("b"))
+    desk.pass_time(SECOND)
+    assert desk.nodes_of(following) == ("n0",)
+
+
 def test_a_run_that_had_succeeded_before_it_was_told_to_leave_has_succeeded() -> None:
     desk = desk_of("n0", "n1")
     task, mine, _ = running(desk)

@@ -2,7 +2,8 @@
 
     Said, Probed ─────────┐                            ┌─> Requeue    the run of the node goes elsewhere
     Repaired, ReturnAsked ┼─> records (`records`) ─────┼─> Moved      history; who places tasks reads the record
-    Rebooted, TimePassed ─┘      │ `NodeHealth.asked`  └─> Tell       a person
+    Rebooted, RunFailed, ─┤      │ `NodeHealth.asked`  └─> Tell       a person
+    TimePassed            ┘      │
                                  └─> probes, by the agent of the node
 
 *Severity* (arXiv:2410.21680, III): `warn` tells a person, once, until the check passes. `low` and `high` are faults:
@@ -16,6 +17,9 @@ one. A node that would be one too many (`Repairs.most_out`) is held by the break
 lose are the leaf's: its nodes are held. A state that is held is over when its check passes, and is probed before it is
 acted on; an event that the breaker holds stays. A check that could not run is no fault where its severity is `warn` (it
 is required) or `ok`: a person is told of the former, and no node returns without it.
+
+*After a failure.* What ended a run may be a fault of any of its nodes, and is known seconds later. Until all checks of
+a node have answered it takes no task, for `policy.probe_limit_ns` at most: else its next run fails of the same fault.
 
 The machine never looks at what people drained: that is another word, which it neither sets nor removes.
 """
@@ -35,6 +39,7 @@ from fireflyer.cluster.core.health.messages import (
     Removed,
     Repaired,
     ReturnAsked,
+    RunFailed,
     Said,
     Tell,
     TimePassed,
@@ -82,6 +87,9 @@ class HealthMachine:
                 record = self._known(node)
                 if record.state is RepairState.REBOOT:
                     self._repairs.repaired(record, Remedy.REBOOT, "its agent reports another boot", BY_MACHINE, now_ns)
+            case RunFailed(nodes):
+                for node in nodes:
+                    self._run_failed(self._known(node), now_ns)
             case Removed(node, by):
                 self._removed(node, by, now_ns)
             case TimePassed():
@@ -138,6 +146,23 @@ class HealthMachine:
         if record.hold is Hold.BREAKER and fault.once and is_certain(fault):
             return  # what has happened is not undone by a check that no longer sees it; a leaf explains it
         self._flapped(record, fault, now_ns)
+
+    # --- after a failure ---
+
+    def _run_failed(self, record: NodeHealth, now_ns: int) -> None:
+        """Of a node that takes no task anyway nothing is asked."""
+        if record.state in TAKES_TASKS:
+            number = record.numbers + 1
+            unchecked = Confirming(number=number, at_ns=now_ns)
+            self._put(msgspec.structs.replace(record, unchecked=unchecked, numbers=number))
+
+    def _no_longer_unchecked(self, record: NodeHealth, now_ns: int) -> NodeHealth:
+        waits = record.unchecked
+        is_over = waits is not None and now_ns - waits.at_ns >= self._policy.probe_limit_ns
+        return self._checked(record) if is_over else record
+
+    def _checked(self, record: NodeHealth) -> NodeHealth:
+        return self._put(msgspec.structs.replace(record, unchecked=None))
 
     # --- suspicion ---
 
@@ -202,6 +227,10 @@ class HealthMachine:
     def _probed(self, answer: Probed, now_ns: int) -> None:
         node, number, events = answer.node, answer.number, answer.events
         record = self._known(node)
+        if record.unchecked is not None and record.unchecked.number == number:
+            self._checked(record)
+            self._said(node, events, now_ns)
+            return
         confirming, fault = record.confirming, record.fault
         if confirming is None or fault is None or not number or confirming.number != number:
             return
@@ -325,7 +354,7 @@ class HealthMachine:
         rows = [
             row
             for _, row in self._records.health.rows()
-            if row.state not in (RepairState.HEALTHY, RepairState.RETURNED)
+            if row.state not in (RepairState.HEALTHY, RepairState.RETURNED) or row.unchecked is not None
         ]
         held: dict[str, list[NodeHealth]] = {}
         for row in rows:
@@ -346,6 +375,7 @@ class HealthMachine:
             if not self._fleet.is_busy(record.name):
                 self._repairs.test(record, now_ns, record.test_asked)
             return
+        record = self._no_longer_unchecked(record, now_ns)
         match record.state:
             case RepairState.SUSPECT if record.hold is Hold.LEAF:
                 if self._fleet.leaf_of(record.name) in over:

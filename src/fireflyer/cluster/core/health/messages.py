@@ -20,6 +20,7 @@ __all__ = [
     "Repaired",
     "Requeue",
     "ReturnAsked",
+    "RunFailed",
     "Said",
     "Tell",
     "TimePassed",
@@ -68,6 +69,13 @@ class Rebooted(msgspec.Struct, frozen=True):
     node: str
 
 
+class RunFailed(msgspec.Struct, frozen=True):
+    """A run has ended by a failure, which a fault of any of its nodes may have caused. Of those that have no other run
+    since."""
+
+    nodes: tuple[str, ...]
+
+
 class Removed(msgspec.Struct, frozen=True):
     """The node is none of the cluster any more."""
 
@@ -79,7 +87,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     pass
 
 
-Event: TypeAlias = Said | Probed | Repaired | ReturnAsked | Rebooted | Removed | TimePassed
+Event: TypeAlias = Said | Probed | Repaired | ReturnAsked | Rebooted | RunFailed | Removed | TimePassed
 
 
 class Requeue(msgspec.Struct, frozen=True):

@@ -29,7 +29,8 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     probe_spacing_ns: _Ns = 4 * SECOND
     """From the answer to one probe to the next probe: three of a fast check are within 10 s."""
     probe_limit_ns: _Ns = 120 * SECOND
-    """A probe that was not answered for so long came to no result."""
+    """A probe that was not answered for so long came to no result; a node waits so long at most for its checks after a
+    run failed on it."""
     flaps: _Count = 5
     """So many faults of one part, each of which was over when it was probed, within `flap_window_ns`, are a fault."""
     flap_window_ns: _Ns = 3600 * SECOND

@@ -10,7 +10,8 @@
       └── RETURNED <─── its time is over ─── PROBATION <───────────────────────────────────────────────-┘ │
                                                           an operator asks for its return, from any state ┘
 
-HEALTHY, PROBATION and RETURNED take tasks. SUSPECT takes no new one, and keeps the run that it has.
+HEALTHY, PROBATION and RETURNED take tasks, but none between the failure of a run and the answer of the checks that it
+asks for (`NodeHealth.unchecked`). SUSPECT takes no new one, and keeps the run that it has.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     fault: Finding | None = None
     hold: Hold = Hold.NONE
     confirming: Confirming | None = None
+    unchecked: Confirming | None = None
+    """A run on it ended by a failure: it takes no task until all checks have answered this probe, or time is over."""
     numbers: int = 0
     """Numbers of probes that were given out."""
     ticket: int = 0
@@ -155,11 +158,14 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_tasks(self) -> bool:
-        return self.state in TAKES_TASKS
+        return self.state in TAKES_TASKS and self.unchecked is None
 
     @property
     def asked(self) -> tuple[int, str] | None:
-        """The probe that its agent is to carry out: number, and the check; an empty one: all, and the validation."""
+        """The probe that its agent is to carry out: number, and the check; an empty one: all, and in a test the
+        validation."""
+        if self.unchecked is not None:
+            return self.unchecked.number, ""
         if self.confirming is None or not self.confirming.number or self.fault is None:
             return None
         return self.confirming.number, "" if self.state is RepairState.TESTING else self.fault.check

@@ -20,6 +20,7 @@ from fireflyer.cluster.core.health.records import (
     MAX_TICKETS,
     OUT,
     REMEDY_STATES,
+    TAKES_TASKS,
     Action,
     Confirming,
     Fleet,
@@ -58,7 +59,8 @@ class Repairs:
         self._records.health.put(record.name, record)
 
     def move(self, record: NodeHealth, state: RepairState, reason: str, now_ns: int) -> NodeHealth:
-        record = msgspec.structs.replace(record, state=state, reason=reason, since_ns=now_ns)
+        unchecked = record.unchecked if state in TAKES_TASKS else None
+        record = msgspec.structs.replace(record, state=state, reason=reason, since_ns=now_ns, unchecked=unchecked)
         self.put(record)
         self._effects.append(Moved(record.name, state, reason))
         return record

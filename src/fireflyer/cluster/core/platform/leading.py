@@ -159,6 +159,7 @@ class Leading:
             self._engine.settings_changed(time_ns)
         if self.slurm is not None:
             self.slurm.follow(now_ns)
+        self._health.runs_failed()
         for node in (
             *self._in_draft, *self._tasks.nodes, *self._tasks.gone, *self._administration.nodes, *self._health.nodes,
         ):  # fmt: skip
@@ -266,6 +267,7 @@ class Leading:
         self._totals, self._totals_ns = Totals(self.ledger.state), 0
         self._unheard = dict.fromkeys(self.ledger.nodes.committed)
         self._tasks.touched.clear()
+        self._tasks.failed.clear()
         self._tasks.nodes.clear()
         self._tasks.gone.clear()
         self._tasks.notes.clear()

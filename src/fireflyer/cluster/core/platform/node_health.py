@@ -22,6 +22,7 @@ from fireflyer.cluster.core.health.messages import (
     Repaired,
     Requeue,
     ReturnAsked,
+    RunFailed,
     Said,
     Tell,
     TimePassed,
@@ -97,6 +98,18 @@ class NodesHealth:
         row = self._ledger.health.get(node)
         if row is not None and row is not before:
             self._ledger.health.put(node, msgspec.structs.replace(row, heard=(heard.incarnation, heard.number)))
+
+    def runs_failed(self) -> None:
+        """Nodes of runs that failed are checked before they take another one. What a node has reported together with
+        the end of its run is known by now."""
+        keys = list(self._tasks.failed)
+        self._tasks.failed.clear()
+        for key in keys:
+            places = [(name, self._ledger.places.get(name)) for name in self._ledger.runs.known(key).nodes]
+            mine = (name for name, place in places if place is None or (place.task, place.run) == key)
+            checked = tuple(name for name in mine if self._order(name) is not None)
+            if checked:
+                self._feed(RunFailed(checked))
 
     def sweep(self) -> None:
         if self._checking.now.order is not None:
@@ -177,7 +190,10 @@ class NodesHealth:
         number, check = asked if asked is not None else (0, "")
         heard = self._heard.get(node)
         version = self._checking.now.policy.version
-        return msgspec.structs.replace(order, probe=number, check=check, heard=heard, policy=version)
+        order = msgspec.structs.replace(order, probe=number, check=check, heard=heard, policy=version)
+        if row is not None and row.unchecked is not None:
+            order = msgspec.structs.replace(order, validation=())  # minutes, in which the node would be idle
+        return order
 
     # --- the draft ---
 

@@ -45,7 +45,7 @@ __all__ = ["Show"]
 MAX_NAMED = 8
 """Tasks that a forecast names."""
 
-
+_UNCHECKED: Final = "a run failed on it: its checks must answer before the next one"
 _SLURM_STATES: Final = {"allocated": "busy", "mixed": "busy", "completing": "leaving", "down": "lost"}
 """In our words, where we have one."""
 
@@ -297,7 +297,7 @@ class Show:
         return HealthView(
             state=row.state.value,
             since_ns=row.since_ns,
-            reason=row.reason,
+            reason=row.reason or (_UNCHECKED if row.unchecked is not None else ""),
             hold=row.hold.value,
             until_ns=row.until_ns if row.state in (RepairState.TESTING, RepairState.PROBATION) else None,
             faults=len(part.faults_ns) if part is not None else 0,

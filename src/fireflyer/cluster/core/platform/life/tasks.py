@@ -16,6 +16,7 @@ from fireflyer.cluster.core.platform.life.accused import accused_nodes
 from fireflyer.cluster.core.platform.life.states import Step, Verdict, following, pause_ns, verdict
 from fireflyer.cluster.core.platform.messages import Settings
 from fireflyer.cluster.core.platform.store.history import RunChange, TaskChange
+from fireflyer.cluster.core.platform.store.index import RunKey
 from fireflyer.cluster.core.platform.store.ledger import Ledger
 from fireflyer.cluster.core.platform.store.rows import PlaceRow, RunRow, RunState, TaskRow, Wish
 from fireflyer.cluster.core.platform.webhooks import Webhooks
@@ -28,6 +29,8 @@ __all__ = ["Tasks"]
 KEPT_RUNS = 16
 """Of an unfinished task; older ones are in the history alone."""
 MAX_EXCLUDED = 32
+_FAILURES = (Cause.PROGRAM, Cause.INFRASTRUCTURE, Cause.HUNG)
+"""A fault of a node often looks like an error of the program."""
 _WAITS = (TaskState.QUEUED, TaskState.SUSPENDED)
 
 
@@ -42,6 +45,8 @@ class Tasks:
         self.notes: list[str] = []
         self.nodes: dict[str, None] = {}
         """Whose orders may have changed."""
+        self.failed: dict[RunKey, None] = {}
+        """Runs that ended by a failure, which a fault of their nodes may have caused."""
         self.gone: dict[str, None] = {}
         """That this draft removes."""
 
@@ -202,6 +207,8 @@ class Tasks:
             productive_ns = counted(run.ended.parts, self.now_ns - run.scheduled_ns)
             self._ledger.add_productive(productive_ns * len(run.nodes))
         judged = verdict(row, self.spec(row), run.wish, run.ended)
+        if judged.cause in _FAILURES and run.wish is not Wish.NODE_FAULT:
+            self.failed[run.task, run.number] = None
         if judged.step is Step.FINISH and judged.outcome is not None:
             code = run.ended.exit_code if run.ended is not None else None
             self.finish(row, judged.outcome, judged.reason, cause=judged.cause, exit_code=code)

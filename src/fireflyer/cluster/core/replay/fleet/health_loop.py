@@ -1,20 +1,30 @@
 """The health machine of the platform over a simulated fleet: checks report, agents answer probes, an operator repairs.
 
-The machine is told what a leader tells it: what checks say, answers to probes, repairs that people record, time. Checks
-run when a run ends and every few minutes; only reports that say something new are simulated. An operator carries out
-each remedy that is due, and nothing else.
+The machine is told what a leader tells it: what checks say, runs that failed, answers to probes, repairs that people
+record, time. Checks run when a run ends, on all nodes of one that failed, and every few minutes; only reports that say
+something new are simulated. An operator carries out each remedy that is due, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.machine import HealthMachine
-from fireflyer.cluster.core.health.messages import Event, Moved, Probed, Removed, Repaired, Requeue, Said, TimePassed
+from fireflyer.cluster.core.health.messages import (
+    Event,
+    Moved,
+    Probed,
+    Removed,
+    Repaired,
+    Requeue,
+    RunFailed,
+    Said,
+    TimePassed,
+)
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.records import (
     REMEDY_STATES,
@@ -104,12 +114,15 @@ class HealthLoop:
         self.drains = 0
 
     def fault(self, now_ns: int, active: ActiveFault) -> int:
-        """When it will be reported."""
+        """When it will be reported. A fault that ends a run is: checks begin with the end."""
         every_ns = self._fleet.settings.check_every_ns
         busy = self._fleet.is_busy(active.node) and not active.fault.warned_ns and active.fault.ends_runs
         at_ns = now_ns + (REPORT_NS if busy else SECOND + round(active.fault.report_share * every_ns))
         self._fleet.agenda.at(at_ns, partial(self._report, active))
         return at_ns
+
+    def run_failed(self, now_ns: int, nodes: Sequence[int]) -> None:
+        self._feed(now_ns, RunFailed(tuple(_name(node) for node in nodes)))
 
     def removed(self, now_ns: int, node: int) -> None:
         self._feed(now_ns, Removed(_name(node), _OPERATOR))
@@ -137,7 +150,6 @@ class HealthLoop:
         if moved.state not in TAKES_TASKS:
             self._fleet.close(now_ns, node, _CLOSED)
             return
-        self._fleet.open(now_ns, node, _CLOSED)
         for active in self._fleet.visible(node):  # the next round of its checks says it
             at_ns = now_ns + SECOND + round(active.fault.report_share * self._fleet.settings.check_every_ns)
             self._fleet.agenda.at(at_ns, partial(self._report, active))
@@ -149,10 +161,15 @@ class HealthLoop:
             self._fleet.open(now_ns, _number(node), _CLOSED)
             self._asked.pop(node, None)
             return
+        if record.takes_tasks:
+            self._fleet.open(now_ns, _number(node), _CLOSED)
+        else:
+            self._fleet.close(now_ns, _number(node), _CLOSED)
         asked = record.asked
         if asked is not None and asked[0] != self._asked.get(node):
             self._asked[node] = asked[0]
-            self._fleet.agenda.at(now_ns + ANSWER_NS, partial(self._answer, node, *asked))
+            after_ns = ANSWER_NS if record.unchecked is None else REPORT_NS
+            self._fleet.agenda.at(now_ns + after_ns, partial(self._answer, node, *asked))
         remedy = _REMEDY_OF.get(record.state)
         if remedy is not None and self._begun.get(node) != record.since_ns:
             self._begun[node] = record.since_ns
@@ -195,7 +212,7 @@ class HealthLoop:
     def _answer(self, node: str, number: int, check: str, now_ns: int) -> None:
         """The agent's, of the check, or of all."""
         record = self._records.health.get(node)
-        if record is None or record.fault is None:
+        if record is None:
             return
         found = [
             finding_of(active.fault.kind, active.fault.part, now_ns)
@@ -203,7 +220,7 @@ class HealthLoop:
             if check in ("", active.fault.kind.check)
         ]
         fault = record.fault
-        if all(finding.check != fault.check for finding in found):
+        if fault is not None and all(finding.check != fault.check for finding in found):
             found.append(Finding(check=fault.check, severity="ok", seen_ns=now_ns))
         self._feed(now_ns, Probed(node, number, tuple(found)))
 

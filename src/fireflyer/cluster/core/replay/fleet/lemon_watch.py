@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from fireflyer.analytics.reliability.lemons import LemonReport, NodeSignals, find_lemons
+from fireflyer.analytics.reliability.lemons import WINDOW_DAYS, LemonReport, NodeSignals, find_lemons
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.replay.fleet.health_loop import HealthLoop
@@ -21,6 +21,7 @@ from fireflyer.cluster.core.replay.fleet.settings import DAY_NS, HOUR_NS
 __all__ = ["Detector", "Loop"]
 
 WEEK_NS: Final = 7 * DAY_NS
+WINDOW_NS: Final = WINDOW_DAYS * DAY_NS
 _CLOSED: Final = "lemon"
 
 Detector: TypeAlias = Callable[[Sequence[NodeSignals]], LemonReport]
@@ -32,7 +33,8 @@ class Loop:
     def __init__(self, policy: HealthPolicy | None = None, detector: Detector = find_lemons) -> None:
         self._policy, self._detector = policy or HealthPolicy(), detector
         self._proposed: frozenset[int] = frozenset()
-        self._incidents: dict[int, int] = {}
+        self._incidents: dict[int, list[int]] = {}
+        """When each began, of the last `WINDOW_NS`."""
         self._last_ns: dict[int, int] = {}
         self._since_ns: dict[int, int] = {}
         self._leaves: dict[int, None] = {}
@@ -55,14 +57,15 @@ class Loop:
         reported_ns = self._health.fault(now_ns, active)
         self._fleet.agenda.at(reported_ns, partial(self._incident, active.node))
 
-    def run_failed(self, now_ns: int, active: ActiveFault, nodes: int) -> None:
-        if nodes == 1 and not active.fault.kind.check:
+    def run_failed(self, now_ns: int, active: ActiveFault, nodes: Sequence[int]) -> None:
+        self._health.run_failed(now_ns, nodes)
+        if len(nodes) == 1 and not active.fault.kind.check:
             self._incident(active.node, now_ns)
 
     def _incident(self, node: int, now_ns: int) -> None:
         last_ns = self._last_ns.get(node)
         if last_ns is None or now_ns - last_ns > HOUR_NS:
-            self._incidents[node] = self._incidents.get(node, 0) + 1
+            self._incidents.setdefault(node, []).append(now_ns)
         self._last_ns[node] = now_ns
 
     def _propose(self, now_ns: int) -> frozenset[int]:
@@ -71,8 +74,12 @@ class Loop:
         return frozenset(int(one.signals.node) for one in report.proposals)
 
     def _signals(self, node: int, now_ns: int) -> NodeSignals:
-        days = max(now_ns - self._since_ns.get(node, 0), HOUR_NS) / DAY_NS
-        return NodeSignals(node=str(node), days=days, incidents=self._incidents.get(node, 0))
+        since_ns = max(now_ns - WINDOW_NS, self._since_ns.get(node, 0))
+        incidents = self._incidents.get(node, [])
+        while incidents and incidents[0] < since_ns:
+            incidents.pop(0)
+        days = max(now_ns - since_ns, HOUR_NS) / DAY_NS
+        return NodeSignals(node=str(node), days=days, incidents=len(incidents))
 
     def _weekly(self, now_ns: int) -> None:
         proposed = self._propose(now_ns)

@@ -9,7 +9,7 @@ A node that is closed and has no run is being looked after: no fault strikes it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -68,8 +68,8 @@ class Watch(Protocol):
     def fault(self, now_ns: int, active: ActiveFault) -> None:
         """That some check sees. It is there from now on."""
 
-    def run_failed(self, now_ns: int, active: ActiveFault, nodes: int) -> None:
-        """Of so many nodes, by this fault."""
+    def run_failed(self, now_ns: int, active: ActiveFault, nodes: Sequence[int]) -> None:
+        """It was on these nodes, which are free now, and was ended by this fault."""
 
 
 class FleetNodes:
@@ -236,13 +236,13 @@ class FleetNodes:
         if active.fault.lasts and not active.noticed:
             active.noticed = True
             self.agenda.at(now_ns + active.fault.noticed_ns, partial(self._is_noticed, active))
-        if self._watch is not None:
-            self._watch.run_failed(now_ns, active, len(run.nodes))
         active.runs_ended += 1
         by = FailedBy.FAULT if active.runs_ended == 1 else FailedBy.SAME_FAULT
         self.ending = active
         self._fail_run(now_ns, active.node, by)
         self.ending = None
+        if self._watch is not None:
+            self._watch.run_failed(now_ns, active, run.nodes)
 
     def _fail_run(self, now_ns: int, node: int, by: FailedBy) -> None:
         self._failing = (node, by)
