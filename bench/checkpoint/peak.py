@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bench.checkpoint.contenders import CONTENDERS
 from bench.checkpoint.states import Shape, random_state
 
-__all__ = ["Peak", "peak_of"]
+__all__ = ["Peak", "available_bytes", "peak_of"]
 
 
 class Peak(NamedTuple):
@@ -26,8 +26,13 @@ class Peak(NamedTuple):
     """During a load into the tensors that are there, beside what was kept."""
 
 
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def available_bytes() -> int:
+    """Memory of this machine that can be had without paging."""
+    return _status("MemAvailable", "/proc/meminfo")
+
+
+def _status(field: str, file: str = "/proc/self/status") -> int:
+    for line in Path(file).read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) << 10
     raise LookupError(field)

@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 import torch
 
 from bench.checkpoint.program import State
+from fireflyer.native import crc32c
 
-__all__ = ["SHAPES", "Shape", "random_state", "same"]
+__all__ = ["SHAPES", "Shape", "random_state", "same", "sums_of"]
 
 
 class Shape(NamedTuple):
@@ -16,6 +17,9 @@ class Shape(NamedTuple):
     tensors: int
     size_bytes: int
     """Of each tensor, fp32."""
+    only_two: bool = False
+    """Measured is ours beside the O_DIRECT program alone, with the state and one image in memory and no more: for a
+    state that has no room for a third copy."""
 
     @property
     def total_bytes(self) -> int:
@@ -28,9 +32,13 @@ class Shape(NamedTuple):
 
 
 SHAPES: Final = {
-    "tiny": (Shape("8x64KiB", 8, 64 << 10), Shape("100x4KiB", 100, 4 << 10)),
+    "tiny": (Shape("8x64KiB", 8, 64 << 10), Shape("100x4KiB", 100, 4 << 10), Shape("4x96KiB", 4, 96 << 10, True)),
     "brief": (Shape("64x4MiB", 64, 4 << 20), Shape("2000x4KiB", 2_000, 4 << 10)),
-    "full": (Shape("64x32MiB", 64, 32 << 20), Shape("10000x4KiB", 10_000, 4 << 10)),
+    "full": (
+        Shape("64x32MiB", 64, 32 << 20),
+        Shape("10000x4KiB", 10_000, 4 << 10),
+        Shape("64x128MiB", 64, 128 << 20, True),
+    ),
 }
 
 
@@ -40,3 +48,8 @@ def random_state(count: int, size_bytes: int) -> State:
 
 def same(left: State, right: State) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def sums_of(state: State) -> list[int]:
+    """Of each tensor in the order of names: what is compared where there is no room for a second state."""
+    return [crc32c(state[name].numpy()) for name in sorted(state)]

@@ -20,21 +20,23 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import safetensors
 import torch
 
 from bench.checkpoint import cluster, gpu
-from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Program, empty_like
-from bench.checkpoint.peak import peak_of
+from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Program, empty_like
+from bench.checkpoint.peak import available_bytes, peak_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
-from bench.checkpoint.states import SHAPES, Shape, random_state, same
+from bench.checkpoint.states import SHAPES, Shape, random_state, same, sums_of
 from bench.report import Bound, Figure, Options, Result, Suite, figure
 
 __all__ = ["run"]
 
 _Samples = dict[str, list[float]]
+_SPARE_BYTES: Final = 512 << 20
+"""For everything else."""
 
 
 class _Turn(NamedTuple):
@@ -64,7 +66,8 @@ def run(options: Options) -> Suite:
     where.mkdir(parents=True, exist_ok=True)
     for shape in SHAPES[options.scale]:
         cases = [f"save/{shape.name}", f"stall/{shape.name}", f"load/{shape.name}/existing", f"load/{shape.name}/new"]
-        for wanted, measure in ((cases, _measure), (cluster.cases_of(shape), cluster.measure)):
+        of_cluster = () if shape.only_two else cluster.cases_of(shape)
+        for wanted, measure in ((cases, _measure), (of_cluster, cluster.measure)):
             if any(map(options.selects, wanted)):
                 with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=where) as directory:
                     results += measure(options, shape, os.path.abspath(directory))
@@ -80,18 +83,49 @@ def run(options: Options) -> Suite:
 
 
 def _measure(options: Options, shape: Shape, directory: str) -> list[Result]:
+    missing = _missing_room(shape, directory)
+    if missing:
+        print(f"{shape.name} is not measured: {missing}", file=sys.stderr, flush=True)
+        return []
     state = random_state(shape.tensors, shape.size_bytes)
-    contenders = {name: make(_subdirectory(directory, name), state) for name, make in CONTENDERS.items()}
+    contenders = _two(directory, state) if shape.only_two else _all(directory, state)
     program = contenders[PROGRAM]
     assert isinstance(program, Program)
     place = _Place(shape, state, contenders, directory, program.image)
     results = _saves(options, place)
     results += _loads(options, place, "existing")
-    results += _loads(options, place, "new")
-    results += _peaks(place)
+    if not shape.only_two:
+        results += _loads(options, place, "new")
+        results += _peaks(place)
     for one in results:
         print(f"{one.case} {one.metric} {one.ours.median:.4g}", file=sys.stderr, flush=True)
     return results
+
+
+def _missing_room(shape: Shape, directory: str) -> str | None:
+    """Memory: the state and two images (of ours and of the program, or one and what is loaded), and on the disk for
+    each two files and the bound's."""
+    memory_bytes = (2 if shape.only_two else 4) * shape.total_bytes + _SPARE_BYTES
+    disk_bytes = (5 if shape.only_two else 11) * shape.total_bytes + _SPARE_BYTES
+    free_bytes = shutil.disk_usage(directory).free
+    for what, needed, there in (
+        ("memory", memory_bytes, available_bytes()),
+        ("space on the disk", disk_bytes, free_bytes),
+    ):
+        if there < needed:
+            return f"it needs {needed >> 20} MiB of {what}, {there >> 20} MiB are free"
+    return None
+
+
+def _all(directory: str, state: dict[str, torch.Tensor]) -> dict[str, Contender]:
+    return {name: make(_subdirectory(directory, name), state) for name, make in CONTENDERS.items()}
+
+
+def _two(directory: str, state: dict[str, torch.Tensor]) -> dict[str, Contender]:
+    """Ours, and the program in the same memory."""
+    ours = Ours(_subdirectory(directory, "ours"), state)
+    image = ours.image(sum(tensor.nbytes for tensor in state.values()))
+    return {"ours": ours, PROGRAM: Program(_subdirectory(directory, PROGRAM), state, image)}
 
 
 def _subdirectory(directory: str, name: str) -> str:
@@ -141,7 +175,8 @@ def _committed(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
 
 
 def _stalls(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
-    samples = {name: [turn.stall_s for turn in turns[name]] for name in ("ours", "DCP async")}
+    names = [name for name in ("ours", "DCP async") if name in turns]
+    samples: _Samples = {name: [turn.stall_s for turn in turns[name]] for name in names}
     copy = figure([turn.elapsed_s for turn in turns["copy"]]).median
     bound = Bound(copy, "one copy of the tensors into touched memory")
     return _result(f"stall/{shape.name}", "stall_s", samples, bound, _limit(shape, None, 1.2))
@@ -159,7 +194,8 @@ def _processor(case: str, turns: dict[str, list[_Turn]], shape: Shape) -> Result
 
 def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
     turns: dict[str, list[_Turn]] = {name: [] for name in (*place.contenders, "disk")}
-    target = empty_like(place.state)
+    target = place.state if place.shape.only_two else empty_like(place.state)
+    expected = sums_of(place.state) if place.shape.only_two else []
     for number in range(options.rounds + 1):
         for name, contender in place.contenders.items():
             if name == "DCP async":
@@ -170,13 +206,14 @@ def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
             loaded: list[dict[str, torch.Tensor]] = []
             into = target if kind == "existing" else None
             turn = _timed(lambda contender=contender, into=into, loaded=loaded: loaded.append(contender.load(into)))  # type: ignore[misc]
-            assert same(loaded[0], place.state), f"{name} has not loaded what was saved"
+            right = sums_of(loaded[0]) == expected if expected else same(loaded[0], place.state)
+            assert right, f"{name} has not loaded what was saved"
             if number:
                 turns[name].append(turn)
         turn = _timed(lambda: read_raw(place.raw, place.image))
         if number:
             turns["disk"].append(turn)
-    del turns["DCP async"]
+    turns.pop("DCP async", None)
     case = f"load/{place.shape.name}/{kind}"
     samples = _elapsed(turns)
     bound = Bound(figure(samples.pop("disk")).median, "the same bytes into ready memory with O_DIRECT")

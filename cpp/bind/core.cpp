@@ -9,6 +9,7 @@ void bind_rows(nb::module_& m);
 void bind_executor(nb::module_& m);
 void bind_recorder(nb::module_& m);
 void bind_exchange(nb::module_& m);
+void bind_ranges(nb::module_& m);
 void bind_netsim(nb::module_& m);
 void bind_storage_node(nb::module_& m);
 void bind_storage_ring(nb::module_& m);
@@ -24,6 +25,7 @@ NB_MODULE(_core, m) {
   bind_executor(m);
   bind_recorder(m);
   bind_exchange(m);
+  bind_ranges(m);
   bind_netsim(m);
   bind_storage_node(m);
   bind_storage_ring(m);

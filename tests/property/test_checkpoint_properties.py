@@ -27,7 +27,7 @@ from fireflyer.checkpoint.core.manifest import (
 )
 from fireflyer.checkpoint.core.names import candidates, final_name, is_leftover, shard_name, temporary_name, trash_name
 from fireflyer.checkpoint.core.retention import to_remove
-from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, TensorSpec, build_header, place
+from fireflyer.checkpoint.core.safetensors import DTYPE_BYTES, TensorSpec, build_header, encode_entries, place
 from fireflyer.checkpoint.core.shares import assign, own_name, share_of, split_own
 from fireflyer.checkpoint.engine.image import RunningSums, write_shard
 from fireflyer.checkpoint.engine.steps import run_steps
@@ -334,7 +334,8 @@ def test_nothing_is_removed_when_the_committed_one_is_not_in_sight() -> None:
 
 
 def test_a_header_is_aligned_and_says_what_the_format_wants() -> None:
-    header = build_header(place([TensorSpec("b", "F32", (2,)), TensorSpec("a", "F64", (1,))]), {"step": "7"})
+    placed = place([TensorSpec("b", "F32", (2,)), TensorSpec("a", "F64", (1,))])
+    header = build_header(encode_entries(placed), {"step": "7"})
     assert len(header) % 64 == 0
     assert int.from_bytes(header[:8], "little") == len(header) - 8
     assert msgspec.json.decode(header[8:]) == {

@@ -11,7 +11,7 @@ from fireflyer.base.ports import Disk
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES
 from fireflyer.checkpoint.core.exporting import INDEX_FILE, export_names, index_json, plan_export
-from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, place
+from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, encode_entries, place
 from fireflyer.checkpoint.core.slices import Box
 from fireflyer.checkpoint.engine.directory import write_file
 from fireflyer.checkpoint.engine.ranges import Request, StoredTensor, TensorReader
@@ -62,7 +62,7 @@ def export(
 
     for file in files:
         placed = place(file.tensors)
-        header = build_header(placed, {"format": "pt"})
+        header = build_header(encode_entries(placed), {"format": "pt"})
         write_stream(into, f"{parent}/{temporary}/{file.name}", header, placed, source)
     if len(files) > 1:
         run_steps(write_file(into, f"{parent}/{temporary}/{INDEX_FILE}", index_json(files)))

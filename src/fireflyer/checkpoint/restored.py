@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from fireflyer.base.events import SkippedCheckpoint
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.manifest import Manifest, TensorRecord, plans_of
-from fireflyer.checkpoint.core.shares import split_own
+from fireflyer.checkpoint.core.shares import OWN_PREFIX, split_own
 from fireflyer.checkpoint.core.slices import Box, whole
 from fireflyer.checkpoint.engine.loading import DevicePlace, Place
 from fireflyer.checkpoint.engine.ranges import scatter
@@ -81,26 +81,37 @@ class Collector:
         self._into, self._like, self._wanted = targets
         self._devices = devices
         self._targets: dict[str, _Target] = {}
+        """Of those that are not filled in place at once."""
+        self._filled: dict[str, torch.Tensor] = {}
+        """What `Restored.shared` holds, in the order of the checkpoint."""
         self.own: dict[str, torch.Tensor] | None = {} if rank < manifest.world_size else None
         self._rank = rank
         self._manifest = manifest
 
     def sink(self, _writer: int, record: TensorRecord) -> Place | None:
-        own = split_own(record.name)
-        if own is not None:
+        if record.name.startswith(OWN_PREFIX) and (own := split_own(record.name)) is not None:
             if own[0] != self._rank or self.own is None:
                 return None
             target = self.own[own[1]] = empty_tensor(record.dtype, record.shape)
-            return bytes_of(target)
-        name = record.whole_name
+            return target.data_ptr()
+        name = record.name if record.slice is None else record.slice.of
         if self._wanted is not None and not self._wanted(name):
             return None
+        given = self._into.get(name)
+        if given is not None and record.slice is None and self._is_filled_at_once(given, record):
+            self._filled[name] = given
+            return given.data_ptr()
         if name not in self._targets:
             self._targets[name] = self._target(record)
         found = self._targets[name]
+        self._filled[name] = found.tensor
         if record.box == found.box:
             return self._place(found.part)
         return scatter(record, [(found.box, bytes_of(found.part))])
+
+    def _is_filled_at_once(self, given: torch.Tensor, record: TensorRecord) -> bool:
+        """Nearly all of them are."""
+        return self._devices.device_of(given) is None and can_be_filled(given, record.dtype, record.shape)
 
     def _target(self, record: TensorRecord) -> _Target:
         name, dtype, shape = record.whole_name, record.dtype, record.whole_shape
@@ -123,15 +134,16 @@ class Collector:
     def _place(self, tensor: torch.Tensor) -> Place:
         device = self._devices.device_of(tensor)
         if device is None or tensor.numel() == 0:
-            return bytes_of(tensor) if device is None else memoryview(bytearray())
+            return tensor.data_ptr() if device is None else memoryview(bytearray())
         return DevicePlace(self._devices.engine(device), flat_bytes(tensor))
 
     @torch.no_grad()
     def restored(self, name: str, passed_over: tuple[SkippedCheckpoint, ...]) -> Restored:
         """When everything has been loaded."""
         for target in self._targets.values():
+            if target.part is target.tensor:
+                continue
             into = local_part(target.tensor.detach())
             if into.data_ptr() != target.part.data_ptr():
                 into.copy_(target.part)
-        shared = {name: target.tensor for name, target in self._targets.items()}
-        return Restored(name=name, manifest=self._manifest, shared=shared, own=self.own, passed_over=passed_over)
+        return Restored(name=name, manifest=self._manifest, shared=self._filled, own=self.own, passed_over=passed_over)

@@ -11,17 +11,20 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch.distributed.tensor import DTensor
 
 from fireflyer.checkpoint.copying import Device, DeviceCopies
-from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, place
+from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec, encode_entries, place
 from fireflyer.checkpoint.core.shares import HeldSlice, check_shared_names, layout_digest, own_name, share_of
 from fireflyer.checkpoint.core.stages import StageList, StageShare, share_of_stage
-from fireflyer.checkpoint.engine.image import Share, header_of
+from fireflyer.checkpoint.engine.image import Share, header_with
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.sharding import describe, local_part
-from fireflyer.checkpoint.tensors import DTYPES, bytes_of, spec_of
+from fireflyer.checkpoint.tensors import DTYPES, bytes_of, is_plain, spec_of
 from fireflyer.collectives.devices.copies import HostMemory
+from fireflyer.native import copy_ranges
 
 __all__ = ["Agreed", "Content", "Layout", "Snapshot", "SnapshotBuffer", "describe_state", "plan_snapshot"]
 
@@ -69,6 +72,10 @@ class Layout(NamedTuple):
     agreed: Agreed | None
     digest: int
     placed: list[PlacedTensor]
+    entries: bytes
+    """What the header says of them."""
+    sources: list[str]
+    """Of each, the name of the shared tensor that it is (a slice of), or the stored name of an own one."""
     size_bytes: int
     """Of the tensors, without the header."""
     total_bytes: int
@@ -91,6 +98,8 @@ def describe_state(
     last: Content | None = None,
 ) -> Content:
     """`last` is returned if it is of such a state. Raises `UsageError` for what cannot be stored."""
+    if last is not None and last.of_rank_0 == of_rank_0 and _is_of(last.shared, shared) and _is_of(last.own, own):
+        return last
     described = [describe(name, tensor) for name, tensor in shared.items()]
     content = Content(
         [each.spec for each in described],
@@ -105,6 +114,22 @@ def describe_state(
     for specs in (content.shared, content.own):
         place(specs)  # raises for names and dtypes; later would be after other ranks have begun
     return content
+
+
+def _is_of(specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether these are the specs of such tensors, as far as that is seen without describing each: none is sharded."""
+    if len(specs) != len(tensors):
+        return False
+    return all(
+        spec.name == name
+        and tensor.dtype is DTYPES[spec.dtype]
+        and tensor.shape == spec.shape
+        and spec.slice is None
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not isinstance(tensor, DTensor)
+        for spec, (name, tensor) in zip(specs, tensors.items(), strict=True)
+    )
 
 
 def plan_snapshot(
@@ -122,13 +147,8 @@ def plan_snapshot(
     same = last is not None and last.content is content and last.agreed is agreed
     layout = last if same and last is not None else _lay_out(rank, world_size, content, agreed)
     mine = {own_name(rank, name): tensor for name, tensor in own.items()}
-    sources = [
-        mine[spec.name]
-        if (spec := item.spec).name in mine
-        else local_part(shared[spec.slice.of if spec.slice else spec.name])
-        for item in layout.placed
-    ]
-    return Snapshot(layout, sources)
+    sources = list(map({**shared, **mine}.__getitem__, layout.sources))
+    return Snapshot(layout, [local_part(source) for source in sources] if content.held else sources)
 
 
 def _lay_out(rank: int, world_size: int, content: Content, agreed: Agreed | None) -> Layout:
@@ -147,6 +167,8 @@ def _lay_out(rank: int, world_size: int, content: Content, agreed: Agreed | None
         agreed=agreed,
         digest=digest,
         placed=placed,
+        entries=encode_entries(placed),
+        sources=[spec.slice.of if (spec := item.spec).slice else spec.name for item in placed],
         size_bytes=_size_bytes([item.spec for item in placed]),
         total_bytes=shared_bytes + world_size * _size_bytes(content.own),
     )
@@ -154,6 +176,15 @@ def _lay_out(rank: int, world_size: int, content: Content, agreed: Agreed | None
 
 def _size_bytes(specs: Sequence[TensorSpec]) -> int:
     return sum(spec.size_bytes for spec in specs)
+
+
+class _Places(NamedTuple):
+    """Where the tensors of a layout go in an image."""
+
+    layout: Layout
+    header_bytes: int
+    addresses: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
 
 
 class SnapshotBuffer:
@@ -165,14 +196,14 @@ class SnapshotBuffer:
         self._devices = devices or DeviceCopies()
         self._image = torch.empty(0, dtype=torch.uint8)
         self._pinned: HostMemory | None = None
+        self._places: _Places | None = None
         self._views: list[torch.Tensor] = []
-        self._views_of: tuple[Layout, int] | None = None
-        """The layout, and the bytes of the header, that `_views` belong to."""
+        """Empty, or those of `_places`."""
         self._reserving: threading.Thread | None = None
 
     def reserve_beside(self, plan: Snapshot) -> None:
         """Makes room for snapshots like this one and touches it, in a thread. `take` waits for it."""
-        size_bytes = len(header_of(plan.layout.placed, step=0, rank=plan.layout.rank)) + plan.layout.size_bytes
+        size_bytes = len(header_with(plan.layout.entries, step=0, rank=plan.layout.rank)) + plan.layout.size_bytes
         self._join()
         self._reserving = threading.Thread(
             target=self.reserve,
@@ -192,7 +223,7 @@ class SnapshotBuffer:
         """Makes room and touches it: the first touch of fresh memory is ten times slower than the second. Pins it if
         tensors on a device are to be copied there."""
         if self._image.numel() < size_bytes:
-            self._views, self._views_of = [], None
+            self._views, self._places = [], None
             if self._pinned is not None:
                 self._pinned.release()
             self._pinned = None
@@ -207,18 +238,17 @@ class SnapshotBuffer:
         of tensors that do not change before `Share.copies.before_update`. What is returned is overwritten by the next
         `take`."""
         layout, sources = plan
-        header = header_of(layout.placed, step=step, rank=layout.rank)
+        header = header_with(layout.entries, step=step, rank=layout.rank)
         image_bytes = len(header) + layout.size_bytes
         device = self._devices.any_of(sources)
         self._join()
         self.reserve(image_bytes, device=device)
-        views = self._views_for(layout, len(header))
+        places = self._places_of(layout, len(header))
         copies = None
         if device is not None:
-            names = [spec.slice.of if (spec := item.spec).slice else spec.name for item in layout.placed]
-            copies = self._devices.start(names, sources, views, deferred)
-        elif views:
-            torch._foreach_copy_(views, sources)
+            copies = self._devices.start(layout.sources, sources, self._views_for(layout, len(header)), deferred)
+        else:
+            self._copy(sources, places)
         image = bytes_of(self._image[:image_bytes])
         image[: len(header)] = header
         return Share(
@@ -232,12 +262,29 @@ class SnapshotBuffer:
             copies=copies,
         )
 
+    def _places_of(self, layout: Layout, header_bytes: int) -> _Places:
+        """Of each tensor of the layout, where it goes. Found once for a layout."""
+        places = self._places
+        if places is None or places.layout is not layout or places.header_bytes != header_bytes:
+            begins = np.array([item.offset for item in layout.placed], np.uint64) + np.uint64(header_bytes)
+            sizes = np.array([item.spec.size_bytes for item in layout.placed], np.uint64)
+            places = self._places = _Places(layout, header_bytes, begins + np.uint64(self._image.data_ptr()), sizes)
+            self._views = []
+        return places
+
     def _views_for(self, layout: Layout, header_bytes: int) -> list[torch.Tensor]:
-        """Of each tensor of the layout, where it goes."""
-        if self._views_of is None or self._views_of[0] is not layout or self._views_of[1] != header_bytes:
+        """The same as tensors."""
+        if len(self._views) != len(layout.placed):
             self._views = [self._view(item, header_bytes) for item in layout.placed]
-            self._views_of = (layout, header_bytes)
         return self._views
+
+    def _copy(self, sources: Sequence[torch.Tensor], places: _Places) -> None:
+        """From host memory. Tensors whose elements lie in their memory as in the file are copied in one call."""
+        if all(source.is_cpu and is_plain(source) for source in sources):
+            addresses = np.array([source.data_ptr() for source in sources], np.uint64)
+            copy_ranges(places.addresses, addresses, places.sizes, torch.get_num_threads())
+        else:
+            torch._foreach_copy_(self._views_for(places.layout, places.header_bytes), list(sources))
 
     def _view(self, item: PlacedTensor, header_bytes: int) -> torch.Tensor:
         begin = header_bytes + item.offset

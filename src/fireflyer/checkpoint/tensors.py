@@ -7,7 +7,7 @@ import torch
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint.core.safetensors import TensorSpec
 
-__all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "flat_bytes", "spec_of"]
+__all__ = ["DTYPES", "bytes_of", "can_be_filled", "empty_tensor", "flat_bytes", "is_plain", "spec_of"]
 
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -29,6 +29,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64,
     "C64": torch.complex64,
 }
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -47,15 +48,24 @@ def empty_tensor(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=DTYPES[dtype])
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie in its memory row-major, as they are: of no subclass, which may keep them elsewhere, and
+    not as a view that conjugates or negates them."""
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def can_be_filled(tensor: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> bool:
     """Whether the bytes of a stored tensor can be put into this one as they are."""
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # a subclass may keep its values elsewhere
-        and tensor.device.type in ("cpu", "cuda")
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-        and tensor.dtype == DTYPES[dtype]
-        and tuple(tensor.shape) == shape
+        tensor.dtype is DTYPES[dtype]
+        and tensor.shape == shape
+        and is_plain(tensor)
+        and (tensor.is_cpu or tensor.device.type == "cuda")
     )
 
 

@@ -47,6 +47,13 @@ def sum_rows(
     accum: str,
 ) -> None: ...
 
+# --- ranges.cpp: many ranges of memory in one call; arrays of uint64 (sums: uint32), addresses among them. ---
+
+def copy_ranges(targets: _Buffer, sources: _Buffer, sizes: _Buffer, threads: int = 1) -> None: ...
+def crc32c_ranges(
+    sums: _Buffer, data: _Buffer, begins: _Buffer, sizes: _Buffer, targets: _Buffer | None = None
+) -> None: ...
+
 # --- collectives/executor.cpp: the executor of one rank. ---
 # Arguments as in cpp/include/fireflyer/collectives/executor.hpp.
 

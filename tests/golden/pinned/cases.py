@@ -25,7 +25,7 @@ from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.units import SECOND
 from fireflyer.checkpoint.core import effects, manifest, names
 from fireflyer.checkpoint.core.manager import SaveMachine, Settings
-from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, place
+from fireflyer.checkpoint.core.safetensors import TensorSpec, build_header, encode_entries, place
 from fireflyer.collectives import Communicator
 from fireflyer.collectives.flight import dump as flight
 from fireflyer.collectives.planning.plan import make_plan
@@ -244,7 +244,7 @@ def _recordset(directory: Path) -> Found:
 
 def _checkpoint_files(_: Path) -> Found:
     specs = [TensorSpec("w", "F32", (2, 3)), TensorSpec("b", "BF16", (3,))]
-    header = build_header(place(specs), {"step": "7"})
+    header = build_header(encode_entries(place(specs)), {"step": "7"})
     record = manifest.ShardRecord(0, names.shard_name(0, 1), len(header) + 30, len(header), 1, 2, ())
     whole = manifest.Manifest(1, 7, 0, 1, (record,), {"lr": 0.5}, {"collectives": {}})
     return {

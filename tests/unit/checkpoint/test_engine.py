@@ -9,13 +9,14 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.checkpoints.states import SHARD, manager, newest, same, save_all, snapshot_of, state_of
 
-from fireflyer.base.errors import Aborted, DataCorruption, FireflyerError, NoSpace
+from fireflyer.base.errors import Aborted, DataCorruption, FireflyerError, InvariantViolation, NoSpace
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Transfer
 from fireflyer.checkpoint import State
@@ -27,7 +28,7 @@ from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.checkpoint.engine.steps import run_steps
 from fireflyer.checkpoint.snapshot import SnapshotBuffer
 from fireflyer.fs.client.files.disk import FileSystemFile
-from fireflyer.native import crc32c
+from fireflyer.native import copy_ranges, crc32c, crc32c_ranges
 from fireflyer.runtime.disk import RealDisk, RealFile
 from fireflyer.sim import SimDisk
 
@@ -43,7 +44,8 @@ def test_pieces_hold_every_wanted_byte_once_and_in_order(wanted: list[tuple[int,
     piece_bytes = pages * DIRECT_ALIGN_BYTES
     read = [0] * len(wanted)
     begun = -1
-    for piece in plan_reads(wanted, piece_bytes, DIRECT_ALIGN_BYTES):
+    offsets, sizes = [offset for offset, _ in wanted], [size for _, size in wanted]
+    for piece in plan_reads(offsets, sizes, piece_bytes, DIRECT_ALIGN_BYTES):
         assert piece.offset % DIRECT_ALIGN_BYTES == piece.size_bytes % DIRECT_ALIGN_BYTES == 0
         assert piece.needed_bytes <= piece.size_bytes <= piece_bytes
         assert piece.offset > begun
@@ -58,14 +60,14 @@ def test_pieces_hold_every_wanted_byte_once_and_in_order(wanted: list[tuple[int,
 
 def test_a_large_gap_is_left_out_and_a_small_one_is_read_along() -> None:
     def pieces(gap: int) -> list[int]:
-        return [piece.size_bytes for piece in plan_reads([(0, 10), (10 + gap, 10)], 1 << 30, 4096)]
+        return [piece.size_bytes for piece in plan_reads([0, 10 + gap], [10, 10], 1 << 30, 4096)]
 
     assert pieces(MAX_GAP_BYTES) == [MAX_GAP_BYTES + 4096]
     assert pieces(MAX_GAP_BYTES + 1) == [4096, 4096]
 
 
 def test_pieces_end_where_multiples_of_their_size_are_in_the_file() -> None:
-    pieces = list(plan_reads([(8192 + 100, 40_000)], 16384, 4096))
+    pieces = list(plan_reads([8192 + 100], [40_000], 16384, 4096))
     assert [(piece.offset, piece.offset + piece.needed_bytes) for piece in pieces] == [
         (8192, 16384),
         (16384, 32768),
@@ -413,6 +415,52 @@ def test_files_are_byte_for_byte_those_of_older_releases(tmp_path: Path) -> None
     assert decode_manifest(manifest).saved is not None, "the one thing that is new"
     as_before = encode_manifest(msgspec.structs.replace(decode_manifest(manifest), saved=None))
     assert (len(as_before), crc32c(as_before)) == (1124, 0x60886AD2)
+
+
+# Many ranges in one native call.
+
+
+def test_ranges_that_are_not_within_the_data_and_arrays_that_do_not_fit_are_refused() -> None:
+    data, sums = bytearray(range(100)), np.zeros(2, np.uint32)
+    begins, sizes = np.array([0, 90], np.uint64), np.array([10, 10], np.uint64)
+    crc32c_ranges(sums, data, begins, sizes)
+    assert sums.tolist() == [crc32c(data[:10]), crc32c(data[90:])]
+    for wrong in ([0, 91], [0, 101], [0, 1 << 64 - 1]):
+        with pytest.raises(ValueError, match="range 1 is not within data"):
+            crc32c_ranges(sums, data, np.array(wrong, np.uint64), sizes)
+    with pytest.raises(ValueError, match="sums holds 4 bytes"):
+        crc32c_ranges(sums[:1], data, begins, sizes)
+    with pytest.raises(ValueError, match="targets holds 8 bytes"):
+        copy_ranges(begins[:1], begins, sizes)
+
+
+def test_tensors_that_do_not_lie_as_in_the_file_are_saved_like_others(tmp_path: Path) -> None:
+    """The rest are copied by their addresses."""
+    base = torch.randn(6, 4, dtype=torch.complex64)
+    state = {
+        "turned": base.t(),
+        "conjugated": base.conj(),
+        "negated": base.conj().imag,
+        "part": base[1:3],
+        "none": base[:0],
+    }
+    with manager(tmp_path) as ours:
+        ours.save(1, State(state), blocking=True).result()
+        restored = ours.restore(into={"conjugated": torch.zeros(6, 4, dtype=torch.complex64).conj()})
+    assert restored is not None
+    assert all(torch.equal(restored.shared[name], tensor) for name, tensor in state.items())
+
+
+def test_memory_that_is_not_as_large_as_its_tensor_is_refused() -> None:
+    device = SimDisk()
+    disk = device.mount()
+    with manager("/c", disk=disk) as ours:
+        ours.save(1, State({"w": torch.zeros(4)}), blocking=True).result()
+    manifest = decode_manifest(device.read("/c/step-00000001/manifest.json"))
+    for memory in (memoryview(bytearray(15)), memoryview(bytes(16))):
+        memories = iter([memory])
+        with pytest.raises(InvariantViolation, match="cannot take a tensor of 16"):
+            loading.load(disk, "/c", "step-00000001", manifest, lambda _rank, _tensor: next(memories))  # noqa: B023
 
 
 # Space.

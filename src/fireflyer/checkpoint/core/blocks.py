@@ -6,11 +6,11 @@ on. Its own sum is formed from those of its blocks: bytes are read once for both
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 
-__all__ = ["BLOCK_BYTES", "Summed", "block_sizes", "combine", "needed_blocks", "summed"]
+__all__ = ["BLOCK_BYTES", "Summed", "all_block_sizes", "block_sizes", "combine", "needed_blocks", "summed"]
 
 BLOCK_BYTES: Final = 4 << 20
 """Part of the format: `TensorRecord.blocks` counts in it."""
@@ -34,17 +34,30 @@ def block_sizes(size_bytes: int) -> list[int]:
     return [min(BLOCK_BYTES, size_bytes - begin) for begin in range(0, size_bytes, BLOCK_BYTES)]
 
 
-def summed(sizes: Sequence[int], sums: Sequence[int]) -> Iterator[Summed]:
-    """Of tensors of these sizes, from the sums of their `block_sizes`, one after the other."""
+def all_block_sizes(sizes: Sequence[int]) -> list[int]:
+    """Of the blocks of tensors of these sizes, one after the other."""
+    if max(sizes, default=0) <= BLOCK_BYTES:
+        return list(sizes)
+    return [size for whole in sizes for size in block_sizes(whole)]
+
+
+def summed(sizes: Sequence[int], sums: Sequence[int]) -> list[Summed]:
+    """Of tensors of these sizes, from the sums of their `all_block_sizes`."""
+    found: list[Summed] = []
     at = 0
     for size_bytes in sizes:
+        if size_bytes <= BLOCK_BYTES:
+            found.append(Summed(sums[at], ()))
+            at += 1
+            continue
         blocks = block_sizes(size_bytes)
         of_blocks = tuple(sums[at : at + len(blocks)])
         at += len(blocks)
         crc = of_blocks[0]
         for block, size in zip(of_blocks[1:], blocks[1:], strict=True):
             crc = combine(crc, block, size)
-        yield Summed(crc, of_blocks if len(blocks) > 1 else ())
+        found.append(Summed(crc, of_blocks))
+    return found
 
 
 def needed_blocks(size_bytes: int, ranges: Sequence[tuple[int, int]]) -> list[int]:

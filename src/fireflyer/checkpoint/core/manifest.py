@@ -9,6 +9,7 @@ A body of a newer `version` is refused; unknown fields of the same version are i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -56,7 +57,7 @@ _MAX_PLAIN_DEPTH = 64
 T = TypeVar("T")
 
 
-class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -187,15 +188,18 @@ def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
     if [shard.rank for shard in manifest.shards] != list(range(manifest.world_size)):
         raise DataCorruption(f"{what} does not list one shard for each of {manifest.world_size} ranks")
     _check_plans(manifest, what)
-    names: dict[str, None] = {}
     for shard in manifest.shards:
         _check_record(shard, manifest.world_size, what)
-        for tensor in shard.tensors:
-            if tensor.name in names:
-                raise DataCorruption(f"{what} lists tensor {tensor.name[:80]!r} twice")
-            names[tensor.name] = None
+    _check_names(manifest, what)
     _check_slices(manifest, what)
     return manifest
+
+
+def _check_names(manifest: Manifest, what: str) -> None:
+    names = [tensor.name for shard in manifest.shards for tensor in shard.tensors]
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise DataCorruption(f"{what} lists tensor {twice[:80]!r} twice")
 
 
 def version_of(shards: Iterable[ShardRecord]) -> int:
@@ -206,6 +210,8 @@ def version_of(shards: Iterable[ShardRecord]) -> int:
 
 def _check_slices(manifest: Manifest, what: str) -> None:
     """All slices of a tensor are of the same tensor, and are all of it."""
+    if manifest.version == FORMAT_VERSION:  # it has no slices
+        return
     parts: dict[str, list[TensorRecord]] = {}
     for shard in manifest.shards:
         for tensor in shard.tensors:
@@ -265,22 +271,35 @@ def _check_record(shard: ShardRecord, world_size: int, what: str) -> None:
     if not 8 <= shard.header_bytes <= MAX_HEADER_BYTES + 8 or not 0 <= shard.file_bytes <= MAX_SHARD_BYTES:
         raise DataCorruption(f"{what} gives {shard.file} sizes that are out of range")
     end = shard.header_bytes
+    known: dict[
+        tuple[str, tuple[int, ...]], int
+    ] = {}  # most tensors of a model have a dtype and shape that others have
     for tensor in shard.tensors:
-        element_bytes = DTYPE_BYTES.get(tensor.dtype)
-        if element_bytes is None or len(tensor.shape) > MAX_DIMENSIONS or min(tensor.shape, default=0) < 0:
-            raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an unknown dtype or an invalid shape")
-        # Of an empty tensor the other dims count too: torch cannot have strides that overflow.
-        if math.prod(max(1, size) for size in tensor.shape) * element_bytes > MAX_SHARD_BYTES:
-            raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r}, which is out of range")
-        if tensor.size_bytes != math.prod(tensor.shape) * element_bytes or tensor.offset != end:
+        kind = (tensor.dtype, tensor.shape)
+        size_bytes = known.get(kind)
+        if size_bytes is None:
+            size_bytes = known[kind] = _checked_size(tensor, what)
+        if tensor.size_bytes != size_bytes or tensor.offset != end:
             raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an invalid offset or size")
-        _check_parts(tensor, element_bytes, what)
-        end += tensor.size_bytes
+        if tensor.blocks or tensor.slice is not None:
+            _check_parts(tensor, what)
+        end += size_bytes
     if end != shard.file_bytes:
         raise DataCorruption(f"{what} gives {shard.file} {shard.file_bytes} bytes, its tensors need {end}")
 
 
-def _check_parts(tensor: TensorRecord, element_bytes: int, what: str) -> None:
+def _checked_size(tensor: TensorRecord, what: str) -> int:
+    """In bytes, by dtype and shape, which are checked."""
+    element_bytes = DTYPE_BYTES.get(tensor.dtype)
+    if element_bytes is None or len(tensor.shape) > MAX_DIMENSIONS or min(tensor.shape, default=0) < 0:
+        raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} an unknown dtype or an invalid shape")
+    # Of an empty tensor the other dims count too: torch cannot have strides that overflow.
+    if math.prod(max(1, size) for size in tensor.shape) * element_bytes > MAX_SHARD_BYTES:
+        raise DataCorruption(f"{what} describes tensor {tensor.name[:80]!r}, which is out of range")
+    return math.prod(tensor.shape) * element_bytes
+
+
+def _check_parts(tensor: TensorRecord, what: str) -> None:
     """Its blocks, and what it is a slice of."""
     if len(tensor.blocks) not in (0, -(-tensor.size_bytes // BLOCK_BYTES)) or len(tensor.blocks) == 1:
         raise DataCorruption(f"{what} gives tensor {tensor.name[:80]!r} {len(tensor.blocks)} sums of blocks")
@@ -290,7 +309,7 @@ def _check_parts(tensor: TensorRecord, element_bytes: int, what: str) -> None:
     ranks = {len(part.offset), len(part.shape), len(tensor.shape)}
     if len(ranks) > 1 or min((*part.offset, *part.shape), default=0) < 0:
         raise DataCorruption(f"{what} says of tensor {tensor.name[:80]!r} that it is a slice, which is invalid")
-    if math.prod(max(1, size) for size in part.shape) * element_bytes > MAX_SHARD_BYTES:
+    if math.prod(max(1, size) for size in part.shape) * DTYPE_BYTES[tensor.dtype] > MAX_SHARD_BYTES:
         raise DataCorruption(f"{what} describes tensor {part.of[:80]!r}, which is out of range")
     if tensor.name != slice_name(part.of, tensor.box):
         raise DataCorruption(f"{what} calls a slice of {part.of[:80]!r} {tensor.name[:80]!r}")

@@ -24,6 +24,7 @@ __all__ = [
     "PlacedTensor",
     "TensorSpec",
     "build_header",
+    "encode_entries",
     "parse_header",
     "place",
 ]
@@ -56,7 +57,7 @@ _METADATA = "__metadata__"
 _ALIGNMENT_BYTES = 64
 
 
-class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     name: str
     dtype: str
     """As safetensors calls it: `F32`, `BF16`, …"""
@@ -69,7 +70,7 @@ class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class PlacedTensor(msgspec.Struct, frozen=True):
+class PlacedTensor(msgspec.Struct, frozen=True, gc=False):
     spec: TensorSpec
     offset: int
     """From the start of the data section."""
@@ -107,24 +108,28 @@ def _element_bytes(spec: TensorSpec) -> int:
     return size
 
 
-def build_header(placed: Iterable[PlacedTensor], metadata: dict[str, str]) -> bytes:
-    """Everything before the data section. Raises `UsageError` when it would be above the format's limit."""
-    entries: dict[str, object] = {_METADATA: metadata}
-    for item in placed:
-        end = item.offset + item.spec.size_bytes
-        entries[item.spec.name] = {
-            "dtype": item.spec.dtype,
-            "shape": item.spec.shape,
-            "data_offsets": [item.offset, end],
-        }
-    text = msgspec.json.encode(entries)
+def encode_entries(placed: Iterable[PlacedTensor]) -> bytes:
+    """What a header says of the tensors, which is the same at every step."""
+    entries = {
+        item.spec.name: _Entry(item.spec.dtype, item.spec.shape, (item.offset, item.offset + item.spec.size_bytes))
+        for item in placed
+    }
+    return msgspec.json.encode(entries)
+
+
+def build_header(entries: bytes, metadata: dict[str, str]) -> bytes:
+    """Everything before the data section, with `entries` as `encode_entries` gives them. Raises `UsageError` when it
+    would be above the format's limit."""
+    text = msgspec.json.encode({_METADATA: metadata})
+    if entries != b"{}":
+        text = text[:-1] + b"," + entries[1:]
     text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise UsageError(f"{len(text)} bytes of tensor names in one shard, above {MAX_HEADER_BYTES}; use more ranks")
     return len(text).to_bytes(8, "little") + text
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True, gc=False):
     """Of a tensor; all fields have defaults for the sake of `__metadata__`, which has others."""
 
     dtype: str = ""

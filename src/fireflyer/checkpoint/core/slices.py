@@ -28,7 +28,7 @@ class Box(NamedTuple):
         return math.prod(self.shape)
 
 
-class Slice(msgspec.Struct, frozen=True):
+class Slice(msgspec.Struct, frozen=True, gc=False):
     """What a stored slice is a part of. `mesh` and `placements` say how the job that saved it had the tensor; a reader
     needs `of`, `shape` and `offset` alone."""
 

@@ -8,17 +8,27 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 import msgspec
+import numpy as np
 
 from fireflyer.base.ports import Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
-from fireflyer.checkpoint.core.blocks import block_sizes, summed
+from fireflyer.checkpoint.core.blocks import all_block_sizes, summed
 from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import cut
-from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header
+from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header, encode_entries
 from fireflyer.checkpoint.engine.steps import Steps
-from fireflyer.native import crc32c
+from fireflyer.native import crc32c_ranges
 
-__all__ = ["WRITE_BYTES", "ImageCopies", "RunningSums", "Share", "header_of", "records_of", "write_shard"]
+__all__ = [
+    "WRITE_BYTES",
+    "ImageCopies",
+    "RunningSums",
+    "Share",
+    "header_of",
+    "header_with",
+    "records_of",
+    "write_shard",
+]
 
 WRITE_BYTES: Final = 16 * MIB
 """One write."""
@@ -52,27 +62,38 @@ class Share(msgspec.Struct, frozen=True):
 
 def header_of(placed: Sequence[PlacedTensor], *, step: int, rank: int) -> bytes:
     """The first bytes of a shard. Raises `UsageError` when they would be above the format's limit."""
-    return build_header(placed, {"step": str(step), "rank": str(rank)})
+    return header_with(encode_entries(placed), step=step, rank=rank)
+
+
+def header_with(entries: bytes, *, step: int, rank: int) -> bytes:
+    """As `header_of`, of tensors whose entries were encoded before."""
+    return build_header(entries, {"step": str(step), "rank": str(rank)})
 
 
 class RunningSums:
-    """CRC32C of each of several ranges that lie back to back, from pieces that are cut anywhere."""
+    """CRC32C of each of several ranges that lie back to back, from pieces that are cut anywhere. One native call for
+    each piece, however many ranges it has."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._done = 0
-        self.sums = [0] * len(sizes)
-        self._index = 0
+        self._ends = np.cumsum(np.array(sizes, np.int64))
+        self._at = 0
+        self._sums = np.zeros(len(sizes), np.uint32)
+
+    @property
+    def sums(self) -> list[int]:
+        """As far as pieces have come."""
+        return self._sums.tolist()
 
     def update(self, piece: memoryview) -> None:
-        at, end = 0, len(piece)
-        while at < end:
-            while self._done == self._sizes[self._index]:
-                self._index, self._done = self._index + 1, 0
-            part = piece[at : at + self._sizes[self._index] - self._done]
-            self.sums[self._index] = crc32c(part, self.sums[self._index])
-            self._done += len(part)
-            at += len(part)
+        end = self._at + len(piece)
+        first = int(np.searchsorted(self._ends, self._at, side="right"))
+        last = int(np.searchsorted(self._ends, end, side="left"))
+        if first < len(self._ends) and end > self._at:
+            ends = np.minimum(self._ends[first : last + 1], end) - self._at
+            begins = np.concatenate(([0], ends[:-1]))
+            sums = self._sums[first : last + 1]
+            crc32c_ranges(sums, piece, begins.astype(np.uint64), (ends - begins).astype(np.uint64))
+        self._at = end
 
 
 def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE_BYTES) -> Steps[ShardRecord]:
@@ -85,18 +106,17 @@ def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE
         if share.copies is not None:
             yield
             share.copies.wait()
-        sums = yield from _write_image(file, share, piece_bytes)
+        record = yield from _write_image(file, path, share, piece_bytes)
         yield
         file.fsync()
     yield
-    directory, _, name = path.rpartition("/")
-    disk.sync_dir(directory)
-    return _record(share, name, sums)
+    disk.sync_dir(path.rpartition("/")[0])
+    return record
 
 
-def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[int]]:
-    """Returns the sums of the header and of the blocks of each tensor, formed while pieces are on their way."""
-    blocks = [size for item in share.placed for size in block_sizes(item.spec.size_bytes)]
+def _write_image(file: DiskFile, path: str, share: Share, piece_bytes: int) -> Steps[ShardRecord]:
+    """Forms the sums of the header and of the blocks of each tensor, and the record, while pieces are on their way."""
+    blocks = all_block_sizes([item.spec.size_bytes for item in share.placed])
     sums = RunningSums([share.header_bytes, *blocks])
     flight: deque[Transfer] = deque()
     try:
@@ -107,6 +127,7 @@ def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[i
             data = share.image[piece.offset : piece.offset + piece.size_bytes]
             flight.append(file.start_pwrite(data, piece.offset))
             sums.update(data)
+        record = _record(share, path.rpartition("/")[2], sums.sums)
         while flight:
             yield
             flight.popleft().wait()
@@ -114,7 +135,7 @@ def _write_image(file: DiskFile, share: Share, piece_bytes: int) -> Steps[list[i
         for transfer in flight:  # something has failed, and is being raised
             with contextlib.suppress(Exception):
                 transfer.wait()
-    return sums.sums
+    return record
 
 
 def _record(share: Share, name: str, sums: Sequence[int]) -> ShardRecord:
@@ -124,17 +145,12 @@ def _record(share: Share, name: str, sums: Sequence[int]) -> ShardRecord:
 
 def records_of(placed: Sequence[PlacedTensor], header_bytes: int, sums: Sequence[int]) -> tuple[TensorRecord, ...]:
     """From the sums of the blocks of all tensors, one after the other."""
-    of_each = summed([item.spec.size_bytes for item in placed], sums)
+    specs = [item.spec for item in placed]
+    sizes = [spec.size_bytes for spec in specs]
+    of_each = summed(sizes, sums)
     return tuple(
-        TensorRecord(
-            item.spec.name,
-            item.spec.dtype,
-            item.spec.shape,
-            header_bytes + item.offset,
-            item.spec.size_bytes,
-            found.crc32c,
-            found.blocks,
-            item.spec.slice,
-        )
-        for item, found in zip(placed, of_each, strict=True)
+        [  # faster than a generator, and there may be a million
+            TensorRecord(spec.name, spec.dtype, spec.shape, header_bytes + item.offset, size, crc, blocks, spec.slice)
+            for spec, item, size, (crc, blocks) in zip(specs, placed, sizes, of_each, strict=True)
+        ]
     )

@@ -1,9 +1,11 @@
 """Reads shards: pieces in flight into a few aligned buffers, and one pass that forms sums and copies into place.
 
-While a piece is checked and copied, the next ones are on their way. Memory: `_BUFFERS` times `READ_BYTES`, whatever is
-loaded. Where a file can be read into any memory (`DiskFile.any_memory`), large tensors in host memory take no buffer:
-they are read straight to their places, and only summed there, unless the disk has done so (`Transfer.crc32c`). A
-tensor counts as read when its sum is right; until `load` has returned nothing of what was given is usable.
+While a piece is checked and copied, the next ones are on their way. What is said of each tensor (offset, size, sum,
+address) is kept in arrays, and one native call serves all tensors of a piece. Memory: `_BUFFERS` times `READ_BYTES`,
+whatever is loaded. Where a file can be read into any memory (`DiskFile.any_memory`), large tensors in host memory take
+no buffer: they are read straight to their places, and only summed there, unless the disk has done so
+(`Transfer.crc32c`). A tensor counts as read when its sum is right; until `load` has returned nothing of what was given
+is usable.
 
 Tensors on a device are filled by the device itself, from the buffer, which is pinned when the first of them is met; the
 buffer is used again when its copies have ended.
@@ -12,14 +14,16 @@ buffer is used again when its copies have ended.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
+import ctypes
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fireflyer.base.errors import DataCorruption
+from fireflyer.base.errors import DataCorruption, InvariantViolation
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Disk, DiskFile, Transfer
 from fireflyer.base.units import MIB
 from fireflyer.checkpoint.core.blocks import BLOCK_BYTES, block_sizes, needed_blocks
@@ -28,7 +32,7 @@ from fireflyer.checkpoint.core.pieces import ReadPiece, StraightRead, plan_reads
 from fireflyer.checkpoint.core.slices import Run
 from fireflyer.checkpoint.engine.memory import aligned_memory
 from fireflyer.collectives.devices.copies import CopyEngine, CopyEvent, HostMemory
-from fireflyer.native import crc32c, crc32c_copy, crc32c_joined
+from fireflyer.native import crc32c, crc32c_joined, crc32c_ranges
 
 __all__ = ["READ_BYTES", "DevicePlace", "Place", "Scattered", "Sink", "load"]
 
@@ -74,20 +78,37 @@ class DevicePlace(NamedTuple):
     """Flat, of uint8."""
 
 
-Place = memoryview | DevicePlace | Scattered
+Place = memoryview | int | DevicePlace | Scattered
+"""An int is the address of host memory, which has room for the tensor and stays until `load` has returned: a memoryview
+of each of ten thousand tensors takes longer than to read them."""
 Sink = Callable[[int, TensorRecord], Place | None]
 """Given the rank whose shard holds it and the record of a tensor, says where its bytes go; None to only verify it."""
 
 
 class _Wanted(NamedTuple):
-    """Bytes of a tensor that have a sum: all of it, or a block."""
+    """Ranges of tensors that have a sum (all of a tensor, or a block), in the order of the file: of each its tensor,
+    its place, where it begins in its tensor and in the file, its size and sum, and the address that it is copied to, 0
+    where it is not."""
 
-    tensor: TensorRecord
-    place: Place | None
-    begin: int
-    """In the tensor."""
-    size_bytes: int
-    crc32c: int
+    tensors: Sequence[TensorRecord]
+    places: Sequence[Place | None]
+    begins: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    crc32c: npt.NDArray[np.uint32]
+    targets: npt.NDArray[np.uint64]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> _Wanted:
+        numbers = np.flatnonzero(chosen).tolist()
+        return _Wanted(
+            [self.tensors[at] for at in numbers],
+            [self.places[at] for at in numbers],
+            self.begins[chosen],
+            self.offsets[chosen],
+            self.sizes[chosen],
+            self.crc32c[chosen],
+            self.targets[chosen],
+        )
 
 
 class _Buffer:
@@ -148,10 +169,8 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
             path = f"{root}/{name}/{shard.file}"
             with contextlib.closing(disk.open(path, direct=True)) as file:
                 _check_frame(file, path, shard)  # before `sink` takes memory for what the manifest only claims
-                wanted: list[_Wanted] = []
-                for tensor in shard.tensors:
-                    wanted += _wanted(tensor, sink(shard.rank, tensor), only_wanted=only_wanted)
-                _read_tensors(file, path, wanted, buffers)
+                places = [sink(shard.rank, tensor) for tensor in shard.tensors]
+                _read_tensors(file, path, _wanted(shard.tensors, places, only_wanted=only_wanted), buffers)
         for buffer in buffers:
             buffer.wait()
     finally:
@@ -159,15 +178,51 @@ def load(disk: Disk, root: str, name: str, manifest: Manifest, sink: Sink, *, on
             buffer.close()
 
 
-def _wanted(tensor: TensorRecord, place: Place | None, *, only_wanted: bool) -> Iterator[_Wanted]:
-    if only_wanted and place is None:
+def _wanted(tensors: Sequence[TensorRecord], places: Sequence[Place | None], *, only_wanted: bool) -> _Wanted:
+    begins, sizes = [0] * len(tensors), [tensor.size_bytes for tensor in tensors]
+    sums = [tensor.crc32c for tensor in tensors]
+    if only_wanted and (None in places or any(isinstance(place, Scattered) for place in places)):
+        rows = [row for tensor, place in zip(tensors, places, strict=True) for row in _needed(tensor, place)]
+        tensors, places = [row[0] for row in rows], [row[1] for row in rows]
+        begins, sizes, sums = [row[2] for row in rows], [row[3] for row in rows], [row[4] for row in rows]
+    of_tensors = np.array([tensor.offset for tensor in tensors], np.int64)
+    targets = [
+        place if type(place) is int else _address(place, size) for place, size in zip(places, sizes, strict=True)
+    ]
+    starts = np.array(begins, np.int64)
+    return _Wanted(
+        tensors,
+        places,
+        starts,
+        of_tensors + starts,
+        np.array(sizes, np.int64),
+        np.array(sums, np.uint32),
+        np.array(targets, np.uint64),
+    )
+
+
+def _needed(tensor: TensorRecord, place: Place | None) -> Iterator[tuple[TensorRecord, Place, int, int, int]]:
+    """Of a tensor the ranges that have a sum and are wanted: with where they begin, their size and sum."""
+    if place is None:
         return
-    if not only_wanted or not isinstance(place, Scattered) or not tensor.blocks:
-        yield _Wanted(tensor, place, 0, tensor.size_bytes, tensor.crc32c)
+    if not isinstance(place, Scattered) or not tensor.blocks:
+        yield tensor, place, 0, tensor.size_bytes, tensor.crc32c
     else:
         sizes = block_sizes(tensor.size_bytes)
         for number in needed_blocks(tensor.size_bytes, place.ranges()):
-            yield _Wanted(tensor, place, number * BLOCK_BYTES, sizes[number], tensor.blocks[number])
+            yield tensor, place, number * BLOCK_BYTES, sizes[number], tensor.blocks[number]
+
+
+def _address(place: Place | None, size_bytes: int) -> int:
+    if not isinstance(place, memoryview) or not size_bytes:
+        return 0
+    if place.nbytes != size_bytes or place.readonly:
+        raise InvariantViolation(f"memory of {place.nbytes} bytes cannot take a tensor of {size_bytes}")
+    return np.frombuffer(place, np.uint8).ctypes.data
+
+
+def _memory(address: int, size_bytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * size_bytes).from_address(address)).cast("B")
 
 
 def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:
@@ -178,44 +233,42 @@ def _check_frame(file: DiskFile, path: str, shard: ShardRecord) -> None:
         raise DataCorruption(f"the header of {path} does not match its checksum")
 
 
-def _read_tensors(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers: Sequence[_Buffer]) -> None:
-    straight = [each for each in wanted if file.any_memory and _may_go_straight(each)]
-    _check_sums(path, straight, _read_straight(file, path, straight))
-    others = [each for each in wanted if not (file.any_memory and _may_go_straight(each))]
-    _check_sums(path, others, _read_through(file, path, others, buffers))
+def _read_tensors(file: DiskFile, path: str, wanted: _Wanted, buffers: Sequence[_Buffer]) -> None:
+    if file.any_memory:
+        is_straight = (wanted.targets != 0) & (wanted.sizes >= _STRAIGHT_BYTES)
+        straight, wanted = wanted.only(is_straight), wanted.only(~is_straight)
+        _check_sums(path, straight, _read_straight(file, path, straight))
+    _check_sums(path, wanted, _read_through(file, path, wanted, buffers))
 
 
-def _may_go_straight(wanted: _Wanted) -> bool:
-    return isinstance(wanted.place, memoryview) and wanted.size_bytes >= _STRAIGHT_BYTES
+def _check_sums(path: str, wanted: _Wanted, sums: npt.NDArray[np.uint32]) -> None:
+    wrong = np.flatnonzero(sums != wanted.crc32c)
+    if len(wrong):
+        raise DataCorruption(f"tensor {wanted.tensors[wrong[0]].name!r} in {path} does not match its checksum")
 
 
-def _check_sums(path: str, wanted: Sequence[_Wanted], sums: Sequence[int]) -> None:
-    for each, crc in zip(wanted, sums, strict=True):
-        if crc != each.crc32c:
-            raise DataCorruption(f"tensor {each.tensor.name!r} in {path} does not match its checksum")
-
-
-def _read_straight(file: DiskFile, path: str, wanted: Sequence[_Wanted]) -> list[int]:
-    """To their places, `memoryview`s all of them; returns the sums."""
-    sums = [0] * len(wanted)
-    places: list[Any] = [each.place for each in wanted]
+def _read_straight(file: DiskFile, path: str, wanted: _Wanted) -> npt.NDArray[np.uint32]:
+    """To their places, which are in host memory all of them; returns the sums."""
+    sums = [0] * len(wanted.tensors)
+    extents = list(zip(range(len(sums)), wanted.offsets.tolist(), wanted.sizes.tolist(), strict=True))
+    places = [_memory(int(address), size) for address, (_, _, size) in zip(wanted.targets, extents, strict=True)]
     pending = deque[tuple[StraightRead, Transfer]]()
 
     def finish() -> None:
         (_, index, start, size_bytes), transfer = pending.popleft()
         if transfer.wait() < size_bytes:
-            raise DataCorruption(f"{path} ends within tensor {wanted[index].tensor.name!r}")
+            raise DataCorruption(f"{path} ends within tensor {wanted.tensors[index].name!r}")
         sums[index] = _with(sums[index], transfer, places[index][start : start + size_bytes])
 
     with _waited_for(pending):
-        for read in plan_straight([(index, *_extent(each)) for index, each in enumerate(wanted)], READ_BYTES):
+        for read in plan_straight(extents, READ_BYTES):
             if len(pending) == _STRAIGHT_READS:
                 finish()
             target = places[read.tensor][read.start : read.start + read.size_bytes]
             pending.append((read, file.start_pread(target, read.offset)))
         while pending:
             finish()
-    return sums
+    return np.array(sums, np.uint32)
 
 
 def _with(crc: int, transfer: Transfer, data: memoryview) -> int:
@@ -224,21 +277,22 @@ def _with(crc: int, transfer: Transfer, data: memoryview) -> int:
     return crc32c(data, crc) if transfer.crc32c is None else crc32c_joined(crc, transfer.crc32c, len(data))
 
 
-def _read_through(file: DiskFile, path: str, wanted: Sequence[_Wanted], buffers: Sequence[_Buffer]) -> list[int]:
+def _read_through(file: DiskFile, path: str, wanted: _Wanted, buffers: Sequence[_Buffer]) -> npt.NDArray[np.uint32]:
     """By way of buffers; returns the sums."""
-    sums = [0] * len(wanted)
+    sums = np.zeros(len(wanted.tensors), np.uint32)
+    others = [at for at, place in enumerate(wanted.places) if isinstance(place, Scattered | DevicePlace)]
     free, pending = deque(buffers), deque[_PendingRead]()
     piece_bytes = len(buffers[0].memory)
     with _waited_for(pending):
-        for piece in plan_reads([_extent(each) for each in wanted], piece_bytes, DIRECT_ALIGN_BYTES):
+        for piece in plan_reads(wanted.offsets, wanted.sizes, piece_bytes, DIRECT_ALIGN_BYTES):
             if not free:
-                free.append(_finish_read(pending, path, wanted, sums))
+                free.append(_finish_read(pending, path, wanted, others, sums))
             buffer = free.popleft()
             buffer.wait()
             transfer = file.start_pread(buffer.memory[: piece.size_bytes], piece.offset)
             pending.append(_PendingRead(piece, buffer, transfer))
         while pending:
-            _finish_read(pending, path, wanted, sums)
+            _finish_read(pending, path, wanted, others, sums)
     return sums
 
 
@@ -253,26 +307,29 @@ def _waited_for(pending: deque[Any]) -> Iterator[None]:
                 transfer.wait()
 
 
-def _extent(wanted: _Wanted) -> tuple[int, int]:
-    return wanted.tensor.offset + wanted.begin, wanted.size_bytes
-
-
-def _finish_read(pending: deque[_PendingRead], path: str, wanted: Sequence[_Wanted], sums: list[int]) -> _Buffer:
+def _finish_read(
+    pending: deque[_PendingRead],
+    path: str,
+    wanted: _Wanted,
+    others: Sequence[int],
+    sums: npt.NDArray[np.uint32],
+) -> _Buffer:
     """Waits for the oldest piece, and puts its bytes where they belong. Returns its buffer, which devices may still
-    read."""
+    read. `others`: the numbers of those that do not go to one place in host memory, rising."""
     piece, buffer, transfer = pending.popleft()
+    first, end = piece.first, piece.first + len(piece.sizes)
     if transfer.wait() < piece.needed_bytes:
-        raise DataCorruption(f"{path} ends within tensor {wanted[piece.parts[-1].tensor].tensor.name!r}")
+        raise DataCorruption(f"{path} ends within tensor {wanted.tensors[end - 1].name!r}")
+    addresses = wanted.targets[first:end]
+    targets = np.where(addresses, addresses + piece.starts, np.uint64(0))
+    crc32c_ranges(sums[first:end], buffer.memory, piece.begins, piece.sizes, targets)
     on_devices: list[tuple[DevicePlace, int, int, int]] = []
-    for index, start, at, size_bytes in piece.parts:
-        data, place = buffer.memory[at : at + size_bytes], wanted[index].place
-        if isinstance(place, memoryview):
-            sums[index] = crc32c_copy(place[start : start + size_bytes], data, sums[index])
-            continue
-        sums[index] = crc32c(data, sums[index])
+    for index in others[bisect_left(others, first) : bisect_left(others, end)]:
+        start, at, size_bytes = (int(each[index - first]) for each in (piece.starts, piece.begins, piece.sizes))
+        place = wanted.places[index]
         if isinstance(place, Scattered):
-            place.put(wanted[index].begin + start, data)
-        elif place is not None:
+            place.put(int(wanted.begins[index]) + start, buffer.memory[at : at + size_bytes])
+        elif isinstance(place, DevicePlace) and size_bytes:
             on_devices.append((place, start, at, size_bytes))
     buffer.copy_to_devices(on_devices)
     return buffer

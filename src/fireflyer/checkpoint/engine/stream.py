@@ -13,7 +13,7 @@ from typing import Final
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES, Disk, DiskFile, Transfer
-from fireflyer.checkpoint.core.blocks import block_sizes
+from fireflyer.checkpoint.core.blocks import all_block_sizes
 from fireflyer.checkpoint.core.manifest import ShardRecord
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, TensorSpec
 from fireflyer.checkpoint.engine.image import WRITE_BYTES, RunningSums, records_of
@@ -84,7 +84,7 @@ def write_stream(
     `source` raise."""
     sizes = [item.spec.size_bytes for item in placed]
     file_bytes = len(header) + sum(sizes)
-    sums = RunningSums([len(header), *(size for whole in sizes for size in block_sizes(whole))])
+    sums = RunningSums([len(header), *all_block_sizes(sizes)])
     with contextlib.closing(disk.create(path, direct=True)) as file:
         file.allocate(file_bytes)
         writer = _Writer(file, file_bytes, sums)
