@@ -24,11 +24,12 @@ from fireflyer.collectives.planning.routing import default_plan
 
 
 def test_the_smallest_scale_has_a_result_of_each_case() -> None:
-    suite = run(Options("tiny", ("cluster", "random"), 1))
+    suite = run(Options("tiny", ("cluster", "random", "adaptive"), 1))
     assert [(one.case, one.metric) for one in suite.results] == [
         ("cluster/128-gpus/allreduce-and-reads", "time_s"),
         ("cluster/128-gpus/allreduce-and-reads", "peak_memory_bytes"),
         ("random/64-flows/to-the-end", "time_s"),
+        ("adaptive/200-transfers/16-nodes", "processor_s"),
     ]
 
 
