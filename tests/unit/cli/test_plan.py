@@ -214,6 +214,17 @@ def test_mistakes_in_traffic_are_one_line(
     assert words in refused(capsys, "network", network, *options)
 
 
+def test_nodes_that_no_way_joins_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    network = tmp_path / "apart.toml"
+    apart = NETWORK.replace('"two-layer"', '"zones"').replace("radix = 8\n", "radix = 8\nbetween = 0\n")
+    network.write_text(apart.replace("count = 32", "count = 16"))
+    assert "paths without a common link, first to last node: 0" in said(capsys, "network", str(network))
+    assert "cannot reach node" in refused(capsys, "network", str(network), "--traffic", "ring")
+    assert "is not understood; write it like 512KiB" in refused(
+        capsys, "network", str(network), "--traffic", "ring", "--back-pressure", "--size", "5XB"
+    )
+
+
 def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:
     prices = str(Path(network).with_name("prices.toml"))
     shown = json.loads(said(capsys, "compare", network, "v3-two-layer", "--prices", prices, "--json"))
@@ -252,6 +263,7 @@ def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     prompt = "prompt tokens per second of a GPU"
     assert free[prompt] == pytest.approx(400e12 * 3 / 249.811e9, rel=1e-4)
     assert lent[prompt] == pytest.approx(free[prompt] * 112 / 132)
+    assert lent["share of SMs that compute during prefill"] == pytest.approx(112 / 132)
     assert lent["share of GPUs for prefill"] > free["share of GPUs for prefill"]
     config.write_text("[]")
     assert "is no JSON object" in refused(capsys, "model", str(config))
