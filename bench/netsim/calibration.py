@@ -27,7 +27,7 @@ from fireflyer.collectives.planning.routing import default_plan, layout_of
 from fireflyer.netsim import simulate_paths
 from fireflyer.topology.node_fabric import Path
 
-__all__ = ["LAYOUTS", "Calibration", "calibrate", "calibration_results", "simulated_s"]
+__all__ = ["LAYOUTS", "Calibration", "Errors", "calibrate", "calibration_results", "simulated_s"]
 
 RANKS: Final = "bench.netsim.ranks"
 KIND: Final = "allreduce"
@@ -46,6 +46,8 @@ STEPS: Final = 30
 WORDS: Final = 2e9
 """Bytes that a call is repeated for, at the most, so that small arrays are not measured once."""
 MOST_CALLS: Final = 20
+MOST_MEDIAN, MOST_WORST = 0.2, 1.0
+"""Errors of all predictions, on an idle machine."""
 
 
 class Calibration(NamedTuple):
@@ -104,7 +106,7 @@ def _bisected(falling: Callable[[float], float], wanted: float, least: float) ->
 
 
 def calibration_results(options: Options) -> list[Result]:
-    """Median and worst error of each layout, over all sizes."""
+    """Median and worst error of each layout over all sizes, and of all layouts that were measured."""
     with python_ranks(CALIBRATED_ON, RANKS) as crew:
         _joined(crew)
         small_s, large_s = (_measured_s(crew, size, options) for size in (SMALL, LARGE))
@@ -115,28 +117,52 @@ def calibration_results(options: Options) -> list[Result]:
     processors = len(os.sched_getaffinity(0))
     given = calibrate(default_plan(node_list(CALIBRATED_ON)), small_s, large_s, sums_s, processors)
     found: list[Result] = []
+    ours, model = Errors([]), Errors([])
     for layout in LAYOUTS[options.scale]:
         case = f"prediction/{KIND}/{layout}"
         if options.selects(case):
-            found += _predicted(case, layout, given, speeds, options)
-    return found
+            simulated, modelled, note = _predicted(layout, given, speeds, options)
+            found += _results(case, simulated, modelled, note, judged=False)
+            ours, model = Errors(ours.ratios + simulated.ratios), Errors(model.ratios + modelled.ratios)
+    return found + _results(f"prediction/{KIND}/all", ours, model, f"{len(ours.ratios)} sizes and layouts", judged=True)
 
 
-def _predicted(case: str, layout: str, given: Calibration, speeds: Speeds, options: Options) -> list[Result]:
+class Errors(NamedTuple):
+    ratios: list[float]
+    """Of each prediction over what was measured."""
+
+    @property
+    def median(self) -> float:
+        """Of 1."""
+        return statistics.median(abs(ratio - 1) for ratio in self.ratios)
+
+    @property
+    def worst(self) -> float:
+        """By how much of the smaller the larger of both is longer: 1 where one is twice the other."""
+        return max(max(ratio, 1 / ratio) for ratio in self.ratios) - 1
+
+
+def _predicted(layout: str, given: Calibration, speeds: Speeds, options: Options) -> tuple[Errors, Errors, str]:
+    """Of the simulation and of the cost model, and the times."""
     plan = default_plan(node_list(layout))
-    simulated, modelled, shown = [], [], []
+    simulated, modelled, shown = Errors([]), Errors([]), []
     with python_ranks(layout, RANKS) as crew:
         _joined(crew)
         for size in SIZES[options.scale]:
             measured = _measured_s(crew, size, options)
             ours, model = simulated_s(plan, size, given), _modelled_s(plan, size, speeds)
-            simulated.append(abs(ours / measured - 1))
-            modelled.append(abs(model / measured - 1))
+            simulated.ratios.append(ours / measured)
+            modelled.ratios.append(model / measured)
             shown.append(f"{size // MIB} MiB {measured * 1e3:.1f} ms, {ours * 1e3:.1f}, {model * 1e3:.1f}")
-    note = "measured, simulated, cost model: " + "; ".join(shown)
+    return simulated, modelled, "measured, simulated, cost model: " + "; ".join(shown)
+
+
+def _results(case: str, ours: Errors, model: Errors, note: str, *, judged: bool) -> list[Result]:
+    median = f"ours <= {MOST_MEDIAN:.0%}" if judged else ""
+    worst = f"ours <= {1 + MOST_WORST:g}x" if judged else ""
     return [
-        _result(case, "median_error_share", statistics.median(simulated), statistics.median(modelled), note),
-        _result(case, "worst_error_share", max(simulated), max(modelled), note),
+        _result(case, "median_error_share", ours.median, model.median, note, median, met=ours.median <= MOST_MEDIAN),
+        _result(case, "worst_error_share", ours.worst, model.worst, note, worst, met=ours.worst <= MOST_WORST),
     ]
 
 
@@ -162,7 +188,7 @@ def _measured_s(crew: Crew, nbytes: int, options: Options) -> float:
     return statistics.median(rounds)
 
 
-def _result(case: str, metric: str, ours: float, model: float, note: str) -> Result:
+def _result(case: str, metric: str, ours: float, model: float, note: str, target: str, *, met: bool) -> Result:
     def shown(value: float) -> Figure:
         return figure([value])
 
@@ -174,6 +200,8 @@ def _result(case: str, metric: str, ours: float, model: float, note: str) -> Res
         ours=shown(ours),
         peers={"cost model of collectives": shown(model)},
         bound=None,
-        target="",
+        target=target,
         note=note,
+        met=met if target else None,
+        verdicts={target: met} if target else {},
     )

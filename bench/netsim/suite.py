@@ -9,16 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from bench.netsim.calibration import LAYOUTS, calibration_results
-from bench.netsim.workload import GPUS_PER_NODE, random_flows
+from bench.netsim.workload import GPUS_PER_NODE, queued_flows, random_flows
 from bench.report import Figure, Options, Result, Suite, figure
 from fireflyer.base.units import GIB
 from fireflyer.native import FlowRun
-from fireflyer.netsim import Links, Router
+from fireflyer.netsim import Links, Router, Settings, simulate
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer
 
@@ -29,9 +29,13 @@ ORACLE: Final = ROOT / "tests/support/simgrid_flows.py"
 NODES: Final = {"tiny": (16,), "brief": (128,), "full": (312, 625, 1250)}
 FLOWS: Final = {"tiny": ((64, 8),), "brief": ((512, 32),), "full": ((2048, 64), (8192, 64))}
 """Flows and ports of a switch."""
+ADAPTIVE: Final = {"tiny": ((200, 8),), "brief": ((5000, 32),), "full": ((50_000, 64),)}
+"""Transfers and ports of a switch."""
 MOST_S: Final = 10.0
 MOST_BYTES: Final = 2 * GIB
 TIMES_SIMGRID: Final = 20
+MOST_ROUNDS: Final = 3
+"""Since SimGrid takes minutes for the largest case."""
 
 
 def run(options: Options) -> Suite:
@@ -44,6 +48,10 @@ def run(options: Options) -> Suite:
         case = f"random/{flows}-flows/to-the-end"
         if options.selects(case):
             results.append(_random(case, flows, radix, options))
+    for count, radix in ADAPTIVE[options.scale]:
+        case = f"adaptive/{count}-transfers/{radix * radix // 4}-nodes"
+        if options.selects(case):
+            results.append(_adaptive(case, count, radix, options))
     if any(options.selects(f"prediction/allreduce/{layout}") for layout in LAYOUTS[options.scale]):
         results += calibration_results(options)
     return Suite(
@@ -51,7 +59,8 @@ def run(options: Options) -> Suite:
         remarks=(
             f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; cluster: checks, routes and run of given "
             "transfers in a process of its own, whose memory is all of it; random: rates and events alone, on both "
-            "sides; prediction: one machine is all nodes, rates are calibrated on 3x1 and 1x3",
+            "sides in turns, the first round not counted, SimGrid in a new process each time; adaptive: no peer; "
+            "prediction: one machine is all nodes, rates are calibrated on 3x1 and 1x3",
         ),
     )
 
@@ -88,8 +97,8 @@ def _random(case: str, flows: int, radix: int, options: Options) -> Result:
     links = Links(fabric)
     router = Router(links, "ecmp", seed=flows)
     ways = [router.flows(one.id, one.source, one.target)[0].links for one in transfers]
-    ours, theirs, missing = [], [], ""
-    for _ in range(min(options.rounds, 3)):
+    ours, theirs, missing, name = [], [], "", "SimGrid"
+    for _ in range(1 + min(options.rounds, MOST_ROUNDS)):  # in turns; the first round warms up
         seconds, finish_s = _native(links, transfers, ways)
         ours.append(seconds)
         if not missing:
@@ -97,10 +106,12 @@ def _random(case: str, flows: int, radix: int, options: Options) -> Result:
             if isinstance(peer, str):
                 missing = peer
                 continue
-            theirs.append(peer[0])
-            np.testing.assert_allclose(finish_s, peer[1], rtol=1e-6)
+            theirs.append(peer.engine_s)
+            name = f"SimGrid {peer.version}"
+            np.testing.assert_allclose(finish_s, peer.finish_s, rtol=1e-6)
+    ours, theirs = ours[1:], theirs[1:]
     target = f"ours <= SimGrid/{TIMES_SIMGRID}" if flows == 8192 else ""
-    peers: dict[str, Figure | str] = {"SimGrid": missing or figure(theirs)}
+    peers: dict[str, Figure | str] = {name: missing or figure(theirs)}
     met = None if missing else figure(ours).median * TIMES_SIMGRID <= figure(theirs).median
     return _result(case, "time_s", figure(ours), peers, target, met, f"{fabric.nodes} nodes, ECMP")
 
@@ -124,10 +135,29 @@ def _native(links: Links, transfers: list[Transfer], ways: list[tuple[int, ...]]
     return time.perf_counter() - begun, engine.finish_s
 
 
-def _simgrid(
-    fabric: Fabric, links: Links, transfers: list[Transfer], ways: list[tuple[int, ...]]
-) -> tuple[float, list[float]] | str:
-    """Seconds of its engine, and when each flow ended; or why there is nothing."""
+def _adaptive(case: str, count: int, radix: int, options: Options) -> Result:
+    """Processor time of routes and run where each transfer is divided over all links; nobody else divides flows."""
+    fabric, transfers = queued_flows(count, radix)
+    seconds, events = [], 0
+    for _ in range(1 + min(options.rounds, MOST_ROUNDS)):  # the first round warms up
+        begun = time.process_time()
+        events = simulate(fabric, transfers, Settings(routing="adaptive")).events
+        seconds.append(time.process_time() - begun)
+    taken = figure(seconds[1:])
+    target = f"ours < {MOST_S:g} s" if count == 50_000 else ""
+    note = f"{fabric.nodes} nodes, each sends one transfer after the other; {events:,} events"
+    return _result(case, "processor_s", taken, {}, target, taken.median < MOST_S, note)
+
+
+class _Peer(NamedTuple):
+    engine_s: float
+    finish_s: list[float]
+    """Of each flow."""
+    version: str
+
+
+def _simgrid(fabric: Fabric, links: Links, transfers: list[Transfer], ways: list[tuple[int, ...]]) -> _Peer | str:
+    """Or why there is nothing."""
     network = {
         "capacities": [fabric.link_bytes_per_s] * len(links.ends),
         "flows": [[0.0, one.nbytes, list(way)] for one, way in zip(transfers, ways, strict=True)],
@@ -137,8 +167,8 @@ def _simgrid(
     )
     if done.returncode != 0:
         return "SimGrid did not run; apt-get install python3-simgrid"
-    seconds = next(line for line in done.stderr.splitlines() if line.startswith("engine ran for"))
-    return float(seconds.split()[3]), json.loads(done.stdout)[0]
+    words = next(line for line in done.stderr.splitlines() if line.startswith("engine ran for")).split()
+    return _Peer(float(words[3]), json.loads(done.stdout)[0], words[-1])
 
 
 def _result(

@@ -120,3 +120,23 @@ def random_flows(flows: int, radix: int) -> tuple[Fabric, list[Transfer]]:
         source, target = rng.sample(range(nodes), 2)
         found.append(Transfer(id=number, source=source, target=target, nbytes=rng.randrange(64 * KIB, 1024 * MIB)))
     return fabric, found
+
+
+def queued_flows(count: int, radix: int) -> tuple[Fabric, list[Transfer]]:
+    """Each node of a two-layer tree sends to one node after the other, at random."""
+    nodes = radix * radix // 4
+    fabric = two_layer_tree([NodeGroup(kind="gpu", count=nodes)], radix=radix, gbit_per_s=400)
+    rng = random.Random(count)
+    found = []
+    for number in range(count):
+        source, target = number % nodes, rng.randrange(nodes - 1)
+        found.append(
+            Transfer(
+                id=number,
+                source=source,
+                target=target + (target >= source),
+                nbytes=rng.randrange(64 * KIB, 256 * MIB),
+                after=(number - nodes,) if number >= nodes else (),
+            )
+        )
+    return fabric, found

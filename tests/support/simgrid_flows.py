@@ -9,7 +9,7 @@ import json
 import sys
 import time
 
-from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone, this_actor
+from simgrid import Actor, Comm, Engine, LinkInRoute, NetZone, simgrid_version, this_actor
 
 SETTINGS = (
     "network/model:CM02",
@@ -55,7 +55,8 @@ def main() -> None:
     Actor.create("director", director, direct)
     begun = time.perf_counter()
     engine.run()
-    print(f"engine ran for {time.perf_counter() - begun:.6f} s", file=sys.stderr)
+    ran_s = time.perf_counter() - begun
+    print(f"engine ran for {ran_s:.6f} s, version {simgrid_version}", file=sys.stderr)
     json.dump(finished, sys.stdout)
 
 

@@ -67,7 +67,7 @@ void bind_netsim(nb::module_& m) {
       .def("pending_flows", [](const ff::FlowRun& self) { return array_of(self.pending_flows()); })
       .def_prop_ro("start_s", [](const ff::FlowRun& self) { return array_of(std::vector<double>(self.start_s())); }, nb::rv_policy::move)
       .def_prop_ro("finish_s", [](const ff::FlowRun& self) { return array_of(std::vector<double>(self.finish_s())); }, nb::rv_policy::move)
-      .def_prop_ro("link_bytes", [](const ff::FlowRun& self) { return array_of(self.link_bytes()); }, nb::rv_policy::move)
+      .def_prop_ro("path_bytes", [](const ff::FlowRun& self) { return array_of(self.path_bytes()); }, nb::rv_policy::move)
       .def_prop_ro("events", &ff::FlowRun::events);
 
   nb::class_<ff::PacketRun>(m, "PacketRun")

@@ -10,6 +10,8 @@ namespace {
 
 // Rounding: what differs by less counts as equal. Each check is of the state itself, so that errors do not add up.
 constexpr double tolerance = 1e-12;
+// Of the paths with flows, one in so many: where more have joined and others follow, all join.
+constexpr std::size_t part_of_all = 4;
 
 }  // namespace
 
@@ -73,9 +75,11 @@ std::span<const std::uint32_t> FairRates::solve() {
   joined_.clear();
   solved_.clear();
   apply_changes();
-  do {
+  fill();
+  while (grow()) {
+    if (joined_.size() > active_.size() / part_of_all) join_all();
     fill();
-  } while (grow());
+  }
   for (const std::uint32_t path : joined_) {
     paths_[path].joined = false;
     for (const Hop& hop : hops(path)) use_of(hop).joined = false;
@@ -118,6 +122,8 @@ void FairRates::apply_changes() {
 void FairRates::insert(std::uint32_t path) {
   Path& one = paths_[path];
   one.active = true;
+  one.place = static_cast<std::uint32_t>(active_.size());
+  active_.push_back(path);
   for (std::uint32_t at = 0; at < one.count; ++at) {
     Hop& hop = hops_[one.first + at];
     std::vector<Use>& uses = links_[hop.link].uses;
@@ -129,6 +135,9 @@ void FairRates::insert(std::uint32_t path) {
 void FairRates::erase(std::uint32_t path) {
   Path& one = paths_[path];
   one.active = false;
+  active_[one.place] = active_.back();
+  paths_[active_.back()].place = one.place;
+  active_.pop_back();
   for (std::uint32_t at = 0; at < one.count; ++at) {
     const Hop hop = hops_[one.first + at];
     std::vector<Use>& uses = links_[hop.link].uses;
@@ -156,6 +165,10 @@ void FairRates::join(std::uint32_t path) {
     links_[hop.link].touched = true;
     touched_.push_back(hop.link);
   }
+}
+
+void FairRates::join_all() {
+  for (const std::uint32_t path : active_) join(path);
 }
 
 // What a link carries for the paths whose level is known, and what grows on it.

@@ -267,11 +267,10 @@ std::vector<std::int64_t> FlowRun::pending_flows() const {
   return found;
 }
 
-std::vector<double> FlowRun::link_bytes() const {
-  std::vector<double> found(rates_.links(), 0.0);
-  for (std::uint32_t path = 0; path < progress_.size(); ++path) {
-    for (const FairRates::Hop& hop : rates_.hops(path)) found[hop.link] += hop.share * progress_[path].carried;
-  }
+std::vector<double> FlowRun::path_bytes() const {
+  std::vector<double> found;
+  found.reserve(progress_.size());
+  for (const Progress& progress : progress_) found.push_back(progress.carried);
   return found;
 }
 

@@ -70,7 +70,7 @@ void flows_end_and_no_byte_is_lost(unsigned seed) {
   run.run_until(forever);
   for (const double end : run.finish_s()) CHECK(std::isfinite(end));
   CHECK(run.pending_flows().empty());
-  CHECK(std::abs(sum(run.link_bytes()) - 2 * sum(made.nbytes)) <= 1.0);
+  CHECK(std::abs(sum(run.path_bytes()) - sum(made.nbytes)) <= 1.0);
 }
 
 void packets_end_in_the_smallest_buffers(unsigned seed) {

@@ -28,6 +28,11 @@ class Incidence(NamedTuple):
     def flows(self) -> int:
         return len(self.starts) - 1
 
+    def loads(self, amounts: NDArray[np.float64], links: int) -> NDArray[np.float64]:
+        """On each of `links`, for an amount of each flow."""
+        each = np.repeat(amounts, np.diff(self.starts)) * self.weights
+        return np.bincount(self.links, each, minlength=links).astype(np.float64, copy=False)
+
     @classmethod
     def of(cls, rows: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> Incidence:
         """Of links and weights of each flow."""

@@ -64,6 +64,10 @@ class Links:
         """Links from vertex `a` to vertex `b`."""
         return [hop.link for hop in self.hops[a] if hop.to == b]
 
+    def switches_of(self, node: int) -> tuple[int, ...]:
+        """At the other ends of its links."""
+        return self._switches_of[node]
+
     def next_hops(self, at: int, target: int) -> list[Hop]:
         """Links on shortest paths from a vertex to node `target`, another vertex; nodes on the way do not forward."""
         starts = self._switches_of[target]

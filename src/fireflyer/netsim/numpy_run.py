@@ -49,7 +49,7 @@ class FlowEngine(Protocol):
     @property
     def finish_s(self) -> Reals: ...
     @property
-    def link_bytes(self) -> Reals: ...
+    def path_bytes(self) -> Reals: ...
     @property
     def events(self) -> int: ...
 
@@ -60,7 +60,7 @@ class NumpyFlowRun:
         self._rows: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
         self._weights: list[float] = []
         self._starts: list[tuple[float, int]] = []
-        self._link_bytes = np.zeros(len(capacities))
+        self._path_bytes: list[float] = []
         self._now_s = 0.0
         self._begun = False
         self.events = 0
@@ -68,6 +68,7 @@ class NumpyFlowRun:
     def add_path(self, links: NDArray[np.uint32], shares: Reals, weight: float = 1.0) -> int:
         self._rows.append((tuple(links.tolist()), tuple(shares.tolist())))
         self._weights.append(weight)
+        self._path_bytes.append(0.0)
         return len(self._rows) - 1
 
     def add_transfers(
@@ -96,8 +97,8 @@ class NumpyFlowRun:
         self.finish_s = np.full(count, np.inf)
 
     @property
-    def link_bytes(self) -> Reals:
-        return self._link_bytes.copy()
+    def path_bytes(self) -> Reals:
+        return np.array(self._path_bytes, np.float64)
 
     def run_until(self, time_s: float) -> None:
         if not self._begun:
@@ -112,7 +113,7 @@ class NumpyFlowRun:
             )
             ends_s = self._now_s + self._left[moving] / rates
             next_s = min(float(ends_s.min(initial=np.inf)), self._starts[0][0] if self._starts else np.inf)
-            self._move(moving, rows, rates, min(next_s, time_s) if min(next_s, time_s) < np.inf else self._now_s)
+            self._move(moving, rates, min(next_s, time_s) if min(next_s, time_s) < np.inf else self._now_s)
             if next_s > time_s or next_s == np.inf:
                 return
             self.events += 1
@@ -126,12 +127,12 @@ class NumpyFlowRun:
     def pending_flows(self) -> Integers:
         return np.flatnonzero(self._state != _ENDED)
 
-    def _move(self, moving: Integers, rows: Incidence, rates: Reals, until_s: float) -> None:
+    def _move(self, moving: Integers, rates: Reals, until_s: float) -> None:
         lasts = max(0.0, until_s - self._now_s)
         moved = np.minimum(rates * lasts, self._left[moving])
         self._left[moving] -= moved
-        per_link = np.repeat(moved, np.diff(rows.starts)) * rows.weights
-        self._link_bytes += np.bincount(rows.links, per_link, minlength=len(self._link_bytes))
+        for path, nbytes in zip(self._path[moving].tolist(), moved.tolist(), strict=True):
+            self._path_bytes[path] += nbytes
         self._now_s = max(self._now_s, until_s)
 
     def _begin(self, place: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fireflyer.base.errors import UsageError
 from fireflyer.netsim.arrays import NO_ROUTE, Route, transfer_arrays
+from fireflyer.netsim.fair import Incidence
 from fireflyer.netsim.simulate import ENGINES, Engine, NetworkRun, check_lanes
 from fireflyer.topology.traffic import Transfer, check_transfers
 
@@ -52,6 +53,7 @@ def simulate_paths(
             raise UsageError(f"the path {path} has links beyond the {len(rates)} that there are, or weights below 0")
     run = ENGINES[engine](rates)
     known: dict[tuple[tuple[int, ...], tuple[float, ...], int], int] = {}
+    rows: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
     routes = []
     for one, path in zip(transfers, paths, strict=True):
         if not one.nbytes or not path.links:
@@ -59,8 +61,10 @@ def simulate_paths(
             continue
         key = (path.links, path.weights, one.lane)
         if key not in known:
+            rows.append((path.links, path.weights))
             known[key] = run.add_path(np.array(path.links, np.uint32), np.array(path.weights), lane_weights[one.lane])
         routes.append(Route((known[key],), (1.0,)))
     run.add_transfers(*transfer_arrays(transfers, routes, [0] * len(transfers)))
     run.run_until(float("inf"))
-    return NetworkRun(run.start_s, run.finish_s, run.link_bytes, run.events)
+    link_bytes = Incidence.of(rows).loads(run.path_bytes, len(rates))
+    return NetworkRun(run.start_s, run.finish_s, link_bytes, run.events)

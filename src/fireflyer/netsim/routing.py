@@ -42,6 +42,7 @@ class Router:
             raise UsageError(f"{queue_pairs} queue pairs of a transfer; use 1 to {MAX_PAIRS}")
         self._links, self._routing, self._pairs, self._seed = links, routing, queue_pairs, seed
         self._known: dict[tuple[int, int], Flow] = {}
+        self._middles: dict[tuple[tuple[tuple[int, float], ...], tuple[int, ...]], _Part] = {}
 
     @property
     def flows_of_transfer(self) -> int:
@@ -82,18 +83,44 @@ class Router:
         return tuple(links)
 
     def _divided(self, source: int, target: int) -> Flow:
-        shares = {source: 1.0}
+        """By its first links, those between switches, which many pairs of nodes have in common, and its last links."""
+        first = self._spread({source: 1.0}, target, switches=False)
+        ends = self._links.switches_of(target)
+        key = (tuple(first.arrived.items()), ends)
+        middle = self._middles.get(key)
+        if middle is None:
+            middle = self._middles[key] = self._spread(first.arrived, target, switches=True)
+        last = self._spread(middle.arrived, target, switches=False)
+        parts = (first, middle, last)
+        return Flow(1.0, sum((one.links for one in parts), ()), sum((one.shares for one in parts), ()))
+
+    def _spread(self, shares: dict[int, float], target: int, *, switches: bool) -> _Part:
+        """From vertices with so much of a transfer each over one link, or with `switches` to those at the target."""
+        ends = self._links.switches_of(target)
         used: dict[int, float] = {}
+        arrived: dict[int, float] = {}
         while shares:
             after: dict[int, float] = {}
             for at, share in shares.items():
+                if switches and at in ends:
+                    arrived[at] = arrived.get(at, 0.0) + share
+                    continue
                 hops = self._links.next_hops(at, target)
                 for link, to in hops:
                     used[link] = used.get(link, 0.0) + share / len(hops)
-                    if to != target:
-                        after[to] = after.get(to, 0.0) + share / len(hops)
-            shares = after
-        return Flow(1.0, tuple(used), tuple(used.values()))
+                    after[to] = after.get(to, 0.0) + share / len(hops)
+            shares = after if switches else {}
+            if not switches:
+                arrived = after
+        return _Part(tuple(used), tuple(used.values()), arrived)
+
+
+class _Part(NamedTuple):
+    """Of a flow: links with its shares, and where it has arrived."""
+
+    links: tuple[int, ...]
+    shares: tuple[float, ...]
+    arrived: dict[int, float]
 
 
 def flow_key(transfer: Transfer) -> int:

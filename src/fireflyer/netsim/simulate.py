@@ -20,6 +20,8 @@ from fireflyer.base.errors import UsageError
 from fireflyer.native import FlowRun
 from fireflyer.netsim.arrays import NO_ROUTE, Latency, Route, transfer_arrays
 from fireflyer.netsim.failures import LinkFailure, Outage, outages
+from fireflyer.netsim.fair import Incidence
+from fireflyer.netsim.limits import limiting_hops
 from fireflyer.netsim.links import Links
 from fireflyer.netsim.numpy_run import FlowEngine, NumpyFlowRun
 from fireflyer.netsim.routing import Router, Routing, flow_key
@@ -89,6 +91,7 @@ def simulate(
         raise UsageError(f"capacities are one rate above 0 for each of the {len(links.ends)} directed links")
     moments = outages(failures, links, given.reroute_ns)
     run = _Run(links, ENGINES[given.engine](rates), transfers, given)
+    run.begin(rates, reroutes=bool(moments))
     for moment in moments:
         run.change(moment)
     return run.to_end()
@@ -112,14 +115,32 @@ class _Run:
     def __init__(self, links: Links, engine: FlowEngine, transfers: Sequence[Transfer], settings: Settings) -> None:
         self._links, self._engine, self._transfers, self._settings = links, engine, transfers, settings
         self._paths: dict[tuple[tuple[int, ...], tuple[float, ...], float], int] = {}
-        self._links_of: list[tuple[int, ...]] = []
+        self._rows: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
+        """Links and shares of each path."""
+        self._lane_weights: list[float] = []
         self._router = self._routed(links)
         self._known: dict[tuple[int, int, int, int], Route] = {}
-        routes = [self._route(one) if one.nbytes else NO_ROUTE for one in transfers]
-        latency = Latency(links, message_ns=settings.message_latency_ns, switch_ns=settings.switch_latency_ns)
-        arrays = transfer_arrays(transfers, routes, [latency.of(one) for one in transfers])
-        engine.add_transfers(*arrays)
+
+    def begin(self, capacities: NDArray[np.float64], *, reroutes: bool) -> None:
+        """`reroutes`: there will be calls of `change`. Without them all paths are known from the beginning, so that
+        links that cannot limit any are left out; the engine in NumPy, as the twin of all this, gets every link."""
+        settings = self._settings
+        routes = [self._route(one) if one.nbytes else NO_ROUTE for one in self._transfers]
+        latency = Latency(self._links, message_ns=settings.message_latency_ns, switch_ns=settings.switch_latency_ns)
+        arrays = transfer_arrays(self._transfers, routes, [latency.of(one) for one in self._transfers])
+        rows = Incidence.of(self._rows)
+        counts = np.ones(len(rows.links), bool)
+        if not reroutes and settings.engine == "native":
+            counts = limiting_hops(rows, capacities)
+        for path in range(len(self._rows)):
+            hops = slice(rows.starts[path], rows.starts[path + 1])
+            self._add_to_engine(path, rows.links[hops][counts[hops]], rows.weights[hops][counts[hops]])
+        self._engine.add_transfers(*arrays)
         self._flow_starts = arrays.flow_starts
+
+    def _add_to_engine(self, path: int, links: NDArray[np.int64], shares: NDArray[np.float64]) -> None:
+        """Paths have the numbers of their rows."""
+        self._engine.add_path(links.astype(np.uint32), shares, self._lane_weights[path])
 
     def _routed(self, links: Links) -> Router:
         return Router(links, self._settings.routing, queue_pairs=self._settings.queue_pairs, seed=self._settings.seed)
@@ -139,9 +160,9 @@ class _Run:
     def _path(self, links: tuple[int, ...], shares: tuple[float, ...], weight: float) -> int:
         found = self._paths.get((links, shares, weight))
         if found is None:
-            found = self._engine.add_path(np.array(links, np.uint32), np.array(shares), weight)
-            self._paths[links, shares, weight] = found
-            self._links_of.append(links)
+            found = self._paths[links, shares, weight] = len(self._rows)
+            self._rows.append((links, shares))
+            self._lane_weights.append(weight)
         return found
 
     def change(self, outage: Outage) -> None:
@@ -151,12 +172,16 @@ class _Run:
         self._known = {}
         owners = np.searchsorted(self._flow_starts, self._engine.pending_flows(), side="right") - 1
         for place in np.unique(owners).tolist():
+            before = len(self._rows)
             try:
                 paths = self._route(self._transfers[place]).paths
             except UsageError:
                 paths = (-1,) * self._router.flows_of_transfer
+            for path in range(before, len(self._rows)):
+                links, shares = self._rows[path]
+                self._add_to_engine(path, np.array(links, np.int64), np.array(shares))
             for flow, path in enumerate(paths, int(self._flow_starts[place])):
-                down = path < 0 or not outage.failed.isdisjoint(self._links_of[path])
+                down = path < 0 or not outage.failed.isdisjoint(self._rows[path][0])
                 self._engine.set_route(flow, -1 if down else path)
 
     def to_end(self) -> NetworkRun:
@@ -165,4 +190,5 @@ class _Run:
         start_s, finish_s = run.start_s, run.finish_s
         stuck = np.flatnonzero(np.isfinite(start_s) & ~np.isfinite(finish_s)).tolist()
         cut_off = tuple(self._transfers[place].id for place in stuck)
-        return NetworkRun(start_s, finish_s, run.link_bytes, run.events, cut_off)
+        link_bytes = Incidence.of(self._rows).loads(run.path_bytes, len(self._links.ends))
+        return NetworkRun(start_s, finish_s, link_bytes, run.events, cut_off)

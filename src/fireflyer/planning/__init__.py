@@ -9,6 +9,7 @@ from fireflyer.planning.cluster import (
     TrainingPart,
     plan_cluster,
     ring_of,
+    with_simulation,
 )
 from fireflyer.planning.costs import (
     BillLine,
@@ -26,6 +27,7 @@ from fireflyer.planning.node_limits import Limits, hfreduce_limits, host_memory_
 from fireflyer.planning.page import render_cluster
 from fireflyer.planning.prices import NodePrice, Price, PriceList
 from fireflyer.planning.published import PublishedFigure, PublishedRow, published_figures
+from fireflyer.planning.step_traffic import SimulatedStep
 
 __all__ = [
     "Amount",
@@ -46,6 +48,7 @@ __all__ = [
     "PricedLine",
     "PublishedFigure",
     "PublishedRow",
+    "SimulatedStep",
     "StoragePart",
     "TrainingPart",
     "amount_of",
@@ -61,4 +64,5 @@ __all__ = [
     "render_cluster",
     "ring_of",
     "ring_pcie_bandwidth",
+    "with_simulation",
 ]

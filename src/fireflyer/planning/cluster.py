@@ -20,10 +20,12 @@ from fireflyer.planning.amounts import Amount, amount_of
 from fireflyer.planning.costs import Ownership, bill_of, break_even_hours, cost_of_ownership, price_bill
 from fireflyer.planning.network_file import NetworkFile
 from fireflyer.planning.prices import PriceList
+from fireflyer.planning.step_traffic import SimulatedStep, checkpoint_load, simulate_step, transfers_of
+from fireflyer.planning.traffic import MAX_STORAGE_NODES, nodes_of_kind
 from fireflyer.topology.fabrics import Fabric, NodeGroup
 
 __all__ = ["CheckpointPart", "ClusterAnswer", "ClusterPlan", "CostAnswer", "FailureAnswer", "StoragePart"]
-__all__ += ["TrainingPart", "plan_cluster", "ring_of"]
+__all__ += ["TrainingPart", "plan_cluster", "ring_of", "with_simulation"]
 
 MOST_RING_NODES: Final = 4096
 """In the ring whose slowest flow is simulated."""
@@ -138,6 +140,8 @@ class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     days: Amount
     checkpoint: CheckpointAnswer | None
     cost: CostAnswer | None
+    simulated: SimulatedStep | None = None
+    """Beside `alone` and `contended`; None where it was not asked for, or has too many transfers."""
     notes: tuple[str, ...] = ()
     """What stands in the way, one sentence each."""
 
@@ -196,6 +200,43 @@ def plan_cluster(
         cost=None if prices is None else _cost(given, network, fabric, prices, plan, stretched),
     )
     return msgspec.structs.replace(answer, notes=tuple(_notes(answer, node, ports)))
+
+
+def with_simulation(
+    answer: ClusterAnswer,
+    given: ClusterPlan,
+    network: NetworkFile,
+    node: NodeModel,
+    plan: ParallelPlan,
+    shape: ModelShape,
+    *,
+    most_transfers: int,
+    queue_pairs: int = 1,
+    seed: int = 0,
+) -> ClusterAnswer:
+    """The answer of `plan_cluster` with a step that is simulated transfer by transfer, ranks being placed in order
+    under ECMP: alone and, with storage, while all nodes write a checkpoint. With more than `most_transfers` flows a
+    note says why there is none."""
+    fabric = network.build()
+    group = _group(fabric, given.gpu_kind, "gpu_kind")
+    settings = Settings(routing="ecmp", queue_pairs=max(queue_pairs, group.ports), seed=seed)
+    flows = transfers_of(plan, node) * settings.queue_pairs
+    if flows > most_transfers:
+        words = f"a step has {flows:,} transfers, more than {most_transfers:,}: it is not simulated"
+        return msgspec.structs.replace(answer, notes=(*answer.notes, words))
+    notes = answer.notes
+    load = None
+    if answer.checkpoint is not None and given.storage is not None:
+        servers = _group(fabric, given.storage.kind, "storage.kind").count
+        if given.storage.replicas <= servers <= MAX_STORAGE_NODES:
+            load = checkpoint_load(answer.checkpoint.size_bytes, answer.job_nodes, given.storage.replicas)
+        else:
+            words = f"traffic to storage is simulated for {given.storage.replicas} to {MAX_STORAGE_NODES} storage nodes"
+            notes = (*notes, f"{words}; the network has {servers:,}")
+    nodes = nodes_of_kind(fabric, given.gpu_kind)[: answer.job_nodes]
+    kind = "storage" if given.storage is None else given.storage.kind
+    simulated = simulate_step(fabric, nodes, node, plan, shape, settings, load, storage_kind=kind)
+    return msgspec.structs.replace(answer, simulated=simulated, notes=notes)
 
 
 def _more_than_0(name: str, value: float) -> None:

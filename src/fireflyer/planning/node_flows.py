@@ -27,6 +27,8 @@ __all__ = [
 
 UNLIMITED: Final = 1e15
 """Bytes per second of links that never limit."""
+OTHER_LENGTH: Final = 2
+"""Of all wires but those to an NVSwitch, so that GPUs behind one bridge use the switch alone."""
 NETWORK: Final = "network"
 BYTES: Final = 1 << 30
 """Of the array that is added; bandwidth does not depend on it."""
@@ -50,7 +52,8 @@ def node_fabric(
 ) -> NodeFabric:
     """The links inside a node. GPUs are behind bridges of `bridge_gpus` each: each bridge is as loaded as the most
     loaded one. NICs are at bridges where there are as many, as with one NIC for each GPU, and at sockets otherwise.
-    Memory is divided over sockets. `peer_bytes_per_s`: between a GPU and another device through a socket; 9 GiB/s on
+    Memory is divided over sockets. NVLink joins two GPUs by a wire, and more by a switch, to which each has one port.
+    `peer_bytes_per_s`: between a GPU and another device through a socket; 9 GiB/s on
     Rome processors (Fire-Flyer paper, IV-D2).
 
     Raises `UsageError` where GPUs do not divide into bridges and sockets.
@@ -71,12 +74,12 @@ def node_fabric(
         at = f"bridge{nic * bridges // node.nics}" if node.nics >= bridges else f"socket{nic * sockets // node.nics}"
         wires.append(_wire(at, f"nic{nic}", UNLIMITED))
         wires.append(_wire(f"nic{nic}", NETWORK, node.nic_bytes_per_s))
-    if node.nvlink_gpus > 1:
+    if node.nvlink_gpus == 2:
+        wires += [_wire(f"gpu{gpu}", f"gpu{gpu + 1}", node.nvlink_bytes_per_s) for gpu in range(0, node.gpus, 2)]
+    elif node.nvlink_gpus > 2:
         wires += [
-            _wire(f"gpu{first + low}", f"gpu{first + high}", node.nvlink_bytes_per_s / (node.nvlink_gpus - 1))
-            for first in range(0, node.gpus, node.nvlink_gpus)
-            for high in range(node.nvlink_gpus)
-            for low in range(high)
+            _wire(f"gpu{gpu}", f"nvswitch{gpu // node.nvlink_gpus}", node.nvlink_bytes_per_s, length=1)
+            for gpu in range(node.gpus)
         ]
     return NodeFabric(
         name=node.name,
@@ -88,8 +91,8 @@ def node_fabric(
     )
 
 
-def _wire(a: str, b: str, bytes_per_s: float, *, shared: bool = False) -> Wire:
-    return Wire(a=a, b=b, bytes_per_s=bytes_per_s, shared=shared)
+def _wire(a: str, b: str, bytes_per_s: float, *, shared: bool = False, length: int = OTHER_LENGTH) -> Wire:
+    return Wire(a=a, b=b, bytes_per_s=bytes_per_s, shared=shared, length=length)
 
 
 def simulate_flows(fabric: NodeFabric, flows: Sequence[Flow], lane_weights: tuple[float, ...] = (1.0,)) -> NetworkRun:

@@ -57,11 +57,18 @@ def nodes_of_kind(fabric: Fabric, kind: str) -> range:
 
 
 def storage_traffic(
-    fabric: Fabric, clients: Sequence[int], load: StorageLoad, *, seed: int = 0, lane: int = 0, first_id: int = 0
+    fabric: Fabric,
+    clients: Sequence[int],
+    load: StorageLoad,
+    *,
+    seed: int = 0,
+    lane: int = 0,
+    first_id: int = 0,
+    kind: str = STORAGE_KIND,
 ) -> list[Transfer]:
-    """Of `clients` that each read or write a file of their own on the storage nodes of the fabric. Raises `UsageError`
+    """Of `clients` that each read or write a file of their own on the nodes of that kind. Raises `UsageError`
     where there are too few storage nodes for the replicas, too many to place chains over, or over 2^22 transfers."""
-    storage = nodes_of_kind(fabric, STORAGE_KIND)
+    storage = nodes_of_kind(fabric, kind)
     if len(storage) > MAX_STORAGE_NODES:
         raise UsageError(f"{len(storage)} storage nodes; chains are placed over at most {MAX_STORAGE_NODES} here")
     chunks = -(-load.nbytes // load.chunk_bytes) * len(clients)
@@ -94,11 +101,26 @@ def _placed(nodes: int, replicas: int, seed: int) -> Routing:
 
 
 def replica_traffic(
-    program: Program, costs: Costs, message_bytes: MessageBytes, nodes: Sequence[int], replicas: int, *, lane: int = 0
+    program: Program,
+    costs: Costs,
+    message_bytes: MessageBytes,
+    nodes: Sequence[int],
+    replicas: int,
+    *,
+    lane: int = 0,
+    first_id: int = 0,
 ) -> list[Transfer]:
     """Of pipelines beside each other: rank r of each replica on the node `nodes[r]`, as 8 GPUs of a node are ranks of 8
-    replicas (Fire-Flyer paper, V-B2). The messages of all share the NIC of the node."""
+    replicas (Fire-Flyer paper, V-B2). The messages of all share the NIC of the node, over connections of their own."""
     found: list[Transfer] = []
-    for _ in range(replicas):
-        found += pipeline_transfers(program, costs, message_bytes, nodes=nodes, lane=lane, first_id=len(found))
+    for replica in range(replicas):
+        found += pipeline_transfers(
+            program,
+            costs,
+            message_bytes,
+            nodes=nodes,
+            lane=lane,
+            first_id=first_id + len(found),
+            first_connection=replica * len(program.rows) ** 2,
+        )
     return found

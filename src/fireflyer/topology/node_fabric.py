@@ -1,16 +1,17 @@
 """`NodeFabric`: the inside of a node as a graph: GPUs, PCIe bridges, sockets, memories, processors, NICs. Pure.
 
 A wire is two links, one in each direction, or one link that both directions share: a host bridge of a Rome processor
-has 37.5 GB/s for both together, and memory has one bandwidth for reads and writes. Routes are the shortest ones; of
-several with the same length each carries as much, which is what a bond of NICs does. What devices (GPUs and the
-network) write to each other through a socket may have a limit of its own (peer to peer without chained writes).
+has 37.5 GB/s for both together, and memory has one bandwidth for reads and writes. Routes are the shortest ones by the
+lengths of wires; of several with the same length each carries as much, which is what a bond of NICs does. What devices
+(GPUs and the network) write to each other through a socket may have a limit of its own (peer to peer without chained
+writes).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import msgspec
@@ -28,6 +29,8 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float
     """In each direction, or of both together where `shared`."""
     shared: bool = False
+    length: int = 1
+    """In the choice of ways; 1 or more."""
 
 
 class Path(NamedTuple):
@@ -35,6 +38,12 @@ class Path(NamedTuple):
 
     links: tuple[int, ...]
     weights: tuple[float, ...]
+
+
+class _Hop(NamedTuple):
+    to: str
+    link: int
+    length: int
 
 
 class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -53,13 +62,13 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     peer_bytes_per_s: float | None = None
 
     @cached_property
-    def _hops(self) -> dict[str, list[tuple[str, int]]]:
-        found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.devices + self.host}
+    def _hops(self) -> dict[str, list[_Hop]]:
+        found: dict[str, list[_Hop]] = {name: [] for name in self.devices + self.host}
         link = 0
         for wire in self.wires:
             back = link if wire.shared else link + 1
-            found.setdefault(wire.a, []).append((wire.b, link))
-            found.setdefault(wire.b, []).append((wire.a, back))
+            found.setdefault(wire.a, []).append(_Hop(wire.b, link, wire.length))
+            found.setdefault(wire.b, []).append(_Hop(wire.a, back, wire.length))
             link = back + 1
         return found
 
@@ -104,8 +113,8 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             after: dict[str, float] = {}
             for at, share in shares.items():
                 crosses |= at in self.through
-                onwards = [(to, link) for to, link in self._hops[at] if distance.get(to, -1) == distance[at] - 1]
-                for to, link in onwards:
+                onwards = [hop for hop in self._hops[at] if distance.get(hop.to, -1) == distance[at] - hop.length]
+                for to, link, _ in onwards:
                     used[link] = used.get(link, 0.0) + share / len(onwards)
                     if to != target:
                         after[to] = after.get(to, 0.0) + share / len(onwards)
@@ -115,15 +124,15 @@ class NodeFabric(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return used
 
     def _distances(self, target: str, ends: set[str]) -> dict[str, int]:
-        """Wires to `target` from what reaches it; ends forward nothing."""
-        found = {target: 0}
-        queue = deque([target])
+        """Length of the shortest way to `target` from what reaches it (Dijkstra); ends forward nothing."""
+        found: dict[str, int] = {}
+        queue = [(0, target)]
         while queue:
-            at = queue.popleft()
-            if at != target and at in ends:
+            distance, at = heappop(queue)
+            if at in found:
                 continue
-            for to, _ in self._hops[at]:
-                if to not in found:
-                    found[to] = found[at] + 1
-                    queue.append(to)
+            found[at] = distance
+            if at == target or at not in ends:
+                for hop in self._hops[at]:
+                    heappush(queue, (distance + hop.length, hop.to))
         return found

@@ -26,8 +26,8 @@ from fireflyer.topology.fabrics import (
 from fireflyer.topology.traffic import Transfer
 
 ORACLE = Path(__file__).parents[2] / "support/simgrid_flows.py"
-SMALL, LARGE = 196, 4
-FLOWS_OF_LARGE = 500
+SMALL = 196
+FLOWS_OF_LARGE = (500, 500, 1000, 2000)
 
 
 def ask_simgrid(networks: list[dict[str, Any]]) -> list[list[float]]:
@@ -92,7 +92,8 @@ def case(seed: int, count: int) -> tuple[dict[str, Any], list[float]]:
 @pytest.mark.slow
 def test_200_networks_end_as_in_simgrid_and_a_wrong_route_is_noticed() -> None:
     cases = [case(seed, 1 + seed % 60) for seed in range(SMALL)]
-    cases += [case(seed, FLOWS_OF_LARGE) for seed in range(SMALL, SMALL + LARGE)]
+    cases += [case(seed, flows) for seed, flows in enumerate(FLOWS_OF_LARGE, SMALL)]
+    assert len(cases) == 200
     wrong = json.loads(json.dumps(cases[57][0]))
     first = max(wrong["flows"], key=lambda flow: len(flow[2]))
     wrong["capacities"].append(min(wrong["capacities"]) / 2)

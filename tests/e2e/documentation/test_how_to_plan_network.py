@@ -36,7 +36,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "switches: all 33, leaf 22, spine 11" in said[0]
     assert "routing ecmp, transfers 432, mean share of a link 0." in said[3]
     assert "cut off: 0" in said[5]
-    assert "cut off: 2\n  cut off first: node 0 from node 1" in said[6]
+    assert "cut off: 2\n  cut off pairs: gpu0 to " in said[6]
     assert "storage reads: count 384" in said[7]
     assert "model: packets with back-pressure" in said[8]
     for place in (9, 10):

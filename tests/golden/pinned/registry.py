@@ -304,7 +304,7 @@ FORMATS: Final = (
     # Collectives: how ranks meet, what they keep, what they leave behind.
     Format("collectives.plan", "object", Plan),
     Format("collectives.kept-plan", "json", collectives_job.KeptPlan),
-    Format("codesign.node-file", "toml", NodeModel),
+    Format("codesign.node-file", "toml", NodeModel, revision=2),
     Format("codesign.plan-file", "toml", PlanFile, revision=2),
     # Training from a recipe.
     Format("trainer.recipe", "object", Recipe),

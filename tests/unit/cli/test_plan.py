@@ -120,11 +120,14 @@ def test_transfers_end_on_links_that_fail(capsys: pytest.CaptureFixture[str], ne
     degraded = traffic(capsys, network, "--routing", "adaptive", "--fail-link", "leaf0-spine0")
     assert degraded["transfers"]["last milliseconds"] > whole["transfers"]["last milliseconds"]
     cut = traffic(capsys, network, "--fail-link", "leaf0-gpu0@0.00001")
-    assert cut["cut off"] == 2
-    assert "node 0" in cut["cut off first"]
+    assert cut["cut off"] == 2, "from it and to it"
+    assert sorted(cut["cut off pairs"].split(", ")) == sorted(
+        pair for pair in cut["cut off pairs"].split(", ") if "gpu0" in pair.split(" to ")
+    )
+    assert "gpu0 to " in cut["cut off pairs"]
     assert cut["transfers"]["count"] == 32
     repaired = traffic(capsys, network, "--fail-link", "leaf0-gpu0@0.00001-2")
-    assert repaired["cut off"] == 0
+    assert (repaired["cut off"], repaired["cut off pairs"]) == (0, "none")
     assert repaired["transfers"]["last milliseconds"] > 2000
 
 
@@ -141,6 +144,25 @@ def test_storage_gives_what_the_links_of_its_nodes_allow(capsys: pytest.CaptureF
     assert rates[1] < 200 / 3
     assert rates[1] < rates[2] < 200
     assert rates[0] < 200
+
+
+def test_a_node_that_is_cut_off_leaves_the_rates_of_the_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    network = tmp_path / "network.toml"
+    network.write_text(NETWORK.replace("count = 32", "count = 24") + '[[nodes]]\nkind = "storage"\ncount = 8\n')
+
+    def rate(access: str, *fail: str) -> tuple[float, str]:
+        found = traffic(capsys, str(network), "--traffic", f"storage-{access}", "--size", "8MiB", *fail)
+        return found["gigabytes per second of all nodes"], found.get("cut off pairs", "")
+
+    whole, without = rate("reads"), rate("reads", "--fail-link", "leaf0-gpu0")
+    assert 0.7 * whole[0] < without[0] < 1.3 * whole[0]
+    assert {pair.split(" to ")[1] for pair in without[1].split(", ")} == {"gpu0"}
+    assert rate("writes", "--fail-link", "leaf0-gpu0")[0] > 0.7 * rate("writes")[0]
+    assert (
+        rate("reads", *(option for leaf in range(8) for option in ("--fail-link", f"leaf{leaf}-storage{leaf}")))[0] == 0
+    )
 
 
 def test_training_and_storage_share_links_by_lanes(capsys: pytest.CaptureFixture[str], network: str) -> None:
@@ -192,6 +214,17 @@ def test_mistakes_in_traffic_are_one_line(
     assert words in refused(capsys, "network", network, *options)
 
 
+def test_nodes_that_no_way_joins_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    network = tmp_path / "apart.toml"
+    apart = NETWORK.replace('"two-layer"', '"zones"').replace("radix = 8\n", "radix = 8\nbetween = 0\n")
+    network.write_text(apart.replace("count = 32", "count = 16"))
+    assert "paths without a common link, first to last node: 0" in said(capsys, "network", str(network))
+    assert "cannot reach node" in refused(capsys, "network", str(network), "--traffic", "ring")
+    assert "is not understood; write it like 512KiB" in refused(
+        capsys, "network", str(network), "--traffic", "ring", "--back-pressure", "--size", "5XB"
+    )
+
+
 def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:
     prices = str(Path(network).with_name("prices.toml"))
     shown = json.loads(said(capsys, "compare", network, "v3-two-layer", "--prices", prices, "--json"))
@@ -230,6 +263,7 @@ def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     prompt = "prompt tokens per second of a GPU"
     assert free[prompt] == pytest.approx(400e12 * 3 / 249.811e9, rel=1e-4)
     assert lent[prompt] == pytest.approx(free[prompt] * 112 / 132)
+    assert lent["share of SMs that compute during prefill"] == pytest.approx(112 / 132)
     assert lent["share of GPUs for prefill"] > free["share of GPUs for prefill"]
     config.write_text("[]")
     assert "is no JSON object" in refused(capsys, "model", str(config))

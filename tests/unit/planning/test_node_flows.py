@@ -100,6 +100,25 @@ def test_a_kv_cache_halves_the_rate_of_experts_unless_these_are_preferred() -> N
     assert found.cache_fair == pytest.approx(found.cache_preferred), "the link is full either way"
 
 
+def test_an_nvswitch_gives_each_gpu_its_whole_port_and_no_more() -> None:
+    fabric = node_fabric(H800)
+    port, size = H800.nvlink_bytes_per_s, 1e9
+    around = [Flow((f"gpu{gpu}",), (f"gpu{(gpu + 1) % 8}",), size) for gpu in range(8)]
+    assert simulate_flows(fabric, around).makespan_s == pytest.approx(size / port)
+    fan_out = [Flow(("gpu0",), (f"gpu{gpu}",), size) for gpu in range(1, 8)]
+    fan_in = [Flow((f"gpu{gpu}",), ("gpu0",), size) for gpu in range(1, 8)]
+    assert simulate_flows(fabric, fan_out).makespan_s == pytest.approx(7 * size / port)
+    assert simulate_flows(fabric, fan_out + fan_in).makespan_s == pytest.approx(7 * size / port), "both ways at once"
+
+
+def test_gpus_behind_one_bridge_send_over_nvlink_alone() -> None:
+    for gpus in (2, 8):
+        node = msgspec.structs.replace(NODE, nvlink_gpus=gpus, bridge_gpus=2)
+        assert simulate_flows(node_fabric(node), [Flow(("gpu0",), ("gpu1",), 1e9)]).makespan_s == pytest.approx(
+            1e9 / node.nvlink_bytes_per_s
+        )
+
+
 def test_gpus_use_the_nic_at_their_own_bridge_and_bonds_all() -> None:
     own = simulate_flows(node_fabric(H800), [Flow(("gpu0",), ("network",), 50e9)])
     assert own.makespan_s == pytest.approx(1.0)

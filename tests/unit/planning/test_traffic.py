@@ -10,6 +10,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MIB
 from fireflyer.codesign.schedule import MessageBytes, build_schedule, compile_schedule, uniform_costs
 from fireflyer.netsim import Settings, simulate
+from fireflyer.netsim.routing import flow_key
 from fireflyer.planning.traffic import StorageLoad, nodes_of_kind, replica_traffic, storage_traffic
 from fireflyer.topology.fabrics import NodeGroup, two_layer_tree
 from fireflyer.topology.traffic import check_transfers
@@ -68,5 +69,8 @@ def test_replicas_of_a_pipeline_send_as_many_times_the_bytes_over_the_same_nics(
     one, eight = (replica_traffic(program, costs, sizes, (0, 7, 14, 21), replicas) for replicas in (1, 8))
     check_transfers(eight, FABRIC.nodes)
     assert sum(each.nbytes for each in eight) == 8 * sum(each.nbytes for each in one) == 8 * 3 * 2 * 8 * MIB
+    connections = {(each.source, each.target, each.connection) for each in eight if each.nbytes}
+    assert len(connections) == 8 * 3 * 2, "each replica has its own, in both directions of each boundary"
+    assert len({flow_key(each) for each in eight if each.nbytes}) == len(connections)
     settings = Settings(routing="adaptive")
     assert simulate(FABRIC, eight, settings).makespan_s > simulate(FABRIC, one, settings).makespan_s

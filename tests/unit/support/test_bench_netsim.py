@@ -12,6 +12,7 @@ from bench.netsim.calibration import (
     SMALL,
     SUMS_ON,
     Calibration,
+    Errors,
     calibrate,
     simulated_s,
 )
@@ -24,11 +25,12 @@ from fireflyer.collectives.planning.routing import default_plan
 
 
 def test_the_smallest_scale_has_a_result_of_each_case() -> None:
-    suite = run(Options("tiny", ("cluster", "random"), 1))
+    suite = run(Options("tiny", ("cluster", "random", "adaptive"), 1))
     assert [(one.case, one.metric) for one in suite.results] == [
         ("cluster/128-gpus/allreduce-and-reads", "time_s"),
         ("cluster/128-gpus/allreduce-and-reads", "peak_memory_bytes"),
         ("random/64-flows/to-the-end", "time_s"),
+        ("adaptive/200-transfers/16-nodes", "processor_s"),
     ]
 
 
@@ -39,6 +41,8 @@ def test_predictions_stand_beside_those_of_the_cost_model() -> None:
     assert [(one.case, one.metric) for one in suite.results] == [
         ("prediction/allreduce/2x1", "median_error_share"),
         ("prediction/allreduce/2x1", "worst_error_share"),
+        ("prediction/allreduce/all", "median_error_share"),
+        ("prediction/allreduce/all", "worst_error_share"),
     ]
     assert all(set(one.peers) == {"cost model of collectives"} for one in suite.results)
 
@@ -52,6 +56,16 @@ def test_a_calibration_finds_the_rates_that_measured_times_came_from() -> None:
     assert found == pytest.approx(true, rel=1e-2)
     other = default_plan(node_list("2x4"))
     assert simulated_s(other, 8 * MIB, found) == pytest.approx(simulated_s(other, 8 * MIB, true), rel=1e-2)
+
+
+def test_the_worst_error_counts_predictions_that_are_too_short_as_those_that_are_too_long() -> None:
+    assert Errors([1.1, 0.9, 2.0]).worst == Errors([1.1, 0.9, 0.5]).worst == 1.0
+    assert Errors([1.1, 0.8, 0.5]).median == pytest.approx(0.2)
+
+
+def test_predictions_are_of_the_sizes_and_layouts_that_are_asked_for() -> None:
+    assert LAYOUTS["full"] == ("2x1", "4x1", "8x1", "2x4")
+    assert SIZES["full"] == tuple(MIB << power for power in range(9)), "1 to 256 MiB"
 
 
 def test_what_is_predicted_is_not_what_is_calibrated_on() -> None:

@@ -8,7 +8,8 @@
 // A change touches the links of the paths whose flows changed. The paths with their bottleneck there are solved anew by
 // progressive filling, all others keeping their rates; then the condition above is checked on every link that these use.
 // Where it does not hold, the paths that break it join, and all that joined are solved again. What does not join has kept
-// its bottleneck, so the result is the solution of the whole network, without a look at the rest of it.
+// its bottleneck, so the result is the solution of the whole network, without a look at the rest of it. Once a part of all
+// paths has joined and more do, all join: where a change reaches most of a network, one filling is cheaper than many.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +56,7 @@ class FairRates {
     std::uint32_t count;
     std::uint32_t flows = 0, solved_flows = 0;
     bool changed = false, active = false, joined = false;
+    std::uint32_t place = 0;  // among the active ones
     double weight;
     double demand = 0;  // weight times flows
     double level = 0;
@@ -87,6 +89,7 @@ class FairRates {
   void erase(std::uint32_t path);
   void mark_dirty(std::uint32_t link);
   void join(std::uint32_t path);
+  void join_all();
   void fill();
   Use& use_of(const Hop& hop) { return links_[hop.link].uses[hop.slot]; }
   static void measure(Link& link);
@@ -96,7 +99,7 @@ class FairRates {
   std::vector<Link> links_;
   std::vector<Path> paths_;
   std::vector<Hop> hops_;
-  std::vector<std::uint32_t> changed_, dirty_, joined_, touched_, solved_;
+  std::vector<std::uint32_t> active_, changed_, dirty_, joined_, touched_, solved_;
   std::vector<Candidate> heap_;
 };
 

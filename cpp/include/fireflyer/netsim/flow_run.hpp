@@ -39,7 +39,8 @@ class FlowRun {
   const std::vector<double>& start_s() const { return start_s_; }
   // Infinite for what has not ended.
   const std::vector<double>& finish_s() const { return finish_s_; }
-  std::vector<double> link_bytes() const;
+  // That the flows of each path have sent; of those under way only what they sent over a path that they have left.
+  std::vector<double> path_bytes() const;
   std::uint64_t events() const { return events_; }
 
  private:

@@ -40,9 +40,19 @@ Examples:
     help="Flows of a transfer, which switches divide over links.",
 )
 @click.option("--seed", metavar="N", type=WholeNumber(min=0), default=0, show_default=True, help="Of hash and order.")
+@click.option(
+    "--most-transfers",
+    metavar="N",
+    type=WholeNumber(min=0, max=1 << 22),
+    default=100_000,
+    show_default=True,
+    help="A step with more is not simulated; 0: none is.",
+)
 @click.option("--html", metavar="PAGE", help="Also write one HTML file with tables and plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in SI units.")
-def cluster_command(*, file: str, queue_pairs: int, seed: int, html: str | None, as_json: bool) -> int:
+def cluster_command(
+    *, file: str, queue_pairs: int, seed: int, most_transfers: int, html: str | None, as_json: bool
+) -> int:
     """Print how long the training run in the TOML file FILE takes on its cluster, what its failures and checkpoints add
     to that, whether network and storage suffice, and what it costs. Nothing is started, and no GPU is needed.
 
@@ -51,7 +61,7 @@ def cluster_command(*, file: str, queue_pairs: int, seed: int, html: str | None,
     import msgspec
 
     from fireflyer.cli.toml_files import read_toml
-    from fireflyer.planning import ClusterPlan, plan_cluster
+    from fireflyer.planning import ClusterPlan, plan_cluster, with_simulation
 
     given = read_toml(file, ClusterPlan, name="FILE", advice=f"give a TOML file, see {MANUAL}", keys=MANUAL)
     directory = os.path.dirname(file)
@@ -64,6 +74,11 @@ def cluster_command(*, file: str, queue_pairs: int, seed: int, html: str | None,
     training, shape = read_plan(os.path.join(directory, given.training.plan))
     prices = None if given.prices is None else read_prices(os.path.join(directory, given.prices))
     answer = plan_cluster(given, network, node, training.plan, shape, prices, queue_pairs=queue_pairs, seed=seed)
+    if most_transfers:
+        answer = with_simulation(
+            answer, given, network, node, training.plan, shape, most_transfers=most_transfers, queue_pairs=queue_pairs,
+            seed=seed,
+        )  # fmt: skip
     if html is not None:
         _write_page(html, given, answer, network, queue_pairs, seed)
     if as_json:
@@ -120,6 +135,17 @@ def _step_rows(answer: ClusterAnswer) -> dict[str, str]:
     for name, step in (("with the whole rate", answer.alone), ("with the slowest flow", answer.contended)):
         speed = f"{step.tokens_per_s:,.0f} tokens/s, MFU {step.mfu:.1%}"
         rows[name] = f"{step.step_s:.3f} s, {speed}, limited by {step.limit}"
+    if answer.alone.computing_share < 1:
+        lent = 1 - answer.alone.computing_share
+        rows["SMs that move tokens of experts"] = f"{lent:.0%}: computation takes {1 / (1 - lent):.2f} times as long"
+    one = answer.simulated
+    if one is not None:
+        closed = f"closed form with the whole rate: {answer.alone.step_s:.3f} s"
+        rows["simulated"] = f"{one.step_s:.3f} s; {closed}; {one.transfers:,} transfers"
+        if one.beside_checkpoint_s is not None:
+            rows["simulated while a checkpoint is written"] = (
+                f"{one.beside_checkpoint_s:.3f} s; the network has carried it in {one.checkpoint_s:.1f} s"
+            )
     return rows
 
 

@@ -194,6 +194,8 @@ def _service(shape: ModelShape, given: _Given) -> dict[str, Any]:
             decode_per_s=decode_per_s,
             cache=CACHE_FORMATS["bf16"],
         )
+        if given.lent_sms:
+            shown["share of SMs that compute during prefill"] = compute_share(SMS, given.lent_sms)
         shown |= {
             "prompt tokens per second of a GPU": prefill_per_s,
             "answer tokens per second of a GPU": decode_per_s,

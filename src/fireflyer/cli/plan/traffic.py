@@ -22,6 +22,8 @@ Traffic = Literal["ring", "shuffled-ring", "permutation", "incast", "storage-rea
 
 MAX_NODES: Final = 1 << 14
 MAX_FAILURES: Final = 1024
+MOST_PAIRS: Final = 8
+"""That are named."""
 _FAILURE = re.compile(r"(\D.*?)([0-9]{1,9})-(\D.*?)([0-9]{1,9})(?:@([0-9.]{1,12})(?:-([0-9.]{1,12}))?)?")
 STORAGE: Final = "storage"
 TRAINING_LANE, STORAGE_LANE = 0, 1
@@ -108,13 +110,42 @@ def _ends(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
         ends = [float(end) for one, end in zip(transfers, finish_s, strict=True) if one.lane == lane]
         shown["storage reads" if lane == STORAGE_LANE else "transfers"] = _summary(ends)
     if given.access is not None:
-        shown["gigabytes per second of all nodes"] = _clients(fabric) * nbytes / float(finish_s.max()) / 1e9
+        shown["gigabytes per second of all nodes"] = _storage_rate(fabric, given.access, transfers, finish_s) / 1e9
     if given.fail_links:
-        shown["cut off"] = len(cut_off)
-    if cut_off:
-        first = next(one for one in transfers if one.id == cut_off[0])
-        shown["cut off first"] = f"node {first.source} from node {first.target}"
+        cut = [one for one in transfers if one.id in set(cut_off)]
+        shown["cut off"] = len(cut)
+        shown["cut off pairs"] = _pairs(fabric, cut)
     return shown
+
+
+def _storage_rate(fabric: Fabric, access: str, transfers: Sequence[Transfer], finish_s: NDArray[Any]) -> float:
+    """Bytes per second that nodes read, or send to be written, until all has ended that does; 0: nothing does."""
+    clients = {node for node in range(fabric.nodes) if fabric.layer_of(node) != STORAGE}
+    moved, last_s = 0, 0.0
+    for one, end in zip(transfers, finish_s.tolist(), strict=True):
+        if end < float("inf"):
+            last_s = max(last_s, end)
+            moved += one.nbytes if (one.target if access == "read" else one.source) in clients else 0
+    return moved / last_s if moved else 0.0
+
+
+def _pairs(fabric: Fabric, cut: Sequence[Transfer]) -> str:
+    """Of nodes between which something was sent that never arrived, by kinds and numbers, the first few of them."""
+    pairs = list(dict.fromkeys((one.source, one.target) for one in cut))
+    words = [f"{_name(fabric, source)} to {_name(fabric, target)}" for source, target in pairs[:MOST_PAIRS]]
+    if len(pairs) > MOST_PAIRS:
+        words.append(f"{len(pairs) - MOST_PAIRS} more")
+    return ", ".join(words) or "none"
+
+
+def _name(fabric: Fabric, node: int) -> str:
+    """As `--fail-link` takes it."""
+    first = 0
+    for kind, count in fabric.places():
+        if node < first + count:
+            return f"{kind}{node - first}"
+        first += count
+    raise AssertionError(f"vertex {node} is beyond the network")
 
 
 def _summary(ends_s: Sequence[float]) -> dict[str, Any]:

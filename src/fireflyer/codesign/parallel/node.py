@@ -61,6 +61,11 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How gradients are added: in host memory (Fire-Flyer paper, IV), or by GPUs, first inside the node."""
     allreduce_efficiency: float
     """Measured bandwidth of an allreduce over that of its slowest link, at most 1."""
+    sms: int = 0
+    """Streaming multiprocessors of a GPU; 0: not told."""
+    lent_sms: int = 0
+    """Of these, those that move tokens of experts and do not compute: 20 of 132 in training of DeepSeek-V3
+    (arXiv:2505.09343, 4.4). They count for plans with experts on several GPUs."""
 
     def check(self) -> None:
         """Raises `UsageError` for figures that no node has."""
@@ -78,6 +83,8 @@ class NodeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise UsageError(f"nvlink_bytes_per_s is {self.nvlink_bytes_per_s}, nvlink_gpus is {self.nvlink_gpus}")
         if self.gemm_flops.bf16 <= 0 or self.peak_flops.bf16 <= 0:
             raise UsageError("gemm_flops and peak_flops need bf16 more than 0")
+        if self.lent_sms < 0 or self.lent_sms >= max(1, self.sms):
+            raise UsageError(f"lent_sms is {self.lent_sms} of {self.sms} SMs; leave 1 or more to compute")
         if not 0 <= self.reserved_bytes < self.gpu_memory_bytes:
             raise UsageError(f"reserved_bytes is {self.reserved_bytes} of {self.gpu_memory_bytes} bytes of a GPU")
 

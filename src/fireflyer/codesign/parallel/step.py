@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fireflyer.codesign.decoding import compute_share
 from fireflyer.codesign.model import ModelShape, model_flops_utilization, training_flops
 from fireflyer.codesign.model.shape import LatentAttention
 from fireflyer.codesign.parallel.memory import RankMemory, peak_memory, static_memory
@@ -19,7 +20,18 @@ from fireflyer.codesign.parallel.plan import ParallelPlan
 from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
 from fireflyer.codesign.parallel.traffic import LINKS, Link, Traffic, link_rate, stage_traffic
 
-__all__ = ["LinkUse", "MeasuredStep", "PlanFile", "StepEstimate", "StepParts", "estimate_step", "stage_seconds"]
+__all__ = [
+    "LinkUse",
+    "MeasuredStep",
+    "PassSeconds",
+    "PlanFile",
+    "StepEstimate",
+    "StepParts",
+    "estimate_step",
+    "optimizer_seconds",
+    "pass_seconds",
+    "stage_seconds",
+]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,6 +123,8 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory: RankMemory
     fits: bool
     """Memory of a GPU suffices."""
+    computing_share: float = 1.0
+    """Of the SMs of a GPU; the others move tokens of experts."""
 
     @property
     def step_s(self) -> float:
@@ -128,12 +142,18 @@ class _Rank(msgspec.Struct, frozen=True):
     experts: float
 
 
+def computing_share(plan: ParallelPlan, node: NodeModel) -> float:
+    """Of the SMs of a GPU, those that compute; all where no experts are on other GPUs, or SMs are not told."""
+    return compute_share(node.sms, node.lent_sms) if node.sms and plan.expert > 1 else 1.0
+
+
 def stage_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: Stage) -> tuple[float, float, float]:
     """Seconds of computation of one micro-batch in a piece of the model: forward, backward with recomputation, and the
     part of backward for weights."""
     tokens = plan.micro_batch_tokens / plan.tensor
-    matrix_rate = node.gemm_flops.of(plan.precision.compute) * node.layer_efficiency
-    score_rate = node.gemm_flops.bf16 * node.layer_efficiency
+    efficiency = node.layer_efficiency * computing_share(plan, node)
+    matrix_rate = node.gemm_flops.of(plan.precision.compute) * efficiency
+    score_rate = node.gemm_flops.bf16 * efficiency
     matrix, scores = stage.matrix_flops * tokens / matrix_rate, stage.score_flops * tokens / score_rate
     again = 0.0
     if plan.recompute in ("blocks", "full"):
@@ -184,7 +204,7 @@ def estimate_step(
         bubble=pipeline.bubble,
         sends=_send_latency(plan, shape, node),
         gradients=max(_exposed_reduction(plan, node, ranks, traffic, compute / m) for traffic in traffics),
-        optimizer=max(_optimizer_seconds(plan, shape, node, stage) for stage in distinct),
+        optimizer=max(optimizer_seconds(plan, shape, node, stage) for stage in distinct),
         waiting=0.0,
     )
     links = _busiest(node, traffics)
@@ -210,6 +230,38 @@ def estimate_step(
         mfu_non_causal=whole,
         peak_memory=peak,
         fits=peak.total <= node.usable_bytes,
+        computing_share=computing_share(plan, node),
+    )
+
+
+class PassSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of the passes of a micro-batch by piece of the model, with communication inside a stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    """Of inputs and weights, with recomputation."""
+    weight: tuple[float, ...]
+    """The part for weights."""
+    pair_ratio: float
+    """Of an overlapped forward and backward, over the sum of both."""
+
+
+def pass_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel) -> PassSeconds:
+    """Of the passes that `estimate_step` adds up, for a simulation of the schedule."""
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
+    sent = [stage_traffic(plan, shape, node, stage) for stage in range(plan.pipeline)]
+    ranks = [_rank_seconds(plan, shape, node, one) for one in sent]
+    times = [_stage_times(plan, one) for one in ranks]
+    forward, backward, weight = [], [], []
+    for piece, stage in enumerate(stages):
+        rank = next(at for at in range(plan.pipeline) if piece in plan.pieces_of(at))
+        seconds = stage_seconds(plan, shape, node, stage)
+        forward.append(seconds[0] * times[rank].forward / ranks[rank].forward)
+        backward.append(seconds[1] * times[rank].backward / ranks[rank].backward)
+        weight.append(seconds[2])
+    apart, together = sum(one.forward + one.backward for one in times), sum(one.overlapped for one in times)
+    return PassSeconds(
+        forward=tuple(forward), backward=tuple(backward), weight=tuple(weight), pair_ratio=min(1.0, together / apart)
     )
 
 
@@ -253,7 +305,7 @@ def _exposed_reduction(
     return max(0.0, gradients - ranks[stage].backward - drain) + parameters + copies
 
 
-def _optimizer_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> float:
+def optimizer_seconds(plan: ParallelPlan, shape: ModelShape, node: NodeModel, stage: int) -> float:
     """Reads and writes of states, reads of gradients and writes of parameters over the rate of GPU memory."""
     parameters, gradients, states = static_memory(plan, shape, stage)
     if plan.zero:

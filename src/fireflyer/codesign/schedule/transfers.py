@@ -44,11 +44,12 @@ def pipeline_transfers(
     nodes: Sequence[int] = (),
     lane: int = 0,
     first_id: int = 0,
+    first_connection: int = 0,
 ) -> list[Transfer]:
     """Transfers of one step. The one numbered `first_id` + i is item i of the program, those after the items are
     messages; each comes after all that it waits for. `costs`: of passes; its messages and sums are not used, since the
     network gives their times. `nodes`: of each rank, by default rank r on node r; messages between ranks of one node
-    take no time.
+    take no time. Messages from rank a to rank b have the connection `first_connection` + a R + b with R ranks.
 
     Raises `UsageError` for sizes of another number of boundaries, or nodes of another number of ranks.
     """
@@ -91,7 +92,7 @@ def pipeline_transfers(
                 nbytes=output.nbytes,
                 after=waits,
                 lane=lane,
-                connection=item.rank * ranks + to,
+                connection=first_connection + item.rank * ranks + to,
             )
             before_on_way[item.rank, to] = sent.id
             arrived[output.item].append(sent.id)
