@@ -229,7 +229,7 @@ class HealthMachine:
         record = self._known(node)
         if record.unchecked is not None and record.unchecked.number == number:
             self._checked(record)
-            self._said(node, events, now_ns)
+            self._said(node, events, answer.asked, now_ns)
             return
         confirming, fault = record.confirming, record.fault
         if confirming is None or fault is None or not number or confirming.number != number:
