@@ -81,28 +81,28 @@ def gpus(used: int, processes: str) -> dict[str, Output]:
     return {"nvidia_smi": Output(f"<nvidia_smi_log>{GPU.format(used, processes)}</nvidia_smi_log>")}
 
 
-def flap(chance: random.Random, now_ns: int) -> tuple[Finding, ...]:
+def flap(rng: random.Random, now_ns: int) -> tuple[Finding, ...]:
     """Of a link: one that is seen by its counter, or a speed that is low for a moment."""
     before = Evidence(now_ns=now_ns - 300 * SECOND, files=interface(4))
-    after = interface(6) if chance.random() < 0.5 else interface(4, speed=10_000)
+    after = interface(6) if rng.random() < 0.5 else interface(4, speed=10_000)
     return judged("ethernet", now_ns, before, files=after)
 
 
-def foreign_process(chance: random.Random, now_ns: int) -> tuple[Finding, ...]:
-    seen = gpus(900, PROCESS) if chance.random() < 0.5 else gpus(9000, "")
+def foreign_process(rng: random.Random, now_ns: int) -> tuple[Finding, ...]:
+    seen = gpus(900, PROCESS) if rng.random() < 0.5 else gpus(9000, "")
     return judged("gpu_processes", now_ns, outputs=seen)
 
 
-def slow_tool(_chance: random.Random, now_ns: int) -> tuple[Finding, ...]:
+def slow_tool(_rng: random.Random, now_ns: int) -> tuple[Finding, ...]:
     hung = Output(problem="nvidia-smi did not end within 30 s, and was killed", hung=True)
     return judged("gpu_count", now_ns, outputs={"nvidia_smi": hung})
 
 
-def dead_sensor(_chance: random.Random, now_ns: int) -> tuple[Finding, ...]:
+def dead_sensor(_rng: random.Random, now_ns: int) -> tuple[Finding, ...]:
     return judged("ipmi_sensors", now_ns, outputs=sensors("ns", "No Reading"))
 
 
-def forged_xid(chance: random.Random, now_ns: int) -> tuple[Finding, ...]:
+def forged_xid(rng: random.Random, now_ns: int) -> tuple[Finding, ...]:
     """`logger "NVRM: Xid 79"`, into /dev/kmsg and the journal, and by the name of a process."""
     entry = {"_TRANSPORT": "syslog", "SYSLOG_FACILITY": "0", "MESSAGE": XID_79, "__REALTIME_TIMESTAMP": "9"}
     forged = (
@@ -110,7 +110,7 @@ def forged_xid(chance: random.Random, now_ns: int) -> tuple[Finding, ...]:
         parse_journal(msgspec.json.encode(entry)),
         kernel(f"{XID_79[:15]} invoked oom-killer: gfp_mask=0xcc0, order=0", now_ns),
     )
-    return logged("gpu_xid", now_ns, chance.choice(forged))
+    return logged("gpu_xid", now_ns, rng.choice(forged))
 
 
 BENIGN: Final = (flap, foreign_process, slow_tool, dead_sensor, forged_xid)
@@ -128,7 +128,7 @@ class Fleet:
     """Each node has one job after the other; time goes from event to event."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.floor = Floor(*(f"n{number}" for number in range(NODES)))
         self.count: Counter[str] = Counter()
         self.bad: set[str] = set()
@@ -145,14 +145,14 @@ class Fleet:
 
     def run(self) -> None:
         nodes = list(self.floor.nodes)
-        self.chance.shuffle(nodes)
+        self.rng.shuffle(nodes)
         self.bad = set(nodes[:100])
         for number, node in enumerate(nodes[:100]):
             # Most come alone; those of one bad day are more than the breaker lets out.
             at_ns = DAYS_14 // 2 + self._upto(HOUR) if number < 60 else self._upto(DAYS_14 - 48 * HOUR)
             self.at(at_ns, partial(self._breaks, node))
         for number in range(1000):
-            node, kind = self.chance.choice(nodes[100:]), BENIGN[number % len(BENIGN)]
+            node, kind = self.rng.choice(nodes[100:]), BENIGN[number % len(BENIGN)]
             self.at(self._upto(DAYS_14), partial(self._seems_bad, node, kind))
         for at_ns in range(0, DAYS_14 + 96 * HOUR, 900 * SECOND):
             self.at(at_ns, self._look)
@@ -162,7 +162,7 @@ class Fleet:
             act()
 
     def _upto(self, span_ns: int) -> int:
-        return self.chance.randrange(span_ns)
+        return self.rng.randrange(span_ns)
 
     def _says(self, node: str, found: tuple[Finding, ...]) -> bool:
         """Whether a check failed."""
@@ -176,7 +176,7 @@ class Fleet:
         return failed
 
     def _breaks(self, node: str) -> None:
-        found = self.chance.choice(FAULTS)(self.floor.now_ns)
+        found = self.rng.choice(FAULTS)(self.floor.now_ns)
         for event in found:
             if is_fault(event) and not event.once:
                 self.floor.broken[node, event.check] = event
@@ -200,7 +200,7 @@ class Fleet:
         self.floor.ask_return(node)
 
     def _seems_bad(self, node: str, kind: Callable[[random.Random, int], tuple[Finding, ...]]) -> None:
-        found = kind(self.chance, self.floor.now_ns)
+        found = kind(self.rng, self.floor.now_ns)
         self.count[kind.__name__] += 1
         for event in found:
             if is_fault(event):
@@ -232,7 +232,7 @@ class Fleet:
         job = self._jobs[node] = self._jobs.get(node, 0) + 1
         self.floor.busy.add(node)
         self._saw[node] = False
-        span_ns = round(self.chance.expovariate(1 / (2 * HOUR)))
+        span_ns = round(self.rng.expovariate(1 / (2 * HOUR)))
         self.at(self.floor.now_ns + span_ns, lambda: self._ends(node, job))
 
     def _ends(self, node: str, job: int) -> None:

@@ -97,6 +97,14 @@ def test_who_cancelled_a_job(nodes: tuple[str, ...], run: int | None, leave: int
         assert not is_wanted(row, msgspec.structs.replace(cancelled, state=state))
 
 
+def test_a_job_that_slurmctld_started_again_on_other_nodes_is_cancelled_by_a_slurmd() -> None:
+    """It went on from a state in which the job still waited; one of the nodes had its number already."""
+    row = msgspec.structs.replace(ROW, slurm_id=7, run=0, nodes=("n1", "n2"))
+    cancelled = msgspec.structs.replace(job(7, "CANCELLED"), nodes=("n1", "n3"))
+    assert not is_wanted(row, cancelled)
+    assert is_wanted(row, msgspec.structs.replace(cancelled, nodes=("n2", "n1")))
+
+
 @given(
     said=st.lists(
         st.builds(job, st.integers(1, 9), st.sampled_from(STATES), st.none() | st.integers(1000, 1002)),

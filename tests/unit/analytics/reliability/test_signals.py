@@ -52,7 +52,7 @@ def test_what_is_seen_several_ways_within_an_hour_is_one_incident(tmp_path: Path
             event(at - 300 * SECOND, "gpu1", "gpu_unavailable", "xid_79"),
             event(at + 200 * SECOND, "gpu1", "pcie"),
             event(at + 2 * HOUR_NS, "gpu1", "gpu_memory", "xid_95", "kernel"),
-            event(at - 60 * DAY_NS, "gpu1"),
+            event(at - 100 * DAY_NS, "gpu1"),
         ],
     )
     with open_tables(str(tmp_path)) as tables:

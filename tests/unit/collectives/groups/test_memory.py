@@ -7,6 +7,7 @@ import gc
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,8 @@ GROUPS = 12
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.collect()  # no other test's groups take part
+    gc.collect()
+    monkeypatch.setattr(arena, "_common", weakref.WeakSet())  # groups that other tests have left open take no part
     monkeypatch.setattr(arena, "all_memory_bytes", lambda: SIZE)
 
 

@@ -74,9 +74,12 @@ def is_wanted(row: JobRow, job: SlurmJob) -> bool:
     `slurmd` cancels a job too, which it cannot start (a prolog that fails, a number that another job had) and which
     must not be queued again: that one has nodes, and its agents have not all come up. Slurm shows no difference, so a
     cancellation counts as wanted where no `slurmd` had to do with it, or all had started it, or where `sacct` says that
-    its user did it."""
+    its user did it. Those which had started it are those of its nodes now: slurmctld that goes on from an older state
+    may start the job again on other nodes, whose `slurmd` cancel it when they still have its number."""
     if job.state != CANCELLED or row.leave is not None:
         return False
     if job.cancelled_by is not None and job.cancelled_by == job.uid != 0:
         return True
-    return row.run is not None or not (job.nodes or row.nodes)
+    if row.run is not None:
+        return not (job.nodes and row.nodes) or set(job.nodes) == set(row.nodes)
+    return not (job.nodes or row.nodes)
