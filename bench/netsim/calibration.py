@@ -2,9 +2,10 @@
 
 Nodes are processes here, and what limits them are their leaders' threads and the processors that they share: each
 transfer uses the thread of its sender, that of its receiver, and the machine. Two numbers are calibrated, on a layout
-and on sizes that are not predicted: the bytes per second of a thread, and the time of a message. Sums of the ranks of
-one node are measured on one node, with a number of ranks that is not predicted. The cost model gets the speeds that
-`ff collectives tune` measures on the same layout as the calibration.
+and on sizes that are not predicted: the bytes per second of a thread, and the time of a message. What the ranks of a
+node add is measured on two nodes, with a number of ranks that is not predicted: all nodes add on the same processors,
+beside the transfers, so ranks of one node alone are too fast by a factor of three. The cost model gets the speeds that
+`ff collectives tune` measures on the same layout as the transfers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RANKS: Final = "bench.netsim.ranks"
 KIND: Final = "allreduce"
 ELEMENT_BYTES: Final = 4
 CALIBRATED_ON: Final = "3x1"
-SUMS_ON: Final = "1x3"
+SUMS_ON: Final = "2x3"
 SMALL, LARGE = 96 * KIB, 24 * MIB
 LAYOUTS: Final = {"tiny": ("2x1",), "brief": ("2x1", "2x4"), "full": ("2x1", "4x1", "8x1", "2x4")}
 SIZES: Final = {
@@ -41,6 +42,8 @@ SIZES: Final = {
     "brief": (1 * MIB, 16 * MIB),
     "full": tuple(size * MIB for size in (1, 2, 4, 8, 16, 32, 64, 128, 256)),
 }
+CREWS: Final = {"tiny": 1, "brief": 3, "full": 5}
+"""Of new processes each."""
 STEPS: Final = 30
 """Of a bisection: the last one changes less than a millionth."""
 WORDS: Final = 2e9
@@ -55,16 +58,16 @@ class Calibration(NamedTuple):
     """Sent and received by one leader together."""
     message_s: float
     sum_s: float
-    """Of a sum on one node, whatever its size."""
+    """Of the sums on the nodes, whatever their size."""
     sum_bytes_per_s: float
-    """Of all arrays of the ranks of a node together, on one node."""
+    """Of all arrays of all ranks together."""
     processors: int
 
 
 def simulated_s(plan: Plan, nbytes: int, given: Calibration) -> float:
-    """Of an allreduce of `nbytes` of FP32 by the nodes of the plan: the sum on each node, then the transfers."""
-    ranks = max(len(plan.ranks_of(node)) for node in range(plan.nodes))
-    local_s = given.sum_s + ranks * nbytes / given.sum_bytes_per_s if ranks > 1 else 0.0
+    """Of an allreduce of `nbytes` of FP32 by the nodes of the plan: the sums on the nodes, then the transfers."""
+    ranks = sum(len(plan.ranks_of(node)) for node in range(plan.nodes))
+    local_s = given.sum_s + ranks * nbytes / given.sum_bytes_per_s if ranks > plan.nodes else 0.0
     transfers = [
         msgspec.structs.replace(one, delay_ns=round(given.message_s * 1e9))
         for one in traffic(plan, KIND, nbytes // ELEMENT_BYTES)
@@ -76,16 +79,22 @@ def simulated_s(plan: Plan, nbytes: int, given: Calibration) -> float:
     return local_s + simulate_paths(rates, transfers, paths).makespan_s
 
 
-def calibrate(plan: Plan, small_s: float, large_s: float, sums_s: Sequence[float], processors: int) -> Calibration:
+def calibrate(
+    plan: Plan, small_s: float, large_s: float, sums: Plan, sums_s: Sequence[float], processors: int
+) -> Calibration:
     """`small_s` and `large_s`: measured times of `SMALL` and `LARGE` by the nodes of `plan`; `sums_s`: by the ranks of
-    one node as many as `SUMS_ON` has. The rate makes the large one right, the time of a message the small one."""
-    ranks = len(node_list(SUMS_ON))
-    slope = max((sums_s[1] - sums_s[0]) / (LARGE - SMALL) / ranks, 1e-15)
-    found = Calibration(1e9, 0.0, max(0.0, sums_s[0] - slope * ranks * SMALL), 1 / slope, processors)
+    `sums`. The rate makes the large one right, the time of a message the small one; the rest of `sums_s` is sums."""
+    found = Calibration(1e9, 0.0, 0.0, math.inf, processors)
     for _ in range(3):
         found = found._replace(thread_bytes_per_s=_rate(plan, large_s, found))
         found = found._replace(message_s=_message_s(plan, small_s, found))
-    return found
+    small_left_s, large_left_s = (
+        max(0.0, measured_s - simulated_s(sums, size, found))
+        for measured_s, size in zip(sums_s, (SMALL, LARGE), strict=True)
+    )
+    ranks = len(sums.node_of_rank)
+    slope = max((large_left_s - small_left_s) / (LARGE - SMALL) / ranks, 1e-15)
+    return found._replace(sum_s=max(0.0, small_left_s - slope * ranks * SMALL), sum_bytes_per_s=1 / slope)
 
 
 def _rate(plan: Plan, measured_s: float, given: Calibration) -> float:
@@ -107,15 +116,11 @@ def _bisected(falling: Callable[[float], float], wanted: float, least: float) ->
 
 def calibration_results(options: Options) -> list[Result]:
     """Median and worst error of each layout over all sizes, and of all layouts that were measured."""
-    with python_ranks(CALIBRATED_ON, RANKS) as crew:
-        _joined(crew)
-        small_s, large_s = (_measured_s(crew, size, options) for size in (SMALL, LARGE))
-        speeds = msgspec.convert(crew.tell("speeds")[0], Speeds)
-    with python_ranks(SUMS_ON, RANKS) as crew:
-        _joined(crew)
-        sums_s = [_measured_s(crew, size, options) for size in (SMALL, LARGE)]
+    (small_s, large_s), speeds = _calibrated_on(CALIBRATED_ON, options)
+    sums_s, _ = _calibrated_on(SUMS_ON, options)
     processors = len(os.sched_getaffinity(0))
-    given = calibrate(default_plan(node_list(CALIBRATED_ON)), small_s, large_s, sums_s, processors)
+    plan, sums = (default_plan(node_list(layout)) for layout in (CALIBRATED_ON, SUMS_ON))
+    given = calibrate(plan, small_s, large_s, sums, sums_s, processors)
     found: list[Result] = []
     ours, model = Errors([]), Errors([])
     for layout in LAYOUTS[options.scale]:
@@ -125,6 +130,18 @@ def calibration_results(options: Options) -> list[Result]:
             found += _results(case, simulated, modelled, note, judged=False)
             ours, model = Errors(ours.ratios + simulated.ratios), Errors(model.ratios + modelled.ratios)
     return found + _results(f"prediction/{KIND}/all", ours, model, f"{len(ours.ratios)} sizes and layouts", judged=True)
+
+
+def _calibrated_on(layout: str, options: Options) -> tuple[list[float], Speeds]:
+    """Times of `SMALL` and `LARGE`: medians over `CREWS`, as all calls of one may be half as long again as another's.
+    The speeds are those of the last one."""
+    found = []
+    for _ in range(CREWS[options.scale]):
+        with python_ranks(layout, RANKS) as crew:
+            _joined(crew)
+            found.append([_measured_s(crew, size, options) for size in (SMALL, LARGE)])
+            speeds = msgspec.convert(crew.tell("speeds")[0], Speeds)
+    return [statistics.median(times) for times in zip(*found, strict=True)], speeds
 
 
 class Errors(NamedTuple):

@@ -49,10 +49,10 @@ def test_predictions_stand_beside_those_of_the_cost_model() -> None:
 
 def test_a_calibration_finds_the_rates_that_measured_times_came_from() -> None:
     true = Calibration(3e9, 40e-6, 20e-6, 8e9, 2)
-    plan = default_plan(node_list(CALIBRATED_ON))
+    plan, sums = (default_plan(node_list(layout)) for layout in (CALIBRATED_ON, SUMS_ON))
     small_s, large_s = (simulated_s(plan, size, true) for size in (SMALL, LARGE))
-    sums_s = [true.sum_s + 3 * size / true.sum_bytes_per_s for size in (SMALL, LARGE)]
-    found = calibrate(plan, small_s, large_s, sums_s, 2)
+    sums_s = [simulated_s(sums, size, true) for size in (SMALL, LARGE)]
+    found = calibrate(plan, small_s, large_s, sums, sums_s, 2)
     assert found == pytest.approx(true, rel=1e-2)
     other = default_plan(node_list("2x4"))
     assert simulated_s(other, 8 * MIB, found) == pytest.approx(simulated_s(other, 8 * MIB, true), rel=1e-2)
