@@ -60,7 +60,7 @@ def run(options: Options) -> Suite:
             f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; cluster: checks, routes and run of given "
             "transfers in a process of its own, whose memory is all of it; random: rates and events alone, on both "
             "sides in turns, the first round not counted, SimGrid in a new process each time; adaptive: no peer; "
-            "prediction: one machine is all nodes, rates are calibrated on 3x1 and 1x3",
+            "prediction: one machine is all nodes, rates are calibrated on 3x1 and 2x3",
         ),
     )
 
