@@ -13,11 +13,16 @@ from fireflyer.netsim import Settings, simulate
 
 SETTINGS: Final = Settings(routing="static", message_latency_ns=2350, switch_latency_ns=450)
 """Of InfiniBand (DeepSeek-V3 paper, table 5), routed as Fire-Flyer 2 is."""
+RADICES: Final = (40, 128)
+"""Ports of a switch: the fewest with which two layers are enough for each zone."""
+BETWEEN: Final = 14
+"""Links between the zones."""
 
 
 def main(nodes: int) -> None:
     storage = max(4, nodes * 160 // 1250)
-    fabric = two_zones(nodes, storage, radix=40, between=14)
+    radix = next(radix for radix in RADICES if nodes // 2 + storage + BETWEEN <= radix * radix // 2)
+    fabric = two_zones(nodes, storage, radix=radix, between=BETWEEN)
     sums = allreduce(nodes)
     transfers = sums + storage_reads(nodes, storage, nodes * GPUS_PER_NODE, len(sums))
     begun_s, begun_processor_s = time.perf_counter(), time.process_time()
