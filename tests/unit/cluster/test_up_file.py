@@ -18,13 +18,17 @@ AGAIN = "ff down && ff up up.toml"
 class Followed:
     """A file, and what became of it."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, text: str, *, meanwhile: str | None = None) -> None:
+        """`meanwhile`: written after the start has read the file."""
         path.write_text(text)
+        running = read_up_file(str(path))
+        if meanwhile is not None:
+            path.write_text(meanwhile)
         self.path = path
         self.said: list[str] = []
         self.applied: list[HealthWish] = []
         self.fails = ""
-        self._file = UpFile(str(path), read_up_file, read_up_file(str(path)), say=self.said.append, again=AGAIN)
+        self._file = UpFile(str(path), read_up_file, running, say=self.said.append, again=AGAIN)
 
     def look(self, times: int = 2) -> list[str]:
         """What is said meanwhile."""
@@ -66,8 +70,7 @@ def test_a_change_of_health_is_applied_once(tmp_path: Path) -> None:
 
 
 def test_what_changes_while_the_platform_starts_is_found_by_the_first_looks(tmp_path: Path) -> None:
-    file = Followed(tmp_path / "up.toml", "")
-    file.path.write_text("[health]\nenabled = true\n")
+    file = Followed(tmp_path / "up.toml", "", meanwhile="[health]\nenabled = true\n")
     file.look()
     assert file.applied == [HealthWish(enabled=True)]
 
