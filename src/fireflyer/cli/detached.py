@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +14,10 @@ import click
 
 from fireflyer.base.errors import FireflyerError, PermanentError, UsageError
 
-__all__ = ["own_say", "report", "report_failure", "run_detached"]
+__all__ = ["command_line", "own_say", "report", "report_failure", "run_detached"]
 
 MAX_REPORT_BYTES: Final = 1 << 16
+_REPORT_FD: Final = "--report-fd"
 _FAILED: Final = "\0"
 """What is reported after it is why it could not come up."""
 
@@ -31,7 +33,7 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
     with open(log_path, "ab") as log, open(read_fd, "rb") as reported:
         began = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fireflyer", *options, "--report-fd", str(write_fd)],
+            [sys.executable, "-P", "-m", "fireflyer", *options, _REPORT_FD, str(write_fd)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -49,6 +51,15 @@ def run_detached(arguments: Sequence[str], log_path: str) -> int:
     reason = failure or _last_error(log_path, began)
     error: FireflyerError = PermanentError(reason or f"the process exited with code {code}; its log is {log_path}")
     raise UsageError(error.message) if code == 2 else error
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """What a person gives to have the same again. `arguments`: of this process, which may run detached."""
+    words = list(arguments)
+    if _REPORT_FD in words:
+        at = words.index(_REPORT_FD)
+        words[at : at + 2] = ["--detach"]
+    return shlex.join(["ff", *words])
 
 
 def own_say() -> Callable[[str], None]:

@@ -58,6 +58,7 @@ __all__ = [
     "Role",
     "ServerHandshake",
     "Session",
+    "TokenRefused",
     "UserCredential",
     "UserKey",
     "message_length",
@@ -195,6 +196,10 @@ class HandshakeRefused(PermissionDenied):
         self.reply = reply
 
 
+class TokenRefused(PermissionDenied):
+    """The server takes tokens, and not this one: it is unknown, revoked or expired."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(_Hello)
 _version_decoder = msgspec.msgpack.Decoder(_Versioned)
@@ -327,11 +332,11 @@ class ClientHandshake:
             self._role, self._identity, message.identity, self._purpose, self._nonce, message.nonce
         )
         if not hmac.compare_digest(transcript.proof(self._key, _SERVER_LABEL), message.proof):
-            raise PermissionDenied(
-                "the server has another node secret; give both sides the same secret file"
-                if self._role == "node"
-                else "the server does not accept this token: it is unknown, revoked or expired; ask an administrator "
-                "for a new one"
+            if self._role == "node":
+                raise PermissionDenied("the server has another node secret; give both sides the same secret file")
+            raise TokenRefused(
+                "the server does not accept this token: it is unknown, revoked or expired; ask an administrator for a "
+                "new one"
             )
         self._transcript = transcript
         return _encoder.encode(_Proof(transcript.proof(self._key, _CLIENT_LABEL)))
@@ -394,7 +399,7 @@ class ServerHandshake:
                 raise _handshake_refused("this service does not accept the node secret; use a user token")
             return self._challenge(hello, self._accepts.secret.reveal())
         if self._accepts.find_user is None:
-            raise _handshake_refused("this service does not accept user tokens; use the node secret")
+            raise _handshake_refused("this service accepts the node secret and no tokens; check the address")
         self._hello = hello
         return None
 

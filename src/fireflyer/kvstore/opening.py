@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.base.errors import NotFound, PermanentError, UsageError
 from fireflyer.kvstore.api import Engine
 from fireflyer.kvstore.core.timing import Timing
 from fireflyer.kvstore.memory import MemoryEngine
@@ -15,27 +16,34 @@ __all__ = ["open"]
 _FORMS: Final = "memory:, embedded:/absolute/path or postgresql://user@host/database"
 
 
-async def open(url: str, *, waits: Timing | None = None) -> Engine:  # noqa: A001
+async def open(url: str, *, waits: Timing | None = None, make: bool = True) -> Engine:  # noqa: A001
     """The engine that `url` names, in the running loop:
 
         memory:                                       empty, gone with the process
         embedded:/absolute/path                       a directory, made if its parent exists; one process at a time
         postgresql://user@host/database?table=NAME    `table` is optional, all else is libpq's
 
-    Close it, or use it in `async with`. Raises `UsageError` for another URL, and what the engine raises."""
+    Close it, or use it in `async with`. `make`: a store that is not there. Raises `UsageError` for another URL,
+    `NotFound` where there is none and none is to be made, and what the engine raises."""
     scheme, colon, rest = url.partition(":")
     if scheme == "memory" and colon and not rest:
         return MemoryEngine(waits=waits)
     if scheme == "embedded" and rest.startswith("/"):
-        from fireflyer.kvstore.embedded import EmbeddedEngine
-
-        return EmbeddedEngine(rest, waits=waits)
+        return _open_embedded(rest, waits, make=make)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        return await _open_postgres(url, waits)
+        return await _open_postgres(url, waits, make=make)
     raise UsageError(f"key-value store {_without_password(url)!r} is not valid; write {_FORMS}")
 
 
-async def _open_postgres(url: str, waits: Timing | None) -> Engine:
+def _open_embedded(path: str, waits: Timing | None, *, make: bool) -> Engine:
+    from fireflyer.kvstore.embedded import EmbeddedEngine
+
+    if not make and not os.path.isdir(path):
+        raise NotFound(f"there is no key-value store {path}; give the directory of one")
+    return EmbeddedEngine(path, waits=waits)
+
+
+async def _open_postgres(url: str, waits: Timing | None, *, make: bool) -> Engine:
     try:
         from fireflyer.kvstore.postgres import DEFAULT_TABLE, PostgresEngine
     except ModuleNotFoundError as error:
@@ -46,7 +54,8 @@ async def _open_postgres(url: str, waits: Timing | None) -> Engine:
     options = parse_qsl(parts.query, keep_blank_values=True)
     table = dict(options).get("table", DEFAULT_TABLE)
     query = urlencode([(name, value) for name, value in options if name != "table"])
-    return await PostgresEngine.connect(urlunsplit(parts._replace(query=query)), table=table, waits=waits)
+    server = urlunsplit(parts._replace(query=query))
+    return await PostgresEngine.connect(server, table=table, waits=waits, make_table=make)
 
 
 def _without_password(url: str) -> str:

@@ -143,9 +143,10 @@ class PostgresEngine(AttemptingEngine):
         table: str = DEFAULT_TABLE,
         max_connections: int = MAX_CONNECTIONS,
         waits: Timing | None = None,
+        make_table: bool = True,
     ) -> PostgresEngine:
-        """`url` as libpq understands it, also with several hosts. Creates the table if it is missing.
-        Raises `Disconnected`, `PermissionDenied`, `NotFound` (no such database), `UsageError`."""
+        """`url` as libpq understands it, also with several hosts. `make_table`: where it is missing. Raises
+        `Disconnected`, `PermissionDenied`, `NotFound` (no such database, or table), `UsageError`."""
         if _TABLE_NAME.fullmatch(table) is None:
             raise UsageError(f"table {table!r}: use lower case letters, digits and _, at most 49")
         if max_connections < 1:
@@ -164,7 +165,7 @@ class PostgresEngine(AttemptingEngine):
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_NS / SECOND):
                 await pool
-                await engine._prepare(table)
+                await engine._prepare(table, make=make_table)
         except BaseException as error:
             pool.terminate()
             if isinstance(error, ValueError) and not isinstance(error, FireflyerError):
@@ -176,9 +177,14 @@ class PostgresEngine(AttemptingEngine):
             raise
         return engine
 
-    async def _prepare(self, table: str) -> None:
+    async def _prepare(self, table: str, *, make: bool) -> None:
         async with self._pool.acquire() as connection, connection.transaction():
             if await connection.fetchval("SELECT to_regclass($1)::text", table) is None:
+                if not make:
+                    raise NotFound(
+                        f"the database has no table {table}; name that of the store: "
+                        "postgresql://user@host/database?table=NAME"
+                    )
                 await connection.execute(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
                 await connection.execute(self._statements.create)
             try:

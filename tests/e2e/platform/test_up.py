@@ -1,4 +1,4 @@
-"""`ff up FILE`: what the file says is so, at the first start and at a later one."""
+"""`ff up FILE`: what the file says is so, at the first start and at a later one, and what of it counts meanwhile."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ usage_margin = 2.5
 enabled = true
 policy = "health.toml"
 """
+CHANGED_MEANWHILE: Final = FILE.replace('"health.toml"', '"health-2.toml"\nperiod = "1s"').replace(
+    "agents = 1", "agents = 2"
+)
 CHANGED: Final = """\
 agents = 2
 [[nodes]]
@@ -64,6 +67,8 @@ def test_what_the_file_says_is_so_and_what_it_leaves_out_stays(tmp_path: Path) -
     file = tmp_path / "up.toml"
     (tmp_path / "check.sh").write_text(f"touch {tmp_path}/checked\n")
     (tmp_path / "health.toml").write_text(only_program("site", tmp_path / "check.sh"))
+    (tmp_path / "check-2.sh").write_text(f"touch {tmp_path}/checked-again\n")
+    (tmp_path / "health-2.toml").write_text(only_program("site", tmp_path / "check-2.sh"))
     file.write_text(FILE)
     platform = RunningPlatform(tmp_path / "platform", file=file)
     with platform:
@@ -73,6 +78,9 @@ def test_what_the_file_says_is_so_and_what_it_leaves_out_stays(tmp_path: Path) -
         assert (config.policy.usage_margin, config.guaranteed_ns) == (2.5, 0)
         check_bound_of_logs(platform, client, tmp_path)
         wait_for((tmp_path / "checked").exists, "the agent has checked its node", limit_s=60)
+        file.write_text(CHANGED_MEANWHILE)
+        wait_for((tmp_path / "checked-again").exists, "the changed checks are in force", limit_s=60)
+        assert list(places(client)) == ["agent-1"]
         client.command(MoveNode(node="agent-1", zone="east", leaf="", group="big"))
 
     file.write_text(CHANGED)

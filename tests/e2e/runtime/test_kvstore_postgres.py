@@ -142,6 +142,18 @@ async def test_the_table_is_made_once_however_many_come_first(postgres_server: P
 
 
 @on_loop
+async def test_a_table_that_is_only_to_be_read_is_not_made(postgres_server: PostgresServer) -> None:
+    url = postgres_server.url()
+    for _ in range(2):
+        with pytest.raises(NotFound, match=r"no table \w+; name that of the store: .*\?table=NAME"):
+            await kvstore.open(url, make=False)
+    async with await kvstore.open(url) as kv:
+        await put(kv, a=b"1")
+    async with await kvstore.open(url, make=False) as kv:
+        assert await values(kv) == {b"a": b"1"}
+
+
+@on_loop
 async def test_connections_are_bounded_and_the_rest_waits(postgres_server: PostgresServer) -> None:
     url, _, table = postgres_server.url().partition("&table=")
     async with (

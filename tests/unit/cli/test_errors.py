@@ -286,7 +286,18 @@ def test_a_join_token_that_was_never_made_is_named_as_the_cause(
     assert "no token was given: the command that was to print it has failed" in said
 
 
+@pytest.mark.parametrize("command", [["dump", "metadata.ffdump"], ["fsck"]])
+def test_a_store_that_is_not_there_is_not_made_to_be_read(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = error_of(capsys, ["fs", "admin", *command, "--store", f"embedded:{tmp_path}/store"], code=1)
+    assert f"there is no key-value store {tmp_path}/store" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_store_without_rows_is_not_dumped(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
     file = tmp_path / "metadata.ffdump"
     said = error_of(capsys, ["fs", "admin", "dump", "--store", f"embedded:{tmp_path}/store", str(file)], code=2)
     assert "the store is empty, so nothing was written" in said

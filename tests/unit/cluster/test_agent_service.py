@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 from tests.support.network.free_ports import free_port
 
-from fireflyer.base.errors import Busy, NotFound, PermissionDenied, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, NotFound, PermissionDenied, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.accounts import Accounts
 from fireflyer.cluster.agent.guards import Guards
@@ -24,10 +24,11 @@ from fireflyer.cluster.core.agent import End, GuardState, Order
 from fireflyer.cluster.schema.agent import ASK_AGENT, LIST_GUARDS, START_GUARD, WAIT_GUARD, GuardName, GuardOrder
 from fireflyer.cluster.schema.hosts import HostQuestion, NodeOrders
 from fireflyer.cluster.schema.wire import Done, SupervisorConfig
-from fireflyer.identity.handshake import UserCredential
+from fireflyer.identity import new_secret
+from fireflyer.identity.handshake import Accepts, UserCredential
 from fireflyer.identity.machines import MachineStore
 from fireflyer.runtime import run
-from fireflyer.runtime.rpc import RpcClient
+from fireflyer.runtime.rpc import RpcClient, RpcServer
 
 CALL_NS: Final = 60 * SECOND
 TOKEN: Final = "00000001.0.1"
@@ -177,6 +178,36 @@ def test_a_machine_joins_once_with_a_token_and_its_revocation_reaches_its_agent(
             assert await revoke(store, "a") == ""
             assert directory.membership() is None
         assert store.machines() == {}
+
+    run(main())
+
+
+@pytest.mark.parametrize("service", ["nothing", "storage", "http"])
+def test_a_machine_that_asks_another_service_is_told_where_agents_join(tmp_path: Path, service: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def main() -> None:
+        port = free_port()
+        storage = RpcServer(Accepts(new_secret()), identity="storage")
+        web = None
+        if service == "storage":
+            await storage.start("127.0.0.1", port)
+        elif service == "http":
+            web = await asyncio.start_server(answer, "127.0.0.1", port)
+        directory = AgentDirectory(str(tmp_path / "agent"))
+        with pytest.raises(FireflyerError) as caught:
+            await join(directory, "fft1.0011223344556677.x", issuer=f"127.0.0.1:{port}", port=1, address="")
+        await storage.close()
+        if web is not None:
+            web.close()
+        said = caught.value.message
+        assert said.startswith(f"no manager or `ff agent token` waits for agents at 127.0.0.1:{port}: ")
+        assert "listen_agents" in said
+        assert "use the node secret" not in said
+        assert "make another one" not in said
 
     run(main())
 

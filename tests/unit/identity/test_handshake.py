@@ -177,7 +177,7 @@ def test_the_decoy_key_opens_nothing_even_if_it_were_known() -> None:
 
 
 def test_services_say_whom_they_do_not_serve() -> None:
-    with pytest.raises(HandshakeRefused, match="use the node secret"):
+    with pytest.raises(HandshakeRefused, match="no tokens; check the address"):
         converse(client(UserCredential(TOKEN)), server(Accepts(SECRET)))
     with pytest.raises(HandshakeRefused, match="use a user token"):
         converse(client(), server(Accepts(None, find_user)))

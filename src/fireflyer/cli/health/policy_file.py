@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.file_mark import file_mark
 from fireflyer.cli.toml_files import read_toml
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
@@ -42,8 +42,4 @@ class PolicyFile:
         return self._policy, ""
 
     def _newest(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._path) if self._path is not None else None
-        except OSError:
-            return ()
-        return () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+        return () if self._path is None else file_mark(self._path)

@@ -90,7 +90,7 @@ def backup_command(*, config_file: str, file: str) -> int:
 
     config = _config(config_file)
     with new_file(file) as out:
-        rows = _on(config, functools.partial(back_up, file=out))
+        rows = _on(config, functools.partial(back_up, file=out), make=False)
     click.echo(f"{rows} rows in {file}")
     return 0
 
@@ -149,12 +149,12 @@ def _config(path: str) -> PlatformConfig:
     return read_config(path, PlatformConfig)
 
 
-def _on(config: PlatformConfig, work: Callable[[Engine], Awaitable[_T]]) -> _T:
+def _on(config: PlatformConfig, work: Callable[[Engine], Awaitable[_T]], *, make: bool = True) -> _T:
     from fireflyer import kvstore
     from fireflyer.runtime import run
 
     async def whole() -> _T:
-        async with await kvstore.open(config.store) as engine:
+        async with await kvstore.open(config.store, make=make) as engine:
             return await work(engine)
 
     return run(whole())

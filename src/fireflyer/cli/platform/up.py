@@ -13,7 +13,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_directory, complete_file
-from fireflyer.cli.detached import own_say, report, run_detached
+from fireflyer.cli.detached import command_line, own_say, report, run_detached
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY
 from fireflyer.cli.platform.ending import GRACE_S, kill_runs, let_runs_leave, until_stopped
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fireflyer.cli.platform.storage import LocalStorage
     from fireflyer.cluster.local.config import UpConfig
     from fireflyer.cluster.local.layout import LocalPlatform, PlatformLayout
+    from fireflyer.cluster.local.up_file import UpFile
     from fireflyer.runtime.processes.run_lock import RunLock
 
 __all__ = ["command", "read_up_file"]
@@ -65,7 +66,8 @@ def command(
     own. A cluster has `ff manager` on one or several machines and `ff agent run` on each node. Tasks find the file
     system as ff:///, and are there who submitted them: it has the users of the platform (`ff user`).
 
-    FILE is a TOML file with settings; options come before what it says."""
+    FILE is a TOML file with settings; options come before what it says. What changes in `[health]` of it is applied
+    within seconds; the rest counts at the next start."""
     import sys
 
     from fireflyer.cli.platform_extra import need_platform_extra
@@ -77,7 +79,7 @@ def command(
         click.echo(DEFAULTS, nl=False)
         return 0
     need_platform_extra()
-    wanted = read_up_file(file)
+    wanted = said = read_up_file(file)
     if guarantee is not None:
         wanted = wanted.guaranteeing(guarantee)
     if storage is not None:
@@ -97,7 +99,9 @@ def command(
         files = storage_of(layout, wanted.storage, new=new)
         layout.save(platform)
         layout.make_secret()
-        return _run(layout, platform, wanted, files, lock, report_fd)
+        say = own_say()
+        followed = None if file is None else _followed(file, said, layout, say)
+        return _run(layout, platform, wanted, files, lock, report_fd, say, followed)
 
 
 def read_up_file(file: str | None) -> UpConfig:
@@ -141,6 +145,15 @@ def _check_same(layout: PlatformLayout, platform: LocalPlatform, nodes: int | No
             )
 
 
+def _followed(file: str, said: UpConfig, layout: PlatformLayout, say: Callable[[str], None]) -> UpFile:
+    import sys
+
+    from fireflyer.cluster.local.up_file import UpFile
+
+    again = f"{_down(layout)} && {command_line(sys.argv[1:])}"
+    return UpFile(file, read_up_file, said, say=say, again=again)
+
+
 def _run(
     layout: PlatformLayout,
     platform: LocalPlatform,
@@ -148,12 +161,12 @@ def _run(
     files: LocalStorage | None,
     lock: RunLock,
     report_fd: int | None,
+    say: Callable[[str], None],
+    followed: UpFile | None,
 ) -> int:
     from fireflyer.cluster.local.layout import read_connection
     from fireflyer.cluster.local.run import run_local_platform
     from fireflyer.runtime import run
-
-    say = own_say()
 
     def on_up(running: LocalPlatform) -> None:
         report(report_fd, _described(layout, running, files))
@@ -171,6 +184,7 @@ def _run(
             before_agents=before_agents,
             task_environment=dict if files is None else files.task_environment,
             accounts=None if files is None else files.accounts,
+            file=followed,
         )
 
     def admin_token() -> str:
@@ -191,14 +205,18 @@ def _described(layout: PlatformLayout, platform: LocalPlatform, files: LocalStor
 
     where = os.path.relpath(layout.directory)
     option = "" if where == DEFAULT_DIRECTORY else f" --platform {quote(where)}"
-    down = "" if where == DEFAULT_DIRECTORY else f" --dir {quote(where)}"
     return (
         f"The platform is up: {platform.nodes} nodes, manager at {read_connection(layout.connection_file).url}.\n"
         f"{_described_storage(files)}"
         f"  submit: ff submit{option} --nodes 2 train.py\n"
         f"  show:   ff status{option} · ff ps{option}\n"
-        f"  stop:   ff down{down}\n"
+        f"  stop:   {_down(layout)}\n"
     )
+
+
+def _down(layout: PlatformLayout) -> str:
+    where = os.path.relpath(layout.directory)
+    return "ff down" if where == DEFAULT_DIRECTORY else f"ff down --dir {quote(where)}"
 
 
 def _described_storage(files: LocalStorage | None) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
-from fireflyer.base.errors import FireflyerError, PermissionDenied, TransientError, UsageError
+from fireflyer.base.errors import FireflyerError, PermissionDenied, Timeout, TransientError, Unreachable, UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.agent.records import AgentDirectory, Membership
 from fireflyer.cluster.schema.agent import (
@@ -23,7 +23,7 @@ from fireflyer.cluster.schema.agent import (
 )
 from fireflyer.cluster.schema.wire import Done
 from fireflyer.identity.derived import derive_credential
-from fireflyer.identity.handshake import Accepts, UserCredential, UserKey, token_id_of, token_key
+from fireflyer.identity.handshake import Accepts, TokenRefused, UserCredential, UserKey, token_id_of, token_key
 from fireflyer.identity.machines import JoinedMachine, MachineStore
 from fireflyer.runtime.address import Address
 from fireflyer.runtime.rpc import Caller, RpcClient, RpcServer, ServerLimits
@@ -37,6 +37,8 @@ _VALID: Final = (
     "A join token is valid once, until it expires or another one is made for the same machine, and at managers over "
     "the store of the one that made it; make another one: ff node token NAME, or ff agent token NAME"
 )
+
+_WHERE: Final = "Give HOST:PORT of listen_agents of a manager, or that at which `ff agent token` waits"
 
 
 class Issuer:
@@ -103,11 +105,15 @@ class Issuer:
 async def join(
     directory: AgentDirectory, token: str, *, issuer: str, port: int, address: str, node: str = ""
 ) -> Membership:
-    """Raises `PermissionDenied` where the token is used, expired or unknown, `Unreachable` where nobody waits."""
+    """Raises `PermissionDenied` where the token is used, expired or unknown, and where another service listens,
+    `Unreachable` where nobody waits."""
     try:
         client = await RpcClient.connect(issuer, UserCredential(token), _CALL_NS)
-    except PermissionDenied as error:
+    except TokenRefused as error:
         raise PermissionDenied(f"{error.message}. {_VALID}") from None
+    except (PermissionDenied, Unreachable, Timeout) as error:
+        who = f"no manager or `ff agent token` waits for agents at {issuer}"
+        raise type(error)(f"{who}: {error.message}. {_WHERE}") from None
     try:
         request = JoinMachine(token_id=token_id_of(token), port=port, address=address, node=node)
         admitted = await client.call(JOIN_MACHINE, request, _CALL_NS)

@@ -1,4 +1,5 @@
-"""What the TOML file of `ff up` says. Each start reads it again; what it does not name stays as DIR has it.
+"""What the TOML file of `ff up` says. Each start reads it again; what it does not name stays as DIR has it. Of what
+changes while it runs, `[health]` counts at once (`up_file`).
 
 Another service of this machine, such as storage, is one more table.
 """
@@ -64,7 +65,7 @@ DEFAULTS: Final = """\
 # durable = true                    # writes are acknowledged when they are on disk; may be changed at each start
 # store = ""                        # of its metadata: postgresql://user@host/database; empty: embedded
 
-# [health]                          # checks of the machine under the nodes: ff health
+# [health]                          # checks of the machine under the nodes: ff health; changes count at once
 # enabled = false                   # a node with a fault gets no task, and its run goes elsewhere
 # policy = ""                       # thresholds and inventory: a file of ff health --policy; empty: built in
 # period = "5m"                     # and before and after each run

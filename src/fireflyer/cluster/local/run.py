@@ -26,9 +26,10 @@ from fireflyer.cluster.agent.records import AgentDirectory
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.commands import LabelNode, MoveNode, SetPolicy
 from fireflyer.cluster.core.platform.views import NodeView
-from fireflyer.cluster.local.config import UpConfig
+from fireflyer.cluster.local.config import HealthWish, UpConfig
 from fireflyer.cluster.local.layout import ADMIN, AccountsAt, LocalPlatform, PlatformLayout, read_connection
 from fireflyer.cluster.local.leaving import open_nodes
+from fireflyer.cluster.local.up_file import UpFile
 from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.runtime.address import parse_listen
 from fireflyer.runtime.processes.run_lock import RunLock
@@ -56,11 +57,12 @@ async def run_local_platform(
     before_agents: Callable[[], Awaitable[None]] | None = None,
     task_environment: Callable[[], Mapping[str, str]] = dict,
     accounts: AccountsAt | None = None,
+    file: UpFile | None = None,
 ) -> None:
     """Until it is cancelled; then everything is ended, agents first. Raises `FireflyerError` when it cannot be started
     or cannot go on. `lock`: of the directory, held. `before_agents`: of what tasks need, waited for before any can
     run. `task_environment`: asked after that, for variables of all tasks, which their own settings come before.
-    `accounts`: of a file system whose users are those of the platform."""
+    `accounts`: of a file system whose users are those of the platform. `file`: that is followed while it is up."""
     runner = _Runner(layout, platform, wanted, lock, say, task_environment, accounts)
     try:
         await runner.start_manager()
@@ -68,7 +70,7 @@ async def run_local_platform(
             await before_agents()
         await runner.start_agents()
         on_up(runner.platform)
-        await runner.follow()
+        await runner.follow(file)
     finally:
         await runner.stop()
 
@@ -208,10 +210,18 @@ class _Runner:
                 raise Timeout(f"{what} within {START_S:.0f} s; see the logs {self._layout.directory}/*/log")
             await asyncio.sleep(LOOK_S)
 
-    async def follow(self) -> None:
+    async def follow(self, file: UpFile | None) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
             self._check()
+            if file is not None:
+                await asyncio.to_thread(file.look, self._apply_health)
+
+    def _apply_health(self, health: HealthWish) -> None:
+        """The manager follows its file, and one that is started again reads it."""
+        wanted, there = msgspec.structs.replace(self._wanted, health=health), self.platform
+        self._layout.write_manager(there, wanted, there.listen, there.listen_agents, self._accounts)
+        self._wanted = wanted
 
     def _check(self) -> None:
         if not self._lock.in_place():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.base.file_mark import file_mark
 from fireflyer.cluster.core.platform.node_checking import Checks
 from fireflyer.cluster.manager.config import PlatformConfig
 
@@ -26,11 +26,12 @@ class HealthReload:
     def __init__(self, path: str, read: Callable[[str], PlatformConfig], config: PlatformConfig) -> None:
         """`read`: raises `UsageError`, one line. `config`: that is in force."""
         self._path, self._read, self._config = path, read, config
-        self._mark = self._newest()
+        self._mark: tuple[int, ...] | None = None
+        """None: the first look reads the file, which may have changed since `config` was read."""
 
     def look(self, *, asked: bool = False) -> Checks | None:
         """What is in force from now on; None: what was. `asked`: the file is read whether it has changed or not."""
-        mark = self._newest()
+        mark = file_mark(self._path)
         if mark == self._mark and not asked:
             return None
         self._mark = mark
@@ -41,18 +42,17 @@ class HealthReload:
             return None
         if config.health == self._config.health:
             return None
-        if msgspec.structs.replace(config, health=self._config.health) != self._config:
+        if not self._same_beside_health(config):
             _log.warning("only [health] of the configuration is applied; the rest counts when the manager starts again")
         self._config = msgspec.structs.replace(self._config, health=config.health)
         _log.info("[health] of the configuration is applied version=%d", config.health.version)
         return config.health.checks()
 
-    def _newest(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return ()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def _same_beside_health(self, config: PlatformConfig) -> bool:
+        """Where a port is 0, `ff up` writes the one that was found, for the next start."""
+        now = self._config
+        found = {key: getattr(now, key) for key in ("listen", "listen_agents") if getattr(now, key).endswith(":0")}
+        return msgspec.structs.replace(config, health=now.health, **found) == now
 
 
 async def follow_configuration(reload: HealthReload, apply: Callable[[Checks], None]) -> None:

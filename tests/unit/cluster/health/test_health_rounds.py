@@ -36,6 +36,20 @@ def test_checks_are_run_at_once_and_then_once_a_period() -> None:
     assert rounds.next(300 * SECOND) is not None
 
 
+def test_another_program_or_period_counts_at_once_and_not_when_the_former_period_is_over() -> None:
+    rounds = rounds_of()
+    rounds.next(0)
+    for number, changes in enumerate(({"period_ns": 10 * SECOND}, {"program": ("/opt/other",)}), 1):
+        order = msgspec.structs.replace(ORDER, **changes)
+        rounds.hear(order, number)
+        due = rounds.next(number)
+        assert due is not None
+        assert due.program == order.program
+        assert rounds.next(number) is None
+        rounds.hear(order, number)
+        assert rounds.next(number) is None, "the same order again"
+
+
 def test_a_run_that_comes_or_goes_asks_for_a_round_also_while_one_is_under_way() -> None:
     rounds = rounds_of()
     due = rounds.next(0)

@@ -90,3 +90,29 @@ def test_what_changes_in_its_table_is_applied_and_a_wrong_file_changes_nothing(
     assert said('[health]\nprogram = ["/opt/health"]\n', asked=True) == (None, [])
     path.unlink()
     assert reload.look() is None
+
+
+def test_what_was_written_since_the_manager_has_read_its_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "platform.toml"
+    path.write_text(FILE)
+    config = read_config(str(path), PlatformConfig)
+    path.write_text(f"{FILE}[health]\nversion = 2\n")
+    reload = HealthReload(str(path), lambda where: read_config(where, PlatformConfig), config)
+    checks = reload.look()
+    assert checks is not None
+    assert checks.policy.version == 2
+
+
+def test_ports_that_were_found_for_port_0_are_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "platform.toml"
+    any_port = 'listen = "127.0.0.1:0"\nlisten_agents = "127.0.0.1:0"\n'
+    found = 'listen = "127.0.0.1:7"\nlisten_agents = "127.0.0.1:8"\n'
+    path.write_text(f"{FILE}{any_port}")
+    reload = HealthReload(
+        str(path),
+        lambda where: read_config(where, PlatformConfig),
+        read_config(str(path), PlatformConfig),
+    )
+    path.write_text(f"{FILE}{found}[health]\nversion = 2\n")
+    assert reload.look() is not None
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []

@@ -64,12 +64,12 @@ def _found(directory: str | None, store: str | None) -> Iterator[str]:
         yield layout.store_url(cluster)
 
 
-def _on(store: str, work: Callable[[Engine], Awaitable[T]]) -> T:
+def _on(store: str, work: Callable[[Engine], Awaitable[T]], *, make: bool = False) -> T:
     from fireflyer import kvstore
     from fireflyer.runtime import run
 
     async def whole() -> T:
-        async with await kvstore.open(store) as engine:
+        async with await kvstore.open(store, make=make) as engine:
             return await work(engine)
 
     return run(whole())
@@ -159,6 +159,6 @@ def load_command(*, store: str, file: str) -> int:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     with source:
-        rows = _on(store, functools.partial(load_store, file=source, now_ns=time.time_ns()))
+        rows = _on(store, functools.partial(load_store, file=source, now_ns=time.time_ns()), make=True)
     click.echo(f"{rows} rows loaded")
     return 0

@@ -47,6 +47,8 @@ class HealthRounds:
         """Of probes, the last one."""
         self._due_ns: int | None = None
         """Of the next periodic round; None: now."""
+        self._scheduled: tuple[tuple[str, ...], int] = ((), 0)
+        """Program and period by which it is due."""
         self._tokens: frozenset[str] = frozenset()
         self._number = 0
         self._reports: list[HealthReport] = []
@@ -93,7 +95,9 @@ class HealthRounds:
             validation = order.validation if not order.check else ()
             program = (*order.program, *only)
             return Round(program, order.limit_ns, validation, order.validation_limit_ns, order.probe)
-        if self._due_ns is None or now_ns >= self._due_ns:
+        wanted = order.program, order.period_ns
+        if self._due_ns is None or now_ns >= self._due_ns or wanted != self._scheduled:  # else it waits up to a day
+            self._scheduled = wanted
             self._due_ns = now_ns + order.period_ns  # a run that comes or goes meanwhile asks for another round
             return Round(order.program, order.limit_ns, (), 0, 0)
         return None
