@@ -21,6 +21,7 @@ import msgspec
 from bench.collectives.contenders import node_list, python_ranks
 from bench.collectives.crew import Crew
 from bench.report import Figure, Options, Result, figure
+from fireflyer.base.errors import InvariantViolation
 from fireflyer.base.units import KIB, MIB
 from fireflyer.collectives import Plan, traffic
 from fireflyer.collectives.planning.cost import Speeds, predict_ns
@@ -135,12 +136,14 @@ def calibration_results(options: Options) -> list[Result]:
 def _calibrated_on(layout: str, options: Options) -> tuple[list[float], Speeds]:
     """Times of `SMALL` and `LARGE`: medians over `CREWS`, as all calls of one may be half as long again as another's.
     The speeds are those of the last one."""
-    found = []
+    found, speeds = [], None
     for _ in range(CREWS[options.scale]):
         with python_ranks(layout, RANKS) as crew:
             _joined(crew)
             found.append([_measured_s(crew, size, options) for size in (SMALL, LARGE)])
             speeds = msgspec.convert(crew.tell("speeds")[0], Speeds)
+    if speeds is None:
+        raise InvariantViolation(f"no crew for the scale {options.scale}")
     return [statistics.median(times) for times in zip(*found, strict=True)], speeds
 
 

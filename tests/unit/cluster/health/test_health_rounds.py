@@ -39,8 +39,8 @@ def test_checks_are_run_at_once_and_then_once_a_period() -> None:
 def test_another_program_or_period_counts_at_once_and_not_when_the_former_period_is_over() -> None:
     rounds = rounds_of()
     rounds.next(0)
-    for number, changes in enumerate(({"period_ns": 10 * SECOND}, {"program": ("/opt/other",)}), 1):
-        order = msgspec.structs.replace(ORDER, **changes)
+    period = msgspec.structs.replace(ORDER, period_ns=10 * SECOND)
+    for number, order in enumerate((period, msgspec.structs.replace(ORDER, program=("/opt/other",))), 1):
         rounds.hear(order, number)
         due = rounds.next(number)
         assert due is not None
