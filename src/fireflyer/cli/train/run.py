@@ -65,10 +65,11 @@ def _checked(recipe: Recipe) -> Iterator[str]:
 def _plan_lines(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
     from fireflyer.codesign.model import count_parameters, training_flops
     from fireflyer.codesign.parallel import peak_memory
+    from fireflyer.recipes.trainer.preconditions import kernels_here
 
-    plan = recipe.plan
+    plan, kernels = recipe.plan, kernels_here()
     count = count_parameters(shape)
-    memory = peak_memory(plan, shape)
+    memory = peak_memory(plan, shape, kernels)
     yield (
         f"model: {recipe.model.__struct_config__.tag}, {count.total + count.mtp:,} parameters; "
         f"{training_flops(shape, plan.sequence_tokens):.3g} FLOPs per token (causal), "
@@ -84,7 +85,8 @@ def _plan_lines(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
     yield (
         f"memory: {format_bytes(memory.total)} on a rank: parameters {format_bytes(memory.parameters)}, gradients "
         f"{format_bytes(memory.gradients)}, states {format_bytes(memory.states)}, activations "
-        f"{format_bytes(memory.activations + memory.working)}"
+        f"{format_bytes(memory.activations + memory.working)} "
+        f"({'fused kernels of GPUs' if kernels == 'fused' else 'operators of PyTorch on the CPU'})"
     )
 
 

@@ -7,7 +7,7 @@
 The device mesh of a plan is `mesh_dims(plan)`, its process groups are `groups(plan, axis)`.
 """
 
-from fireflyer.codesign.parallel.memory import RankMemory, peak_memory, plan_memory
+from fireflyer.codesign.parallel.memory import Kernels, RankMemory, peak_memory, plan_memory
 from fireflyer.codesign.parallel.mesh import coordinates_of, gradient_adds, groups, mesh_dims
 from fireflyer.codesign.parallel.node import NodeModel, Rates
 from fireflyer.codesign.parallel.plan import ParallelPlan, Precision, refusals, shape_refusals
@@ -16,6 +16,7 @@ from fireflyer.codesign.parallel.stages import Stage, balance_model
 from fireflyer.codesign.parallel.step import MeasuredStep, PlanFile, StepEstimate, StepParts, estimate_step
 
 __all__ = [
+    "Kernels",
     "MeasuredStep",
     "NodeModel",
     "ParallelPlan",

@@ -4,22 +4,36 @@ Parameters, gradients and states follow the ZeRO paper (Rajbhandari et al. 2020,
 shard group, 2 gradients too, 3 parameters too. Activations are counted as Korthikanti et al. (2022, 4) count them, for
 attention without a stored score matrix and without dropout: the inputs of each matrix product and norm that backward
 needs. For a GPT layer that is 32 bytes per token and hidden value (their 34 less the two dropout masks); tensor with
-sequence parallelism divides all of them.
+sequence parallelism divides all of them. Those of `kernels="eager"` are counted by `fireflyer.codesign.parallel.eager`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.shape import LatentAttention
+from fireflyer.codesign.parallel.eager import eager_memory
 from fireflyer.codesign.parallel.pipeline import micro_batches_in_flight
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, MatrixFormat, ParallelPlan, Recompute
 from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
 
-__all__ = ["RankMemory", "activation_bytes", "held_parameters", "peak_memory", "plan_memory", "static_memory"]
+__all__ = [
+    "Kernels",
+    "RankMemory",
+    "activation_bytes",
+    "held_parameters",
+    "peak_memory",
+    "plan_memory",
+    "static_memory",
+]
+
+Kernels = Literal["fused", "eager"]
+"""How a rank computes: `fused` kernels of GPUs, or `eager` operators of PyTorch on the CPU."""
 
 LOGIT_BYTES = 6
 """Of one value of the vocabulary: BF16 logits, and FP32 for the loss, whose gradient takes their place."""
@@ -118,21 +132,36 @@ def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[in
     return round(parameters), round(gradients), round(states)
 
 
-def plan_memory(plan: ParallelPlan, shape: ModelShape) -> tuple[RankMemory, ...]:
+def plan_memory(plan: ParallelPlan, shape: ModelShape, kernels: Kernels = "fused") -> tuple[RankMemory, ...]:
     """Memory of a rank of each stage."""
-    return tuple(_rank_memory(plan, shape, stage) for stage in range(plan.pipeline))
+    return tuple(_rank_memory(plan, shape, stage, kernels) for stage in range(plan.pipeline))
 
 
-def peak_memory(plan: ParallelPlan, shape: ModelShape) -> RankMemory:
+def peak_memory(plan: ParallelPlan, shape: ModelShape, kernels: Kernels = "fused") -> RankMemory:
     """Memory of the rank that needs most. Of equal stages the first keeps the most micro-batches."""
     first = first_equal_stages(shape, plan)
-    return max((_rank_memory(plan, shape, stage) for stage in sorted(set(first))), key=lambda one: one.total)
+    return max((_rank_memory(plan, shape, stage, kernels) for stage in sorted(set(first))), key=lambda one: one.total)
 
 
-def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> RankMemory:
+def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int, kernels: Kernels) -> RankMemory:
     parameters, gradients, states = static_memory(plan, shape, stage)
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
+    in_flight = micro_batches_in_flight(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks, stage)
+    count = _fused_memory if kernels == "fused" else eager_memory
+    activations, working = count(plan, shape, held, in_flight)
+    return RankMemory(
+        stage=stage,
+        parameters=parameters,
+        gradients=gradients,
+        states=states,
+        activations=activations,
+        working=working + _gathered_bytes(plan, held),
+    )
+
+
+def _fused_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], in_flight: float) -> tuple[int, int]:
+    """Kept and working bytes of the micro-batches of one rank."""
     tokens = plan.micro_batch_tokens / plan.tensor
     kept, working = [], 0.0
     for one in held:
@@ -140,15 +169,7 @@ def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> RankMemor
         kept.append(piece_kept)
         working = max(working, piece_working)
     logits = max(one.heads for one in held) * shape.vocabulary * LOGIT_BYTES
-    in_flight = micro_batches_in_flight(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks, stage)
-    return RankMemory(
-        stage=stage,
-        parameters=parameters,
-        gradients=gradients,
-        states=states,
-        activations=round(in_flight * sum(kept) / len(kept) * tokens),
-        working=round((working + logits) * tokens) + _gathered_bytes(plan, held),
-    )
+    return round(in_flight * sum(kept) / len(kept) * tokens), round((working + logits) * tokens)
 
 
 def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> tuple[float, float]:

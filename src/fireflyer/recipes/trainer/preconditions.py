@@ -6,17 +6,18 @@ import hashlib
 from typing import Any, Final
 
 import msgspec
+import torch
 
 from fireflyer.base.errors import UsageError
 from fireflyer.checkpoint import stored_plans
 from fireflyer.codesign.model import ModelShape
-from fireflyer.codesign.parallel import mesh_dims
+from fireflyer.codesign.parallel import Kernels, mesh_dims
 from fireflyer.recipes.deepseek.weights import read_keys
 from fireflyer.recipes.trainer.core.checks import check_recipe, check_restart
 from fireflyer.recipes.trainer.core.recipe import GptTable, ModelTable, Recipe
 from fireflyer.recipes.trainer.models import context_of, shape_of
 
-__all__ = ["check_checkpoints", "checked_shape", "identity_of_model", "plan_of_checkpoints"]
+__all__ = ["check_checkpoints", "checked_shape", "identity_of_model", "kernels_here", "plan_of_checkpoints"]
 
 _NOT_THE_MODEL: Final = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")
 """Keys of a `config.json` that may differ between two of one model."""
@@ -27,6 +28,11 @@ def checked_shape(recipe: Recipe) -> ModelShape:
     shape = shape_of(recipe.model)
     check_recipe(recipe, shape, context_of(recipe.model))
     return shape
+
+
+def kernels_here() -> Kernels:
+    """How a rank on this machine computes, for `peak_memory`."""
+    return "fused" if torch.cuda.is_available() else "eager"
 
 
 def identity_of_model(table: ModelTable) -> str:

@@ -1,0 +1,240 @@
+"""Activations of a rank whose operators are not fused: PyTorch without compilation on the CPU.
+
+Counted are the storages that autograd of PyTorch keeps, by operator. Beside those of fused kernels
+(`fireflyer.codesign.parallel.memory`) they are:
+
+- a norm keeps its input and the normed input in FP32, beside the result that matrix products read;
+- autocast converts the input of each product on its own (three times for separate queries, keys and values), and keeps
+  a BF16 copy of each weight for each micro-batch;
+- the feed-forward layer keeps the result of the activation function and the product with `up`;
+- of a stacked projection the values are a view, which keeps all of it;
+- attention whose values have another width than its keys (latent attention) keeps all scores, in FP32;
+- the head keeps FP32 log-probabilities of the vocabulary, and holds two more of that size in backward.
+
+Blocks are those of `fireflyer.recipes`: `gpt` with stacked projections, the Llama of `transformers`, DeepSeek. Other
+blocks of `transformers` are counted as that Llama or as DeepSeek's experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from fireflyer.codesign.model import ModelShape
+from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention
+from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan, Precision
+from fireflyer.codesign.parallel.stages import Stage
+
+__all__ = ["EagerMemory", "eager_layer", "eager_memory"]
+
+WIDE = 4
+"""Bytes of an FP32 value: norms, scores, gates and log-probabilities, whatever products compute in."""
+INDEX = 8
+"""Bytes of the number of a token, an expert or a row."""
+
+
+class EagerMemory(NamedTuple):
+    """Bytes of one rank."""
+
+    activations: int
+    working: int
+
+
+class EagerLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes per token that forward keeps in one layer, without copies of weights."""
+
+    everything: float
+    operators: float
+    """Where only results of matrix products and of attention are kept."""
+    block_input: float
+    gradients: float
+    """Largest gradients that backward holds beside, without those of weights."""
+
+    def kept(self, recompute: str) -> float:
+        """Bytes with this recomputation of blocks."""
+        return {"none": self.everything, "operators": self.operators, "blocks": self.block_input}.get(recompute, 0.0)
+
+
+class _Formats(NamedTuple):
+    """Bytes of values."""
+
+    stream: int
+    """Of the residual stream."""
+    product: int
+    """Of factors and results of matrix products."""
+    cast: bool
+    """Autocast: factors are copies."""
+
+
+def _formats(precision: Precision) -> _Formats:
+    if precision.parameters == "bf16":
+        return _Formats(stream=2, product=2, cast=False)
+    cast = precision.compute == "bf16"
+    return _Formats(stream=WIDE, product=FORMAT_BYTES["bf16"] if cast else WIDE, cast=cast)
+
+
+@lru_cache(maxsize=256)
+def eager_layer(shape: ModelShape, has_experts: bool, precision: Precision, sequence_tokens: int) -> EagerLayer:
+    """Bytes per token of one layer, undivided."""
+    formats = _formats(precision)
+    attention = shape.attention
+    if isinstance(attention, LatentAttention):
+        kept, results = _latent_attention(shape, attention, formats, sequence_tokens)
+    else:
+        kept, results = _head_attention(shape, attention, formats)
+    experts = shape.experts if has_experts else None
+    forward = _feed_forward(shape, formats) if experts is None else _experts(shape, experts, formats)
+    widest = shape.feed_forward if experts is None else experts.per_token * max(experts.feed_forward, shape.hidden)
+    block_input = formats.stream * shape.hidden
+    return EagerLayer(
+        everything=2 * _norm(shape.hidden) + kept + forward[0],
+        operators=block_input + results + forward[1],
+        block_input=block_input,
+        gradients=block_input + formats.product * widest,
+    )
+
+
+def _norm(width: int) -> int:
+    """Input and normed input, and one statistic."""
+    return 2 * WIDE * width + WIDE
+
+
+def _inputs(width: int, products: int, formats: _Formats) -> int:
+    """What `products` matrix products of one input keep of it."""
+    return formats.product * width * (products if formats.cast else 1)
+
+
+def _head_attention(shape: ModelShape, attention: Attention, formats: _Formats) -> tuple[int, int]:
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    statistics = WIDE * attention.heads
+    stacked = shape.model_type == "gpt"
+    values = queries + 2 * keys if stacked else keys
+    output = 2 * queries if stacked else queries  # there heads are contiguous, and put in the order of tokens by a copy
+    kept = _inputs(shape.hidden, 1 if stacked else 3, formats) + formats.product * (queries + keys + values + output)
+    results = formats.product * (2 * queries + 2 * keys + shape.hidden)
+    return kept + statistics, results + statistics
+
+
+def _latent_attention(
+    shape: ModelShape, attention: LatentAttention, formats: _Formats, sequence_tokens: int
+) -> tuple[int, int]:
+    heads, rank, latents = attention.heads, attention.query_rank, attention.kv_rank + attention.rope_dim
+    queries, values = heads * attention.score_dim, heads * attention.value_dim
+    scores = WIDE * heads * sequence_tokens
+    # The latent that is normed is a view of its rows in FP32, and a copy of its own where it is converted.
+    rows = latents if formats.product == WIDE else attention.kv_rank
+    kept = _inputs(shape.hidden, 2, formats) + WIDE * (rows + attention.kv_rank + 1) + formats.product * latents
+    kept += WIDE * (2 * queries + values) + scores + formats.product * values
+    if rank is not None:
+        kept += _norm(rank) + formats.product * rank
+    expanded = heads * (attention.nope_dim + attention.value_dim)
+    results = formats.product * ((rank or 0) + queries + latents + expanded + shape.hidden)
+    return kept, results + scores + WIDE * values
+
+
+def _feed_forward(shape: ModelShape, formats: _Formats) -> tuple[int, int]:
+    matrices = 2 if shape.gated else 1
+    kept = _inputs(shape.hidden, matrices, formats) + 2 * matrices * shape.feed_forward * formats.product
+    return kept, formats.product * (matrices * shape.feed_forward + shape.hidden)
+
+
+def _experts(shape: ModelShape, experts: Experts, formats: _Formats) -> tuple[int, int]:
+    h, each = shape.hidden, experts.per_token
+    gate = WIDE * (h + experts.routed + 1)  # the FP32 input of the gate is the other products' where they are FP32
+    gate += each * (4 * INDEX + 3 * WIDE)  # chosen, sorted, and their places; weights before and after
+    routed = each * (_inputs(h, 2, formats) + 4 * formats.product * experts.feed_forward + WIDE * h)
+    kept, results = gate + routed, WIDE * experts.routed + formats.product * each * (2 * experts.feed_forward + h)
+    if experts.shared_feed_forward:
+        kept += 4 * formats.product * experts.shared_feed_forward
+        kept += 0 if formats.product == WIDE else _inputs(h, 2, formats)
+        results += formats.product * (2 * experts.shared_feed_forward + h)
+    return kept, results
+
+
+def eager_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], in_flight: float) -> EagerMemory:
+    """Activations of a rank that holds `held`, with `in_flight` micro-batches of one of them. Tensor parallelism
+    divides them as in plans of fused kernels."""
+    pieces = [_piece(plan, shape, one) for one in held]
+    return EagerMemory(
+        activations=round(in_flight * sum(one.activations for one in pieces) / len(pieces)),
+        working=max(one.working for one in pieces),
+    )
+
+
+class _Head(NamedTuple):
+    """Bytes of the last norm, of the output heads, and of modules of multi-token prediction outside their blocks."""
+
+    kept: float
+    again: float
+    """What backward computes again of a module that is recomputed."""
+    freed: float
+    """Of the head whose backward is the first, when that of the last block begins."""
+    cast: float
+    """Copy of the head's weight."""
+
+
+def _piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
+    """Of one micro-batch of a piece; and the most that the end of forward, the backward of a head, or that of the block
+    with most, holds beside it."""
+    tokens, formats, mode = plan.micro_batch_tokens / plan.tensor, _formats(plan.precision), plan.recompute
+    layers = [
+        (count, eager_layer(shape, has_experts, plan.precision, plan.sequence_tokens))
+        for count, has_experts in ((piece.dense_layers, False), (piece.expert_layers, True))
+        if count
+    ]
+    count = sum(number for number, _ in layers)
+    head = _head(plan, shape, piece)
+    cached, of_experts = _casts(plan, shape, piece, formats)
+    casts = cached - head.cast + of_experts
+    # In a block that is computed backward: gradients, and that of the largest matrix before it is added to others.
+    matrix = formats.product * shape.hidden * max(shape.feed_forward, shape.attention.heads * shape.attention.score_dim)
+    gradients = max((tokens * layer.gradients for _, layer in layers), default=0.0) + matrix / plan.tensor - head.freed
+    logits = tokens * shape.vocabulary if piece.head else 0.0
+    forward, backward_head = logits * (WIDE if formats.product == WIDE else WIDE + formats.product), 2 * WIDE * logits
+    if mode == "full":
+        everything = tokens * sum(number * layer.everything for number, layer in layers) + head.kept + head.again
+        kept = tokens * (2 * INDEX if piece.embedding else formats.stream * shape.hidden)
+        again = everything + casts + head.cast - kept
+        return EagerMemory(round(kept), round(again + max(backward_head, gradients)))
+    kept = tokens * sum(number * layer.kept(mode) for number, layer in layers) + head.kept + head.cast
+    again = max((tokens * (layer.everything - layer.kept(mode)) for _, layer in layers), default=0.0) + head.again
+    if mode == "none":
+        kept += casts
+    else:
+        forward += cached - head.cast  # until autocast ends; what is kept has none of them
+        again += casts / max(1, count)
+    return EagerMemory(round(kept), round(max(forward, backward_head, again + gradients, 0.0)))
+
+
+def _head(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> _Head:
+    if not piece.head:
+        return _Head(0.0, 0.0, 0.0, 0.0)
+    formats, h = _formats(plan.precision), shape.hidden
+    tokens, modules = plan.micro_batch_tokens / plan.tensor, piece.heads - 1
+    norm, output = _norm(h), formats.product * h + WIDE * shape.vocabulary
+    # Its input is that of the head before, where the head computes in FP32 and so keeps no copy.
+    hidden = 0 if formats.product == WIDE else formats.stream * h
+    # Of a module: two norms, of which one has that input; both side by side; the last norm.
+    module = 3 * norm - (0 if hidden else WIDE * h) + 2 * formats.product * h
+    again = 0
+    if plan.recompute in ("operators", "blocks"):  # the module is one block, whose input is its two
+        kept = hidden + (formats.product * h if plan.recompute == "operators" else 0)
+        module, again = kept, module - kept if modules else 0
+    cast = formats.product * shape.vocabulary * h / plan.tensor if formats.cast else 0.0
+    freed = output if modules else norm + output
+    return _Head(tokens * (norm + output + modules * (module + output)), tokens * again, tokens * freed, cast)
+
+
+def _casts(plan: ParallelPlan, shape: ModelShape, piece: Stage, formats: _Formats) -> tuple[float, float]:
+    """Bytes of copies of weights under autocast: those that it holds until its end, and of experts, which it does not.
+    An embedding is read without one."""
+    if not formats.cast:
+        return 0.0, 0.0
+    embedding = shape.vocabulary * shape.hidden
+    looked_up = piece.embedding and not (piece.head and shape.tied_embeddings)
+    copied = piece.copies if shape.mtp_layers and not shape.tied_embeddings else 0
+    matrix = piece.matrix - (embedding if looked_up else 0) - copied
+    return formats.product * matrix / plan.tensor, formats.product * piece.routed / plan.expert
