@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -559,6 +560,7 @@ void all_at_once_and_then_the_end() {
 }  // namespace
 
 int main() {
+  std::signal(SIGPIPE, SIG_IGN);  // as Python does: sendfile has no flag for it
   memory_is_given_in_order_and_peers_first();
   one_flush_is_for_all_that_waited();
   a_disk_that_is_slow_to_give_space_holds_up_only_who_needs_it();

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.file_mark import file_mark
 from fireflyer.cli.toml_files import read_toml
+from fireflyer.runtime.file_mark import file_mark
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
 __all__ = ["PolicyFile", "read_policy"]

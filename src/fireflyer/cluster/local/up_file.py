@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, UsageError
-from fireflyer.base.file_mark import file_mark
 from fireflyer.cluster.local.config import HealthWish, UpConfig
+from fireflyer.runtime.file_mark import file_mark
 
 __all__ = ["Changes", "UpFile", "changes"]
 

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.file_mark import file_mark
 from fireflyer.cluster.core.platform.node_checking import Checks
 from fireflyer.cluster.manager.config import PlatformConfig
+from fireflyer.runtime.file_mark import file_mark
 
 __all__ = ["HealthReload", "follow_configuration"]
 

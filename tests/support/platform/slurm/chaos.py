@@ -210,6 +210,7 @@ class SlurmSite(Site):
         self.oracle.tables.slow = False
         self._until(self.oracle.all_copied)
         self.oracle.check_end()
+        self._until(self._all_serve)  # one may be out that no task waited for
         self._check_nodes()
 
     def _calm(self) -> None:
@@ -229,6 +230,9 @@ class SlurmSite(Site):
                 if (view.drained or view.down) and self.clients[0].idle:
                     self.command(self.clients[0], ResumeNode(node), ADMIN)
             self.run_for(5 * SECOND)
+
+    def _all_serve(self) -> bool:
+        return all(self.slurm.state_of(name) == "idle" for name in self._node_names)
 
     def _ended(self) -> bool:
         return super()._ended() and not self.oracle.nothing_left()
