@@ -125,8 +125,8 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagerProcess
 
 @pytest.fixture(scope="module")
 def agent(manager: ManagerProcess) -> Iterator[ScriptedAgent]:
-    with ScriptedAgent(manager, "gpu-1") as joined:
-        joined.sync()
+    with ScriptedAgent(manager, "gpu-1") as joined, manager.client("admin") as admin:
+        joined.appear(admin)
         yield joined
 
 
@@ -430,7 +430,7 @@ def test_a_key_for_something_else_is_refused(manager: ManagerProcess) -> None:
 
 def test_a_machine_without_credential_is_not_heard(manager: ManagerProcess) -> None:
     with ScriptedAgent(manager, "gpu-9") as joined, manager.client("admin") as admin:
-        joined.sync()
+        joined.appear(admin)
         admin.command(DrainNode("gpu-9", "it has no agent"))  # else tasks of other tests would wait on it
         admin.revoke_machine("gpu-9")
         with pytest.raises(PermissionDenied):

@@ -31,8 +31,8 @@ Operation = schemathesis.APIOperation[Any, Any, Any, Any]
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagerProcess]:
     with ManagerProcess(tmp_path_factory.mktemp("fuzz") / "manager") as running:
         wait_for(lambda: running.ask("GET", "/api/v1/health").status == 200, "it leads")
-        with ScriptedAgent(running, "gpu-1") as agent:
-            agent.sync()
+        with ScriptedAgent(running, "gpu-1") as agent, running.client("admin") as admin:
+            agent.appear(admin)
         yield running
 
 

@@ -80,9 +80,8 @@ def test_figures_of_a_manager_are_those_of_what_happened(manager: ManagerProcess
         ScriptedAgent(manager, "gpu-1") as agent,
         ScriptedAgent(manager, "gpu-2") as idle,
     ):
-        agent.sync()
-        idle.sync()
-        wait_for(lambda: len(list(ada.nodes())) == 2, "the nodes are known")
+        agent.appear(ada)
+        idle.appear(ada)
         with manager.client("admin") as admin:
             admin.command(DrainNode("gpu-2", "cleaning"))
         for number, cause in enumerate((Cause.SUCCEEDED, Cause.PROGRAM, Cause.INFRASTRUCTURE)):

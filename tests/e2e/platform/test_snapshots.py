@@ -139,7 +139,7 @@ def test_a_node_gets_blobs_of_the_snapshots_of_its_runs_alone(
     large = os.urandom(3 << 20)
     (directory / "large").write_bytes(large)
     with ScriptedAgent(manager, "gpu-1") as agent, manager.client("ada") as ada, manager.client("admin") as admin:
-        agent.sync()
+        agent.appear(admin)
         admin.command(DrainNode(node="gpu-1", reason="not yet"))
         found = snapshot_of(str(directory))
         sent = send_directory(ada, found)

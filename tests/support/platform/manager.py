@@ -179,6 +179,7 @@ class ScriptedAgent:
         self._credential = UserCredential(credential)
         self._addresses = itertools.cycle(addresses or (manager.agents,))
         self._client: BlockingRpcClient | None = None
+        self._name = name
         self.runs: dict[str, RunStatus] = {}
         self.orders = Orders(term=0, version=0)
         self._sequence = 0
@@ -218,6 +219,12 @@ class ScriptedAgent:
         )
         self.orders = self._connected().call(SYNC, said, CALL_NS)
         return self.orders
+
+    def appear(self, client: Client) -> None:
+        """Until the node is one that commands may name: orders are answered before what was said is stored."""
+        self.sync()
+        while not any(node.name == self._name for node in client.nodes()):
+            self.sync(hold=False)
 
     def run_token(self, task: int) -> str:
         """Of the user, for the run of the task that is to be started here."""
