@@ -97,6 +97,7 @@ from fireflyer.runtime.rpc import messages as rpc
 from fireflyer.validators.core.checks import evidence as health_evidence
 from fireflyer.validators.core.checks import policy as health_policy
 from fireflyer.validators.core.validation import records as validator_records
+from fireflyer.validators.core.validation import reports as validation_reports
 
 __all__ = ["FORMATS", "Codec", "Format"]
 
@@ -126,6 +127,8 @@ FORMATS: Final = (
     Format("node.health-counters", "json", health_evidence.Counters),
     Format("node.slurm-drains", "json", slurm_node.DrainRecord, revision=2, oldest=2),
     Format("node.validator-record", "json", validator_records.NodeRecord),
+    Format("node.validation-report", "json", validation_reports.NodeReport),
+    Format("node.link-report", "json", validation_reports.LinkReport),
     Format("node.journal-entry", "json", log_lines._JournalEntry),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fireflyer.validators.checks.rounds import HealthRounds
     from fireflyer.validators.core.checks.policy import HealthPolicy
 
-__all__ = ["command", "print_events"]
+__all__ = ["command", "print_events", "refuse_options"]
 
 _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", "not run": "bright_black"}
 
@@ -77,7 +77,7 @@ def command(
 
     A check that could not be run is told, and why; without root fewer can."""
     if ctx.invoked_subcommand is not None:
-        _refuse_options(ctx)
+        refuse_options(ctx)
         return 0
     from fireflyer.cli.health.policy_file import PolicyFile
     from fireflyer.validators.checks.rounds import HealthRounds
@@ -119,7 +119,8 @@ def command(
     return nagios_exit_code(events, asked=bool(names))
 
 
-def _refuse_options(ctx: click.Context) -> None:
+def refuse_options(ctx: click.Context) -> None:
+    """Of a command that has commands too. Raises `UsageError` for options that stand in front of one."""
     if any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in ctx.params):
         raise click.UsageError(f"give the options of {ctx.invoked_subcommand!r} behind it", ctx)
 

@@ -10,13 +10,16 @@ import msgspec
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
+from fireflyer.cli.health.command import print_events, refuse_options
+from fireflyer.cli.health.validate_cluster import links_command, nodes_command
 from fireflyer.cli.numbers import Duration
 
 __all__ = ["command"]
 
 
-@click.command(
+@click.group(
     "validate",
+    invoke_without_command=True,
     short_help="Load this machine, and compare it.",
     epilog="""\b
 Examples:
@@ -24,6 +27,8 @@ Examples:
   ff validate --only storage --directory /scratch        one of them
   ff validate --record records.jsonl                     what was measured, for others to compare with
   ff validate --record records.jsonl --peers records.jsonl   and compared with them
+  ff validate nodes --every 7d                           idle nodes of the platform, as tasks
+  ff validate links                                      links between them, in pairs
 \b
 Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not.""",
 )
@@ -53,7 +58,9 @@ def command(
 
     Validators: links, cpu_stress, memory_bandwidth, memory, allreduce, storage, repeated, gpu_memory, gpu_gemm,
     gpu_allreduce."""
-    from fireflyer.cli.health.command import print_events
+    if ctx.invoked_subcommand is not None:
+        refuse_options(ctx)
+        return 0
     from fireflyer.cli.health.policy_file import read_policy
     from fireflyer.validators.core.checks.health_round import nagios_exit_code
     from fireflyer.validators.stress import cuda, run
@@ -86,6 +93,10 @@ def command(
         for name, value in sorted(mine.figures.items()):
             click.echo(f"{name} {value:.4g}")
     return nagios_exit_code(events, asked=bool(only))
+
+
+for one in (nodes_command, links_command):
+    command.add_command(one)
 
 
 def _print_pairs(nodes: list[str]) -> None:

@@ -15,6 +15,7 @@ from fireflyer.validators.core.checks.evidence import Finding
 __all__ = [
     "MAX_RECORDS",
     "MIN_PEERS",
+    "NORMAL_DEVIATIONS",
     "Found",
     "NodeRecord",
     "Tolerance",
@@ -27,7 +28,7 @@ MAX_RECORDS: Final = 100_000
 """Of peers."""
 MIN_PEERS: Final = 4
 """Fewer say nothing of what is usual."""
-_OF_NORMAL: Final = 1.4826
+NORMAL_DEVIATIONS: Final = 1.4826
 """Times the median absolute deviation is the standard deviation, where values are normally distributed."""
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 _Value = Annotated[float, msgspec.Meta(ge=0, le=1e30)]
@@ -87,7 +88,7 @@ def compare_figures(
         if len(values) < MIN_PEERS:
             continue
         median = statistics.median(values)
-        deviation = _OF_NORMAL * statistics.median(abs(one - median) for one in values)
+        deviation = NORMAL_DEVIATIONS * statistics.median(abs(one - median) for one in values)
         below = median - value
         if median > 0 and below > limits.share * median and below > limits.deviations * deviation:
             many = "" if not deviation else f", {_rounded(below / deviation)} deviations"

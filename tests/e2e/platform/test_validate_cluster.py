@@ -1,0 +1,131 @@
+"""`ff validate nodes` and `ff validate links`: idle nodes alone, compared with others, drained or proposed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.support.patience import allowed_s
+from tests.support.platform.running import RunningPlatform, task_of, wait_for
+
+from fireflyer.cluster.client import Client
+from fireflyer.cluster.schema.tasks import Outcome, TaskState
+from fireflyer.validators.core.validation.records import NodeRecord
+from fireflyer.validators.stress.run import append_record, model_of_node, read_records
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+FAST = 1e15
+"""Products a second, of which no processor is capable."""
+QUICK = ("--time", "1s", "--only", "cpu_stress")
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatform]:
+    with RunningPlatform(tmp_path_factory.mktemp("validate") / "platform", nodes=3, storage=3) as running:
+        yield running
+
+
+def start(platform: RunningPlatform, cwd: Path, *words: str) -> subprocess.Popen[str]:
+    place = ("--platform", str(platform.directory))
+    storage = () if "links" in words else ("--fs", f"ff://{platform.directory / 'storage'}")
+    command = [sys.executable, "-P", "-m", "fireflyer", "validate", *words, *place, *storage]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FIREFLYER_")}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    out, err = process.communicate(timeout=allowed_s(240))
+    assert process.returncode == code, (out, err)
+    return out, err
+
+
+def tasks(client: Client, name: str) -> list[tuple[str, Outcome | None]]:
+    found = [task for task in client.tasks(name=name).tasks if task.name == name]
+    return [(task.state.value, task.outcome) for task in sorted(found, key=lambda task: task.id)]
+
+
+def test_each_idle_node_is_validated_once_a_week(platform: RunningPlatform, tmp_path: Path) -> None:
+    out, err = ended(start(platform, tmp_path, "nodes", "--at-once", "3", *QUICK), 0)
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["agent-1", "agent-2", "agent-3"]
+    assert sorted(record.node for record in read_records(str(tmp_path / "validation.jsonl"))) == [
+        "agent-1", "agent-2", "agent-3",
+    ]  # fmt: skip
+    out, err = ended(start(platform, tmp_path, "nodes", *QUICK), 0)
+    assert (out, err) == ("", "all 3 nodes were validated within 168 h 00 min\n")
+
+
+def test_nodes_slower_than_their_peers_are_drained_up_to_the_limit(platform: RunningPlatform, tmp_path: Path) -> None:
+    client = platform.client()
+    for number in range(5):
+        peer = NodeRecord(
+            node=f"peer-{number}", model=model_of_node(), seen_ns=1, figures={"cpu_gemm_flop_per_s": FAST}
+        )
+        append_record(str(tmp_path / "validation.jsonl"), peer)
+    chosen = ("--node", "agent-1", "--node", "agent-2")
+    try:
+        out, err = ended(start(platform, tmp_path, "nodes", "--drain", *chosen, *QUICK), 2)
+        nodes = [client.node(name) for name in ("agent-1", "agent-2")]
+    finally:
+        client.resume_node("agent-1")
+    assert "agent-1: low: validation: cpu_gemm_flop_per_s is" in out
+    assert "below the median of" in out
+    assert [node.state for node in nodes] == ["drained", "idle"]
+    assert nodes[0].drain_reason.startswith("validation: cpu_gemm_flop_per_s is")
+    assert "proposed; a twentieth of the nodes is drained: ff node drain agent-2 'validation: cpu_gemm" in err
+    left = {record.node for record in read_records(str(tmp_path / "validation.jsonl"))}
+    assert not left & {"agent-1", "agent-2"}, "what is at fault is no measure for others, and stays due"
+
+
+def test_a_task_interrupts_a_validation_which_begins_again(platform: RunningPlatform, tmp_path: Path) -> None:
+    client = platform.client()
+    process = start(platform, tmp_path, "nodes", "--node", "agent-1", "--time", "20s", "--only", "cpu_stress")
+    name = "validate-agent-1"
+    before = len(tasks(client, name))
+    wait_for(lambda: tasks(client, name)[before:] == [("running", None)], "it validates", limit_s=90)
+    script = tmp_path / "user.py"
+    script.write_text("print('done')")
+    task = task_of(script, "user", nodes=3, priority=1)
+    (user,) = client.submit(task, key="user")
+    assert platform.finished(client, user).task.outcome is Outcome.SUCCEEDED, "it did not wait for the validation"
+    assert tasks(client, name)[before] == ("finished", Outcome.STOPPED)
+    ended(process, 0)
+    assert tasks(client, name)[before + 1 :] == [("finished", Outcome.SUCCEEDED)]
+
+
+def test_what_was_submitted_is_stopped_with_the_command(platform: RunningPlatform, tmp_path: Path) -> None:
+    client = platform.client()
+    name = "validate-agent-2"
+    before = len(tasks(client, name))
+    process = start(platform, tmp_path, "nodes", "--node", "agent-2", "--time", "60s", "--only", "cpu_stress")
+    wait_for(lambda: [state for state, _ in tasks(client, name)[before:]] == ["running"], "it validates", limit_s=90)
+    process.terminate()
+    process.communicate(timeout=allowed_s(60))
+    wait_for(lambda: tasks(client, name)[before:] == [("finished", Outcome.STOPPED)], "it is stopped")
+
+
+def test_a_node_that_is_not_idle_in_time_is_said_and_left(platform: RunningPlatform, tmp_path: Path) -> None:
+    client = platform.client()
+    script = tmp_path / "long.py"
+    script.write_text("import time; time.sleep(3600)")
+    (user,) = client.submit(task_of(script, "long", nodes=3), key="long")
+    platform.until(client, user, lambda answer: answer.task.state is TaskState.RUNNING, "it runs")
+    _, err = ended(start(platform, tmp_path, "nodes", "--node", "agent-1", "--wait", "2s", *QUICK), 3)
+    assert "agent-1: not validated: its nodes were not idle in time" in err
+    client.stop(user)
+    platform.finished(client, user)
+
+
+def test_links_are_measured_in_pairs(platform: RunningPlatform, tmp_path: Path) -> None:
+    out, err = ended(start(platform, tmp_path, "links", "--time", "1s", "--json"), 0)
+    found = [msgspec.json.decode(line) for line in out.splitlines()]
+    pairs = [["agent-1", "agent-2"], ["agent-1", "agent-3"], ["agent-2", "agent-3"]]
+    assert [one["nodes"] for one in found] == pairs
+    assert {(one["check"], one["severity"]) for one in found} == {("link", "ok")}
+    assert len(err.splitlines()) == 3
