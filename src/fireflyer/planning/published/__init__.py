@@ -26,11 +26,13 @@ def published_figures(shapes: Mapping[str, ModelShape], node: NodeModel) -> tupl
         networks.storage(),
         networks.next_generation(),
         models.kv_cache(shapes),
+        models.sizes(shapes),
         models.training_cost(shapes),
         networks.topologies(),
         models.v3_metrics(shapes),
         models.decoding(),
         models.local_use(shapes),
         models.routing(),
+        models.wire_formats(),
         nodes.lanes(),
     )

@@ -42,6 +42,14 @@ def architecture_costs() -> PublishedFigure:
             row("node relative price", 0.60, None, "the authors' prices"),
             row("cost-performance ratio", 1.38, 0.83 / 0.60, "0.83 / 0.60", step=0.01),
             row("power relative to DGX", 0.60, 2500 / 4200, "2500 W / 4200 W", step=0.01),
+            row(
+                "power of the cluster, just over",
+                3,
+                1250 * 2500 / 1e6,
+                "1,250 GPU nodes x 2500 W; switches and other nodes are not told, and all is below 4 MW",
+                unit="MW",
+                printed="cut",
+            ),
         ),
     )
 
