@@ -25,7 +25,7 @@ Family = Literal["two-layer", "three-layer", "zones", "multi-plane", "rail-optim
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "two-layer": ("radix", "nodes", "uplinks", "spread"),
     "three-layer": ("radix", "nodes", "cores", "spread"),
-    "zones": ("radix", "nodes", "shared", "between", "zones", "zone_switches"),
+    "zones": ("radix", "nodes", "shared", "between", "zones", "zone_switches", "spread"),
     "multi-plane": ("radix", "nodes", "planes"),
     "rail-optimised": ("radix", "nodes", "rails"),
     "dragonfly": ("nodes_per_switch", "group_switches", "global_links", "groups"),
