@@ -88,6 +88,9 @@ def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], networ
     assert shown["network"] == [low, low + 24_000]
     assert shown["purchase"] == [low + 3_200_000, low + 3_224_000]
     assert shown["hours after which owning is cheaper"][0] == pytest.approx(6650, rel=0.02)
+    assert shown["kilowatts of switches and cables"] == pytest.approx([4.8, 4.8])
+    assert shown["kilowatts of nodes at work"] == pytest.approx([80, 80])
+    assert shown["kilowatts of the building"] == pytest.approx([84.8, 84.8])
     assert "GPU hour: " in said(capsys, "network", network, "--prices", prices, "--nodes")
 
 
@@ -255,6 +258,11 @@ def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     )
     assert shown["most tokens per second on one DGX Spark, 4 bits"] == "does not fit into its memory"
     assert shown["KV cache bytes of 4096 tokens, int4 with scales"] == 61 * 576 * 4096 * 4.5 / 8
+    wire = {
+        codec: shown[f"bytes of a token on the wire, {codec}"] for codec in ("bf16", "fp8", "fp8_ue8m0", "logfmt10")
+    }
+    assert wire == {"bf16": 14_336, "fp8": 7392, "fp8_ue8m0": 7224, "logfmt10": 9184}
+    assert shown["bytes of a checkpoint: bf16 weights, fp32 master and two moments"] == 14 * 671_026_404_352
     limit = "most tokens per second of a request, two overlapped micro-batches, limited by the exchange"
     assert shown[limit] == pytest.approx(66.2, abs=0.05), "the paper's 67 with a hidden size of 7168"
     assert not any("prefill" in name for name in shown)
@@ -288,6 +296,9 @@ def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert shown["HFReduce, GB/s as flows over all links"] == pytest.approx(min(limits))
     assert shown["HFReduce with NVLink pairs, GB/s as flows over all links"] == pytest.approx(12.5)
     assert "cache" not in str(shown)
+    slow = json.loads(said(capsys, "node", "pcie-a100", "--between-sockets", "5", "--json"))
+    assert slow["HFReduce, GB/s as flows over all links"] < 9
+    assert "is not in the range" in refused(capsys, "node", "pcie-a100", "--between-sockets", "0")
 
     sizes = ("--experts", "10MiB", "--cache", "100MiB")
     text = said(capsys, "node", "h800", *sizes)

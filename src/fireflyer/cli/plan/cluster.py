@@ -135,6 +135,7 @@ def _step_rows(answer: ClusterAnswer) -> dict[str, str]:
     for name, step in (("with the whole rate", answer.alone), ("with the slowest flow", answer.contended)):
         speed = f"{step.tokens_per_s:,.0f} tokens/s, MFU {step.mfu:.1%}"
         rows[name] = f"{step.step_s:.3f} s, {speed}, limited by {step.limit}"
+    rows["memory of the fullest rank"] = f"{answer.alone.peak_memory.total / 1e9:.1f} GB of a GPU"
     if answer.alone.computing_share < 1:
         lent = 1 - answer.alone.computing_share
         rows["SMs that move tokens of experts"] = f"{lent:.0%}: computation takes {1 / (1 - lent):.2f} times as long"
@@ -168,6 +169,7 @@ def _checkpoint_rows(answer: ClusterAnswer) -> dict[str, str]:
     return {
         "size": f"{saved.size_bytes / 1e9:,.1f} GB",
         "written in": f"{saved.written_s:.1f} s, by {saved.write_bytes_per_s / 1e9:,.1f} GB/s",
+        "needed to write one before the next": f"{saved.needed_bytes_per_s / 1e9:,.3g} GB/s of storage",
     }
 
 
@@ -183,6 +185,8 @@ def _cost_rows(answer: ClusterAnswer) -> dict[str, str]:
         "energy": own.energy,
         "upkeep": own.upkeep,
         "total": own.total,
+        "kilowatts of switches and cables": cost.network_watts.times(0.001),
+        "kilowatts of nodes at work": cost.node_watts.times(0.001),
         "kilowatts of the building": own.mean_watts.times(0.001),
         "GPU hour": own.per_gpu_hour,
         "the run": cost.run,

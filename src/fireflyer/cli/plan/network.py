@@ -215,6 +215,8 @@ def _costs(
         f"energy in {prices.years:g} years": own.energy,
         f"upkeep in {prices.years:g} years": own.upkeep,
         f"total in {prices.years:g} years": own.total,
+        "kilowatts of switches and cables": bill.watts("switch", "cable").times(0.001),
+        **({"kilowatts of nodes at work": bill.watts("node").times(0.001)} if with_nodes else {}),
         "kilowatts of the building": own.mean_watts.times(0.001),
     }
     if own.per_gpu_hour is not None:
