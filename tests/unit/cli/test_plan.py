@@ -243,6 +243,58 @@ def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network:
     assert "use fire-flyer-2, " in refused(capsys, "compare", network, "none.toml")
 
 
+CLUSTER = """
+name = "{name}"
+network = "network.toml"
+node = "pcie-a100"
+failures_per_1000_node_days = 6.5
+{prices}
+
+[training]
+plan = "plan.toml"
+tokens = {tokens}
+
+[checkpoint]
+stall_s = 2.0
+restart_s = 300.0
+"""
+PLAN = """
+model = "config.json"
+
+[plan]
+sequence_tokens = 2048
+batch_sequences = 256
+pipeline = 4
+shard = 8
+zero = 1
+recompute = "operators"
+"""
+
+
+def test_clusters_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    from importlib.resources import files
+
+    directory = Path(network).parent
+    config = files("fireflyer.planning").joinpath("models", "llama-13b.json").read_bytes()
+    (directory / "config.json").write_bytes(config)
+    (directory / "plan.toml").write_text(PLAN)
+    paths = []
+    for name, tokens, prices in (("one", 1e11, 'prices = "prices.toml"'), ("two", 2e11, "")):
+        paths.append(str(directory / f"{name}.toml"))
+        Path(paths[-1]).write_text(CLUSTER.format(name=name, tokens=tokens, prices=prices))
+    first, second = json.loads(said(capsys, "compare", *paths, "--json"))
+    assert (first["GPUs"], first["nodes of the run"]) == (256, 4)
+    assert second["days"] == pytest.approx([2 * days for days in first["days"]])
+    assert first["the run, USD"][0] > 0
+    assert "the run, USD" not in second
+    text = said(capsys, "compare", *paths)
+    assert "a million tokens, USD" in text
+    assert "a bound" not in text
+    assert "a network, and" in refused(capsys, "compare", paths[0], network)
+    assert "none.toml' is not a file" in refused(capsys, "compare", paths[0], "none.toml")
+    assert "files of clusters name their prices" in refused(capsys, "compare", *paths, "--prices", "prices.toml")
+
+
 def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from importlib.resources import files
 
