@@ -134,6 +134,43 @@ def test_transfers_end_on_links_that_fail(capsys: pytest.CaptureFixture[str], ne
     assert repaired["transfers"]["last milliseconds"] > 2000
 
 
+def test_a_plane_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    network = tmp_path / "planes.toml"
+    planes = NETWORK.replace('"two-layer"', '"multi-plane"').replace("radix = 8\n", "radix = 8\nplanes = 4\n")
+    network.write_text(planes.replace("count = 32", "count = 32\nports = 4"))
+
+    def last_ms(*options: str) -> float:
+        found = traffic(capsys, str(network), "--routing", "adaptive", *options)
+        assert found["cut off"] == 0
+        return float(found["transfers"]["last milliseconds"])
+
+    whole = last_ms("--fail-plane", "0@9")
+    assert last_ms("--fail-plane", "0") == pytest.approx(whole * 4 / 3)
+    assert last_ms("--fail-plane", "3", "--fail-plane", "1") == pytest.approx(whole * 2)
+    half_way_s = whole / 2 / 1000
+    assert last_ms("--fail-plane", f"2@{half_way_s:.9f}") == pytest.approx(whole * (1 / 2 + 4 / 6), rel=1e-3)
+    options = (option for plane in range(4) for option in ("--fail-plane", str(plane)))
+    assert traffic(capsys, str(network), *options)["cut off"] == 32
+    assert "there is no plane 4; small has 4" in refused(
+        capsys, "network", str(network), "--traffic", "ring", "--fail-plane", "4"
+    )
+
+
+def test_latency_is_of_messages_and_switches_and_a_proxy_adds_to_it(
+    capsys: pytest.CaptureFixture[str], network: str
+) -> None:
+    def last_us(*options: str) -> float:
+        found = traffic(capsys, network, "--size", "64", *options)
+        return float(found["transfers"]["last milliseconds"]) * 1000
+
+    assert last_us("--latency", "infiniband") == pytest.approx(3.7, abs=0.02)
+    assert last_us("--latency", "roce") == pytest.approx(5.6, abs=0.02)
+    assert last_us("--latency", "roce", "--proxy", "2.5") == pytest.approx(8.1, abs=0.02)
+    assert last_us("--proxy", "2.5") == pytest.approx(2.5, abs=0.02)
+    slower = last_us("--back-pressure", "--latency", "roce", "--proxy", "2.5")
+    assert slower == pytest.approx(last_us("--back-pressure", "--latency", "roce") + 2.5)
+
+
 def test_storage_gives_what_the_links_of_its_nodes_allow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     network = tmp_path / "network.toml"
     network.write_text(NETWORK.replace("count = 32", "count = 24") + '[[nodes]]\nkind = "storage"\ncount = 8\n')
@@ -197,6 +234,14 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--fail-link", "leaf0-spine0"), "need --traffic PATTERN"),
         (("--traffic", "ring", "--window", "1"), "--window needs --back-pressure"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0", "--back-pressure"), "do not go together"),
+        (("--fail-plane", "0"), "need --traffic PATTERN"),
+        (("--latency", "roce"), "need --traffic PATTERN"),
+        (("--traffic", "ring", "--fail-plane", "0", "--back-pressure"), "do not go together"),
+        (("--traffic", "ring", "--fail-plane", "1"), "there is no plane 1; small has 1"),
+        (("--traffic", "ring", "--fail-plane", "leaf0"), "write a number"),
+        (("--traffic", "ring", "--fail-plane", "0@1.2.3"), "--fail-plane 0@1.2.3: 1.2.3 is no number of seconds"),
+        (("--traffic", "ring", "--fail-plane", "0@2-1"), "a repair comes later"),
+        (("--traffic", "ring", "--proxy", "-1"), "is not in the range"),
         (("--traffic", "ring", "--fail-link", "leaf0"), "write two ends"),
         (("--traffic", "ring", "--fail-link", "leaf0-leaf1"), "no link joins leaf0 and leaf1"),
         (("--traffic", "ring", "--fail-link", "leaf0-core0"), "there is no core0; there are gpu0 to gpu31"),

@@ -23,6 +23,7 @@ from fireflyer.topology.fabrics import (
     dragonfly_counts,
     links_across,
     multi_plane,
+    planes_of,
     rail_optimised,
     slim_fly,
     slim_fly_counts,
@@ -125,6 +126,11 @@ def test_planes_are_joined_by_nothing_but_the_nodes() -> None:
     graph = graph_of(fabric)
     graph.remove_nodes_from(range(32))
     assert [len(part) for part in networkx.connected_components(graph)] == [12] * 4
+    assert sorted(map(tuple, planes_of(fabric))) == sorted(
+        map(tuple, map(sorted, networkx.connected_components(graph)))
+    )
+    assert planes_of(fabric)[1][0] == planes_of(fabric)[0][0] + 8  # leaf switches of all planes come first
+    assert len(planes_of(two_layer_tree(gpus(32), radix=8, gbit_per_s=RATE))) == 1
     assert disjoint_paths(fabric, 0, 31) == 4
 
 

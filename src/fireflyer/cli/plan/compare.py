@@ -19,7 +19,7 @@ __all__ = ["compare_command"]
 
 @click.command(
     "compare",
-    short_help="Compare networks: size, cuts, cost; or clusters: time, cost of a run.",
+    short_help="Compare networks, or clusters: size, cuts, time, cost.",
     epilog="""\b
 Examples:
   ff plan compare v3-two-layer v3-multi-plane v3-three-layer

@@ -30,6 +30,7 @@ def published_figures(shapes: Mapping[str, ModelShape], node: NodeModel) -> tupl
         models.training_cost(shapes),
         networks.topologies(),
         models.v3_metrics(shapes),
+        networks.latencies(),
         models.decoding(),
         models.local_use(shapes),
         models.routing(),

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from fireflyer.base.errors import UsageError
 from fireflyer.topology.fabrics.graph import Fabric
 
-__all__ = ["Bisection", "bisection", "diameter", "disjoint_paths", "links_across"]
+__all__ = ["Bisection", "bisection", "diameter", "disjoint_paths", "links_across", "planes_of"]
 
 MAX_WORK: Final = 50_000_000
 """Links between switches that `diameter` follows: some seconds."""
@@ -122,6 +122,18 @@ def links_across(fabric: Fabric, side: Collection[int]) -> int:
     """Links between the vertices of `side` and all others."""
     inside = set(side)
     return sum(cable.links for cable in fabric.cables if (cable.a in inside) != (cable.b in inside))
+
+
+def planes_of(fabric: Fabric) -> list[list[int]]:
+    """Switches that links join with each other, each plane in ascending order; one plane of a network that is whole."""
+    up: dict[int, Counter[int]] = {}
+    for cable in fabric.cables:
+        if cable.a >= fabric.nodes:
+            up.setdefault(cable.a, Counter())[cable.b] += cable.links
+    found: dict[int, list[int]] = {}
+    for switch, first in sorted(_parts(up, range(fabric.nodes, fabric.nodes + fabric.switches)).items()):
+        found.setdefault(first, []).append(switch)
+    return list(found.values())
 
 
 def bisection(fabric: Fabric) -> Bisection:
