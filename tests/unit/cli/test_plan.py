@@ -105,6 +105,10 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
         (("radix = 8\n", "radix = 8\nspeed = 2\n"), "unknown field `speed`"),
         (('"two-layer"', '"torus"'), "Invalid enum value 'torus'"),
         (("gbit_per_s = 200\n", ""), "gbit_per_s"),
+        (
+            ("count = 32\n", 'count = 16\n[[nodes]]\nkind = "gpu"\ncount = 16\n'),
+            "two groups of nodes have the kind 'gpu'",
+        ),
     ):
         path.write_text(NETWORK.replace(*change))
         assert words in refused(capsys, "network", network)

@@ -13,6 +13,7 @@ from fireflyer.cli.train.plan import read_node
 from fireflyer.codesign.model import ModelShape, count_parameters, shape_from_config
 from fireflyer.codesign.parallel import ParallelPlan, Precision, estimate_step
 from fireflyer.planning import (
+    Amount,
     CheckpointPart,
     ClusterAnswer,
     ClusterPlan,
@@ -147,7 +148,7 @@ def test_the_run_costs_its_gpu_hours(shape: ModelShape) -> None:
     assert cost is not None
     hours = answer_of(shape).days.times(64 * 24)
     assert cost.ownership.per_gpu_hour is not None
-    assert cost.node_watts == (16 * 2500, 16 * 2500)
+    assert cost.node_watts == Amount(16 * 2500.0, 16 * 2500.0)
     assert cost.network_watts.low % 400 == 0 < cost.network_watts.low
     assert cost.ownership.mean_watts == cost.network_watts.plus(cost.node_watts)
     assert cost.run == cost.ownership.per_gpu_hour.times(hours)

@@ -127,6 +127,7 @@ def _needs(shape: ModelShape, given: _Given) -> dict[str, Any]:
         if name != "bf16":
             shown[f"KV cache bytes of {sequence} tokens, {name} with scales"] = cache_bytes(shape, sequence, form)
     shown |= {"bytes of weights, bf16": 2 * count.total, "bytes of weights, fp8": count.total}
+    shown["bytes of weights, 4 bits without scales"] = count.total / 2
     shown |= {f"bytes of training state: {name}": size * count.total for name, size in TRAINING_BYTES.items()}
     return shown | {"bytes of a checkpoint: bf16 weights, fp32 master and two moments": CHECKPOINT_BYTES * count.total}
 
