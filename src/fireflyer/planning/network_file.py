@@ -79,12 +79,6 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"a network of the family {self.family} has no {', '.join(foreign)}; its keys are "
                 f"{', '.join(_KEYS[self.family])}"
             )
-        kinds = [group.kind for group in (*self.nodes, *self.shared)]
-        twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
-        if twice is not None:
-            raise UsageError(
-                f"two groups of nodes have the kind {twice!r}; add their counts, or give each its own kind"
-            )
 
     def _given(self) -> dict[str, Any]:
         own = ("name", "family", "gbit_per_s", "frame_switch")
@@ -92,7 +86,13 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {key: value for key, value in values.items() if value is not None and value != ()}
 
     def build(self) -> Fabric:
-        """Raises `UsageError` where no such network can be built."""
+        """Raises `UsageError` where no such network can be built, or two groups of nodes have the same kind."""
+        kinds = [group.kind for group in (*self.nodes, *self.shared)]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"{self.name}: two groups of nodes have the kind {twice!r}; add their counts, or give each its own kind"
+            )
         given = self._given() | {"name": self.name, "gbit_per_s": self.gbit_per_s}
         groups = given.pop("nodes", ())
         match self.family:
