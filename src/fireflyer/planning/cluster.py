@@ -109,11 +109,17 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Of all storage nodes, before replication; or of the nodes of the run, which is slower then."""
     written_s: float
     """With all replicas."""
+    needed_bytes_per_s: float
+    """Before replication, with which a checkpoint is written when the next one is due."""
 
 
 class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     network: Amount
+    network_watts: Amount
+    """Of switches and cables."""
+    node_watts: Amount
+    """Of nodes at work."""
     ownership: Ownership
     run: Amount
     """Of the GPU hours of the run."""
@@ -184,7 +190,7 @@ def plan_cluster(
         days.low / failures.ettr.high if failures.ettr.high else math.inf,
         days.high / failures.ettr.low if failures.ettr.low else math.inf,
     )
-    checkpoint = _checkpoint(given, fabric, shape, job_nodes * rate)
+    checkpoint = _checkpoint(given, fabric, shape, job_nodes * rate, failures.period_s.low)
     answer = ClusterAnswer(
         gpu_nodes=group.count,
         gpus=group.count * node.gpus,
@@ -290,7 +296,7 @@ def _failures(given: ClusterPlan, job_nodes: int) -> FailureAnswer:
 
 
 def _checkpoint(
-    given: ClusterPlan, fabric: Fabric, shape: ModelShape, job_bytes_per_s: float
+    given: ClusterPlan, fabric: Fabric, shape: ModelShape, job_bytes_per_s: float, period_s: float
 ) -> CheckpointAnswer | None:
     storage = given.storage
     if storage is None:
@@ -299,7 +305,9 @@ def _checkpoint(
     each = min(storage.write_bytes_per_s, group.ports * fabric.link_bytes_per_s)
     rate = min(group.count * each / storage.replicas, job_bytes_per_s)
     size = count_parameters(shape).total * given.checkpoint.bytes_per_parameter
-    return CheckpointAnswer(size_bytes=size, write_bytes_per_s=rate, written_s=size / rate)
+    return CheckpointAnswer(
+        size_bytes=size, write_bytes_per_s=rate, written_s=size / rate, needed_bytes_per_s=size / period_s
+    )
 
 
 def _cost(
@@ -316,6 +324,8 @@ def _cost(
     return CostAnswer(
         currency=prices.currency,
         network=bill.price("switch", "cable"),
+        network_watts=bill.watts("switch", "cable"),
+        node_watts=bill.watts("node"),
         ownership=own,
         run=run,
         million_tokens=run.times(1e6 / given.training.tokens),

@@ -26,6 +26,10 @@ class LayerLoad(NamedTuple):
     mean: float
     """Flows on a link."""
     most: float
+    utilisation: float
+    """Share of what its links could carry until the last flow has ended, 0 to 1."""
+    most_utilisation: float
+    """Of its busiest link."""
 
 
 class HeatMap(NamedTuple):
@@ -46,13 +50,18 @@ def link_loads(fabric: Fabric, nodes: Sequence[int], settings: Settings) -> Link
     """`nodes`: of the job, two or more."""
     nbytes = 1 << 20
     transfers = pattern_transfers("shuffled-ring", nodes, nbytes, seed=settings.seed)
-    flows = simulate(fabric, transfers, settings).link_bytes / nbytes
+    run = simulate(fabric, transfers, settings)
+    flows = run.link_bytes / nbytes
     links = Links(fabric)
     by_layers: dict[str, list[float]] = defaultdict(list)
     for (source, target), load in zip(links.ends, flows, strict=True):
         by_layers[f"{fabric.layer_of(source)} to {fabric.layer_of(target)}"].append(float(load))
-    layers = tuple(LayerLoad(name, len(loads), float(np.mean(loads)), max(loads)) for name, loads in by_layers.items())
-    return LinkLoads(layers, _heat(fabric, links, flows))
+    busy = nbytes / (run.makespan_s * fabric.link_bytes_per_s)  # share of the time, for a flow
+    layers = []
+    for name, loads in by_layers.items():
+        mean, most = float(np.mean(loads)), max(loads)
+        layers.append(LayerLoad(name, len(loads), mean, most, mean * busy, most * busy))
+    return LinkLoads(tuple(layers), _heat(fabric, links, flows))
 
 
 def _heat(fabric: Fabric, links: Links, flows: NDArray[np.float64]) -> HeatMap | None:

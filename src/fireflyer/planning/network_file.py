@@ -25,7 +25,7 @@ Family = Literal["two-layer", "three-layer", "zones", "multi-plane", "rail-optim
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "two-layer": ("radix", "nodes", "uplinks", "spread"),
     "three-layer": ("radix", "nodes", "cores", "spread"),
-    "zones": ("radix", "nodes", "shared", "between", "zones", "zone_switches"),
+    "zones": ("radix", "nodes", "shared", "between", "zones", "zone_switches", "spread"),
     "multi-plane": ("radix", "nodes", "planes"),
     "rail-optimised": ("radix", "nodes", "rails"),
     "dragonfly": ("nodes_per_switch", "group_switches", "global_links", "groups"),
@@ -86,7 +86,13 @@ class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return {key: value for key, value in values.items() if value is not None and value != ()}
 
     def build(self) -> Fabric:
-        """Raises `UsageError` where no such network can be built."""
+        """Raises `UsageError` where no such network can be built, or two groups of nodes have the same kind."""
+        kinds = [group.kind for group in (*self.nodes, *self.shared)]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"{self.name}: two groups of nodes have the kind {twice!r}; add their counts, or give each its own kind"
+            )
         given = self._given() | {"name": self.name, "gbit_per_s": self.gbit_per_s}
         groups = given.pop("nodes", ())
         match self.family:

@@ -59,7 +59,16 @@ def _step_bars(answer: ClusterAnswer) -> str:
 
 
 def _layer_bars(layers: Sequence[LayerLoad]) -> str:
-    rows = [(one.name, one.most, f"{one.most:.1f} at most, {one.mean:.2f} in the mean") for one in layers if one.most]
+    rows = [
+        (
+            one.name,
+            one.most,
+            f"{one.most:.1f} at most, {one.mean:.2f} in the mean; busy {one.most_utilisation:.0%} at most, "
+            f"{one.utilisation:.1%} in the mean",
+        )
+        for one in layers
+        if one.most
+    ]
     return _bars(rows)
 
 

@@ -88,6 +88,9 @@ def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], networ
     assert shown["network"] == [low, low + 24_000]
     assert shown["purchase"] == [low + 3_200_000, low + 3_224_000]
     assert shown["hours after which owning is cheaper"][0] == pytest.approx(6650, rel=0.02)
+    assert shown["kilowatts of switches and cables"] == pytest.approx([4.8, 4.8])
+    assert shown["kilowatts of nodes at work"] == pytest.approx([80, 80])
+    assert shown["kilowatts of the building"] == pytest.approx([84.8, 84.8])
     assert "GPU hour: " in said(capsys, "network", network, "--prices", prices, "--nodes")
 
 
@@ -102,6 +105,10 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
         (("radix = 8\n", "radix = 8\nspeed = 2\n"), "unknown field `speed`"),
         (('"two-layer"', '"torus"'), "Invalid enum value 'torus'"),
         (("gbit_per_s = 200\n", ""), "gbit_per_s"),
+        (
+            ("count = 32\n", 'count = 16\n[[nodes]]\nkind = "gpu"\ncount = 16\n'),
+            "two groups of nodes have the kind 'gpu'",
+        ),
     ):
         path.write_text(NETWORK.replace(*change))
         assert words in refused(capsys, "network", network)
@@ -129,6 +136,43 @@ def test_transfers_end_on_links_that_fail(capsys: pytest.CaptureFixture[str], ne
     repaired = traffic(capsys, network, "--fail-link", "leaf0-gpu0@0.00001-2")
     assert (repaired["cut off"], repaired["cut off pairs"]) == (0, "none")
     assert repaired["transfers"]["last milliseconds"] > 2000
+
+
+def test_a_plane_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    network = tmp_path / "planes.toml"
+    planes = NETWORK.replace('"two-layer"', '"multi-plane"').replace("radix = 8\n", "radix = 8\nplanes = 4\n")
+    network.write_text(planes.replace("count = 32", "count = 32\nports = 4"))
+
+    def last_ms(*options: str) -> float:
+        found = traffic(capsys, str(network), "--routing", "adaptive", *options)
+        assert found["cut off"] == 0
+        return float(found["transfers"]["last milliseconds"])
+
+    whole = last_ms("--fail-plane", "0@9")
+    assert last_ms("--fail-plane", "0") == pytest.approx(whole * 4 / 3)
+    assert last_ms("--fail-plane", "3", "--fail-plane", "1") == pytest.approx(whole * 2)
+    half_way_s = whole / 2 / 1000
+    assert last_ms("--fail-plane", f"2@{half_way_s:.9f}") == pytest.approx(whole * (1 / 2 + 4 / 6), rel=1e-3)
+    options = (option for plane in range(4) for option in ("--fail-plane", str(plane)))
+    assert traffic(capsys, str(network), *options)["cut off"] == 32
+    assert "there is no plane 4; small has 4" in refused(
+        capsys, "network", str(network), "--traffic", "ring", "--fail-plane", "4"
+    )
+
+
+def test_latency_is_of_messages_and_switches_and_a_proxy_adds_to_it(
+    capsys: pytest.CaptureFixture[str], network: str
+) -> None:
+    def last_us(*options: str) -> float:
+        found = traffic(capsys, network, "--size", "64", *options)
+        return float(found["transfers"]["last milliseconds"]) * 1000
+
+    assert last_us("--latency", "infiniband") == pytest.approx(3.7, abs=0.02)
+    assert last_us("--latency", "roce") == pytest.approx(5.6, abs=0.02)
+    assert last_us("--latency", "roce", "--proxy", "2.5") == pytest.approx(8.1, abs=0.02)
+    assert last_us("--proxy", "2.5") == pytest.approx(2.5, abs=0.02)
+    slower = last_us("--back-pressure", "--latency", "roce", "--proxy", "2.5")
+    assert slower == pytest.approx(last_us("--back-pressure", "--latency", "roce") + 2.5)
 
 
 def test_storage_gives_what_the_links_of_its_nodes_allow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -194,6 +238,14 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--fail-link", "leaf0-spine0"), "need --traffic PATTERN"),
         (("--traffic", "ring", "--window", "1"), "--window needs --back-pressure"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0", "--back-pressure"), "do not go together"),
+        (("--fail-plane", "0"), "need --traffic PATTERN"),
+        (("--latency", "roce"), "need --traffic PATTERN"),
+        (("--traffic", "ring", "--fail-plane", "0", "--back-pressure"), "do not go together"),
+        (("--traffic", "ring", "--fail-plane", "1"), "there is no plane 1; small has 1"),
+        (("--traffic", "ring", "--fail-plane", "leaf0"), "write a number"),
+        (("--traffic", "ring", "--fail-plane", "0@1.2.3"), "--fail-plane 0@1.2.3: 1.2.3 is no number of seconds"),
+        (("--traffic", "ring", "--fail-plane", "0@2-1"), "a repair comes later"),
+        (("--traffic", "ring", "--proxy", "-1"), "is not in the range"),
         (("--traffic", "ring", "--fail-link", "leaf0"), "write two ends"),
         (("--traffic", "ring", "--fail-link", "leaf0-leaf1"), "no link joins leaf0 and leaf1"),
         (("--traffic", "ring", "--fail-link", "leaf0-core0"), "there is no core0; there are gpu0 to gpu31"),
@@ -240,6 +292,58 @@ def test_networks_beside_each_other(capsys: pytest.CaptureFixture[str], network:
     assert "use fire-flyer-2, " in refused(capsys, "compare", network, "none.toml")
 
 
+CLUSTER = """
+name = "{name}"
+network = "network.toml"
+node = "pcie-a100"
+failures_per_1000_node_days = 6.5
+{prices}
+
+[training]
+plan = "plan.toml"
+tokens = {tokens}
+
+[checkpoint]
+stall_s = 2.0
+restart_s = 300.0
+"""
+PLAN = """
+model = "config.json"
+
+[plan]
+sequence_tokens = 2048
+batch_sequences = 256
+pipeline = 4
+shard = 8
+zero = 1
+recompute = "operators"
+"""
+
+
+def test_clusters_beside_each_other(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    from importlib.resources import files
+
+    directory = Path(network).parent
+    config = files("fireflyer.planning").joinpath("models", "llama-13b.json").read_bytes()
+    (directory / "config.json").write_bytes(config)
+    (directory / "plan.toml").write_text(PLAN)
+    paths = []
+    for name, tokens, prices in (("one", 1e11, 'prices = "prices.toml"'), ("two", 2e11, "")):
+        paths.append(str(directory / f"{name}.toml"))
+        Path(paths[-1]).write_text(CLUSTER.format(name=name, tokens=tokens, prices=prices))
+    first, second = json.loads(said(capsys, "compare", *paths, "--json"))
+    assert (first["GPUs"], first["nodes of the run"]) == (256, 4)
+    assert second["days"] == pytest.approx([2 * days for days in first["days"]])
+    assert first["the run, USD"][0] > 0
+    assert "the run, USD" not in second
+    text = said(capsys, "compare", *paths)
+    assert "a million tokens, USD" in text
+    assert "a bound" not in text
+    assert "a network, and" in refused(capsys, "compare", paths[0], network)
+    assert "none.toml' is not a file" in refused(capsys, "compare", paths[0], "none.toml")
+    assert "files of clusters name their prices" in refused(capsys, "compare", *paths, "--prices", "prices.toml")
+
+
 def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from importlib.resources import files
 
@@ -255,6 +359,11 @@ def test_what_a_model_needs(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     )
     assert shown["most tokens per second on one DGX Spark, 4 bits"] == "does not fit into its memory"
     assert shown["KV cache bytes of 4096 tokens, int4 with scales"] == 61 * 576 * 4096 * 4.5 / 8
+    wire = {
+        codec: shown[f"bytes of a token on the wire, {codec}"] for codec in ("bf16", "fp8", "fp8_ue8m0", "logfmt10")
+    }
+    assert wire == {"bf16": 14_336, "fp8": 7392, "fp8_ue8m0": 7224, "logfmt10": 9184}
+    assert shown["bytes of a checkpoint: bf16 weights, fp32 master and two moments"] == 14 * 671_026_404_352
     limit = "most tokens per second of a request, two overlapped micro-batches, limited by the exchange"
     assert shown[limit] == pytest.approx(66.2, abs=0.05), "the paper's 67 with a hidden size of 7168"
     assert not any("prefill" in name for name in shown)
@@ -288,6 +397,9 @@ def test_what_limits_a_node(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert shown["HFReduce, GB/s as flows over all links"] == pytest.approx(min(limits))
     assert shown["HFReduce with NVLink pairs, GB/s as flows over all links"] == pytest.approx(12.5)
     assert "cache" not in str(shown)
+    slow = json.loads(said(capsys, "node", "pcie-a100", "--between-sockets", "5", "--json"))
+    assert slow["HFReduce, GB/s as flows over all links"] < 9
+    assert "is not in the range" in refused(capsys, "node", "pcie-a100", "--between-sockets", "0")
 
     sizes = ("--experts", "10MiB", "--cache", "100MiB")
     text = said(capsys, "node", "h800", *sizes)

@@ -50,6 +50,95 @@ def test_parameters(config: Config, total: int, active: int) -> None:
     assert (count.total, count.active) == (total, active)
 
 
+GEMMA_3_4B: Config = {
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 34,
+    "sliding_window": 1024,
+}
+GPT_OSS_20B: Config = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "vocab_size": 201_088,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+}
+QWEN3_30B: Config = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+FALCON_7B: Config = {
+    "model_type": "falcon",
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "vocab_size": 65_024,
+}
+STARCODER: Config = {
+    "model_type": "gpt_bigcode",
+    "n_embd": 6144,
+    "n_layer": 40,
+    "n_head": 48,
+    "n_inner": 24_576,
+    "n_positions": 8192,
+    "vocab_size": 49_152,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active", "bytes_per_token"),
+    [
+        (GEMMA_3_4B, 3_880_263_168, 3_880_263_168, 34 * 2 * 4 * 256 * 2),
+        (GPT_OSS_20B, 20_914_757_184, 4_187_440_704, 24 * 2 * 8 * 64 * 2),
+        (QWEN3_30B, 30_532_122_624, 3_353_032_704, 48 * 2 * 4 * 128 * 2),
+        (FALCON_7B, 6_921_720_704, 6_921_720_704, 32 * 2 * 64 * 2),
+        (STARCODER, 15_517_456_384, 15_517_456_384, 40 * 2 * 128 * 2),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_further_families(config: Config, total: int, active: int, bytes_per_token: int) -> None:
+    shape = shape_from_config(config)
+    count = count_parameters(shape)
+    assert (count.total, count.active) == (total, active)
+    assert kv_bytes_per_token(shape) == bytes_per_token
+
+
+def test_some_layers_have_a_window_and_others_see_all() -> None:
+    gemma, oss = shape_from_config(GEMMA_3_4B), shape_from_config(GPT_OSS_20B)
+    assert [layer for layer in range(34) if gemma.attention.window_of(layer) is None] == [5, 11, 17, 23, 29]
+    assert kv_bytes_per_sequence(gemma, 8192) == (29 * 1024 + 5 * 8192) * kv_bytes_per_token(gemma) // 34
+    assert [oss.attention.window_of(layer) for layer in range(4)] == [128, None, 128, None]
+    named = shape_from_config(GPT_OSS_20B | {"layer_types": ["full_attention"] * 23 + ["sliding_attention"]})
+    assert [layer for layer in range(24) if named.attention.window_of(layer) is not None] == [23]
+
+
+def test_a_model_that_sees_is_counted_by_its_language_model() -> None:
+    whole = {"model_type": "gemma3", "text_config": GEMMA_3_4B, "vision_config": {"hidden_size": 1152}}
+    assert shape_from_config(whole) == shape_from_config(GEMMA_3_4B)
+    untied = count_parameters(shape_from_config(whole | {"tie_word_embeddings": False}))
+    assert untied.total == 3_880_263_168 + 262_208 * 2560
+
+
+def test_biases_of_experts_are_no_matrix_products() -> None:
+    with_biases = shape_from_config(GPT_OSS_20B)
+    matrices = with_biases.layers * (2880 * 64 * (2 * 64 + 2 * 8) + 4 * 3 * 2880 * 2880) + 201_088 * 2880
+    scores = training_flops(with_biases, 1) - 6 * matrices
+    assert 0 < scores < 1e-4 * 6 * matrices
+
+
 def test_the_prediction_module_of_v3_has_about_11_billion_parameters_of_its_own() -> None:
     assert count_parameters(shape_from_config(DEEPSEEK_V3)).mtp == 11_610_067_968
 
@@ -99,7 +188,7 @@ def test_table_4_utilization() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are deepseek, deepseek_v2"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are cohere, deepseek, deepseek_v2"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"hidden_size": 5121}, "hidden_size 5121 is no multiple of num_attention_heads 40"),
         ({"hidden_size": "5120"}, "'hidden_size' is '5120'; a whole number is needed"),
@@ -107,6 +196,12 @@ def test_table_4_utilization() -> None:
         ({"num_key_value_heads": 7}, "40 attention heads are no multiple of the 7 key-value heads"),
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings' is 1; true or false is needed"),
         ({"model_type": None}, "has no 'model_type'"),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "1 of them for 40 layers"),
+        ({"model_type": "gpt_oss", "layer_types": ["linear_attention"] * 40}, "'linear_attention' is not known"),
+        ({"model_type": "gpt_oss", "layer_types": 3}, "'layer_types' is 3; a list of strings is needed"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "experts in every layer are understood"),
+        ({"model_type": "qwen2_moe", "decoder_sparse_step": 2}, "experts in every layer are understood"),
+        ({"model_type": "smollm3", "use_sliding_window": True}, "windows are not understood for this type"),
     ],
 )
 def test_a_wrong_configuration_is_one_clear_line(change: Config, message: str) -> None:
@@ -136,6 +231,14 @@ _SMALL_LATENT = {
     "topk_group": 1,
 }
 
+_SMALL_EXPERTS = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+}
+
 
 @pytest.mark.slow  # importing transformers takes seconds
 @pytest.mark.parametrize(
@@ -152,6 +255,33 @@ _SMALL_LATENT = {
         {"model_type": "deepseek_v2", **_SMALL, **_SMALL_LATENT, "q_lora_rank": None},
         {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT},
         {"model_type": "deepseek_v3", **_SMALL, **_SMALL_LATENT, "attention_bias": True},
+        {"model_type": "cohere", **_SMALL, "num_key_value_heads": 2, "use_qk_norm": True, "tie_word_embeddings": True},
+        {"model_type": "falcon", **_SMALL, "bias": True, "parallel_attn": False, "tie_word_embeddings": True},
+        {"model_type": "falcon", **_SMALL, "num_kv_heads": 2, "new_decoder_architecture": True},
+        {"model_type": "gemma", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {"model_type": "gemma2", **_SMALL, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True},
+        {"model_type": "gemma3_text", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {
+            "model_type": "glm4_moe",
+            **_SMALL,
+            **_SMALL_EXPERTS,
+            "num_key_value_heads": 2,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+        {"model_type": "gpt_neox", **_SMALL},
+        {"model_type": "gpt_oss", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
+        {"model_type": "granite", **_SMALL, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+        {"model_type": "granitemoe", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4},
+        {"model_type": "nemotron", **_SMALL, "num_key_value_heads": 2, "mlp_bias": True},
+        {"model_type": "olmo2", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+        {"model_type": "olmoe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8},
+        {"model_type": "phi3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+        {"model_type": "qwen2_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 40},
+        {"model_type": "qwen3_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 8, "moe_intermediate_size": 40},
+        {"model_type": "seed_oss", **_SMALL, "num_key_value_heads": 2},
+        {"model_type": "smollm3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+        {"model_type": "starcoder2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
     ],
     ids=lambda config: config["model_type"],
 )

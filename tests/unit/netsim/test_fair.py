@@ -88,3 +88,18 @@ def test_the_textbook_line_of_three_links() -> None:
     one = (1.0,)
     rows: Rows = [((0, 1, 2), (1.0,) * 3), ((0,), one), ((1,), one), ((1,), one), ((2,), one)]
     assert rates_of([1.0, 1.0, 1.0], rows) == pytest.approx([1 / 3, 2 / 3, 1 / 3, 1 / 3, 2 / 3])
+
+
+@given(networks(), st.randoms(use_true_random=False))
+def test_flows_and_links_that_are_alike_are_treated_alike(network: tuple[list[float], Rows], random: object) -> None:
+    """Flows over the same links have the same rate, and numbers of links mean nothing."""
+    capacities, rows = network
+    rates = rates_of(capacities, [*rows, *rows])
+    assert rates[: len(rows)] == pytest.approx(rates[len(rows) :])
+    places = list(range(len(capacities)))
+    random.shuffle(places)  # type: ignore[attr-defined]
+    moved = [0.0] * len(capacities)
+    for link, place in enumerate(places):
+        moved[place] = capacities[link]
+    renamed: Rows = [(tuple(places[link] for link in links), weights) for links, weights in rows]
+    assert rates_of(moved, renamed) == pytest.approx(rates_of(capacities, rows))

@@ -13,6 +13,7 @@ from fireflyer.cli.train.plan import read_node
 from fireflyer.codesign.model import ModelShape, count_parameters, shape_from_config
 from fireflyer.codesign.parallel import ParallelPlan, Precision, estimate_step
 from fireflyer.planning import (
+    Amount,
     CheckpointPart,
     ClusterAnswer,
     ClusterPlan,
@@ -69,7 +70,7 @@ def priced(price: float = 1000.0) -> PriceList:
     gpu = NodePrice(price=100_000.0, watts=2500.0, gpus=8, gpu_flops=220e12, source="s", date="2024-08")
     return PriceList(
         currency="USD",
-        switches={"switch": Price(**one)},
+        switches={"switch": Price(**one, watts=400.0)},
         cables={"link": Price(**one), "endpoint": Price(**one)},
         nodes={"gpu": gpu, "storage": NodePrice(**one)},
     )
@@ -118,9 +119,13 @@ def test_storage_must_write_a_checkpoint_before_the_next_one_is_due(shape: Model
     assert enough.checkpoint is not None
     assert enough.checkpoint.written_s == pytest.approx(size / (4 * 1e9 / 2))
     assert enough.suffices
+    assert enough.checkpoint.needed_bytes_per_s == pytest.approx(size / enough.failures.period_s.low)
     saved = CheckpointPart(stall_s=2.0, restart_s=300.0, period_s=60.0)
     late = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e9), checkpoint=saved))
     assert not late.suffices
+    assert late.checkpoint is not None
+    assert late.checkpoint.needed_bytes_per_s == pytest.approx(size / 60)
+    assert late.checkpoint.needed_bytes_per_s > late.checkpoint.write_bytes_per_s
     assert any("add storage nodes" in note for note in late.notes)
     ports = answer_of(shape, cluster(storage=StoragePart(write_bytes_per_s=1e12)))
     assert ports.checkpoint is not None
@@ -143,6 +148,9 @@ def test_the_run_costs_its_gpu_hours(shape: ModelShape) -> None:
     assert cost is not None
     hours = answer_of(shape).days.times(64 * 24)
     assert cost.ownership.per_gpu_hour is not None
+    assert cost.node_watts == Amount(16 * 2500.0, 16 * 2500.0)
+    assert cost.network_watts.low % 400 == 0 < cost.network_watts.low
+    assert cost.ownership.mean_watts == cost.network_watts.plus(cost.node_watts)
     assert cost.run == cost.ownership.per_gpu_hour.times(hours)
     assert cost.rented_run == pytest.approx((hours.low, 2 * hours.high))
     assert cost.million_tokens.low == pytest.approx(cost.run.low / 1e5)

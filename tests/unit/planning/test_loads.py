@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from tests.unit.planning.test_cluster import answer_of, shape
 
 from fireflyer.codesign.model import ModelShape
@@ -21,6 +22,10 @@ def test_each_node_of_a_ring_sends_and_receives_one_flow_and_none_is_lost_betwee
     up, down = layers["leaf to spine"], layers["spine to leaf"]
     assert up.mean * up.links == down.mean * down.links
     assert up.most >= up.mean
+    slowest = max(one.most for one in loads.layers)  # flows on the link where the last one ends
+    assert layers["gpu to leaf"].utilisation == pytest.approx(1 / slowest)
+    assert up.utilisation == pytest.approx(up.mean / slowest)
+    assert max(one.most_utilisation for one in loads.layers) == pytest.approx(1.0)
     assert loads.heat is not None
     cells = [value for row in loads.heat.cells for value in row]
     parallel = up.links / len(cells)

@@ -40,6 +40,7 @@ DO_NOT_FOLLOW = {
     ("v3-table-3", "DF: cost of an endpoint"),
     ("v3-decoding", "tokens per second with 7,168 instead of 7,000"),
     ("v3-lanes", "the same less the coding"),
+    ("v3-formats", "saved by FP8 dispatch with its scales"),
 }
 
 
@@ -58,12 +59,13 @@ def test_inputs_are_what_only_the_authors_could_measure() -> None:
         ("ff-table-2", "TF32 GEMM of DGX"),
         ("ff-table-2", "node relative price"),
         ("v3-lanes", "memory for them, approximately"),
+        ("v3-table-5", "NVLink"),
     }
 
 
 def test_names_and_rows_are_unique() -> None:
     assert len(rows()) == len({(name, one.what) for name, one in rows()})
-    assert len(FIGURES) == 14
+    assert len(FIGURES) == 17
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,7 @@ def test_limits_of_hfreduce_are_those_of_the_paper() -> None:
         ("fire-flyer-dgx", 10_000, 1320),
         ("fire-flyer-next", 32_768, 768),
         ("v3-multi-plane", 16_384, 768),
+        ("v3-cluster", 2048, 96),
         ("v3-two-layer", 2048, 96),
         ("v3-three-layer", 65_536, 5120),
     ],

@@ -23,6 +23,7 @@ from fireflyer.topology.fabrics import (
     dragonfly_counts,
     links_across,
     multi_plane,
+    planes_of,
     rail_optimised,
     slim_fly,
     slim_fly_counts,
@@ -99,6 +100,19 @@ def test_two_zones_have_122_switches_and_meet_in_two_of_them() -> None:
     assert len({(leaf - first) // 40 for leaf in whole_zone}) == 2  # a storage server is in both zones
 
 
+def test_kinds_of_nodes_follow_one_another_in_zones_that_do_not_spread_them() -> None:
+    storage = (NodeGroup(kind="storage", count=16, ports=2),)
+    for spread in (True, False):
+        fabric = zones(gpus(64), radix=16, gbit_per_s=RATE, between=16, shared=storage, spread=spread)
+        first = fabric.first_of("leaf")
+        for zone in range(2):
+            leaves = range(first + 16 * zone, first + 16 * (zone + 1))
+            at_leaf = [[cable.a for cable in fabric.cables if cable.b == leaf and cable.a < 80] for leaf in leaves]
+            assert [len(nodes) for nodes in at_leaf] == [3] * 16  # the same ports, whatever is at them
+            mixed = sum(len({node >= 64 for node in nodes}) == 2 for nodes in at_leaf)
+            assert mixed == (16 if spread else 1)
+
+
 def test_any_number_of_zones_has_as_many_links_between_them_as_were_asked_for() -> None:
     for count in (2, 3, 5):
         fabric = zones(gpus(10), radix=8, gbit_per_s=RATE, between=6, count=count)
@@ -112,6 +126,11 @@ def test_planes_are_joined_by_nothing_but_the_nodes() -> None:
     graph = graph_of(fabric)
     graph.remove_nodes_from(range(32))
     assert [len(part) for part in networkx.connected_components(graph)] == [12] * 4
+    assert sorted(map(tuple, planes_of(fabric))) == sorted(
+        map(tuple, map(sorted, networkx.connected_components(graph)))
+    )
+    assert planes_of(fabric)[1][0] == planes_of(fabric)[0][0] + 8  # leaf switches of all planes come first
+    assert len(planes_of(two_layer_tree(gpus(32), radix=8, gbit_per_s=RATE))) == 1
     assert disjoint_paths(fabric, 0, 31) == 4
 
 
@@ -183,24 +202,80 @@ def test_nodes_do_not_forward() -> None:
     assert disjoint_paths(fabric, first, other) == 0  # leaf switches of two planes
 
 
-def test_the_bisection_of_full_two_layer_trees_is_half_of_the_nodes_and_else_a_bound() -> None:
-    assert bisection(two_layer_tree(gpus(800), radix=40, gbit_per_s=RATE)) == Bisection(400, exact=True)
-    partial = two_layer_tree(gpus(30), radix=8, gbit_per_s=RATE)
-    assert bisection(partial).exact is False
-    assert bisection(partial).links <= 16
-    assert links_across(partial, range(30)) == 30
+STORAGE = NodeGroup(kind="storage", count=180, ports=2)
 
 
-def test_no_division_of_a_small_full_tree_has_fewer_links_than_its_bisection() -> None:
+@pytest.mark.parametrize(
+    ("fabric", "links", "exact"),
+    [
+        (two_layer_tree(gpus(800), radix=40, gbit_per_s=RATE), 400, True),
+        (two_layer_tree(gpus(30), radix=8, gbit_per_s=RATE), 15, True),
+        (three_layer_tree(gpus(1024), radix=16, gbit_per_s=RATE), 512, True),
+        (multi_plane(gpus(128, 4), planes=4, radix=16, gbit_per_s=RATE), 256, True),
+        (rail_optimised(gpus(16, 8), rails=8, radix=16, gbit_per_s=RATE), 64, True),
+        (two_layer_tree(gpus(48), radix=8, uplinks=2, gbit_per_s=RATE), 8, False),
+        (zones(gpus(1160), radix=40, gbit_per_s=RATE, between=40, shared=[STORAGE]), 40 + 180, False),
+        (zones(gpus(20), radix=8, gbit_per_s=RATE, between=0), 0, False),
+    ],
+    ids=lambda value: value.name if isinstance(value, Fabric) else None,
+)
+def test_the_bisection_is_half_of_the_ports_of_trees_that_are_not_narrower_above_and_else_a_bound(
+    fabric: Fabric, links: int, exact: bool
+) -> None:
+    assert bisection(fabric) == Bisection(links, exact)
+
+
+@pytest.mark.parametrize(
+    "fabric",
+    [
+        two_layer_tree(gpus(8), radix=4, gbit_per_s=RATE),
+        two_layer_tree(gpus(7), radix=4, gbit_per_s=RATE),
+        two_layer_tree(gpus(3, 2), radix=4, gbit_per_s=RATE),
+        two_layer_tree(gpus(6), radix=4, uplinks=1, gbit_per_s=RATE),
+        multi_plane(gpus(4, 2), planes=2, radix=4, gbit_per_s=RATE),
+        three_layer_tree(gpus(5), radix=4, gbit_per_s=RATE),
+        zones(gpus(4), radix=2, gbit_per_s=RATE, between=0),
+    ],
+    ids=lambda fabric: f"{fabric.name} {fabric.nodes}",
+)
+def test_no_division_of_a_small_network_has_fewer_links_than_its_bisection(fabric: Fabric) -> None:
     from itertools import chain, combinations
 
-    fabric = two_layer_tree(gpus(8), radix=4, gbit_per_s=RATE)
-    switches = range(8, 8 + fabric.switches)
+    nodes, switches = fabric.nodes, range(fabric.nodes, fabric.nodes + fabric.switches)
     choices = list(chain.from_iterable(combinations(switches, size) for size in range(fabric.switches + 1)))
     best = min(
-        links_across(fabric, {*nodes, *side}) for nodes in combinations(range(8), 4) if 0 in nodes for side in choices
+        links_across(fabric, {*half, *side}) for half in combinations(range(nodes), nodes // 2) for side in choices
     )
-    assert bisection(fabric) == Bisection(best, exact=True)
+    assert bisection(fabric).links == best
+
+
+@pytest.mark.parametrize(
+    "fabric",
+    [
+        two_layer_tree(gpus(3), radix=4, gbit_per_s=RATE),
+        three_layer_tree(gpus(20), radix=6, gbit_per_s=RATE),
+        multi_plane(gpus(8, 2), planes=2, radix=4, gbit_per_s=RATE),
+        zones(gpus(10), radix=8, gbit_per_s=RATE, between=6, shared=[NodeGroup(kind="storage", count=3, ports=2)]),
+        dragonfly(nodes_per_switch=2, group_switches=4, global_links=2, groups=9, gbit_per_s=RATE),
+        slim_fly(5, gbit_per_s=RATE),
+    ],
+    ids=lambda fabric: fabric.name,
+)
+def test_the_diameter_is_that_of_all_pairs(fabric: Fabric) -> None:
+    graph = graph_of(fabric)
+    graph.remove_nodes_from(range(fabric.nodes))  # nodes do not forward
+    at = [{cable.b for cable in fabric.cables if cable.a == node} for node in range(fabric.nodes)]
+    lengths = dict(networkx.all_pairs_shortest_path_length(graph))
+    far = max(
+        min(lengths[low].get(high, 1 << 30) for low in at[a] for high in at[b])
+        for a in range(fabric.nodes)
+        for b in range(a)
+    )
+    assert diameter(fabric) == far + 1
+
+
+def test_the_diameter_of_the_16384_ports_of_a_paper_is_known() -> None:
+    assert diameter(multi_plane(gpus(2048, 8), planes=8, radix=64, gbit_per_s=RATE)) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -16,7 +16,7 @@ from fireflyer.cli.train.plan import node_names, read_node, read_plan
 if TYPE_CHECKING:
     from fireflyer.planning import Amount, ClusterAnswer, ClusterPlan, NetworkFile
 
-__all__ = ["cluster_command"]
+__all__ = ["PlannedCluster", "cluster_command", "plan_of"]
 
 MANUAL: Final = "docs/how-to/plan-cluster.md"
 EXIT_DOES_NOT_SUFFICE: Final = 1
@@ -60,6 +60,24 @@ def cluster_command(
     """
     import msgspec
 
+    planned = plan_of(file, queue_pairs=queue_pairs, seed=seed, most_transfers=most_transfers)
+    if html is not None:
+        _write_page(html, planned, queue_pairs, seed)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(planned.answer), indent=2))
+    else:
+        _print(planned.given, planned.answer)
+    return 0 if planned.answer.suffices else EXIT_DOES_NOT_SUFFICE
+
+
+class PlannedCluster(NamedTuple):
+    given: ClusterPlan
+    network: NetworkFile
+    answer: ClusterAnswer
+
+
+def plan_of(file: str, *, queue_pairs: int = 1, seed: int = 0, most_transfers: int = 0) -> PlannedCluster:
+    """Of the cluster that the file describes; 0 transfers: no step is simulated. Raises `UsageError`."""
     from fireflyer.cli.toml_files import read_toml
     from fireflyer.planning import ClusterPlan, plan_cluster, with_simulation
 
@@ -79,21 +97,14 @@ def cluster_command(
             answer, given, network, node, training.plan, shape, most_transfers=most_transfers, queue_pairs=queue_pairs,
             seed=seed,
         )  # fmt: skip
-    if html is not None:
-        _write_page(html, given, answer, network, queue_pairs, seed)
-    if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
-    else:
-        _print(given, answer)
-    return 0 if answer.suffices else EXIT_DOES_NOT_SUFFICE
+    return PlannedCluster(given, network, answer)
 
 
-def _write_page(
-    path: str, given: ClusterPlan, answer: ClusterAnswer, network: NetworkFile, queue_pairs: int, seed: int
-) -> None:
+def _write_page(path: str, planned: PlannedCluster, queue_pairs: int, seed: int) -> None:
     from fireflyer.cli.new_file import replaced_file
     from fireflyer.planning import link_loads, render_cluster, ring_of
 
+    given, network, answer = planned
     fabric = network.build()
     nodes, settings = ring_of(fabric, given.gpu_kind, answer.job_nodes, queue_pairs, seed)
     loads = link_loads(fabric, nodes, settings) if len(nodes) > 1 else None
@@ -135,6 +146,7 @@ def _step_rows(answer: ClusterAnswer) -> dict[str, str]:
     for name, step in (("with the whole rate", answer.alone), ("with the slowest flow", answer.contended)):
         speed = f"{step.tokens_per_s:,.0f} tokens/s, MFU {step.mfu:.1%}"
         rows[name] = f"{step.step_s:.3f} s, {speed}, limited by {step.limit}"
+    rows["memory of the fullest rank"] = f"{answer.alone.peak_memory.total / 1e9:.1f} GB of a GPU"
     if answer.alone.computing_share < 1:
         lent = 1 - answer.alone.computing_share
         rows["SMs that move tokens of experts"] = f"{lent:.0%}: computation takes {1 / (1 - lent):.2f} times as long"
@@ -168,6 +180,7 @@ def _checkpoint_rows(answer: ClusterAnswer) -> dict[str, str]:
     return {
         "size": f"{saved.size_bytes / 1e9:,.1f} GB",
         "written in": f"{saved.written_s:.1f} s, by {saved.write_bytes_per_s / 1e9:,.1f} GB/s",
+        "needed to write one before the next": f"{saved.needed_bytes_per_s / 1e9:,.3g} GB/s of storage",
     }
 
 
@@ -183,6 +196,8 @@ def _cost_rows(answer: ClusterAnswer) -> dict[str, str]:
         "energy": own.energy,
         "upkeep": own.upkeep,
         "total": own.total,
+        "kilowatts of switches and cables": cost.network_watts.times(0.001),
+        "kilowatts of nodes at work": cost.node_watts.times(0.001),
         "kilowatts of the building": own.mean_watts.times(0.001),
         "GPU hour": own.per_gpu_hour,
         "the run": cost.run,

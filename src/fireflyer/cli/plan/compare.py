@@ -1,4 +1,4 @@
-"""`ff plan compare`: networks beside each other."""
+"""`ff plan compare`: networks, or clusters, beside each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
-from fireflyer.cli.plan.network import complete_network, read_network, read_prices
+from fireflyer.cli.plan.cluster import plan_of
+from fireflyer.cli.plan.network import complete_network, read_network, read_prices, shipped_networks
 
 if TYPE_CHECKING:
     from fireflyer.planning import NetworkFile, PriceList
@@ -17,11 +19,12 @@ __all__ = ["compare_command"]
 
 @click.command(
     "compare",
-    short_help="Compare networks: size, cuts, and cost of an endpoint.",
+    short_help="Compare networks, or clusters: size, cuts, time, cost.",
     epilog="""\b
 Examples:
   ff plan compare v3-two-layer v3-multi-plane v3-three-layer
-  ff plan compare one.toml two.toml --prices prices.toml""",
+  ff plan compare one.toml two.toml --prices prices.toml
+  ff plan compare cluster.toml other-cluster.toml           # files of `ff plan cluster`""",
 )
 @click.argument("networks", metavar="NETWORK...", nargs=-1, required=True, shell_complete=complete_network)
 @click.option(
@@ -29,10 +32,21 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def compare_command(*, networks: tuple[str, ...], prices: str | None, as_json: bool) -> int:
-    """Print the networks beside each other: TOML files, or names of networks that are shipped."""
-    given = [read_network(name) for name in networks]  # all of them before any is built
-    priced = None if prices is None else read_prices(prices)
-    rows = [_row(name, one, priced) for name, one in zip(networks, given, strict=True)]
+    """Print the networks beside each other: TOML files, or names of networks that are shipped. Or print clusters beside
+    each other, files of `ff plan cluster`, without simulations."""
+    clusters = [_is_cluster(name) for name in networks]
+    if any(clusters):
+        if not all(clusters):
+            other, cluster = (networks[clusters.index(one)] for one in (False, True))
+            read_network(other)  # what is wrong with it comes first
+            raise UsageError(f"{other!r} is a network, and {cluster!r} a cluster; compare like things")
+        if prices is not None:
+            raise UsageError("--prices is for networks; files of clusters name their prices")
+        rows = [_cluster_row(name) for name in networks]
+    else:
+        given = [read_network(name) for name in networks]  # all of them before any is built
+        priced = None if prices is None else read_prices(prices)
+        rows = [_row(name, one, priced) for name, one in zip(networks, given, strict=True)]
     if as_json:
         import msgspec
 
@@ -40,6 +54,48 @@ def compare_command(*, networks: tuple[str, ...], prices: str | None, as_json: b
     else:
         _print(rows)
     return 0
+
+
+def _is_cluster(name: str) -> bool:
+    """Whether the file is one of `ff plan cluster`. What cannot be read is left to those who read it."""
+    import tomllib
+
+    from fireflyer.cli.toml_files import read_text
+
+    if name in shipped_networks():
+        return False
+    try:
+        return "training" in tomllib.loads(read_text(name, name="NETWORK", advice="").decode())
+    except (ValueError, RecursionError, UsageError):  # of TOML, and of UTF-8
+        return False
+
+
+def _cluster_row(name: str) -> dict[str, Any]:
+    """Of one cluster; each value by its name."""
+    given, _, answer = plan_of(name)
+    saved, cost = answer.checkpoint, answer.cost
+    row: dict[str, Any] = {
+        "cluster": f"{given.name} ({name})",
+        "GPUs": answer.gpus,
+        "nodes of the run": answer.job_nodes,
+        "seconds of a step with the whole rate": round(answer.alone.step_s, 3),
+        "seconds of a step with the slowest flow": round(answer.contended.step_s, 3),
+        "tokens per second with the whole rate": round(answer.alone.tokens_per_s),
+        "MFU with the whole rate": round(answer.alone.mfu, 4),
+        "ETTR": answer.failures.ettr,
+        "days": answer.days,
+        "seconds to write a checkpoint": None if saved is None else round(saved.written_s, 2),
+        "memory, storage and restarts suffice": answer.suffices,
+    }
+    if cost is not None:
+        row |= {
+            f"purchase, {cost.currency}": cost.ownership.purchase,
+            f"GPU hour, {cost.currency}": cost.ownership.per_gpu_hour,
+            f"the run, {cost.currency}": cost.run,
+            f"a million tokens, {cost.currency}": cost.million_tokens,
+            "kilowatts of the building": cost.ownership.mean_watts.times(0.001),
+        }
+    return row
 
 
 def _row(name: str, given: NetworkFile, prices: PriceList | None) -> dict[str, Any]:
@@ -75,16 +131,18 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     from fireflyer.cli.output import stdout_console
 
-    names = list(rows[0])
+    names = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(names[0], *(escape(row[names[0]]) for row in rows))
     for name in names[1:]:
-        table.add_row(name, *(_words(row[name]) for row in rows))
+        table.add_row(name, *(_words(name, row.get(name)) for row in rows))
     for column in table.columns[1:]:
         column.justify = "right"
     stdout_console().print(table)
 
 
-def _words(value: Any) -> str:
+def _words(name: str, value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
-        return "yes" if value else "no, a bound"
+        return "yes" if value else "no, a bound" if name == "bisection is exact" else "no"
     return f"{value:,}" if isinstance(value, int | float) else str(value)

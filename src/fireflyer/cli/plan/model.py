@@ -18,6 +18,8 @@ TRAINING_BYTES: Final = {
     "bf16 weights and gradients, fp32 master and two moments": 16,
     "bf16 weights, fp32 moments": 10,
 }
+CHECKPOINT_BYTES: Final = 14
+"""Of a parameter: bf16 weights, fp32 master weights and two moments."""
 LOCAL_BYTES: Final = 0.5
 """Of a parameter on the computer of one user: 4 bits."""
 INSIDE_BYTES_PER_S: Final = 160e9
@@ -125,7 +127,9 @@ def _needs(shape: ModelShape, given: _Given) -> dict[str, Any]:
         if name != "bf16":
             shown[f"KV cache bytes of {sequence} tokens, {name} with scales"] = cache_bytes(shape, sequence, form)
     shown |= {"bytes of weights, bf16": 2 * count.total, "bytes of weights, fp8": count.total}
-    return shown | {f"bytes of training state: {name}": size * count.total for name, size in TRAINING_BYTES.items()}
+    shown["bytes of weights, 4 bits without scales"] = count.total / 2
+    shown |= {f"bytes of training state: {name}": size * count.total for name, size in TRAINING_BYTES.items()}
+    return shown | {"bytes of a checkpoint: bf16 weights, fp32 master and two moments": CHECKPOINT_BYTES * count.total}
 
 
 def _memory(shape: ModelShape, given: _Given) -> dict[str, Any]:
@@ -164,6 +168,7 @@ def _experts(shape: ModelShape, given: _Given) -> dict[str, Any]:
         "most tokens per second of a request, micro-batches not overlapped": 1
         / token_seconds(shape.layers, exchange_s, reading_s, overlapped=False),
     }
+    shown |= _wire_bytes(shape)
     if experts.groups > 1:
         for nodes in (None, experts.groups_per_token):
             one = node_limited_dispatch(
@@ -173,6 +178,18 @@ def _experts(shape: ModelShape, given: _Given) -> dict[str, Any]:
             where = "sent to each device" if nodes is None else f"sent to {nodes} nodes, forwarded at 160 GB/s"
             shown[f"microseconds to dispatch one token, {where}"] = one.longest * 1e6
     return shown
+
+
+def _wire_bytes(shape: ModelShape) -> dict[str, Any]:
+    """Of a token, as the codecs of dispatch and combine send it; those of tiles take multiples of 128 values."""
+    from fireflyer.collectives.tokens import TOKEN_CODECS, TileCodec, token_codec
+
+    codecs = [token_codec(name) for name in sorted(TOKEN_CODECS) if name not in ("f32", "f64")]
+    return {
+        f"bytes of a token on the wire, {codec.name}": codec.row_bytes(shape.hidden)
+        for codec in codecs
+        if not isinstance(codec, TileCodec) or shape.hidden % codec.unit == 0
+    }
 
 
 def _service(shape: ModelShape, given: _Given) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
 
 if TYPE_CHECKING:
-    from fireflyer.netsim import Routing
+    from fireflyer.netsim import LatencyName, Routing
     from fireflyer.planning import Amount, NetworkFile, PricedBill, PriceList
     from fireflyer.topology.fabrics import Fabric
 
@@ -93,6 +93,26 @@ Examples:
     "leaf0-spine3@0.001-0.5, or from the beginning. May be repeated.",
 )
 @click.option(
+    "--fail-plane",
+    "fail_planes",
+    metavar="N[@S[-S]]",
+    multiple=True,
+    help="As --fail-link, all links of nodes to plane N of a multi-plane network, from 0.",
+)
+@click.option(
+    "--latency",
+    type=click.Choice(["infiniband", "roce"]),
+    help="Simulate to the end; messages and switches take the time that they had in table 5 of arXiv:2505.09343.",
+)
+@click.option(
+    "--proxy",
+    "proxy_us",
+    metavar="US",
+    type=click.FloatRange(min=0, max=1e6),
+    default=0.0,
+    help="Simulate to the end; a CPU proxy adds so many microseconds to each message.  [default: 0, GPUs start them]",
+)
+@click.option(
     "--lanes",
     metavar="W:W",
     help="Simulate to the end; nodes also read from storage, on a lane of its own. Weights of both: training:storage.",
@@ -123,6 +143,9 @@ def network_command(
     size: str,
     replicas: int,
     fail_links: tuple[str, ...],
+    fail_planes: tuple[str, ...],
+    latency: LatencyName | None,
+    proxy_us: float,
     lanes: str | None,
     back_pressure: bool,
     window: int,
@@ -132,8 +155,10 @@ def network_command(
     two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
     if (with_nodes or rent is not None) and prices is None:
         raise UsageError("--nodes and --rent need --prices FILE")
-    if traffic is None and (fail_links or lanes is not None or back_pressure or window):
-        raise UsageError("--fail-link, --lanes, --back-pressure and --window need --traffic PATTERN")
+    of_traffic = (fail_links, fail_planes, latency, proxy_us, lanes, back_pressure, window)
+    if traffic is None and any(of_traffic):
+        options = "--fail-link, --fail-plane, --latency, --proxy, --lanes, --back-pressure and --window"
+        raise UsageError(f"{options} need --traffic PATTERN")
     given = read_network(network)
     fabric = given.build()
     shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
@@ -141,8 +166,9 @@ def network_command(
         shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:
         given_traffic = TrafficOptions(
-            traffic, routing, queue_pairs, seed, size, fail_links, lanes, back_pressure, window, replicas
-        )
+            traffic, routing, queue_pairs, seed, size, fail_links, lanes, back_pressure, window, replicas, fail_planes,
+            latency, proxy_us,
+        )  # fmt: skip
         shown["traffic"] = show_traffic(fabric, given_traffic)
     _print(shown, as_json=as_json)
     return 0
@@ -215,6 +241,8 @@ def _costs(
         f"energy in {prices.years:g} years": own.energy,
         f"upkeep in {prices.years:g} years": own.upkeep,
         f"total in {prices.years:g} years": own.total,
+        "kilowatts of switches and cables": bill.watts("switch", "cable").times(0.001),
+        **({"kilowatts of nodes at work": bill.watts("node").times(0.001)} if with_nodes else {}),
         "kilowatts of the building": own.mean_watts.times(0.001),
     }
     if own.per_gpu_hour is not None:

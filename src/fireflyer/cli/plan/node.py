@@ -38,6 +38,8 @@ Examples:
 @click.option("--peer", metavar="GB/S", type=PositiveNumber(),
               help="Between a GPU and a NIC or another GPU through a socket: also print what a ring over PCIe "
               "reaches.")  # fmt: skip
+@click.option("--between-sockets", metavar="GB/S", type=PositiveNumber(),
+              help="Of the link between two sockets, in each direction.  [default: never limits]")  # fmt: skip
 @click.option("--experts", metavar="SIZE", help="That each GPU gets from the network, with --cache.")
 @click.option("--cache", metavar="SIZE", help="That each GPU gets from host memory at the same time.")
 @click.option("--expert-weight", metavar="W", type=PositiveNumber(), default=15.0,
@@ -48,6 +50,7 @@ def node_command(
     node: str,
     sockets: int,
     peer: float | None,
+    between_sockets: float | None,
     experts: str | None,
     cache: str | None,
     expert_weight: float,
@@ -61,7 +64,9 @@ def node_command(
     if (experts is None) != (cache is None):
         raise UsageError("--experts and --cache belong together; give both")
     given = read_node(node, argument="NODE")
-    fabric = node_fabric(given, sockets=sockets, peer_bytes_per_s=None if peer is None else peer * 1e9)
+    peer_bytes_per_s = None if peer is None else peer * 1e9
+    crossing = {} if between_sockets is None else {"between_sockets_bytes_per_s": between_sockets * 1e9}
+    fabric = node_fabric(given, sockets=sockets, peer_bytes_per_s=peer_bytes_per_s, **crossing)
     shown = _allreduce(given, fabric)
     if peer is not None:
         shown |= _ring(fabric)

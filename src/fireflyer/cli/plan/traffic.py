@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fireflyer.netsim import LinkFailure, Pattern, Routing
+    from fireflyer.netsim import LatencyName, LinkFailure, Pattern, Routing
     from fireflyer.topology.fabrics import Fabric
     from fireflyer.topology.traffic import Transfer
 
@@ -25,6 +25,7 @@ MAX_FAILURES: Final = 1024
 MOST_PAIRS: Final = 8
 """That are named."""
 _FAILURE = re.compile(r"(\D.*?)([0-9]{1,9})-(\D.*?)([0-9]{1,9})(?:@([0-9.]{1,12})(?:-([0-9.]{1,12}))?)?")
+_LOST_PLANE = re.compile(r"([0-9]{1,9})(?:@([0-9.]{1,12})(?:-([0-9.]{1,12}))?)?")
 STORAGE: Final = "storage"
 TRAINING_LANE, STORAGE_LANE = 0, 1
 
@@ -44,11 +45,20 @@ class TrafficOptions(NamedTuple):
     back_pressure: bool = False
     window: int = 0
     replicas: int = 3
+    fail_planes: tuple[str, ...] = ()
+    latency: LatencyName | None = None
+    proxy_us: float = 0.0
+    """That a CPU proxy adds to each message."""
 
     @property
     def simulated(self) -> bool:
         """To the end of all transfers, not their first rates alone."""
-        return bool(self.fail_links) or self.lanes is not None or self.back_pressure or self.access is not None
+        timed = self.latency is not None or self.proxy_us > 0
+        return self.fails or timed or self.lanes is not None or self.back_pressure or self.access is not None
+
+    @property
+    def fails(self) -> bool:
+        return bool(self.fail_links or self.fail_planes)
 
     @property
     def access(self) -> Literal["read", "write"] | None:
@@ -62,8 +72,8 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
         raise UsageError(f"--traffic is for networks of up to {MAX_NODES} nodes; this one has {fabric.nodes}")
     if given.window and not given.back_pressure:
         raise UsageError("--window needs --back-pressure: fluid rates know no requests")
-    if given.fail_links and given.back_pressure:
-        raise UsageError("--fail-link and --back-pressure do not go together; use one of them")
+    if given.fails and given.back_pressure:
+        raise UsageError("--fail-link and --fail-plane do not go together with --back-pressure; use one of them")
     if given.access is not None and given.lanes is not None:
         raise UsageError(f"--lanes adds reads to traffic between nodes; --traffic {given.pattern} has none")
     return _ends(fabric, given) if given.simulated else _rates(fabric, given)
@@ -111,7 +121,7 @@ def _ends(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
         shown["storage reads" if lane == STORAGE_LANE else "transfers"] = _summary(ends)
     if given.access is not None:
         shown["gigabytes per second of all nodes"] = _storage_rate(fabric, given.access, transfers, finish_s) / 1e9
-    if given.fail_links:
+    if given.fails:
         cut = [one for one in transfers if one.id in set(cut_off)]
         shown["cut off"] = len(cut)
         shown["cut off pairs"] = _pairs(fabric, cut)
@@ -200,19 +210,23 @@ def _clients(fabric: Fabric) -> int:
 def _simulated(
     fabric: Fabric, given: TrafficOptions, transfers: Sequence[Transfer], weights: tuple[float, ...]
 ) -> tuple[NDArray[Any], tuple[int, ...]]:
-    from fireflyer.netsim import BackPressure, Settings, simulate, simulate_back_pressure
+    import msgspec
 
-    if given.back_pressure:
-        packets = BackPressure(
-            routing=given.routing,
-            queue_pairs=given.queue_pairs,
-            seed=given.seed,
-            lane_weights=weights,
-            window=given.window,
-        )
-        return simulate_back_pressure(fabric, transfers, packets).finish_s, ()
-    fluid = Settings(routing=given.routing, queue_pairs=given.queue_pairs, seed=given.seed, lane_weights=weights)
-    run = simulate(fabric, transfers, fluid, failures=_failures(fabric, given.fail_links))
+    from fireflyer.netsim import LATENCIES, BackPressure, Settings, simulate, simulate_back_pressure
+
+    settings: Settings | BackPressure
+    common = {"routing": given.routing, "queue_pairs": given.queue_pairs, "seed": given.seed, "lane_weights": weights}
+    settings = BackPressure(window=given.window) if given.back_pressure else Settings()
+    settings = msgspec.structs.replace(settings, **common)
+    if given.latency is not None:
+        one = LATENCIES[given.latency]
+        settings = msgspec.structs.replace(settings, message_latency_ns=one.message_ns, switch_latency_ns=one.switch_ns)
+    proxy_ns = round(given.proxy_us * 1000)
+    settings = msgspec.structs.replace(settings, message_latency_ns=settings.message_latency_ns + proxy_ns)
+    if isinstance(settings, BackPressure):
+        return simulate_back_pressure(fabric, transfers, settings).finish_s, ()
+    failures = _failures(fabric, given.fail_links) + _lost_planes(fabric, given.fail_planes)
+    run = simulate(fabric, transfers, settings, failures=failures)
     return run.finish_s, run.cut_off
 
 
@@ -249,6 +263,29 @@ def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
     return found
 
 
+def _lost_planes(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
+    """All links between nodes and a plane."""
+    from fireflyer.netsim import LinkFailure, Links
+    from fireflyer.topology.fabrics import planes_of
+
+    planes, links = planes_of(fabric), Links(fabric)
+    found = []
+    for text in texts:
+        match = _LOST_PLANE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"--fail-plane {text}: write a number, and when in seconds, as in 0@0.5-2")
+        number, begin, end = match.groups()
+        if int(number) >= len(planes):
+            raise UsageError(f"--fail-plane {text}: there is no plane {number}; {fabric.name} has {len(planes)}")
+        option = "--fail-plane"
+        at_ns = _nanoseconds(text, begin or "0", option)
+        repaired_ns = None if end is None else _nanoseconds(text, end, option)
+        switches = set(planes[int(number)])
+        ways = [hop.link for node in range(fabric.nodes) for hop in links.hops[node] if hop.to in switches]
+        found += [LinkFailure(link=link, at_ns=at_ns, repaired_ns=repaired_ns) for link in ways]
+    return found
+
+
 def _vertex(fabric: Fabric, text: str, name: str, number: int) -> int:
     """Of a node or switch by its kind or layer, and its number there."""
     first, known = 0, []
@@ -260,8 +297,8 @@ def _vertex(fabric: Fabric, text: str, name: str, number: int) -> int:
     raise UsageError(f"--fail-link {text}: there is no {name}{number}; there are {', '.join(known)}")
 
 
-def _nanoseconds(text: str, seconds: str) -> int:
+def _nanoseconds(text: str, seconds: str, option: str = "--fail-link") -> int:
     try:
         return round(float(seconds) * 1e9)
     except ValueError:
-        raise UsageError(f"--fail-link {text}: {seconds} is no number of seconds") from None
+        raise UsageError(f"{option} {text}: {seconds} is no number of seconds") from None

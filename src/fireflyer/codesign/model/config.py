@@ -11,85 +11,39 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model.families import FAMILIES
 from fireflyer.codesign.model.keys import ConfigKeys
+from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, model_shape, qwen_window
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
 
 __all__ = ["MODEL_TYPES", "shape_from_config"]
 
 
-def _heads(
-    keys: ConfigKeys,
-    *,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: bool = False,
-    kv_heads: int | None = None,
-    head_dim: int | None = None,
-    window: int | None = None,
-    first_windowed: int = 0,
-) -> Attention:
-    heads, hidden = keys.positive("num_attention_heads"), keys.positive("hidden_size")
-    width = keys.optional("head_dim") or head_dim
-    if width is None:
-        if hidden % heads:
-            raise UsageError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-        width = hidden // heads
-    return Attention(
-        heads=heads,
-        kv_heads=keys.positive("num_key_value_heads", kv_heads or heads),
-        head_dim=width,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        qk_norm=qk_norm,
-        window=window,
-        first_windowed=first_windowed,
-    )
-
-
-def _shape(keys: ConfigKeys, attention: Attention | LatentAttention, **more: object) -> ModelShape:
-    fields: dict[str, object] = {
-        "model_type": keys.model_type(),
-        "layers": keys.positive("num_hidden_layers"),
-        "hidden": keys.positive("hidden_size"),
-        "vocabulary": keys.positive("vocab_size"),
-        "feed_forward": keys.positive("intermediate_size"),
-        "attention": attention,
-        "tied_embeddings": keys.flag("tie_word_embeddings", False),
-    }
-    return ModelShape(**(fields | more))  # type: ignore[arg-type]
-
-
 def _llama(keys: ConfigKeys) -> ModelShape:
     bias = keys.flag("attention_bias", False)
-    return _shape(
+    return model_shape(
         keys,
-        _heads(keys, qkv_bias=bias, output_bias=bias),
+        attention_heads(keys, qkv_bias=bias, output_bias=bias),
         feed_forward_bias=keys.flag("mlp_bias", False),
     )
 
 
 def _mistral(keys: ConfigKeys) -> ModelShape:
-    return _shape(keys, _heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None))
+    return model_shape(keys, attention_heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None))
 
 
 def _qwen2(keys: ConfigKeys) -> ModelShape:
-    window, first = _qwen_window(keys)
-    return _shape(keys, _heads(keys, qkv_bias=True, window=window, first_windowed=first))
+    window, first = qwen_window(keys)
+    return model_shape(keys, attention_heads(keys, qkv_bias=True, window=window, first_windowed=first))
 
 
 def _qwen3(keys: ConfigKeys) -> ModelShape:
-    window, first = _qwen_window(keys)
+    window, first = qwen_window(keys)
     bias = keys.flag("attention_bias", False)
-    attention = _heads(
+    attention = attention_heads(
         keys, qkv_bias=bias, output_bias=bias, qk_norm=True, head_dim=128, window=window, first_windowed=first
     )
-    return _shape(keys, attention)
-
-
-def _qwen_window(keys: ConfigKeys) -> tuple[int | None, int]:
-    if not keys.flag("use_sliding_window", False):
-        return None, 0
-    return keys.positive("sliding_window", 4096), keys.number("max_window_layers", 28)
+    return model_shape(keys, attention)
 
 
 def _gpt2(keys: ConfigKeys) -> ModelShape:
@@ -117,34 +71,14 @@ def _mixtral(keys: ConfigKeys) -> ModelShape:
         per_token=keys.positive("num_experts_per_tok", 2),
         feed_forward=keys.positive("intermediate_size"),
     )
-    attention = _heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None)
-    return _shape(keys, attention, experts=experts)
-
-
-def _deepseek_experts(keys: ConfigKeys) -> dict[str, object]:
-    routed = keys.optional("n_routed_experts")
-    if not routed:
-        return {}
-    feed_forward = keys.positive("moe_intermediate_size")
-    groups = keys.positive("n_group", 1)
-    return {
-        "experts": Experts(
-            routed=routed,
-            per_token=keys.positive("num_experts_per_tok"),
-            feed_forward=feed_forward,
-            shared_feed_forward=feed_forward * keys.number("n_shared_experts", 0),
-            groups=groups,
-            groups_per_token=keys.positive("topk_group", groups),
-        ),
-        "dense_layers": keys.number("first_k_dense_replace", 0),
-        "expert_interval": keys.positive("moe_layer_freq", 1),
-    }
+    attention = attention_heads(keys, kv_heads=8, window=keys.optional("sliding_window") or None)
+    return model_shape(keys, attention, experts=experts)
 
 
 def _deepseek(keys: ConfigKeys) -> ModelShape:
     """DeepSeekMoE: multi-head attention and experts."""
     bias = keys.flag("attention_bias", False)
-    return _shape(keys, _heads(keys, qkv_bias=bias, output_bias=bias), **_deepseek_experts(keys))
+    return model_shape(keys, attention_heads(keys, qkv_bias=bias, output_bias=bias), **deepseek_experts(keys))
 
 
 def _deepseek_latent(keys: ConfigKeys) -> ModelShape:
@@ -158,7 +92,7 @@ def _deepseek_latent(keys: ConfigKeys) -> ModelShape:
         value_dim=keys.positive("v_head_dim"),
         bias=keys.flag("attention_bias", False),
     )
-    return _shape(keys, attention, mtp_layers=keys.number("num_nextn_predict_layers", 0), **_deepseek_experts(keys))
+    return model_shape(keys, attention, mtp_layers=keys.number("num_nextn_predict_layers", 0), **deepseek_experts(keys))
 
 
 MODEL_TYPES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
@@ -166,24 +100,30 @@ MODEL_TYPES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "deepseek_v2": _deepseek_latent,
     "deepseek_v3": _deepseek_latent,
     "gpt2": _gpt2,
+    "kimi_k2": _deepseek_latent,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    **FAMILIES,
 }
 """Readers by `model_type`."""
 
 
 def shape_from_config(config: Mapping[str, object]) -> ModelShape:
-    """Shape of the model that a decoded `config.json` describes. Raises `UsageError`: one line with the key that is
-    missing or wrong, or the model types that are known.
+    """Shape of the model that a decoded `config.json` describes; of one that also sees or hears, of its language model
+    (`text_config`). Raises `UsageError`: one line with the key that is missing or wrong, or the model types that are
+    known.
 
     >>> config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
     >>> shape_from_config(config).layers
     12
     """
     keys = ConfigKeys(config, MODEL_TYPES)
+    inner = keys.table("text_config")
+    if inner is not None and keys.model_type() not in MODEL_TYPES:
+        keys = inner.with_defaults(**{name: config[name] for name in ("tie_word_embeddings",) if name in config})
     reader = MODEL_TYPES.get(keys.model_type())
     if reader is None:
         raise UsageError(

@@ -67,6 +67,28 @@ class ConfigKeys:
             raise UsageError(f"config.json: {name!r} is {value!r}; a string is needed")
         return value
 
+    def words(self, name: str) -> tuple[str, ...] | None:
+        """Value of `name`, a list of strings, or None where it is absent."""
+        value = self._config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"config.json: {name!r} is {value!r}; a list of strings is needed")
+        return tuple(value)
+
+    def with_defaults(self, **defaults: object) -> ConfigKeys:
+        """With these values of keys that are absent."""
+        return ConfigKeys(defaults | dict(self._config), self._model_types)
+
+    def with_values(self, **values: object) -> ConfigKeys:
+        """With these values, whatever the keys had."""
+        return ConfigKeys(dict(self._config) | values, self._model_types)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Raises `UsageError` where `name` has a value that is not null, false, 0 or empty."""
+        if self._config.get(name):
+            raise UsageError(f"config.json: {name!r} is {self._config[name]!r}; {why}")
+
     def has(self, name: str) -> bool:
         """True if `name` is there and not null."""
         return self._config.get(name) is not None

@@ -30,11 +30,13 @@ class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     vector: int
     """Norms and biases; each rank of tensor parallelism has them whole (biases of divided matrices included)."""
     router: int = 0
-    """The matrix that scores the experts; each rank has it whole."""
+    """The matrix that scores the experts, with what else chooses and weighs them; each rank has it whole."""
     routed: int = 0
     """All routed experts; expert parallelism divides them."""
     routed_active: int = 0
     """Those that one token uses."""
+    routed_active_bias: int = 0
+    """Biases among the latter."""
 
     @property
     def total(self) -> int:
@@ -49,7 +51,7 @@ class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def active_matrix(self) -> int:
         """Parameters in matrix products of one token, without the router."""
-        return self.matrix + self.routed_active
+        return self.matrix + self.routed_active - self.routed_active_bias
 
 
 class ParameterCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +89,9 @@ def _attention_vector(shape: ModelShape) -> int:
         return norms + biases
     biases = attention.head_dim * (attention.heads + 2 * attention.kv_heads) if attention.qkv_bias else 0
     biases += shape.hidden if attention.output_bias else 0
-    return biases + (2 * attention.head_dim if attention.qk_norm else 0)
+    norms = 2 * attention.head_dim if attention.qk_norm else 0
+    norms += attention.head_dim * (attention.heads + attention.kv_heads) if attention.wide_qk_norm else 0
+    return biases + norms + (attention.heads if attention.sinks else 0)
 
 
 def _norm(shape: ModelShape) -> int:
@@ -96,7 +100,14 @@ def _norm(shape: ModelShape) -> int:
 
 def expert_parameters(shape: ModelShape) -> int:
     """Parameters of one routed expert; 0 for a model without."""
-    return 0 if shape.experts is None else 3 * shape.hidden * shape.experts.feed_forward
+    if shape.experts is None:
+        return 0
+    return 3 * shape.hidden * shape.experts.feed_forward + _expert_biases(shape)
+
+
+def _expert_biases(shape: ModelShape) -> int:
+    experts = shape.experts
+    return 0 if experts is None or not experts.bias else 2 * experts.feed_forward + shape.hidden
 
 
 def layer_parameters(shape: ModelShape, layer: int) -> LayerParameters:
@@ -106,7 +117,7 @@ def layer_parameters(shape: ModelShape, layer: int) -> LayerParameters:
 
 @lru_cache(maxsize=64)
 def _layer_parameters(shape: ModelShape, has_experts: bool) -> LayerParameters:
-    matrix, vector = attention_matrix(shape), _attention_vector(shape) + 2 * _norm(shape)
+    matrix, vector = attention_matrix(shape), _attention_vector(shape) + shape.norms * _norm(shape)
     experts = shape.experts
     if not has_experts or experts is None:
         matrices = 3 if shape.gated else 2
@@ -114,12 +125,15 @@ def _layer_parameters(shape: ModelShape, has_experts: bool) -> LayerParameters:
             vector += (matrices - 1) * shape.feed_forward + shape.hidden
         return LayerParameters(matrix=matrix + matrices * shape.hidden * shape.feed_forward, vector=vector)
     one = expert_parameters(shape)
+    router = shape.hidden * experts.routed
+    router += (experts.routed if experts.bias else 0) + (shape.hidden if experts.shared_gate else 0)
     return LayerParameters(
         matrix=matrix + 3 * shape.hidden * experts.shared_feed_forward,
         vector=vector,
-        router=shape.hidden * experts.routed,
+        router=router,
         routed=experts.routed * one,
         routed_active=experts.per_token * one,
+        routed_active_bias=experts.per_token * _expert_biases(shape),
     )
 
 

@@ -26,9 +26,15 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, tag="heads"):
     output_bias: bool = False
     qk_norm: bool = False
     """A norm of `head_dim` values on queries and one on keys."""
+    wide_qk_norm: bool = False
+    """A norm of the values of all heads on queries and one on keys."""
+    sinks: bool = False
+    """A logit of each head that takes a share of its attention (gpt-oss)."""
     window: int | None = None
     """Tokens that a query sees in the layers from `first_windowed` on; all before it where absent."""
     first_windowed: int = 0
+    full_layers: tuple[int, ...] = ()
+    """Later layers in which a query sees all before it nevertheless."""
 
     @property
     def score_dim(self) -> int:
@@ -42,7 +48,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, tag="heads"):
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of `layer` sees, or None for all."""
-        return self.window if layer >= self.first_windowed else None
+        return self.window if layer >= self.first_windowed and layer not in self.full_layers else None
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, tag="latent"):
@@ -81,6 +87,10 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Groups of experts; node-limited routing (DeepSeek-V3, 4.3) puts each on a node."""
     groups_per_token: int = 1
     """Groups from which the experts of a token are taken."""
+    bias: bool = False
+    """Routed experts and the router have biases."""
+    shared_gate: bool = False
+    """A vector of `hidden` values weighs the shared experts (Qwen2-MoE)."""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -109,6 +119,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     layer_norm: bool = False
     """Norms have a bias (LayerNorm); otherwise they have a weight only (RMSNorm)."""
     feed_forward_bias: bool = False
+    norms: int = 2
+    """Norms of `hidden` values in a layer: 4 where results of attention and feed-forward have norms, too (Gemma 2), 1
+    where both read the same (Falcon)."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "vocabulary", "feed_forward"):

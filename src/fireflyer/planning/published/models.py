@@ -14,15 +14,18 @@ from fireflyer.codesign.decoding import (
 )
 from fireflyer.codesign.model import (
     ModelShape,
+    count_parameters,
     dense_flops,
     kv_bytes_per_token,
     model_flops_utilization,
     training_flops,
 )
-from fireflyer.planning.published.figure import PublishedFigure, row
+from fireflyer.collectives.tokens import token_codec
+from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
 from fireflyer.planning.published.networks import FIRE_FLYER, V3
 
-__all__ = ["decoding", "kv_cache", "local_use", "routing", "scaling", "training_cost", "v3_metrics"]
+__all__ = ["decoding", "kv_cache", "local_use", "routing", "scaling", "sizes", "training_cost", "v3_metrics"]
+__all__ += ["wire_formats"]
 
 SEQUENCE_TOKENS = 4096
 
@@ -62,6 +65,44 @@ def training_cost(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
             )
         )
     return PublishedFigure("v3-table-2", "training FLOPs of a token", f"{V3}, table 2", tuple(rows))
+
+
+def sizes(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
+    rows = []
+    for name, total, active in (("deepseek-v2", 236, 21), ("deepseek-v3", 671, 37)):
+        count = count_parameters(shapes[name])
+        rows += [
+            row(f"{name}, parameters", total, count.total / 1e9, "counted from its config.json", unit="B"),
+            row(
+                f"{name}, parameters that a token uses",
+                active,
+                count.active / 1e9,
+                "with embedding and head; the paper cuts it off",
+                unit="B",
+                printed="cut",
+            ),
+        ]
+    return PublishedFigure("v3-sizes", "parameters of sparse models", f"{V3}, 2.2.1", tuple(rows))
+
+
+def wire_formats() -> PublishedFigure:
+    """Of a token of 7,168 values, as the codecs of tokens send it."""
+    bf16, fp8 = (token_codec(name).row_bytes(7168) for name in ("bf16", "fp8"))
+    return PublishedFigure(
+        "v3-formats",
+        "bytes of a token on the wire",
+        f"{V3}, 3.2",
+        (
+            row("saved by FP8 dispatch", 50, 100 * (1 - 7168 / bf16), "1 byte of 2, without scales", unit="%"),
+            row(
+                "saved by FP8 dispatch with its scales",
+                50,
+                100 * (1 - fp8 / bf16),
+                f"{fp8:,} bytes of {bf16:,}: an FP32 scale for each 128 values is not counted in the 50 %",
+                unit="%",
+            ),
+        ),
+    )
 
 
 def v3_metrics(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
@@ -104,6 +145,35 @@ def v3_metrics(shapes: Mapping[str, ModelShape]) -> PublishedFigure:
                 unit="%",
                 step=0.01,
             ),
+            *_rail_metrics(causal, whole, tokens, gpus, peak),
+        ),
+    )
+
+
+def _rail_metrics(causal: float, whole: float, tokens: int, gpus: int, peak: float) -> tuple[PublishedRow, ...]:
+    """The column of the multi-rail network, from the time of its step."""
+    rate = tokens / 19.946
+    how = "15,360 x 4,096 tokens in 19.946 s on 2,048 GPUs"
+    shares = (("non-causal", 43.68, whole), ("causal", 38.90, causal))
+    return (
+        row(
+            "tokens of a day, multi-rail",
+            272.52,
+            rate * 86400 / 1e9,
+            f"{how}; the time is rounded, too",
+            unit="B",
+            step=0.02,
+        ),
+        *(
+            row(
+                f"MFU, {name}, multi-rail",
+                printed,
+                100 * model_flops_utilization(flops, rate, gpus, peak),
+                how,
+                unit="%",
+                step=0.01,
+            )
+            for name, printed, flops in shares
         ),
     )
 
@@ -246,6 +316,20 @@ def scaling() -> PublishedFigure:
                 64.118 / (8 * 9.717),
                 "64.118 s / (8 x 9.717 s); 91 % does not follow from the printed times",
                 step=0.01,
+            ),
+            row(
+                "DeepSeekMoE-16B, parallel efficiency 40 to 320 GPUs",
+                0.9292,
+                79.615 / (8 * 10.71),
+                "79.615 s / (8 x 10.71 s)",
+                step=0.0001,
+            ),
+            row(
+                "DeepSeekMoE-16B, parallel efficiency 40 to 640 GPUs",
+                0.7614,
+                79.615 / (16 * 6.535),
+                "79.615 s / (16 x 6.535 s)",
+                step=0.0001,
             ),
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import GIB
+from fireflyer.netsim import LATENCIES, LatencyName, Settings, simulate
 from fireflyer.planning.published.figure import PublishedFigure, PublishedRow, row
 from fireflyer.topology.fabrics import (
     Counts,
@@ -16,8 +17,10 @@ from fireflyer.topology.fabrics import (
     two_layer_tree,
     zones,
 )
+from fireflyer.topology.traffic import Transfer
 
-__all__ = ["FIRE_FLYER", "V3", "architecture_costs", "network_costs", "next_generation", "storage", "topologies"]
+__all__ = ["FIRE_FLYER", "V3", "architecture_costs", "latencies", "network_costs", "next_generation", "storage"]
+__all__ += ["topologies"]
 
 FIRE_FLYER = "Fire-Flyer AI-HPC, arXiv:2408.14158"
 V3 = "Insights into DeepSeek-V3, arXiv:2505.09343"
@@ -42,6 +45,14 @@ def architecture_costs() -> PublishedFigure:
             row("node relative price", 0.60, None, "the authors' prices"),
             row("cost-performance ratio", 1.38, 0.83 / 0.60, "0.83 / 0.60", step=0.01),
             row("power relative to DGX", 0.60, 2500 / 4200, "2500 W / 4200 W", step=0.01),
+            row(
+                "power of the cluster, just over",
+                3,
+                1250 * 2500 / 1e6,
+                "1,250 GPU nodes x 2500 W; switches and other nodes are not told, and all is below 4 MW",
+                unit="MW",
+                printed="cut",
+            ),
         ),
     )
 
@@ -150,6 +161,23 @@ def topologies() -> PublishedFigure:
         counts = ideal[name] if name in ideal else counts_of(built[name])
         rows += _topology(name, counts, (endpoints, switches, links, cost), each, step)
     return PublishedFigure("v3-table-3", "network topologies", f"{V3}, table 3", tuple(rows))
+
+
+def latencies() -> PublishedFigure:
+    """Of 64 bytes in a tree, simulated: nodes at one leaf switch, and at two."""
+    published: dict[LatencyName, tuple[float, float]] = {"roce": (3.6, 5.6), "infiniband": (2.8, 3.7)}
+    fabric = two_layer_tree(_gpus(8), radix=4, gbit_per_s=400)
+    pairs = (("same leaf switch", 1), ("across leaf switches", 7))
+    rows = []
+    for name, printed in published.items():
+        one = LATENCIES[name]
+        settings = Settings(message_latency_ns=one.message_ns, switch_latency_ns=one.switch_ns)
+        for (where, target), latency in zip(pairs, printed, strict=True):
+            run = simulate(fabric, [Transfer(id=0, source=0, target=target, nbytes=64)], settings)
+            how = f"{one.message_ns / 1000:g} us and {one.switch_ns / 1000:g} of each switch, which fit two figures"
+            rows.append(row(f"{name}, {where}", latency, run.makespan_s * 1e6, how, unit="us", step=0.1))
+    rows.append(row("NVLink", 3.33, None, "measured by the authors", unit="us"))
+    return PublishedFigure("v3-table-5", "latency of 64 bytes between processors", f"{V3}, table 5", tuple(rows))
 
 
 def _topology(

@@ -7,7 +7,14 @@ fabric.switches, fabric.links, diameter(fabric), disjoint_paths(fabric, 0, 799)
 from fireflyer.topology.fabrics.flat import Counts, counts_of, dragonfly, dragonfly_counts, slim_fly, slim_fly_counts
 from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, NodeGroup
 from fireflyer.topology.fabrics.joined import multi_plane, rail_optimised, zones
-from fireflyer.topology.fabrics.properties import Bisection, bisection, diameter, disjoint_paths, links_across
+from fireflyer.topology.fabrics.properties import (
+    Bisection,
+    bisection,
+    diameter,
+    disjoint_paths,
+    links_across,
+    planes_of,
+)
 from fireflyer.topology.fabrics.trees import three_layer_tree, two_layer_tree
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "dragonfly_counts",
     "links_across",
     "multi_plane",
+    "planes_of",
     "rail_optimised",
     "slim_fly",
     "slim_fly_counts",

@@ -24,11 +24,13 @@ def zones(
     shared: Sequence[NodeGroup] = (),
     count: int = 2,
     zone_switches: int | None = None,
+    spread: bool = True,
     name: str = "two-zone network",
 ) -> Fabric:
     """`count` two-layer fat-trees (Fire-Flyer paper, III-B). Nodes of `groups` are divided among the zones; those of
     `shared`, as storage servers, have one port in each. `between`: links from each zone to the zone switches,
-    which take a port of as many leaf switches in turn. Raises `UsageError` where a zone has too few ports."""
+    which take a port of as many leaf switches in turn. `spread`: each leaf switch has its share of each kind of node,
+    otherwise kinds follow one another. Raises `UsageError` where a zone has too few ports."""
     half, parts = uplinks_of(radix), count
     if not 2 <= parts <= MAX_PARTS:
         raise UsageError(f"{name}: {parts} zones; use 2 to {MAX_PARTS}")
@@ -44,7 +46,7 @@ def zones(
         )
     nodes = [*groups, *shared]
     own, everywhere = sum(group.count for group in groups), sum(group.count for group in shared)
-    order = dealt(nodes, spread=True)
+    order = dealt(nodes, spread=spread)
     members = [_members(order, own, zone, parts) for zone in range(parts)]
     most = max(len(one) for one in members)
     leaves = radix
@@ -58,7 +60,7 @@ def zones(
     cables: list[Cable] = []
     for zone, ends in enumerate(members):
         leaf, spine, center = first + zone * leaves, first + parts * leaves + zone * half, first + parts * of_zone
-        cables += _at_leaves(ends, leaf, leaves, half, between)
+        cables += _at_leaves(ends, leaf, leaves, half, between, spread=spread)
         cables += [Cable(leaf + low, spine + high, 1) for low in range(leaves) for high in range(half)]
         # The zone switches go on in turn from zone to zone, so that each has as many links.
         found = Counter((leaf + turn % leaves, center + (zone * between + turn) % middle) for turn in range(between))
@@ -90,11 +92,15 @@ def _members(order: Sequence[int], own: int, zone: int, parts: int) -> list[int]
     return found
 
 
-def _at_leaves(ends: Sequence[int], first: int, leaves: int, half: int, between: int) -> list[Cable]:
-    """Ports for nodes are those that links to other zones leave, filled in turn over all leaf switches."""
+def _at_leaves(ends: Sequence[int], first: int, leaves: int, half: int, between: int, *, spread: bool) -> list[Cable]:
+    """Ports for nodes are those that links to other zones leave, filled in turn over all leaf switches; without
+    `spread` as many ports, but the nodes in their order from the first switch to the last."""
     free = [half - len(range(leaf, between, leaves)) for leaf in range(leaves)]
     slots = sorted((round_ / free[leaf], leaf) for leaf in range(leaves) for round_ in range(free[leaf]))
-    return [Cable(node, first + leaf, 1) for node, (_, leaf) in zip(ends, slots, strict=False)]
+    places = [leaf for _, leaf in slots[: len(ends)]]
+    if not spread:
+        places.sort()
+    return [Cable(node, first + leaf, 1) for node, leaf in zip(ends, places, strict=True)]
 
 
 def multi_plane(

@@ -6,18 +6,18 @@ switches.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
 from fireflyer.topology.fabrics.graph import Fabric
 
-__all__ = ["Bisection", "bisection", "diameter", "disjoint_paths", "links_across"]
+__all__ = ["Bisection", "bisection", "diameter", "disjoint_paths", "links_across", "planes_of"]
 
-MAX_WORK: Final = 20_000_000
-"""Switches times cables that `diameter` looks at; a network of 1,000 switches needs as much."""
+MAX_WORK: Final = 50_000_000
+"""Links between switches that `diameter` follows: some seconds."""
 
 
 class Bisection(NamedTuple):
@@ -32,15 +32,16 @@ def diameter(fabric: Fabric) -> int | None:
     """Most switches on a shortest path between two nodes; None where some nodes cannot reach each other. Raises
     `UsageError` for a fabric that is too large to look at all pairs."""
     near = _switch_neighbours(fabric)
-    if len(near) * max(1, len(fabric.cables)) > MAX_WORK:
-        raise UsageError(f"{fabric.name}: {len(near)} switches are too many to look at all pairs of them")
     ends: dict[int, list[int]] = {}
     for cable in fabric.cables:
         if cable.a < fabric.nodes:
             ends.setdefault(cable.a, []).append(cable.b - fabric.nodes)
     places = set(map(tuple, ends.values()))
+    alike = _one_of_each(places, near)
+    if len(alike) * (sum(map(len, near)) + len(places)) > MAX_WORK:
+        raise UsageError(f"{fabric.name}: {len(near)} switches are too many to look at all pairs of them")
     most = 0
-    for start in places:
+    for start in alike:
         distance = _distances(near, start)
         for place in places:
             reached = [distance[switch] for switch in place if distance[switch] >= 0]
@@ -48,6 +49,14 @@ def diameter(fabric: Fabric) -> int | None:
                 return None
             most = max(most, min(reached) + 1)
     return most
+
+
+def _one_of_each(places: Collection[tuple[int, ...]], near: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Places whose switches have the same neighbours are as far from all others: one of them, of a tree one for each
+    pod. All of them where two places have a switch in common, since these are nearer to each other."""
+    if sum(map(len, places)) > len({switch for place in places for switch in place}):
+        return sorted(places)
+    return list({tuple(tuple(sorted(set(near[switch]))) for switch in place): place for place in places}.values())
 
 
 def _switch_neighbours(fabric: Fabric) -> list[list[int]]:
@@ -115,30 +124,121 @@ def links_across(fabric: Fabric, side: Collection[int]) -> int:
     return sum(cable.links for cable in fabric.cables if (cable.a in inside) != (cable.b in inside))
 
 
+def planes_of(fabric: Fabric) -> list[list[int]]:
+    """Switches that links join with each other, each plane in ascending order; one plane of a network that is whole."""
+    up: dict[int, Counter[int]] = {}
+    for cable in fabric.cables:
+        if cable.a >= fabric.nodes:
+            up.setdefault(cable.a, Counter())[cable.b] += cable.links
+    found: dict[int, list[int]] = {}
+    for switch, first in sorted(_parts(up, range(fabric.nodes, fabric.nodes + fabric.switches)).items()):
+        found.setdefault(first, []).append(switch)
+    return list(found.values())
+
+
 def bisection(fabric: Fabric) -> Bisection:
-    """Of the nodes in the order of their switches, the first half against the second, each switch above on the side
-    where fewer of its links cross. Exact for a full two-layer tree with an even number of leaf switches and as many
-    uplinks as nodes; elsewhere a division that nobody has shown to be the worst."""
-    by_switch: dict[int, list[int]] = {}
+    """Exact for trees that keep the bandwidth of their leaf switches, and for several of them beside each other, as
+    planes: whatever the halves are, each node of one can send to a node of the other at the rate of all its ports
+    (Clos networks with as many links above as below route any permutation, by König's theorem on colours of edges), so
+    no division has fewer links than the ports of the smaller half. Elsewhere the better one of two divisions, of which
+    nobody has shown that it is the worst: nodes in the order of their switches, all together, or those with links to
+    one switch and those with several apart, as storage with a port in each zone."""
+    ends: dict[int, Counter[int]] = {node: Counter() for node in range(fabric.nodes)}
     for cable in fabric.cables:
         if cable.a < fabric.nodes:
-            by_switch.setdefault(cable.b, []).append(cable.a)
-    order = list(dict.fromkeys(node for switch in sorted(by_switch) for node in by_switch[switch]))
-    side = set(order[: len(order) // 2])
-    free = list(range(fabric.nodes, fabric.nodes + fabric.switches))
-    near: dict[int, list[tuple[int, int]]] = {vertex: [] for vertex in range(fabric.nodes + fabric.switches)}
+            ends[cable.a][cable.b] += cable.links
+    ports = {links.total() for links in ends.values()}
+    if len(ports) == 1 and _routes_any_permutation(fabric, ends):
+        return Bisection(ports.pop() * (fabric.nodes // 2), exact=True)
+    order = sorted(ends, key=lambda node: (min(ends[node]), node))
+    single, several = ([node for node in order if (len(ends[node]) > 1) == many] for many in (False, True))
+    apart = [*single[: len(single) // 2], *several[: fabric.nodes // 2 - len(single) // 2]]
+    links = min(_links_of_division(fabric, side) for side in (order[: fabric.nodes // 2], apart))
+    return Bisection(links, exact=False)
+
+
+def _links_of_division(fabric: Fabric, half: Collection[int]) -> int:
+    """Of nodes; each switch above is on the side where fewer of its links cross."""
+    near: list[list[tuple[int, int]]] = [[] for _ in range(fabric.nodes + fabric.switches)]
     for cable in fabric.cables:
         near[cable.a].append((cable.b, cable.links))
         near[cable.b].append((cable.a, cable.links))
-    undecided = set(free)
-    for vertex in free:  # from the leaf switches upwards: what is below is decided already
+    side = set(half)
+    for vertex in range(fabric.nodes, len(near)):  # from the leaf switches upwards: what is below is decided already
         inside = sum(links for other, links in near[vertex] if other in side)
-        outside = sum(links for other, links in near[vertex] if other not in side and other not in undecided)
-        undecided.discard(vertex)
+        outside = sum(links for other, links in near[vertex] if other < vertex and other not in side)
         if inside > outside:
             side.add(vertex)
-    names = [layer.name for layer in fabric.layers]
-    leaf = fabric.layers[0]
-    full = names == ["leaf", "spine"] and leaf.count % 2 == 0 and fabric.endpoints == leaf.count * (leaf.radix // 2)
-    exact = full and fabric.endpoints == fabric.links and fabric.endpoints == fabric.nodes
-    return Bisection(links_across(fabric, side), exact)
+    return links_across(fabric, side)
+
+
+def _routes_any_permutation(fabric: Fabric, ends: Mapping[int, Counter[int]]) -> bool:
+    """Whether that is known, since the switches are one or several Clos networks, and all nodes have as many ports in
+    each of them."""
+    up: dict[int, Counter[int]] = {}
+    for cable in fabric.cables:
+        if cable.a >= fabric.nodes:
+            up.setdefault(cable.a, Counter())[cable.b] += cable.links
+    first = fabric.nodes
+    layers = []
+    for layer in fabric.layers:
+        layers.append(range(first, first + layer.count))
+        first += layer.count
+    below: Counter[int] = Counter()
+    for links in ends.values():
+        below.update(links)
+    parts = _parts(up, range(fabric.nodes, first))
+    first_ends = _by_part(ends[0], parts)
+    return all(_by_part(one, parts) == first_ends for one in ends.values()) and _is_clos(up, layers, below)
+
+
+def _by_part(links: Counter[int], parts: Mapping[int, int]) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for switch, count in links.items():
+        found[parts[switch]] += count
+    return found
+
+
+def _is_clos(up: Mapping[int, Counter[int]], layers: Sequence[range], below: Counter[int]) -> bool:
+    """Whether the lowest one of these layers, with `below` links to what is under each of its switches, has as many
+    links above, each switch as many to each of the networks that join it to the others, and these are Clos networks."""
+    lowest, *above = layers
+    inner = _parts(up, [switch for layer in above for switch in layer])
+    outer = _parts(up, [switch for layer in layers for switch in layer])
+    members: dict[int, list[int]] = {}
+    for switch in lowest:
+        members.setdefault(outer[switch], []).append(switch)
+    for switches in members.values():
+        if len(switches) == 1:
+            continue
+        if not above or any(other not in inner for switch in switches for other in up.get(switch, ())):
+            return False
+        links = [_by_part(up.get(switch, Counter()), inner) for switch in switches]
+        if any(one != links[0] for one in links) or links[0].total() < max(below[switch] for switch in switches):
+            return False
+    under: Counter[int] = Counter()
+    for switch in lowest:
+        under.update(up.get(switch, Counter()))
+    return not above or _is_clos(up, above, under)
+
+
+def _parts(up: Mapping[int, Counter[int]], switches: Collection[int]) -> dict[int, int]:
+    """Of each of these switches the lowest one that it is joined with by links between them."""
+    near: dict[int, list[int]] = {switch: [] for switch in switches}
+    for switch in switches:
+        for other in up.get(switch, ()):
+            if other in near:
+                near[switch].append(other)
+                near[other].append(switch)
+    found: dict[int, int] = {}
+    for start in sorted(near):
+        if start in found:
+            continue
+        found[start] = start
+        queue = [start]
+        while queue:
+            for other in near[queue.pop()]:
+                if other not in found:
+                    found[other] = start
+                    queue.append(other)
+    return found

@@ -1,0 +1,96 @@
+"""Parts of a `config.json` that several families of models have in common."""
+
+from __future__ import annotations
+
+from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model.keys import ConfigKeys
+from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
+
+__all__ = ["attention_heads", "deepseek_experts", "full_layers", "model_shape", "qwen_window"]
+
+
+def attention_heads(
+    keys: ConfigKeys,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+    wide_qk_norm: bool = False,
+    sinks: bool = False,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    window: int | None = None,
+    first_windowed: int = 0,
+    full_layers: tuple[int, ...] = (),
+) -> Attention:
+    heads, hidden = keys.positive("num_attention_heads"), keys.positive("hidden_size")
+    width = keys.optional("head_dim") or head_dim
+    if width is None:
+        if hidden % heads:
+            raise UsageError(f"config.json: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+        width = hidden // heads
+    return Attention(
+        heads=heads,
+        kv_heads=keys.positive("num_key_value_heads", kv_heads or heads),
+        head_dim=width,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
+        wide_qk_norm=wide_qk_norm,
+        sinks=sinks,
+        window=window,
+        first_windowed=first_windowed,
+        full_layers=full_layers,
+    )
+
+
+def model_shape(keys: ConfigKeys, attention: Attention | LatentAttention, **more: object) -> ModelShape:
+    fields: dict[str, object] = {
+        "model_type": keys.model_type(),
+        "layers": keys.positive("num_hidden_layers"),
+        "hidden": keys.positive("hidden_size"),
+        "vocabulary": keys.positive("vocab_size"),
+        "feed_forward": keys.positive("intermediate_size"),
+        "attention": attention,
+        "tied_embeddings": keys.flag("tie_word_embeddings", False),
+    }
+    return ModelShape(**(fields | more))  # type: ignore[arg-type]
+
+
+def deepseek_experts(keys: ConfigKeys) -> dict[str, object]:
+    routed = keys.optional("n_routed_experts")
+    if not routed:
+        return {}
+    feed_forward = keys.positive("moe_intermediate_size")
+    groups = keys.positive("n_group", 1)
+    return {
+        "experts": Experts(
+            routed=routed,
+            per_token=keys.positive("num_experts_per_tok"),
+            feed_forward=feed_forward,
+            shared_feed_forward=feed_forward * keys.number("n_shared_experts", 0),
+            groups=groups,
+            groups_per_token=keys.positive("topk_group", groups),
+        ),
+        "dense_layers": keys.number("first_k_dense_replace", 0),
+        "expert_interval": keys.positive("moe_layer_freq", 1),
+    }
+
+
+def qwen_window(keys: ConfigKeys) -> tuple[int | None, int]:
+    if not keys.flag("use_sliding_window", False):
+        return None, 0
+    return keys.positive("sliding_window", 4096), keys.number("max_window_layers", 28)
+
+
+def full_layers(keys: ConfigKeys, every: int) -> tuple[int, ...]:
+    """Layers without a window: those that `layer_types` names, or every `every`-th one. Raises `UsageError` for other
+    kinds of layers."""
+    layers, kinds = keys.positive("num_hidden_layers"), keys.words("layer_types")
+    if kinds is None:
+        return tuple(range(every - 1, layers, every))
+    other = next((kind for kind in kinds if kind not in ("full_attention", "sliding_attention")), None)
+    if other is not None or len(kinds) != layers:
+        what = f"{len(kinds)} of them for {layers} layers" if other is None else f"{other!r} is not known"
+        raise UsageError(f"config.json: 'layer_types': {what}; full_attention and sliding_attention are understood")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == "full_attention")
