@@ -111,7 +111,7 @@ def eager_layer(
         everything=2 * _norm(shape.hidden) / tensor + kept + forward[0],
         operators=block_input / tensor + results + forward[1],
         block_input=block_input / tensor,
-        gradients=block_input + formats.product * widest / tensor,
+        gradients=block_input * (1 + 1 / tensor if tensor > 1 else 1) + formats.product * widest / tensor,
     )
 
 
@@ -232,6 +232,8 @@ def _piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
     if piece.embedding and plan.tensor > 1:
         kept += tokens * (INDEX + 1)
     again = max((tokens * (layer.everything - layer.kept(mode)) for _, layer in layers), default=0.0) + head.again
+    if mode == "operators" and layers and plan.tensor > 1:  # computing a block again ends before its last result
+        again += tokens * _added(shape.hidden, formats, plan.tensor)
     if mode == "none":
         kept += casts
     else:
