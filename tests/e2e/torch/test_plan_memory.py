@@ -1,7 +1,7 @@
 """Activations that a plan counts for each rank, beside those that the trainer's ranks keep.
 
 With FSDP saved tensors are compared, else all that is there as a backward pass begins, and the peak. Each difference is
-printed (`pytest -rP`).
+printed (`pytest -rPx`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ OF_TWO: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "tp2, blocks": (SHALLOW, {"tensor": 2, "recompute": "blocks"}),
     "pp2": (GPT, {"pipeline": 2}),
     "pp2, gpipe": (GPT, {"pipeline": 2, "schedule": "gpipe"}),
+    "pp2, zb-h1": (GPT, {"pipeline": 2, "schedule": "zb-h1"}),
     "pp2 with autocast": (DEEPSEEK, {"pipeline": 2, "precision": AUTOCAST}),
     "pp2, full": (DEEPSEEK, {"pipeline": 2, "recompute": "full"}),
     "ep2": (DEEPSEEK, {"replicate": 2, "expert": 2}),
@@ -74,7 +75,13 @@ def ranks(count: int) -> list[Ended]:
     return ended
 
 
-@pytest.mark.parametrize("name", [*OF_TWO, *OF_FOUR])
+def param(name: str) -> Any:
+    known = {"pp2, zb-h1": "a graph outlives the pass for its weights"}
+    marks = [pytest.mark.xfail(strict=True, reason=known[name])] if name in known else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [*map(param, OF_TWO), *map(param, OF_FOUR)])
 def test_a_plan_counts_what_each_rank_keeps(name: str) -> None:
     recipe = recipe_of(raw_recipe(**tables(name)))
     stages = plan_memory(recipe.plan, shape_of(recipe.model), "eager")
