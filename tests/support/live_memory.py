@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from tests.support.saved_memory import local_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,17 +26,23 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         given = {_place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
         for one in tree_leaves(result):
-            if isinstance(one, Tensor) and _place(one) not in given and _place(one) not in self._bytes:
-                storage = one.untyped_storage()
-                self._bytes[_place(one)] = storage.nbytes()
-                self.live_bytes += storage.nbytes()
-                weakref.finalize(storage, self._free, _place(one))
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            if isinstance(one, Tensor) and _place(one) not in given:
+                self.count(one)
         return result
+
+    def count(self, tensor: Tensor) -> None:
+        """From now on, as if an operator had made it: for memory that others made."""
+        storage = local_of(tensor).untyped_storage()
+        if storage.data_ptr() in self._bytes:
+            return
+        self._bytes[storage.data_ptr()] = storage.nbytes()
+        self.live_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._free, storage.data_ptr())
 
     def _free(self, place: int) -> None:
         self.live_bytes -= self._bytes.pop(place)
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return local_of(tensor).untyped_storage().data_ptr()

@@ -55,7 +55,7 @@ def measure(model: ModelTable, precision: Precision, mode: Any) -> tuple[int, in
     loss_model = built.loss.train()
     if precision.parameters == "bf16":
         loss_model.bfloat16()  # as FSDP computes in it
-    recompute(loss_model, mode, blocks=built.blocks)
+    recompute(built.module, mode, blocks=built.blocks)
     for one in loss_model.parameters():
         one.grad = torch.zeros_like(one)
     tokens = torch.randint(0, VOCABULARY, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(0))
@@ -89,8 +89,10 @@ def test_planned_activations_are_within_a_tenth_of_those_measured(
     model = table(family, tmp_path)
     (kept, peak), (planned_kept, planned_peak) = measure(model, precision, mode), planned(model, precision, mode)
     assert planned_peak == pytest.approx(peak, rel=0.1)
-    if mode == "full":  # tokens and targets alone, which no operator made
-        assert kept < 64 < planned_kept == 2 * 8 * SEQUENCES * TOKENS
+    if mode == "full":  # beside tokens and targets, which no operator made
+        batch = 2 * 8 * SEQUENCES * TOKENS
+        assert kept - 64 < planned_kept - batch <= kept
+        assert (planned_kept == batch) == (family == "deepseek")
     else:
         assert planned_kept == pytest.approx(kept, rel=0.03)
 

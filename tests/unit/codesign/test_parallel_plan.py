@@ -199,9 +199,19 @@ def test_recomputation_trades_memory() -> None:
     assert len(set(totals)) == 4
 
 
-def test_tensor_parallelism_halves_activations() -> None:
+def test_tensor_parallelism_halves_activations_but_what_it_gathers() -> None:
+    """The BF16 inputs of attention and feed-forward, 4 bytes per token, layer and hidden value."""
     one, two = plan(shard=8), plan(shard=8, tensor=2)
-    assert peak_memory(two, LLAMA).activations * 2 == pytest.approx(peak_memory(one, LLAMA).activations, rel=1e-9)
+    gathered = 4 * one.micro_batch_tokens * LLAMA.layers * LLAMA.hidden
+    halved = peak_memory(two, LLAMA).activations - gathered
+    assert halved * 2 == pytest.approx(peak_memory(one, LLAMA).activations - gathered, rel=1e-9)
+
+
+def test_a_stage_keeps_what_it_has_passed_on() -> None:
+    """The stream in BF16, of each micro-batch in flight; the last stage passes nothing on."""
+    stream = 2 * LLAMA.hidden * plan().micro_batch_tokens
+    kept = [one.activations for one in plan_memory(plan(recompute="full"), LLAMA)]
+    assert kept == [4 * 2 * stream, 3 * 2 * stream, 2 * 2 * stream, stream]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -11,6 +11,18 @@ Counted are the storages that autograd of PyTorch keeps, by operator. Beside tho
 - attention whose values have another width than its keys (latent attention) keeps all scores, in FP32;
 - the head keeps FP32 log-probabilities of the vocabulary, and holds two more of that size in backward.
 
+A rank of a tensor group has its part of each sequence in the residual stream and in norms, and of all tokens its heads
+and inner values, as `fireflyer.training.tensor` divides them. Whole on each rank are what is gathered, and results that
+are not added over the ranks yet:
+
+- the input of the matrices before attention and feed-forward, and that of the head; a stacked projection is several
+  matrices there, of which each converts its input under autocast;
+- of `operators` the results of the matrices behind attention and feed-forward, beside their sums, which are parts;
+- logits and log-probabilities, the gradient of a gathered input, and which tokens have their row of the embedding here.
+
+Latent attention and experts are not divided by it; they are counted as if all of them was. A stage of a pipeline keeps
+what it has passed on, until its backward pass. Messages on their way are in no figure here.
+
 Blocks are those of `fireflyer.recipes`: `gpt` with stacked projections, the Llama of `transformers`, DeepSeek. Other
 blocks of `transformers` are counted as that Llama or as DeepSeek's experts.
 """
@@ -44,7 +56,7 @@ class EagerMemory(NamedTuple):
 
 
 class EagerLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes per token that forward keeps in one layer, without copies of weights."""
+    """Bytes per token that forward keeps in one layer on one rank, without copies of weights."""
 
     everything: float
     operators: float
@@ -77,23 +89,29 @@ def _formats(precision: Precision) -> _Formats:
 
 
 @lru_cache(maxsize=256)
-def eager_layer(shape: ModelShape, has_experts: bool, precision: Precision, sequence_tokens: int) -> EagerLayer:
-    """Bytes per token of one layer, undivided."""
+def eager_layer(
+    shape: ModelShape, has_experts: bool, precision: Precision, sequence_tokens: int, tensor: int = 1
+) -> EagerLayer:
+    """Bytes per token of one layer on one of `tensor` ranks that divide it."""
     formats = _formats(precision)
     attention = shape.attention
     if isinstance(attention, LatentAttention):
-        kept, results = _latent_attention(shape, attention, formats, sequence_tokens)
+        kept, results = (one / tensor for one in _latent_attention(shape, attention, formats, sequence_tokens))
     else:
-        kept, results = _head_attention(shape, attention, formats)
+        kept, results = _head_attention(shape, attention, formats, tensor)
     experts = shape.experts if has_experts else None
-    forward = _feed_forward(shape, formats) if experts is None else _experts(shape, experts, formats)
+    if experts is None:
+        forward = _feed_forward(shape, formats, tensor)
+    else:
+        of_experts = _experts(shape, experts, formats)
+        forward = of_experts[0] / tensor, of_experts[1] / tensor
     widest = shape.feed_forward if experts is None else experts.per_token * max(experts.feed_forward, shape.hidden)
     block_input = formats.stream * shape.hidden
     return EagerLayer(
-        everything=2 * _norm(shape.hidden) + kept + forward[0],
-        operators=block_input + results + forward[1],
-        block_input=block_input,
-        gradients=block_input + formats.product * widest,
+        everything=2 * _norm(shape.hidden) / tensor + kept + forward[0],
+        operators=block_input / tensor + results + forward[1],
+        block_input=block_input / tensor,
+        gradients=block_input * (1 + 1 / tensor if tensor > 1 else 1) + formats.product * widest / tensor,
     )
 
 
@@ -107,15 +125,22 @@ def _inputs(width: int, products: int, formats: _Formats) -> int:
     return formats.product * width * (products if formats.cast else 1)
 
 
-def _head_attention(shape: ModelShape, attention: Attention, formats: _Formats) -> tuple[int, int]:
+def _added(width: int, formats: _Formats, tensor: int) -> float:
+    """Result of a matrix whose inputs are divided, and its part of the sum over the ranks."""
+    return formats.product * width * (1 + 1 / tensor if tensor > 1 else 1)
+
+
+def _head_attention(shape: ModelShape, attention: Attention, formats: _Formats, tensor: int) -> tuple[float, float]:
     queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     statistics = WIDE * attention.heads
     stacked = shape.model_type == "gpt"
     values = queries + 2 * keys if stacked else keys
-    output = 2 * queries if stacked else queries  # there heads are contiguous, and put in the order of tokens by a copy
-    kept = _inputs(shape.hidden, 1 if stacked else 3, formats) + formats.product * (queries + keys + values + output)
-    results = formats.product * (2 * queries + 2 * keys + shape.hidden)
-    return kept + statistics, results + statistics
+    # There heads are contiguous, and where they are several put in the order of tokens by a copy.
+    output = 2 * queries if stacked and attention.heads > tensor else queries
+    kept = statistics + formats.product * (queries + keys + values + output)
+    results = statistics + formats.product * (2 * queries + 2 * keys)
+    read = _inputs(shape.hidden, 1 if stacked and tensor == 1 else 3, formats)
+    return read + kept / tensor, results / tensor + _added(shape.hidden, formats, tensor)
 
 
 def _latent_attention(
@@ -135,10 +160,10 @@ def _latent_attention(
     return kept, results + scores + WIDE * values
 
 
-def _feed_forward(shape: ModelShape, formats: _Formats) -> tuple[int, int]:
+def _feed_forward(shape: ModelShape, formats: _Formats, tensor: int) -> tuple[float, float]:
     matrices = 2 if shape.gated else 1
-    kept = _inputs(shape.hidden, matrices, formats) + 2 * matrices * shape.feed_forward * formats.product
-    return kept, formats.product * (matrices * shape.feed_forward + shape.hidden)
+    inner = formats.product * matrices * shape.feed_forward / tensor
+    return _inputs(shape.hidden, matrices, formats) + 2 * inner, inner + _added(shape.hidden, formats, tensor)
 
 
 def _experts(shape: ModelShape, experts: Experts, formats: _Formats) -> tuple[int, int]:
@@ -155,8 +180,7 @@ def _experts(shape: ModelShape, experts: Experts, formats: _Formats) -> tuple[in
 
 
 def eager_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], in_flight: float) -> EagerMemory:
-    """Activations of a rank that holds `held`, with `in_flight` micro-batches of one of them. Tensor parallelism
-    divides them as in plans of fused kernels."""
+    """Activations of a rank that holds `held`, with `in_flight` micro-batches of one of them."""
     pieces = [_piece(plan, shape, one) for one in held]
     return EagerMemory(
         activations=round(in_flight * sum(one.activations for one in pieces) / len(pieces)),
@@ -179,9 +203,9 @@ class _Head(NamedTuple):
 def _piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
     """Of one micro-batch of a piece; and the most that the end of forward, the backward of a head, or that of the block
     with most, holds beside it."""
-    tokens, formats, mode = plan.micro_batch_tokens / plan.tensor, _formats(plan.precision), plan.recompute
+    tokens, formats, mode = plan.micro_batch_tokens, _formats(plan.precision), plan.recompute
     layers = [
-        (count, eager_layer(shape, has_experts, plan.precision, plan.sequence_tokens))
+        (count, eager_layer(shape, has_experts, plan.precision, plan.sequence_tokens, plan.tensor))
         for count, has_experts in ((piece.dense_layers, False), (piece.expert_layers, True))
         if count
     ]
@@ -194,13 +218,22 @@ def _piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
     gradients = max((tokens * layer.gradients for _, layer in layers), default=0.0) + matrix / plan.tensor - head.freed
     logits = tokens * shape.vocabulary if piece.head else 0.0
     forward, backward_head = logits * (WIDE if formats.product == WIDE else WIDE + formats.product), 2 * WIDE * logits
+    between = formats.stream * shape.hidden / plan.tensor
+    passed_on = tokens * between if plan.pipeline > 1 and not piece.head else 0.0
     if mode == "full":
         everything = tokens * sum(number * layer.everything for number, layer in layers) + head.kept + head.again
-        kept = tokens * (2 * INDEX if piece.embedding else formats.stream * shape.hidden)
+        outside = _outside_of_recomputation(plan, shape, piece, head)
+        kept = tokens * (2 * INDEX if piece.embedding else between) + outside
         again = everything + casts + head.cast - kept
-        return EagerMemory(round(kept), round(again + max(backward_head, gradients)))
-    kept = tokens * sum(number * layer.kept(mode) for number, layer in layers) + head.kept + head.cast
+        if plan.pipeline > 1:  # all of the loss is done before
+            again -= outside - head.freed
+        return EagerMemory(round(kept + passed_on), round(again + max(backward_head, gradients)))
+    kept = tokens * sum(number * layer.kept(mode) for number, layer in layers) + head.kept + head.cast + passed_on
+    if piece.embedding and plan.tensor > 1:
+        kept += tokens * (INDEX + 1)
     again = max((tokens * (layer.everything - layer.kept(mode)) for _, layer in layers), default=0.0) + head.again
+    if mode == "operators" and layers and plan.tensor > 1:  # computing a block again ends before its last result
+        again += tokens * _added(shape.hidden, formats, plan.tensor)
     if mode == "none":
         kept += casts
     else:
@@ -209,17 +242,30 @@ def _piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
     return EagerMemory(round(kept), round(max(forward, backward_head, again + gradients, 0.0)))
 
 
+def _outside_of_recomputation(plan: ParallelPlan, shape: ModelShape, piece: Stage, head: _Head) -> float:
+    """Bytes that are kept all the same where a whole stage is computed again. The loss of a pipeline is outside of its
+    last stage, and with it norm, head and prediction modules. Of other models than DeepSeek's, whose loss is in them,
+    log-probabilities are."""
+    if not piece.head:
+        return 0.0
+    tokens = plan.micro_batch_tokens
+    if plan.pipeline == 1:
+        return 0.0 if shape.model_type == "deepseek_v3" else float(tokens * WIDE * shape.vocabulary)
+    last = eager_layer(shape, shape.has_experts(shape.layers - 1), plan.precision, plan.sequence_tokens, plan.tensor)
+    return head.kept + head.cast + (piece.heads - 1) * tokens * last.everything
+
+
 def _head(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> _Head:
     if not piece.head:
         return _Head(0.0, 0.0, 0.0, 0.0)
     formats, h = _formats(plan.precision), shape.hidden
-    tokens, modules = plan.micro_batch_tokens / plan.tensor, piece.heads - 1
-    norm, output = _norm(h), formats.product * h + WIDE * shape.vocabulary
+    tokens, modules = plan.micro_batch_tokens, piece.heads - 1
+    norm, output = _norm(h) / plan.tensor, formats.product * h + WIDE * shape.vocabulary
     # Its input is that of the head before, where the head computes in FP32 and so keeps no copy.
     hidden = 0 if formats.product == WIDE else formats.stream * h
     # Of a module: two norms, of which one has that input; both side by side; the last norm.
     module = 3 * norm - (0 if hidden else WIDE * h) + 2 * formats.product * h
-    again = 0
+    again = 0.0
     if plan.recompute in ("operators", "blocks"):  # the module is one block, whose input is its two
         kept = hidden + (formats.product * h if plan.recompute == "operators" else 0)
         module, again = kept, module - kept if modules else 0

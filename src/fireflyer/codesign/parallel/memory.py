@@ -3,8 +3,10 @@
 Parameters, gradients and states follow the ZeRO paper (Rajbhandari et al. 2020, 3): stage 1 divides states over the
 shard group, 2 gradients too, 3 parameters too. Activations are counted as Korthikanti et al. (2022, 4) count them, for
 attention without a stored score matrix and without dropout: the inputs of each matrix product and norm that backward
-needs. For a GPT layer that is 32 bytes per token and hidden value (their 34 less the two dropout masks); tensor with
-sequence parallelism divides all of them. Those of `kernels="eager"` are counted by `fireflyer.codesign.parallel.eager`.
+needs. For a GPT layer that is 32 bytes per token and hidden value (their 34 less the two dropout masks). Tensor with
+sequence parallelism divides all of them but the inputs of attention and feed-forward, which `fireflyer.training.tensor`
+gathers and keeps (they gather them again in backward), and the logits. Those of `kernels="eager"` are counted by
+`fireflyer.codesign.parallel.eager`.
 """
 
 from __future__ import annotations
@@ -66,16 +68,25 @@ class LayerActivations(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def activation_bytes(
-    shape: ModelShape, has_experts: bool, recompute: Recompute, factors: MatrixFormat
+    shape: ModelShape, has_experts: bool, recompute: Recompute, factors: MatrixFormat, tensor: int = 1
 ) -> LayerActivations:
-    """Bytes per token of one layer, undivided. `factors`: the format of kept inputs of matrix products."""
-    all_of_it = _kept(shape, has_experts, FORMAT_BYTES[factors], operators=False)
+    """Bytes per token of one layer on one of `tensor` ranks that divide it. `factors`: the format of kept inputs of
+    matrix products."""
+    gathered = _gathered(shape, has_experts, FORMAT_BYTES[factors])
+    all_of_it = (_kept(shape, has_experts, FORMAT_BYTES[factors], operators=False) - gathered) / tensor + gathered
     if recompute == "none":
         return LayerActivations(kept=all_of_it, working=0)
     if recompute == "operators":
-        kept = _kept(shape, has_experts, FORMAT_BYTES[factors], operators=True)
+        kept = _kept(shape, has_experts, FORMAT_BYTES[factors], operators=True) / tensor
         return LayerActivations(kept=kept, working=all_of_it - kept)
-    return LayerActivations(kept=2 * shape.hidden if recompute == "blocks" else 0, working=all_of_it)
+    return LayerActivations(kept=2 * shape.hidden / tensor if recompute == "blocks" else 0, working=all_of_it)
+
+
+def _gathered(shape: ModelShape, has_experts: bool, factor: int) -> int:
+    """Of all that is kept, inputs that each rank of a tensor group has whole. Experts and latent attention are not
+    divided."""
+    attention = 0 if isinstance(shape.attention, LatentAttention) else 1
+    return (attention + (not has_experts)) * shape.hidden * factor
 
 
 def _kept(shape: ModelShape, has_experts: bool, factor: int, *, operators: bool) -> float:
@@ -162,7 +173,7 @@ def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int, kernels: Ker
 
 def _fused_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], in_flight: float) -> tuple[int, int]:
     """Kept and working bytes of the micro-batches of one rank."""
-    tokens = plan.micro_batch_tokens / plan.tensor
+    tokens = plan.micro_batch_tokens
     kept, working = [], 0.0
     for one in held:
         piece_kept, piece_working = _piece_activations(plan, shape, one)
@@ -173,16 +184,17 @@ def _fused_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], 
 
 
 def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> tuple[float, float]:
-    """Bytes per token of one piece: kept, and beside them while it is computed backward."""
-    kept, working, whole = 0.0, 0.0, 0.0
+    """Bytes per token of one piece: kept, with what it passes on, and beside them while it is computed backward."""
+    between = 2.0 * shape.hidden / plan.tensor
+    kept, working, whole = between if plan.pipeline > 1 and not piece.head else 0.0, 0.0, 0.0
     for count, has_experts in ((piece.dense_layers, False), (piece.expert_layers, True)):
         if count:
-            layer = activation_bytes(shape, has_experts, plan.recompute, plan.precision.activations)
+            layer = activation_bytes(shape, has_experts, plan.recompute, plan.precision.activations, plan.tensor)
             kept += count * layer.kept
             whole += count * layer.working
             working = max(working, layer.working)
     if plan.recompute == "full":
-        return 2.0 * shape.hidden, whole
+        return kept + between, whole
     return kept, working
 
 
