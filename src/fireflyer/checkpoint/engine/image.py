@@ -16,6 +16,7 @@ from fireflyer.checkpoint.core.blocks import all_block_sizes, summed
 from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import cut
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header, encode_entries
+from fireflyer.checkpoint.engine.directory import sync_names
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.native import crc32c_ranges
 
@@ -110,8 +111,7 @@ def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE
         record = yield from _write_image(file, path, share, piece_bytes)
         yield
         file.fsync()
-    yield
-    disk.sync_dir(path.rpartition("/")[0])
+    yield from sync_names(disk, path.rpartition("/")[0])
     return record
 
 
