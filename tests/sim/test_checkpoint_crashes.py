@@ -25,9 +25,9 @@ from fireflyer.sim import Fault, FaultKind, OperationRecord, SimDisk, enumerate_
 STEPS = [10, 20, 30]
 
 
-def prepared() -> SimDisk:
+def prepared(*, durable_names: bool = False) -> SimDisk:
     """A disk on which an earlier attempt has died: one good checkpoint, a half-written save and half-removed trash."""
-    disk = SimDisk()
+    disk = SimDisk(durable_names=durable_names)
     Job(disk, 2, [5]).run()
     mount = disk.mount()
     for name in (".tmp-step-00000006-00000-000002", ".trash-step-00000004-0"):
@@ -118,6 +118,17 @@ def test_two_ranks_crashed_at_every_operation_restore_the_newest_complete_checkp
     results = campaign(prepared(), world_size=2, limit=60, before=5)
     assert results.points > 70
     assert results.disks > 3 * results.points
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_where_names_are_durable_at_once_nothing_syncs_them_and_nothing_is_lost(world_size: int) -> None:
+    """As on 3FS."""
+    start = prepared(durable_names=True)
+    results = campaign(start, world_size=world_size, limit=60, before=5)
+    assert results.points > 35 * world_size
+    assert results.disks > results.points
+    saves = run_with(None, start, world_size=world_size).disk.operations[len(start.operations) :]
+    assert not [it for it in saves if it.operation == "sync_dir" and "/.tmp-" in it.path]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +227,7 @@ class WithoutSync(Disk):
 
     def __init__(self, disk: Disk, operation: str, affects: Callable[[str], bool]) -> None:
         self._disk, self._operation, self._affects = disk, operation, affects
+        self.durable_names = disk.durable_names
 
     def create(self, path: str, *, direct: bool = False) -> DiskFile:
         file = self._disk.create(path, direct=direct)
@@ -282,9 +294,9 @@ class WithoutFsync(DiskFile):
         self._file.close()
 
 
-def caught(wrap: Wrap | None = None) -> bool:
+def caught(wrap: Wrap | None = None, start: SimDisk | None = None) -> bool:
     try:
-        campaign(prepared(), world_size=2, limit=60, before=5, wrap=wrap)
+        campaign(start or prepared(), world_size=2, limit=60, before=5, wrap=wrap)
     except (AssertionError, FileNotFoundError):
         return True
     return False
@@ -302,6 +314,19 @@ def caught(wrap: Wrap | None = None) -> bool:
 )
 def test_a_missing_sync_is_caught(operation: str, affects: Callable[[str], bool]) -> None:
     assert caught(lambda disk: WithoutSync(disk, operation, affects))
+
+
+@pytest.mark.parametrize("name", ["shard-", MANIFEST_FILE])
+def test_a_missing_fsync_is_caught_where_names_are_durable_at_once(name: str) -> None:
+    assert caught(lambda disk: WithoutSync(disk, "fsync", lambda path: name in path), prepared(durable_names=True))
+
+
+def test_a_disk_that_claims_durable_names_and_has_none_is_caught() -> None:
+    def claiming(disk: Disk) -> Disk:
+        disk.durable_names = True
+        return disk
+
+    assert caught(claiming)
 
 
 def test_a_rename_before_the_manifest_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,9 @@ class DiskFile(Protocol):
 class Disk(Protocol):
     """A POSIX directory tree. Creations, renames and removals are durable only after `sync_dir` of their directory."""
 
+    durable_names: bool = False
+    """Creations, renames and removals are durable when they return: nothing is left to `sync_dir`."""
+
     def create(self, path: str, *, direct: bool = False) -> DiskFile:
         """A new empty file, open for reading and writing; with `direct` past the page cache where the file system
         allows it. Raises `Exists`, `NotFound` (no parent), `NoSpace`."""

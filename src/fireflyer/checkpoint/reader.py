@@ -56,7 +56,7 @@ def choose(
     """Loads the newest valid checkpoint through the sink that `make_sink` makes for it. What is newer and was not
     valid comes with the reason, newest first. Raises `TransientError`."""
     passed_over: list[SkippedCheckpoint] = []
-    for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:
+    for candidate in _candidates_in(disk, root):
         try:
             manifest = read_manifest(disk, root, candidate)
             load(disk, root, candidate.name, manifest, make_sink(manifest))
@@ -67,6 +67,13 @@ def choose(
         else:
             return (candidate, manifest), tuple(passed_over)
     return None, tuple(passed_over)
+
+
+def _candidates_in(disk: Disk, root: str) -> list[Candidate]:
+    try:
+        return candidates(disk.list(root))
+    except NotFound:
+        return []
 
 
 class Opened(NamedTuple):
@@ -86,7 +93,7 @@ def open_checkpoint(path: CheckpointPath, disk: Disk | None = None) -> Opened:
     if disk.exists(f"{root}/{MANIFEST_FILE}"):
         parent, _, name = root.rpartition("/")
         return Opened(disk, parent, name, _manifest_in(disk, parent, name))
-    found = candidates(disk.list(root)) if disk.is_dir(root) else []
+    found = _candidates_in(disk, root)
     damage: FireflyerError | None = None
     for candidate in found:
         try:
@@ -131,7 +138,7 @@ def stored_plans(directory: CheckpointPath, disk: Disk | None = None) -> tuple[P
     """Numbers of ranks and plans with which the job in `directory` came to its newest checkpoint whose manifest can
     be read; empty where there is none. Raises what the disk raises."""
     disk, root, _ = open_storage(directory, disk=disk)
-    for candidate in candidates(disk.list(root)) if disk.is_dir(root) else []:
+    for candidate in _candidates_in(disk, root):
         with contextlib.suppress(DataCorruption, PermanentError):
             return plans_of(read_manifest(disk, root, candidate))
     return ()

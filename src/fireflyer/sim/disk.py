@@ -85,10 +85,12 @@ def _failure(number: int, what: str) -> FireflyerError:
 
 
 class SimDisk:
-    """The device. `capacity_bytes` bounds the sum of file lengths; None is endless."""
+    """The device. `capacity_bytes` bounds the sum of file lengths; None is endless. `durable_names`: as 3FS, it keeps
+    every creation, rename and removal at once, and forgets only data."""
 
-    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+    def __init__(self, *, capacity_bytes: int | None = None, durable_names: bool = False) -> None:
         self.capacity_bytes = capacity_bytes
+        self.durable_names = durable_names
         self.operations: list[OperationRecord] = []
         self.faults: list[Fault] = []
         self.on_operation: Callable[[OperationRecord], None] | None = None
@@ -104,7 +106,7 @@ class SimDisk:
 
     def clone(self) -> SimDisk:
         """An equal device with the same past, no faults, and no mounts."""
-        twin = SimDisk(capacity_bytes=self.capacity_bytes)
+        twin = SimDisk(capacity_bytes=self.capacity_bytes, durable_names=self.durable_names)
         twin.operations = list(self.operations)
         twin.generation = self.generation
         twin._inodes = self._inodes
@@ -237,7 +239,10 @@ class SimDisk:
     def change(self, owner: str, what: str, *edits: tuple[DirectoryNode, str, Node | None]) -> None:
         change = Change(owner, what, edits)
         change.apply(durable=False)
-        self._changes.append(change)
+        if self.durable_names:
+            change.apply(durable=True)
+        else:
+            self._changes.append(change)
 
     def sync_directory(self, directory: DirectoryNode) -> None:
         """Makes all changes of this directory durable, and with a rename across directories all of the other's."""
@@ -313,6 +318,7 @@ class MountedDisk(Disk):
         self._owner = owner
         self._generation = device.generation
         self._dead = False
+        self.durable_names = device.durable_names
 
     def _alive(self) -> SimDisk:
         if self._dead or self._generation != self._device.generation:

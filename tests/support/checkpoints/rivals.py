@@ -35,6 +35,7 @@ class Around(Disk):
     ) -> None:
         self._disk, self._check = disk, check
         self._translate = translate or (lambda path: path)
+        self.durable_names = disk.durable_names
 
     def create(self, path: str, *, direct: bool = False) -> DiskFile:
         return self._changing("create", path, lambda: self._disk.create(self._below(path), direct=direct))

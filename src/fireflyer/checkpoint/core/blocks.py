@@ -22,8 +22,10 @@ Matrix = tuple[int, ...]
 
 
 class Summed(NamedTuple):
-    crc32c: int
-    blocks: tuple[int, ...]
+    """Of several tensors, a column for each kind of sum: there may be a million."""
+
+    crc32c: Sequence[int]
+    blocks: Sequence[tuple[int, ...]]
     """Empty for a tensor that is not larger than a block."""
 
 
@@ -41,23 +43,28 @@ def all_block_sizes(sizes: Sequence[int]) -> list[int]:
     return [size for whole in sizes for size in block_sizes(whole)]
 
 
-def summed(sizes: Sequence[int], sums: Sequence[int]) -> list[Summed]:
+def summed(sizes: Sequence[int], sums: Sequence[int]) -> Summed:
     """Of tensors of these sizes, from the sums of their `all_block_sizes`."""
-    found: list[Summed] = []
+    if max(sizes, default=0) <= BLOCK_BYTES:
+        return Summed(sums, [()] * len(sums))
+    of_tensors: list[int] = []
+    of_blocks: list[tuple[int, ...]] = []
     at = 0
     for size_bytes in sizes:
         if size_bytes <= BLOCK_BYTES:
-            found.append(Summed(sums[at], ()))
+            of_tensors.append(sums[at])
+            of_blocks.append(())
             at += 1
             continue
         blocks = block_sizes(size_bytes)
-        of_blocks = tuple(sums[at : at + len(blocks)])
+        parts = tuple(sums[at : at + len(blocks)])
         at += len(blocks)
-        crc = of_blocks[0]
-        for block, size in zip(of_blocks[1:], blocks[1:], strict=True):
-            crc = combine(crc, block, size)
-        found.append(Summed(crc, of_blocks))
-    return found
+        crc = parts[0]
+        for part, size in zip(parts[1:], blocks[1:], strict=True):
+            crc = combine(crc, part, size)
+        of_tensors.append(crc)
+        of_blocks.append(parts)
+    return Summed(of_tensors, of_blocks)
 
 
 def needed_blocks(size_bytes: int, ranges: Sequence[tuple[int, int]]) -> list[int]:

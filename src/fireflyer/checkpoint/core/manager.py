@@ -66,7 +66,7 @@ from fireflyer.checkpoint.core.manifest import (
     PlanRecord,
     Saved,
     ShardRecord,
-    decode_manifest,
+    check_manifest,
     decode_record,
     encode_manifest,
     encode_record,
@@ -268,8 +268,8 @@ class SaveMachine:
             saved=self._saved,
         )
         try:
+            check_manifest(manifest)  # older checkpoints are removed for this one: it must be one that is read again
             data = encode_manifest(manifest)
-            decode_manifest(data)  # older checkpoints are removed for this one: it must be one that is read again
         except (UsageError, DataCorruption) as error:
             return self._failed(Failed(error.code, error.message))
         return self._enter(Phase.COMMITTING, Commit(self.directory, self.step, data))

@@ -32,6 +32,7 @@ __all__ = [
     "Saved",
     "ShardRecord",
     "TensorRecord",
+    "check_manifest",
     "check_plain",
     "continue_plans",
     "decode_job_plan",
@@ -178,6 +179,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
     """Raises `DataCorruption` naming what is wrong."""
     manifest = _unseal(data, Manifest, what)
+    check_manifest(manifest, what)
+    return manifest
+
+
+def check_manifest(manifest: Manifest, what: str = "manifest.json") -> None:
+    """Whether `decode_manifest` would take it. Raises `DataCorruption` naming what is wrong."""
     if manifest.version not in (FORMAT_VERSION, SLICED_VERSION):
         known = f"{FORMAT_VERSION} and {SLICED_VERSION}"
         raise DataCorruption(f"{what} has format version {manifest.version}; this program reads {known}")
@@ -192,7 +199,6 @@ def decode_manifest(data: bytes, what: str = "manifest.json") -> Manifest:
         _check_record(shard, manifest.world_size, what)
     _check_names(manifest, what)
     _check_slices(manifest, what)
-    return manifest
 
 
 def _check_names(manifest: Manifest, what: str) -> None:

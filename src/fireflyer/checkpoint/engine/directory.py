@@ -21,8 +21,17 @@ __all__ = [
     "read_file",
     "read_manifest",
     "remove_tree",
+    "sync_names",
     "write_file",
 ]
+
+
+def sync_names(disk: Disk, directory: str) -> Steps[None]:
+    """What was created, renamed or removed in `directory` is durable at the end. One operation, or none where names
+    are durable anyway: who has lost the directory meanwhile hears of it from the next operation there."""
+    if not disk.durable_names:
+        yield
+        disk.sync_dir(directory)
 
 
 def write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
@@ -37,12 +46,11 @@ def write_file(disk: Disk, path: str, content: bytes) -> Steps[None]:
 def commit(disk: Disk, root: str, directory: str, step: int, manifest: bytes) -> Steps[str]:
     """Writes the manifest and gives the directory its final name, which is returned and durable."""
     yield from write_file(disk, f"{root}/{directory}/{MANIFEST_FILE}", manifest)
-    disk.sync_dir(f"{root}/{directory}")
+    yield from sync_names(disk, f"{root}/{directory}")
     yield
     name = final_name(step, disk.list(root))
     disk.rename(f"{root}/{directory}", f"{root}/{name}")
-    yield
-    disk.sync_dir(root)
+    yield from sync_names(disk, root)
     return name
 
 
@@ -59,8 +67,7 @@ def discard(disk: Disk, root: str, name: str, writer_directory: str) -> Steps[No
             if writer_directory and not disk.is_dir(place):
                 raise
             return
-        yield
-        disk.sync_dir(f"{root}/{directory}" if directory else root)
+        yield from sync_names(disk, f"{root}/{directory}" if directory else root)
         yield
         last = trash
     yield from remove_tree(disk, f"{place}/{last}")

@@ -16,6 +16,7 @@ from fireflyer.checkpoint.core.blocks import all_block_sizes, summed
 from fireflyer.checkpoint.core.manifest import ShardRecord, TensorRecord
 from fireflyer.checkpoint.core.pieces import cut
 from fireflyer.checkpoint.core.safetensors import PlacedTensor, build_header, encode_entries
+from fireflyer.checkpoint.engine.directory import sync_names
 from fireflyer.checkpoint.engine.steps import Steps
 from fireflyer.native import crc32c_ranges
 
@@ -27,6 +28,7 @@ __all__ = [
     "header_of",
     "header_with",
     "records_of",
+    "sizes_of",
     "write_shard",
 ]
 
@@ -109,15 +111,14 @@ def write_shard(disk: Disk, path: str, share: Share, *, piece_bytes: int = WRITE
         record = yield from _write_image(file, path, share, piece_bytes)
         yield
         file.fsync()
-    yield
-    disk.sync_dir(path.rpartition("/")[0])
+    yield from sync_names(disk, path.rpartition("/")[0])
     return record
 
 
 def _write_image(file: DiskFile, path: str, share: Share, piece_bytes: int) -> Steps[ShardRecord]:
     """Forms the sums of the header and of the blocks of each tensor, and the record, while pieces are on their way."""
-    blocks = all_block_sizes([item.spec.size_bytes for item in share.placed])
-    sums = RunningSums([share.header_bytes, *blocks])
+    sizes = sizes_of(share.placed, len(share.image) - share.header_bytes)
+    sums = RunningSums([share.header_bytes, *all_block_sizes(sizes)])
     flight: deque[Transfer] = deque()
     try:
         for piece in cut(len(share.image), piece_bytes):
@@ -127,7 +128,7 @@ def _write_image(file: DiskFile, path: str, share: Share, piece_bytes: int) -> S
             data = share.image[piece.offset : piece.offset + piece.size_bytes]
             flight.append(file.start_pwrite(data, piece.offset))
             sums.update(data)
-        record = _record(share, path.rpartition("/")[2], sums.sums)
+        record = _record(share, path.rpartition("/")[2], sizes, sums.sums)
         while flight:
             yield
             flight.popleft().wait()
@@ -138,19 +139,33 @@ def _write_image(file: DiskFile, path: str, share: Share, piece_bytes: int) -> S
     return record
 
 
-def _record(share: Share, name: str, sums: Sequence[int]) -> ShardRecord:
-    tensors = records_of(share.placed, share.header_bytes, sums[1:])
+def _record(share: Share, name: str, sizes: Sequence[int], sums: Sequence[int]) -> ShardRecord:
+    tensors = records_of(share.placed, sizes, share.header_bytes, sums[1:])
     return ShardRecord(share.rank, name, len(share.image), share.header_bytes, sums[0], share.layout, tensors)
 
 
-def records_of(placed: Sequence[PlacedTensor], header_bytes: int, sums: Sequence[int]) -> tuple[TensorRecord, ...]:
-    """From the sums of the blocks of all tensors, one after the other."""
+def sizes_of(placed: Sequence[PlacedTensor], data_bytes: int) -> list[int]:
+    """In bytes, of tensors that lie back to back and are `data_bytes` together."""
+    begins = np.array([item.offset for item in placed], np.int64)
+    sizes: list[int] = np.diff(begins, append=data_bytes).tolist()
+    return sizes
+
+
+def records_of(
+    placed: Sequence[PlacedTensor], sizes: Sequence[int], header_bytes: int, sums: Sequence[int]
+) -> tuple[TensorRecord, ...]:
+    """From the sizes of tensors, and the sums of their blocks, one after the other. A column at a time: no Python runs
+    for each record, and there may be a million."""
     specs = [item.spec for item in placed]
-    sizes = [spec.size_bytes for spec in specs]
     of_each = summed(sizes, sums)
-    return tuple(
-        [  # faster than a generator, and there may be a million
-            TensorRecord(spec.name, spec.dtype, spec.shape, header_bytes + item.offset, size, crc, blocks, spec.slice)
-            for spec, item, size, (crc, blocks) in zip(specs, placed, sizes, of_each, strict=True)
-        ]
+    columns = (
+        [spec.name for spec in specs],
+        [spec.dtype for spec in specs],
+        [spec.shape for spec in specs],
+        [header_bytes + item.offset for item in placed],
+        sizes,
+        of_each.crc32c,
+        of_each.blocks,
+        [spec.slice for spec in specs],
     )
+    return tuple(map(TensorRecord, *columns))

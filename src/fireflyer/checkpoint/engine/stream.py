@@ -98,7 +98,7 @@ def write_stream(
         file.fsync()
     directory, _, name = path.rpartition("/")
     disk.sync_dir(directory)
-    records = records_of(placed, len(header), sums.sums[1:])
+    records = records_of(placed, sizes, len(header), sums.sums[1:])
     return ShardRecord(rank, name, file_bytes, len(header), sums.sums[0], layout, records)
 
 

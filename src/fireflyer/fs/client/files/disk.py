@@ -1,9 +1,9 @@
 """A connected file system behind the `Disk` port: what works on a disk of this machine works in a cluster.
 
 Bytes of transfers are not copied: whole units of a write are sent from the caller's memory, and reads come straight
-into it, several at once. A change of names is durable when the meta service has answered, so `sync_dir` only looks
-whether the directory is there. Errors are those of the port, by what the caller must do: a chain that does not answer
-in time is a `TransientError`, never a file that is damaged or missing.
+into it, several at once. A change of names is durable when the meta service has answered (`durable_names`), so
+`sync_dir` only looks whether the directory is there. Errors are those of the port, by what the caller must do: a chain
+that does not answer in time is a `TransientError`, never a file that is damaged or missing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from fireflyer.base.units import MIB, SECOND
 from fireflyer.fs.client.chunks import Options
 from fireflyer.fs.client.files.file_objects import OpenFile
 from fireflyer.fs.client.files.file_system import FileSystem
+from fireflyer.fs.client.files.open_file import File
 from fireflyer.fs.client.files.open_file_table import FileOptions
 from fireflyer.fs.client.files.open_inode import BegunRead
 from fireflyer.fs.schema.errors import FileError
-from fireflyer.fs.schema.meta import AllocateMode, RenameFlag
+from fireflyer.fs.schema.meta import END_OF_FILE, AllocateMode, RenameFlag
 
 __all__ = ["DISK_OPTIONS", "FileSystemDisk", "FileSystemFile"]
 
@@ -136,9 +137,11 @@ class FileSystemFile(DiskFile):
                 self._file.allocate(AllocateMode.DEFAULT, 0, size_bytes)
 
     def size(self) -> int:
+        """As the service has said within the last second, by opening it at the latest; as of reads."""
         self._check(0)
         with _translated(f"stat {self._shown}"):
-            return self._file.stat().st_size
+            self._files.run(self._file.file.body.refresh(END_OF_FILE))
+            return self._file.file.length
 
     def fsync(self) -> None:
         self._check(0)
@@ -151,7 +154,7 @@ class FileSystemFile(DiskFile):
             self._files.run(_give_up(reads))
         if not self._file.closed:
             with contextlib.suppress(FileError) if self._given_up else _translated(f"close {self._shown}"):
-                self._file.close()
+                self._files.run(_close(self._file.file))
 
     @contextlib.contextmanager
     def _writing(self, verb: str) -> Iterator[None]:
@@ -173,6 +176,12 @@ class FileSystemFile(DiskFile):
             raise PermanentError(f"{self._shown}: an earlier write failed; write a new file instead")
 
 
+async def _close(file: File) -> None:
+    """After an fsync nothing is left to be told: the service ends it with whatever is asked next, and nobody waits."""
+    if not file.close_lazily():
+        await file.close()
+
+
 async def _give_up(reads: dict[BegunRead, None]) -> None:
     for begun in reads:
         begun.give_up()
@@ -181,6 +190,8 @@ async def _give_up(reads: dict[BegunRead, None]) -> None:
 class FileSystemDisk(Disk):
     """`prefix` stands before paths in messages, like `ff://host:7000`. Connect `files` with `DISK_OPTIONS`; it is its
     owner's, and belongs to one process. For any number of threads, each file for one at a time."""
+
+    durable_names = True
 
     def __init__(self, files: FileSystem, prefix: str = "ff://") -> None:
         self._files, self._prefix = files, prefix
