@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import processor_time
 from tests.support.campaigns.shards import changed_lately, commit_count, expected_s, in_turn, parts
 from tests.support.campaigns.slow_files import can_have_slow_tests
+from tests.support.compiled_once import compile_share
 from tests.support.fs.clusters.local_cluster import shared_cluster, whole_session_cluster
 from tests.support.kvstore.postgres import PostgresServer, postgres_programs, running_postgres
 from tests.support.patience import allowed_s, notice_stalls
@@ -22,6 +24,10 @@ from tests.support.shared_paths import module_path, session_path
 __all__ = ["module_path", "session_path", "shared_cluster", "whole_session_cluster"]
 
 TESTS: Final = Path(__file__).parent
+
+# A thread of torch that waits for others lets the processor go. By default it looks again and again: beside others,
+# a test of a small model took three times the processor time. It is read once, when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Whoever runs the tests in the background or under nohup may have them ignore these signals, and what they start would
 # inherit that: some tests send them to what they start.
@@ -61,6 +67,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processor-time", action="store_true", help=text)
     text = "import only files whose text names the markers of slow tests; for use with -m"
     parser.addoption("--slow-files", action="store_true", help=text)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each of several workers that run all tests compiles a share of what all import."""
+    worker = getattr(session.config, "workerinput", None)
+    whole = [Path(session.config.rootpath, name) for name in session.config.args] == [TESTS]
+    if worker is not None and whole and not session.config.getoption("--slow-files"):
+        compile_share(session.config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collecting makes millions of objects that stay. The collector looks at none of them then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

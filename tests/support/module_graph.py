@@ -83,12 +83,24 @@ def cycles(graph: Mapping[str, Sequence[Edge]]) -> list[Cycle]:
 
 def _imported(tree: ast.AST, module: str, path: Path) -> Iterator[tuple[int, str]]:
     """Line and dotted name of each import. The last part may be a name in a module."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(node, module, path)
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All statements, and what holds some. An expression holds none, and most of a tree is expressions."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inside = getattr(node, block, None)
+            if isinstance(inside, list):  # else the one expression of a lambda or of a condition
+                left += inside
 
 
 def _texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -44,6 +44,9 @@ def test_a_cycle_is_told_with_its_edges_and_nothing_else(tmp_path: Path) -> None
     [
         "def late():\n    from p.a import x\n",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import x\n",
+        "try:\n    pass\nexcept OSError:\n    from p.a import x\n",
+        "for x in ():\n    pass\nelse:\n    with x:\n        from p.a import x\n",
+        "try:\n    pass\nfinally:\n    match 1:\n        case 1:\n            from p.a import x\n",
         "from .a import x\n",
         "from . import a\n",
         "import p.a.x\n",

@@ -83,6 +83,8 @@ def missing_names(uses: Mapping[str, str]) -> list[str]:
 
 def private_names(source: str) -> Iterator[str]:
     """Names with an underscore that a module takes from others, if it imports a library at all."""
+    if not any(library in source for library in LIBRARIES):
+        return
     tree = ast.parse(source)
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     imported = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
