@@ -14,6 +14,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double tolerance = 1e-12;
 // Of the paths with flows, one in so many: where more change, all links are filled from zero.
 constexpr std::size_t part_of_all = 4;
+// Of its capacity: a link with more to spare is not full, whatever rounding there was.
+constexpr double margin = 1e-9;
 // Far more often than each link is looked at after a change.
 constexpr std::uint64_t visits_of_link = 64;
 
@@ -43,10 +45,11 @@ std::uint32_t FairRates::add_path(std::span<const std::uint32_t> links, std::spa
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) throw std::invalid_argument("a path uses a link twice");
   Path path{};
-  path.first = hops_.size();
-  path.count = static_cast<std::uint32_t>(links.size());
   path.weight = weight;
-  for (std::size_t hop = 0; hop < links.size(); ++hop) hops_.push_back({links[hop], 0, shares[hop]});
+  if (links.size() >= none - hops_.size()) throw std::invalid_argument("too many links of paths");
+  for (const std::uint32_t link : links) hops_.push_back({link, 0});
+  shares_.insert(shares_.end(), shares.begin(), shares.end());
+  starts_.push_back(static_cast<std::uint32_t>(hops_.size()));
   paths_.push_back(path);
   limits_.push_back(none);
   return paths() - 1;
@@ -70,7 +73,7 @@ void FairRates::set_capacity(std::uint32_t link, double capacity) {
 double FairRates::rate(std::uint32_t path) const {
   const Path& one = paths_.at(path);
   if (one.solved_flows == 0) return 0;
-  return one.count == 0 ? infinity : levels_[limits_[path]] * one.weight;
+  return hops(path).empty() ? infinity : levels_[limits_[path]] * one.weight;
 }
 
 std::uint64_t FairRates::solve() {
@@ -95,9 +98,10 @@ bool FairRates::apply_changes() {
     if (path.solved_flows == 0) insert(number);
     if (path.flows == 0) erase(number);
     path.solved_flows = path.flows;
-    for (const Hop& hop : hops(path)) {
+    for (std::uint32_t at = starts_[number]; at < starts_[number + 1]; ++at) {
+      const Hop hop = hops_[at];
       mark(hop.link);
-      if (path.flows != 0) links_[hop.link].uses[hop.slot].demand = path.weight * path.flows * hop.share;
+      if (path.flows != 0) links_[hop.link].uses[hop.slot].demand = path.weight * path.flows * shares_[at];
     }
   }
   changed_.clear();
@@ -108,13 +112,13 @@ void FairRates::insert(std::uint32_t path) {
   Path& one = paths_[path];
   one.place = static_cast<std::uint32_t>(active_.size());
   active_.push_back(path);
-  for (std::uint32_t at = 0; at < one.count; ++at) {
-    Hop& hop = hops_[one.first + at];
+  for (std::uint32_t at = starts_[path]; at < starts_[path + 1]; ++at) {
+    Hop& hop = hops_[at];
     std::vector<Use>& uses = links_[hop.link].uses;
     hop.slot = static_cast<std::uint32_t>(uses.size());
-    uses.push_back({path, at, 0});
+    uses.push_back({path, at - starts_[path], 0, 0, infinity});
   }
-  if (one.count != 0) set_limit(path, limit_of(path));
+  if (!hops(path).empty()) set_limit(path, limit_of(path));
 }
 
 void FairRates::erase(std::uint32_t path) {
@@ -122,11 +126,11 @@ void FairRates::erase(std::uint32_t path) {
   active_[one.place] = active_.back();
   paths_[active_.back()].place = one.place;
   active_.pop_back();
-  for (const Hop hop : hops(one)) {
+  for (const Hop hop : hops(path)) {
     std::vector<Use>& uses = links_[hop.link].uses;
     const Use last = uses.back();
     uses[hop.slot] = last;
-    hops_[paths_[last.path].first + last.hop].slot = hop.slot;
+    hops_[starts_[last.path] + last.hop].slot = hop.slot;
     uses.pop_back();
   }
   set_limit(path, none);
@@ -158,31 +162,33 @@ bool FairRates::follow() {
 // of a path tells what those leave, unless it is this link: then no less than its level, and the others are looked at
 // only if it rises.
 double FairRates::level_of(std::uint32_t link) {
-  const Link& one = links_[link];
+  Link& one = links_[link];
   double fixed = 0, demand = 0, highest = 0;
   for (const Use& use : one.uses) {
-    const std::uint32_t limit = limits_[use.path];
-    if (limit == link) {
+    if (use.limited) {
       demand += use.demand;
     } else {
-      fixed += use.demand * levels_[limit];
-      highest = std::max(highest, levels_[limit]);
+      fixed += use.demand * use.level;
+      highest = std::max(highest, use.level);
     }
   }
-  if (demand == 0 && fixed <= one.capacity * (1 + tolerance)) return infinity;
+  one.spare = 0;
+  if (demand == 0 && fixed <= one.capacity * (1 + tolerance)) {
+    one.spare = one.capacity - fixed;
+    return infinity;
+  }
   bounds_.clear();
   const double level = demand == 0 ? 0 : (one.capacity - fixed) / demand;
   if (level >= highest * (1 - tolerance) && demand != 0) {
     if (level <= levels_[link] * (1 + tolerance)) return level;
     for (const Use& use : one.uses) {
-      if (limits_[use.path] == link) bounds_.push_back({elsewhere(use.path, link), use.demand});
+      if (use.limited) bounds_.push_back({elsewhere(use.path, link), use.demand});
     }
     return filled(one.capacity - fixed, level);
   }
   double all = 0;
   for (const Use& use : one.uses) {
-    const std::uint32_t limit = limits_[use.path];
-    bounds_.push_back({limit == link ? elsewhere(use.path, link) : levels_[limit], use.demand});
+    bounds_.push_back({use.limited ? elsewhere(use.path, link) : use.level, use.demand});
     all += use.demand;
   }
   return filled(one.capacity, one.capacity / all);
@@ -210,7 +216,7 @@ double FairRates::filled(double capacity, double level) const {
 }
 
 std::uint32_t FairRates::limit_of(std::uint32_t path) const {
-  const std::span<const Hop> all = hops(paths_[path]);
+  const std::span<const Hop> all = hops(path);
   std::uint32_t found = all.front().link;
   for (const Hop& hop : all) {
     if (levels_[hop.link] < levels_[found]) found = hop.link;
@@ -221,7 +227,7 @@ std::uint32_t FairRates::limit_of(std::uint32_t path) const {
 // The lowest level of the other links of a path.
 double FairRates::elsewhere(std::uint32_t path, std::uint32_t link) const {
   double found = infinity;
-  for (const Hop& hop : hops(paths_[path])) {
+  for (const Hop& hop : hops(path)) {
     if (hop.link != link) found = std::min(found, levels_[hop.link]);
   }
   return found;
@@ -233,18 +239,39 @@ void FairRates::set_level(std::uint32_t link, double level) {
   const double lower = std::min(before, level);
   note_change(link);
   for (const Use& use : links_[link].uses) {
-    const std::uint32_t limit = limits_[use.path];
-    if (limit != link && levels_[limit] <= level) continue;
+    if (!use.limited && use.level <= level) continue;
     std::uint32_t lowest = link;
-    for (const Hop& hop : hops(paths_[use.path])) {
-      if (levels_[hop.link] > lower && hop.link != link) mark(hop.link);
+    for (const Hop& hop : hops(use.path)) {
       if (levels_[hop.link] < levels_[lowest]) lowest = hop.link;
+    }
+    const double rise = levels_[lowest] - use.level;
+    for (const Hop& hop : hops(use.path)) {
+      if (hop.link != link && levels_[hop.link] > lower) mark_neighbor(hop, rise);
     }
     set_limit(use.path, lowest);
   }
 }
 
+// After the level of a path of it rose by so much. A link that is not full has no level that it could change, until that
+// may have filled it.
+void FairRates::mark_neighbor(const Hop& hop, double rise) {
+  Link& link = links_[hop.link];
+  if (levels_[hop.link] == infinity) {
+    link.spare -= link.uses[hop.slot].demand * rise;
+    if (link.spare > link.capacity * margin) return;
+  }
+  mark(hop.link);
+}
+
+// With the level that it has now.
 void FairRates::set_limit(std::uint32_t path, std::uint32_t link) {
+  if (link != none) {
+    for (const Hop& hop : hops(path)) {
+      Use& use = links_[hop.link].uses[hop.slot];
+      use.level = levels_[link];
+      use.limited = hop.link == link;
+    }
+  }
   if (limits_[path] == link) return;
   limits_[path] = link;
   if (std::exchange(paths_[path].moved, true)) return;
@@ -260,14 +287,15 @@ void FairRates::note_change(std::uint32_t link) {
 // the heap is a lower bound, and is computed again when it comes up.
 void FairRates::fill_all() {
   for (const std::uint32_t path : active_) {
-    for (const Hop& hop : hops(paths_[path])) mark(hop.link);
+    for (const Hop& hop : hops(path)) mark(hop.link);
   }
-  open_.assign(paths_.size(), 0);
-  for (const std::uint32_t path : active_) open_[path] = 1;
   for (Candidate& candidate : heap_) {
+    Link& link = links_[candidate.link];
     levels_[candidate.link] = infinity;
     note_change(candidate.link);
-    links_[candidate.link].dirty = false;
+    link.dirty = false;
+    link.spare = 0;
+    for (Use& use : link.uses) use.level = infinity;
     candidate.level = measured(candidate.link);
   }
   computed_ += heap_.size();
@@ -284,7 +312,7 @@ void FairRates::fill_all() {
     } else {
       levels_[candidate.link] = level;
       for (const Use& use : links_[candidate.link].uses) {
-        if (std::exchange(open_[use.path], 0)) set_limit(use.path, candidate.link);
+        if (use.level == infinity) set_limit(use.path, candidate.link);
       }
     }
   }
@@ -294,10 +322,10 @@ void FairRates::fill_all() {
 double FairRates::measured(std::uint32_t link) const {
   double fixed = 0, demand = 0;
   for (const Use& use : links_[link].uses) {
-    if (open_[use.path]) {
+    if (use.level == infinity) {
       demand += use.demand;
     } else {
-      fixed += use.demand * levels_[limits_[use.path]];
+      fixed += use.demand * use.level;
     }
   }
   return demand == 0 ? infinity : std::max(0.0, links_[link].capacity - fixed) / demand;

@@ -54,24 +54,24 @@ class FairRates {
   struct Hop {
     std::uint32_t link;
     std::uint32_t slot;  // among the uses of the link
-    double share;
   };
   struct Path {
-    std::uint64_t first;
-    std::uint32_t count;
     std::uint32_t flows = 0, solved_flows = 0;
     bool changed = false, moved = false;
     std::uint32_t place = 0;  // among the active ones
     double weight;
   };
-  // Of a link by a path with flows.
+  // Of a link by a path with flows. What is read of all uses of a link is here, so that a look at them is one sweep.
   struct Use {
     std::uint32_t path;
-    std::uint32_t hop;  // of the path
-    double demand;      // of all its flows, at level 1
+    std::uint32_t hop : 31;     // of the path
+    std::uint32_t limited : 1;  // the link is the limit of the path
+    double demand;              // of all its flows, at level 1
+    double level;               // of the limit of the path
   };
   struct Link {
     double capacity;
+    double spare = 0;  // of a link that is not full: at least so much is left
     bool dirty = false, changed = false;
     std::vector<Use> uses;
   };
@@ -86,11 +86,12 @@ class FairRates {
     double level, demand;
   };
 
-  std::span<const Hop> hops(const Path& path) const { return {hops_.data() + path.first, path.count}; }
+  std::span<const Hop> hops(std::uint32_t path) const { return {hops_.data() + starts_[path], hops_.data() + starts_[path + 1]}; }
   bool apply_changes();
   void insert(std::uint32_t path);
   void erase(std::uint32_t path);
   void mark(std::uint32_t link);
+  void mark_neighbor(const Hop& hop, double rise);
   bool follow();
   double level_of(std::uint32_t link);
   double filled(double capacity, double level) const;
@@ -106,11 +107,13 @@ class FairRates {
   std::vector<double> levels_;  // of links
   std::vector<Path> paths_;
   std::vector<std::uint32_t> limits_;  // of paths
+  // Rows of hops, apart from the rest of a path and small, since a change reads those of many paths.
+  std::vector<std::uint32_t> starts_{0};
   std::vector<Hop> hops_;
+  std::vector<double> shares_;  // of hops
   std::vector<std::uint32_t> active_, changed_, changed_links_, moved_paths_;
   std::vector<Candidate> heap_;
   std::vector<Bound> bounds_;
-  std::vector<char> open_;  // paths whose level is not known yet, while all are filled
   std::uint64_t computed_ = 0;
 };
 
