@@ -31,6 +31,8 @@ FLOWS: Final = {"tiny": ((64, 8),), "brief": ((512, 32),), "full": ((2048, 64), 
 """Flows and ports of a switch."""
 ADAPTIVE: Final = {"tiny": ((200, 8),), "brief": ((5000, 32),), "full": ((50_000, 64),)}
 """Transfers and ports of a switch."""
+AT_ONCE: Final = {"tiny": ((200, 8),), "brief": ((4096, 32),), "full": ((16_384, 64), (50_000, 64))}
+"""Transfers that begin together, and ports of a switch."""
 MOST_S: Final = 10.0
 MOST_BYTES: Final = 2 * GIB
 TIMES_SIMGRID: Final = 20
@@ -53,7 +55,13 @@ def run(options: Options) -> Suite:
     for count, radix in ADAPTIVE[options.scale]:
         case = f"adaptive/{count}-transfers/{radix * radix // 4}-nodes"
         if options.selects(case):
-            results.append(_adaptive(case, count, radix, options))
+            results.append(
+                _adaptive(case, queued_flows(count, radix), "each sends one transfer after the other", options)
+            )
+    for count, radix in AT_ONCE[options.scale]:
+        case = f"adaptive/{count}-transfers-at-once/{radix * radix // 4}-nodes"
+        if options.selects(case):
+            results.append(_adaptive(case, queued_flows(count, radix, at_once=True), "all begin together", options))
     if any(options.selects(f"prediction/allreduce/{layout}") for layout in LAYOUTS[options.scale]):
         results += calibration_results(options)
     return Suite(
@@ -138,17 +146,17 @@ def _native(links: Links, transfers: list[Transfer], ways: list[tuple[int, ...]]
     return time.perf_counter() - begun, engine.finish_s
 
 
-def _adaptive(case: str, count: int, radix: int, options: Options) -> Result:
+def _adaptive(case: str, traffic: tuple[Fabric, list[Transfer]], how: str, options: Options) -> Result:
     """Processor time of routes and run where each transfer is divided over all links; nobody else divides flows."""
-    fabric, transfers = queued_flows(count, radix)
+    fabric, transfers = traffic
     seconds, events = [], 0
     for _ in range(1 + min(options.rounds, MOST_ROUNDS)):  # the first round warms up
         begun = time.process_time()
         events = simulate(fabric, transfers, Settings(routing="adaptive")).events
         seconds.append(time.process_time() - begun)
     taken = figure(seconds[1:])
-    target = f"ours < {MOST_S:g} s" if count == 50_000 else ""
-    note = f"{fabric.nodes} nodes, each sends one transfer after the other; {events:,} events"
+    target = f"ours < {MOST_S:g} s" if len(transfers) == 50_000 else ""
+    note = f"{fabric.nodes} nodes, {how}; {events:,} events"
     return _result(case, "processor_s", taken, {}, target, taken.median < MOST_S, note)
 
 

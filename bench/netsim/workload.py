@@ -122,8 +122,8 @@ def random_flows(flows: int, radix: int) -> tuple[Fabric, list[Transfer]]:
     return fabric, found
 
 
-def queued_flows(count: int, radix: int) -> tuple[Fabric, list[Transfer]]:
-    """Each node of a two-layer tree sends to one node after the other, at random."""
+def queued_flows(count: int, radix: int, *, at_once: bool = False) -> tuple[Fabric, list[Transfer]]:
+    """Each node of a two-layer tree sends to one node after the other, at random, or to all of them `at_once`."""
     nodes = radix * radix // 4
     fabric = two_layer_tree([NodeGroup(kind="gpu", count=nodes)], radix=radix, gbit_per_s=400)
     rng = random.Random(count)
@@ -136,7 +136,7 @@ def queued_flows(count: int, radix: int) -> tuple[Fabric, list[Transfer]]:
                 source=source,
                 target=target + (target >= source),
                 nbytes=rng.randrange(64 * KIB, 256 * MIB),
-                after=(number - nodes,) if number >= nodes else (),
+                after=(number - nodes,) if number >= nodes and not at_once else (),
             )
         )
     return fabric, found

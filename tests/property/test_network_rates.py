@@ -151,3 +151,18 @@ def test_the_engine_ends_transfers_when_its_twin_does(seed: int, routing: Routin
     assert native.start_s == pytest.approx(twin.start_s, rel=1e-9, abs=1e-12)
     assert native.finish_s == pytest.approx(twin.finish_s, rel=1e-9, abs=1e-12)
     assert native.link_bytes[: len(twin.link_bytes)] == pytest.approx(twin.link_bytes, rel=1e-6, abs=1.0)
+
+
+def test_many_transfers_at_once_end_as_those_of_the_twin() -> None:
+    """Enough that ends change the rates of a part of the others, and leave links between full and not full."""
+    rng = random.Random(1)
+    fabric = two_layer_tree([NodeGroup(kind="gpu", count=16)], radix=8, gbit_per_s=8)
+    pairs = [rng.sample(range(16), 2) for _ in range(300)]
+    transfers = [
+        Transfer(id=number, source=source, target=target, nbytes=rng.randrange(1, 10**8))
+        for number, (source, target) in enumerate(pairs)
+    ]
+    native, twin = (
+        simulate(fabric, transfers, Settings(routing="adaptive", engine=engine)) for engine in ("native", "numpy")
+    )
+    assert native.finish_s == pytest.approx(twin.finish_s, rel=1e-9)

@@ -51,7 +51,7 @@ void bind_netsim(nb::module_& m) {
       .def("set_capacity", &ff::FairRates::set_capacity, nb::arg("link"), nb::arg("capacity"))
       .def("solve", [](ff::FairRates& self) {
         nb::gil_scoped_release released;
-        return self.solve().size(); })
+        return self.solve(); })
       .def("rates", [](const ff::FairRates& self) {
         std::vector<double> rates(self.paths());
         for (std::uint32_t path = 0; path < self.paths(); ++path) rates[path] = self.rate(path);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <stdexcept>
+#include <utility>
 
 namespace ff {
 namespace {
@@ -10,10 +12,40 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double no_bytes = 1e-6;      // less than one, more than what rounding leaves
 constexpr double same_time = 1e-13;    // relative: events that differ by less happen together
-constexpr std::uint32_t arity = 4;     // of the heap of completions
+constexpr std::size_t arity = 4;       // of heaps whose entries know their places
 
 void check(bool fits, const char* words) {
   if (!fits) throw std::invalid_argument(words);
+}
+
+// Puts the entry at `place` of a heap where it belongs, the lowest being the first. `put` is told of each new place.
+template <class Entry, class Before, class Put>
+void sift(std::vector<Entry>& heap, std::size_t place, Before before, Put put) {
+  const Entry moving = heap[place];
+  const auto set = [&](std::size_t at, const Entry& entry) {
+    heap[at] = entry;
+    put(entry, static_cast<std::uint32_t>(at));
+  };
+  for (; place > 0 && before(moving, heap[(place - 1) / arity]); place = (place - 1) / arity) set(place, heap[(place - 1) / arity]);
+  while (true) {
+    const std::size_t first = place * arity + 1, last = std::min(first + arity, heap.size());
+    if (first >= last) break;
+    std::size_t least = first;
+    for (std::size_t child = first + 1; child < last; ++child) {
+      if (before(heap[child], heap[least])) least = child;
+    }
+    if (!before(heap[least], moving)) break;
+    set(place, heap[least]);
+    place = least;
+  }
+  set(place, moving);
+}
+
+template <class Entry, class Before, class Put>
+void remove_from(std::vector<Entry>& heap, std::size_t place, Before before, Put put) {
+  heap[place] = heap.back();
+  heap.pop_back();
+  if (place < heap.size()) sift(heap, place, before, put);
 }
 
 }  // namespace
@@ -56,12 +88,12 @@ void FlowRun::run_until(double time_s) {
   update_rates();  // of what was routed anew
   while (true) {
     const double start_s = starts_.empty() ? infinity : starts_.front().time_s;
-    const double end_s = completions_.empty() ? infinity : progress_[completions_.front()].finish_s;
+    const double end_s = queue_.empty() ? infinity : groups_[queue_.front()].finish_s;
     const double next_s = std::min(start_s, end_s);
     if (next_s == infinity || next_s > time_s) break;
     now_s_ = std::max(now_s_, next_s);
     ++events_;
-    while (!completions_.empty() && due(progress_[completions_.front()].finish_s)) end_flows(completions_.front());
+    while (!queue_.empty() && due(groups_[queue_.front()].finish_s)) end_flows(groups_[queue_.front()].paths.front().path);
     while (!starts_.empty() && due(starts_.front().time_s)) {
       const std::uint32_t transfer = starts_.front().transfer;
       std::pop_heap(starts_.begin(), starts_.end());
@@ -105,9 +137,18 @@ void FlowRun::finish(std::uint32_t transfer) {
   dependencies_.finished(transfer, [&](std::uint32_t follower) { begin(follower); });
 }
 
-void FlowRun::advance(Progress& progress) const {
-  progress.service += progress.rate * (now_s_ - progress.since_s);
-  progress.since_s = now_s_;
+void FlowRun::advance(Group& group) const {
+  if (group.since_s >= now_s_) return;  // the level is infinite while paths leave for another limit
+  group.service += group.level * (now_s_ - group.since_s);
+  group.since_s = now_s_;
+}
+
+void FlowRun::advance(Progress& progress, std::uint32_t path) {
+  if (progress.place == FairRates::none) return;
+  Group& group = groups_[progress.group];
+  advance(group);
+  progress.service += rates_.weight(path) * (group.service - progress.seen);
+  progress.seen = group.service;
 }
 
 void FlowRun::enter(std::uint32_t flow) {
@@ -117,14 +158,13 @@ void FlowRun::enter(std::uint32_t flow) {
   if (progress.open == 0) {
     progress.service = 0;  // keeps it small, and exact
     progress.ending.clear();
-    progress.since_s = now_s_;
   }
-  advance(progress);
+  advance(progress, path);
   one.entered = progress.service;
   progress.ending.push_back({progress.service + one.left, flow});
   std::push_heap(progress.ending.begin(), progress.ending.end());
   rates_.set_flows(path, ++progress.open);
-  if (progress.rate > 0) schedule(path);
+  place(path);
 }
 
 // To another path, with what is left of it.
@@ -132,18 +172,14 @@ void FlowRun::leave(std::uint32_t flow) {
   Flow& one = flows_[flow];
   const auto path = static_cast<std::uint32_t>(one.path);
   Progress& progress = progress_[path];
-  advance(progress);
+  advance(progress, path);
   const double sent = std::min(one.left, progress.service - one.entered);
   progress.carried += sent;
   one.left -= sent;
   one.path = -1;
   rates_.set_flows(path, --progress.open);
   drop_gone(progress, path);
-  if (progress.open == 0) {
-    unschedule(path);
-  } else {
-    schedule(path);
-  }
+  place(path);
 }
 
 void FlowRun::drop_gone(Progress& progress, std::uint32_t path) {
@@ -161,8 +197,9 @@ void FlowRun::drop_gone(Progress& progress, std::uint32_t path) {
 // Those of the path that are due; at least one is.
 void FlowRun::end_flows(std::uint32_t path) {
   Progress& progress = progress_[path];
-  advance(progress);
-  const double until = progress.service + std::max(no_bytes, progress.rate * now_s_ * same_time);
+  advance(progress, path);
+  const double rate = rates_.weight(path) * groups_[progress.group].level;
+  const double until = progress.service + std::max(no_bytes, rate * now_s_ * same_time);
   bool first = true;
   while (!progress.ending.empty() && (first || progress.ending.front().service <= until)) {
     const std::uint32_t number = progress.ending.front().flow;
@@ -178,73 +215,71 @@ void FlowRun::end_flows(std::uint32_t path) {
     if (--open_flows_[flow.transfer] == 0) finish(flow.transfer);
   }
   rates_.set_flows(path, progress.open);
-  if (progress.open == 0) {
-    unschedule(path);
-  } else {
-    schedule(path);
-  }
+  place(path);
 }
 
 void FlowRun::update_rates() {
-  for (const std::uint32_t path : rates_.solve()) {
+  rates_.solve();
+  for (const std::uint32_t link : rates_.changed_links()) {
+    Group& group = groups_[link];
+    advance(group);
+    group.level = group.paths.empty() ? 0 : rates_.level(link);
+  }
+  for (const std::uint32_t path : rates_.moved_paths()) {
     Progress& progress = progress_[path];
-    const double rate = rates_.rate(path);
-    if (rate == progress.rate && progress.place != FairRates::none) continue;
-    advance(progress);
-    progress.rate = rate;
-    if (progress.open != 0) schedule(path);
+    advance(progress, path);
+    remove(path);
+    progress.group = rates_.limit(path);
+    if (progress.open != 0) place(path);
   }
+  for (const std::uint32_t link : rates_.changed_links()) schedule(link);
 }
 
-void FlowRun::schedule(std::uint32_t path) {
+// Where it belongs in its group, if that is known and it has flows: or update_rates() does so.
+void FlowRun::place(std::uint32_t path) {
   Progress& progress = progress_[path];
-  if (progress.rate <= 0) return unschedule(path);
-  progress.finish_s = progress.since_s + std::max(0.0, progress.ending.front().service - progress.service) / progress.rate;
+  if (progress.group == FairRates::none) return;
+  if (progress.open == 0) return remove(path);
+  Group& group = groups_[progress.group];
   if (progress.place == FairRates::none) {
-    progress.place = static_cast<std::uint32_t>(completions_.size());
-    completions_.push_back(path);
+    if (group.paths.empty()) group = {0, now_s_, rates_.level(progress.group), std::move(group.paths), group.place, 0};
+    advance(group);
+    progress.seen = group.service;
+    progress.place = static_cast<std::uint32_t>(group.paths.size());
+    group.paths.push_back({});
   }
-  sift(progress.place);
+  const double left = std::max(0.0, progress.ending.front().service - progress.service);
+  group.paths[progress.place] = {progress.seen + left / rates_.weight(path), path};
+  sift(group.paths, progress.place, std::less<>(), [&](const Completion& one, std::uint32_t at) { progress_[one.path].place = at; });
+  schedule(progress.group);
 }
 
-void FlowRun::unschedule(std::uint32_t path) {
-  const std::uint32_t place = progress_[path].place;
-  if (place == FairRates::none) return;
-  progress_[path].place = FairRates::none;
-  const std::uint32_t last = completions_.back();
-  completions_.pop_back();
-  if (last == path) return;
-  completions_[place] = last;
-  progress_[last].place = place;
-  sift(place);
+void FlowRun::remove(std::uint32_t path) {
+  Progress& progress = progress_[path];
+  if (progress.place == FairRates::none) return;
+  const std::uint32_t place = std::exchange(progress.place, FairRates::none);
+  remove_from(groups_[progress.group].paths, place, std::less<>(), [&](const Completion& one, std::uint32_t at) { progress_[one.path].place = at; });
+  schedule(progress.group);
 }
 
-void FlowRun::sift(std::uint32_t place) {
-  const std::uint32_t path = completions_[place];
+// Where it belongs in the queue, if it has paths.
+void FlowRun::schedule(std::uint32_t number) {
+  Group& group = groups_[number];
   // The number decides between equal times, so that the order of events is always the same.
   const auto before = [&](std::uint32_t a, std::uint32_t b) {
-    return progress_[a].finish_s < progress_[b].finish_s || (progress_[a].finish_s == progress_[b].finish_s && a < b);
+    return groups_[a].finish_s < groups_[b].finish_s || (groups_[a].finish_s == groups_[b].finish_s && a < b);
   };
-  const auto put = [&](std::uint32_t at, std::uint32_t one) {
-    completions_[at] = one;
-    progress_[one].place = at;
-  };
-  while (place > 0 && before(path, completions_[(place - 1) / arity])) {
-    put(place, completions_[(place - 1) / arity]);
-    place = (place - 1) / arity;
+  const auto put = [&](std::uint32_t one, std::uint32_t at) { groups_[one].place = at; };
+  if (group.paths.empty()) {
+    if (group.place != FairRates::none) remove_from(queue_, std::exchange(group.place, FairRates::none), before, put);
+    return;
   }
-  while (true) {
-    const std::uint64_t first = std::uint64_t{place} * arity + 1;
-    const std::uint64_t last = std::min<std::uint64_t>(first + arity, completions_.size());
-    std::uint32_t least = place;
-    for (std::uint64_t child = first; child < last; ++child) {
-      if (before(completions_[child], least == place ? path : completions_[least])) least = static_cast<std::uint32_t>(child);
-    }
-    if (least == place) break;
-    put(place, completions_[least]);
-    place = least;
+  group.finish_s = group.since_s + std::max(0.0, group.paths.front().service - group.service) / group.level;
+  if (group.place == FairRates::none) {
+    group.place = static_cast<std::uint32_t>(queue_.size());
+    queue_.push_back(number);
   }
-  put(place, path);
+  sift(queue_, group.place, before, put);
 }
 
 void FlowRun::set_route(std::uint32_t flow, std::int64_t path) {

@@ -31,6 +31,7 @@ def test_the_smallest_scale_has_a_result_of_each_case() -> None:
         ("cluster/128-gpus/allreduce-and-reads", "peak_memory_bytes"),
         ("random/64-flows/to-the-end", "time_s"),
         ("adaptive/200-transfers/16-nodes", "processor_s"),
+        ("adaptive/200-transfers-at-once/16-nodes", "processor_s"),
     ]
 
 

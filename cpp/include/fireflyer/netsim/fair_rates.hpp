@@ -1,15 +1,15 @@
 // Max-min fair rates, solved again where a change reaches. Not for use by several threads at once.
 //
-// Flows with the same links are one *path* with a number of flows. The level of a path is the rate of each of its flows
-// over their weight; a flow of rate r takes r times its share of each link. An allocation is max-min fair if and only if
-// no link carries more than it can and each path has a *bottleneck*: a full link on which no path has a higher level
-// (Bertsekas and Gallager, Data Networks, 6.5.2).
+// Flows with the same links are one *path* with a number of flows. Each link has a *level*, the most that a flow on it gets
+// over the weight of its path; of a link that is not full it is infinite. The lowest level of the links of a path is that
+// of its flows, and the link is the *limit* of the path. A flow of rate r takes r times its share of each link. Rates are
+// max-min fair if and only if each link has the level at which its paths fill it, each of them taking no more than the
+// other links of the path leave (a bottleneck for each path: Bertsekas and Gallager, Data Networks, 6.5.2).
 //
-// A change touches the links of the paths whose flows changed. The paths with their bottleneck there are solved anew by
-// progressive filling, all others keeping their rates; then the condition above is checked on every link that these use.
-// Where it does not hold, the paths that break it join, and all that joined are solved again. What does not join has kept
-// its bottleneck, so the result is the solution of the whole network, without a look at the rest of it. Once a part of all
-// paths has joined and more do, all join: where a change reaches most of a network, one filling is cheaper than many.
+// The level of a link is a function of lower levels alone. So a change is followed upwards: of the links whose paths or
+// neighbors changed the lowest gets its level anew, and if it differs, the higher links of its paths are to be looked at,
+// too. Levels below a change stay, and so does each link that no change of a neighbor reaches. Where many paths change at
+// once, all links are filled from zero.
 #pragma once
 
 #include <cstdint>
@@ -33,74 +33,88 @@ class FairRates {
   void set_flows(std::uint32_t path, std::uint32_t flows);
   void set_capacity(std::uint32_t link, double capacity);
 
-  // Paths that were solved again; valid until the next call.
-  std::span<const std::uint32_t> solve();
+  // How many levels of links were computed.
+  std::uint64_t solve();
 
-  // Of each flow of a path, as of the last solve(); infinite without links, 0 without flows.
+  // By the last solve(); valid until the next: links with another level, and paths that have another limit, or none.
+  std::span<const std::uint32_t> changed_links() const { return changed_links_; }
+  std::span<const std::uint32_t> moved_paths() const { return moved_paths_; }
+
+  // As of the last solve(). Of a path without flows or without links: none.
+  std::uint32_t limit(std::uint32_t path) const { return limits_.at(path); }
+  double level(std::uint32_t link) const { return levels_.at(link); }
+  // Of each flow of a path; infinite without links, 0 without flows.
   double rate(std::uint32_t path) const;
 
-  std::uint32_t flows(std::uint32_t path) const { return paths_.at(path).flows; }
+  double weight(std::uint32_t path) const { return paths_.at(path).weight; }
   std::uint32_t paths() const { return static_cast<std::uint32_t>(paths_.size()); }
   std::uint32_t links() const { return static_cast<std::uint32_t>(links_.size()); }
-  // Of a path: links with shares.
+
+ private:
   struct Hop {
     std::uint32_t link;
     std::uint32_t slot;  // among the uses of the link
-    double share;
   };
-  std::span<const Hop> hops(std::uint32_t path) const;
-
- private:
   struct Path {
-    std::uint64_t first;
-    std::uint32_t count;
     std::uint32_t flows = 0, solved_flows = 0;
-    bool changed = false, active = false, joined = false;
+    bool changed = false, moved = false;
     std::uint32_t place = 0;  // among the active ones
     double weight;
-    double demand = 0;  // weight times flows
-    double level = 0;
   };
   // Of a link by a path with flows. What is read of all uses of a link is here, so that a look at them is one sweep.
   struct Use {
     std::uint32_t path;
-    std::uint32_t hop;  // of the path
-    double demand;      // of the path, times its share
-    double level;       // of the path
-    bool joined, open;  // solved again; and its level is not known yet
-    bool limited;       // the link is the bottleneck of the path
+    std::uint32_t hop : 31;     // of the path
+    std::uint32_t limited : 1;  // the link is the limit of the path
+    double demand;              // of all its flows, at level 1
+    double level;               // of the limit of the path
   };
   struct Link {
     double capacity;
-    double fixed = 0;   // carried by paths whose level is known
-    double demand = 0;  // of the paths that still grow
-    std::uint32_t open = 0;
-    bool touched = false, dirty = false, resized = false;
+    double spare = 0;  // of a link that is not full: at least so much is left
+    bool dirty = false, changed = false;
     std::vector<Use> uses;
   };
   struct Candidate {
     double level;
     std::uint32_t link;
-    bool operator<(const Candidate& other) const { return level > other.level; }  // the lowest on top of a heap
+    // The lowest on top of a heap; the number decides, so that the order is always the same.
+    bool operator<(const Candidate& other) const { return level > other.level || (level == other.level && link > other.link); }
+  };
+  // Of a use: the lowest level of the other links of its path.
+  struct Bound {
+    double level, demand;
   };
 
-  void apply_changes();
+  std::span<const Hop> hops(std::uint32_t path) const { return {hops_.data() + starts_[path], hops_.data() + starts_[path + 1]}; }
+  bool apply_changes();
   void insert(std::uint32_t path);
   void erase(std::uint32_t path);
-  void mark_dirty(std::uint32_t link);
-  void join(std::uint32_t path);
-  void join_all();
-  void fill();
-  Use& use_of(const Hop& hop) { return links_[hop.link].uses[hop.slot]; }
-  static void measure(Link& link);
-  void fix(std::uint32_t path, std::uint32_t link, double level);
-  bool grow();
+  void mark(std::uint32_t link);
+  void mark_neighbor(const Hop& hop, double rise);
+  bool follow();
+  double level_of(std::uint32_t link);
+  double filled(double capacity, double level) const;
+  std::uint32_t limit_of(std::uint32_t path) const;
+  double elsewhere(std::uint32_t path, std::uint32_t link) const;
+  void set_level(std::uint32_t link, double level);
+  void set_limit(std::uint32_t path, std::uint32_t link);
+  void note_change(std::uint32_t link);
+  void fill_all();
+  double measured(std::uint32_t link) const;
 
   std::vector<Link> links_;
+  std::vector<double> levels_;  // of links
   std::vector<Path> paths_;
+  std::vector<std::uint32_t> limits_;  // of paths
+  // Rows of hops, apart from the rest of a path and small, since a change reads those of many paths.
+  std::vector<std::uint32_t> starts_{0};
   std::vector<Hop> hops_;
-  std::vector<std::uint32_t> active_, changed_, dirty_, joined_, touched_, solved_;
+  std::vector<double> shares_;  // of hops
+  std::vector<std::uint32_t> active_, changed_, changed_links_, moved_paths_;
   std::vector<Candidate> heap_;
+  std::vector<Bound> bounds_;
+  std::uint64_t computed_ = 0;
 };
 
 }  // namespace ff

@@ -3,7 +3,8 @@
 // A transfer begins `delay_s` after the last of those that it is after has ended, or after the beginning, and its bytes
 // flow from `latency_s` later on. It ends with the last of its flows; without flows at once. All flows of a path have the
 // same rate, so a path keeps the bytes that each of its flows could have sent since the path was last empty, its *service*:
-// a flow ends when the service has grown by its bytes. A change of rate then costs the same for one flow as for many.
+// a flow ends when the service has grown by its bytes. And all paths with the same limit have its level, so a link keeps
+// the service of a path of weight 1. A change of its level then costs the same for one path as for many.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace ff {
 
 class FlowRun {
  public:
-  explicit FlowRun(std::vector<double> capacities) : rates_(std::move(capacities)) {}
+  explicit FlowRun(std::vector<double> capacities) : rates_(std::move(capacities)), groups_(rates_.links()) {}
 
   std::uint32_t add_path(std::span<const std::uint32_t> links, std::span<const double> shares, double weight);
 
@@ -49,12 +50,24 @@ class FlowRun {
     std::uint32_t flow;
     bool operator<(const Ending& other) const { return service > other.service || (service == other.service && flow > other.flow); }
   };
-  struct Progress {  // of a path
-    double service = 0, since_s = 0, rate = 0;
+  struct Progress {              // of a path
+    double service = 0;          // as of the time when its group had the service `seen`
+    double seen = 0;
     double carried = 0;          // bytes of flows that have left
     std::vector<Ending> ending;  // a heap; entries of flows that left for another path stay until they come up
     std::uint32_t open = 0;
-    std::uint32_t place = FairRates::none;  // in the queue of completions
+    std::uint32_t group = FairRates::none;
+    std::uint32_t place = FairRates::none;  // among the paths of the group
+  };
+  struct Completion {  // of the next flow of a path
+    double service;    // of its group
+    std::uint32_t path;
+    bool operator<(const Completion& other) const { return service < other.service || (service == other.service && path < other.path); }
+  };
+  struct Group {  // the paths with flows whose limit is this link
+    double service = 0, since_s = 0, level = 0;
+    std::vector<Completion> paths;  // a heap
+    std::uint32_t place = FairRates::none;  // in the queue of groups
     double finish_s = 0;
   };
   struct Flow {
@@ -81,14 +94,16 @@ class FlowRun {
   void leave(std::uint32_t flow);
   void drop_gone(Progress& progress, std::uint32_t path);
   void end_flows(std::uint32_t path);
-  void advance(Progress& progress) const;
+  void advance(Group& group) const;
+  void advance(Progress& progress, std::uint32_t path);
   void update_rates();
   bool due(double time_s) const;
-  void schedule(std::uint32_t path);
-  void unschedule(std::uint32_t path);
-  void sift(std::uint32_t place);
+  void place(std::uint32_t path);
+  void remove(std::uint32_t path);
+  void schedule(std::uint32_t group);
 
   FairRates rates_;
+  std::vector<Group> groups_;  // of each link
   std::vector<Progress> progress_;
   std::vector<Flow> flows_;
   Dependencies dependencies_;
@@ -96,7 +111,7 @@ class FlowRun {
   std::vector<std::uint32_t> open_flows_;
   std::vector<double> delay_s_, latency_s_, start_s_, finish_s_;
   std::vector<Start> starts_;               // a heap
-  std::vector<std::uint32_t> completions_;  // paths, a heap by the end of their next flow
+  std::vector<std::uint32_t> queue_;        // groups, a heap by the end of their next flow
   double now_s_ = 0;
   std::uint64_t events_ = 0;
   bool begun_ = false;
