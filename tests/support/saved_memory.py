@@ -51,7 +51,7 @@ class SavedMemory:
 
 class _Saved:
     def __init__(self, memory: SavedMemory, tensor: Tensor, *, counted: bool) -> None:
-        self.tensor = tensor
+        self.tensor = tensor.detach()  # an operator's output leads to the node that keeps it: a cycle
         self._memory = memory if counted else None
         if counted:
             memory.take(local_of(tensor))

@@ -118,7 +118,7 @@ def measure_choices(
         local = _local(tensor)
         if _place(local) not in fixed:
             kept[_place(local)] = local.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # an operator's output leads to the node that keeps it: a cycle, and a leak
 
     counter = _Counter(flops_per_s, bytes_per_s)
     with torch.enable_grad(), saved_tensors_hooks(pack, _same), counter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -99,15 +100,43 @@ def test_a_task_interrupts_a_validation_which_begins_again(platform: RunningPlat
     assert tasks(client, name)[before + 1 :] == [("finished", Outcome.SUCCEEDED)]
 
 
-def test_what_was_submitted_is_stopped_with_the_command(platform: RunningPlatform, tmp_path: Path) -> None:
+def test_a_command_that_is_ended_keeps_what_was_measured_and_stops_the_rest(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
     client = platform.client()
-    name = "validate-agent-2"
-    before = len(tasks(client, name))
-    process = start(platform, tmp_path, "nodes", "--node", "agent-2", "--time", "60s", "--only", "cpu_stress")
-    wait_for(lambda: [state for state, _ in tasks(client, name)[before:]] == ["running"], "it validates", limit_s=90)
+    names = ("validate-agent-1", "validate-agent-2")
+    before = [len(tasks(client, name)) for name in names]
+    chosen = ("--node", "agent-1", "--node", "agent-2")
+    process = start(platform, tmp_path, "nodes", *chosen, "--time", "10s", "--only", "cpu_stress")
+    wait_for(lambda: tasks(client, names[1])[before[1] :] == [("running", None)], "the second one runs", limit_s=120)
     process.terminate()
     process.communicate(timeout=allowed_s(60))
-    wait_for(lambda: tasks(client, name)[before:] == [("finished", Outcome.STOPPED)], "it is stopped")
+    wait_for(lambda: tasks(client, names[1])[before[1] :] == [("finished", Outcome.STOPPED)], "it is stopped")
+    assert tasks(client, names[0])[before[0] :] == [("finished", Outcome.SUCCEEDED)]
+    assert [record.node for record in read_records(str(tmp_path / "validation.jsonl"))] == ["agent-1"]
+
+
+def test_a_second_command_with_the_same_records_validates_nothing(platform: RunningPlatform, tmp_path: Path) -> None:
+    before = len(platform.client().tasks(name="validate").tasks)
+    with open(tmp_path / "validation.jsonl", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _, err = ended(start(platform, tmp_path, "nodes", *QUICK), 1)
+    assert err.startswith("error: another `ff validate nodes` uses validation.jsonl; wait for its end")
+    assert len(platform.client().tasks(name="validate").tasks) == before
+
+
+def test_who_may_not_drain_hears_it_before_anything_is_validated(platform: RunningPlatform, tmp_path: Path) -> None:
+    place = tmp_path / "ada.json"
+    admin = platform.client()
+    admin.create_user("ada")
+    connection = msgspec.structs.replace(admin.connection, token=admin.issue_token("ada").token)
+    place.write_bytes(msgspec.json.encode(connection))
+    place.chmod(0o600)
+    command = [sys.executable, "-P", "-m", "fireflyer", "validate", "nodes", "--drain", "--platform", str(place)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=allowed_s(60), check=False)
+    assert (done.returncode, done.stderr) == (
+        2, "error: --drain is for operators; leave it out, and the commands for them are printed\n",
+    )  # fmt: skip
 
 
 def test_a_node_that_is_not_idle_in_time_is_said_and_left(platform: RunningPlatform, tmp_path: Path) -> None:

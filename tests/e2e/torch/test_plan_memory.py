@@ -76,7 +76,7 @@ def ranks(count: int) -> list[Ended]:
 
 
 def param(name: str) -> Any:
-    known = {"pp2, zb-h1": "a graph outlives the pass for its weights"}
+    known = {"pp2, zb-h1": "gradients kept for the pass for weights are not planned"}
     marks = [pytest.mark.xfail(strict=True, reason=known[name])] if name in known else []
     return pytest.param(name, marks=marks)
 

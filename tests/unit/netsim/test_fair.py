@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,10 +65,10 @@ def test_a_faster_link_never_lowers_the_sorted_rates(network: tuple[list[float],
 
 
 @given(networks(), st.randoms(use_true_random=False))
-def test_the_order_of_flows_does_not_matter(network: tuple[list[float], Rows], random: object) -> None:
+def test_the_order_of_flows_does_not_matter(network: tuple[list[float], Rows], rng: Random) -> None:
     capacities, rows = network
     order = list(range(len(rows)))
-    random.shuffle(order)  # type: ignore[attr-defined]
+    rng.shuffle(order)
     rates = rates_of(capacities, rows)
     assert rates_of(capacities, [rows[one] for one in order]) == pytest.approx([rates[one] for one in order])
 
@@ -91,13 +93,13 @@ def test_the_textbook_line_of_three_links() -> None:
 
 
 @given(networks(), st.randoms(use_true_random=False))
-def test_flows_and_links_that_are_alike_are_treated_alike(network: tuple[list[float], Rows], random: object) -> None:
+def test_flows_and_links_that_are_alike_are_treated_alike(network: tuple[list[float], Rows], rng: Random) -> None:
     """Flows over the same links have the same rate, and numbers of links mean nothing."""
     capacities, rows = network
     rates = rates_of(capacities, [*rows, *rows])
     assert rates[: len(rows)] == pytest.approx(rates[len(rows) :])
     places = list(range(len(capacities)))
-    random.shuffle(places)  # type: ignore[attr-defined]
+    rng.shuffle(places)
     moved = [0.0] * len(capacities)
     for link, place in enumerate(places):
         moved[place] = capacities[link]

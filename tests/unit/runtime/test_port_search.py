@@ -28,10 +28,10 @@ def port_of(server: socket.socket) -> int:
 
 @pytest.fixture
 def ports() -> Iterator[PortRange]:
-    """A range of which all ports are free, outside of those that the kernel gives away; two workers of pytest do not
-    get the same one."""
+    """A range of which all ports are free, outside of those that the kernel gives away, and of those that
+    `tests.support.network.free_ports` reserves for as long as a worker lives; two workers do not get the same one."""
     with ExitStack() as stack:
-        for first in range(21000, 31000, 100):
+        for first in range(29000, 32700, 100):
             turn = reserve_port(first + 99)
             if turn is None:
                 continue

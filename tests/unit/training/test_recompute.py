@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,3 +139,15 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     recompute_each(blocks, ("blocks", "none", "none"))
     with pytest.raises(UsageError, match="was set before"):
         recompute_each(blocks, ("operators", "none", "none"))
+
+
+def test_what_a_measured_pass_has_kept_is_free_when_it_ends() -> None:
+    class Block(nn.Module):
+        def forward(self, hidden: Tensor) -> Tensor:
+            found = hidden.exp()  # saves its own result for the backward pass
+            results.append(weakref.ref(found))
+            return found.sum()
+
+    results: list[weakref.ref[Tensor]] = []
+    measure_choices(Block(), (torch.ones(4, requires_grad=True),), flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
+    assert [found() for found in results] == [None]

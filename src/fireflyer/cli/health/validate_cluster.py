@@ -3,17 +3,18 @@ interrupts."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from fireflyer.base.errors import UsageError
+from fireflyer.base.errors import Busy, UsageError
 from fireflyer.base.units import SECOND, format_bytes, format_duration
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.numbers import Duration
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from fireflyer.validators.core.validation.records import NodeRecord
     from fireflyer.validators.core.validation.reports import LinkReport, NodeReport
 
-__all__ = ["links_command", "nodes_command"]
+__all__ = ["MAX_LEAF", "links_command", "nodes_command", "pairs_below_leaves"]
 
 MAX_REASON: Final = 300
+MAX_LEAF: Final = 128
+"""Nodes below a leaf switch; more have no leaf, and all their pairs would take days."""
 _SLACK_NS: Final = 300 * SECOND
 """Of a task, for its start and for what takes longer than it was told."""
 _DRAINED_SHARE: Final = 0.05
@@ -61,7 +64,7 @@ Exit codes: 0 all are in order; 1 a warning; 2 a node is at fault; 3 some could 
 @click.option("--only", metavar="NAME", multiple=True, help="Only this validator; may be repeated.")
 @click.option("--time", "each", type=Duration(), default="1m", show_default=True, help="Of each validator.")
 @click.option("--directory", metavar="DIR", default="/tmp", show_default=True, shell_complete=complete_directory,  # noqa: S108 - of the nodes
-              help="On the storage that is tested, of each node.")  # fmt: skip
+              help="On the storage that is tested, of each node; /tmp may be memory.")  # fmt: skip
 @click.option("--records", metavar="FILE", default="validation.jsonl", show_default=True, shell_complete=complete_file,
               help="What was measured, and when; nodes are compared with it.")  # fmt: skip
 @click.option("--fs", "target", metavar="ff://…", help="File system whose storage runs on these nodes: replicas of a "
@@ -79,6 +82,7 @@ def nodes_command(
     Each validation is a task of the lowest priority on its node: any other task interrupts it, and it begins again when
     the node is idle. Nodes are compared with those of their model, also those of earlier days. For operators; run it
     from a timer."""
+    from fireflyer.cluster.core.platform.access import is_operator
     from fireflyer.validators.cluster_tasks import run_jobs
     from fireflyer.validators.core.validation.queue import due_nodes, exclusion_groups, host_groups
     from fireflyer.validators.core.validation.reports import parse_node_report
@@ -87,7 +91,10 @@ def nodes_command(
     for name in only:
         if name not in ("links", *run.VALIDATORS):
             raise UsageError(f"no validator {name!r}; validators are links, {', '.join(run.VALIDATORS)}")
-    known = run.read_records(records) if os.path.exists(records) else []
+    if drain and not is_operator(client.whoami().roles):
+        raise UsageError("--drain is for operators; leave it out, and the commands for them are printed")
+    click.get_current_context().with_resource(_held(records))
+    known = run.read_records(records)
     nodes = {node.name: node for node in client.all_nodes()}
     chosen = _chosen(nodes, names)
     hosts = _hosts(nodes)
@@ -104,12 +111,15 @@ def nodes_command(
     jobs = [_job((name,), nodes, words, directory, limit_ns) for name in due]
     most = at_once or max(1, len(nodes) // 20)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops what was submitted, as Ctrl-C
-    ended = list(run_jobs(client, jobs, parse_node_report, groups, most_nodes=most, limit_ns=limit, say=_say))
-    found = _judged(ended, known)
-    code = _shown(found, ended, as_json=as_json)
-    for one in ended:
-        if one.report is not None and not _at_fault(found[one.job.nodes[0]]):
-            run.append_record(records, _own(one.job.nodes[0], one.report))
+    ended: list[Ended[NodeReport]] = []
+    try:
+        ended.extend(run_jobs(client, jobs, parse_node_report, groups, most_nodes=most, limit_ns=limit, say=_say))
+    finally:  # what was measured before Ctrl-C, or before no manager answered, counts
+        found = _judged(ended, known)
+        code = _shown(found, ended, as_json=as_json)
+        for one in ended:
+            if one.report is not None and not _at_fault(found[one.job.nodes[0]]):
+                run.append_record(records, _own(one.job.nodes[0], one.report))
     _propose(client, [node for node, events in found.items() if _at_fault(events)], found, nodes, drain=drain)
     return code
 
@@ -135,7 +145,7 @@ def links_command(
     from fireflyer.validators.core.validation.reports import parse_link_report
 
     nodes = {node.name: node for node in client.all_nodes()}
-    pairs = _pairs([nodes[name] for name in _chosen(nodes, names)])
+    pairs = pairs_below_leaves([nodes[name] for name in _chosen(nodes, names)])
     if not pairs:
         raise UsageError("no leaf switch has two of these nodes; nothing to measure")
     words = ["link", "--time", f"{max(1, each // SECOND)}s"]
@@ -143,11 +153,32 @@ def links_command(
     groups = host_groups(_hosts(nodes))
     most = at_once or len(nodes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops what was submitted, as Ctrl-C
-    ended = list(run_jobs(client, jobs, parse_link_report, groups, most_nodes=most, limit_ns=limit, say=_say))
-    return _shown(_links_judged(ended, nodes), ended, as_json=as_json)
+    ended: list[Ended[LinkReport]] = []
+    try:
+        ended.extend(run_jobs(client, jobs, parse_link_report, groups, most_nodes=most, limit_ns=limit, say=_say))
+    finally:
+        code = _shown(_links_judged(ended, nodes), ended, as_json=as_json)
+    return code
 
 
 # --- what is validated ---
+
+
+def _held(records: str) -> IO[bytes]:
+    """The file of records, which can be written to, and which no other such command uses: what must be apart is known
+    within one alone. Raises `FireflyerError`."""
+    from fireflyer.base.os_errors import translate_os_error
+
+    try:
+        file = open(records, "ab")  # noqa: SIM115 - the caller closes it
+    except OSError as error:
+        raise translate_os_error(error, f"open {records}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise Busy(f"another `ff validate nodes` uses {records}; wait for its end, or give another --records") from None
+    return file
 
 
 def _say(text: str) -> None:
@@ -187,14 +218,23 @@ def _job(members: tuple[str, ...], nodes: dict[str, NodeView], words: list[str],
     return Job(members, nodes[members[0]].group, tuple(words), directory, limit_ns)
 
 
-def _pairs(nodes: Sequence[NodeView]) -> list[tuple[str, str]]:
-    """Of each leaf and group of nodes, round after round."""
+def pairs_below_leaves(nodes: Sequence[NodeView]) -> list[tuple[str, str]]:
+    """Pairs of each leaf and group of nodes, round after round. Raises `UsageError` for more than `MAX_LEAF` nodes."""
     from fireflyer.validators.core.validation.pairs import rounds_of_pairs
 
     below: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         below.setdefault((node.leaf, node.group), []).append(node.name)
-    return [(names[a], names[b]) for names in below.values() for pairs in rounds_of_pairs(len(names)) for a, b in pairs]
+    for (leaf, group), names in below.items():
+        if len(names) > MAX_LEAF:
+            place = f"leaf {leaf}" if leaf else f"group {group} without a leaf"
+            pairs = len(names) * (len(names) - 1) // 2
+            raise UsageError(
+                f"{len(names)} nodes of {place} are {pairs} pairs; say in the configuration which nodes are below "
+                f"which leaf, or name at most {MAX_LEAF} of them with --node"
+            )
+    rounds = [(names, pairs) for names in below.values() for pairs in rounds_of_pairs(len(names))]
+    return [(names[a], names[b]) for names, pairs in rounds for a, b in pairs]
 
 
 # --- what was found ---

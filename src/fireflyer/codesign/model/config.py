@@ -13,19 +13,10 @@ from typing import Final
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.families import FAMILIES
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, model_shape, qwen_window
+from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, llama_shape, model_shape, qwen_window
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
 
 __all__ = ["MODEL_TYPES", "shape_from_config"]
-
-
-def _llama(keys: ConfigKeys) -> ModelShape:
-    bias = keys.flag("attention_bias", False)
-    return model_shape(
-        keys,
-        attention_heads(keys, qkv_bias=bias, output_bias=bias),
-        feed_forward_bias=keys.flag("mlp_bias", False),
-    )
 
 
 def _mistral(keys: ConfigKeys) -> ModelShape:
@@ -101,7 +92,7 @@ MODEL_TYPES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "deepseek_v3": _deepseek_latent,
     "gpt2": _gpt2,
     "kimi_k2": _deepseek_latent,
-    "llama": _llama,
+    "llama": llama_shape,
     "mistral": _mistral,
     "mixtral": _mixtral,
     "qwen2": _qwen2,

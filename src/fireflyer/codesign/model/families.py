@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, full_layers, model_shape
+from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, full_layers, llama_shape, model_shape
 from fireflyer.codesign.model.shape import Attention, Experts, ModelShape
 
 __all__ = ["FAMILIES"]
@@ -54,18 +54,9 @@ def _phi3(keys: ConfigKeys) -> ModelShape:
     return model_shape(keys, attention_heads(keys, window=keys.optional("sliding_window") or None))
 
 
-def _granite(keys: ConfigKeys) -> ModelShape:
-    bias = keys.flag("attention_bias", False)
-    return model_shape(
-        keys,
-        attention_heads(keys, qkv_bias=bias, output_bias=bias),
-        feed_forward_bias=keys.flag("mlp_bias", False),
-    )
-
-
 def _smollm3(keys: ConfigKeys) -> ModelShape:
     keys.refuse("use_sliding_window", "windows are not understood for this type")
-    return _granite(keys.with_defaults(tie_word_embeddings=True))
+    return llama_shape(keys.with_defaults(tie_word_embeddings=True))
 
 
 def _seed(keys: ConfigKeys) -> ModelShape:
@@ -240,7 +231,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "gpt_bigcode": _gpt_bigcode,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,
-    "granite": _granite,
+    "granite": llama_shape,
     "granitemoe": _local_experts,
     "nemotron": _nemotron,
     "olmo2": _olmo2,

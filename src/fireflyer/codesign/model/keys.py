@@ -77,11 +77,11 @@ class ConfigKeys:
         return tuple(value)
 
     def with_defaults(self, **defaults: object) -> ConfigKeys:
-        """With these values of keys that are absent."""
+        """Keys that have these values where they are absent."""
         return ConfigKeys(defaults | dict(self._config), self._model_types)
 
     def with_values(self, **values: object) -> ConfigKeys:
-        """With these values, whatever the keys had."""
+        """Keys that have these values, whatever they had."""
         return ConfigKeys(dict(self._config) | values, self._model_types)
 
     def refuse(self, name: str, why: str) -> None:

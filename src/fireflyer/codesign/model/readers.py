@@ -6,7 +6,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model.keys import ConfigKeys
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention, ModelShape
 
-__all__ = ["attention_heads", "deepseek_experts", "full_layers", "model_shape", "qwen_window"]
+__all__ = ["attention_heads", "deepseek_experts", "full_layers", "llama_shape", "model_shape", "qwen_window"]
 
 
 def attention_heads(
@@ -55,6 +55,15 @@ def model_shape(keys: ConfigKeys, attention: Attention | LatentAttention, **more
         "tied_embeddings": keys.flag("tie_word_embeddings", False),
     }
     return ModelShape(**(fields | more))  # type: ignore[arg-type]
+
+
+def llama_shape(keys: ConfigKeys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    return model_shape(
+        keys,
+        attention_heads(keys, qkv_bias=bias, output_bias=bias),
+        feed_forward_bias=keys.flag("mlp_bias", False),
+    )
 
 
 def deepseek_experts(keys: ConfigKeys) -> dict[str, object]:

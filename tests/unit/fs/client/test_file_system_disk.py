@@ -51,7 +51,10 @@ class Inner:
     def fsync(self) -> None:
         raise AssertionError("an fsync after a write that failed would say that all is well")
 
-    def close(self) -> None:
+    def close_lazily(self) -> bool:
+        return False  # a write is to be told
+
+    async def close(self) -> None:
         self.closed = True
         if self.fails is not None:
             raise self.fails
