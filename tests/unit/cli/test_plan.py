@@ -81,6 +81,13 @@ def test_a_network_in_numbers(capsys: pytest.CaptureFixture[str], network: str) 
     assert "switches: all 122, leaf 80, spine 40, zone 2" in said(capsys, "network", "fire-flyer-2")
 
 
+def test_the_links_that_cut_two_vertices_off(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    cuts = json.loads(said(capsys, "network", network, "--cut", "gpu0-gpu31", "--cut", "leaf0-leaf7", "--json"))["cuts"]
+    assert cuts["gpu0-gpu31"] == {"links": 1, "between": "gpu0-leaf0"}
+    spines = ", ".join(f"leaf0-spine{spine}" for spine in range(4))
+    assert cuts["leaf0-leaf7"] == {"links": 4, "between": spines}
+
+
 def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], network: str) -> None:
     prices = str(Path(network).with_name("prices.toml"))
     shown = json.loads(said(capsys, "network", network, "--prices", prices, "--nodes", "--rent", "2", "--json"))["cost"]
@@ -103,7 +110,7 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
         (("radix = 8\n", ""), "needs radix"),
         (("radix = 8\n", "radix = 8\nplanes = 2\n"), "has no planes; its keys are radix, nodes, uplinks, spread"),
         (("radix = 8\n", "radix = 8\nspeed = 2\n"), "unknown field `speed`"),
-        (('"two-layer"', '"torus"'), "Invalid enum value 'torus'"),
+        (('"two-layer"', '"torus"'), "Invalid enum value 'torus' - at `$.family`; use dragonfly, multi-plane, "),
         (("gbit_per_s = 200\n", ""), "gbit_per_s"),
         (
             ("count = 32\n", 'count = 16\n[[nodes]]\nkind = "gpu"\ncount = 16\n'),
@@ -235,6 +242,9 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--cut", "leaf0"), "write two ends, as in gpu0-gpu9"),
+        (("--cut", "leaf0-leaf0"), "both ends are the same"),
+        (("--cut", "leaf0-spine99"), "there is no spine99; there are gpu0 to"),
         (("--fail-link", "leaf0-spine0"), "need --traffic PATTERN"),
         (("--traffic", "ring", "--window", "1"), "--window needs --back-pressure"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0", "--back-pressure"), "do not go together"),

@@ -11,6 +11,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
+from fireflyer.cli.plan.vertices import show_cut
 
 if TYPE_CHECKING:
     from fireflyer.netsim import LatencyName, Routing
@@ -39,6 +40,7 @@ def complete_network(_ctx: click.Context, _param: click.Parameter, incomplete: s
 Examples:
   ff plan network v3-multi-plane
   ff plan network network.toml --prices prices.toml --nodes
+  ff plan network network.toml --cut gpu0-gpu9   # which links may not fail
   ff plan network network.toml --traffic permutation --fail-link leaf0-spine3
   ff plan network network.toml --prices prices.toml --nodes --rent 1.10   # of a GPU hour: when owning is cheaper""",
 )
@@ -129,6 +131,13 @@ Examples:
     default=0,
     help="With --back-pressure: a node grants N transfers to it at a time.  [default: all]",
 )
+@click.option(
+    "--cut",
+    "cuts",
+    metavar="A-B",
+    multiple=True,
+    help="Print the fewest links whose failure cuts A off from B, as in gpu0-gpu9 or leaf0-leaf3. May be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def network_command(
     *,
@@ -149,6 +158,7 @@ def network_command(
     lanes: str | None,
     back_pressure: bool,
     window: int,
+    cuts: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
@@ -162,6 +172,8 @@ def network_command(
     given = read_network(network)
     fabric = given.build()
     shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
+    if cuts:
+        shown["cuts"] = {text: show_cut(fabric, text) for text in cuts}
     if prices is not None:
         shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.plan.vertices import vertex_name, vertex_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -142,20 +143,10 @@ def _storage_rate(fabric: Fabric, access: str, transfers: Sequence[Transfer], fi
 def _pairs(fabric: Fabric, cut: Sequence[Transfer]) -> str:
     """Of nodes between which something was sent that never arrived, by kinds and numbers, the first few of them."""
     pairs = list(dict.fromkeys((one.source, one.target) for one in cut))
-    words = [f"{_name(fabric, source)} to {_name(fabric, target)}" for source, target in pairs[:MOST_PAIRS]]
+    words = [f"{vertex_name(fabric, source)} to {vertex_name(fabric, target)}" for source, target in pairs[:MOST_PAIRS]]
     if len(pairs) > MOST_PAIRS:
         words.append(f"{len(pairs) - MOST_PAIRS} more")
     return ", ".join(words) or "none"
-
-
-def _name(fabric: Fabric, node: int) -> str:
-    """As `--fail-link` takes it."""
-    first = 0
-    for kind, count in fabric.places():
-        if node < first + count:
-            return f"{kind}{node - first}"
-        first += count
-    raise AssertionError(f"vertex {node} is beyond the network")
 
 
 def _summary(ends_s: Sequence[float]) -> dict[str, Any]:
@@ -254,7 +245,8 @@ def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
         if match is None:
             raise UsageError(f"--fail-link {text}: write two ends, and when in seconds, as in leaf0-spine3@0.5-2")
         low, low_number, high, high_number, begin, end = match.groups()
-        ends = _vertex(fabric, text, low, int(low_number)), _vertex(fabric, text, high, int(high_number))
+        option = f"--fail-link {text}"
+        ends = vertex_number(fabric, option, low, low_number), vertex_number(fabric, option, high, high_number)
         between = links.between(*ends)
         if not between:
             raise UsageError(f"--fail-link {text}: no link joins {low}{low_number} and {high}{high_number}")
@@ -284,17 +276,6 @@ def _lost_planes(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
         ways = [hop.link for node in range(fabric.nodes) for hop in links.hops[node] if hop.to in switches]
         found += [LinkFailure(link=link, at_ns=at_ns, repaired_ns=repaired_ns) for link in ways]
     return found
-
-
-def _vertex(fabric: Fabric, text: str, name: str, number: int) -> int:
-    """Of a node or switch by its kind or layer, and its number there."""
-    first, known = 0, []
-    for place, count in fabric.places():
-        if place == name and number < count:
-            return first + number
-        known.append(f"{place}0 to {place}{count - 1}")
-        first += count
-    raise UsageError(f"--fail-link {text}: there is no {name}{number}; there are {', '.join(known)}")
 
 
 def _nanoseconds(text: str, seconds: str, option: str = "--fail-link") -> int:

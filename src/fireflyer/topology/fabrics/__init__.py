@@ -4,6 +4,7 @@ fabric = two_layer_tree([NodeGroup(kind="gpu", count=800)], radix=40, gbit_per_s
 fabric.switches, fabric.links, diameter(fabric), disjoint_paths(fabric, 0, 799)
 """
 
+from fireflyer.topology.fabrics.cuts import Cut, disjoint_paths, links_across, minimum_cut
 from fireflyer.topology.fabrics.flat import Counts, counts_of, dragonfly, dragonfly_counts, slim_fly, slim_fly_counts
 from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, NodeGroup
 from fireflyer.topology.fabrics.joined import multi_plane, rail_optimised, zones
@@ -11,8 +12,6 @@ from fireflyer.topology.fabrics.properties import (
     Bisection,
     bisection,
     diameter,
-    disjoint_paths,
-    links_across,
     planes_of,
 )
 from fireflyer.topology.fabrics.trees import three_layer_tree, two_layer_tree
@@ -21,6 +20,7 @@ __all__ = [
     "Bisection",
     "Cable",
     "Counts",
+    "Cut",
     "Fabric",
     "Layer",
     "NodeGroup",
@@ -31,6 +31,7 @@ __all__ = [
     "dragonfly",
     "dragonfly_counts",
     "links_across",
+    "minimum_cut",
     "multi_plane",
     "planes_of",
     "rail_optimised",
