@@ -43,6 +43,8 @@ class TrafficOptions(NamedTuple):
     """Of a transfer, as in 64MiB."""
     fail_links: tuple[str, ...] = ()
     lanes: str | None = None
+    level_lanes: str | None = None
+    """Lanes of training and of storage, as in 0:0."""
     back_pressure: bool = False
     window: int = 0
     replicas: int = 3
@@ -50,6 +52,8 @@ class TrafficOptions(NamedTuple):
     latency: LatencyName | None = None
     proxy_us: float = 0.0
     """That a CPU proxy adds to each message."""
+    nvlink_gb_per_s: float | None = None
+    """Of a GPU, which forwards between planes over it; None: ports of a node are alike."""
 
     @property
     def simulated(self) -> bool:
@@ -71,13 +75,29 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
     """Raises `UsageError`."""
     if fabric.nodes > MAX_NODES:
         raise UsageError(f"--traffic is for networks of up to {MAX_NODES} nodes; this one has {fabric.nodes}")
+    if given.level_lanes is not None and given.lanes is None:
+        raise UsageError("--level-lanes needs --lanes W:W, the weights of both lanes")
     if given.window and not given.back_pressure:
         raise UsageError("--window needs --back-pressure: fluid rates know no requests")
     if given.fails and given.back_pressure:
         raise UsageError("--fail-link and --fail-plane do not go together with --back-pressure; use one of them")
+    if given.nvlink_gb_per_s is not None:
+        fabric = _opened(fabric, given)
     if given.access is not None and given.lanes is not None:
         raise UsageError(f"--lanes adds reads to traffic between nodes; --traffic {given.pattern} has none")
     return _ends(fabric, given) if given.simulated else _rates(fabric, given)
+
+
+def _opened(fabric: Fabric, given: TrafficOptions) -> Fabric:
+    """With the GPUs of its nodes. Raises `UsageError`."""
+    from fireflyer.topology.fabrics import open_nodes
+
+    if given.latency is not None:
+        raise UsageError("--latency knows the switches of a network, not those of nodes; leave out --nvlink")
+    kinds = [group.kind for group in fabric.groups if group.ports > 1 and group.kind != STORAGE]
+    if not kinds:
+        raise UsageError(f"--nvlink is of nodes with several ports, and {fabric.name} has none")
+    return open_nodes(fabric, kinds, nvlink_bytes_per_s=(given.nvlink_gb_per_s or 0.0) * 1e9)
 
 
 def _rates(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
@@ -207,6 +227,8 @@ def _simulated(
 
     settings: Settings | BackPressure
     common = {"routing": given.routing, "queue_pairs": given.queue_pairs, "seed": given.seed, "lane_weights": weights}
+    if given.level_lanes is not None:
+        common["level_lanes"] = _level_lanes(given.level_lanes)
     settings = BackPressure(window=given.window) if given.back_pressure else Settings()
     settings = msgspec.structs.replace(settings, **common)
     if given.latency is not None:
@@ -233,6 +255,12 @@ def _weights(text: str) -> tuple[float, ...]:
     return weights
 
 
+def _level_lanes(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"[01]:[01]", text) is None:
+        raise UsageError(f"--level-lanes {text}: write the lanes of training and of storage, 0 or 1, as in 0:0")
+    return tuple(int(lane) for lane in text.split(":"))
+
+
 def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
     from fireflyer.netsim import LinkFailure, Links
 
@@ -256,7 +284,7 @@ def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
 
 
 def _lost_planes(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
-    """All links between nodes and a plane."""
+    """All links between nodes, or their NICs, and a plane."""
     from fireflyer.netsim import LinkFailure, Links
     from fireflyer.topology.fabrics import planes_of
 
@@ -273,7 +301,8 @@ def _lost_planes(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
         at_ns = _nanoseconds(text, begin or "0", option)
         repaired_ns = None if end is None else _nanoseconds(text, end, option)
         switches = set(planes[int(number)])
-        ways = [hop.link for node in range(fabric.nodes) for hop in links.hops[node] if hop.to in switches]
+        below = [vertex for vertex in range(fabric.nodes + fabric.switches) if vertex not in switches]
+        ways = [hop.link for vertex in below for hop in links.hops[vertex] if hop.to in switches]
         found += [LinkFailure(link=link, at_ns=at_ns, repaired_ns=repaired_ns) for link in ways]
     return found
 

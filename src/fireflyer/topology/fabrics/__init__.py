@@ -6,7 +6,8 @@ fabric.switches, fabric.links, diameter(fabric), disjoint_paths(fabric, 0, 799)
 
 from fireflyer.topology.fabrics.cuts import Cut, disjoint_paths, links_across, minimum_cut
 from fireflyer.topology.fabrics.flat import Counts, counts_of, dragonfly, dragonfly_counts, slim_fly, slim_fly_counts
-from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, NodeGroup
+from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, LayerRate, NodeGroup
+from fireflyer.topology.fabrics.inside import open_nodes
 from fireflyer.topology.fabrics.joined import multi_plane, rail_optimised, zones
 from fireflyer.topology.fabrics.properties import (
     Bisection,
@@ -23,6 +24,7 @@ __all__ = [
     "Cut",
     "Fabric",
     "Layer",
+    "LayerRate",
     "NodeGroup",
     "bisection",
     "counts_of",
@@ -33,6 +35,7 @@ __all__ = [
     "links_across",
     "minimum_cut",
     "multi_plane",
+    "open_nodes",
     "planes_of",
     "rail_optimised",
     "slim_fly",

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from fireflyer.base.errors import UsageError
 from fireflyer.topology.fabrics.cuts import links_across
 from fireflyer.topology.fabrics.graph import Fabric
+from fireflyer.topology.fabrics.inside import INSIDE_LAYERS
 
 __all__ = ["Bisection", "bisection", "diameter", "planes_of"]
 
@@ -84,13 +85,15 @@ def _distances(near: list[list[int]], starts: Collection[int]) -> list[int]:
 
 
 def planes_of(fabric: Fabric) -> list[list[int]]:
-    """Switches that links join with each other, each plane in ascending order; one plane of a network that is whole."""
+    """Switches that links join with each other, each plane in ascending order; one plane of a network that is whole.
+    NVSwitches and NICs are of nodes, and in no plane."""
+    first_switch = fabric.nodes + sum(layer.count for layer in fabric.layers if layer.name in INSIDE_LAYERS)
     up: dict[int, Counter[int]] = {}
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
+        if cable.a >= first_switch:
             up.setdefault(cable.a, Counter())[cable.b] += cable.links
     found: dict[int, list[int]] = {}
-    for switch, first in sorted(_parts(up, range(fabric.nodes, fabric.nodes + fabric.switches)).items()):
+    for switch, first in sorted(_parts(up, range(first_switch, fabric.nodes + fabric.switches)).items()):
         found.setdefault(first, []).append(switch)
     return list(found.values())
 
