@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import UsageError
@@ -40,7 +41,8 @@ def read_toml(
         return msgspec.toml.decode(data, type=config_type)
     except msgspec.ValidationError as error:
         line = line_of(data.decode(errors="replace"), str(error))
-        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{see}") from error
+        choices = _choices(config_type, str(error))
+        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{choices}{see}") from error
     except (*DECODE_ERRORS, UsageError) as error:
         raise UsageError(f"{name} {path!r}: {error}{see}") from error
 
@@ -70,6 +72,40 @@ def line_of(text: str, error: str) -> int:
         if len(place) > depth and steps[: len(place)] == place:
             best, depth = number, len(place)
     return best
+
+
+def _choices(config_type: type[msgspec.Struct], error: str) -> str:
+    """What a value may be that the decoder does not know: it names the wrong one alone."""
+    found = _PLACE.search(error)
+    if found is None or "Invalid enum value" not in error:
+        return ""
+    kinds = [inspect.type_info(config_type)]
+    for step in _STEP.finditer(found["place"]):
+        name = step["name"]
+        kinds = [inner for kind in kinds for inner in _inside(kind, None if name == "..." else name)]
+    values = [value for kind in kinds for one in _alternatives(kind) for value in _values(one)]
+    return f"; use {', '.join(map(str, values))}" if values else ""
+
+
+def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _values(kind: inspect.Type) -> list[object]:
+    if isinstance(kind, inspect.LiteralType):
+        return list(kind.values)
+    return [one.value for one in kind.cls] if isinstance(kind, inspect.EnumType) else []
+
+
+def _inside(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    """Types of the field of that name, or of the elements of an array or values of a table."""
+    for one in _alternatives(kind):
+        if isinstance(one, inspect.StructType) and name is not None:
+            yield from (field.type for field in one.fields if field.encode_name == name)
+        elif isinstance(one, inspect.DictType):
+            yield one.value_type
+        elif isinstance(one, (inspect.ListType, inspect.VarTupleType)):
+            yield one.item_type
 
 
 def _places(text: str) -> Iterator[tuple[int, list[str | int]]]:

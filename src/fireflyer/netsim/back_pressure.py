@@ -27,7 +27,7 @@ from fireflyer.native import PacketRun
 from fireflyer.netsim.arrays import NO_ROUTE, Latency, Route, transfer_arrays
 from fireflyer.netsim.links import Links
 from fireflyer.netsim.routing import Router, Routing, flow_key
-from fireflyer.netsim.simulate import check_lanes
+from fireflyer.netsim.simulate import check_lanes, lane_of
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer, check_transfers
 
@@ -54,6 +54,8 @@ class BackPressure(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers that a target grants at a time; 0: all, without a request."""
     lane_weights: tuple[float, ...] = (1.0,)
     """Shares of a link for lanes that have packets, whatever the number of their transfers."""
+    level_lanes: tuple[int, ...] = ()
+    """Lane of each service level, as in `Settings`."""
 
 
 class BackPressureRun(NamedTuple):
@@ -103,7 +105,7 @@ def _check(fabric: Fabric, transfers: Sequence[Transfer], given: BackPressure) -
     if fabric.nodes > MAX_NODES:
         raise UsageError(f"back-pressure is simulated for up to {MAX_NODES} nodes; {fabric.name} has {fabric.nodes}")
     check_transfers(transfers, fabric.nodes)
-    check_lanes(transfers, given.lane_weights)
+    check_lanes(transfers, given.lane_weights, given.level_lanes)
     if not 1 <= given.packet_bytes <= given.buffer_bytes <= MAX_BUFFER_BYTES:
         raise UsageError(
             f"packets of {given.packet_bytes} bytes, buffers of {given.buffer_bytes}; use 1 to {MAX_BUFFER_BYTES}, and "
@@ -128,6 +130,8 @@ def _routes(
         if not one.nbytes:
             routes.append(NO_ROUTE)
             continue
-        paths = tuple(engine.add_path(np.array(flow.links, np.uint32), one.lane) for flow in flows)
+        paths = tuple(
+            engine.add_path(np.array(flow.links, np.uint32), lane_of(one, given.level_lanes)) for flow in flows
+        )
         routes.append(Route(paths, tuple(flow.share for flow in flows)))
     return routes, [latency.of(one) for one in transfers]

@@ -54,7 +54,8 @@ class Links:
     @property
     def capacities(self) -> NDArray[np.float64]:
         """Bytes per second of each link."""
-        return np.full(len(self.ends), self.fabric.link_bytes_per_s)
+        ways = [2 * cable.links for cable in self.fabric.cables]
+        return np.repeat(np.array(self.fabric.cable_rates(), np.float64), ways)
 
     def reverse(self, link: int) -> int:
         """The link of the same cable that leads back."""

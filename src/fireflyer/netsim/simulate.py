@@ -28,7 +28,7 @@ from fireflyer.netsim.routing import Router, Routing, flow_key
 from fireflyer.topology.fabrics import Fabric
 from fireflyer.topology.traffic import Transfer, check_transfers
 
-__all__ = ["Engine", "NetworkRun", "Settings", "check_lanes", "simulate"]
+__all__ = ["Engine", "NetworkRun", "Settings", "check_lanes", "lane_of", "simulate"]
 
 Engine = Literal["native", "numpy"]
 MAX_LANES: Final = 16
@@ -47,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     switch_latency_ns: int = 0
     """Of the first byte through one switch."""
     lane_weights: tuple[float, ...] = (1.0,)
+    level_lanes: tuple[int, ...] = ()
+    """The SL to VL map of a subnet manager: `lane` of a transfer is a service level, and this the lane of each level;
+    (): level n has lane n."""
     reroute_ns: int = 0
     """After a failure until routing avoids the link, and after a repair until it uses it; meanwhile flows over a link
     that has failed wait."""
@@ -84,7 +87,7 @@ def simulate(
     reach another before any failure."""
     given = settings or Settings()
     check_transfers(transfers, fabric.nodes)
-    check_lanes(transfers, given.lane_weights)
+    check_lanes(transfers, given.lane_weights, given.level_lanes)
     links = Links(fabric)
     rates = links.capacities if capacities is None else capacities
     if rates.shape != links.capacities.shape or not (rates > 0).all() or not np.isfinite(rates).all():
@@ -97,15 +100,37 @@ def simulate(
     return run.to_end()
 
 
-def check_lanes(transfers: Sequence[Transfer], weights: Sequence[float]) -> None:
-    """Raises `UsageError` for weights that are none, or a lane without a weight."""
+def lane_of(transfer: Transfer, level_lanes: Sequence[int]) -> int:
+    """Virtual lane of a transfer by the map of service levels; () maps each to the lane of its number."""
+    return level_lanes[transfer.lane] if level_lanes else transfer.lane
+
+
+def check_lanes(transfers: Sequence[Transfer], weights: Sequence[float], level_lanes: Sequence[int] = ()) -> None:
+    """Raises `UsageError` for weights that are none, a lane without a weight, or a service level without a lane."""
     if not 1 <= len(weights) <= MAX_LANES or not all(0 < weight < float("inf") for weight in weights):
         raise UsageError(f"lanes have the weights {weights}; use 1 to {MAX_LANES} numbers above 0")
+    if level_lanes:
+        _check_levels(transfers, weights, level_lanes)
+        return
     beyond = next((one for one in transfers if one.lane >= len(weights)), None)
     if beyond is not None:
         raise UsageError(
             f"transfer {beyond.id} is on lane {beyond.lane}, and lanes 0 to {len(weights) - 1} have weights; "
             "add to `lane_weights`"
+        )
+
+
+def _check_levels(transfers: Sequence[Transfer], weights: Sequence[float], level_lanes: Sequence[int]) -> None:
+    if len(level_lanes) > MAX_LANES or not all(0 <= lane < len(weights) for lane in level_lanes):
+        raise UsageError(
+            f"service levels have the lanes {tuple(level_lanes)}; give up to {MAX_LANES} of the lanes 0 to "
+            f"{len(weights) - 1}, which have weights"
+        )
+    beyond = next((one for one in transfers if one.lane >= len(level_lanes)), None)
+    if beyond is not None:
+        raise UsageError(
+            f"transfer {beyond.id} is of service level {beyond.lane}, and levels 0 to {len(level_lanes) - 1} have a "
+            "lane; add to `level_lanes`"
         )
 
 
@@ -152,7 +177,7 @@ class _Run:
         found = self._known.get(key)
         if found is None:
             flows = self._router.flows(hashed_as, transfer.source, transfer.target)
-            weight = self._settings.lane_weights[transfer.lane]
+            weight = self._settings.lane_weights[lane_of(transfer, self._settings.level_lanes)]
             numbers = tuple(self._path(flow.links, flow.weights, weight) for flow in flows)
             found = self._known[key] = Route(numbers, tuple(flow.share for flow in flows))
         return found

@@ -22,7 +22,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     after: tuple[int, ...] = ()
     delay_ns: int = 0
     lane: int = 0
-    """Virtual lane: what is shared out by weights."""
+    """Virtual lane, which shares links by weight; or a service level, of which the network has the lane."""
     connection: int | None = None
     """Transfers of the same number, source and target take the same way, as the messages of a queue pair do; None: a
     way of its own."""

@@ -28,7 +28,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     (tmp_path / "config.json").write_text(blocks("json")[0])
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for block in blocks("sh") for line in block.splitlines()]
-    assert len(commands) == 20
+    assert len(commands) == 21
     said = []
     for command in commands:
         assert main(command) == 0, command
@@ -41,11 +41,12 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert "model: packets with back-pressure" in said[8]
     for place in (9, 10):
         assert "gigabytes per second of all nodes: " in said[place]
-    assert "hours after which owning is cheaper: " in said[12]
-    assert "parameters: 13,015,864,320" in said[14]
-    assert "share of GPUs for prefill: 0." in said[15]
-    assert "HFReduce, GB/s as flows over all links: 9.375" in said[16]
-    assert "times as long for experts with a KV cache beside them: 1.6" in said[17]
+    assert "  gpu0-gpu9: links 1, between gpu0-leaf0" in said[11]
+    assert "hours after which owning is cheaper: " in said[13]
+    assert "parameters: 13,015,864,320" in said[15]
+    assert "share of GPUs for prefill: 0." in said[16]
+    assert "HFReduce, GB/s as flows over all links: 9.375" in said[17]
+    assert "times as long for experts with a KV cache beside them: 1.6" in said[18]
 
 
 def test_every_key_and_family_is_named() -> None:

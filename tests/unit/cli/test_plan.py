@@ -81,6 +81,13 @@ def test_a_network_in_numbers(capsys: pytest.CaptureFixture[str], network: str) 
     assert "switches: all 122, leaf 80, spine 40, zone 2" in said(capsys, "network", "fire-flyer-2")
 
 
+def test_the_links_that_cut_two_vertices_off(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    cuts = json.loads(said(capsys, "network", network, "--cut", "gpu0-gpu31", "--cut", "leaf0-leaf7", "--json"))["cuts"]
+    assert cuts["gpu0-gpu31"] == {"links": 1, "between": "gpu0-leaf0"}
+    spines = ", ".join(f"leaf0-spine{spine}" for spine in range(4))
+    assert cuts["leaf0-leaf7"] == {"links": 4, "between": spines}
+
+
 def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], network: str) -> None:
     prices = str(Path(network).with_name("prices.toml"))
     shown = json.loads(said(capsys, "network", network, "--prices", prices, "--nodes", "--rent", "2", "--json"))["cost"]
@@ -94,6 +101,19 @@ def test_costs_are_sums_of_the_prices(capsys: pytest.CaptureFixture[str], networ
     assert "GPU hour: " in said(capsys, "network", network, "--prices", prices, "--nodes")
 
 
+def test_gpus_of_a_node_reach_other_planes_over_nvlink(capsys: pytest.CaptureFixture[str], network: str) -> None:
+    Path(network).write_text(
+        'name = "planes"\nfamily = "multi-plane"\nradix = 8\nplanes = 4\ngbit_per_s = 400\n'
+        '[[nodes]]\nkind = "gpu"\ncount = 16\nports = 4\n'
+    )
+    free = traffic(capsys, network, "--routing", "adaptive")
+    fast, slow = (traffic(capsys, network, "--routing", "adaptive", "--nvlink", rate) for rate in ("160", "5"))
+    assert (free["transfers"], fast["transfers"]) == (16, 64)
+    assert slow["mean share of a link"] < fast["mean share of a link"] <= 1
+    lost = ("--routing", "adaptive", "--fail-plane", "1")
+    assert traffic(capsys, network, *lost, "--nvlink", "160")["cut off pairs"] == "none"
+
+
 def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], network: str) -> None:
     path = Path(network)
     assert "use fire-flyer-2, " in refused(capsys, "network", "fire-flyer-3")
@@ -103,7 +123,7 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
         (("radix = 8\n", ""), "needs radix"),
         (("radix = 8\n", "radix = 8\nplanes = 2\n"), "has no planes; its keys are radix, nodes, uplinks, spread"),
         (("radix = 8\n", "radix = 8\nspeed = 2\n"), "unknown field `speed`"),
-        (('"two-layer"', '"torus"'), "Invalid enum value 'torus'"),
+        (('"two-layer"', '"torus"'), "Invalid enum value 'torus' - at `$.family`; use dragonfly, multi-plane, "),
         (("gbit_per_s = 200\n", ""), "gbit_per_s"),
         (
             ("count = 32\n", 'count = 16\n[[nodes]]\nkind = "gpu"\ncount = 16\n'),
@@ -218,6 +238,8 @@ def test_training_and_storage_share_links_by_lanes(capsys: pytest.CaptureFixture
     equal, training = (traffic(capsys, network, "--lanes", lanes) for lanes in ("1:1", "9:1"))
     assert equal["storage reads"]["count"] == equal["transfers"]["count"] == 24
     assert training["transfers"]["mean milliseconds"] < equal["transfers"]["mean milliseconds"]
+    one = traffic(capsys, network, "--lanes", "9:1", "--level-lanes", "0:0")
+    assert one["transfers"] == equal["transfers"], "of equal weight on one lane"
     assert traffic(capsys, network, "--lanes", "9:1", "--back-pressure")["model"] == "packets with back-pressure"
 
 
@@ -235,7 +257,14 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--cut", "leaf0"), "write two ends, as in gpu0-gpu9"),
+        (("--cut", "leaf0-leaf0"), "both ends are the same"),
+        (("--cut", "leaf0-spine99"), "there is no spine99; there are gpu0 to"),
         (("--fail-link", "leaf0-spine0"), "need --traffic PATTERN"),
+        (("--nvlink", "100"), "need --traffic PATTERN"),
+        (("--traffic", "ring", "--nvlink", "0"), "is not in the range"),
+        (("--traffic", "ring", "--nvlink", "100"), "--nvlink is of nodes with several ports, and small has none"),
+        (("--traffic", "ring", "--nvlink", "100", "--latency", "roce"), "leave out --nvlink"),
         (("--traffic", "ring", "--window", "1"), "--window needs --back-pressure"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0", "--back-pressure"), "do not go together"),
         (("--fail-plane", "0"), "need --traffic PATTERN"),
@@ -252,6 +281,8 @@ def test_a_window_of_one_makes_transfers_of_an_incast_end_one_after_the_other(
         (("--traffic", "ring", "--fail-link", "leaf0-spine0@1.2.3"), "1.2.3 is no number of seconds"),
         (("--traffic", "ring", "--fail-link", "leaf0-spine0@2-1"), "a repair comes later"),
         (("--traffic", "ring", "--lanes", "3"), "two weights above 0"),
+        (("--traffic", "ring", "--level-lanes", "0:0"), "--level-lanes needs --lanes"),
+        (("--traffic", "ring", "--lanes", "1:1", "--level-lanes", "0:2"), "0 or 1, as in 0:0"),
         (("--traffic", "ring", "--lanes", "0:1"), "two weights above 0"),
         (("--traffic", "ring", "--lanes", "1:1"), 'nodes of kind "storage"'),
         (("--traffic", "storage-reads"), 'no nodes of kind "storage"'),

@@ -125,6 +125,38 @@ def test_some_layers_have_a_window_and_others_see_all() -> None:
     assert [layer for layer in range(24) if named.attention.window_of(layer) is not None] == [23]
 
 
+LLAMA_4_MAVERICK: Config = {
+    "model_type": "llama4_text",
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16_384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "vocab_size": 202_048,
+    "num_local_experts": 128,
+    "interleave_moe_layer_step": 2,
+}
+
+
+def test_experts_in_every_other_layer_and_chunks_in_three_of_four() -> None:
+    shape = shape_from_config(LLAMA_4_MAVERICK)
+    assert [shape.has_experts(layer) for layer in range(4)] == [False, True, False, True]
+    assert [shape.attention.window_of(layer) for layer in range(4)] == [8192, 8192, 8192, None]
+    named = {"moe_layers": list(range(1, 48, 2)), "no_rope_layers": [0, 1] * 24}  # as `save_pretrained` writes them
+    saved = shape_from_config(LLAMA_4_MAVERICK | named)
+    assert saved.expert_layers == 24
+    assert [saved.attention.window_of(layer) for layer in range(3)] == [None, 8192, None]
+    count = count_parameters(shape)
+    assert (round(count.total / 1e9), round(count.active / 1e9)) == (401, 17)  # "400B" with 17B active, and vision
+
+
+@pytest.mark.parametrize("pattern", ["LLLG", 4, None])
+def test_patterns_of_windows_are_numbers_or_letters(pattern: object) -> None:
+    config = LLAMA_13B | {"model_type": "exaone4", "sliding_window": 4096, "sliding_window_pattern": pattern}
+    attention = shape_from_config(config).attention
+    assert [attention.window_of(layer) for layer in range(5)] == [4096, 4096, 4096, None, 4096]
+
+
 def test_a_model_that_sees_is_counted_by_its_language_model() -> None:
     whole = {"model_type": "gemma3", "text_config": GEMMA_3_4B, "vision_config": {"hidden_size": 1152}}
     assert shape_from_config(whole) == shape_from_config(GEMMA_3_4B)
@@ -188,7 +220,7 @@ def test_table_4_utilization() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are cohere, deepseek, deepseek_v2"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known are arcee, cohere, cohere2, deepseek"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"hidden_size": 5121}, "hidden_size 5121 is no multiple of num_attention_heads 40"),
         ({"hidden_size": "5120"}, "'hidden_size' is '5120'; a whole number is needed"),
@@ -201,6 +233,17 @@ def test_table_4_utilization() -> None:
         ({"model_type": "gpt_oss", "layer_types": 3}, "'layer_types' is 3; a list of strings is needed"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "experts in every layer are understood"),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 2}, "experts in every layer are understood"),
+        (
+            {"model_type": "exaone4", "sliding_window_pattern": "LLG"},
+            "is 'LLG'; a whole number is needed",
+        ),
+        ({"model_type": "stablelm", "qk_layernorm": True}, "norms of queries and keys are not understood"),
+        ({"model_type": "phi", "qk_layernorm": True}, "norms of queries and keys are not understood"),
+        ({"model_type": "llama4_text", "moe_layers": [3]}, "experts in every interleave_moe_layer_step-th layer"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, "0"]}, "a list of whole numbers is needed"),
+        ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 4}, "experts up to the last layer are understood"),
+        ({"model_type": "ernie4_5_moe", "moe_layer_end_index": 99}, "a layer from 0 to 39 is needed, or -1"),
+        ({"model_type": "ernie4_5_moe", "use_bias": True}, "models without biases are understood"),
         ({"model_type": "smollm3", "use_sliding_window": True}, "windows are not understood for this type"),
     ],
 )
@@ -282,6 +325,28 @@ _SMALL_EXPERTS = {
         {"model_type": "seed_oss", **_SMALL, "num_key_value_heads": 2},
         {"model_type": "smollm3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
         {"model_type": "starcoder2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {"model_type": "arcee", **_SMALL, "num_key_value_heads": 2, "mlp_bias": True, "attention_bias": True},
+        {"model_type": "cohere2", **_SMALL, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        {
+            "model_type": "dots1",
+            **_SMALL,
+            **_SMALL_EXPERTS,
+            "num_key_value_heads": 2,
+            "layer_types": ["full_attention"] * 3,
+        },
+        {"model_type": "ernie4_5", **_SMALL, "num_key_value_heads": 2, "use_bias": True},
+        {"model_type": "ernie4_5_moe", **_SMALL, "num_key_value_heads": 2, "moe_layer_interval": 2},
+        {"model_type": "exaone4", **_SMALL, "num_key_value_heads": 2, "sliding_window_pattern": 4},
+        {"model_type": "glm4", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+        {"model_type": "hunyuan_v1_dense", **_SMALL, "num_key_value_heads": 2, "head_dim": 8},
+        {"model_type": "hunyuan_v1_moe", **_SMALL, "num_key_value_heads": 2, "num_experts": 4, "head_dim": 8},
+        {"model_type": "llama4_text", **_SMALL, "num_key_value_heads": 2, "interleave_moe_layer_step": 2},
+        {"model_type": "minimax_m2", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 8},
+        {"model_type": "ministral3", **_SMALL, "num_key_value_heads": 2},
+        {"model_type": "olmo3", **_SMALL, "num_key_value_heads": 2, "pad_token_id": 0},
+        {"model_type": "phi", **_SMALL, "num_key_value_heads": 2},
+        {"model_type": "phimoe", **_SMALL, "num_key_value_heads": 2, "num_local_experts": 4, "lm_head_bias": True},
+        {"model_type": "stablelm", **_SMALL, "num_key_value_heads": 2, "use_qkv_bias": True},
     ],
     ids=lambda config: config["model_type"],
 )
@@ -293,4 +358,5 @@ def test_transformers_makes_a_model_of_as_many_parameters(config: Config) -> Non
     made = transformers.AutoConfig.for_model(**given)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(made)
-    assert count_parameters(shape_from_config(given)).total == sum(one.numel() for one in model.parameters())
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)  # without biases of routing
+    assert count_parameters(shape_from_config(given)).total == trained

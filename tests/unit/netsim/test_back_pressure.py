@@ -67,6 +67,9 @@ def test_lanes_share_a_link_by_their_weights_whatever_the_number_of_transfers() 
     run = simulate_back_pressure(tree(), transfers, BackPressure(lane_weights=(3.0, 1.0)))
     assert run.finish_s[0] == pytest.approx(160e-6, rel=0.05)
     assert run.finish_s[1:].max() == pytest.approx(160e-6, rel=0.05)
+    one_lane = BackPressure(lane_weights=(3.0, 1.0), level_lanes=(0, 0))
+    shared = simulate_back_pressure(tree(), transfers, one_lane)
+    assert shared.finish_s[1:].max() < 0.9 * shared.finish_s[0], "five senders share the link by packets"
 
 
 @pytest.mark.parametrize(("pattern", "htsim_us"), [("shift", 1640), ("permutation", 1662)])

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from fireflyer.base.errors import UsageError
-from fireflyer.netsim import LinkFailure, Links, Router, Routing, Settings, simulate
+from fireflyer.netsim import (
+    BackPressure,
+    LinkFailure,
+    Links,
+    Router,
+    Routing,
+    Settings,
+    simulate,
+    simulate_back_pressure,
+)
 from fireflyer.topology.fabrics import Fabric, NodeGroup, two_layer_tree
 from fireflyer.topology.traffic import Transfer
 
@@ -100,6 +109,31 @@ def test_a_full_link_is_shared_by_the_weights_of_lanes() -> None:
     transfers = [*sent((0, 7)), Transfer(id=1, source=1, target=7, nbytes=10**9, lane=1)]
     run = simulate(tree(), transfers, Settings(routing="adaptive", lane_weights=(3.0, 1.0)))
     assert run.finish_s == pytest.approx([4 / 3, 2.0])  # 3/4 until the first has ended, then all
+
+
+def test_service_levels_take_the_lanes_that_the_map_gives_them() -> None:
+    transfers = [*sent((0, 7), lane=1), Transfer(id=1, source=1, target=7, nbytes=10**9, lane=2)]
+    apart = Settings(routing="adaptive", lane_weights=(1.0, 3.0), level_lanes=(0, 1, 0))
+    assert simulate(tree(), transfers, apart).finish_s == pytest.approx([4 / 3, 2.0])
+    together = Settings(routing="adaptive", lane_weights=(1.0, 3.0), level_lanes=(0, 1, 1))
+    assert simulate(tree(), transfers, together).finish_s == pytest.approx([2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("level_lanes", "words"),
+    [
+        ((0,), "of service level 1, and levels 0 to 0 have"),
+        ((0, 1), "the lanes 0 to 0"),
+        ((0, -1), "give up to"),
+    ],
+)
+def test_a_wrong_map_of_service_levels_is_one_line(level_lanes: tuple[int, ...], words: str) -> None:
+    for run in (
+        lambda: simulate(tree(), sent((0, 7), lane=1), Settings(level_lanes=level_lanes)),
+        lambda: simulate_back_pressure(tree(), sent((0, 7), lane=1), BackPressure(level_lanes=level_lanes)),
+    ):
+        with pytest.raises(UsageError, match=words):
+            run()
 
 
 def test_weights_count_where_a_flow_is_limited_and_nowhere_else() -> None:

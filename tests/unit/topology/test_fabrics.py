@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import networkx
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from fireflyer.topology.fabrics import (
     dragonfly,
     dragonfly_counts,
     links_across,
+    minimum_cut,
     multi_plane,
     planes_of,
     rail_optimised,
@@ -193,6 +195,20 @@ def test_disjoint_paths_are_the_largest_flow(drawn: tuple[int, list[tuple[int, i
     graph = graph_of(fabric)
     graph.add_nodes_from((0, 1))
     assert disjoint_paths(fabric, 0, 1) == networkx.maximum_flow_value(graph, 0, 1)
+    cut = minimum_cut(fabric, 0, 1)
+    assert cut.links == disjoint_paths(fabric, 0, 1)
+    rest = tuple(cable for cable in fabric.cables if cable not in cut.cables)
+    assert disjoint_paths(msgspec.structs.replace(fabric, cables=rest), 0, 1) == 0
+
+
+def test_a_cut_names_the_links_of_an_oversubscribed_leaf() -> None:
+    fabric = two_layer_tree(gpus(24, 4), radix=32, uplinks=3, gbit_per_s=RATE)
+    leaf, other = fabric.first_of("leaf"), fabric.first_of("leaf") + 1
+    cut = minimum_cut(fabric, leaf, other)
+    assert cut.links == 3
+    assert {cable.a for cable in cut.cables} == {leaf}
+    assert minimum_cut(fabric, 0, 23).links == 3  # fewer than the four ports of a node
+    assert {cable.a for cable in minimum_cut(fabric, 0, 1).cables} == {0}
 
 
 def test_nodes_do_not_forward() -> None:

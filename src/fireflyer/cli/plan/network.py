@@ -11,6 +11,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.cli.completion import complete_file
 from fireflyer.cli.numbers import WholeNumber
 from fireflyer.cli.plan.traffic import Traffic, TrafficOptions, show_traffic
+from fireflyer.cli.plan.vertices import show_cut
 
 if TYPE_CHECKING:
     from fireflyer.netsim import LatencyName, Routing
@@ -39,6 +40,7 @@ def complete_network(_ctx: click.Context, _param: click.Parameter, incomplete: s
 Examples:
   ff plan network v3-multi-plane
   ff plan network network.toml --prices prices.toml --nodes
+  ff plan network network.toml --cut gpu0-gpu9   # which links may not fail
   ff plan network network.toml --traffic permutation --fail-link leaf0-spine3
   ff plan network network.toml --prices prices.toml --nodes --rent 1.10   # of a GPU hour: when owning is cheaper""",
 )
@@ -113,9 +115,22 @@ Examples:
     help="Simulate to the end; a CPU proxy adds so many microseconds to each message.  [default: 0, GPUs start them]",
 )
 @click.option(
+    "--nvlink",
+    "nvlink_gb_per_s",
+    metavar="GB/S",
+    type=click.FloatRange(min=0, min_open=True, max=1e6),
+    help="GPUs send, each over a NIC of its own, and over NVLink of so many GB/s between planes or rails.  [default: "
+    "nodes send, over any of their ports]",
+)
+@click.option(
     "--lanes",
     metavar="W:W",
     help="Simulate to the end; nodes also read from storage, on a lane of its own. Weights of both: training:storage.",
+)
+@click.option(
+    "--level-lanes",
+    metavar="L:L",
+    help="With --lanes: the lane of training and that of storage; 0:0 has both on one.  [default: 0:1]",
 )
 @click.option(
     "--back-pressure",
@@ -128,6 +143,13 @@ Examples:
     type=WholeNumber(min=0, max=512),
     default=0,
     help="With --back-pressure: a node grants N transfers to it at a time.  [default: all]",
+)
+@click.option(
+    "--cut",
+    "cuts",
+    metavar="A-B",
+    multiple=True,
+    help="Print the fewest links whose failure cuts A off from B, as in gpu0-gpu9 or leaf0-leaf3. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def network_command(
@@ -146,29 +168,57 @@ def network_command(
     fail_planes: tuple[str, ...],
     latency: LatencyName | None,
     proxy_us: float,
+    nvlink_gb_per_s: float | None,
     lanes: str | None,
+    level_lanes: str | None,
     back_pressure: bool,
     window: int,
+    cuts: tuple[str, ...],
     as_json: bool,
 ) -> int:
     """Print what the network NETWORK has: switches, links, unused ports, distances, and how many links may fail before
     two nodes are cut off from each other. NETWORK is a TOML file, or the name of one that is shipped."""
     if (with_nodes or rent is not None) and prices is None:
         raise UsageError("--nodes and --rent need --prices FILE")
-    of_traffic = (fail_links, fail_planes, latency, proxy_us, lanes, back_pressure, window)
-    if traffic is None and any(of_traffic):
-        options = "--fail-link, --fail-plane, --latency, --proxy, --lanes, --back-pressure and --window"
-        raise UsageError(f"{options} need --traffic PATTERN")
+    of_traffic = {
+        "--fail-link": fail_links,
+        "--fail-plane": fail_planes,
+        "--latency": latency,
+        "--proxy": proxy_us,
+        "--nvlink": nvlink_gb_per_s,
+        "--lanes": lanes,
+        "--level-lanes": level_lanes,
+        "--back-pressure": back_pressure,
+        "--window": window,
+    }
+    if traffic is None and any(of_traffic.values()):
+        *most, last = of_traffic
+        raise UsageError(f"{', '.join(most)} and {last} need --traffic PATTERN")
     given = read_network(network)
     fabric = given.build()
     shown: dict[str, Any] = {"name": given.name, **_structure(fabric)}
+    if cuts:
+        shown["cuts"] = {text: show_cut(fabric, text) for text in cuts}
     if prices is not None:
         shown["cost"] = _costs(given, fabric, read_prices(prices), with_nodes=with_nodes or rent is not None, rent=rent)
     if traffic is not None:
         given_traffic = TrafficOptions(
-            traffic, routing, queue_pairs, seed, size, fail_links, lanes, back_pressure, window, replicas, fail_planes,
-            latency, proxy_us,
-        )  # fmt: skip
+            pattern=traffic,
+            routing=routing,
+            queue_pairs=queue_pairs,
+            seed=seed,
+            size=size,
+            fail_links=fail_links,
+            fail_planes=fail_planes,
+            lanes=lanes,
+            level_lanes=level_lanes,
+            back_pressure=back_pressure,
+            window=window,
+            replicas=replicas,
+            latency=latency,
+            proxy_us=proxy_us,
+            nvlink_gb_per_s=nvlink_gb_per_s,
+        )
         shown["traffic"] = show_traffic(fabric, given_traffic)
     _print(shown, as_json=as_json)
     return 0

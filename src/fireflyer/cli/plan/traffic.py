@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fireflyer.base.errors import UsageError
+from fireflyer.cli.plan.vertices import vertex_name, vertex_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ class TrafficOptions(NamedTuple):
     """Of a transfer, as in 64MiB."""
     fail_links: tuple[str, ...] = ()
     lanes: str | None = None
+    level_lanes: str | None = None
+    """Lanes of training and of storage, as in 0:0."""
     back_pressure: bool = False
     window: int = 0
     replicas: int = 3
@@ -49,6 +52,8 @@ class TrafficOptions(NamedTuple):
     latency: LatencyName | None = None
     proxy_us: float = 0.0
     """That a CPU proxy adds to each message."""
+    nvlink_gb_per_s: float | None = None
+    """Of a GPU, which forwards between planes over it; None: ports of a node are alike."""
 
     @property
     def simulated(self) -> bool:
@@ -70,13 +75,29 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
     """Raises `UsageError`."""
     if fabric.nodes > MAX_NODES:
         raise UsageError(f"--traffic is for networks of up to {MAX_NODES} nodes; this one has {fabric.nodes}")
+    if given.level_lanes is not None and given.lanes is None:
+        raise UsageError("--level-lanes needs --lanes W:W, the weights of both lanes")
     if given.window and not given.back_pressure:
         raise UsageError("--window needs --back-pressure: fluid rates know no requests")
     if given.fails and given.back_pressure:
         raise UsageError("--fail-link and --fail-plane do not go together with --back-pressure; use one of them")
+    if given.nvlink_gb_per_s is not None:
+        fabric = _opened(fabric, given)
     if given.access is not None and given.lanes is not None:
         raise UsageError(f"--lanes adds reads to traffic between nodes; --traffic {given.pattern} has none")
     return _ends(fabric, given) if given.simulated else _rates(fabric, given)
+
+
+def _opened(fabric: Fabric, given: TrafficOptions) -> Fabric:
+    """With the GPUs of its nodes. Raises `UsageError`."""
+    from fireflyer.topology.fabrics import open_nodes
+
+    if given.latency is not None:
+        raise UsageError("--latency knows the switches of a network, not those of nodes; leave out --nvlink")
+    kinds = [group.kind for group in fabric.groups if group.ports > 1 and group.kind != STORAGE]
+    if not kinds:
+        raise UsageError(f"--nvlink is of nodes with several ports, and {fabric.name} has none")
+    return open_nodes(fabric, kinds, nvlink_bytes_per_s=(given.nvlink_gb_per_s or 0.0) * 1e9)
 
 
 def _rates(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
@@ -142,20 +163,10 @@ def _storage_rate(fabric: Fabric, access: str, transfers: Sequence[Transfer], fi
 def _pairs(fabric: Fabric, cut: Sequence[Transfer]) -> str:
     """Of nodes between which something was sent that never arrived, by kinds and numbers, the first few of them."""
     pairs = list(dict.fromkeys((one.source, one.target) for one in cut))
-    words = [f"{_name(fabric, source)} to {_name(fabric, target)}" for source, target in pairs[:MOST_PAIRS]]
+    words = [f"{vertex_name(fabric, source)} to {vertex_name(fabric, target)}" for source, target in pairs[:MOST_PAIRS]]
     if len(pairs) > MOST_PAIRS:
         words.append(f"{len(pairs) - MOST_PAIRS} more")
     return ", ".join(words) or "none"
-
-
-def _name(fabric: Fabric, node: int) -> str:
-    """As `--fail-link` takes it."""
-    first = 0
-    for kind, count in fabric.places():
-        if node < first + count:
-            return f"{kind}{node - first}"
-        first += count
-    raise AssertionError(f"vertex {node} is beyond the network")
 
 
 def _summary(ends_s: Sequence[float]) -> dict[str, Any]:
@@ -216,6 +227,8 @@ def _simulated(
 
     settings: Settings | BackPressure
     common = {"routing": given.routing, "queue_pairs": given.queue_pairs, "seed": given.seed, "lane_weights": weights}
+    if given.level_lanes is not None:
+        common["level_lanes"] = _level_lanes(given.level_lanes)
     settings = BackPressure(window=given.window) if given.back_pressure else Settings()
     settings = msgspec.structs.replace(settings, **common)
     if given.latency is not None:
@@ -242,6 +255,12 @@ def _weights(text: str) -> tuple[float, ...]:
     return weights
 
 
+def _level_lanes(text: str) -> tuple[int, ...]:
+    if re.fullmatch(r"[01]:[01]", text) is None:
+        raise UsageError(f"--level-lanes {text}: write the lanes of training and of storage, 0 or 1, as in 0:0")
+    return tuple(int(lane) for lane in text.split(":"))
+
+
 def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
     from fireflyer.netsim import LinkFailure, Links
 
@@ -254,7 +273,8 @@ def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
         if match is None:
             raise UsageError(f"--fail-link {text}: write two ends, and when in seconds, as in leaf0-spine3@0.5-2")
         low, low_number, high, high_number, begin, end = match.groups()
-        ends = _vertex(fabric, text, low, int(low_number)), _vertex(fabric, text, high, int(high_number))
+        option = f"--fail-link {text}"
+        ends = vertex_number(fabric, option, low, low_number), vertex_number(fabric, option, high, high_number)
         between = links.between(*ends)
         if not between:
             raise UsageError(f"--fail-link {text}: no link joins {low}{low_number} and {high}{high_number}")
@@ -264,7 +284,7 @@ def _failures(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
 
 
 def _lost_planes(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
-    """All links between nodes and a plane."""
+    """All links between nodes, or their NICs, and a plane."""
     from fireflyer.netsim import LinkFailure, Links
     from fireflyer.topology.fabrics import planes_of
 
@@ -281,20 +301,10 @@ def _lost_planes(fabric: Fabric, texts: Sequence[str]) -> list[LinkFailure]:
         at_ns = _nanoseconds(text, begin or "0", option)
         repaired_ns = None if end is None else _nanoseconds(text, end, option)
         switches = set(planes[int(number)])
-        ways = [hop.link for node in range(fabric.nodes) for hop in links.hops[node] if hop.to in switches]
+        below = [vertex for vertex in range(fabric.nodes + fabric.switches) if vertex not in switches]
+        ways = [hop.link for vertex in below for hop in links.hops[vertex] if hop.to in switches]
         found += [LinkFailure(link=link, at_ns=at_ns, repaired_ns=repaired_ns) for link in ways]
     return found
-
-
-def _vertex(fabric: Fabric, text: str, name: str, number: int) -> int:
-    """Of a node or switch by its kind or layer, and its number there."""
-    first, known = 0, []
-    for place, count in fabric.places():
-        if place == name and number < count:
-            return first + number
-        known.append(f"{place}0 to {place}{count - 1}")
-        first += count
-    raise UsageError(f"--fail-link {text}: there is no {name}{number}; there are {', '.join(known)}")
 
 
 def _nanoseconds(text: str, seconds: str, option: str = "--fail-link") -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fireflyer.base.errors import UsageError
+from fireflyer.codesign.model.expert_families import EXPERT_FAMILIES
 from fireflyer.codesign.model.families import FAMILIES
 from fireflyer.codesign.model.keys import ConfigKeys
 from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, llama_shape, model_shape, qwen_window
@@ -98,6 +99,7 @@ MODEL_TYPES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     **FAMILIES,
+    **EXPERT_FAMILIES,
 }
 """Readers by `model_type`."""
 

@@ -1,4 +1,4 @@
-"""Readers of further families of models, each with the defaults of its `transformers` configuration."""
+"""Readers of further families of dense models, each with the defaults of its `transformers` configuration."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from fireflyer.codesign.model.keys import ConfigKeys
-from fireflyer.codesign.model.readers import attention_heads, deepseek_experts, full_layers, llama_shape, model_shape
-from fireflyer.codesign.model.shape import Attention, Experts, ModelShape
+from fireflyer.codesign.model.readers import attention_heads, full_layers, llama_shape, model_shape
+from fireflyer.codesign.model.shape import Attention, ModelShape
 
 __all__ = ["FAMILIES"]
 
@@ -143,104 +143,94 @@ def _falcon(keys: ConfigKeys) -> ModelShape:
     )
 
 
-def _qwen2_moe(keys: ConfigKeys) -> ModelShape:
-    keys = keys.with_defaults(num_experts_per_tok=4, moe_intermediate_size=1408, num_experts=60)
-    experts = Experts(
-        routed=keys.positive("num_experts"),
-        per_token=keys.positive("num_experts_per_tok"),
-        feed_forward=keys.positive("moe_intermediate_size"),
-        shared_feed_forward=keys.positive("shared_expert_intermediate_size", 5632),
-        shared_gate=True,
-    )
-    _every_layer(keys)
-    return model_shape(keys, attention_heads(keys, qkv_bias=keys.flag("qkv_bias", True)), experts=experts)
+def _cohere2(keys: ConfigKeys) -> ModelShape:
+    """Three layers of four have a window."""
+    keys, bias = keys.with_defaults(tie_word_embeddings=True, sliding_window=4096), keys.flag("attention_bias", False)
+    return model_shape(keys, _windowed(keys, every=4, qkv_bias=bias, output_bias=bias), norms=1)
 
 
-def _qwen3_moe(keys: ConfigKeys) -> ModelShape:
-    experts = Experts(
-        routed=keys.positive("num_experts", keys.optional("num_local_experts") or 128),
-        per_token=keys.positive("num_experts_per_tok", 8),
-        feed_forward=keys.positive("moe_intermediate_size", 768),
-    )
-    _every_layer(keys)
-    bias = keys.flag("attention_bias", False)
-    attention = attention_heads(keys, qkv_bias=bias, output_bias=bias, qk_norm=True, kv_heads=4)
-    return model_shape(keys, attention, experts=experts)
+def _olmo3(keys: ConfigKeys) -> ModelShape:
+    keys, bias = keys.with_defaults(sliding_window=4096), keys.flag("attention_bias", False)
+    return model_shape(keys, _windowed(keys, every=4, qkv_bias=bias, output_bias=bias, wide_qk_norm=True))
 
 
-def _every_layer(keys: ConfigKeys) -> None:
-    """Raises `UsageError` where some layers have no experts, or windows."""
-    keys.refuse("mlp_only_layers", "experts in every layer are understood")
-    keys.refuse("use_sliding_window", "windows are not understood for this type")
-    if keys.positive("decoder_sparse_step", 1) > 1:
-        keys.refuse("decoder_sparse_step", "experts in every layer are understood")
+def _exaone4(keys: ConfigKeys) -> ModelShape:
+    if keys.is_text("sliding_window_pattern", "LLLG"):
+        keys = keys.with_values(sliding_window_pattern=4)
+    pattern = keys.positive("sliding_window_pattern", 4)
+    return model_shape(keys, _windowed(keys, every=pattern, qk_norm=True))
 
 
-def _local_experts(keys: ConfigKeys) -> ModelShape:
-    """OLMoE and Granite: all layers have experts of `intermediate_size`."""
-    olmo = keys.model_type() == "olmoe"
-    routed = keys.positive("num_experts", 64) if olmo else keys.positive("num_local_experts", 8)
-    experts = Experts(
-        routed=routed,
-        per_token=keys.positive("num_experts_per_tok", 8 if olmo else 2),
-        feed_forward=keys.positive("intermediate_size"),
-    )
-    bias = keys.flag("attention_bias", False)
-    return model_shape(keys, attention_heads(keys, qkv_bias=bias, output_bias=bias, wide_qk_norm=olmo), experts=experts)
+def _windowed(keys: ConfigKeys, *, every: int, **more: bool) -> Attention:
+    """Attention whose `every`-th layers, or those that `layer_types` names, see all before them."""
+    window = keys.optional("sliding_window") or None
+    return attention_heads(keys, window=window, full_layers=full_layers(keys, every), **more)
 
 
-def _gpt_oss(keys: ConfigKeys) -> ModelShape:
-    keys = keys.with_defaults(head_dim=64, num_key_value_heads=8, sliding_window=128)
+def _glm4(keys: ConfigKeys) -> ModelShape:
     bias = keys.flag("attention_bias", True)
-    experts = Experts(
-        routed=keys.positive("num_local_experts", 128),
-        per_token=keys.positive("num_experts_per_tok", 4),
-        feed_forward=keys.positive("intermediate_size"),
-        bias=True,
-    )
-    attention = attention_heads(
-        keys,
-        qkv_bias=bias,
-        output_bias=bias,
-        sinks=True,
-        window=keys.optional("sliding_window") or None,
-        full_layers=full_layers(keys, 2),
-    )
-    return model_shape(keys, attention, experts=experts)
+    return model_shape(keys, attention_heads(keys, qkv_bias=bias, kv_heads=2, head_dim=128), norms=4)
 
 
-def _glm4_moe(keys: ConfigKeys) -> ModelShape:
-    attention = attention_heads(
-        keys,
-        qkv_bias=keys.flag("attention_bias", False),
-        qk_norm=keys.flag("use_qk_norm", False),
-        kv_heads=8,
-    )
-    keys = keys.with_defaults(first_k_dense_replace=1, n_shared_experts=1, num_experts_per_tok=8)
-    predictions = keys.number("num_nextn_predict_layers", 0)
-    return model_shape(keys, attention, mtp_layers=predictions, **deepseek_experts(keys))
+def _ernie(keys: ConfigKeys) -> ModelShape:
+    bias, keys = keys.flag("use_bias", False), keys.with_defaults(tie_word_embeddings=True)
+    attention = attention_heads(keys, qkv_bias=bias, output_bias=bias, kv_heads=2, head_dim=128)
+    return model_shape(keys, attention, feed_forward_bias=bias)
+
+
+def _arcee(keys: ConfigKeys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    attention = attention_heads(keys, qkv_bias=bias, output_bias=bias)
+    return model_shape(keys, attention, gated=False, feed_forward_bias=keys.flag("mlp_bias", False))
+
+
+def _stablelm(keys: ConfigKeys) -> ModelShape:
+    keys.refuse("qk_layernorm", "norms of queries and keys are not understood for this type")
+    attention = attention_heads(keys, qkv_bias=keys.flag("use_qkv_bias", False))
+    parallel = keys.flag("use_parallel_residual", False)
+    return model_shape(keys, attention, layer_norm=True, norms=1 if parallel else 2)
+
+
+def _hunyuan(keys: ConfigKeys) -> ModelShape:
+    bias = keys.flag("attention_bias", False)
+    return model_shape(keys, attention_heads(keys, qkv_bias=bias, output_bias=bias, qk_norm=True))
+
+
+def _ministral3(keys: ConfigKeys) -> ModelShape:
+    window = keys.optional("sliding_window") or None
+    return model_shape(keys, attention_heads(keys, kv_heads=8, head_dim=128, window=window))
+
+
+def _phi(keys: ConfigKeys) -> ModelShape:
+    keys.refuse("qk_layernorm", "norms of queries and keys are not understood for this type")
+    attention = attention_heads(keys, qkv_bias=True, output_bias=True)
+    return model_shape(keys, attention, gated=False, layer_norm=True, feed_forward_bias=True, norms=1, head_bias=True)
 
 
 FAMILIES: Final[Mapping[str, Callable[[ConfigKeys], ModelShape]]] = {
+    "arcee": _arcee,
     "cohere": _cohere,
+    "cohere2": _cohere2,
+    "ernie4_5": _ernie,
+    "exaone4": _exaone4,
     "falcon": _falcon,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
-    "glm4_moe": _glm4_moe,
+    "glm4": _glm4,
     "gpt_bigcode": _gpt_bigcode,
     "gpt_neox": _gpt_neox,
-    "gpt_oss": _gpt_oss,
     "granite": llama_shape,
-    "granitemoe": _local_experts,
+    "hunyuan_v1_dense": _hunyuan,
+    "ministral3": _ministral3,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
-    "olmoe": _local_experts,
+    "olmo3": _olmo3,
+    "phi": _phi,
     "phi3": _phi3,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
     "seed_oss": _seed,
     "smollm3": _smollm3,
+    "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }
 """Readers by `model_type`."""

@@ -76,6 +76,15 @@ class ConfigKeys:
             raise UsageError(f"config.json: {name!r} is {value!r}; a list of strings is needed")
         return tuple(value)
 
+    def numbers(self, name: str) -> tuple[int, ...] | None:
+        """Value of `name`, a list of whole numbers, or None where it is absent or empty."""
+        value = self._config.get(name)
+        if value is None or value == []:
+            return None
+        if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value):
+            raise UsageError(f"config.json: {name!r} is {value!r}; a list of whole numbers is needed")
+        return tuple(value)
+
     def with_defaults(self, **defaults: object) -> ConfigKeys:
         """Keys that have these values where they are absent."""
         return ConfigKeys(defaults | dict(self._config), self._model_types)
@@ -88,6 +97,17 @@ class ConfigKeys:
         """Raises `UsageError` where `name` has a value that is not null, false, 0 or empty."""
         if self._config.get(name):
             raise UsageError(f"config.json: {name!r} is {self._config[name]!r}; {why}")
+
+    def layer(self, name: str, default: int, layers: int) -> int:
+        """Value of `name`, the number of one of `layers` layers; -1 is the last."""
+        value = self._config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not -layers <= value < layers:
+            raise UsageError(f"config.json: {name!r} is {value!r}; a layer from 0 to {layers - 1} is needed, or -1")
+        return value % layers
+
+    def is_text(self, name: str, text: str) -> bool:
+        """True if the value of `name` is this string."""
+        return self._config.get(name) == text
 
     def has(self, name: str) -> bool:
         """True if `name` is there and not null."""

@@ -63,7 +63,7 @@ class ParameterCount(msgspec.Struct, frozen=True, kw_only=True):
     """Those that one token uses: routed experts count as many as a token goes to."""
     embedding: int
     head: int
-    """Parameters of the output head; 0 where it is the embedding."""
+    """Parameters of the output head without its bias; 0 where it is the embedding."""
     mtp: int
     """Parameters of multi-token prediction that the main model has not; not in `total`."""
 
@@ -155,8 +155,9 @@ def count_parameters(shape: ModelShape) -> ParameterCount:
     """
     layers = [layer_parameters(shape, layer) for layer in range(shape.layers)]
     embedding = shape.vocabulary * shape.hidden
+    bias = shape.vocabulary if shape.head_bias else 0
     head = 0 if shape.tied_embeddings else embedding
-    outside = embedding + head + shape.learned_positions * shape.hidden + _norm(shape)
+    outside = embedding + head + bias + shape.learned_positions * shape.hidden + _norm(shape)
     return ParameterCount(
         total=outside + sum(layer.total for layer in layers),
         active=outside + sum(layer.active for layer in layers),

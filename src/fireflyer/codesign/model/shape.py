@@ -109,11 +109,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     dense_layers: int = 0
     """First layers without experts, in a model with experts."""
     expert_interval: int = 1
-    """Of the layers after `dense_layers`, those whose number is a multiple of it have experts."""
+    """Of the layers after `dense_layers`, one of so many has experts: those whose number leaves `expert_offset`."""
+    expert_offset: int = 0
     mtp_layers: int = 0
     """Multi-token prediction modules (DeepSeek-V3, 2.3.3): a layer, a projection of 2h to h and three norms each."""
     tied_embeddings: bool = False
     """The output head is the embedding."""
+    head_bias: bool = False
     learned_positions: int = 0
     """Rows of a table of position embeddings; 0: none (rotary)."""
     layer_norm: bool = False
@@ -140,7 +142,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def has_experts(self, layer: int) -> bool:
         """True if the feed-forward part of `layer` is a mixture of experts."""
-        return self.experts is not None and layer >= self.dense_layers and layer % self.expert_interval == 0
+        return (
+            self.experts is not None
+            and layer >= self.dense_layers
+            and layer % self.expert_interval == self.expert_offset
+        )
 
     @cached_property
     def expert_layers(self) -> int:

@@ -4,15 +4,15 @@ fabric = two_layer_tree([NodeGroup(kind="gpu", count=800)], radix=40, gbit_per_s
 fabric.switches, fabric.links, diameter(fabric), disjoint_paths(fabric, 0, 799)
 """
 
+from fireflyer.topology.fabrics.cuts import Cut, disjoint_paths, links_across, minimum_cut
 from fireflyer.topology.fabrics.flat import Counts, counts_of, dragonfly, dragonfly_counts, slim_fly, slim_fly_counts
-from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, NodeGroup
+from fireflyer.topology.fabrics.graph import Cable, Fabric, Layer, LayerRate, NodeGroup
+from fireflyer.topology.fabrics.inside import open_nodes
 from fireflyer.topology.fabrics.joined import multi_plane, rail_optimised, zones
 from fireflyer.topology.fabrics.properties import (
     Bisection,
     bisection,
     diameter,
-    disjoint_paths,
-    links_across,
     planes_of,
 )
 from fireflyer.topology.fabrics.trees import three_layer_tree, two_layer_tree
@@ -21,8 +21,10 @@ __all__ = [
     "Bisection",
     "Cable",
     "Counts",
+    "Cut",
     "Fabric",
     "Layer",
+    "LayerRate",
     "NodeGroup",
     "bisection",
     "counts_of",
@@ -31,7 +33,9 @@ __all__ = [
     "dragonfly",
     "dragonfly_counts",
     "links_across",
+    "minimum_cut",
     "multi_plane",
+    "open_nodes",
     "planes_of",
     "rail_optimised",
     "slim_fly",

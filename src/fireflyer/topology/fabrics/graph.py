@@ -9,7 +9,7 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 
-__all__ = ["Cable", "Fabric", "Layer", "NodeGroup"]
+__all__ = ["Cable", "Fabric", "Layer", "LayerRate", "NodeGroup"]
 
 
 class NodeGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +45,14 @@ class Cable(msgspec.Struct, frozen=True, array_like=True):
     links: int
 
 
+class LayerRate(msgspec.Struct, frozen=True, array_like=True):
+    """Rate of each link between two layers, or a kind of node and a layer, in one direction."""
+
+    below: str
+    above: str
+    bytes_per_s: float
+
+
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     """A network. Vertices are numbered: first the nodes in the order of `groups`, then the switches in the order of
     `layers`."""
@@ -55,6 +63,8 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     cables: tuple[Cable, ...]
     link_bytes_per_s: float
     """Of one link in one direction."""
+    rates: tuple[LayerRate, ...] = ()
+    """Of links that have another rate."""
 
     @property
     def nodes(self) -> int:
@@ -103,6 +113,14 @@ class Fabric(msgspec.Struct, frozen=True, kw_only=True):
         for cable in self.cables:
             found[names[cable.a], names[cable.b]] += cable.links
         return dict(found)
+
+    def cable_rates(self) -> list[float]:
+        """Bytes per second of a link of each cable, in one direction."""
+        if not self.rates:
+            return [self.link_bytes_per_s] * len(self.cables)
+        of_pair = {(one.below, one.above): one.bytes_per_s for one in self.rates}
+        names = [name for name, count in self.places() for _ in range(count)]
+        return [of_pair.get((names[cable.a], names[cable.b]), self.link_bytes_per_s) for cable in self.cables]
 
     def ports_used(self) -> list[int]:
         """Ports in use of each switch."""

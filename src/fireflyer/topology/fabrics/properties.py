@@ -1,4 +1,4 @@
-"""What a fabric can do, from its graph: distances, disjoint paths, and cuts. Pure.
+"""What a fabric can do, from its graph: distances, planes and bisections. Pure.
 
 Bandwidths are links, of `Fabric.link_bytes_per_s` in each direction. Nodes do not forward: a path goes through
 switches.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from fireflyer.base.errors import UsageError
+from fireflyer.topology.fabrics.cuts import links_across
 from fireflyer.topology.fabrics.graph import Fabric
+from fireflyer.topology.fabrics.inside import INSIDE_LAYERS
 
-__all__ = ["Bisection", "bisection", "diameter", "disjoint_paths", "links_across", "planes_of"]
+__all__ = ["Bisection", "bisection", "diameter", "planes_of"]
 
 MAX_WORK: Final = 50_000_000
 """Links between switches that `diameter` follows: some seconds."""
@@ -83,55 +84,16 @@ def _distances(near: list[list[int]], starts: Collection[int]) -> list[int]:
     return found
 
 
-def disjoint_paths(fabric: Fabric, a: int, b: int) -> int:
-    """Paths between two vertices (nodes or switches) of which no two share a link: one fewer links may die before the
-    pair is cut. By augmenting paths (Ford and Fulkerson), each of which is a path more. Raises `UsageError`."""
-    if a == b or not (0 <= a < fabric.nodes + fabric.switches) or not (0 <= b < fabric.nodes + fabric.switches):
-        raise UsageError(f"{fabric.name} has no pair of vertices {a} and {b}")
-    free: list[dict[int, int]] = [{} for _ in range(fabric.nodes + fabric.switches)]
-    for cable in fabric.cables:
-        if cable.a >= fabric.nodes or cable.a in (a, b):  # other nodes do not forward
-            free[cable.a][cable.b] = free[cable.b][cable.a] = cable.links
-    found = 0
-    while (path := _augmenting(free, a, b)) is not None:
-        for low, high in pairwise(path):
-            free[low][high] -= 1
-            free[high][low] += 1
-        found += 1
-    return found
-
-
-def _augmenting(free: list[dict[int, int]], a: int, b: int) -> list[int] | None:
-    before = {a: a}
-    queue = deque([a])
-    while queue:
-        at = queue.popleft()
-        for other, links in free[at].items():
-            if links > 0 and other not in before:
-                before[other] = at
-                if other == b:
-                    path = [b]
-                    while path[-1] != a:
-                        path.append(before[path[-1]])
-                    return path[::-1]
-                queue.append(other)
-    return None
-
-
-def links_across(fabric: Fabric, side: Collection[int]) -> int:
-    """Links between the vertices of `side` and all others."""
-    inside = set(side)
-    return sum(cable.links for cable in fabric.cables if (cable.a in inside) != (cable.b in inside))
-
-
 def planes_of(fabric: Fabric) -> list[list[int]]:
-    """Switches that links join with each other, each plane in ascending order; one plane of a network that is whole."""
+    """Switches that links join with each other, each plane in ascending order; one plane of a network that is whole.
+    NVSwitches and NICs are of nodes, and in no plane."""
+    first_switch = fabric.nodes + sum(layer.count for layer in fabric.layers if layer.name in INSIDE_LAYERS)
     up: dict[int, Counter[int]] = {}
     for cable in fabric.cables:
-        if cable.a >= fabric.nodes:
+        if cable.a >= first_switch:
             up.setdefault(cable.a, Counter())[cable.b] += cable.links
     found: dict[int, list[int]] = {}
-    for switch, first in sorted(_parts(up, range(fabric.nodes, fabric.nodes + fabric.switches)).items()):
+    for switch, first in sorted(_parts(up, range(first_switch, fabric.nodes + fabric.switches)).items()):
         found.setdefault(first, []).append(switch)
     return list(found.values())
 
