@@ -98,6 +98,9 @@ class Floor:
     def leaf_of(self, node: str, /) -> str:
         return self.leaves.get(node, "")
 
+    def group_of(self, node: str, /) -> str:  # noqa: ARG002
+        return ""
+
     def is_busy(self, node: str, /) -> bool:
         return node in self.busy
 

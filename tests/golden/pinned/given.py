@@ -13,7 +13,7 @@ from fireflyer.cluster.core.platform.commands import SetPolicy
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
 from fireflyer.cluster.local.config import HealthWish, NodesConfig, TimeSharing, UpConfig
-from fireflyer.cluster.manager.config import HealthConfig, PlatformConfig, SlurmConfig
+from fireflyer.cluster.manager.config import GroupHealth, HealthConfig, PlatformConfig, SlurmConfig
 from fireflyer.cluster.schema.addresses import AddressChoice
 from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest, Port
 from fireflyer.collectives.flight.dump import Dump, Fault, LinkEnd, PeerProgress, Record, Snapshot
@@ -86,7 +86,15 @@ def _manager_configs() -> list[PlatformConfig]:
     site = SlurmConfig(python=("s1",), options=("s2",), output="s3", own_user=True, accounts={"s4": "s5"}, path="s6")
     whole |= {"history_keep": HistoryKeep(tasks_days=3, rows=4000)}
     whole |= {"engine": "slurm", "slurm": site, "node_check": ("/s1", "s2")}
-    health = HealthConfig(program=("/s1", "s2"), validation=("/s3",), follow=("/s6", "s7"), version=4, required=("s5",))
+    gpu = GroupHealth(program=("/s8",), validation=(), follow=(), required=("s9",), period_ms=1000, timeout_ms=200)
+    health = HealthConfig(
+        program=("/s1", "s2"),
+        validation=("/s3",),
+        follow=("/s6", "s7"),
+        version=4,
+        required=("s5",),
+        by_group={"s10": gpu, "s11": GroupHealth(validation_timeout_ms=3000)},
+    )
     whole |= {"health": HealthConfig(version=6)}
     return [least, PlatformConfig(**whole), msgspec.structs.replace(least, health=health)]
 
@@ -118,7 +126,16 @@ def _up_files() -> list[UpConfig]:
         stop_after="16s",
         nodes=(nodes,),
         time_sharing=sharing,
-        health=HealthWish(enabled=True, policy="s17", period="18s", groups=("s19",)),
+        health=HealthWish(
+            enabled=True,
+            policy="s17",
+            period="18s",
+            groups=("s19",),
+            group_policies={"s20": "s21"},
+            validation=("/s22",),
+            required=("s23",),
+            breaker_share=0.5,
+        ),
         history_keep=HistoryKeep(
             parts_days=1, tasks_days=2, node_states_days=3, totals_days=4, audit_days=5, usage_days=6, rows=7000
         ),

@@ -223,10 +223,10 @@ FORMATS: Final = (
     Format("platform.join-token-fields", "object", platform_machines.JoinToken, revision=2),
     Format("platform.row.machines-version", "msgpack", platform_machines._Version),
     Format("platform.session", "msgpack", sessions._Claims),
-    Format("platform.manager-config", "toml", PlatformConfig, revision=8),
+    Format("platform.manager-config", "toml", PlatformConfig, revision=9),
     Format("platform.local", "json", platform_layout.LocalPlatform),
     Format("platform.uv-lock", "toml", uv_lock._Lock),
-    Format("platform.up-file", "toml", platform_up.UpConfig, revision=4),
+    Format("platform.up-file", "toml", platform_up.UpConfig, revision=5),
     Format("platform.connection", "json", Connection, revision=2),
     # The platform's HTTP API.
     Format("http.task-spec", "object", tasks.TaskSpec),
@@ -412,7 +412,7 @@ FORMATS: Final = (
     # The file of a cluster of several machines, and what one machine makes of it.
     Format("hosts.cluster-file", "toml", cluster_hosts_file.ClusterFile),
     Format("hosts.targets", "json", dict[int, int]),
-    Format("hosts.platform-manager", "object", PlatformConfig, revision=4),
+    Format("hosts.platform-manager", "object", PlatformConfig, revision=5),
     Format("hosts.files-manager", "object", ManagerConfig),
     Format("hosts.files-meta", "object", MetaConfig),
     Format("hosts.files-storage", "object", StorageConfig, revision=2),

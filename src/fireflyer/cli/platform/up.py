@@ -120,8 +120,9 @@ def read_up_file(file: str | None) -> UpConfig:
             place = re.search(r"at `([^`]*)`", message)
             message += f"; keys there are {keys_at(place[1] if place is not None else '$')}"
         raise UsageError(message) from None
-    if found.health.policy:
-        read_policy(found.health.policy)  # else each node would say so, in its log
+    for policy in (found.health.policy, *found.health.group_policies.values()):
+        if policy:
+            read_policy(policy)  # else each node would say so, in its log
     return found
 
 

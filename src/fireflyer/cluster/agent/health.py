@@ -9,21 +9,24 @@ One round runs at a time, beside the agent's loop: nothing that a rank or a guar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from fireflyer.base.health_event import HealthEvent
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.health_event import SEVERITIES, HealthEvent
+from fireflyer.base.units import counted
 from fireflyer.cluster.agent.health_follower import HealthFollower
 from fireflyer.cluster.agent.health_program import Printed, refused, run_health_program
 from fireflyer.cluster.core.health.rounds import HealthRounds, Round
 from fireflyer.cluster.core.node_check import SOUND, SUSPECT
-from fireflyer.cluster.schema.sync import VALIDATION, HealthOrder, HealthReport
+from fireflyer.cluster.schema.sync import SHIPPED_VALIDATE, VALIDATION, HealthOrder, HealthReport
 from fireflyer.runtime.clock import BootClock
 
-__all__ = ["NodeChecks"]
+__all__ = ["NodeChecks", "validation_event"]
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ class NodeChecks:
         printed = await self._run(due.program, due.limit_ns)  # after it: what the kernel logged under load counts
         lines = printed.lines
         if validated is not None:
-            lines = (*lines[:255], msgspec.json.encode(_validated(validated, due.validation[0])))
+            lines = (*lines[:255], msgspec.json.encode(validation_event(validated, due.validation[0])))
         self._tell(printed.failure)
         self._rounds.done(due, lines, printed.failure)
         self._on_report()
@@ -101,15 +104,31 @@ class NodeChecks:
         self._told = failure
 
 
-def _validated(printed: Printed, program: str) -> HealthEvent:
+def validation_event(printed: Printed, program: str) -> HealthEvent:
+    """What the validation of a node has come to, as an event of the check `VALIDATION`."""
     now_ns = time.time_ns()
-    words = _last_words(printed)
+    words = _words_of_validators(printed) if program == SHIPPED_VALIDATE else _last_words(printed)
     if printed.exit_code == SOUND:
         return HealthEvent(check=VALIDATION, severity="ok", words=words, seen_ns=now_ns)
     if printed.exit_code == SUSPECT:
         return HealthEvent(check=VALIDATION, severity="high", words=words, seen_ns=now_ns)
-    failure = printed.failure or f"{program} exited with code {printed.exit_code}, which is neither 0 nor 2"
+    said = f": {words}" if program == SHIPPED_VALIDATE and words else ""
+    failure = printed.failure or f"{program} exited with code {printed.exit_code}, which is neither 0 nor 2{said}"
     return HealthEvent(check=VALIDATION, severity="warn", could_not_run=True, words=failure[:400], seen_ns=now_ns)
+
+
+def _words_of_validators(printed: Printed) -> str:
+    """Of the worst event of `ff validate --json`; how many passed where none is bad."""
+    events = []
+    for line in printed.lines:
+        with contextlib.suppress(*DECODE_ERRORS):
+            events.append(msgspec.json.decode(line, type=HealthEvent))
+    if not events:
+        return _last_words(printed)
+    worst = max(events, key=lambda event: SEVERITIES.index(event.severity))
+    if worst.severity == "ok":
+        return f"{counted(len(events), 'validator')} passed"
+    return f"{worst.check}: {worst.words}"[:400]
 
 
 def _last_words(printed: Printed) -> str:

@@ -17,7 +17,7 @@ from fireflyer.base.errors import FireflyerError
 from fireflyer.base.health_event import MAX_LINE_BYTES
 from fireflyer.base.units import SECOND, format_duration
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
-from fireflyer.cluster.schema.sync import SHIPPED_HEALTH
+from fireflyer.cluster.schema.sync import SHIPPED_HEALTH, SHIPPED_VALIDATE
 from fireflyer.runtime.processes.guarded import exit_code_of, start_with_parent_death_signal, watch_exit
 from fireflyer.runtime.processes.trusted_path import changed_by_others
 
@@ -29,7 +29,12 @@ _NICE: Final = 10
 _KILL_S: Final = 5.0
 _LAST_S: Final = 1.0
 _HEALTH: Final = (sys.executable, "-P", "-m", "fireflyer", "health")
-_SHIPPED: Final = {SHIPPED_HEALTH: _HEALTH, SHIPPED_NODE_CHECK: (sys.executable, "-P", "-m", "fireflyer.validators")}
+_VALIDATE: Final = (sys.executable, "-P", "-m", "fireflyer", "validate")
+_SHIPPED: Final = {
+    SHIPPED_HEALTH: _HEALTH,
+    SHIPPED_VALIDATE: _VALIDATE,
+    SHIPPED_NODE_CHECK: (sys.executable, "-P", "-m", "fireflyer.validators"),
+}
 
 
 class Printed(NamedTuple):
@@ -42,9 +47,12 @@ class Printed(NamedTuple):
 
 CHECKS_DIRECTORY: Final = "/etc/fireflyer/health"
 _POLICY: Final = "--policy"
+_PEERS: Final = "--peers"
+_NAME: Final = r"[a-z][a-z0-9_]{0,63}"
 _QUANTITY: Final = r"[0-9][0-9.]{0,15}[A-Za-z]{0,4}"
 _OPTIONS: Final[dict[str, dict[str, str]]] = {
-    SHIPPED_HEALTH: {"--check": r"[a-z][a-z0-9_]{0,63}", _POLICY: r"/.{1,4095}"},
+    SHIPPED_HEALTH: {"--check": _NAME, _POLICY: r"/.{1,4095}"},
+    SHIPPED_VALIDATE: {"--only": _NAME, "--time": _QUANTITY, _POLICY: r"/.{1,4095}", _PEERS: r"/.{1,4095}"},
     SHIPPED_NODE_CHECK: {"--memory": _QUANTITY, "--memory-time": _QUANTITY},
 }
 """That managers may give to what comes with Fire-Flyer, and what may follow each. A policy names programs to be run,
@@ -71,10 +79,10 @@ def _refused_arguments(name: str, arguments: list[str]) -> str:
             return (
                 f"{name} is not run as root with {f'{option} {value}'.strip()[:200]}: allowed are {', '.join(options)}"
             )
-        if option == _POLICY and not (_lies_in_directory(value) and _only_root_writes(value)):
+        if option in (_POLICY, _PEERS) and not (_lies_in_directory(value) and _only_root_writes(value)):
             return (
-                f"{value[:200]} is not read as root: put the policy into {CHECKS_DIRECTORY} on this node, as a file of "
-                "root that nobody else may write"
+                f"{value[:200]} is not read as root: put it into {CHECKS_DIRECTORY} on this node, as a file of root "
+                "that nobody else may write"
             )
     return ""
 
@@ -160,6 +168,8 @@ def _command(program: tuple[str, ...], state: str, *, follows: bool) -> tuple[st
     if name == SHIPPED_HEALTH:
         how = ("--follow", "--no-rounds") if follows else ("--json",)
         return (*_HEALTH, *how, *(("--state", state) if state else ()), *arguments)
+    if name == SHIPPED_VALIDATE:
+        return (*_VALIDATE, "--json", *(("--directory", state) if state else ()), *arguments)
     return (*_SHIPPED.get(name, (name,)), *arguments)
 
 

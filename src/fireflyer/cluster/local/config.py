@@ -14,9 +14,11 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import MS, SECOND, parse_duration
+from fireflyer.cluster.core.health.policy import CheckNames
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.scheduler.model import Policy
-from fireflyer.cluster.manager.config import HealthConfig
+from fireflyer.cluster.manager.config import GroupHealth, HealthConfig
+from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
 from fireflyer.cluster.schema.sync import SHIPPED_HEALTH
 from fireflyer.runtime.address import parse_listen
 
@@ -70,6 +72,10 @@ DEFAULTS: Final = """\
 # policy = ""                       # thresholds and inventory: a file of ff health --policy; empty: built in
 # period = "5m"                     # and before and after each run
 # groups = []                       # of nodes that are checked; empty: all
+# group_policies = {}               # thresholds of these groups: { gpu = "gpu.toml" }
+# validation = ["fireflyer:node-check"]   # of a node before it returns, or ["fireflyer:validate"]; []: none
+# required = []                     # checks that must pass before a node returns, beside the one that failed
+# breaker_share = 0.05              # of all nodes, that may be out by the platform's own decision; one in any case
 
 # [history_keep]                    # how long the history keeps what
 # parts_days = 400                  # where the time of each run went, after the end of its task
@@ -176,18 +182,41 @@ class HealthWish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     period: str = "5m"
     groups: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Empty: all nodes."""
+    group_policies: Annotated[dict[str, str], msgspec.Meta(max_length=64)] = {}
+    """Paths, instead of `policy` for nodes of these groups."""
+    validation: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = (SHIPPED_NODE_CHECK,)
+    """Empty: none."""
+    required: CheckNames = ()
+    breaker_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
 
     def __post_init__(self) -> None:
         _duration("health.period", self.period, least="1s", most="24h")
-        for group in self.groups:
+        for group in (*self.groups, *self.group_policies):
             _check_name("groups", group, "health")
+        self.of_managers()
 
     def of_managers(self) -> HealthConfig:
         if not self.enabled:
             return HealthConfig()
-        options = ("--policy", self.policy) if self.policy else ()
-        period_ms = _duration("health.period", self.period) // MS
-        return HealthConfig(program=(SHIPPED_HEALTH, *options), period_ms=period_ms, groups=self.groups)
+        return HealthConfig(
+            program=_checks(self.policy),
+            validation=self.validation,
+            required=self.required,
+            breaker_share=self.breaker_share,
+            period_ms=_duration("health.period", self.period) // MS,
+            groups=self.groups,
+            by_group={group: GroupHealth(program=_checks(policy)) for group, policy in self.group_policies.items()},
+        )
+
+    def with_paths_in(self, directory: str) -> HealthWish:
+        """Paths that are not absolute are below it."""
+        policy = os.path.join(directory, self.policy) if self.policy else ""
+        by_group = {group: os.path.join(directory, path) for group, path in self.group_policies.items()}
+        return msgspec.structs.replace(self, policy=policy, group_policies=by_group)
+
+
+def _checks(policy: str) -> tuple[str, ...]:
+    return (SHIPPED_HEALTH, *(("--policy", policy) if policy else ()))
 
 
 class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -234,9 +263,7 @@ class UpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """With paths that are relative to the file `path`."""
         here = os.path.dirname(os.path.abspath(path))
         objects = self.objects if not self.objects or "://" in self.objects else os.path.join(here, self.objects)
-        health = self.health
-        if health.policy:
-            health = msgspec.structs.replace(health, policy=os.path.join(here, health.policy))
+        health = self.health.with_paths_in(here)
         return msgspec.structs.replace(
             self, directory=os.path.join(here, self.directory), objects=objects, health=health
         )

@@ -15,13 +15,14 @@ from fireflyer.cluster.core.health.policy import CheckNames, HealthPolicy
 from fireflyer.cluster.core.platform.node_checking import Checks
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.schema.job import SHIPPED_NODE_CHECK
-from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS, SHIPPED_HEALTH, VALIDATION, HealthOrder
+from fireflyer.cluster.schema.sync import MAX_MANAGER_URLS, SHIPPED_HEALTH, SHIPPED_VALIDATE, VALIDATION, HealthOrder
 from fireflyer.runtime.address import is_loopback, parse_listen
 
-__all__ = ["NO_HISTORY", "HealthConfig", "PlatformConfig", "SlurmConfig", "history_url"]
+__all__ = ["NO_HISTORY", "GroupHealth", "HealthConfig", "PlatformConfig", "SlurmConfig", "history_url"]
 
 NO_HISTORY: Final = "none"
 
+_SHIPPED = (SHIPPED_HEALTH, SHIPPED_VALIDATE, SHIPPED_NODE_CHECK)
 _Ms = Annotated[int, msgspec.Meta(ge=20, le=86_400_000)]
 
 
@@ -50,6 +51,20 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     more. Times in it are those of this machine's time zone."""
 
 
+class GroupHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `[health]` says otherwise for nodes of one group, as thresholds and devices differ: the policy of
+    `fireflyer:health` is an option of `program`. None: as for all."""
+
+    program: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] | None = None
+    """Empty: nodes of the group are not checked."""
+    validation: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] | None = None
+    follow: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] | None = None
+    required: CheckNames | None = None
+    period_ms: Annotated[int, msgspec.Meta(ge=100, le=86_400_000)] | None = None
+    timeout_ms: _Ms | None = None
+    validation_timeout_ms: _Ms | None = None
+
+
 class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How nodes are checked, and how what the checks report is acted on. Raises `UsageError`."""
 
@@ -58,7 +73,7 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repeated. `fireflyer:health`: `ff health` of each node. Empty: nodes are not checked."""
     validation: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Of a node that is tested before it returns; exit code 0: it passed, 2: it is at fault. `fireflyer:node-check`:
-    that which comes with Fire-Flyer. Empty: none."""
+    that which comes with Fire-Flyer, seconds; `fireflyer:validate`: its validators, minutes. Empty: none."""
     follow: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Runs beside `program` without end, and prints health events as they happen. `fireflyer:health`: what the kernel
     logs. Empty: `program` where that is `fireflyer:health` without `--check`, else none."""
@@ -86,36 +101,53 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How long a node is tested at least whose part has failed again; doubles with each fault, up to a day."""
     probation_ms: Annotated[int, msgspec.Meta(ge=0, le=30 * 86_400_000)] = 3_600_000
 
+    by_group: Annotated[dict[str, GroupHealth], msgspec.Meta(max_length=64)] = {}
+    """What is otherwise for nodes of these groups. They are checked whatever `groups` says."""
+
     def __post_init__(self) -> None:
         for key in ("program", "validation", "follow"):
             program = getattr(self, key)
-            if program and not os.path.isabs(program[0]) and program[0] not in (SHIPPED_HEALTH, SHIPPED_NODE_CHECK):
+            if program and not os.path.isabs(program[0]) and program[0] not in _SHIPPED:
                 raise UsageError(
                     f"health.{key}: {program[0]!r} is no absolute path; give the one that the program has on the nodes"
                 )
         for key in ("validation", "follow"):
             if getattr(self, key) and not self.program:
                 raise UsageError(f"health.{key} needs health.program; give both or none")
+        for group in self.by_group:
+            try:
+                self._of(group)
+            except UsageError as error:
+                raise UsageError(f"health.by_group.{group}: {error}") from error
+
+    def _of(self, group: str) -> HealthConfig:
+        """What is in force for nodes of a group."""
+        given = {key: value for key, value in msgspec.structs.asdict(self.by_group[group]).items() if value is not None}
+        if given.get("program") == ():  # off: what belongs to the program of the others is not meant
+            given = {"validation": (), "follow": ()} | given
+        return msgspec.structs.replace(self, by_group={}, **given)
 
     def policy(self) -> HealthPolicy:
-        required = (*self.required, *((VALIDATION,) if self.validation else ()))
+        longest = max(map(_whole_ms, (self, *map(self._of, self.by_group))))
         return HealthPolicy(
             version=self.version,
             breaker_share=self.breaker_share,
             probes=self.probes,
             probe_spacing_ns=self.probe_spacing_ms * MS,
-            probe_limit_ns=2 * (self.timeout_ms + self.validation_timeout_ms) * MS,
+            probe_limit_ns=2 * longest * MS,
             flaps=self.flaps,
             leaf_links=self.leaf_links,
             link_checks=self.link_checks,
-            required=tuple(dict.fromkeys(required)),
+            required=_required(self),
+            group_required={group: _required(self._of(group)) for group in self.by_group},
             test_every_ns=self.test_every_ms * MS,
             back_off_ns=self.back_off_ms * MS,
             probation_ns=self.probation_ms * MS,
         )
 
     def checks(self) -> Checks:
-        return Checks(policy=self.policy(), order=self.order(), groups=self.groups)
+        by_group = {group: self._of(group).order() for group in self.by_group}
+        return Checks(policy=self.policy(), order=self.order(), groups=self.groups, by_group=by_group)
 
     def _follower(self) -> tuple[str, ...]:
         shipped = self.program[:1] == (SHIPPED_HEALTH,) and "--check" not in self.program
@@ -133,6 +165,14 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             limit_ns=self.timeout_ms * MS,
             validation_limit_ns=self.validation_timeout_ms * MS,
         )
+
+
+def _required(health: HealthConfig) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*health.required, *((VALIDATION,) if health.validation else ()))))
+
+
+def _whole_ms(health: HealthConfig) -> int:
+    return health.timeout_ms + health.validation_timeout_ms
 
 
 class PlatformConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -64,6 +64,8 @@ MAX_REPORTS: Final = 4
 """Of the checks of a node, that the manager has not taken yet; the agent drops the oldest periodic ones."""
 SHIPPED_HEALTH: Final = "fireflyer:health"
 """In the place of a program: the checks that come with the agent's own release."""
+SHIPPED_VALIDATE: Final = "fireflyer:validate"
+"""In the place of a validation: the validators that come with the agent's own release."""
 VALIDATION: Final = "validation"
 """Name of the check that stands for the validation program."""
 

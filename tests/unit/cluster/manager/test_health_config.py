@@ -12,8 +12,8 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.cli.fs.processes import read_config
 from fireflyer.cluster.core.health.policy import HealthPolicy
-from fireflyer.cluster.core.platform.node_checking import Checks
-from fireflyer.cluster.manager.config import HealthConfig, PlatformConfig
+from fireflyer.cluster.core.platform.node_checking import Checks, NodeChecking
+from fireflyer.cluster.manager.config import GroupHealth, HealthConfig, PlatformConfig
 from fireflyer.cluster.manager.health_reload import HealthReload
 
 
@@ -47,6 +47,53 @@ def test_a_probe_has_the_time_of_all_that_it_may_run() -> None:
 def test_programs_are_named_so_that_nodes_find_them(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         HealthConfig(**fields)
+
+
+def test_groups_of_nodes_have_their_own_program_validation_and_required_checks() -> None:
+    config = HealthConfig(
+        program=("fireflyer:health",),
+        validation=("fireflyer:validate", "--time", "1m"),
+        required=("mounts",),
+        groups=("cpu",),
+        by_group={
+            "gpu": GroupHealth(
+                program=("fireflyer:health", "--policy", "/etc/fireflyer/health/gpu.toml"),
+                required=("gpu_count",),
+                validation_timeout_ms=1_200_000,
+            ),
+            "old": GroupHealth(validation=()),
+            "lab": GroupHealth(program=()),
+        },
+    )
+    checking, policy = NodeChecking(config.checks()), config.policy()
+    orders = {group: checking.order_of(group) for group in ("cpu", "gpu", "old", "lab", "others")}
+    assert {group for group, order in orders.items() if order is None} == {"lab", "others"}
+    cpu, gpu, old = orders["cpu"], orders["gpu"], orders["old"]
+    assert cpu is not None
+    assert gpu is not None
+    assert old is not None
+    assert gpu.program == ("fireflyer:health", "--policy", "/etc/fireflyer/health/gpu.toml")
+    assert gpu.follow == gpu.program
+    assert (gpu.validation, gpu.validation_limit_ns) == (cpu.validation, 1200 * SECOND)
+    assert old.validation == ()
+    assert policy.required_of("gpu") == ("gpu_count", "validation")
+    assert policy.required_of("old") == ("mounts",)
+    assert policy.required_of("cpu") == policy.required_of("others") == ("mounts", "validation")
+    assert policy.probe_limit_ns == 2 * (60 + 1200) * SECOND
+    assert checking.now.any_node()
+
+
+def test_nodes_of_one_group_alone_may_be_checked() -> None:
+    checking = NodeChecking(HealthConfig(by_group={"gpu": GroupHealth(program=("fireflyer:health",))}).checks())
+    assert checking.order_of("cpu") is None
+    assert checking.order_of("gpu") is not None
+    assert checking.now.any_node()
+    assert not NodeChecking(HealthConfig(by_group={"gpu": GroupHealth(period_ms=1000)}).checks()).now.any_node()
+
+
+def test_what_is_wrong_for_a_group_names_it() -> None:
+    with pytest.raises(UsageError, match=r"health\.by_group\.gpu: health\.program: 'health' is no absolute path"):
+        HealthConfig(program=("/opt/health",), by_group={"gpu": GroupHealth(program=("health",))})
 
 
 def test_under_slurm_it_is_refused() -> None:

@@ -15,7 +15,14 @@ from fireflyer.cli.platform.nodes import _shown
 from fireflyer.cluster.core.health.policy import HealthPolicy
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.platform.access import OPERATOR
-from fireflyer.cluster.core.platform.commands import DrainNode, RecordRepair, RemoveNode, ResumeNode, ReturnNode
+from fireflyer.cluster.core.platform.commands import (
+    DrainNode,
+    MoveNode,
+    RecordRepair,
+    RemoveNode,
+    ResumeNode,
+    ReturnNode,
+)
 from fireflyer.cluster.core.platform.messages import ChecksChanged, Done, Refused
 from fireflyer.cluster.core.platform.node_checking import Checks, NodeChecking
 from fireflyer.cluster.core.platform.views import HealthView, NodeView
@@ -371,6 +378,23 @@ def test_minutes_of_reports_that_pass_write_nothing() -> None:
         desk.checks("n0", passes("gpu_xid"), passes("mount"))
         desk.pass_time(60 * SECOND, step_ns=10 * SECOND)
     assert {key for key in desk.rows if key.startswith((b"PMhe", b"PMrt", b"PMhp"))} == before
+
+
+def test_a_node_returns_when_what_its_group_requires_has_passed() -> None:
+    policy = msgspec.structs.replace(POLICY, required=("validation",), group_required={"gpu": ("mount",)})
+    desk = Desk("n0", "n1", checking=NodeChecking(Checks(policy=policy, order=ORDER)))
+    desk.command(MoveNode("n0", group="gpu"), user="ops", roles=(OPERATOR,))
+    for name in ("n0", "n1"):
+        desk.checks(name, XID_79)
+        desk.pass_time(SECOND)
+        desk.command(RecordRepair(name, Remedy.REBOOT), user="ops", roles=(OPERATOR,))
+        for _ in range(3):
+            desk.pass_time(6 * SECOND)
+            order = desk.orders(name).health
+            assert order is not None
+            desk.checks(name, passes("gpu_xid"), passes("mount"), probe=order.probe)
+    assert health(desk, "n0").state == "probation"
+    assert health(desk, "n1").state == "testing", "the validation has not passed"
 
 
 def test_what_is_checked_changes_while_the_manager_leads() -> None:

@@ -40,6 +40,8 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     link_checks: CheckNames = ("infiniband", "ethernet")
     required: CheckNames = ()
     """Checks that must pass before a node returns, beside the one that failed."""
+    group_required: Annotated[dict[str, CheckNames], msgspec.Meta(max_length=64)] = {}
+    """Instead of `required`, for nodes of these groups."""
     test_every_ns: _Ns = 30 * SECOND
     """The checks of a node that is tested are repeated so often, until they have passed."""
     repeat_window_ns: _Ns = 28 * 86_400 * SECOND
@@ -49,6 +51,10 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     back_off_most_ns: _Ns = 86_400 * SECOND
     probation_ns: _Ns = 3600 * SECOND
     """After its return: only then its ticket counts as settled, and a fault before is one of the same repair."""
+
+    def required_of(self, group: str) -> tuple[str, ...]:
+        """Checks that must pass before a node of the group returns, beside the one that failed."""
+        return self.group_required.get(group, self.required)
 
     def __post_init__(self) -> None:
         for name in ("probe_limit_ns", "test_every_ns", "repeat_window_ns"):

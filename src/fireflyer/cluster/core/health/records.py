@@ -237,5 +237,8 @@ class Fleet(Protocol):
     def leaf_of(self, node: str, /) -> str:
         """Empty: not known."""
 
+    def group_of(self, node: str, /) -> str:
+        """Empty: not known."""
+
     def is_busy(self, node: str, /) -> bool:
         """It has a run."""

@@ -235,7 +235,8 @@ class Repairs:
             self.put(record)
 
     def _required(self, record: NodeHealth) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((fault_of(record).check, *self._policy.required)))
+        of_group = self._policy.required_of(self._fleet.group_of(record.name))
+        return tuple(dict.fromkeys((fault_of(record).check, *of_group)))
 
     def happened(self, record: NodeHealth, event: Finding, asked: int, now_ns: int) -> None:
         """An event, of which a report tells beside the test; no probe can repeat it."""

@@ -18,6 +18,12 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """None: no node is checked, and what former checks have led to does not count."""
     groups: tuple[str, ...] = ()
     """Of nodes that are checked; of others the same is true as where none is. Empty: all."""
+    by_group: dict[str, HealthOrder | None] = {}
+    """How nodes of these groups are checked, whatever `order` and `groups` say; None: they are not."""
+
+    def any_node(self) -> bool:
+        """True if nodes of some group are checked."""
+        return any(order is not None for order in (self.order, *self.by_group.values()))
 
 
 class NodeChecking:
@@ -28,4 +34,6 @@ class NodeChecking:
 
     def order_of(self, group: str) -> HealthOrder | None:
         """For nodes of a group; None: they are not checked."""
+        if group in self.now.by_group:
+            return self.now.by_group[group]
         return self.now.order if not self.now.groups or group in self.now.groups else None

@@ -50,6 +50,10 @@ class _Nodes:
         row = self._ledger.nodes.get(node)
         return f"{row.zone}/{row.leaf}" if row is not None and row.leaf else ""
 
+    def group_of(self, node: str, /) -> str:
+        row = self._ledger.nodes.get(node)
+        return row.group if row is not None else ""
+
     def is_busy(self, node: str, /) -> bool:
         return self._ledger.places.get(node) is not None
 
@@ -112,7 +116,7 @@ class NodesHealth:
                 self._feed(RunFailed(checked))
 
     def sweep(self) -> None:
-        if self._checking.now.order is not None:
+        if self._checking.now.any_node():
             self._feed(TimePassed())
 
     def command(self, command: RecordRepair | ReturnNode, user: str) -> str:

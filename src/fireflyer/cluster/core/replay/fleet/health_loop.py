@@ -98,6 +98,9 @@ class _Fleet:
     def leaf_of(self, node: str, /) -> str:
         return str(_number(node) // LEAF_NODES)
 
+    def group_of(self, node: str, /) -> str:  # noqa: ARG002
+        return ""
+
     def is_busy(self, node: str, /) -> bool:
         return self._fleet.is_busy(_number(node))
 
