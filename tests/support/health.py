@@ -98,7 +98,7 @@ class Floor:
     def leaf_of(self, node: str, /) -> str:
         return self.leaves.get(node, "")
 
-    def group_of(self, node: str, /) -> str:  # noqa: ARG002
+    def group_of(self, node: str, /) -> str:
         return ""
 
     def is_busy(self, node: str, /) -> bool:
