@@ -164,7 +164,7 @@ def _run(
     say: Callable[[str], None],
     followed: UpFile | None,
 ) -> int:
-    from fireflyer.cluster.local.layout import read_connection
+    from fireflyer.cluster.client import read_connection
     from fireflyer.cluster.local.run import run_local_platform
     from fireflyer.runtime import run
 
@@ -201,7 +201,7 @@ def _run(
 
 
 def _described(layout: PlatformLayout, platform: LocalPlatform, files: LocalStorage | None) -> str:
-    from fireflyer.cluster.local.layout import read_connection
+    from fireflyer.cluster.client import read_connection
 
     where = os.path.relpath(layout.directory)
     option = "" if where == DEFAULT_DIRECTORY else f" --platform {quote(where)}"
