@@ -72,7 +72,7 @@ def test_the_script_trains_and_survives_a_node_and_becomes_a_task(shell: Shell) 
     found = blocks()
     train, kill = found["Your own script"]
     said = typed(shell, train.replace("\n.venv", " &&\n.venv"))
-    assert re.search(r"Steps +500 ", said), said
+    assert re.search(r"Steps +200 ", said), said
     assert re.search(r"Failures +0 ", said)
     said = typed(shell, kill)
     assert re.search(r"Failures +1 ", said), said
