@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.report import Bound, Options, Result, figure
-from fireflyer.cluster.client import Client
-from fireflyer.cluster.local.layout import PlatformLayout, read_connection
+from fireflyer.cluster.client import Client, read_connection
+from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
 
 __all__ = ["idle_platform"]

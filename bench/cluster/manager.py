@@ -24,9 +24,9 @@ from bench.report import Figure, Options, Result, figure
 from fireflyer.base.errors import TransientError
 from fireflyer.base.toml_text import to_toml
 from fireflyer.base.units import MIB
-from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.client import Client, Connection, read_connection
 from fireflyer.cluster.local.config import UpConfig
-from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform, read_connection
+from fireflyer.cluster.local.layout import ADMIN, PlatformLayout, new_platform
 from fireflyer.cluster.manager.administrators import new_administrator
 from fireflyer.cluster.schema.tasks import Program, TaskSpec
 

@@ -47,6 +47,16 @@ class Shell:
         return done.stdout
 
     @contextlib.contextmanager
+    def ended_platform(self) -> Iterator[None]:
+        """The platform that `ff up` started here ends behind the block, also where that fails."""
+        place = ("--dir", str(self.directory / "platform"))
+        with cleaned_up_at_exit((sys.executable, "-P", "-m", "fireflyer", "down", "--force", *place)):
+            try:
+                yield
+            finally:
+                self.run("ff", "down")
+
+    @contextlib.contextmanager
     def chunk_store(self, text: str) -> Iterator[None]:
         """It runs in the block, as `text` says."""
         assert "`ff fs up --dir fs -d`" in text

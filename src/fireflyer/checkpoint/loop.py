@@ -169,7 +169,7 @@ class TrainingLoop:
 
     @property
     def save_error(self) -> FireflyerError | None:
-        """Why the newest checkpoint that was to be saved failed; None where it did not, or is being written. Log and
+        """Error of the newest checkpoint that was to be saved; None where it did not fail, or is being written. Log and
         report have said so when it happened. A script that must not go on without checkpoints may look at each step."""
         self._notice_saves()
         return self._save_error

@@ -229,7 +229,7 @@ class CheckpointManager:
         return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
 
     def due_here(self, step: int, now_ns: int) -> bool:
-        """Like `due`, by this rank's clock and without asking rank 0."""
+        """Answer as `due` does, by this rank's clock and without asking rank 0."""
         return self._schedule.due(step, now_ns)
 
     def decide(self, mine: bytes) -> bytes:

@@ -114,9 +114,9 @@ def needed_by(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
 def layouts_of(
     optimizer: torch.optim.Optimizer | None, *, by_name_in: torch.nn.Module | None = None
 ) -> dict[str, DTensor]:
-    """How the state of each sharded parameter is sharded: as the parameter. By the prefix of the names under which
-    `capture` stores it, for `CheckpointManager.restore(like=…)`, as the optimizer of a new process has no state yet.
-    `by_name_in`: the model, where `capture` was called with `by_name`."""
+    """Return how the state of each sharded parameter is sharded: as the parameter. By the prefix of the names under
+    which `capture` stores it, for `CheckpointManager.restore(like=…)`, as the optimizer of a new process has no state
+    yet. `by_name_in`: the model, where `capture` was called with `by_name`."""
     if optimizer is None:
         return {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -17,13 +17,14 @@ from msgspec import inspect
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import UsageError
 
-__all__ = ["line_of", "read_text", "read_toml"]
+__all__ = ["in_words", "line_of", "read_text", "read_toml"]
 
 MAX_BYTES: Final = 1 << 20
 C = TypeVar("C", bound=msgspec.Struct)
 
 _PLACE: Final = re.compile(r" - at `\$(?P<place>[^`]*)`")
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_OWN_WORDS: Final = re.compile(r"Object (?:contains )?|Expected |(?=Invalid )")
 _STEP: Final = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<number>\d+)\]")
 _HEADER: Final = re.compile(r"\s*\[(?P<many>\[)?\s*(?P<name>[A-Za-z0-9_-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9_-]+)\s*=")
@@ -41,8 +42,8 @@ def read_toml(
         return msgspec.toml.decode(data, type=config_type)
     except msgspec.ValidationError as error:
         line = line_of(data.decode(errors="replace"), str(error))
-        choices = _choices(config_type, str(error))
-        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {error}{choices}{see}") from error
+        said = f"{in_words(str(error))}{_choices(config_type, str(error))}{see}"
+        raise UsageError(f"{name} {path!r}{f', line {line}' if line else ''}: {said}") from error
     except (*DECODE_ERRORS, UsageError) as error:
         raise UsageError(f"{name} {path!r}: {error}{see}") from error
 
@@ -59,6 +60,18 @@ def read_text(path: str, *, name: str, advice: str, max_bytes: int = MAX_BYTES) 
     if len(data) > max_bytes:
         raise UsageError(f"{name} {path!r} is larger than {max_bytes} bytes")
     return data
+
+
+def in_words(error: str) -> str:
+    """What the decoder complains of, after the key of the file; what a type itself refuses names its key already."""
+    found = _PLACE.search(error)
+    place, text = ("", error) if found is None else (found["place"].removeprefix("."), error[: found.start()])
+    own = _OWN_WORDS.match(text)
+    if own is None:
+        return text
+    said = text[own.end() :].replace(" | null", "")  # which TOML does not have
+    said = f"{'expected ' * (own[0] == 'Expected ')}{said}"
+    return f"{place}: {said}" if place else said
 
 
 def line_of(text: str, error: str) -> int:

@@ -23,6 +23,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fireflyer.base.events import ResumeReport, StepReport
     from fireflyer.cluster.launcher import HostsRefused, run_job
     from fireflyer.cluster.schema.job import Culprit, Fault, JobResult, JobSpec, RankLine, Timeouts, parse_fault
     from fireflyer.cluster.supervisor.join import JoinSpec, join_job
@@ -37,6 +38,8 @@ __all__ = [
     "JoinSpec",
     "RankLine",
     "Reporter",
+    "ResumeReport",
+    "StepReport",
     "Timeouts",
     "join_job",
     "parse_fault",
@@ -52,6 +55,8 @@ _HOME = {
     "JoinSpec": "cluster.supervisor.join",
     "RankLine": "cluster.schema.job",
     "Reporter": "runtime.reporter",
+    "ResumeReport": "base.events",
+    "StepReport": "base.events",
     "Timeouts": "cluster.schema.job",
     "join_job": "cluster.supervisor.join",
     "parse_fault": "cluster.schema.job",

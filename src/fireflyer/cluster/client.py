@@ -19,7 +19,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from fireflyer.base.errors import TransientError
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.base.errors import DataCorruption, TransientError
 from fireflyer.cluster.core.objects.log_follow import Heard
 from fireflyer.cluster.core.platform.commands import (
     AddReservation,
@@ -49,7 +50,7 @@ from fireflyer.cluster.core.platform.views import (
     UserView,
     Why,
 )
-from fireflyer.cluster.core.scheduler.model import Limit, Reservation
+from fireflyer.cluster.core.scheduler.model import Limit, LimitKind, Reservation
 from fireflyer.cluster.manager_requests import MAX_MANAGERS, Connection, ManagerAddress, RequestBody, Requests
 from fireflyer.cluster.schema.api import (
     KEY_HEADER,
@@ -77,14 +78,37 @@ from fireflyer.cluster.schema.logs import (
     LogsEnded,
     TaskLogs,
 )
-from fireflyer.cluster.schema.tasks import TaskSpec
+from fireflyer.cluster.schema.tasks import Program, TaskSpec
 from fireflyer.cluster.schema.webhooks import TASK_EVENTS, NewWebhook, ShownWebhook, WebhookEvent, WebhookView
 from fireflyer.identity import TokenInfo
+from fireflyer.identity.private_files import read_private_file
 
-__all__ = ["MAX_MANAGERS", "Client", "Connection", "ManagerAddress"]
+__all__ = [
+    "MAX_MANAGERS",
+    "Client",
+    "Connection",
+    "Limit",
+    "LimitKind",
+    "LogsEnded",
+    "ManagerAddress",
+    "Program",
+    "TaskSpec",
+    "read_connection",
+]
 
 LOGS_PATIENCE_S: Final = 120.0
 LOGS_PAUSE_S: Final = 0.5
+_MAX_CONNECTION_BYTES: Final = 1 << 20
+
+
+def read_connection(path: str) -> Connection:
+    """Read the file that `ff up` or `ff login` wrote. Raises `NotFound`, `PermissionDenied` where others may read the
+    file, `DataCorruption`."""
+    data = read_private_file(path, _MAX_CONNECTION_BYTES)
+    try:
+        return msgspec.json.decode(data, type=Connection)
+    except DECODE_ERRORS as error:
+        raise DataCorruption(f"{path} is not what `ff login` writes: {error}; log in again") from None
 
 
 class Client(Requests):

@@ -43,7 +43,7 @@ class Sent(NamedTuple):
 
 
 def default_cache_directory() -> str:
-    """Where hashes of unchanged files are kept: below XDG_CACHE_HOME, by default ~/.cache."""
+    """Directory in which hashes of unchanged files are kept: below XDG_CACHE_HOME, by default ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "fireflyer", "snapshots")
 
@@ -62,8 +62,8 @@ def snapshot_of(directory: str, *, cache_directory: str = "") -> SnapshotOf:
 
 
 def send_directory(client: Client, found: SnapshotOf) -> Sent:
-    """What the platform does not have yet, and then seals it. Raises what `Client` raises, and `UsageError` for a file
-    that changed meanwhile."""
+    """Send what the platform does not have yet, then seal the snapshot. Raises what `Client` raises, and `UsageError`
+    for a file that changed meanwhile."""
     files = files_by_blob(found.manifest)
     missing = client.begin_snapshot(found.snapshot, found.encoded)
     wanted = {blob: files[blob] for blob in missing if blob in files}
@@ -81,7 +81,7 @@ def send_directory(client: Client, found: SnapshotOf) -> Sent:
 def batches(
     wanted: Mapping[str, FileEntry], max_bytes: int = BATCH_BYTES, max_blobs: int = BATCH_BLOBS
 ) -> Iterator[list[FileEntry]]:
-    """In the order of `wanted`; a file that is larger is one by itself. Pure."""
+    """Divide `wanted` into batches, in its order; a file that is larger is one by itself. Pure."""
     batch: list[FileEntry] = []
     size_bytes = 0
     for entry in wanted.values():

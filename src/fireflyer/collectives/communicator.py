@@ -247,7 +247,8 @@ class Communicator(GroupMember):
         out: Any = None,
         async_op: bool = False,
     ) -> Work:
-        """Like `allreduce`, but only rank `root` receives the result; the arrays of the others stay as they are."""
+        """Sum as `allreduce` does, but only rank `root` receives the result; the arrays of the others stay as they
+        are."""
         root = check_rank("root", root, self.world_size)
         if root == self.rank:
             source, target = self._pair(array, out, dtype, sums=True)

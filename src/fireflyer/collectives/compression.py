@@ -44,7 +44,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Codec(Protocol):
-    """How float32 values become bytes. Must be deterministic."""
+    """Interface by which float32 values become bytes. Must be deterministic."""
 
     name: str
     summed_as: str | None
@@ -117,7 +117,7 @@ class CompressedMean(Protocol):
         """Waits for the first step, starts the second; the operations that are now under way."""
 
     def finish(self) -> None:
-        """When they are done: puts the mean into the array."""
+        """Put the mean into the array, when all parts are done."""
 
 
 class Compression:

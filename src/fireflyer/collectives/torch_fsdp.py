@@ -58,7 +58,7 @@ class _Hook:
 
 
 class HfreduceAllGather(_Hook):
-    """For `FSDPModule.set_custom_all_gather`."""
+    """Gathering of shards, for `FSDPModule.set_custom_all_gather`."""
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class HfreduceAllGather(_Hook):
 
 
 class HfreduceReduceScatter(_Hook):
-    """For `FSDPModule.set_custom_reduce_scatter`."""
+    """Reduction of gradients to shards, for `FSDPModule.set_custom_reduce_scatter`."""
 
     def __call__(
         self,
@@ -91,7 +91,8 @@ class HfreduceReduceScatter(_Hook):
 
 
 def all_reduce_hook(communicator: Communicator) -> Callable[[torch.Tensor], None]:
-    """For `FSDPModule.set_all_reduce_hook`: averages sharded gradients over the replicas in `communicator`."""
+    """Make a hook for `FSDPModule.set_all_reduce_hook` that averages sharded gradients over the replicas in
+    `communicator`."""
     comm = DeviceCommunicator.of(communicator)
 
     def average(reduce_output: torch.Tensor) -> None:

@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
 
 
 class HfreduceOptions:
-    """What `init_process_group(pg_options=)` and `new_group(pg_options=)` take.
+    """Options for `init_process_group(pg_options=)` and `new_group(pg_options=)`.
 
     `node`: the node of this rank (default GROUP_RANK, and always the machine on which it runs). `host`: the address at
     which other nodes reach this one (default: FF_ADDRESS, else that from which it reaches MASTER_ADDR). `plan` fixes

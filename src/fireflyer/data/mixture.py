@@ -131,7 +131,7 @@ class MixtureSampler:
         return sources, ordinals
 
     def consumed(self, position: int) -> NDArray[np.int64]:
-        """How many samples of each source the stream takes before `position`, int64 `[sources]`."""
+        """Count the samples of each source that the stream takes before `position`, int64 `[sources]`."""
         periods, place = divmod(position - self._since, self.period)
         within = np.bincount(self._pattern[:place], minlength=len(self.sources))
         return self._consumed + periods * self._of_period + within

@@ -345,7 +345,7 @@ class FireflyerFileSystem(AbstractFileSystem):
         return found
 
     def cp_file(self, path1: Any, path2: Any, **_: Any) -> None:
-        """Through this process. A directory is made, without what is in it."""
+        """Copy a file through this process. A directory is made, without what is in it."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         if self.isdir(source):
             self.files.makedirs(target, exist_ok=True)

@@ -32,7 +32,7 @@ class Reader(Protocol):
         """None if there is no such key."""
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Like `get` of each, in this order; where the store is another process, with one question. At most
+        """Get each, in this order; where the store is another process, with one question. At most
         `MAX_PAGE_ITEMS` keys, of values that are small: their bytes are not bounded."""
 
     async def get_range(

@@ -39,7 +39,8 @@ MAX_BUFFER_BYTES: Final = 1 << 30
 
 
 class BackPressure(msgspec.Struct, frozen=True, kw_only=True):
-    """How a network works. With `adaptive` routing each packet takes the link with the shortest queue."""
+    """Settings of a network with back-pressure. With `adaptive` routing each packet takes the link with the shortest
+    queue."""
 
     routing: Routing = "ecmp"
     queue_pairs: int = 1
@@ -59,7 +60,7 @@ class BackPressure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackPressureRun(NamedTuple):
-    """What came out. Arrays of the transfers are in their order; times in seconds from the beginning."""
+    """Result of a simulation. Arrays of the transfers are in their order; times in seconds from the beginning."""
 
     start_s: NDArray[np.float64]
     finish_s: NDArray[np.float64]

@@ -18,7 +18,7 @@ __all__ = ["Incidence", "max_min_rates"]
 
 
 class Incidence(NamedTuple):
-    """Which flow uses which link: flow f uses `links[starts[f]:starts[f + 1]]`, each with a weight above 0."""
+    """Links that flows use: flow f uses `links[starts[f]:starts[f + 1]]`, each with a weight above 0."""
 
     starts: NDArray[np.int64]
     links: NDArray[np.int64]
@@ -29,13 +29,13 @@ class Incidence(NamedTuple):
         return len(self.starts) - 1
 
     def loads(self, amounts: NDArray[np.float64], links: int) -> NDArray[np.float64]:
-        """On each of `links`, for an amount of each flow."""
+        """Add up the load on each of `links`, for an amount of each flow."""
         each = np.repeat(amounts, np.diff(self.starts)) * self.weights
         return np.bincount(self.links, each, minlength=links).astype(np.float64, copy=False)
 
     @classmethod
     def of(cls, rows: list[tuple[tuple[int, ...], tuple[float, ...]]]) -> Incidence:
-        """Of links and weights of each flow."""
+        """Make it of links and weights of each flow."""
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(links) for links, _ in rows], out=starts[1:])
         return cls(

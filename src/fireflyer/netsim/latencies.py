@@ -11,8 +11,8 @@ LatencyName = Literal["infiniband", "roce"]
 
 
 class LinkLatency(NamedTuple):
-    """Of a message of a few bytes. A CPU proxy that hands work to the NIC for a GPU adds its time to `message_ns`; GPUs
-    that do so themselves (IBGDA) add none."""
+    """Latency of a message of a few bytes. A CPU proxy that hands work to the NIC for a GPU adds its time to
+    `message_ns`; GPUs that do so themselves (IBGDA) add none."""
 
     message_ns: int
     """Before the first switch."""

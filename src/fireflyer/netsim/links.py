@@ -66,7 +66,7 @@ class Links:
         return [hop.link for hop in self.hops[a] if hop.to == b]
 
     def switches_of(self, node: int) -> tuple[int, ...]:
-        """At the other ends of its links."""
+        """Switches at the other ends of its links."""
         return self._switches_of[node]
 
     def next_hops(self, at: int, target: int) -> list[Hop]:

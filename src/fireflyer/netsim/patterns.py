@@ -22,9 +22,9 @@ Pattern = Literal["ring", "shuffled-ring", "permutation", "incast"]
 
 
 def pattern_transfers(pattern: Pattern, nodes: Sequence[int], nbytes: int, *, seed: int = 0) -> list[Transfer]:
-    """Between these nodes. `ring`: each to the next; `shuffled-ring`: so in a random order, as ranks placed at random
-    are; `permutation`: each to another one, each receives from one; `incast`: all others to the first. Raises
-    `UsageError`."""
+    """Make transfers between these nodes. `ring`: each to the next; `shuffled-ring`: so in a random order, as ranks
+    placed at random are; `permutation`: each to another one, each receives from one; `incast`: all others to the first.
+    Raises `UsageError`."""
     if len(nodes) < 2 or pattern not in get_args(Pattern):
         raise UsageError(
             f"no pattern {pattern!r} of {len(nodes)} nodes; use {', '.join(get_args(Pattern))}, 2 nodes or more"

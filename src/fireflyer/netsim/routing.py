@@ -46,11 +46,12 @@ class Router:
 
     @property
     def flows_of_transfer(self) -> int:
-        """As many as `flows` gives."""
+        """Number of flows that `flows` gives."""
         return self._pairs if self._routing == "ecmp" else 1
 
     def flows(self, key: int, source: int, target: int) -> tuple[Flow, ...]:
-        """Of a transfer with that `flow_key`; none from a node to itself. Raises `UsageError` where no path is."""
+        """Route a transfer with that `flow_key`; no flow from a node to itself. Raises `UsageError` where no path
+        is."""
         if source == target:
             return ()
         if self._links.hop_count(source, target) is None:

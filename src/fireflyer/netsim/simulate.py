@@ -36,7 +36,7 @@ ENGINES: Final[dict[Engine, Callable[[NDArray[np.float64]], FlowEngine]]] = {"na
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a network works. A flow of lane n has `lane_weights[n]`: on a full link it gets that many times what a flow
+    """Settings of a network. A flow of lane n has `lane_weights[n]`: on a full link it gets that many times what a flow
     of weight 1 gets which is limited there. Lanes of InfiniBand share by lane, not by flow: see the design note."""
 
     routing: Routing = "ecmp"
@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkRun(NamedTuple):
-    """What came out. Arrays are in the order of the transfers; times in seconds from the beginning."""
+    """Result of a simulation. Arrays are in the order of the transfers; times in seconds from the beginning."""
 
     start_s: NDArray[np.float64]
     """Infinite for what has not begun."""

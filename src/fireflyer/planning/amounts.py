@@ -42,7 +42,7 @@ class Amount(NamedTuple):
 
 
 def amount_of(value: float | tuple[float, float], name: str) -> Amount:
-    """Of a number, or of two that are its bounds. Raises `UsageError` that names it."""
+    """Make the amount of a number, or of two that are its bounds. Raises `UsageError` that names it."""
     low, high = value if isinstance(value, tuple) else (value, value)
     if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
         raise UsageError(f"{name} is {value}; write a number of 0 or more, or [low, high]")

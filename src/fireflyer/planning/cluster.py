@@ -35,6 +35,8 @@ LEAST_ETTR: Final = 0.01
 
 
 class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[training]`: the run whose time is asked for."""
+
     plan: str
     """File of `ff train plan`, from the directory of this file."""
     tokens: float
@@ -42,6 +44,8 @@ class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[checkpoint]`: times of a save and of a restart, period and size."""
+
     stall_s: float
     """How long a save holds up training."""
     restart_s: float
@@ -53,6 +57,8 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class StoragePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[storage]`: the nodes to which checkpoints are written."""
+
     kind: str = "storage"
     """Of the nodes in the network."""
     write_bytes_per_s: float
@@ -130,6 +136,8 @@ class CostAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `plan_cluster`: sizes, step times, failures, days and cost of the run."""
+
     gpu_nodes: int
     gpus: int
     job_nodes: int
@@ -170,7 +178,7 @@ def plan_cluster(
     queue_pairs: int = 1,
     seed: int = 0,
 ) -> ClusterAnswer:
-    """What a run of `plan` takes on the cluster. Raises `UsageError` for what cannot be run there."""
+    """Compute what a run of `plan` takes on the cluster. Raises `UsageError` for what cannot be run there."""
     fabric = network.build()
     group = _group(fabric, given.gpu_kind, "gpu_kind")
     job_nodes = math.ceil(plan.world_size / node.gpus)

@@ -42,7 +42,7 @@ class PricedBill(NamedTuple):
     gpus: int
 
     def price(self, *items: Item) -> Amount:
-        """Of these items; of all where none is named."""
+        """Price of these items; of all where none is named."""
         return _sum(one.price for one in self.lines if not items or one.line.item in items)
 
     def watts(self, *items: Item) -> Amount:

@@ -19,7 +19,7 @@ MOST_CELLS = 64
 
 
 class LayerLoad(NamedTuple):
-    """Of the links that lead from one layer to another."""
+    """Load of the links that lead from one layer to another."""
 
     name: str
     links: int

@@ -43,7 +43,7 @@ _REQUIRED: Final[dict[str, tuple[str, ...]]] = {
 
 
 class NetworkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each key means is said by the function of `topology.fabrics` that builds the family."""
+    """File of a network. Each key is described by the function of `topology.fabrics` that builds the family."""
 
     name: str
     family: Family

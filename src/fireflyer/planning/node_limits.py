@@ -50,7 +50,7 @@ def host_memory_operations(gpus: int, *, pairs: bool = False, copied_back_by_dma
 
 
 def hfreduce_limits(node: NodeModel, *, pairs: bool = False, copied_back_by_dma: bool = False) -> Limits:
-    """Of HFReduce on this node. `pairs`: GPUs joined by NVLink add first, and one of them copies."""
+    """Limits of HFReduce on this node. `pairs`: GPUs joined by NVLink add first, and one of them copies."""
     operations = host_memory_operations(node.gpus, pairs=pairs, copied_back_by_dma=copied_back_by_dma)
     copying = max(1, node.bridge_gpus // 2) if pairs else node.bridge_gpus
     return Limits(
@@ -61,8 +61,8 @@ def hfreduce_limits(node: NodeModel, *, pairs: bool = False, copied_back_by_dma:
 
 
 def ring_pcie_bandwidth(peer_bytes_per_s: float, ranks: int) -> float:
-    """Of a ring over PCIe whose links carry `peer_bytes_per_s` in each direction: each rank moves (2n - 1)/n times the
-    array past the slowest link. 9 GiB/s: 4.99 GB/s for 16 ranks, 4.83 for very many. Raises `UsageError`."""
+    """Bandwidth of a ring over PCIe whose links carry `peer_bytes_per_s` in each direction: each rank moves (2n - 1)/n
+    times the array past the slowest link. 9 GiB/s: 4.99 GB/s for 16 ranks, 4.83 for very many. Raises `UsageError`."""
     if ranks < 2:
         raise UsageError(f"a ring of {ranks} ranks; use 2 or more")
     return peer_bytes_per_s * ranks / (2 * ranks - 1)

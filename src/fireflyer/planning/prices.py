@@ -15,7 +15,7 @@ __all__ = ["NodePrice", "Price", "PriceList"]
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one piece."""
+    """Price of one piece."""
 
     price: float | tuple[float, float]
     """In the currency of the list; two numbers are a range."""
@@ -32,7 +32,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NodePrice(Price, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a node of one kind, and what it computes."""
+    """Price of a node of one kind, and what it computes."""
 
     gpus: int = 0
     gpu_flops: float = 0.0

@@ -49,6 +49,8 @@ TRAINING_LANE, STORAGE_LANE = 0, 1
 
 
 class SimulatedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one step on the simulated network, seconds."""
+
     transfers: int
     """Of training and storage, passes of the pipelines among them."""
     step_s: float

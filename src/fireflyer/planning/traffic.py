@@ -33,7 +33,7 @@ MAX_TRANSFERS = 1 << 22
 
 
 class StorageLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What each client reads or writes at once."""
+    """Load of storage: what each client reads or writes at once."""
 
     access: Literal["read", "write"]
     nbytes: int
@@ -66,7 +66,7 @@ def storage_traffic(
     first_id: int = 0,
     kind: str = STORAGE_KIND,
 ) -> list[Transfer]:
-    """Of `clients` that each read or write a file of their own on the nodes of that kind. Raises `UsageError`
+    """Transfers of `clients` that each read or write a file of their own on the nodes of that kind. Raises `UsageError`
     where there are too few storage nodes for the replicas, too many to place chains over, or over 2^22 transfers."""
     storage = nodes_of_kind(fabric, kind)
     if len(storage) > MAX_STORAGE_NODES:
@@ -110,8 +110,9 @@ def replica_traffic(
     lane: int = 0,
     first_id: int = 0,
 ) -> list[Transfer]:
-    """Of pipelines beside each other: rank r of each replica on the node `nodes[r]`, as 8 GPUs of a node are ranks of 8
-    replicas (Fire-Flyer paper, V-B2). The messages of all share the NIC of the node, over connections of their own."""
+    """Transfers of pipelines beside each other: rank r of each replica on the node `nodes[r]`, as 8 GPUs of a node are
+    ranks of 8 replicas (Fire-Flyer paper, V-B2). The messages of all share the NIC of the node, over connections of
+    their own."""
     found: list[Transfer] = []
     for replica in range(replicas):
         found += pipeline_transfers(

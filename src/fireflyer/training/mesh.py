@@ -67,11 +67,11 @@ class PlanMesh:
 
     @property
     def data(self) -> DeviceMesh:
-        """For `fully_shard`: the shard axis, and before it the replicas if there are several (HSDP)."""
+        """Mesh for `fully_shard`: the shard axis, and before it the replicas if there are several (HSDP)."""
         return self.device_mesh["replicate", "shard"] if self.plan.replicate > 1 else self.device_mesh["shard"]
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
-        """This rank's process group of `axis`. Raises `UsageError` for an axis that is none."""
+        """Return the process group of `axis` that has this rank. Raises `UsageError` for an axis that is none."""
         found = self._groups.get(axis)
         if found is None:
             raise UsageError(f"axis {axis!r} is not one of {', '.join(AXES)}")

@@ -32,7 +32,7 @@ class Overlap:
 
     @property
     def hidden_share(self) -> float:
-        """From 0 to 1; 1 where there was no communication."""
+        """Share of the communication that was hidden, from 0 to 1; 1 where there was none."""
         return 1.0 if self.communication_ns == 0 else self.hidden_ns / self.communication_ns
 
 

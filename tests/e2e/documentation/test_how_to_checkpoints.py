@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from tests.support.how_to import Shell
 from tests.support.patience import allowed_s
 
-from fireflyer.checkpoint import CheckpointManager, capture, verify
+from fireflyer.checkpoint import CheckpointManager, TrainingLoop, capture, verify
 from fireflyer.cli.main import main
 
 TEXT = (Path(__file__).parents[3] / "docs/how-to/checkpoints.md").read_text()
@@ -82,6 +83,18 @@ def test_the_commands_on_the_page_are_those_that_run_here() -> None:
     assert "ff run --ranks-per-node 2 --max-restarts 3 --run-dir run train.py" in TEXT
     assert "torchrun --standalone --nproc-per-node 2 --max-restarts 3 train.py" in TEXT
     assert len(script("train.py").splitlines()) <= 46
+
+
+def test_the_table_of_options_has_each_argument_of_the_loop() -> None:
+    (table,) = re.findall(r"## Options\n(.*?)\n\n", TEXT, re.DOTALL)
+    described = {
+        name for row in re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE) for name in re.findall(r"\w+", row)
+    }
+    for_tests_and_those_who_embed_it = {"env", "clock"}
+    arguments = (
+        set(inspect.signature(TrainingLoop).parameters) - {"model", "optimizer"} - for_tests_and_those_who_embed_it
+    )
+    assert described == arguments
 
 
 def test_the_commands_for_checkpoints_do_what_the_page_says(

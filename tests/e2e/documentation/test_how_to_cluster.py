@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -157,8 +158,9 @@ def set_up(cluster: Cluster) -> None:
     operators.each = ("a", "b", "c")
     operators.root("c", "createdb -h c -U fireflyer fireflyer")
     make, file, *rest = page("cluster.md")
-    cluster.follow([make], expected=1)
+    cluster.follow([make], expected=2)
     assert isinstance(file, str)
+    check_new_file(cluster, file)
     write_cluster_file(cluster, file)
     cluster.follow(rest, expected=25)
     assert cluster.has_platform_secret() == {"a", "b"}
@@ -167,6 +169,14 @@ def set_up(cluster: Cluster) -> None:
     )
     operators.type(Typed("a", ANN, numbers, ()))
     cluster.read_back()
+
+
+def check_new_file(cluster: Cluster, file: str) -> None:
+    """What `ff host new-file` wrote is the file of the page, but for the id and what is marked DECIDE."""
+    made, page_file = (tomllib.loads(text) for text in (cluster.machines["a"].path(CLUSTER_FILE).read_text(), file))
+    assert made.pop("cluster") != page_file.pop("cluster")
+    assert made.pop("store") == page_file.pop("store").replace("@c/", "@a/")
+    assert made == page_file
 
 
 def write_cluster_file(cluster: Cluster, text: str) -> None:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.how_to import Shell
-from tests.support.jobs.cleanup import cleaned_up_at_exit
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "platform.md"
-
-
-@contextlib.contextmanager
-def ended(shell: Shell) -> Iterator[None]:
-    place = ("--dir", str(shell.directory / "platform"))
-    with cleaned_up_at_exit((sys.executable, "-P", "-m", "fireflyer", "down", "--force", *place)):
-        try:
-            yield
-        finally:
-            shell.run("ff", "down")
 
 
 def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +24,7 @@ def test_every_command_does_what_the_page_says(tmp_path: Path, monkeypatch: pyte
     shell = Shell(tmp_path)
     start, first, logs, second, users = ([command.split() for command in block] for block in blocks)
     shell.run(*start[0])
-    with ended(shell):
+    with shell.ended_platform():
         assert shell.run(*start[1]).count("idle") == 4
         assert shell.run(*first[0]).count("begin at step 0") == 2
         shown = shell.run(*first[1])

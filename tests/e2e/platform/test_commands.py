@@ -91,6 +91,17 @@ def nodes(typed: Typed) -> dict[str, Any]:
     return {one["name"]: one for one in map(json.loads, typed.ff("nodes --json").splitlines())}
 
 
+def test_time_sharing_is_shown_and_set_one_setting_at_a_time(typed: Typed) -> None:
+    before = typed.ff("time-sharing").splitlines()
+    assert "cross-zone-nodes  16" in before
+    after = typed.ff("time-sharing --cross-zone-nodes 4 --usage-half-life 12h").splitlines()
+    assert set(after) - set(before) == {"cross-zone-nodes  4", "usage-half-life   12 h 00 min"}
+    assert typed.ff("time-sharing").splitlines() == after
+    assert typed.error("time-sharing --age-step 2x").startswith("--age-step: ")
+    typed.ff("time-sharing --cross-zone-nodes 16 --usage-half-life 24h")
+    assert typed.ff("time-sharing").splitlines() == before
+
+
 def test_labels_and_places_of_nodes_are_what_was_typed_and_tasks_go_by_them(typed: Typed) -> None:
     assert typed.ff("node label agent-1 fast a100") == "node agent-1 has the labels a100, fast\n"
     assert "group big, zone east, leaf l1" in typed.ff("node move agent-2 --group big --zone east --leaf l1")

@@ -26,9 +26,8 @@ from tests.support.patience import allowed_s
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
 from fireflyer.base.errors import PermissionDenied, UsageError
-from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.client import Client, Connection, read_connection
 from fireflyer.cluster.core.platform.commands import StopTask
-from fireflyer.cluster.local.layout import read_connection
 from fireflyer.cluster.schema.execs import ExecProgram, ExecRequest
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, TaskState
 

@@ -12,8 +12,8 @@ from tests.support.patience import allowed_s
 from tests.support.platform.pages import CONTRAST, HOSTILE, UNNAMED
 from tests.support.platform.running import RunningPlatform, task_of, wait_for
 
+from fireflyer.cluster.client import read_connection
 from fireflyer.cluster.core.platform.commands import DrainNode, ResumeNode, StopTask
-from fireflyer.cluster.local.layout import read_connection
 from fireflyer.cluster.schema.tasks import FINISHED, TaskState
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

@@ -20,9 +20,8 @@ from tests.support.platform.running import RunningPlatform, task_of, wait_for
 from fireflyer.accounts.remembered import RememberedUsers
 from fireflyer.accounts.remote import RemoteAccounts
 from fireflyer.base.errors import PermissionDenied
-from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.client import Client, Connection, read_connection
 from fireflyer.cluster.core.platform.commands import StopTask
-from fireflyer.cluster.local.layout import read_connection
 from fireflyer.cluster.schema.logs import LogText
 from fireflyer.cluster.schema.tasks import FINISHED, Outcome, Program, TaskSpec
 from fireflyer.identity import NodeCredential, UserKey, new_secret, save_secret

@@ -1,4 +1,5 @@
-"""The units of `--unit` under a real systemd: a manager of 3FS, a storage process, a manager of the platform."""
+"""The units of `--unit` under a real systemd: a manager of 3FS, a storage process, a manager of the platform; all of a
+host, a meta service and a mount."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.support.fs.mounts.mounting import needs_fuse
 from tests.support.jobs.launching import wait_until
 from tests.support.machines.machines import Machines
 from tests.support.machines.plan import HOME
+from tests.support.machines.postgres import start_postgres
 from tests.support.machines.user_manager import ControlGroup, UserManager, needs_user_manager
 from tests.support.patience import allowed_s
 
@@ -47,6 +50,44 @@ listen = "127.0.0.1:9440"
 listen_agents = "127.0.0.1:9441"
 {SECRET}
 """
+HOST = f"""
+cluster = "{"5f" * 16}"
+store = "STORE"
+directory = "{HOME}/host"
+secret_file = "{HOME}/secret"
+node_{SECRET}
+[ports]
+platform = 19440
+agents = 19441
+accounts = 19442
+files = 17000
+storage = 17100
+[storage]
+root_disk = true
+[[hosts]]
+name = "here"
+address = "127.0.0.1"
+manager = true
+agent = false
+node = 1
+targets = {{ 1001 = "{HOME}/disk2" }}
+"""
+META = f"""
+name = "names"
+cluster = "{"5f" * 16}"
+store = "STORE?table=fireflyer_files"
+listen = "127.0.0.1:17001"
+managers = ["127.0.0.1:17000"]
+{SECRET}
+[files]
+trusted_root = true
+"""
+LET_USERS_MOUNT = """
+mkdir /run/dev && mount -t tmpfs -o dev,mode=755 tmpfs /run/dev
+mknod -m 666 /run/dev/fuse c 10 229 && mount --bind /run/dev/fuse /dev/fuse
+"""
+"""On this machine alone, as udev lets them everywhere."""
+OF_HOST = ("--manager", "127.0.0.1:17000", "--secret-file", "secret")
 ADMIN = ("--manager", "127.0.0.1:7000", "--secret-file", "secret")
 
 
@@ -100,6 +141,34 @@ def test_a_manager_of_the_platform_is_active_when_it_serves(manager: UserManager
     manager.run("ff", "login", "http://127.0.0.1:9440", given=token)
     assert manager.run("ff", "user", "list").count("ops") == 1
     stop(manager, "fireflyer-manager")
+
+
+@needs_fuse
+def test_a_host_a_meta_service_and_a_mount_are_units_and_a_mount_that_was_killed_is_there_again(
+    manager: UserManager,
+) -> None:
+    _, store = start_postgres(manager.machine, f"{manager.machine.address}/32")
+    for name, text in (("cluster", HOST), ("meta", META)):
+        manager.machine.path(f"{HOME}/{name}.toml").write_text(text.replace("STORE", store))
+    start(manager, "fireflyer", "host", "run", "--name", "here", "cluster.toml")
+    manager.run("ff", "fs", "admin", "add-chains", *OF_HOST, "--replicas", "1")
+    start(manager, "fireflyer-fs-meta", "fs", "meta", "meta.toml")
+    manager.run("ff", "fs", "mkdir", *OF_HOST, "-m", "777", "/all")
+    manager.run("ff", "fs", "put", *OF_HOST, "-", "/all/kept", given="kept\n")
+
+    manager.machine.run(["sh", "-c", LET_USERS_MOUNT], check=True)
+    manager.run("mkdir", "place")
+    start(manager, "fireflyer-mount", "fs", "mount", *OF_HOST, "place")
+    assert manager.run("cat", "place/all/kept") == "kept\n"
+    before = main_pid(manager, "fireflyer-mount")
+    manager.machine.kill(before)
+    wait_until(lambda: main_pid(manager, "fireflyer-mount") not in (0, before), allowed_s(60))
+    wait_until(lambda: manager.show("fireflyer-mount", "ActiveState")["ActiveState"] == "active", allowed_s(60))
+    assert manager.run("cat", "place/all/kept") == "kept\n"
+    stop(manager, "fireflyer-mount")
+    assert manager.run("ls", "place") == ""
+    stop(manager, "fireflyer-fs-meta")
+    stop(manager, "fireflyer")
 
 
 def main_pid(manager: UserManager, unit: str) -> int:

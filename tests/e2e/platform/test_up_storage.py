@@ -17,9 +17,9 @@ from tests.support.platform.running import task_of, wait_for
 
 from fireflyer.base.errors import FireflyerError, PermissionDenied
 from fireflyer.cli import main
-from fireflyer.cluster.client import Client
+from fireflyer.cluster.client import Client, read_connection
 from fireflyer.cluster.core.platform.views import TaskAnswer
-from fireflyer.cluster.local.layout import PlatformLayout, read_connection
+from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome
 from fireflyer.fs import connect
 from fireflyer.fs.client.files.file_system import FileSystem

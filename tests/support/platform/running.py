@@ -12,9 +12,9 @@ from typing import Final, Self
 from tests.support.patience import allowed_s
 
 from fireflyer.base.errors import TransientError
-from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.client import Client, Connection, read_connection
 from fireflyer.cluster.core.platform.views import TaskAnswer
-from fireflyer.cluster.local.layout import PlatformLayout, read_connection
+from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.cluster.schema.tasks import FINISHED, Program, TaskSpec
 from fireflyer.runtime.processes.run_lock import END_NOW
 

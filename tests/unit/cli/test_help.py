@@ -15,6 +15,7 @@ from fireflyer.cli.collectives.command import command as collectives_command
 from fireflyer.cli.completion import COMPLETE_VARIABLE, SHELLS
 from fireflyer.cli.completion import command as completion_command
 from fireflyer.cli.data.command import command as data_command
+from fireflyer.cli.hosts.command import command as host_command
 from fireflyer.cli.jobs.agent import command as agent_command
 from fireflyer.cli.jobs.demo import command as demo_command
 from fireflyer.cli.jobs.report import command as report_command
@@ -28,6 +29,7 @@ from fireflyer.cli.platform.managers import manager_command
 from fireflyer.cli.platform.quota import command as quota_command
 from fireflyer.cli.platform.reservations import command as reservation_command
 from fireflyer.cli.platform.shells import shell_command
+from fireflyer.cli.platform.time_sharing import command as time_sharing_command
 from fireflyer.cli.platform.top import command as top_command
 from fireflyer.cli.train.command import command as train_command
 from fireflyer.cli.version import command as version_command
@@ -52,6 +54,8 @@ COMMANDS: Mapping[str, click.Command] = {
     "quota": quota_command,
     **{f"quota {name}": one for name, one in quota_command.commands.items()},
     **{f"reservation {name}": one for name, one in reservation_command.commands.items()},
+    "time-sharing": time_sharing_command,
+    **{f"host {name}": one for name, one in host_command.commands.items()},
     **{f"data {name}": one for name, one in data_command.commands.items()},
     "collectives explain": collectives_command.commands["explain"],
     "collectives plan": collectives_command.commands["plan"],

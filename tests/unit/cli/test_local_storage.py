@@ -125,3 +125,27 @@ def test_it_is_not_made_where_nobody_wants_one(layout: PlatformLayout) -> None:
     started(layout, new=True)
     with pytest.raises(UsageError, match=r"the file system in .* has 1"):
         storage_of(layout, StorageWish(nodes=2), new=False)
+
+
+@pytest.mark.parametrize("options", [[], ["-d"]])
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ("nodes = 2\nreplicas = 4", "storage: 4 replicas need 4 nodes"),
+        ('store = "sqlite:x"', "storage: store is not the URL of a PostgreSQL database"),
+        ('nodes = "3"', "FILE 'up.toml', line 2: storage.nodes: expected `int`, got `str`\n"),
+    ],
+)
+def test_a_file_system_that_is_refused_leaves_nothing_behind(
+    storage: str,
+    said: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("up.toml").write_text(f"[storage]\n{storage}\n")
+    assert main(["up", *options, "up.toml"]) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["up.toml"]

@@ -33,6 +33,14 @@ def test_readme_has_five_figures_and_each_has_a_peer(published: Published) -> No
     assert all(one.readme_peers for one in chosen)
 
 
+def test_readme_shows_the_best_peer_or_one_that_is_better(published: Published) -> None:
+    for one in published.figure:
+        if one.readme and one.best_peer is not None:
+            choose = max if one.better == "higher" else min
+            shown = [one.amount_of(name).value for name in one.readme_peers]
+            assert choose(shown) == choose(*shown, one.best_peer[1].value), one.readme
+
+
 def test_every_machine_is_named_and_every_page_exists(published: Published) -> None:
     assert {one.machine for one in published.figure} == published.machines.keys()
     linked = (ROOT / "docs/benchmarks.md").read_text()

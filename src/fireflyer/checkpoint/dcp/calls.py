@@ -32,7 +32,7 @@ def save(state: dict[str, Any], path: str | os.PathLike[str], *, step: int | Non
 def async_save(
     state: dict[str, Any], path: str | os.PathLike[str], *, step: int | None = None, **options: Any
 ) -> Future[None]:
-    """As `save`, in the background: `state` may change when this returns, or with a stager that says so later. The
+    """Save in the background: `state` may change when this returns, or with a stager that says so later. The
     future raises what `save` raises."""
     answer = state_dict_saver.async_save(state, storage_writer=FireFlyerWriter(path, step=step), **options)
     upload: Future[Any] = answer if isinstance(answer, Future) else answer.upload_completion

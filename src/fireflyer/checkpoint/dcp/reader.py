@@ -46,7 +46,7 @@ class _Read(NamedTuple):
 
 
 class FireFlyerReader(StorageReader):
-    """What `dcp.load` reads from.
+    """Storage reader of `dcp.load`.
 
         dcp.load(state, storage_reader=FireFlyerReader("checkpoints/step-00000100"))
         dcp.load(state, storage_reader=FireFlyerReader("checkpoints"))                  # the newest one
@@ -81,7 +81,7 @@ class FireFlyerReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """What was given as path."""
+        """The path that was given."""
         return self._given
 
     def read_metadata(self) -> Metadata:  # without `kwargs`: DCP would ask again for one of the rank alone

@@ -72,7 +72,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class FireFlyerWriter(StorageWriter):
-    """Where `dcp.save` and `dcp.async_save` write.
+    """Storage writer of `dcp.save` and `dcp.async_save`.
 
         dcp.save(state, storage_writer=FireFlyerWriter("checkpoints/step-00000100"))
         dcp.save(state, storage_writer=FireFlyerWriter("checkpoints", step=100))        # the same
@@ -105,7 +105,7 @@ class FireFlyerWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """What was given as path."""
+        """The path that was given."""
         return self._given
 
     def storage_meta(self) -> StorageMeta | None:

@@ -39,7 +39,7 @@ _SLICE_NS = SECOND
 
 
 class SaveHandle:
-    """How a save went. Safe to use from any thread."""
+    """Handle of one save: whether it is done, and how it went. Safe to use from any thread."""
 
     def __init__(self, step: int) -> None:
         self.step = step

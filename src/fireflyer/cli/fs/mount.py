@@ -13,6 +13,7 @@ import click
 from fireflyer.base.errors import Busy, FireflyerError, UsageError
 from fireflyer.cli.detached import report, report_failure, run_detached
 from fireflyer.cli.fs.connect import ClusterTarget, where_options
+from fireflyer.cli.units import unit_option
 
 if TYPE_CHECKING:
     from fireflyer.fs.mount.daemon import MountOptions
@@ -41,6 +42,7 @@ MOUNT_LOG: Final = "mount.log"
     "--log", "log_path", metavar="FILE", help="Log of the mount with --detach.  [default: mount.log in --dir, or none]"
 )
 @click.option("-d", "--detach", is_flag=True, help="Return when it is mounted; `ff fs umount PLACE` ends it.")
+@unit_option
 @click.option("--report-fd", type=int, hidden=True)
 @click.argument("place", metavar="PLACE")
 def mount_command(
@@ -52,6 +54,7 @@ def mount_command(
     metrics_listen: str | None,
     log_path: str | None,
     detach: bool,
+    unit: str | None,
     report_fd: int | None,
 ) -> int:
     """Mount the files of a cluster on PLACE, an empty directory, until Ctrl-C, SIGTERM or `ff fs umount PLACE`.
@@ -61,6 +64,8 @@ def mount_command(
 
     What a program has written is stored when it closes the file or calls fsync; others who open the file after that see
     it.
+
+    At boot: --unit, with the options of the mount.
     """
     from fireflyer.fs.mount.daemon import MountOptions, check_place
     from fireflyer.identity import NodeCredential
@@ -86,10 +91,31 @@ def mount_command(
         check_rights=trusted,
         metrics_listen=metrics_listen or "",
     )
+    if unit is not None:
+        if detach or log_path is not None:
+            raise UsageError("--unit cannot be combined with --detach or --log; systemd runs it, and keeps its log")
+        return _print_unit(unit, where, place, options)
     check_place(place, options)
     if detach:
         return run_detached(sys.argv[1:], log_path or _default_log(where))
     return _run(where, place, options, trusted, report_fd)
+
+
+def _print_unit(unit: str, where: ClusterTarget, place: str, options: MountOptions) -> int:
+    from fireflyer.cli.fs.mount_unit import print_mount_unit
+    from fireflyer.fs.tools.default_cluster import default_token_file
+
+    given = click.get_current_context().params
+    secret_file, token_file = given["secret_file"], given["token_file"]
+    if secret_file is None and token_file is None:
+        token_file = default_token_file()
+    flags = {"--allow-other": options.allow_other, "--read-only": options.read_only}
+    words = [flag for flag, on in flags.items() if on]
+    if options.metrics_listen:
+        words += ["--metrics", options.metrics_listen]
+    return print_mount_unit(
+        unit, where, place, tuple(words), {"--secret-file": secret_file, "--token-file": token_file}
+    )
 
 
 def _default_log(where: ClusterTarget) -> str:
@@ -102,8 +128,10 @@ def _run(where: ClusterTarget, place: str, options: MountOptions, trusted: bool,
     from fireflyer.fs.mount.daemon import serve_mount
     from fireflyer.fs.mount.files import MountedFiles
     from fireflyer.runtime import run
+    from fireflyer.runtime.processes.service_manager import ServiceManager
     from fireflyer.runtime.service_log import start_logging
 
+    service_manager = ServiceManager()
     start_logging()
     credential = None if where.directory else where.credential  # a directory has one
     # Who may set the kernel's readahead needs none of ours.
@@ -116,6 +144,7 @@ def _run(where: ClusterTarget, place: str, options: MountOptions, trusted: bool,
         ready = True
         figures = f"  metrics: http://{metrics}/metrics\n" if metrics is not None else ""
         report(report_fd, f"Mounted on {quote(place)}; unmount: ff fs umount {quote(place)}\n{figures}")
+        service_manager.ready()
 
     async def serve() -> None:
         files = await connect_async(

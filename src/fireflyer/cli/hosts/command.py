@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Callable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 MAX_ID = (1 << 63) - 1
+MAX_MANAGERS = 64
 UNIT_SETTINGS = """\
 ExecReload=/bin/kill -HUP $MAINPID
 TimeoutStartSec=infinity
@@ -37,6 +39,7 @@ TasksMax=infinity
 
 @click.group("host", short_help="Run all processes of a host of a cluster.", epilog="""\b
 Examples:
+  ff host new-file --from up.toml cluster.toml a b c   write a file, from that of ff up
   ff host show /etc/fireflyer/cluster.toml          what this host is to run
   ff host run /etc/fireflyer/cluster.toml           run it, or by systemd: --unit system
   ff host new-admin ops /etc/fireflyer/cluster.toml""")  # fmt: skip
@@ -140,6 +143,40 @@ def _fingerprint(config: PlatformConfig) -> str:
     if config.tls_certificate or not os.path.exists(os.path.join(config.directory, "tls.crt")):
         return ""
     return certificate_of(config.directory, ()).fingerprint
+
+
+@command.command("new-file", short_help="Write a cluster file, from the file of `ff up`.", epilog="""\b
+Examples:
+  ff host new-file cluster.toml a b c
+  ff host new-file --from up.toml cluster.toml a=10.0.0.1 b=10.0.0.2 c=10.0.0.3""")  # fmt: skip
+@click.option("--from", "up_file", metavar="UP", shell_complete=complete_file,
+              help="File of `ff up` whose settings come along.  [default: none]")  # fmt: skip
+@click.option("--managers", metavar="N", type=WholeNumber(1, MAX_MANAGERS),
+              help="The first N hosts have a manager.  [default: 2, or 1 of one host]")  # fmt: skip
+@click.argument("file", metavar="FILE", shell_complete=complete_file)
+@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
+def new_file_command(*, file: str, hosts: tuple[str, ...], up_file: str | None, managers: int | None) -> int:
+    """Write the cluster file FILE for the machines HOST: each a name, or NAME=ADDRESS where others do not reach it by
+    its name. Lines marked DECIDE are for you to change; what UP says that one machine alone can have is listed. FILE
+    must not be there."""
+    from fireflyer.cli.hosts.from_up import cluster_file, parse_host
+    from fireflyer.cli.new_file import new_file
+    from fireflyer.cli.platform.up import read_up_file
+
+    made = cluster_file(
+        read_up_file(up_file),
+        [parse_host(host) for host in hosts],
+        managers=managers or min(2, len(hosts)),
+        cluster=secrets.token_hex(16),
+        source=os.path.basename(up_file or ""),
+    )
+    with new_file(file) as out:
+        out.write(made.text.encode())
+    if made.left_out:
+        click.echo("\n".join((f"Not in {file}:", *(f"  {line}" for line in made.left_out))))
+    lines = f"{made.to_decide} lines of {file} are marked DECIDE: change them"
+    click.echo(f"{lines}; then: ff host show --name {hosts[0].partition('=')[0]} {file}")
+    return 0
 
 
 @command.command("new-admin", short_help="Make the first administrator.",

@@ -51,8 +51,7 @@ def platform_option(function: Callable[..., object]) -> Callable[..., object]:
 
 def connected(platform: str | None) -> Client:
     """Raises `NotFound` where there is no platform."""
-    from fireflyer.cluster.client import Client
-    from fireflyer.cluster.local.layout import read_connection
+    from fireflyer.cluster.client import Client, read_connection
 
     if not platform and not os.environ.get(PLATFORM_VARIABLE) and os.environ.get("FF_TOKEN_FILE"):
         return Client(

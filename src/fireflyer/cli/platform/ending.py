@@ -65,8 +65,7 @@ async def until_stopped(
 
 def let_runs_leave(layout: PlatformLayout, grace_s: float) -> None:
     """Asks all to save, and waits. A platform that does not answer is ended all the same."""
-    from fireflyer.cluster.client import Client
-    from fireflyer.cluster.local.layout import read_connection
+    from fireflyer.cluster.client import Client, read_connection
     from fireflyer.cluster.local.leaving import close_nodes, wait_until_free
 
     def on_change(busy: list[NodeView]) -> None:

@@ -61,8 +61,7 @@ class _Platform:
     """What the manager says, or why it says nothing."""
 
     def __init__(self, layout: PlatformLayout) -> None:
-        from fireflyer.cluster.client import Client
-        from fireflyer.cluster.local.layout import read_connection
+        from fireflyer.cluster.client import Client, read_connection
 
         self.found: dict[str, Any] = {}
         start = f"ff up -d --dir {quote(os.path.relpath(layout.directory))}"

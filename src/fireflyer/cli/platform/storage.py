@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fireflyer.fs.service.local.layout import Layout, LocalCluster
     from fireflyer.runtime.processes.run_lock import RunLock
 
-__all__ = ["LocalStorage", "storage_of"]
+__all__ = ["LocalStorage", "check_storage", "storage_of"]
 
 _Platform: TypeAlias = Callable[[Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 HERE: Final = "127.0.0.1"
@@ -97,6 +97,19 @@ async def _ended(task: asyncio.Task[None]) -> None:
         await task
 
 
+def check_storage(layout: PlatformLayout, wanted: StorageWish) -> None:
+    """Raises `UsageError` for a new file system that cannot be made. Nothing is written."""
+    from fireflyer.fs.service.local.layout import Layout
+
+    if _is_new(Layout(layout.storage_directory), wanted, new=not layout.exists()):
+        _made(wanted)
+
+
+def _is_new(files: Layout, wanted: StorageWish, *, new: bool) -> bool:
+    """Whether the start makes one."""
+    return wanted.nodes != 0 and not files.exists() and (new or _names_any(wanted))
+
+
 def storage_of(layout: PlatformLayout, wanted: StorageWish, *, new: bool) -> LocalStorage | None:
     """None: without one. `new`: the platform is; one that was made without a file system gets one only where `wanted`
     says so. The lock of its directory is held until this process ends. Raises `UsageError` for what cannot be changed,
@@ -108,12 +121,11 @@ def storage_of(layout: PlatformLayout, wanted: StorageWish, *, new: bool) -> Loc
     if wanted.nodes == 0:
         return None
     if not files.exists():
-        if not (new or _names_any(wanted)):
+        if not _is_new(files, wanted, new=new):
             return None
-        nodes = wanted.nodes or NODES
+        cluster, had_own_users = _made(wanted), False
         files.make_directory()
         lock = RunLock(files.lock_file)
-        cluster, had_own_users = _made(wanted, nodes), False
         files.make_secret()
     else:
         lock = RunLock(files.lock_file)
@@ -139,18 +151,23 @@ def _names_any(wanted: StorageWish) -> bool:
     return any(getattr(wanted, name) is not None for name in wanted.__struct_fields__)
 
 
-def _made(wanted: StorageWish, nodes: int) -> LocalCluster:
+def _made(wanted: StorageWish) -> LocalCluster:
+    """Raises `UsageError`, with the key of the file."""
     from fireflyer.fs.service.local.layout import new_cluster
 
-    return new_cluster(
-        nodes=nodes,
-        replicas=wanted.replicas or min(REPLICAS, nodes),
-        targets_per_node=wanted.targets_per_node or TARGETS,
-        managers=1,
-        store=wanted.store or "",
-        durable=wanted.durable is not False,
-        failure_timeout_ms=FAILURE_TIMEOUT_MS,
-    )
+    nodes = wanted.nodes or NODES
+    try:
+        return new_cluster(
+            nodes=nodes,
+            replicas=wanted.replicas or min(REPLICAS, nodes),
+            targets_per_node=wanted.targets_per_node or TARGETS,
+            managers=1,
+            store=wanted.store or "",
+            durable=wanted.durable is not False,
+            failure_timeout_ms=FAILURE_TIMEOUT_MS,
+        )
+    except UsageError as error:
+        raise UsageError(f"storage: {error.message.removeprefix('--')}") from None
 
 
 def _check_same(layout: PlatformLayout, cluster: LocalCluster, wanted: StorageWish) -> None:

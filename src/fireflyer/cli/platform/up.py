@@ -17,7 +17,7 @@ from fireflyer.cli.detached import command_line, own_say, report, run_detached
 from fireflyer.cli.numbers import Duration, WholeNumber
 from fireflyer.cli.platform.connect import DEFAULT_DIRECTORY
 from fireflyer.cli.platform.ending import GRACE_S, kill_runs, let_runs_leave, until_stopped
-from fireflyer.cli.platform.storage import storage_of
+from fireflyer.cli.platform.storage import check_storage, storage_of
 
 if TYPE_CHECKING:
     from fireflyer.cli.platform.storage import LocalStorage
@@ -85,6 +85,7 @@ def command(
     if storage is not None:
         wanted = msgspec.structs.replace(wanted, storage=msgspec.structs.replace(wanted.storage, nodes=storage))
     layout = PlatformLayout(directory or wanted.directory)
+    check_storage(layout, wanted.storage)  # before anything is made
     layout.make_directory()
     if detach:
         return run_detached(sys.argv[1:], os.path.join(layout.directory, "up.log"))
@@ -115,11 +116,11 @@ def read_up_file(file: str | None) -> UpConfig:
     try:
         found = read_toml(file, UpConfig, name="FILE", advice="write one: ff up --print-config > FILE").beside(file)
     except UsageError as error:
-        message = error.message.replace(" | null", "")  # which TOML does not have
-        if "unknown field" in message:
-            place = re.search(r"at `([^`]*)`", message)
-            message += f"; keys there are {keys_at(place[1] if place is not None else '$')}"
-        raise UsageError(message) from None
+        if "unknown field" not in error.message:
+            raise
+        place = re.search(r"at `([^`]*)`", str(error.__cause__))
+        keys = keys_at(place[1] if place is not None else "$")
+        raise UsageError(f"{error.message}; keys there are {keys}") from None
     for policy in (found.health.policy, *found.health.group_policies.values()):
         if policy:
             read_policy(policy)  # else each node would say so, in its log
@@ -165,7 +166,7 @@ def _run(
     say: Callable[[str], None],
     followed: UpFile | None,
 ) -> int:
-    from fireflyer.cluster.local.layout import read_connection
+    from fireflyer.cluster.client import read_connection
     from fireflyer.cluster.local.run import run_local_platform
     from fireflyer.runtime import run
 
@@ -202,7 +203,7 @@ def _run(
 
 
 def _described(layout: PlatformLayout, platform: LocalPlatform, files: LocalStorage | None) -> str:
-    from fireflyer.cluster.local.layout import read_connection
+    from fireflyer.cluster.client import read_connection
 
     where = os.path.relpath(layout.directory)
     option = "" if where == DEFAULT_DIRECTORY else f" --platform {quote(where)}"

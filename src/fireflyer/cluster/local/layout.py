@@ -41,7 +41,6 @@ __all__ = [
     "LocalPlatform",
     "PlatformLayout",
     "new_platform",
-    "read_connection",
 ]
 
 ADMIN: Final = "admin"
@@ -72,15 +71,6 @@ class AccountsAt(NamedTuple):
 
 def new_platform(nodes: int, zones: int, guaranteed_ns: int) -> LocalPlatform:
     return LocalPlatform(cluster=secrets.token_hex(16), nodes=nodes, zones=zones, guaranteed_ns=guaranteed_ns)
-
-
-def read_connection(path: str) -> Connection:
-    """Raises `NotFound`, `PermissionDenied` where others may read the file, `DataCorruption`."""
-    data = read_private_file(path, _MAX_BYTES)
-    try:
-        return msgspec.json.decode(data, type=Connection)
-    except DECODE_ERRORS as error:
-        raise DataCorruption(f"{path} is not what `ff login` writes: {error}; log in again") from None
 
 
 class PlatformLayout:

@@ -23,11 +23,11 @@ import msgspec
 from fireflyer.base.errors import FireflyerError, NotFound, PermanentError, Timeout, TransientError, UsageError
 from fireflyer.cluster.agent.join import join
 from fireflyer.cluster.agent.records import AgentDirectory
-from fireflyer.cluster.client import Client
+from fireflyer.cluster.client import Client, read_connection
 from fireflyer.cluster.core.platform.commands import LabelNode, MoveNode, SetPolicy
 from fireflyer.cluster.core.platform.views import NodeView
 from fireflyer.cluster.local.config import HealthWish, UpConfig
-from fireflyer.cluster.local.layout import ADMIN, AccountsAt, LocalPlatform, PlatformLayout, read_connection
+from fireflyer.cluster.local.layout import ADMIN, AccountsAt, LocalPlatform, PlatformLayout
 from fireflyer.cluster.local.leaving import open_nodes
 from fireflyer.cluster.local.up_file import UpFile
 from fireflyer.cluster.manager.administrators import new_administrator

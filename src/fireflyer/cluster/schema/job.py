@@ -222,7 +222,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.node_ranks)
 
     def ranks_on(self, host: int) -> int:
-        """How many ranks the host of this number has; without `hosts`, the node."""
+        """Number of ranks of the host of this number; without `hosts`, of the node."""
         return self.host_ranks[host] if self.host_ranks else self.ranks_per_node
 
     @property

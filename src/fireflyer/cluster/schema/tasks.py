@@ -85,7 +85,7 @@ class Cause(enum.Enum):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs on each node, as `ff run` takes it."""
+    """Program that runs on each node, as `ff run` takes it."""
 
     script: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
     """A Python file in the task's directory, the name of a module, or the path of a program, as `kind` says."""

@@ -44,7 +44,7 @@ class Layout(enum.StrEnum):
 
 
 class Policy(enum.StrEnum):
-    """How a NIC serves several messages at once."""
+    """Order in which a NIC serves several messages at once."""
 
     FAIR = "fair"
     FIFO = "fifo"

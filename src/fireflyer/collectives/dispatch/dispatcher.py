@@ -62,7 +62,8 @@ class InFlightDispatch(Generic[T]):
 
 
 class Dispatcher:
-    """Of one rank and one layer. All ranks of a communicator make it at the same time, with the same arguments.
+    """Dispatch and combine of one rank and one layer. All ranks of a communicator make it at the same time, with the
+    same arguments.
 
     Messages have the tags from `MAX_TAG` downwards, one for each dispatcher: leave these alone.
     """
@@ -137,7 +138,7 @@ class Dispatcher:
 
     @property
     def sent_bytes(self) -> Array:
-        """So far, to each rank, headers included; 0 to itself."""
+        """Bytes sent so far to each rank, headers included; 0 to itself."""
         return self._hops.sent_bytes.copy()
 
     def start_dispatch(

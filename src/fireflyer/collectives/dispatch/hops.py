@@ -55,7 +55,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What this rank knows of the routes of one dispatch."""
+    """Routes of one dispatch, as far as this rank knows them."""
 
     call: int
     source: SourcePlan
@@ -65,7 +65,7 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """What arrived at the experts of this rank."""
+    """Rows that arrived at the experts of this rank."""
 
     rows: Array
     """(entries, width), in ascending order of experts, then of source ranks, then of their tokens."""

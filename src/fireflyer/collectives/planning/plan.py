@@ -112,7 +112,8 @@ class Route(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a group computes. Two groups with equal plans give bitwise equal results. JSON-able with `msgspec.json`.
+    """A way in which a group computes. Two groups with equal plans give bitwise equal results. JSON-able with
+    `msgspec.json`.
 
     Raises `UsageError` (when decoded: `msgspec.ValidationError`) where it makes no sense.
     """
@@ -188,7 +189,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return (*self.routes, *(route for route in defaults if route.kind not in named))
 
     def route(self, kind: str, nbytes: int) -> Route:
-        """How an operation on an array of `nbytes` (all parts together) is done. Raises `UsageError`."""
+        """Return how an operation on an array of `nbytes` (all parts together) is done. Raises `UsageError`."""
         for route in self.all_routes():
             if route.kind == kind and (route.up_to_bytes is None or nbytes <= route.up_to_bytes):
                 return route

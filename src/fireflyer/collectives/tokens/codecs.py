@@ -51,7 +51,7 @@ class TokenCodec(Protocol):
     def name(self) -> str: ...
 
     def row_bytes(self, width: int) -> int:
-        """Of a row of `width` values. Raises `UsageError` for a width that it cannot take."""
+        """Bytes of a row of `width` values. Raises `UsageError` for a width that it cannot take."""
 
     def encode_rows(self, values: Rows, payload: Bytes) -> None:
         """(n, width) values into (n, row_bytes) bytes, both contiguous. Raises `UsageError` for other shapes."""
@@ -72,12 +72,12 @@ class ValueCodec:
         return width * self._dtype.itemsize
 
     def encode_rows(self, values: Rows, payload: Bytes) -> None:
-        """As `TokenCodec` says."""
+        """Encode rows as `TokenCodec.encode_rows` says."""
         _check(self, values, payload)
         payload.view(self._dtype)[:] = _as_bf16(values) if self._dtype == _BF16 else _as_floats(values)
 
     def decode_rows(self, payload: Bytes, values: Rows) -> None:
-        """As `TokenCodec` says."""
+        """Decode rows as `TokenCodec.decode_rows` says."""
         _check(self, values, payload)
         _put(values, payload.view(self._dtype))
 
@@ -99,13 +99,13 @@ class TileCodec:
             raise UsageError(f"codec {self.name!r}: {error}; pad the rows, or use bf16") from None
 
     def encode_rows(self, values: Rows, payload: Bytes) -> None:
-        """As `TokenCodec` says."""
+        """Encode rows as `TokenCodec.encode_rows` says."""
         _check(self, values, payload)
         if values.size:
             encode_token_rows(payload, _as_bf16(values), values.shape[1], self.name)
 
     def decode_rows(self, payload: Bytes, values: Rows) -> None:
-        """As `TokenCodec` says."""
+        """Decode rows as `TokenCodec.decode_rows` says."""
         _check(self, values, payload)
         if not values.size:
             return

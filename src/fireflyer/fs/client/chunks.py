@@ -164,7 +164,7 @@ class Chunks(ControlListener, ProcessBound):
         self, chain: ChainId, chunk: ChunkId, offset: int = 0, length: int | None = None,
         *, timeout_ns: int | None = None,
     ) -> bytearray:  # fmt: skip
-        """Like `read_into`, into new memory; to the end without `length`."""
+        """Read as `read_into` does, into new memory; to the end without `length`."""
         if length is None:
             length = max(0, (await self.stat(chain, chunk, timeout_ns=timeout_ns)).length - offset)
         memory = bytearray(length)

@@ -62,7 +62,7 @@ async def connect_async(
     where: str, *, token: str | None = None, credential: Credential | None = None, name: str = "",
     options: FileOptions | None = None, timeout_ns: int = DEFAULT_TIMEOUT_NS,
 ) -> Files:  # fmt: skip
-    """Like `connect`, for the event loop that runs."""
+    """Connect as `connect` does, for the event loop that runs."""
     managers, proof, directory = parse(where, token, credential)
     chosen = options or FileOptions()
     with running(directory, timeout_ns) as limit_ns:

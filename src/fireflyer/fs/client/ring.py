@@ -80,7 +80,7 @@ def open_ring(
     managers: Sequence[str], credential: Credential, *, name: str = "", options: Options | None = None,
     timeout_ns: int = DEFAULT_TIMEOUT_NS,
 ) -> Ring:  # fmt: skip
-    """Like `fireflyer.fs.client.connect`; also waits for the routing and for connections with all nodes."""
+    """Connect as `fireflyer.fs.client.connect` does; also wait for the routing and for connections with all nodes."""
     return ring_of(ControlThread(managers, credential, name=name), options or Options(), timeout_ns)
 
 

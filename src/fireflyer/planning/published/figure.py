@@ -31,7 +31,7 @@ class PublishedRow(NamedTuple):
 
     @property
     def difference(self) -> float | None:
-        """Of what is computed from what is published, relative to that."""
+        """Difference of what is computed from what is published, relative to that."""
         return None if self.computed is None else self.computed / self.published - 1
 
 

@@ -52,7 +52,7 @@ class Arrived:
 
 
 class Dispatch(Protocol):
-    """How rows get to experts and back."""
+    """Interface of what sends rows to experts and back."""
 
     def dispatch(self, tokens: Tensor, routing: Routing) -> Pending[Arrived]:
         """Sends each of `tokens [N, h]` to its experts."""

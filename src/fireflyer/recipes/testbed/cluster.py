@@ -16,9 +16,9 @@ from typing import Final
 from fireflyer.base.errors import DataCorruption, FireflyerError, PermanentError
 from fireflyer.base.events import Logged, decode_log
 from fireflyer.base.toml_text import to_toml
-from fireflyer.cluster.client import Client, Connection
+from fireflyer.cluster.client import Client, Connection, read_connection
 from fireflyer.cluster.core.platform.views import RunView
-from fireflyer.cluster.local.layout import PlatformLayout, read_connection
+from fireflyer.cluster.local.layout import PlatformLayout
 from fireflyer.cluster.local.leaving import end_runs
 from fireflyer.recipes.testbed.plan import ClusterPlan
 from fireflyer.runtime.processes.guarded import child_environment, start_with_parent_death_signal

@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class BlockingRpcClient:
-    """Like `RpcClient`, for synchronous callers; made by `connect`. Also a context manager."""
+    """An `RpcClient` for synchronous callers; made by `connect`. Also a context manager."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: RpcClient) -> None:
         self.address = client.address
@@ -75,7 +75,7 @@ class BlockingRpcClient:
 
     @property
     def lost(self) -> FireflyerError | None:
-        """Why this connection cannot be used any more, None while it can."""
+        """Reason why this connection cannot be used any more, None while it can."""
         return self._client.lost
 
     def call(self, method: Method[Req, Resp], request: Req, timeout_ns: int) -> Resp:

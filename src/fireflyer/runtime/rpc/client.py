@@ -139,7 +139,7 @@ class RpcClient:
 
     @property
     def lost(self) -> FireflyerError | None:
-        """Why this connection cannot be used any more, None while it can."""
+        """Reason why this connection cannot be used any more, None while it can."""
         return self._lost.result() if self._lost.done() else None
 
     async def close(self) -> None:

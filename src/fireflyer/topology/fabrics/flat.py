@@ -32,6 +32,7 @@ class Counts(NamedTuple):
 
 
 def counts_of(fabric: Fabric) -> Counts:
+    """Count endpoints, switches and links of a fabric."""
     return Counts(fabric.endpoints, fabric.switches, fabric.links)
 
 
@@ -85,8 +86,8 @@ def _inside(switches: int, groups: int) -> Iterator[tuple[int, int]]:
 
 
 def slim_fly_counts(order: int) -> Counts:
-    """Of the network of `order` q: 2 q^2 switches with (3q - d)/2 links each, q = 4w + d, and half as many nodes,
-    rounded up. Raises `UsageError`."""
+    """Counts of the network of `order` q: 2 q^2 switches with (3q - d)/2 links each, q = 4w + d, and half as many
+    nodes, rounded up. Raises `UsageError`."""
     ports, _ = _slim_fly_ports(order)
     switches = 2 * order * order
     why = (

@@ -66,7 +66,7 @@ class InFlightTokens:
         return self._flight.done()
 
     def wait(self) -> ArrivedTokens:
-        """To be called once. Raises what the dispatch failed with."""
+        """Wait for the tokens; called once. Raises what the dispatch failed with."""
         dispatched = self._flight.wait()
         rows, weights = cast(
             "tuple[torch.Tensor, torch.Tensor]",
@@ -101,7 +101,7 @@ class InFlightCombine:
 
 
 class ExpertDispatch:
-    """Of one layer and one rank. All ranks of `comm` make it at the same time, with the same arguments."""
+    """Dispatch of one layer and one rank. All ranks of `comm` make it at the same time, with the same arguments."""
 
     def __init__(
         self,

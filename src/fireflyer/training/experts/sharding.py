@@ -38,7 +38,7 @@ __all__ = ["SplitExperts", "shard_experts"]
 
 
 class SplitExperts:
-    """What `shard_experts` returns. Leaving the `with` block by an error aborts what is under way, on all ranks."""
+    """Result of `shard_experts`. Leaving the `with` block by an error aborts what is under way, on all ranks."""
 
     def __init__(self, model: nn.Module, mesh: PlanMesh, exchanges: Sequence[ExpertDispatch]) -> None:
         self.model = model

@@ -37,7 +37,7 @@ DEFAULT_KEEP: Final = (
 
 
 class Conversion(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the linear layers of a model, and of its groups of matrices."""
+    """Result of a conversion: what became of the linear layers of a model, and of its groups of matrices."""
 
     converted: tuple[str, ...]
     kept: tuple[tuple[str, str], ...]

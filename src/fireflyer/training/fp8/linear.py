@@ -38,7 +38,7 @@ class Fp8Linear(nn.Linear):
         self.use_fp8(config)
 
     def use_fp8(self, config: Fp8Config) -> None:
-        """From now on with `config`; counts begin anew."""
+        """Compute with `config` from now on; counts begin anew."""
         self.fp8_config = config
         self.fp8_counts = Counts()
 

@@ -37,7 +37,7 @@ _EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a call of `step` did."""
+    """Result of a call of `step`."""
 
     norm: float
     """Of all gradients before clipping, over all ranks; 0.0 without gradients."""
@@ -53,7 +53,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What stepping in the backward pass costs on this rank."""
+    """Costs of stepping in the backward pass on this rank."""
 
     elements: int
     """Of the parameters' shards."""
@@ -75,7 +75,7 @@ class StepCost:
 
     @property
     def redone_share(self) -> float:
-        """Of the committed steps, those that were computed twice."""
+        """Share of the committed steps that were computed twice."""
         return self.redone / self.steps if self.steps else 0.0
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class StepInBackward(torch.optim.Optimizer):
         self.state = optimizer.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's: more parameters, with settings of their own."""
+        """Add parameters with settings of their own, as torch's does."""
         super().add_param_group(param_group)
         number = len(self.param_groups) - 1
         for place, parameter in enumerate(self.param_groups[number]["params"]):
@@ -185,7 +185,7 @@ class StepInBackward(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's, for the gradients that are kept here, too."""
+        """Clear gradients as torch's does, those that are kept here, too."""
         super().zero_grad(set_to_none)
         with torch.no_grad():
             for _, slot in self._slots.values():

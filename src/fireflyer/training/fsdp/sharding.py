@@ -46,7 +46,7 @@ _MAX_PREFETCH: Final = 64
 
 
 class ShardedModel:
-    """What `shard` returns: `model`, whose parameters are shards now, and how to train it."""
+    """Result of `shard`: `model`, whose parameters are shards now, and how to train it."""
 
     def __init__(self, model: torch.nn.Module, mesh: DeviceMesh, zero: int, pool: BufferPool | None) -> None:
         self.model = model

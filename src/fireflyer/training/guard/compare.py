@@ -36,7 +36,7 @@ class TensorDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuardVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What one comparison found, as evidence for whoever takes a node out of service."""
+    """Result of one comparison, as evidence for whoever takes a node out of service."""
 
     step: int
     point: CheckTime

@@ -28,7 +28,7 @@ _ABSENT: Final = -1
 
 
 class GuardCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard took on this rank since it was made."""
+    """Time and bytes that the guard took on this rank since it was made."""
 
     looks: int = 0
     digested_bytes: int = 0
@@ -91,7 +91,8 @@ class Guard:
         return self._look(step, "after_commit")
 
     def start_anew(self) -> None:
-        """After a rewind: steps may begin lower, and agreement of before says nothing of the state now. All ranks."""
+        """Begin again after a rewind: steps may begin lower, and agreement of before says nothing of the state now. All
+        ranks."""
         self._last_step = self._agreed_step = None
 
     def _look(self, step: int, point: CheckTime) -> GuardVerdict | None:

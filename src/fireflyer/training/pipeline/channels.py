@@ -45,7 +45,7 @@ _GRANULE_BYTES: Final = 4 * KIB
 
 
 class PipelineCommunicator(Protocol):
-    """What a pipeline needs of a communicator; `fireflyer.collectives.Communicator` has it. `send` and `recv` take
+    """Interface that a pipeline needs; `fireflyer.collectives.Communicator` has it. `send` and `recv` take
     contiguous arrays in CPU memory and return a `Work`; see there."""
 
     @property

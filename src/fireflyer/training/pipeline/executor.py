@@ -117,12 +117,12 @@ class Pipeline:
 
     @property
     def record(self) -> StepRecord | None:
-        """What the last step did and when."""
+        """Record of what the last step did and when."""
         return self._recorder.last
 
     @property
     def sent_bytes(self) -> int:
-        """In messages between stages, since construction."""
+        """Bytes sent in messages between stages since construction."""
         return self._channels.sent_bytes
 
     def step(

@@ -49,7 +49,7 @@ class Pending(Protocol):
     """A transfer that was started."""
 
     def wait(self) -> Sequence[Any]:
-        """Its outputs; of a backward one gradient for each input, None where there is none."""
+        """Wait for its outputs; of a backward one gradient for each input, None where there is none."""
 
 
 class Transfer(NamedTuple):
@@ -72,7 +72,7 @@ class Phased(Protocol):
     """A stage that is run phase by phase."""
 
     def phases(self) -> Sequence[Phase]:
-        """For one micro-batch, in the order of the forward."""
+        """Phases of one micro-batch, in the order of the forward."""
 
 
 def take_turns(first: Generator[None, None, _First], second: Generator[None, None, _Second]) -> tuple[_First, _Second]:

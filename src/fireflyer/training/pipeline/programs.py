@@ -44,7 +44,7 @@ _RECEIVE, _SEND, _REDUCE, _PASS = range(4)
 
 
 def compile_programs(schedule: Schedule, *, ahead: int = POSTED_AHEAD) -> tuple[tuple[Instruction, ...], ...]:
-    """By rank. Raises `UsageError` where the rows deadlock."""
+    """Make the program of each rank. Raises `UsageError` where the rows deadlock."""
     programs = []
     for rank, row in enumerate(with_messages(schedule)):
         placed: list[tuple[int, int, Instruction]] = []

@@ -101,6 +101,31 @@ def test_a_mount_that_another_namespace_has_too_is_ended_all_the_same(cluster: L
     assert cluster.ff("cat", "/stored") == "stored\n"
 
 
+@pytest.mark.parametrize("writes", ["before", "after"])
+def test_a_mount_under_which_the_cluster_was_ended_and_started_is_unmounted(
+    cluster: LocalCluster, tmp_path: Path, writes: str
+) -> None:
+    """It ends by itself, leaves no mount and no process, and all that was written is there."""
+    script = f"""
+        outside="nsenter --mount=/proc/{os.getpid()}/ns/mnt --"
+        process=
+        trap 'umount -l "$1" 2>/dev/null; [ -z "$process" ] || kill -9 "$process" 2>/dev/null' EXIT
+        $FF mount "$1" --dir "$2" -d >/dev/null && echo before > "$1/before" || exit 1
+        process=$($PYTHON -c 'import os, sys
+print(os.getxattr(sys.argv[1], "user.fireflyer.process").split()[0].decode())' "$1")
+        $outside $FF down --dir "$2" >/dev/null && $outside $FF up --dir "$2" -d >/dev/null || exit 1
+        [ {writes} = before ] || echo after > "$1/after"
+        timeout 100 $FF umount "$1" 2>&1
+        while kill -0 "$process" 2>/dev/null; do :; done
+        grep -c " $1 " /proc/self/mountinfo
+    """
+    place = tmp_path / "place"
+    place.mkdir()
+    assert _in_a_namespace(script, place, cluster).splitlines() == [f"{place} is unmounted.", "0"]
+    cluster.wait(cluster.whole)
+    assert cluster.ff("cat", f"/{writes}") == f"{writes}\n"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -79,8 +79,8 @@ def test_wrong_flags_give_one_line(arguments: list[str], line: str, capsys: Capt
         ('domains = ["a"]', "domains has 1 entries, and --nodes is 3"),
         ('domains = ["a", "b", "c"]\ntargets = [1]', "targets has 1 entries, and --nodes is 3"),
         ('domains = ["a", "b", "b"]', "3 replicas need 3 domains, and the nodes with room are in 2"),
-        ("domains = 3", "Expected `array`, got `int`"),
-        ("zones = []", "Object contains unknown field `zones`"),
+        ("domains = 3", "domains: expected `array`, got `int`"),
+        ("zones = []", "unknown field `zones`"),
         ("\xff", "can't decode byte 0xff"),
     ],
 )

@@ -141,7 +141,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitKind(enum.Enum):
-    """Whose nodes a limit counts."""
+    """Kind of limit: whose nodes it counts."""
 
     USER = "user"
     """Those of the user of this name."""
@@ -152,7 +152,7 @@ class LimitKind(enum.Enum):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """At most so many nodes of a group of nodes at a time; of tasks of one priority, or of any."""
+    """Limit of so many nodes of a group of nodes at a time; of tasks of one priority, or of any."""
 
     kind: LimitKind
     name: _Name = ""
@@ -162,12 +162,12 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> tuple[LimitKind, str, str, int | None]:
-        """Of two limits with the same one, the later takes the place of the earlier."""
+        """Subject of the limit: of two with the same one, the later takes the place of the earlier."""
         return self.kind, self.name, self.node_group, self.priority
 
     @property
     def words(self) -> str:
-        """Whom it limits."""
+        """Words that say whom it limits."""
         who = {LimitKind.USER: f"user {self.name}", LimitKind.EACH: "each user"}.get(self.kind, f"group {self.name}")
         return who if self.priority is None else f"{who} at priority {self.priority}"
 
