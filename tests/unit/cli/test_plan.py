@@ -123,7 +123,7 @@ def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], 
         (("radix = 8\n", ""), "needs radix"),
         (("radix = 8\n", "radix = 8\nplanes = 2\n"), "has no planes; its keys are radix, nodes, uplinks, spread"),
         (("radix = 8\n", "radix = 8\nspeed = 2\n"), "unknown field `speed`"),
-        (('"two-layer"', '"torus"'), "Invalid enum value 'torus' - at `$.family`; use dragonfly, multi-plane, "),
+        (('"two-layer"', '"torus"'), "family: Invalid enum value 'torus'; use dragonfly, multi-plane, "),
         (("gbit_per_s = 200\n", ""), "gbit_per_s"),
         (
             ("count = 32\n", 'count = 16\n[[nodes]]\nkind = "gpu"\ncount = 16\n'),

@@ -39,7 +39,8 @@ def test_a_value_that_is_not_known_is_refused_with_those_that_are(
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
         read_toml(str(path), Machine, name="FILE", advice="give a TOML file")
-    assert str(caught.value).startswith(f"FILE {str(path)!r}, line {line}: Invalid enum value ")
+    assert str(caught.value).startswith(f"FILE {str(path)!r}, line {line}: ")
+    assert ": Invalid enum value " in str(caught.value)
     assert str(caught.value).endswith(f"; use {choices}")
 
 

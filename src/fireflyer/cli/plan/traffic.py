@@ -75,8 +75,10 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
     """Raises `UsageError`."""
     if fabric.nodes > MAX_NODES:
         raise UsageError(f"--traffic is for networks of up to {MAX_NODES} nodes; this one has {fabric.nodes}")
-    if given.level_lanes is not None and given.lanes is None:
-        raise UsageError("--level-lanes needs --lanes W:W, the weights of both lanes")
+    if given.level_lanes is not None:
+        _level_lanes(given.level_lanes)
+        if given.lanes is None:
+            raise UsageError("--level-lanes needs --lanes W:W, the weights of both lanes")
     if given.window and not given.back_pressure:
         raise UsageError("--window needs --back-pressure: fluid rates know no requests")
     if given.fails and given.back_pressure:
