@@ -129,7 +129,7 @@ FORMATS: Final = (
     Format("node.validator-record", "json", validator_records.NodeRecord),
     Format("node.validation-report", "json", validation_reports.NodeReport),
     Format("node.link-report", "json", validation_reports.LinkReport),
-    Format("node.journal-entry", "json", log_lines._JournalEntry),
+    Format("node.journal-entry", "json", log_lines._JournalEntry, revision=2),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
