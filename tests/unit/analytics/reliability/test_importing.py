@@ -92,8 +92,10 @@ OF_A_PROCESS = [
     "watchdog: BUG: [7]: segfault at 0 ip 00 in soft lockup - CPU",
     "nfs: server x[7] trap not responding",
     "Kernel panic (7): drop_caches: 3",
+    "mlx5_0 port 1 x[7]: segfault at 0 ip 00 sp 00 error 4 in link down[400000+1000]",
+    "usb 1-1: Product: Kernel panic - not syncing",
 ]
-"""Records of the kernel that begin with a name that a user has chosen."""
+"""Records of the kernel in which a name stands that a user, or a device, has chosen."""
 
 
 @pytest.mark.parametrize(
