@@ -81,7 +81,7 @@ def command(
     mine = run.record_of(found, model or run.model_of_node(), now_ns)
     events = [
         *(run.links(policy) if not only or "links" in only else ()),
-        *run.events_of(found, mine, records, now_ns),
+        *run.events_of(found, mine, records, now_ns, run.gpu_serials() if torch is not None else {}),
     ]
     if record is not None:
         run.append_record(record, mine)

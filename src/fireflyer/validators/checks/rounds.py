@@ -21,6 +21,7 @@ from fireflyer.validators.core.checks.catalogue import CheckSpec, chosen_checks,
 from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord
 from fireflyer.validators.core.checks.health_round import judge_round
 from fireflyer.validators.core.checks.kernel_log import last_record, with_newest_record
+from fireflyer.validators.core.checks.part_serials import PART_SERIALS
 from fireflyer.validators.core.checks.policy import HealthPolicy
 from fireflyer.validators.core.checks.sources import KernelLog
 
@@ -63,7 +64,7 @@ class HealthRounds:
         checks = chosen_checks(policy, names)
         sources = [one for one in sources_of(checks, policy) if kernel_log or not isinstance(one, KernelLog)]
         self.evidence = evidence = capture(
-            sources, time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
+            [*sources, PART_SERIALS], time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
         )
         return self._judged(checks, evidence, policy, save=save)
 
@@ -92,16 +93,18 @@ class HealthRounds:
     def last_record(self) -> int:
         """Sequence number of the last record of the kernel's log that was looked at since the node was started; 0: not
         known."""
-        return last_record(self._known(_boot()))
+        return last_record(with_newest_record(self._counters, self._other(), _boot()))
 
-    def _known(self, boot: str) -> Counters | None:
-        other = self._state.load_other() if self._state is not None else None
-        return with_newest_record(self._counters, other, boot)
+    def _other(self) -> Counters | None:
+        return self._state.load_other() if self._state is not None else None
 
     def _judged(
         self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy, *, save: bool = True
     ) -> list[HealthEvent]:
-        found = judge_round(checks, evidence, policy, self._known(evidence.boot))
+        other = self._other()
+        known = with_newest_record(self._counters, other, evidence.boot)
+        serials = other.serials if other is not None and other.boot == evidence.boot else {}
+        found = judge_round(checks, evidence, policy, known, serials)
         self._counters = found.counters
         if save:
             self.save()

@@ -28,6 +28,7 @@ __all__ = [
     "judge_gpu_rows",
     "judge_gpu_temperature",
     "part_of",
+    "serial_of",
     "text_of",
 ]
 
@@ -244,11 +245,16 @@ def part_of(gpu: Element) -> str:
     return f"gpu:{domain[-4:]}:{rest}"[:128]
 
 
+def serial_of(gpu: Element) -> str:
+    """Its UUID where it tells no serial number."""
+    serial = text_of(gpu, "serial")
+    return (text_of(gpu, "uuid") if serial in ("", "N/A", "[N/A]") else serial)[:128]
+
+
 def _finding(
     gpu: Element, severity: Severity, cause: str, words: str, *, at_once: bool = False, user_made: bool = False
 ) -> Finding:
-    serial = text_of(gpu, "serial")
     return Finding(
         severity=severity, part=part_of(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
-        serial=(text_of(gpu, "uuid") if serial in ("", "N/A") else serial)[:128],
+        serial=serial_of(gpu),
     )  # fmt: skip

@@ -167,13 +167,15 @@ def with_newest_record(own: Counters | None, other: Counters | None, boot: str) 
     of the node this is."""
     if other is None or other.boot != boot:
         return own
-    checks = dict(own.checks) if own is not None and own.boot == boot else {}
+    if own is None or own.boot != boot:
+        own = Counters()
+    checks = dict(own.checks)
     for name, theirs in other.checks.items():
         mine = checks.get(name, CheckCounters(seen_ns=theirs.seen_ns))
         newer = {key: value for key in _MARKS if (value := theirs.values.get(key, 0)) > mine.values.get(key, 0)}
         if newer:
             checks[name] = msgspec.structs.replace(mine, values={**mine.values, **newer})
-    return Counters(boot=boot, checks=checks)
+    return Counters(boot=boot, checks=checks, serials=own.serials)
 
 
 def _lost(evidence: Evidence) -> int:
