@@ -116,7 +116,7 @@ def test_the_file_is_replaced_and_the_exit_code_is_that_of_the_checks(tmp_path: 
     assert "mounts" in capsys.readouterr().out
     main([*options, "-"])
     assert set(samples(capsys.readouterr().out)) == set(samples(path.read_text()))
-    assert main([*options, str(tmp_path / "none" / "x.prom")]) == 1
+    assert main([*options, str(tmp_path / "none" / "x.prom")]) == 3
     assert "write" in capsys.readouterr().err
 
 

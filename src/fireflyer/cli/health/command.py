@@ -17,6 +17,7 @@ from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.shipped import dashboard_command, rules_command
 from fireflyer.cli.health.slurm import slurm_command
 from fireflyer.cli.jobs.hosts import columns
+from fireflyer.cli.nagios import NagiosGroup
 from fireflyer.cli.numbers import Duration
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", 
 
 @click.group(
     "health",
+    cls=NagiosGroup,
     invoke_without_command=True,
     short_help="Check this machine.",
     epilog="""\b
@@ -44,7 +46,8 @@ Examples:
   ff health --follow --no-rounds                 only what the kernel logs
   ff health slurm check                          as HealthCheckProgram of Slurm
 \b
-Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run.""",
+Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run,
+or an option or the policy is wrong.""",
 )
 @click.option("--check", "names", metavar="NAME", multiple=True, help="Only this check, also one that is disabled.")
 @click.option(
@@ -151,7 +154,7 @@ def _list(policy: HealthPolicy, names: tuple[str, ...]) -> None:
     """Disabled ones too."""
     from fireflyer.validators.core.checks.catalogue import all_checks, sources_of
     from fireflyer.validators.core.checks.policy import settings_of
-    from fireflyer.validators.core.checks.sources import Command, Files
+    from fireflyer.validators.core.checks.sources import Command, Files, MountPoints
 
     for check in all_checks(policy):
         if names and check.name not in names:
@@ -165,6 +168,8 @@ def _list(policy: HealthPolicy, names: tuple[str, ...]) -> None:
                 click.echo(f"  runs   {' '.join(source.argv)}{' (needs root)' if source.root else ''}")
             elif isinstance(source, Files):
                 click.echo("\n".join(f"  reads  /{pattern}" for pattern in source.patterns))
+            elif isinstance(source, MountPoints):
+                click.echo("  reads  where mount points lead that are links")
             else:
                 click.echo("  reads  /dev/kmsg (needs root), or the journal's entries of the kernel")
         for name in settings.__struct_fields__:
