@@ -123,7 +123,7 @@ FORMATS: Final = (
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=3),
     Format("job.node-counters", "json", node_counters.NodeCounters),
     Format("node.health-event", "json", health_event.HealthEvent),
-    Format("node.health-policy", "toml", health_policy.HealthPolicy, revision=2),
+    Format("node.health-policy", "toml", health_policy.HealthPolicy, revision=3),
     Format("node.health-counters", "json", health_evidence.Counters, revision=2),
     Format("node.slurm-drains", "json", slurm_node.DrainRecord, revision=2, oldest=2),
     Format("node.validator-record", "json", validator_records.NodeRecord),

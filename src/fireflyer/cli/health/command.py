@@ -54,6 +54,7 @@ or an option or the policy is wrong.""",
     "--policy", "policy_path", metavar="FILE", shell_complete=complete_file,
     help="TOML file with thresholds, severities, required checks and the inventory.  [default: built in]",
 )  # fmt: skip
+@click.option("--idle", is_flag=True, help="No task runs here: processes on GPUs that are left are told.")
 @click.option("--list", "as_list", is_flag=True, help="What each check reads, and its thresholds; check nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
 @click.option(
@@ -75,6 +76,7 @@ or an option or the policy is wrong.""",
 def command(
     ctx: click.Context, *, names: tuple[str, ...], policy_path: str | None, as_list: bool, as_json: bool, follow: bool,
     no_rounds: bool, journal: bool, every: int, state: str | None, prometheus: str | None,
+    idle: bool,
 ) -> int:  # fmt: skip
     """Check this machine: mounts, disks, memory, processors, services, links, GPUs, and what the kernel logs.
 
@@ -90,8 +92,9 @@ def command(
 
     if not follow and (alone := "--no-rounds" if no_rounds else "--journal" if journal else ""):
         raise click.UsageError(f"{alone} goes with --follow; give both", ctx)
-    if follow and (names or as_list or prometheus):
-        raise click.UsageError("--follow runs all enabled checks; leave out --check, --list and --prometheus", ctx)
+    if follow and (names or as_list or prometheus or idle):
+        left_out = "--check, --list, --prometheus and --idle"
+        raise click.UsageError(f"--follow runs all enabled checks, whatever runs here; leave out {left_out}", ctx)
     file = PolicyFile(policy_path)
     policy, _ = file.current()
     chosen_checks(policy, names)
@@ -105,7 +108,7 @@ def command(
     if follow:
         _follow(rounds, file, None if no_rounds else every, journal=journal)
         return 0
-    events = rounds.run(policy, names)
+    events = rounds.run(policy, names, idle=idle)
     if rounds.unsaved:
         click.echo(f"warning: the next round cannot compare counters: {rounds.unsaved}", err=True)
     if prometheus is not None:

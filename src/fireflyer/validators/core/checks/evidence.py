@@ -132,6 +132,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Records that the kernel has overwritten before they were read."""
     kernel_problem: str = ""
     """Why the kernel's log was not read, or not all of it."""
+    idle: bool = False
+    """No task runs on the node, so no process of a user belongs there; False: there may be one."""
     before: CheckCounters | None = None
     """Of the check's last round; None: this is its first, or the node was started since."""
 

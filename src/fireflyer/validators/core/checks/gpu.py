@@ -73,11 +73,14 @@ class GpuTemperatureSettings(CheckSettings, frozen=True, kw_only=True, forbid_un
 
 
 class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    enabled: bool = False
-    """On a node that runs a task, its processes are meant to be there."""
+    """Of an idle node only: on one that runs a task, its processes are meant to be there."""
+
     allowed: Names = ("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "Xorg")
     used_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 1024
     """Of memory, without a process that holds it."""
+    retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    """So often it is looked again, after `retry_s` each: a process of a task that has just ended may still end."""
+    retry_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 3.0
 
 
 def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
@@ -181,9 +184,11 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
 
 
 def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
-    """Of a node that should be idle."""
+    """Of a node that is idle."""
     findings = []
     gpus = gpus_of(evidence)
+    if not evidence.idle:
+        return Outcome(words="not looked at: tasks may run here, so processes may be theirs")
     for gpu in gpus:
         listed = list(gpu.iterfind("processes/process_info"))
         names = [(text_of(one, "process_name"), text_of(one, "pid")) for one in listed]
