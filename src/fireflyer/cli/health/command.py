@@ -163,7 +163,12 @@ def _list(policy: HealthPolicy, names: tuple[str, ...]) -> None:
         if names and check.name not in names:
             continue
         settings = settings_of(policy, check.name)
-        marks = [name for name, on in (("disabled", not settings.enabled), ("required", settings.required)) if on]
+        unset = "off until the policy gives a threshold" if not settings.is_set else ""
+        marks = [
+            name
+            for name, on in (("disabled", not settings.enabled), (unset, unset), ("required", settings.required))
+            if on
+        ]
         shown = f" ({', '.join(marks)})" if marks else ""
         click.echo(f"{check.name}{shown}: {check.summary}")
         for source in sources_of([check], policy):

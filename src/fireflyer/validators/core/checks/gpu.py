@@ -27,6 +27,7 @@ __all__ = [
     "judge_gpu_processes",
     "judge_gpu_rows",
     "judge_gpu_temperature",
+    "nvidia_driver_of",
     "part_of",
     "serial_of",
     "text_of",
@@ -57,6 +58,8 @@ class GpuEccSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fi
 class GpuRowSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     uncorrected_rows: Amount = 8.0
     """Rows that were replaced after uncorrected errors, in the life of the GPU."""
+    retired_pages: Amount = 10.0
+    """Pages of memory that were taken out of use, of GPUs before those that replace rows."""
 
 
 class GpuClockSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +144,13 @@ def judge_gpu_rows(evidence: Evidence, settings: GpuRowSettings) -> Outcome:
         if rows > settings.uncorrected_rows:
             words = f"{rows} rows were replaced after uncorrected errors; {settings.uncorrected_rows:g} are allowed"
             findings.append(_finding(gpu, "warn", "many", words))
+        pages = sum(number_of(field.text or "") or 0 for field in gpu.iterfind("retired_pages/*/retired_count"))
+        if pages > settings.retired_pages:
+            words = f"{pages} pages of memory are out of use; {settings.retired_pages:g} are allowed"
+            findings.append(_finding(gpu, "warn", "many_pages", words))
+        if "Yes" in (text_of(gpu, f"retired_pages/{name}") for name in ("pending_retirement", "pending_blacklist")):
+            words = "a page of its memory is taken out of use by the next restart of the driver"
+            findings.append(_finding(gpu, "low", "pending_page", words))
     return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs")
 
 
@@ -238,6 +248,13 @@ def gpus_of(evidence: Evidence) -> list[Element]:
     if log.tag != "nvidia_smi_log" or not gpus:
         raise CannotJudge("the report of nvidia-smi has no GPU")
     return gpus
+
+
+def nvidia_driver_of(evidence: Evidence) -> str:
+    """Version of the driver; empty where the report has none. Raises `CannotJudge`."""
+    gpus_of(evidence)
+    found = re.search(r"<driver_version>([^<]{1,64})</driver_version>", evidence.output("nvidia_smi"))
+    return found[1].strip() if found is not None else ""
 
 
 def text_of(element: Element, path: str) -> str:
