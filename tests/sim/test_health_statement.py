@@ -53,7 +53,7 @@ def judged(check: str, now_ns: int, before: Evidence | None = None, **evidence: 
     counters: Counters | None = None
     if before is not None:
         counters = judge_round([BY_NAME[check]], before, RULES).counters
-    seen = Evidence(now_ns=now_ns, **evidence)
+    seen = Evidence(now_ns=now_ns, idle=True, **evidence)
     events = judge_round([BY_NAME[check]], seen, RULES, counters).events
     return findings_of(tuple(msgspec.json.encode(event) for event in events), now_ns)
 

@@ -1,7 +1,8 @@
 """The command group, and the one place where an error becomes a line on stderr and an exit code.
 
 Exit codes: 0 success; 2 the command line is wrong; 1 anything else of ours; what the job ended with, when it ran (128 +
-n where signal n stopped it). Commands are imported when they are called: `ff version` does not load the launcher.
+n where signal n stopped it). `ff health` and `ff validate` have those of Nagios: 3 for an error of theirs. Commands are
+imported when they are called: `ff version` does not load the launcher.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import click
 
 from fireflyer.base.errors import FireflyerError, JobFailed, UsageError
 from fireflyer.cli.help_sections import write_examples, write_sections
+from fireflyer.cli.nagios import EXIT_UNKNOWN, UnknownResult
 from fireflyer.runtime.processes.standard_streams import open_standard_streams
 
 __all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "ff", "hai", "main"]
@@ -218,6 +220,9 @@ def main(argv: Sequence[str] | None = None, *, program: str = "ff") -> int:
             traceback.print_exc()
         from fireflyer.cli.platform_extra import explained
 
+        if isinstance(error, UnknownResult) and isinstance(error.__cause__, Exception):
+            _explain(explained(error.__cause__), program)
+            return EXIT_UNKNOWN
         return _explain(explained(error), program)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)

@@ -42,7 +42,8 @@ def validate_node(only: tuple[str, ...], limit_s: float, directory: str) -> Node
     now_ns = time.time_ns()
     record = run.record_of(found, run.model_of_node(), now_ns)
     links = run.links(HealthPolicy()) if not only or "links" in only else []
-    return NodeReport(events=(*links, *run.events_of(found, record, (), now_ns)), record=record)
+    serials = run.gpu_serials() if torch is not None else {}
+    return NodeReport(events=(*links, *run.events_of(found, record, (), now_ns, serials)), record=record)
 
 
 def exchange(communicator: Any, limit_s: float, block_bytes: int = _BLOCK_BYTES) -> LinkReport:

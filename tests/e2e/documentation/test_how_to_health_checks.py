@@ -25,11 +25,15 @@ def test_the_page_names_each_check_and_validator() -> None:
 @pytest.mark.slow
 def test_the_commands_run(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
-    (policy,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    policy, of_site = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "gpu.toml").write_text(policy)
+    (tmp_path / "site.toml").write_text(of_site)
     first, more, with_policy, validate, pairs = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
     allowed = "[ $? -le 2 ]"  # whatever this machine has
     assert "mounts" in shell.run("bash", "-c", f"{first} {allowed}")
+    listed = shell.run("ff", "health", "--list", "--policy", "site.toml")
+    assert "\nversions: " in listed, "it is on"
+    assert "dpkg-query -W" in listed
     assert "runs   smartctl" in shell.run("bash", "-c", f"{more} {allowed}")
     for line in (tmp_path / "events.jsonl").read_bytes().splitlines():
         msgspec.json.decode(line, type=HealthEvent)

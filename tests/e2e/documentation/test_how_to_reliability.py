@@ -36,6 +36,7 @@ def write_sources(directory: Path) -> None:
         "__REALTIME_TIMESTAMP": str((END_S - 70) * 1_000_000),
         "_HOSTNAME": "gpu7",
         "_TRANSPORT": "kernel",
+        "SYSLOG_FACILITY": "0",
         "MESSAGE": "pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
     }
     (directory / "journal.json").write_text(json.dumps(entry) + "\n")

@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["log_of_days", "log_of_months", "log_of_shares"]
 
 _MESSAGES: Final = {
-    "main_memory": "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0 (channel:0 slot:0)",
+    "main_memory": "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0 (page:0x1f00a offset:0xc0 grain:32)",
     "network": "mlx5_core 0000:98:00.0 ib0: Link down",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -56,7 +57,8 @@ def health(tmp_path: Path, *arguments: str) -> int:
 def test_a_round_says_something_of_each_check(tmp_path: Path, capsys: Capture) -> None:
     code = health(tmp_path, "--json")
     events = [msgspec.json.decode(line, type=HealthEvent) for line in capsys.readouterr().out.splitlines()]
-    on = {check.name for check in CHECKS if check.name not in ("gpu_processes", "gpu_dcgm")}
+    off = {"gpu_dcgm", "places", "versions", "system", "memory_left", "machine_checks"}
+    on = {check.name for check in CHECKS if check.name not in off}
     assert {event.check for event in events} == on
     assert not [event for event in events if "the check failed" in event.words]
     assert code in (0, 1, 2), "of whatever this machine has"
@@ -89,8 +91,11 @@ def test_the_list_says_what_each_check_reads(tmp_path: Path, capsys: Capture) ->
         "  warn_used_share = 0.9",
         "site_raid: ",
         "gpu_dcgm (disabled): ",
+        "versions (off until the policy gives a threshold): ",
     ):
         assert f"\n{line}" in text
+    of_log = {part.partition(":")[0].strip() for part in re.split(r"\n(?=\S)", text) if "/dev/kmsg" in part}
+    assert of_log == {"gpu_xid", "kernel_errors"}, "mounts reads links of mount points"
     assert not (tmp_path / "state").exists()
 
 
@@ -100,13 +105,55 @@ def test_the_list_says_what_each_check_reads(tmp_path: Path, capsys: Capture) ->
         (("--check", "gpu_heat"), "no check 'gpu_heat'; checks are mounts, "),
         (("--policy", "/nothing.toml"), "health policy '/nothing.toml' is not a file"),
         (("--follow", "--check", "mounts"), "--follow runs all enabled checks"),
+        (("--no-rounds",), "--no-rounds goes with --follow"),
+        (("--chekc", "mounts"), "No such option"),
+        (("--every", "soon"), "--every"),
+        (("chekc",), "No such command 'chekc'"),
+        (("--prometheus", "/nothing/x.prom", "--check", "mounts"), "/nothing"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_what_is_wrong_is_said_in_one_line_and_is_no_fault_of_the_node(
     tmp_path: Path, capsys: Capture, arguments: tuple[str, ...], said: str
 ) -> None:
-    assert health(tmp_path, *arguments) == 2
-    assert said in capsys.readouterr().err
+    """UNKNOWN of Nagios: exit code 2 of the validation of a node that is tested says that the node is at fault."""
+    assert health(tmp_path, *arguments) == 3
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["group = 7\n", "[health", "[gpu_heat]\nenabled = true\n", "version = 2\n", "\x00"])
+@pytest.mark.parametrize("command", [("health",), ("health", "--list"), ("health", "--follow"), ("validate",)])
+def test_a_policy_that_is_wrong_is_no_fault_of_the_node(
+    tmp_path: Path, capsys: Capture, text: str, command: tuple[str, ...]
+) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(text)
+    assert main([*command, "--policy", str(policy)]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--only", "nothing"), ("--olny", "memory"), ("--time", "soon"), ("--peers", "/nothing"), ("nodes", "--bad"),
+     ("links", "--time", "soon"), ("nodse",)],
+)  # fmt: skip
+def test_a_wrong_command_line_of_a_validation_is_no_fault_of_the_node(
+    capsys: Capture, arguments: tuple[str, ...]
+) -> None:
+    assert main(["validate", *arguments]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("health", "--help"), 0), (("validate", "nodes", "--help"), 0),
+                            (("health", "slurm", "--bad"), 2), (("health", "rules", "--bad"), 2)],
+)  # fmt: skip
+def test_help_is_no_error_and_commands_that_are_no_check_have_the_exit_codes_of_others(
+    capsys: Capture, arguments: tuple[str, ...], code: int
+) -> None:
+    assert main(arguments) == code
+    capsys.readouterr()
 
 
 def test_what_the_kernel_logs_between_rounds_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,11 +243,6 @@ def test_without_rounds_only_what_the_kernel_logs_is_told_and_a_round_does_not_t
     assert [event.severity for event in events] == ["ok"]
     events = rounds.HealthRounds(StateFile(str(tmp_path / "other"))).run(rules, ["gpu_xid"])
     assert [event.cause for event in events] == ["xid_79"], "a person's rounds have a state of their own"
-
-
-def test_without_rounds_there_is_something_to_follow(tmp_path: Path, capsys: Capture) -> None:
-    assert health(tmp_path, "--no-rounds") == 2
-    assert "--no-rounds goes with --follow" in capsys.readouterr().err
 
 
 def test_the_journal_is_followed_where_the_kernels_log_may_not_be_read_and_what_users_write_is_not_told(

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from fireflyer.analytics.reliability.kernel_log import finding_of
+from fireflyer.analytics.reliability.kernel_log import finding_of, says_a_fault
 from fireflyer.analytics.reliability.rows import MAX_NAME, MAX_WORDS, EventRow
-from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, symptom_of_xid
+from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, symptom_of_cause
 from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
 from fireflyer.base.units import SECOND, US
@@ -55,27 +55,45 @@ class Clock(NamedTuple):
 
 _OUT_OF_RANGE: Final = "its time is out of range, before 2000 or in the future"
 _NO_TRANSPORT: Final = "it does not say `_TRANSPORT`, without which any user can write as the kernel; export all fields"
+_NO_FACILITY: Final = "it does not say `SYSLOG_FACILITY`, without which what was written into /dev/kmsg counts as the \
+kernel's; export all fields"
 _ISO: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?) (.*)", re.DOTALL)
 _SYSLOG: Final = re.compile(r"([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (.*)", re.DOTALL)
 _DMESG: Final = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] (.*)", re.DOTALL)
-_SINCE_BOOT: Final = re.compile(r"\[ *\d+\.\d+\] ")
-_FROM_HOST: Final = re.compile(r"(\S{1,128}) kernel(?:\[\d+\])?: (.*)", re.DOTALL)
+_SINCE_BOOT: Final = re.compile(r"\[ *\d+\.\d+\] (.*)", re.DOTALL)
+_FORMS: Final = (_ISO, _DMESG, _SYSLOG, _SINCE_BOOT)
+"""Of a time in front of the rest, which is the last group."""
+_LEVEL: Final = re.compile(r"<(\d{1,3})>|([a-z0-9]{1,8}) *: *[a-z]{1,8} *: (?=\[|\d)")
+"""What `dmesg -r` and `dmesg -x` write in front: the facility, by its number or its name."""
+_FROM_HOST: Final = re.compile(r"(\S{1,128}) kernel: (?:\[ *\d+\.\d+\] ?)?(.*)", re.DOTALL)
+_UNTIMED: Final = re.compile(r"NVRM: Xid |SXid \(|I/O error, dev |EXT4-fs error|Kernel panic - ")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def kernel_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:
     """A line of `dmesg --time-format iso`, `dmesg -T`, or syslog. `node`: whose log it is, where the line has no
-    host."""
+    host. Only what the kernel wrote counts: in syslog what has the tag `kernel`, of `dmesg -x` what has the facility
+    `kern`."""
     text = line.decode(errors="replace").rstrip("\r\n")
-    found = finding_of(text)
-    if found is None:
+    if not says_a_fault(text):
         return None
-    at = _timed(text, clock)
-    if isinstance(at, Rejected):
-        return at
-    time_ns, rest = at
+    level = _LEVEL.match(text)
+    if level is not None:
+        if level[2] != "kern" if level[1] is None else int(level[1]) >> 3:
+            return None
+        text = text[level.end() :]
+    timed = next((match for form in _FORMS if (match := form.match(text)) is not None), None)
+    if timed is None:
+        return Rejected("it has no time") if _UNTIMED.search(text) is not None else None
+    rest = timed[timed.re.groups]
     match = _FROM_HOST.match(rest)
     host, message = (match[1], match[2]) if match is not None else (node, rest)
+    found = finding_of(message)
+    if found is None:
+        return None
+    time_ns = _time_ns(timed, clock)
+    if isinstance(time_ns, Rejected):
+        return time_ns
     return EventRow(
         time_ns, printable(host, MAX_NAME), found.symptom, found.cause, found.severity, "kernel", "",
         printable(found.part), "", found.user_made, printable(message),
@@ -91,6 +109,7 @@ class _JournalEntry(msgspec.Struct, frozen=True):
     host: Any = msgspec.field(name="_HOSTNAME", default="")
     transport: Any = msgspec.field(name="_TRANSPORT", default="")
     identifier: Any = msgspec.field(name="SYSLOG_IDENTIFIER", default="")
+    facility: Any = msgspec.field(name="SYSLOG_FACILITY", default="")
 
 
 _journal = msgspec.json.Decoder(_JournalEntry)
@@ -98,14 +117,14 @@ _health = msgspec.json.Decoder(HealthEvent)
 
 
 def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | None:
-    """A line of `journalctl -o json`; only what the kernel wrote counts."""
+    """A line of `journalctl -o json`; only what the kernel wrote counts: `_TRANSPORT` kernel with facility 0."""
     try:
         entry = _journal.decode(line)
     except DECODE_ERRORS:
         return Rejected("no line of `journalctl -o json`")
     if not entry.transport and entry.identifier == "kernel":
         return Rejected(_NO_TRANSPORT)
-    if entry.transport != "kernel":
+    if entry.transport != "kernel" or entry.facility not in ("0", ""):
         return None
     if isinstance(entry.message, list):
         if not all(0 <= one < 256 for one in entry.message):
@@ -116,6 +135,8 @@ def journal_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | N
     found = finding_of(message)
     if found is None:
         return None
+    if not entry.facility:
+        return Rejected(_NO_FACILITY)
     time_ns = int(entry.time_us) * US
     if not EARLIEST_NS <= time_ns <= clock.latest_ns:
         return Rejected(_OUT_OF_RANGE)
@@ -156,36 +177,31 @@ def health_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
 
 
 def _symptom_of_check(event: HealthEvent) -> str:
-    match = re.fullmatch(r"xid_([0-9]{1,4})", event.cause)
-    if match is not None:
-        return symptom_of_xid(int(match[1]))
+    symptom = symptom_of_cause(event.cause)
+    if symptom is not None:
+        return symptom
     name = f"{event.check} {event.cause}"
     return (
         event.cause if event.cause in SYMPTOMS else next((key for word, key in _SYMPTOM_WORDS if word in name), "other")
     )
 
 
-def _timed(text: str, clock: Clock) -> tuple[int, str] | Rejected:
+def _time_ns(timed: re.Match[str], clock: Clock) -> int | Rejected:
+    """Of a match of one of `_FORMS`."""
     try:
-        match = _ISO.match(text)
-        if match is not None:
-            at = datetime.fromisoformat(match[1].replace(",", "."))
-            return _in_range(at, clock, match[2])
-        match = _DMESG.match(text)
-        if match is not None:
-            month, day, hour, minute, second, year, rest = match.groups()
-            return _in_range(_date(int(year), month, day, hour, minute, second), clock, rest)
-        match = _SYSLOG.match(text)
-        if match is not None:
+        if timed.re is _ISO:
+            return _in_range(datetime.fromisoformat(timed[1].replace(",", ".")), clock)
+        if timed.re is _DMESG:
+            month, day, hour, minute, second, year, _ = timed.groups()
+            return _in_range(_date(int(year), month, day, hour, minute, second), clock)
+        if timed.re is _SYSLOG:
             if clock.year is None:
                 return Rejected("its time has no year; give --year")
-            *when, rest = match.groups()
-            return _in_range(_date(clock.year, *when), clock, rest)
+            *when, _ = timed.groups()
+            return _in_range(_date(clock.year, *when), clock)
     except (ValueError, OverflowError):
         return Rejected(_OUT_OF_RANGE)
-    if _SINCE_BOOT.match(text):
-        return Rejected("its time counts from the boot; write it with `dmesg --time-format iso`")
-    return Rejected("it has no time")
+    return Rejected("its time counts from the boot; write it with `dmesg --time-format iso`")
 
 
 def _date(year: int, month: str, day: str, hour: str, minute: str, second: str) -> datetime:
@@ -193,11 +209,11 @@ def _date(year: int, month: str, day: str, hour: str, minute: str, second: str) 
     return datetime(year, number, int(day), int(hour), int(minute), int(second))  # noqa: DTZ001 - given its zone below
 
 
-def _in_range(at: datetime, clock: Clock, rest: str) -> tuple[int, str] | Rejected:
+def _in_range(at: datetime, clock: Clock) -> int | Rejected:
     zoned = at if at.tzinfo is not None else at.replace(tzinfo=timezone(timedelta(seconds=clock.utc_offset_s)))
     since = zoned - datetime(1970, 1, 1, tzinfo=UTC)
     time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
-    return (time_ns, rest) if EARLIEST_NS <= time_ns <= clock.latest_ns else Rejected(_OUT_OF_RANGE)
+    return time_ns if EARLIEST_NS <= time_ns <= clock.latest_ns else Rejected(_OUT_OF_RANGE)
 
 
 def printable(text: str, most: int = MAX_WORDS) -> str:

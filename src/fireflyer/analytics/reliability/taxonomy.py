@@ -2,12 +2,15 @@
 
 The first twelve symptoms are table I of the reliability paper (arXiv:2410.21680, II-E); those below `TABLE_I` are ours,
 for what nodes report and the table leaves out. Classes of Xid errors: table V of the Fire-Flyer paper
-(arXiv:2408.14158).
+(arXiv:2408.14158), whose numbers are in `base.xids`.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal, NamedTuple
+
+from fireflyer.base.xids import TABLE_V, XidClass, xid_of
 
 __all__ = [
     "DOMAINS",
@@ -16,7 +19,8 @@ __all__ = [
     "XID_CLASSES",
     "Domain",
     "Symptom",
-    "XidClass",
+    "XidRow",
+    "symptom_of_cause",
     "symptom_of_xid",
     "xid_class",
 ]
@@ -65,42 +69,48 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
 """Table I, and what it leaves out."""
 
 
-class XidClass(NamedTuple):
+class XidRow(NamedTuple):
     """A row of table V."""
 
-    name: str
+    name: XidClass
     xids: tuple[int, ...]
     cause: str
     remedy: str
 
 
 XID_CLASSES: Final = (
-    XidClass("software", (13, 31, 43, 45), "the program; damaged GPU memory where its bugs are ruled out",
-             "look at the program first, and at other evidence before the GPU is blamed"),
-    XidClass("nvlink", (74,), "NVLink; on PCIe cards the bridge between two GPUs",
-             "stress the pair, and take out what repeats; there is no way to avoid it"),
-    XidClass("memory ecc", (63, 64, 94, 95), "ECC errors of the GPU's memory",
-             "reset the GPU: its rows are remapped"),
-    XidClass("uncorrectable", (44, 48, 61, 62, 69, 79), "an uncorrectable error of the GPU, reported to the program",
-             "reset the GPU or reboot the node"),
-    XidClass("other", (119,), "the GPU's system processor (GSP) failed",
-             "run the vendor's field diagnosis; most need a replacement"),
+    XidRow("software", TABLE_V["software"], "the program; damaged GPU memory where its bugs are ruled out",
+           "look at the program first, and at other evidence before the GPU is blamed"),
+    XidRow("nvlink", TABLE_V["nvlink"], "NVLink; on PCIe cards the bridge between two GPUs",
+           "stress the pair, and take out what repeats; there is no way to avoid it"),
+    XidRow("memory", TABLE_V["memory"], "ECC errors of the GPU's memory", "reset the GPU: its rows are remapped"),
+    XidRow("uncorrectable", TABLE_V["uncorrectable"], "an uncorrectable error of the GPU, reported to the program",
+           "reset the GPU or reboot the node"),
+    XidRow("gsp", TABLE_V["gsp"], "the GPU's system processor (GSP) failed",
+           "run the vendor's field diagnosis; most need a replacement"),
 )  # fmt: skip
-_SYMPTOM_OF_CLASS: Final = {
-    "software": "gpu_program", "nvlink": "nvlink", "memory ecc": "gpu_memory", "uncorrectable": "gpu_unavailable",
-    "other": "gpu_driver",
+_SYMPTOM_OF_CLASS: Final[dict[XidClass, str]] = {
+    "software": "gpu_program", "nvlink": "nvlink", "memory": "gpu_memory", "uncorrectable": "gpu_unavailable",
+    "gsp": "gpu_driver", "other": "gpu_driver",
 }  # fmt: skip
 
 
-def xid_class(xid: int) -> XidClass | None:
+def xid_class(xid: int) -> XidRow | None:
     """The row of table V that names an Xid; None for all that it does not."""
     return next((one for one in XID_CLASSES if xid in one.xids), None)
 
 
 def symptom_of_xid(xid: int) -> str:
-    """Key in `SYMPTOMS`. Xid 48 is an uncorrectable error of memory; what table V does not name counts as the
-    driver's."""
+    """Key in `SYMPTOMS`. Xid 48 is an uncorrectable error of memory; one that a program can cause is the program's."""
+    known = xid_of(xid)
     if xid == 48:
         return "gpu_memory"
-    found = xid_class(xid)
-    return "gpu_driver" if found is None else _SYMPTOM_OF_CLASS[found.name]
+    return "gpu_program" if known.user_made else _SYMPTOM_OF_CLASS[known.kind]
+
+
+def symptom_of_cause(cause: str) -> str | None:
+    """Of `xid_79` and `sxid_20034`; None: it is no such cause."""
+    found = re.fullmatch(r"(s?)xid_([0-9]{1,6})", cause)
+    if found is None:
+        return None
+    return "nvlink" if found[1] else symptom_of_xid(int(found[2]))

@@ -17,6 +17,7 @@ from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.shipped import dashboard_command, rules_command
 from fireflyer.cli.health.slurm import slurm_command
 from fireflyer.cli.jobs.hosts import columns
+from fireflyer.cli.nagios import NagiosGroup
 from fireflyer.cli.numbers import Duration
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _STYLES: Final = {"ok": "green", "warn": "yellow", "low": "red", "high": "red", 
 
 @click.group(
     "health",
+    cls=NagiosGroup,
     invoke_without_command=True,
     short_help="Check this machine.",
     epilog="""\b
@@ -44,13 +46,15 @@ Examples:
   ff health --follow --no-rounds                 only what the kernel logs
   ff health slurm check                          as HealthCheckProgram of Slurm
 \b
-Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run.""",
+Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or one of --check, could not run,
+or an option or the policy is wrong.""",
 )
 @click.option("--check", "names", metavar="NAME", multiple=True, help="Only this check, also one that is disabled.")
 @click.option(
     "--policy", "policy_path", metavar="FILE", shell_complete=complete_file,
     help="TOML file with thresholds, severities, required checks and the inventory.  [default: built in]",
 )  # fmt: skip
+@click.option("--idle", is_flag=True, help="No task runs here: processes on GPUs that are left are told.")
 @click.option("--list", "as_list", is_flag=True, help="What each check reads, and its thresholds; check nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each event.")
 @click.option(
@@ -72,6 +76,7 @@ Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 a required check, or 
 def command(
     ctx: click.Context, *, names: tuple[str, ...], policy_path: str | None, as_list: bool, as_json: bool, follow: bool,
     no_rounds: bool, journal: bool, every: int, state: str | None, prometheus: str | None,
+    idle: bool,
 ) -> int:  # fmt: skip
     """Check this machine: mounts, disks, memory, processors, services, links, GPUs, and what the kernel logs.
 
@@ -87,8 +92,9 @@ def command(
 
     if not follow and (alone := "--no-rounds" if no_rounds else "--journal" if journal else ""):
         raise click.UsageError(f"{alone} goes with --follow; give both", ctx)
-    if follow and (names or as_list or prometheus):
-        raise click.UsageError("--follow runs all enabled checks; leave out --check, --list and --prometheus", ctx)
+    if follow and (names or as_list or prometheus or idle):
+        left_out = "--check, --list, --prometheus and --idle"
+        raise click.UsageError(f"--follow runs all enabled checks, whatever runs here; leave out {left_out}", ctx)
     file = PolicyFile(policy_path)
     policy, _ = file.current()
     chosen_checks(policy, names)
@@ -102,7 +108,7 @@ def command(
     if follow:
         _follow(rounds, file, None if no_rounds else every, journal=journal)
         return 0
-    events = rounds.run(policy, names)
+    events = rounds.run(policy, names, idle=idle)
     if rounds.unsaved:
         click.echo(f"warning: the next round cannot compare counters: {rounds.unsaved}", err=True)
     if prometheus is not None:
@@ -151,13 +157,18 @@ def _list(policy: HealthPolicy, names: tuple[str, ...]) -> None:
     """Disabled ones too."""
     from fireflyer.validators.core.checks.catalogue import all_checks, sources_of
     from fireflyer.validators.core.checks.policy import settings_of
-    from fireflyer.validators.core.checks.sources import Command, Files
+    from fireflyer.validators.core.checks.sources import Command, Files, MountPoints
 
     for check in all_checks(policy):
         if names and check.name not in names:
             continue
         settings = settings_of(policy, check.name)
-        marks = [name for name, on in (("disabled", not settings.enabled), ("required", settings.required)) if on]
+        unset = "off until the policy gives a threshold" if not settings.is_set else ""
+        marks = [
+            name
+            for name, on in (("disabled", not settings.enabled), (unset, unset), ("required", settings.required))
+            if on
+        ]
         shown = f" ({', '.join(marks)})" if marks else ""
         click.echo(f"{check.name}{shown}: {check.summary}")
         for source in sources_of([check], policy):
@@ -165,6 +176,8 @@ def _list(policy: HealthPolicy, names: tuple[str, ...]) -> None:
                 click.echo(f"  runs   {' '.join(source.argv)}{' (needs root)' if source.root else ''}")
             elif isinstance(source, Files):
                 click.echo("\n".join(f"  reads  /{pattern}" for pattern in source.patterns))
+            elif isinstance(source, MountPoints):
+                click.echo("  reads  where mount points lead that are links")
             else:
                 click.echo("  reads  /dev/kmsg (needs root), or the journal's entries of the kernel")
         for name in settings.__struct_fields__:

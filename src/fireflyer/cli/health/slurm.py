@@ -45,6 +45,10 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
     "--prometheus", metavar="FILE", shell_complete=complete_file,
     help="Write figures of the round, and of the node in Slurm, for node_exporter.",
 )  # fmt: skip
+@click.option(
+    "--idle", is_flag=True,
+    help="With epilog: nodes are given to one job at a time, so processes that are left on GPUs are told.",
+)  # fmt: skip
 @click.option("--node", metavar="NAME", help="Of this node in Slurm.  [default: SLURMD_NODENAME, or of the host]")
 @click.option(
     "--breaker-share", type=click.FloatRange(0, 1), metavar="SHARE", default=0.05, show_default=True,
@@ -69,7 +73,7 @@ docs/how-to/health-with-slurm.md has the lines of slurm.conf.""",
 )  # fmt: skip
 def slurm_command(
     *, step: Step, policy_path: str | None, state: str | None, node: str | None, breaker_share: float, requeues: int,
-    probes: int, spacing: int, limit: int, back_off: int, prometheus: str | None,
+    probes: int, spacing: int, limit: int, back_off: int, prometheus: str | None, idle: bool,
 ) -> int:  # fmt: skip
     """Run the checks of this node. A fault of low or high severity drains it in Slurm, and one of high severity
     requeues its jobs. A node that was drained by this serves again when its checks pass, after some faults only by
@@ -77,6 +81,8 @@ def slurm_command(
 
     An error of `prolog` and `epilog` is told, and does not count: the job starts."""
     began_s = time.monotonic()
+    if idle and step != "epilog":
+        raise click.UsageError("--idle goes with epilog: jobs run at other times")
 
     def made(log: SlurmLog) -> NodeOfSlurm:
         from fireflyer.cli.health.policy_file import read_policy
@@ -99,6 +105,7 @@ def slurm_command(
             limit_s=limit / SECOND,
             log=log,
             job=int(job) if job.isdecimal() else 0,
+            idle=idle,
         )
 
     from fireflyer.cli.health.slurm_log import SlurmLog

@@ -49,9 +49,11 @@ class NodeOfSlurm:
     def __init__(
         self, name: str, policy: HealthPolicy, memory: NodeMemory, commands: SlurmCommands, limits: DrainLimits, *,
         probes: int, spacing_s: float, began_s: float, limit_s: float, log: SlurmLog, job: int = 0,
+        idle: bool = False,
     ) -> None:  # fmt: skip
         """`limit_s`: for all, from `began_s` of the monotonic clock. `job`: number of the one whose prolog or epilog
-        this is; 0: none."""
+        this is; 0: none. `idle`: no job runs here."""
+        self._idle = idle
         self._name = name
         self._policy = policy
         self._memory = memory
@@ -76,7 +78,7 @@ class NodeOfSlurm:
         the next look."""
         with self._memory.alone(self._limit_s * _SHARE_OF_LOCK):
             rounds = self._memory.rounds()
-            self.events = tuple(rounds.run(self._policy, save=False, ends_s=self._tools_end_s))
+            self.events = tuple(rounds.run(self._policy, save=False, ends_s=self._tools_end_s, idle=self._idle))
             self.evidence = rounds.evidence
             found = findings_in(self.events)
             sure = self._sure(step, found, _boot_of(rounds))
@@ -120,7 +122,7 @@ class NodeOfSlurm:
                 self._log.fail(f"no time to repeat {', '.join(names)}: what they found counts in a later round")
                 return still_failing(faults, (), known)
             time.sleep(self._spacing_s)
-            again = rounds.run(self._policy, names, save=False, ends_s=self._tools_end_s)
+            again = rounds.run(self._policy, names, save=False, ends_s=self._tools_end_s, idle=self._idle)
             faults = still_failing(faults, again, known)
         return faults
 

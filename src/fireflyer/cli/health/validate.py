@@ -12,6 +12,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cli.completion import complete_directory, complete_file
 from fireflyer.cli.health.command import print_events, refuse_options
 from fireflyer.cli.health.validate_cluster import links_command, nodes_command
+from fireflyer.cli.nagios import NagiosGroup
 from fireflyer.cli.numbers import Duration
 
 __all__ = ["command"]
@@ -19,6 +20,8 @@ __all__ = ["command"]
 
 @click.group(
     "validate",
+    cls=NagiosGroup,
+    all_commands=True,
     invoke_without_command=True,
     short_help="Load this machine, and compare it.",
     epilog="""\b
@@ -30,7 +33,8 @@ Examples:
   ff validate nodes --every 7d                           idle nodes of the platform, as tasks
   ff validate links                                      links between them, in pairs
 \b
-Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not.""",
+Exit codes, those of Nagios: 0 ok; 1 warning; 2 a fault; 3 nothing could be run, or one of --only could not,
+or an option or a file is wrong.""",
 )
 @click.option("--only", metavar="NAME", multiple=True, help="Only this validator; may be repeated.")
 @click.option("--time", "limit", type=Duration(), default="10s", show_default=True, help="Of each validator.")
@@ -81,7 +85,7 @@ def command(
     mine = run.record_of(found, model or run.model_of_node(), now_ns)
     events = [
         *(run.links(policy) if not only or "links" in only else ()),
-        *run.events_of(found, mine, records, now_ns),
+        *run.events_of(found, mine, records, now_ns, run.gpu_serials() if torch is not None else {}),
     ]
     if record is not None:
         run.append_record(record, mine)

@@ -21,7 +21,7 @@ from fireflyer.base.health_event import SEVERITIES, HealthEvent
 from fireflyer.base.units import counted
 from fireflyer.cluster.agent.health_follower import HealthFollower
 from fireflyer.cluster.agent.health_program import Printed, refused, run_health_program
-from fireflyer.cluster.core.health.rounds import HealthRounds, Round
+from fireflyer.cluster.core.health.rounds import HealthRounds, Round, of_idle_node
 from fireflyer.cluster.core.node_check import SOUND, SUSPECT
 from fireflyer.cluster.schema.sync import SHIPPED_VALIDATE, VALIDATION, HealthOrder, HealthReport
 from fireflyer.runtime.clock import BootClock
@@ -85,17 +85,22 @@ class NodeChecks:
 
     async def _carry_out(self, due: Round) -> None:
         validated = await self._run(due.validation, due.validation_limit_ns) if due.validation else None
-        printed = await self._run(due.program, due.limit_ns)  # after it: what the kernel logged under load counts
+        idle = self._rounds.idle
+        printed = await self._run(due.program, due.limit_ns, idle=idle)  # after it: what the kernel logged under load
         lines = printed.lines
+        if idle and not self._rounds.idle:
+            lines = tuple(line for line in lines if not of_idle_node(line))
         if validated is not None:
             lines = (*lines[:255], msgspec.json.encode(validation_event(validated, due.validation[0])))
         self._tell(printed.failure)
         self._rounds.done(due, lines, printed.failure)
         self._on_report()
 
-    async def _run(self, program: tuple[str, ...], limit_ns: int) -> Printed:
+    async def _run(self, program: tuple[str, ...], limit_ns: int, *, idle: bool = False) -> Printed:
         words = "" if self._any_program else refused(program)
-        return Printed(failure=words) if words else await run_health_program(program, limit_ns, self._state)
+        if words:
+            return Printed(failure=words)
+        return await run_health_program(program, limit_ns, self._state, idle=idle)
 
     def _tell(self, failure: str) -> None:
         """Once."""

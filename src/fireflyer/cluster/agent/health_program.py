@@ -99,11 +99,14 @@ def _only_root_writes(path: str) -> bool:
         return False
 
 
-async def run_health_program(program: tuple[str, ...], limit_ns: int, state: str = "") -> Printed:
+async def run_health_program(
+    program: tuple[str, ...], limit_ns: int, state: str = "", *, idle: bool = False
+) -> Printed:
     """Never raises: what it returns says what went wrong. At the limit the program and its process group are killed.
-    `state`: directory for the counters of what comes with Fire-Flyer; empty: that of whoever runs it."""
+    `state`: directory for the counters of what comes with Fire-Flyer; empty: that of whoever runs it. `idle`: no
+    run lives on the node, which what comes with Fire-Flyer is told."""
     try:
-        child = Child(program, state)
+        child = Child(program, state, idle=idle)
     except FireflyerError as error:
         return Printed(failure=f"{program[0]} cannot be started: {error}"[:1000])
     try:
@@ -115,7 +118,7 @@ async def run_health_program(program: tuple[str, ...], limit_ns: int, state: str
 class Child:
     """A program of health checks, in a process group of its own, at low priority, that dies with the agent."""
 
-    def __init__(self, program: tuple[str, ...], state: str, *, follows: bool = False) -> None:
+    def __init__(self, program: tuple[str, ...], state: str, *, follows: bool = False, idle: bool = False) -> None:
         """`follows`: it prints what happens, and does not end. In the loop's thread. Raises `FireflyerError`."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "FF_"))}
         self.ended = asyncio.Event()
@@ -124,7 +127,7 @@ class Child:
         os.set_blocking(self.reader, False)
         try:
             self._process = start_with_parent_death_signal(
-                _command(program, state, follows=follows), environment=environment, stdout=writer,
+                _command(program, state, follows=follows, idle=idle), environment=environment, stdout=writer,
                 stderr=subprocess.DEVNULL, directory="/",
             )  # fmt: skip
             watch_exit(asyncio.get_running_loop(), self._process.pid, self.ended.set)
@@ -163,10 +166,10 @@ class Child:
         task.add_done_callback(_reapers.discard)
 
 
-def _command(program: tuple[str, ...], state: str, *, follows: bool) -> tuple[str, ...]:
+def _command(program: tuple[str, ...], state: str, *, follows: bool, idle: bool) -> tuple[str, ...]:
     name, *arguments = program
     if name == SHIPPED_HEALTH:
-        how = ("--follow", "--no-rounds") if follows else ("--json",)
+        how = ("--follow", "--no-rounds") if follows else ("--json", *(("--idle",) if idle else ()))
         return (*_HEALTH, *how, *(("--state", state) if state else ()), *arguments)
     if name == SHIPPED_VALIDATE:
         return (*_VALIDATE, "--json", *(("--directory", state) if state else ()), *arguments)

@@ -17,7 +17,9 @@ _MAX_BYTES: Final = 64 << 10
 _MAX_LARGE_BYTES: Final = 8 << 20
 _NOTHING_THERE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.ENOTDIR)
 """Drivers say so of what a device has not, as the speed of an interface that is down."""
-_LARGE: Final = ("proc/self/mountinfo", "etc/fstab", "proc/meminfo")
+_LARGE: Final = (
+    "proc/self/mountinfo", "etc/fstab", "proc/meminfo", "proc/cpuinfo", "proc/interrupts", "proc/modules",
+)  # fmt: skip
 
 
 class FilesRead:

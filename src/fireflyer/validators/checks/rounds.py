@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from fireflyer.base.errors import FireflyerError, TransientError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.os_errors import translate_os_error
@@ -21,6 +23,7 @@ from fireflyer.validators.core.checks.catalogue import CheckSpec, chosen_checks,
 from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord
 from fireflyer.validators.core.checks.health_round import judge_round
 from fireflyer.validators.core.checks.kernel_log import last_record, with_newest_record
+from fireflyer.validators.core.checks.part_serials import PART_SERIALS
 from fireflyer.validators.core.checks.policy import HealthPolicy
 from fireflyer.validators.core.checks.sources import KernelLog
 
@@ -33,13 +36,18 @@ _NOTE_S: Final = 60.0
 """After so long it is noted up to where the log was read."""
 _FOLLOWER_NICE: Final = -5
 _LOG: Final = "kernel_log"
+_GPU_PROCESSES: Final = "gpu_processes"
 
 
 class HealthRounds:
     """Knows the counters of the rounds before."""
 
-    def __init__(self, state: StateFile | None, *, root: str = "/", tool_path: str | None = None) -> None:
-        """Without `state` counters are known within this process only."""
+    def __init__(
+        self, state: StateFile | None, *, root: str = "/", tool_path: str | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        """Without `state` counters are known within this process only. `pause`: for so many seconds."""
+        self._pause = pause
         self.note = ""
         """Why the state file was not used; empty: it was, or there was none."""
         self.unsaved = ""
@@ -55,17 +63,35 @@ class HealthRounds:
 
     def run(
         self, policy: HealthPolicy, names: Iterable[str] = (), *, kernel_log: bool = True, save: bool = True,
-        ends_s: float = math.inf,
+        ends_s: float = math.inf, idle: bool = False,
     ) -> list[HealthEvent]:  # fmt: skip
         """One round. Raises `UsageError` for a check that there is not. `kernel_log`: False where somebody follows
         it. `save`: False where the caller does so itself, after it has acted: what is not saved is found again by the
-        next process. `ends_s`: of the monotonic clock, when tools are ended."""
+        next process. `ends_s`: of the monotonic clock, when tools are ended.
+        `idle`: no task runs here, and none begins meanwhile."""
         checks = chosen_checks(policy, names)
         sources = [one for one in sources_of(checks, policy) if kernel_log or not isinstance(one, KernelLog)]
         self.evidence = evidence = capture(
-            sources, time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
+            [*sources, PART_SERIALS], time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
         )
+        if idle:
+            self.evidence = evidence = self._idle(checks, msgspec.structs.replace(evidence, idle=True), policy, ends_s)
         return self._judged(checks, evidence, policy, save=save)
+
+    def _idle(self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy, ends_s: float) -> Evidence:
+        """With what the GPUs do after processes that were still to end have had the time for it."""
+        own = [check for check in checks if check.name == _GPU_PROCESSES]
+        settings = policy.gpu_processes
+        for _ in range(settings.retries):
+            sure = all(event.severity == "ok" for event in judge_round(own, evidence, policy).events)
+            if sure or time.monotonic() + settings.retry_s >= ends_s:
+                break
+            self._pause(settings.retry_s)
+            again = capture(
+                sources_of(own, policy), time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
+            )
+            evidence = msgspec.structs.replace(evidence, outputs={**evidence.outputs, **again.outputs})
+        return evidence
 
     def save(self) -> None:
         """Keeps the counters for other processes; where that is not possible, `unsaved` says why."""
@@ -92,16 +118,18 @@ class HealthRounds:
     def last_record(self) -> int:
         """Sequence number of the last record of the kernel's log that was looked at since the node was started; 0: not
         known."""
-        return last_record(self._known(_boot()))
+        return last_record(with_newest_record(self._counters, self._other(), _boot()))
 
-    def _known(self, boot: str) -> Counters | None:
-        other = self._state.load_other() if self._state is not None else None
-        return with_newest_record(self._counters, other, boot)
+    def _other(self) -> Counters | None:
+        return self._state.load_other() if self._state is not None else None
 
     def _judged(
         self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy, *, save: bool = True
     ) -> list[HealthEvent]:
-        found = judge_round(checks, evidence, policy, self._known(evidence.boot))
+        other = self._other()
+        known = with_newest_record(self._counters, other, evidence.boot)
+        serials = other.serials if other is not None and other.boot == evidence.boot else {}
+        found = judge_round(checks, evidence, policy, known, serials)
         self._counters = found.counters
         if save:
             self.save()

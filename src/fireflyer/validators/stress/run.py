@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,9 +15,12 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.os_errors import translate_os_error
 from fireflyer.runtime.node_counters import read_meminfo
+from fireflyer.validators.checks.capture import capture
 from fireflyer.validators.checks.rounds import HealthRounds
+from fireflyer.validators.core.checks.catalogue import chosen_checks, sources_of
 from fireflyer.validators.core.checks.evidence import Finding
 from fireflyer.validators.core.checks.health_round import as_event
+from fireflyer.validators.core.checks.part_serials import part_serials, with_serial
 from fireflyer.validators.core.checks.policy import HealthPolicy
 from fireflyer.validators.core.checks.settings import CheckSettings
 from fireflyer.validators.core.validation.records import (
@@ -35,6 +39,7 @@ __all__ = [
     "Load",
     "append_record",
     "events_of",
+    "gpu_serials",
     "links",
     "model_of_node",
     "read_records",
@@ -98,10 +103,18 @@ def links(policy: HealthPolicy) -> list[HealthEvent]:
     return HealthRounds(None).run(policy, LINK_CHECKS)
 
 
+def gpu_serials(*, tool_path: str | None = None) -> dict[str, str]:
+    """Serial numbers by UUID, as the driver knows them."""
+    sources = sources_of(chosen_checks(HealthPolicy(), ["gpu_count"]), HealthPolicy())
+    return part_serials(capture(sources, time.time_ns(), tool_path=tool_path))
+
+
 def events_of(
-    found: Sequence[Found], record: NodeRecord, records: Sequence[NodeRecord], now_ns: int
-) -> list[HealthEvent]:
-    """An event for each fault, by itself or beside the peers; else one for each validator."""
+    found: Sequence[Found], record: NodeRecord, records: Sequence[NodeRecord], now_ns: int,
+    serials: Mapping[str, str] = {},
+) -> list[HealthEvent]:  # fmt: skip
+    """An event for each fault, by itself or beside the peers; else one for each validator. `serials`: of GPUs, by
+    UUID: the checks know them by their serial numbers."""
     peers = peers_of(record, records)
     settings = CheckSettings()
     events = []
@@ -110,7 +123,8 @@ def events_of(
             node=record.node, model=record.model, seen_ns=record.seen_ns, figures=one.figures, digests=one.digests
         )
         faults: list[Finding] = [*one.faults, *compare_figures(own, peers), *compare_digests(own, peers)]
-        events += [as_event(one.validator, fault, settings, now_ns) for fault in faults]
+        told = (as_event(one.validator, fault, settings, now_ns) for fault in faults)
+        events += [with_serial(event, serials) if event.serial else event for event in told]
         if not faults:
             events.append(
                 HealthEvent(

@@ -69,7 +69,7 @@ def job(number: int | str, state: str, start_s: int, end_s: int, nodes: str, gpu
 
 def test_table_vii_comes_back_cell_by_cell(tmp_path: Path) -> None:
     cells = {month: {column: solved_months()[month][column] for column in COLUMNS} for month in MONTHS}
-    keys = {"main_memory": ("main_memory", "uncorrected"), "network": ("ib_link", "link_down")}
+    keys = {"main_memory": ("main_memory", "memory"), "network": ("ib_link", "link_down")}
     counted = {
         (one.month, one.symptom, one.cause): one.incidents for one in of_log(tmp_path, log_of_months(cells)).months
     }

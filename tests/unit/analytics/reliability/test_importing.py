@@ -32,9 +32,14 @@ from fireflyer.base.errors import NotFound, UsageError
 from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, JobStarted, Logged, NodeLost, RankExited
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
+from fireflyer.base.xids import XIDS
+from fireflyer.validators.core.checks.evidence import KernelRecord
+from fireflyer.validators.core.checks.kernel_log import xid_findings
 
 CLOCK = Clock()
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus."
+SXID = "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+PAGE = "(channel:0 slot:0 page:0x1f00a offset:0xc0 grain:32 - err_code:0x0001:0x0090)"
 AT_NS = 1_700_000_000 * SECOND  # 2023-11-14T22:13:20Z
 JOBCOMP = (
     "JobId=7 UserId=ada(1000) GroupId=ada(1000) Name=my job JobState=NODE_FAIL Partition=gpu TimeLimit=60 "
@@ -52,12 +57,22 @@ HEADER = "JobID|User|State|Submit|Start|End|NNodes|NodeList|AllocTRES|ExitCode|S
         ("NVRM: Xid (PCI:0000:af:00): 63, row remapping", "gpu_memory", "xid_63", "low"),
         ("NVRM: Xid (PCI:0000:af:00): 119, Timeout after 6s of waiting for RPC", "gpu_driver", "xid_119", "high"),
         ("mlx5_core 0000:98:00.0 ib0: Link down", "ib_link", "link_down", "high"),
-        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "main_memory", "uncorrected", "high"),
-        ("EDAC MC1: 1 CE memory scrubbing error on unknown memory", "main_memory", "corrected", "warn"),
-        ("pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "pcie", "uncorrected", "high"),
-        ("blk_update_request: I/O error, dev nvme0n1, sector 12", "block_device", "io_error", "high"),
+        ("NVRM: Xid (PCI:0000:af:00): 109, pid=9, CTX SWITCH TIMEOUT", "gpu_program", "xid_109", "warn"),
+        ("NVRM: Xid (PCI:0000:af:00): 9999, new", "gpu_driver", "xid_9999", "low"),
+        (SXID, "nvlink", "sxid_20034", "high"),
+        (SXID.replace("Fatal", "Non-fatal"), "nvlink", "sxid_20034", "warn"),
+        (f"EDAC MC0: 1 UE memory read error on CPU_SrcID#0 {PAGE}", "main_memory", "memory", "high"),
+        (f"EDAC MC1: 1 CE memory scrubbing error on unknown memory {PAGE}", "main_memory", "corrected", "warn"),
+        ("pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0", "pcie", "pcie", "high"),
+        ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=", "pcie", "pcie", "high"),
+        ("blk_update_request: I/O error, dev nvme0n1, sector 12", "block_device", "block_io", "high"),
         ("nfs: server store-1 not responding, timed out", "filesystem_mount", "not_responding", "high"),
-        ("Out of memory: Killed process 41 (python)", "oom", "", "warn"),
+        ("Out of memory: Killed process 41 (python)", "oom", "out_of_memory", "warn"),
+        ("Memory cgroup out of memory: Killed process 41 (python)", "oom", "out_of_memory", "warn"),
+        ("Kernel panic - not syncing: Fatal exception", "node_lost", "kernel_panic", "high"),
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "gpu_unavailable", "off_the_bus", "high"),
+        ("igb 0000:02:00.0 eno1: igb: eno1 NIC Link is Down", "eth_link", "link_down", "low"),
+        ("NETDEV WATCHDOG: eth0 (igb): transmit queue 0 timed out", "eth_link", "transmit_timeout", "low"),
         ("i40e 0000:18:00.0 eno1: NIC Link is Down", "eth_link", "link_down", "low"),
         ("watchdog: BUG: soft lockup - CPU#3 stuck for 22s!", "system_service", "soft_lockup", "high"),
     ],
@@ -69,6 +84,57 @@ def test_what_the_kernel_says_is_a_symptom(message: str, symptom: str, cause: st
     assert found.user_made == (symptom in ("gpu_program", "oom"))
 
 
+OF_A_PROCESS = [
+    f"python3[9]: {XID}",
+    "Kernel panic[4711]: segfault at 0 ip 00 sp 00 error 4 in Kernel panic - not syncing",
+    "Kernel panic invoked oom-killer: gfp_mask=0x140dca, order=0, oom_score_adj=0",
+    "Kernel panic - : page allocation failure: order:5, mode:0x40cc0, nodemask=(null)",
+    "watchdog: BUG: [7]: segfault at 0 ip 00 in soft lockup - CPU",
+    "nfs: server x[7] trap not responding",
+    "Kernel panic (7): drop_caches: 3",
+    "mlx5_0 port 1 x[7]: segfault at 0 ip 00 sp 00 error 4 in link down[400000+1000]",
+    "usb 1-1: Product: Kernel panic - not syncing",
+]
+"""Records of the kernel in which a name stands that a user, or a device, has chosen."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Nov 14 22:13:20 gpu7 eve: {XID}",
+        f"Nov 14 22:13:20 gpu7 {XID}",
+        f"Nov 14 22:13:20 gpu7 eve: {SXID}",
+        f"Nov 14 22:13:20 gpu7 eve: kernel: {XID}",
+        f"Nov 14 22:13:20 gpu7 eve[12]: [   12.345678] {XID}",
+        f"Nov 14 22:13:20 gpu7 kernel[4711]: {XID}",
+        f"2023-11-14T22:13:20.000000+00:00 gpu7 eve: {XID}",
+        f"2023-11-14T22:13:20.000000+00:00 gpu7 eve: gpu7 kernel: {XID}",
+        f"user  :err   : [Tue Nov 14 22:13:20 2023] {XID}",
+        f"<11>[   12.500000] {XID}",
+        "Nov 14 22:13:20 gpu7 systemd-networkd[9]: ib0: Lost carrier",
+        *(f"Nov 14 22:13:20 gpu7 kernel: {text}" for text in OF_A_PROCESS),
+    ],
+)
+def test_what_a_user_can_have_written_is_no_event(line: str) -> None:
+    assert kernel_row(line.encode(), "gpu7", Clock(year=2023)) is None
+
+
+@pytest.mark.parametrize("text", OF_A_PROCESS)
+def test_the_name_of_a_process_in_the_journal_is_no_event(text: str) -> None:
+    entry = {"__REALTIME_TIMESTAMP": "1700000000000000", "_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0"}
+    assert journal_row(json.dumps({**entry, "MESSAGE": text}).encode(), "n", CLOCK) is None
+
+
+@pytest.mark.parametrize("number", [*XIDS, 9999])
+def test_an_xid_means_the_same_in_a_log_and_in_a_check(number: int) -> None:
+    text = f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=7"
+    imported = finding_of(text)
+    assert imported is not None
+    (told,) = xid_findings([KernelRecord(1, AT_NS, text)])
+    assert imported[1:] == (told.cause, told.severity, told.part, told.user_made)
+    assert (imported.symptom == "gpu_program") == told.user_made
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -77,17 +143,20 @@ def test_what_the_kernel_says_is_a_symptom(message: str, symptom: str, cause: st
         f"2023-11-14T22:13:20+0000 gpu7 kernel: [ 12.5] {XID}",
         f"Nov 14 22:13:20 gpu7 kernel: [   12.345678] {XID}",
         f"[Tue Nov 14 22:13:20 2023] {XID}",
+        f"kern  :err   : [Tue Nov 14 22:13:20 2023] {XID}",
+        f"kern  :err   : 2023-11-14T22:13:20,000000+00:00 {XID}",
     ],
 )
 def test_lines_of_every_form_of_a_kernel_log_have_a_time(line: str) -> None:
     row = kernel_row(line.encode(), "gpu7", Clock(year=2023))
     assert isinstance(row, EventRow)
-    assert (row.time_ns, row.node, row.part) == (AT_NS, "gpu7", "gpu:0000:3b:00")
+    assert (row.time_ns, row.node, row.part) == (AT_NS, "gpu7", "gpu:0000:3b:00.0")
 
 
 def test_a_time_that_cannot_be_known_is_a_reason() -> None:
     for line, reason in (
         (f"[ 12.5] {XID}", "counts from the boot"),
+        (f"<3>[   12.500000] {XID}", "counts from the boot"),
         (f"Nov 14 22:13:20 gpu7 kernel: {XID}", "give --year"),
         (f"2023-13-99T22:13:20 {XID}", "out of range"),
         (f"1950-01-01T00:00:00 {XID}", "out of range"),
@@ -104,6 +173,7 @@ def test_a_time_that_cannot_be_known_is_a_reason() -> None:
 
 def test_a_journal_gives_what_the_kernel_wrote() -> None:
     entry = {"__REALTIME_TIMESTAMP": str(AT_NS // 1000), "_HOSTNAME": "gpu7", "_TRANSPORT": "kernel", "MESSAGE": XID}
+    entry["SYSLOG_FACILITY"] = "0"
     row = journal_row(json.dumps(entry).encode(), "other", CLOCK)
     assert isinstance(row, EventRow)
     assert (row.time_ns, row.node, row.source) == (AT_NS, "gpu7", "journal")
@@ -117,6 +187,12 @@ def test_a_journal_gives_what_the_kernel_wrote() -> None:
     unknown = journal_row(json.dumps(forged).encode(), "n", CLOCK)
     assert isinstance(unknown, Rejected)
     assert "_TRANSPORT" in unknown.reason
+    into_kmsg = {**entry, "SYSLOG_FACILITY": "1"}
+    assert journal_row(json.dumps(into_kmsg).encode(), "n", CLOCK) is None, "what was written into /dev/kmsg"
+    del into_kmsg["SYSLOG_FACILITY"]
+    unknown = journal_row(json.dumps(into_kmsg).encode(), "n", CLOCK)
+    assert isinstance(unknown, Rejected)
+    assert "SYSLOG_FACILITY" in unknown.reason
     unset = journal_row(json.dumps({**entry, "__REALTIME_TIMESTAMP": "12000000"}).encode(), "n", CLOCK)
     assert isinstance(unset, Rejected), "its clock had not been set"
 
@@ -229,6 +305,7 @@ def test_times_after_the_import_are_of_a_wrong_clock(tmp_path: Path) -> None:
     assert found.rejected == {"its times are out of range, before 2000 or in the future": 3}
     later_us = str((AT_NS + SECOND) // 1000)
     entry = {"__REALTIME_TIMESTAMP": later_us, "_HOSTNAME": "gpu7", "_TRANSPORT": "kernel", "MESSAGE": XID}
+    entry["SYSLOG_FACILITY"] = "0"
     event = HealthEvent(check="gpu_xid", severity="high", seen_ns=AT_NS + SECOND)
     assert isinstance(journal_row(json.dumps(entry).encode(), "n", clock), Rejected)
     assert isinstance(health_row(msgspec.json.encode(event), "n", clock), Rejected)
@@ -246,6 +323,7 @@ def test_what_a_terminal_would_obey_is_not_kept(tmp_path: Path) -> None:
         "__REALTIME_TIMESTAMP": str(AT_NS // 1000),
         "_HOSTNAME": "a\x1b[2J",
         "_TRANSPORT": "kernel",
+        "SYSLOG_FACILITY": "0",
         "MESSAGE": XID,
     }
     journal = journal_row(json.dumps(entry).encode(), "n", CLOCK)

@@ -11,7 +11,7 @@ import pytest
 from tests.support.patience import allowed_s
 
 from fireflyer.base.units import MS, SECOND
-from fireflyer.cluster.agent import health_program
+from fireflyer.cluster.agent import health, health_program
 from fireflyer.cluster.agent.health import NodeChecks
 from fireflyer.cluster.agent.health_program import MAX_LINES, MAX_OUTPUT_BYTES, Printed, refused, run_health_program
 from fireflyer.cluster.schema.sync import HealthOrder
@@ -215,3 +215,47 @@ def test_rounds_of_the_agent_keep_their_counters_apart_from_those_of_people(
     assert [b'"check":"mounts"' in line for line in printed.lines] == [True]
     assert (tmp_path / "agent/health/counters.json").exists()
     assert not (tmp_path / "home").exists()
+
+
+def told_by_agent(monkeypatch: pytest.MonkeyPatch, at_start: frozenset[str], meanwhile: frozenset[str]) -> object:
+    """Whether the program was told that the node is idle, and what the agent reports of what it then printed."""
+    asked: list[bool] = []
+
+    async def program(_: tuple[str, ...], __: int, ___: str, *, idle: bool) -> Printed:
+        asked.append(idle)
+        checks.runs_are(meanwhile)
+        severity = "warn" if idle else "ok"
+        return Printed(tuple(b'{"check":"%s","severity":"%s","seen_ns":1}' % (check, severity.encode())
+                             for check in (b"gpu_processes", b"mounts")), 0)  # fmt: skip
+
+    monkeypatch.setattr(health, "run_health_program", program)
+
+    done = asyncio.Event()
+    checks = NodeChecks(1, done.set)
+    checks.runs_are(at_start)
+
+    async def one_round() -> None:
+        checks.hear(HealthOrder(program=("fireflyer:health",), period_ns=3600 * SECOND))
+        task = asyncio.create_task(checks.run())
+        await asyncio.wait_for(done.wait(), allowed_s(30))
+        task.cancel()
+
+    asyncio.run(one_round())
+    (report, *_) = checks.reports()
+    return asked[0], [line.split(b'"')[3] for line in report.lines]
+
+
+def test_the_checks_are_told_whether_the_node_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    none, run_7 = frozenset[str](), frozenset({"run-7"})
+    assert told_by_agent(monkeypatch, none, none) == (True, [b"gpu_processes", b"mounts"])
+    assert told_by_agent(monkeypatch, run_7, run_7) == (False, [b"gpu_processes", b"mounts"])
+    assert told_by_agent(monkeypatch, none, run_7) == (True, [b"mounts"]), (
+        "a run has come: the processes may be its own"
+    )
+
+
+def test_only_what_comes_with_fire_flyer_is_told_so() -> None:
+    shipped = health_program._command(("fireflyer:health", "--check", "a"), "", follows=False, idle=True)
+    assert shipped[-4:] == ("--json", "--idle", "--check", "a")
+    assert "--idle" not in health_program._command(("fireflyer:health",), "", follows=True, idle=False)
+    assert health_program._command(("/opt/health",), "", follows=False, idle=True) == ("/opt/health",)

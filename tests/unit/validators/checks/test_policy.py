@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import MAX_LINE_BYTES, HealthEvent
+from fireflyer.base.xids import TABLE_V, XIDS
 from fireflyer.cli.health.policy_file import PolicyFile, read_policy
 from fireflyer.validators.checks.state_file import MAX_STATE_BYTES, StateFile
 from fireflyer.validators.core.checks.catalogue import CHECKS, chosen_checks
@@ -21,7 +22,6 @@ from fireflyer.validators.core.checks.health_round import as_event, judge_round,
 from fireflyer.validators.core.checks.nagios import parse_perfdata
 from fireflyer.validators.core.checks.policy import HealthPolicy, settings_of
 from fireflyer.validators.core.checks.settings import CheckSettings
-from fireflyer.validators.core.checks.xids import XIDS
 
 NOW_NS: Final = 10**18
 XID_79: Final = KernelRecord(5, NOW_NS, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
@@ -190,6 +190,7 @@ def test_the_paper_s_table_of_xids() -> None:
         "uncorrectable": (44, 48, 61, 62, 69, 79),
         "gsp": (119,),
     }
+    assert rows == TABLE_V
     for kind, numbers in rows.items():
         assert {XIDS[number].kind for number in numbers} == {kind}
         assert {XIDS[number].user_made for number in numbers} == {kind == "software"}

@@ -59,7 +59,7 @@ def told(
     if before is not None:
         then = Evidence(now_ns=NOW_NS - HOUR_NS, boot="b", outputs=printed(before))
         earlier = judge_round(chosen_checks(policy, [check]), then, policy).counters
-    now = Evidence(now_ns=NOW_NS, boot="b", outputs=printed(outputs))
+    now = Evidence(now_ns=NOW_NS, boot="b", outputs=printed(outputs), idle=True)
     return [(one.severity, one.cause, one.part) for one in found(check, now, policy, earlier)]
 
 

@@ -17,6 +17,7 @@ from fireflyer.validators.checks.capture import capture
 from fireflyer.validators.core.checks.catalogue import CHECKS, CheckSpec, chosen_checks, sources_of
 from fireflyer.validators.core.checks.evidence import Evidence, Output
 from fireflyer.validators.core.checks.health_round import judge_round
+from fireflyer.validators.core.checks.mounts import MountSettings
 from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
 from fireflyer.validators.core.checks.processor import ProcessorSettings
 from fireflyer.validators.core.checks.sources import Files
@@ -181,8 +182,16 @@ def test_mounts() -> None:
         ("high", "missing", "mount:/data"),
         ("high", "read_only", "mount:/scratch disk"),
     ]
+    assert [event.at_once for event in found("mounts", faulty, expected)] == [False, False], "it is probed"
     fstab = {"etc/fstab": "# a comment\nhost:/x /nfs nfs rw 0 0\n/dev/x /usb ext4 noauto 0 0\nnone swap swap sw 0 0\n"}
     assert told("mounts", {**healthy, **fstab}) == [("high", "missing", "mount:/nfs")]
+
+
+def test_a_missing_mount_counts_at_once_where_the_policy_says_so() -> None:
+    files = {"proc/self/mountinfo": (RECORDED / "mountinfo_healthy.out").read_text()}
+    rules = HealthPolicy(inventory=Inventory(mounts=("/gone",)), mounts=MountSettings(at_once=True))
+    (event,) = judge_round(chosen_checks(rules, ["mounts"]), Evidence(now_ns=NOW_NS, files=files), rules).events
+    assert (event.cause, event.at_once) == ("missing", True)
 
 
 def test_nvme_devices() -> None:

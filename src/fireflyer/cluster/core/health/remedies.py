@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+from fireflyer.base.xids import TABLE_V, XidClass
 from fireflyer.cluster.core.health.findings import Finding
 
 __all__ = ["LADDERS", "Remedy", "ladder_of", "remedy_of"]
@@ -33,14 +34,13 @@ _UNCORRECTABLE: Final = (Remedy.RESET, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Re
 _FIRMWARE: Final = (Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _LOST: Final = (Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
 _OTHER: Final = (Remedy.TEST, Remedy.REBOOT, Remedy.FIELD_DIAGNOSIS, Remedy.RMA)
+_LADDER_OF_CLASS: Final[dict[XidClass, tuple[Remedy, ...]]] = {
+    "software": _SOFTWARE, "nvlink": _NVLINK, "memory": _ECC, "uncorrectable": _UNCORRECTABLE, "gsp": _FIRMWARE,
+}  # fmt: skip
 
 LADDERS: Final[dict[str, tuple[Remedy, ...]]] = {
-    **dict.fromkeys(("xid_13", "xid_31", "xid_43", "xid_45"), _SOFTWARE),
-    "xid_74": _NVLINK,
-    **dict.fromkeys(("xid_63", "xid_64", "xid_94", "xid_95"), _ECC),
-    **dict.fromkeys(("xid_44", "xid_48", "xid_61", "xid_62", "xid_69"), _UNCORRECTABLE),
+    **{f"xid_{number}": ladder for kind, ladder in _LADDER_OF_CLASS.items() for number in TABLE_V[kind]},
     "xid_79": _LOST,
-    "xid_119": _FIRMWARE,
 }
 """By cause. Table V names reset or reboot for Xid 79, too; the GPU has left the bus, so a reset does not reach it."""
 

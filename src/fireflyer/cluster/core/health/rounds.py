@@ -18,7 +18,7 @@ from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import MAX_LINES, PROGRAM, Finding, findings_of
 from fireflyer.cluster.schema.sync import MAX_REPORTS, HealthOrder, HealthReport
 
-__all__ = ["Following", "HealthRounds", "PrintedLines", "Round"]
+__all__ = ["Following", "HealthRounds", "PrintedLines", "Round", "of_idle_node"]
 
 _IDLE_S: Final = 60.0
 _FIRST_PAUSE_NS: Final = SECOND
@@ -85,6 +85,11 @@ class HealthRounds:
         if changed:
             self._due_ns = None
         return changed
+
+    @property
+    def idle(self) -> bool:
+        """No run lives here."""
+        return not self._tokens
 
     def next(self, now_ns: int) -> Round | None:
         order = self._order
@@ -186,6 +191,13 @@ class PrintedLines:
         """The next batch; of equal lines the first. Empty: there is no whole line."""
         batch, self._whole = self._whole[:MAX_LINES], self._whole[MAX_LINES:]
         return tuple(dict.fromkeys(batch))
+
+
+def of_idle_node(line: bytes) -> bool:
+    """Whether the line tells a fault that is one only where no run lives: processes on GPUs. Where a run has come while
+    the checks ran, they may be its own."""
+    finding = _fault(line)
+    return finding is not None and finding.check == "gpu_processes"
 
 
 def _joined(old: HealthReport, following: HealthReport) -> HealthReport:

@@ -18,8 +18,11 @@ from fireflyer.validators.core.checks import (
     nagios,
     nvlink,
     pcie,
+    places,
     processor,
     services,
+    system,
+    versions,
 )
 from fireflyer.validators.core.checks.evidence import Evidence, Outcome
 from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory, settings_of
@@ -40,7 +43,7 @@ class CheckSpec(NamedTuple):
 
 def _commands(policy: HealthPolicy) -> dict[str, Source]:
     units, level = policy.services.units, policy.gpu_dcgm.level
-    smi = "nvidia-smi"
+    smi, packages = "nvidia-smi", tuple(policy.versions.packages)
     found: tuple[Source, ...] = (
         Command(name="df", argv=("df", "-B1", "-l", "--output=source,fstype,size,avail,itotal,iavail,target")),
         Command(name="smartctl", argv=("smartctl", "-j", "-a", "/dev/{}"), each="sys/block/*/device", root=True),
@@ -67,6 +70,21 @@ def _commands(policy: HealthPolicy) -> dict[str, Source]:
         Files(name="ethernet", patterns=links.ETHERNET_FILES),
         Files(name="infiniband", patterns=links.INFINIBAND_FILES),
         Files(name="pcie", patterns=pcie.PCIE_FILES),
+        Files(name="cpuinfo", patterns=(processor.CPUINFO,)),
+        Files(name="places", patterns=places.PLACE_FILES),
+        Files(name="versions", patterns=versions.VERSION_FILES),
+        Files(name="system", patterns=system.SYSTEM_FILES),
+        Files(name="system_paths", patterns=tuple(path.lstrip("/") for path in policy.system.paths)),
+        Files(name="memory_left", patterns=system.MEMORY_LEFT_FILES),
+        Files(name="machine_checks", patterns=system.MACHINE_CHECK_FILES),
+        Command(
+            name="dpkg_query",
+            argv=("dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Status}\\n", "--", *packages),
+        ),
+        Command(
+            name="rpm_query",
+            argv=("rpm", "-q", "--qf", "%{NAME}\\t%{VERSION}-%{RELEASE}\\tinstalled\\n", "--", *packages),
+        ),
         KernelLog(name="kernel_log"),
         *(
             Command(name=f"program:{one.name}", argv=one.argv, limit_s=one.limit_s, of_site=True)
@@ -103,7 +121,7 @@ CHECKS: Final[tuple[CheckSpec, ...]] = (
         lambda i: bool(i.memory_gib or i.memory_modules),
     ),
     CheckSpec(
-        "processors", "processors online, clock source, governor, frequency, throttling", ("processors",),
+        "processors", "processors online, clock source, governor, frequency, throttling", ("processors", "cpuinfo"),
         lambda e, p: processor.judge_processors(e, p.processors, p.inventory.cpus), lambda i: bool(i.cpus),
     ),
     CheckSpec(
@@ -129,6 +147,27 @@ CHECKS: Final[tuple[CheckSpec, ...]] = (
     CheckSpec(
         "pcie", "PCI Express: width, speed and errors of GPUs, adapters and NVMe", ("pcie",),
         lambda e, p: pcie.judge_pcie(e, p.pcie, p.inventory.gpus), lambda i: bool(i.gpus or i.nvme or i.infiniband),
+    ),
+    CheckSpec(
+        "places", "adapters and links of PCI Express are as the policy lists them", ("places",),
+        lambda e, p: places.judge_places(e, p.places),
+    ),
+    CheckSpec(
+        "versions", "kernel, driver, VBIOS, firmware and packages are of the policy's versions",
+        ("versions", "nvidia_smi", "dpkg_query", "rpm_query"),
+        lambda e, p: versions.judge_versions(e, p.versions),
+    ),
+    CheckSpec(
+        "system", "time since the start, modules of the kernel, files", ("system", "system_paths"),
+        lambda e, p: system.judge_system(e, p.system),
+    ),
+    CheckSpec(
+        "memory_left", "available memory, swap, free large blocks", ("memory_left",),
+        lambda e, p: system.judge_memory_left(e, p.memory_left),
+    ),
+    CheckSpec(
+        "machine_checks", "errors that processors report, in a day", ("machine_checks",),
+        lambda e, p: system.judge_machine_checks(e, p.machine_checks),
     ),
     CheckSpec(
         "kernel_errors", "errors of disks, memory, PCI Express and adapters in the kernel's log", ("kernel_log",),
@@ -202,11 +241,23 @@ def chosen_checks(policy: HealthPolicy, names: Iterable[str] = ()) -> list[Check
             raise UsageError(f"no check {name[:64]!r}; checks are {', '.join(checks)}")
     if wanted:
         return [checks[name] for name in wanted]
-    return [check for check in checks.values() if settings_of(policy, check.name).enabled]
+    return [
+        check
+        for check in checks.values()
+        if (mine := settings_of(policy, check.name)).enabled and (mine.is_set or mine.required)
+    ]
 
 
 def sources_of(checks: Iterable[CheckSpec], policy: HealthPolicy) -> list[Source]:
     """Each once, whichever checks share it; none that would have nothing to do."""
-    found = _commands(policy)
+    found, checks = _commands(policy), list(checks)
     names = dict.fromkeys(name for check in checks for name in check.sources)
-    return [found[name] for name in names if name != "systemctl" or policy.services.units]
+    packages = bool(policy.versions.packages)
+    of_gpus = bool(policy.versions.driver or policy.versions.vbios)
+    idle = {
+        "systemctl": not policy.services.units, "dpkg_query": not packages, "rpm_query": not packages,
+        "cpuinfo": not policy.processors.least_mean_mhz,
+    }  # fmt: skip
+    if [check.name for check in checks if "nvidia_smi" in check.sources] == ["versions"]:
+        idle["nvidia_smi"] = not of_gpus
+    return [found[name] for name in names if not idle.get(name, False)]

@@ -28,6 +28,8 @@ class SmartSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fie
     """Of the writes that the manufacturer promises."""
     warn_temperature: Amount = 70.0
     """Degrees Celsius."""
+    refuse_zeros: bool = False
+    """An NVMe device that says that it was never started or never read counts no more, or is emulated."""
 
 
 class NvmeSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,6 +137,10 @@ def _nvme(
         low = used > settings.low_used_percent
         words = f"{used} % of the writes that the manufacturer promises are used"
         yield Finding(severity="low" if low else "warn", part=part, cause="worn", serial=serial, words=words)
+    zeros = [name for name in ("power_cycles", "data_units_read", "data_units_written") if _number(log, name) == 0]
+    if settings.refuse_zeros and ("power_cycles" in zeros or len(zeros) > 1):
+        words = f"its counters are not plausible: {', '.join(zeros)} are 0"
+        yield Finding(severity="warn", part=part, cause="zeros", serial=serial, words=words)
     errors = _number(log, "media_errors")
     if errors is not None:
         counters[f"{part}:media_errors"] = errors

@@ -13,6 +13,7 @@ from fireflyer.base.units import SECOND
 
 __all__ = [
     "MAX_COUNTERS",
+    "MAX_SERIALS",
     "CannotJudge",
     "CheckCounters",
     "Counters",
@@ -27,6 +28,8 @@ __all__ = [
 
 MAX_COUNTERS: Final = 20_000
 """That are remembered from one round to the next."""
+MAX_SERIALS: Final = 1024
+"""Names of parts whose serial numbers are remembered."""
 _MAX_COUNT: Final = (1 << 63) - 1
 _HOUR_NS: Final = 3600 * SECOND
 
@@ -81,6 +84,11 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checks: Annotated[
         dict[Annotated[str, msgspec.Meta(max_length=64)], CheckCounters], msgspec.Meta(max_length=256)
     ] = {}
+    serials: Annotated[
+        dict[Annotated[str, msgspec.Meta(max_length=128)], Annotated[str, msgspec.Meta(max_length=128)]],
+        msgspec.Meta(max_length=MAX_SERIALS),
+    ] = {}
+    """Serial numbers by names of parts, as rounds since the start of the node have found them."""
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -124,6 +132,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Records that the kernel has overwritten before they were read."""
     kernel_problem: str = ""
     """Why the kernel's log was not read, or not all of it."""
+    idle: bool = False
+    """No task runs on the node, so no process of a user belongs there; False: there may be one."""
     before: CheckCounters | None = None
     """Of the check's last round; None: this is its first, or the node was started since."""
 

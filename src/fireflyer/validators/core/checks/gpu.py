@@ -27,7 +27,9 @@ __all__ = [
     "judge_gpu_processes",
     "judge_gpu_rows",
     "judge_gpu_temperature",
+    "nvidia_driver_of",
     "part_of",
+    "serial_of",
     "text_of",
 ]
 
@@ -56,6 +58,8 @@ class GpuEccSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fi
 class GpuRowSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     uncorrected_rows: Amount = 8.0
     """Rows that were replaced after uncorrected errors, in the life of the GPU."""
+    retired_pages: Amount = 10.0
+    """Pages of memory that were taken out of use, of GPUs before those that replace rows."""
 
 
 class GpuClockSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,11 +76,14 @@ class GpuTemperatureSettings(CheckSettings, frozen=True, kw_only=True, forbid_un
 
 
 class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    enabled: bool = False
-    """On a node that runs a task, its processes are meant to be there."""
+    """Of an idle node only: on one that runs a task, its processes are meant to be there."""
+
     allowed: Names = ("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "Xorg")
     used_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 1024
     """Of memory, without a process that holds it."""
+    retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    """So often it is looked again, after `retry_s` each: a process of a task that has just ended may still end."""
+    retry_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 3.0
 
 
 def judge_gpu_count(evidence: Evidence, expected: int) -> Outcome:
@@ -137,6 +144,13 @@ def judge_gpu_rows(evidence: Evidence, settings: GpuRowSettings) -> Outcome:
         if rows > settings.uncorrected_rows:
             words = f"{rows} rows were replaced after uncorrected errors; {settings.uncorrected_rows:g} are allowed"
             findings.append(_finding(gpu, "warn", "many", words))
+        pages = sum(number_of(field.text or "") or 0 for field in gpu.iterfind("retired_pages/*/retired_count"))
+        if pages > settings.retired_pages:
+            words = f"{pages} pages of memory are out of use; {settings.retired_pages:g} are allowed"
+            findings.append(_finding(gpu, "warn", "many_pages", words))
+        if "Yes" in (text_of(gpu, f"retired_pages/{name}") for name in ("pending_retirement", "pending_blacklist")):
+            words = "a page of its memory is taken out of use by the next restart of the driver"
+            findings.append(_finding(gpu, "low", "pending_page", words))
     return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs")
 
 
@@ -180,9 +194,11 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
 
 
 def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
-    """Of a node that should be idle."""
+    """Of a node that is idle."""
     findings = []
     gpus = gpus_of(evidence)
+    if not evidence.idle:
+        return Outcome(words="not looked at: tasks may run here, so processes may be theirs")
     for gpu in gpus:
         listed = list(gpu.iterfind("processes/process_info"))
         names = [(text_of(one, "process_name"), text_of(one, "pid")) for one in listed]
@@ -234,6 +250,13 @@ def gpus_of(evidence: Evidence) -> list[Element]:
     return gpus
 
 
+def nvidia_driver_of(evidence: Evidence) -> str:
+    """Version of the driver; empty where the report has none. Raises `CannotJudge`."""
+    gpus_of(evidence)
+    found = re.search(r"<driver_version>([^<]{1,64})</driver_version>", evidence.output("nvidia_smi"))
+    return found[1].strip() if found is not None else ""
+
+
 def text_of(element: Element, path: str) -> str:
     return (element.findtext(path) or "").strip()
 
@@ -244,11 +267,16 @@ def part_of(gpu: Element) -> str:
     return f"gpu:{domain[-4:]}:{rest}"[:128]
 
 
+def serial_of(gpu: Element) -> str:
+    """Its UUID where it tells no serial number."""
+    serial = text_of(gpu, "serial")
+    return (text_of(gpu, "uuid") if serial in ("", "N/A", "[N/A]") else serial)[:128]
+
+
 def _finding(
     gpu: Element, severity: Severity, cause: str, words: str, *, at_once: bool = False, user_made: bool = False
 ) -> Finding:
-    serial = text_of(gpu, "serial")
     return Finding(
         severity=severity, part=part_of(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
-        serial=(text_of(gpu, "uuid") if serial in ("", "N/A") else serial)[:128],
+        serial=serial_of(gpu),
     )  # fmt: skip

@@ -7,7 +7,7 @@ an event `ok` without a part says that all parts are well.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from fireflyer.validators.core.checks.evidence import (
     Finding,
     Outcome,
 )
+from fireflyer.validators.core.checks.part_serials import merged, part_serials, with_serial
 from fireflyer.validators.core.checks.policy import HealthPolicy, settings_of
 from fireflyer.validators.core.checks.settings import CheckSettings
 from fireflyer.validators.core.checks.sources import Files
@@ -38,12 +39,17 @@ class Round(NamedTuple):
 
 
 def judge_round(
-    checks: Sequence[CheckSpec], evidence: Evidence, policy: HealthPolicy, earlier: Counters | None = None
-) -> Round:
+    checks: Sequence[CheckSpec], evidence: Evidence, policy: HealthPolicy, earlier: Counters | None = None,
+    serials: Mapping[str, str] = {},
+) -> Round:  # fmt: skip
     """A check that fails by a defect of its own could not run: the others go on. `earlier`: of the rounds before; of a
-    check that is not in this round, or does not come to a result, they stay."""
+    check that is not in this round, or does not come to a result, they stay. `serials`: serial numbers of parts that
+    somebody else has found, by their names; findings get those of their parts."""
     events: list[HealthEvent] = []
-    known = dict(earlier.checks) if earlier is not None and earlier.boot == evidence.boot else {}
+    if earlier is None or earlier.boot != evidence.boot:
+        earlier = Counters()
+    known = dict(earlier.checks)
+    own = merged(earlier.serials, part_serials(evidence))
     for check in checks:
         settings = settings_of(policy, check.name)
         mine = msgspec.structs.replace(evidence, before=known.get(check.name))
@@ -62,7 +68,9 @@ def judge_round(
             known[check.name] = CheckCounters(
                 seen_ns=evidence.now_ns, values=dict(itertools.islice(values.items(), MAX_COUNTERS))
             )
-    return Round(tuple(events), Counters(boot=evidence.boot[:64], checks=dict(list(known.items())[-256:])))
+    names = merged(serials, own)
+    counters = Counters(boot=evidence.boot[:64], checks=dict(list(known.items())[-256:]), serials=own)
+    return Round(tuple(with_serial(event, names) for event in events), counters)
 
 
 def as_event(check: str, finding: Finding, settings: CheckSettings, now_ns: int) -> HealthEvent:

@@ -1,22 +1,19 @@
 """What the kernel logs: Xid and SXid of NVIDIA's drivers, and errors of other devices.
 
 Only what the kernel itself wrote counts. A user can write into the log, by `logger` or into /dev/kmsg: such records
-have another facility than the kernel's, 0, which the kernel does not let them claim. Yet a few records of the kernel
-begin with the name of a process, of at most 15 characters, which users choose, as `NAME[PID]: segfault at ...` or `NAME
-invoked oom-killer: ...`: these are passed over. Texts are matched from their beginning through words of the kernel that
-lie beyond the first 15 characters, so no such name makes one, whatever the kernel writes behind it.
+have another facility than the kernel's, 0, which the kernel does not let them claim. Records that begin with the name
+of a process are passed over (`base.kernel_faults`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from fireflyer.base.health_event import Severity
+from fireflyer.base.kernel_faults import BEGINNINGS, device_error, gpu_error, is_of_a_process
 from fireflyer.base.units import SECOND
 from fireflyer.validators.core.checks.evidence import (
     CannotJudge,
@@ -28,7 +25,6 @@ from fireflyer.validators.core.checks.evidence import (
     Outcome,
 )
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
-from fireflyer.validators.core.checks.xids import UNKNOWN_XID, XIDS
 
 __all__ = [
     "KernelErrorSettings",
@@ -48,59 +44,6 @@ _SEQUENCE: Final = "kernel:sequence"
 _JOURNAL_US: Final = "kernel:journal"
 _MARKS: Final = (_SEQUENCE, _JOURNAL_US)
 """Counters that say up to where /dev/kmsg and the journal were looked at; each has numbers of its own."""
-_XID: Final = re.compile(
-    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\): ([0-9]{1,4})\b"
-)
-_SXID: Final = re.compile(
-    r"nvidia-nvswitch([0-9]{1,3}): SXid \((?:PCI:)?([0-9a-fA-F:.]{7,16})\): ([0-9]{1,6}), (Fatal|Non-fatal)"
-)
-_TEXTS: Final[tuple[tuple[str, str, Severity, bool], ...]] = (
-    (
-        r"(?:blk_update_request: )?(?:critical medium|I/O) error, dev (\S{1,60}), sector [0-9]",
-        "block_io",
-        "high",
-        False,
-    ),
-    (r"EXT4-fs error \(device ([^)]{1,60})\)", "file_system", "high", False),
-    (
-        r"XFS \(([^)\s\[]{1,60})\): (?:Corruption |Metadata (?:corruption|CRC error|I/O Error)|Log I/O Error"
-        r"|Internal error |Filesystem has been shut ?down|User initiated shutdown|xfs_do_force_shutdown)",
-        "file_system",
-        "high",
-        False,
-    ),
-    (r"nvme (nvme[0-9]+): (?:controller is down|Device not ready|Removing after probe)", "nvme", "high", False),
-    (r"mce: \[Hardware Error\]: CPU ([0-9]{1,5}): Machine Check", "machine_check", "high", False),
-    (r"mce: \[Hardware Error\]: Machine check events logged", "machine_check_log", "warn", False),
-    (
-        r"EDAC MC([0-9]{1,3}): [0-9]{1,10} UE (?:.{1,200} )?on .{1,400}page:0x[0-9a-f]+ offset:0x[0-9a-f]+ grain:",
-        "memory",
-        "high",
-        False,
-    ),
-    (r"(?:pcieport|nvidia|mlx5_core|nvme) ([0-9a-f:.]{7,12}): AER: .*[Uu]ncorrect", "pcie", "high", False),
-    (r"mlx5_core ([0-9a-f:.]{7,12}).{0,40}(?:health compromised|device's health)", "adapter", "high", False),
-    (r"Out of memory: Killed process [0-9]+", "out_of_memory", "warn", True),
-    (r"INFO: task .{1,40} blocked for more than", "hung_task", "warn", True),
-)
-_OF_NO_DISK: Final = re.compile(r"(?:sr|fd|loop|nbd|ram|zram)[0-9]")
-"""Block devices that are drives of removable media, which are empty or taken out, or images, which users make."""
-_OF_A_PROCESS: Final = re.compile(
-    r"(?s).{0,16}(?:\[[0-9]{1,10}\]:? | invoked oom-killer: |: page allocation (?:failure|stall)|: vmalloc )"
-)
-"""A record that begins with the name of a process."""
-_FAULTS: Final = tuple((re.compile(text), cause, severity, user_made) for text, cause, severity, user_made in _TEXTS)
-_KINDS: Final = {
-    "block_io": "disk", "file_system": "disk", "nvme": "nvme", "machine_check": "cpu", "memory": "memory",
-    "pcie": "pcie", "adapter": "infiniband",
-}  # fmt: skip
-"""Of the part that the first group names."""
-_BEGINNINGS: Final = (
-    b"NVRM: Xid", b"nvidia-nvswitch", b"I/O error", b"critical medium error,", b"blk_update_request: ",
-    b"EXT4-fs error", b"XFS (", b"nvme ", b"mce: [Hardware Error]", b"EDAC MC", b"pcieport ", b"nvidia ",
-    b"mlx5_core ", b"Out of memory", b"INFO: task ",
-)  # fmt: skip
-"""Of all texts that are matched."""
 _NS_PER_US: Final = 1000
 
 
@@ -115,7 +58,7 @@ class KernelErrorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unkno
 
 def has_fault(record: bytes) -> bool:
     """Whether a record of /dev/kmsg is worth to be parsed; a fast test that few pass."""
-    return record.startswith(_BEGINNINGS, record.find(b";") + 1)
+    return record.startswith(BEGINNINGS, record.find(b";") + 1)
 
 
 def sequence_of(record: bytes) -> int | None:
@@ -175,34 +118,20 @@ def judge_kernel_errors(evidence: Evidence, settings: KernelErrorSettings) -> Ou
 
 def xid_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
     for record in records:
-        if (xid := _XID.match(record.text)) is not None:
-            known = XIDS.get(int(xid[2]), UNKNOWN_XID)
+        if (error := gpu_error(record.text)) is not None:
             yield Finding(
-                severity=known.severity, part=f"gpu:{_address(xid[1])}", cause=f"xid_{int(xid[2])}",
-                words=f"Xid {int(xid[2])}: {known.meaning}; remedy: {known.remedy.replace('_', ' ')}",
-                at_once=known.severity == "high", user_made=known.user_made, once=True, seen_ns=record.seen_ns,
-            )  # fmt: skip
-        elif (sxid := _SXID.match(record.text)) is not None:
-            fatal = sxid[4] == "Fatal"
-            yield Finding(
-                severity="high" if fatal else "warn", part=f"nvswitch:{sxid[1]}", cause=f"sxid_{sxid[3]}",
-                words=f"SXid {sxid[3]} ({sxid[4].lower()}){'; remedy: restart node' if fatal else ''}",
-                at_once=fatal, once=True, seen_ns=record.seen_ns,
+                severity=error.severity, part=error.part, cause=error.cause, words=error.words,
+                at_once=error.severity == "high", user_made=error.user_made, once=True, seen_ns=record.seen_ns,
             )  # fmt: skip
 
 
 def _other_findings(records: Iterable[KernelRecord]) -> Iterator[Finding]:
     for record in records:
-        for pattern, cause, severity, user_made in _FAULTS:
-            if (found := pattern.match(record.text)) is not None:
-                part = f"{_KINDS[cause]}:{found[1]}" if pattern.groups else ""
-                if part and _OF_NO_DISK.match(found[1]) is not None:
-                    severity, user_made = "warn", True
-                yield Finding(
-                    severity=severity, part=part, cause=cause, words=record.text[:300], user_made=user_made, once=True,
-                    seen_ns=record.seen_ns,
-                )  # fmt: skip
-                break
+        if (error := device_error(record.text)) is not None:
+            yield Finding(
+                severity=error.severity, part=error.part, cause=error.cause, words=record.text[:300],
+                user_made=error.user_made, once=True, seen_ns=record.seen_ns,
+            )  # fmt: skip
 
 
 def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
@@ -212,7 +141,7 @@ def _new(evidence: Evidence, recent_s: float) -> Iterator[KernelRecord]:
     marks = before.values if before is not None else {}
     recent_ns = evidence.now_ns - round(recent_s * SECOND)
     for record in evidence.kernel:
-        if _OF_A_PROCESS.match(record.text) is not None:
+        if is_of_a_process(record.text):
             continue
         number, last = record.sequence, marks.get(_SEQUENCE)
         if record.journal_us:
@@ -238,13 +167,15 @@ def with_newest_record(own: Counters | None, other: Counters | None, boot: str) 
     of the node this is."""
     if other is None or other.boot != boot:
         return own
-    checks = dict(own.checks) if own is not None and own.boot == boot else {}
+    if own is None or own.boot != boot:
+        own = Counters()
+    checks = dict(own.checks)
     for name, theirs in other.checks.items():
         mine = checks.get(name, CheckCounters(seen_ns=theirs.seen_ns))
         newer = {key: value for key in _MARKS if (value := theirs.values.get(key, 0)) > mine.values.get(key, 0)}
         if newer:
             checks[name] = msgspec.structs.replace(mine, values={**mine.values, **newer})
-    return Counters(boot=boot, checks=checks)
+    return Counters(boot=boot, checks=checks, serials=own.serials)
 
 
 def _lost(evidence: Evidence) -> int:
@@ -281,9 +212,3 @@ def _together(findings: Iterable[Finding]) -> Iterator[Finding]:
     for first, count in seen.values():
         words = f"{first.words} ({count} times)" if count > 1 else first.words
         yield msgspec.structs.replace(first, words=words)
-
-
-def _address(text: str) -> str:
-    """With four digits for the domain and a function, as elsewhere in the kernel."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{domain[-4:]}:{rest}{'' if '.' in rest else '.0'}"

@@ -25,6 +25,8 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 class MountSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fstab: bool = True
     """What /etc/fstab lists, without `noauto` and `nofail`, must be mounted, beside the mounts of the inventory."""
+    at_once: bool = False
+    """A missing mount counts without being probed: an automount or a server that is away for a second drains then."""
 
 
 class SpaceSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +54,13 @@ def judge_mounts(evidence: Evidence, settings: MountSettings, expected: tuple[st
     wanted = _wanted(evidence.files, expected, fstab=settings.fstab)
     unknown = [point for point in wanted if point not in mounts and point.lstrip("/") in evidence.unreadable]
     findings = [
-        Finding(severity="high", part=f"mount:{point}", cause="missing", words=f"{point} is not mounted", at_once=True)
+        Finding(
+            severity="high",
+            part=f"mount:{point}",
+            cause="missing",
+            words=f"{point} is not mounted",
+            at_once=settings.at_once,
+        )
         for point in wanted
         if evidence.links.get(point, point) not in mounts and point not in unknown
     ]

@@ -10,12 +10,12 @@ from fireflyer.base.health_event import Severity
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings
 
-__all__ = ["PCIE_FILES", "PcieSettings", "judge_pcie"]
+__all__ = ["PCIE_FILES", "PCI_DEVICES", "PcieSettings", "judge_pcie", "link_speed"]
 
-_DEVICES: Final = "sys/bus/pci/devices"
+PCI_DEVICES: Final = "sys/bus/pci/devices"
 _AER: Final = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")
 PCIE_FILES: Final = tuple(
-    f"{_DEVICES}/*/{name}"
+    f"{PCI_DEVICES}/*/{name}"
     for name in (
         "class", "vendor", "current_link_speed", "current_link_width", "max_link_speed", "max_link_width", *_AER,
     )
@@ -33,7 +33,7 @@ class PcieSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def judge_pcie(evidence: Evidence, settings: PcieSettings, gpus: int) -> Outcome:
     """`gpus` of the inventory; a GPU that has left the bus is missing here, whatever the driver says."""
-    addresses = evidence.entries(_DEVICES)
+    addresses = evidence.entries(PCI_DEVICES)
     if not addresses and not gpus:
         raise CannotJudge("the kernel lists no PCI device")
     findings: list[Finding] = []
@@ -41,7 +41,7 @@ def judge_pcie(evidence: Evidence, settings: PcieSettings, gpus: int) -> Outcome
     seen = 0
     found_gpus = 0
     for address in addresses:
-        base = f"{_DEVICES}/{address}"
+        base = f"{PCI_DEVICES}/{address}"
         kind = _KINDS.get(evidence.text(f"{base}/class")[:6], "")
         nvidia = evidence.text(f"{base}/vendor") == _NVIDIA
         if not kind or (kind == "gpu" and not nvidia):
@@ -67,7 +67,7 @@ def _link(evidence: Evidence, base: str, part: str, counters: dict[str, int], *,
         words = f"{width} lanes of PCI Express; {widest} are possible"
         gone = width == 0
         yield Finding(severity="high" if gone else severity, part=part, cause="width", words=words, at_once=gone)
-    speed, fastest = _speed(evidence, f"{base}/current_link_speed"), _speed(evidence, f"{base}/max_link_speed")
+    speed, fastest = link_speed(evidence, f"{base}/current_link_speed"), link_speed(evidence, f"{base}/max_link_speed")
     if with_speed and speed is not None and fastest is not None and speed < fastest:
         words = f"{speed:g} GT/s on each lane; {fastest:g} are possible"
         yield Finding(severity="warn", part=part, cause="speed", words=words)
@@ -94,6 +94,7 @@ def _errors(
             yield Finding(severity="warn", part=part, cause="aer_correctable", words=words)
 
 
-def _speed(evidence: Evidence, path: str) -> float | None:
+def link_speed(evidence: Evidence, path: str) -> float | None:
+    """GT/s of each lane, of a file of sysfs."""
     found = re.match(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) GT/s", evidence.text(path))
     return float(found[1]) if found is not None else None

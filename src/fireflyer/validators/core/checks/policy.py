@@ -25,9 +25,12 @@ from fireflyer.validators.core.checks.mounts import MountSettings, SpaceSettings
 from fireflyer.validators.core.checks.nagios import ProgramSettings
 from fireflyer.validators.core.checks.nvlink import NvlinkSettings
 from fireflyer.validators.core.checks.pcie import PcieSettings
+from fireflyer.validators.core.checks.places import PlaceSettings
 from fireflyer.validators.core.checks.processor import ProcessorSettings, ProcessSettings
 from fireflyer.validators.core.checks.services import ServiceSettings, TimeSettings
 from fireflyer.validators.core.checks.settings import CheckSettings, Name, Names
+from fireflyer.validators.core.checks.system import MachineCheckSettings, MemoryLeftSettings, SystemSettings
+from fireflyer.validators.core.checks.versions import VersionSettings
 
 __all__ = ["HealthPolicy", "Inventory", "settings_of"]
 
@@ -76,6 +79,11 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ethernet: LinkSettings = LinkSettings()
     infiniband: LinkSettings = LinkSettings()
     pcie: PcieSettings = PcieSettings()
+    places: PlaceSettings = PlaceSettings()
+    versions: VersionSettings = VersionSettings()
+    system: SystemSettings = SystemSettings()
+    memory_left: MemoryLeftSettings = MemoryLeftSettings()
+    machine_checks: MachineCheckSettings = MachineCheckSettings()
     kernel_errors: KernelErrorSettings = KernelErrorSettings()
     ipmi_log: IpmiLogSettings = IpmiLogSettings()
     ipmi_sensors: IpmiSensorSettings = IpmiSensorSettings()

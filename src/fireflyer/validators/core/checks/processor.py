@@ -12,6 +12,7 @@ from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Fin
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings, Names
 
 __all__ = [
+    "CPUINFO",
     "PROCESSOR_FILES",
     "ProcessSettings",
     "ProcessorSettings",
@@ -28,6 +29,7 @@ PROCESSOR_FILES: Final = (
     f"{_CPUS}/cpu[0-9]*/cpufreq/scaling_max_freq",
     f"{_CPUS}/cpu[0-9]*/thermal_throttle/package_throttle_count",
 )
+CPUINFO: Final = "proc/cpuinfo"
 _STAT: Final = re.compile(r"(?s)([0-9]+) \((.*)\) ([A-Za-z]) ")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 
@@ -37,6 +39,8 @@ class ProcessorSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown
     governors: Names = ("performance",)
     least_mhz: Amount = 0.0
     """To which the highest frequency of no processor may be limited; 0: none."""
+    least_mean_mhz: Amount = 0.0
+    """That processors really reach, in the mean, also idle ones with the governor `performance`; 0: whatever it is."""
     throttles_per_hour: Amount = 60.0
 
 
@@ -61,6 +65,7 @@ def judge_processors(evidence: Evidence, settings: ProcessorSettings, expected: 
         words = f"the kernel's clock source is {source}; allowed: {', '.join(settings.clock_sources)}"
         findings.append(Finding(severity="warn", cause="clock_source", words=words))
     findings += _frequencies(evidence, settings)
+    findings += _mean_frequency(evidence.text(CPUINFO), settings.least_mean_mhz)
     counters: dict[str, int] = {}
     for path in sorted(evidence.files):
         if path.endswith("/package_throttle_count") and (count := evidence.number(path)) is not None:
@@ -92,6 +97,20 @@ def _frequencies(evidence: Evidence, settings: ProcessorSettings) -> list[Findin
         words = f"{counted(len(slow), 'processor')} limited to {min(slow)} MHz; {settings.least_mhz:g} are the least"
         findings.append(Finding(severity="low", cause="frequency", words=words))
     return findings
+
+
+def _mean_frequency(cpuinfo: str, least_mhz: float) -> list[Finding]:
+    if not least_mhz:
+        return []
+    told = re.findall(r"^cpu MHz\s*: ([0-9]{1,6}(?:\.[0-9]{1,6})?)$", cpuinfo, re.MULTILINE)
+    reached = [float(text) for text in told]
+    if not reached:
+        raise CannotJudge("/proc/cpuinfo tells no MHz")
+    mean = sum(reached) / len(reached)
+    if mean >= least_mhz:
+        return []
+    words = f"processors run at {mean:.0f} MHz in the mean; {least_mhz:g} are the least"
+    return [Finding(severity="low", cause="mean_frequency", words=words)]
 
 
 def judge_processes(evidence: Evidence, settings: ProcessSettings) -> Outcome:

@@ -24,3 +24,8 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A node of which the check cannot be run is not returned to service, and a person is told."""
     severity: Annotated[dict[Annotated[str, msgspec.Meta(max_length=64)], Severity], msgspec.Meta(max_length=256)] = {}
     """Of findings, by their cause, as `xid_79`; `any`: of all others. Replaces the severity that the check gives."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is anything to compare with; False: the check is off until the policy gives a threshold."""
+        return True

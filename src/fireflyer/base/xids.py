@@ -1,4 +1,5 @@
-"""What the numbers of errors of NVIDIA's driver (Xid) and of NVSwitch (SXid) mean, and what is done about them.
+"""What the numbers of errors of NVIDIA's driver (Xid) mean, and what is done about them: the one table of the checks,
+the repair of nodes and the analytics.
 
 Classes and remedies are those of table V of arXiv:2408.14158 where it has the number, else those of NVIDIA's list of
 Xid errors. Severities are ours, and the policy may change each: `gpu_xid.severity = { xid_63 = "high" }`.
@@ -12,11 +13,11 @@ import msgspec
 
 from fireflyer.base.health_event import Severity
 
-__all__ = ["UNKNOWN_XID", "XIDS", "Remedy", "Xid", "XidClass"]
+__all__ = ["TABLE_V", "UNKNOWN_XID", "XIDS", "Remedy", "Xid", "XidClass", "xid_of"]
 
 Remedy = Literal["none", "look_at_program", "stress_test", "reset_gpu", "restart_node", "replace_gpu"]
 XidClass = Literal["software", "nvlink", "memory", "uncorrectable", "gsp", "other"]
-"""Rows of table V."""
+"""Rows of table V; `gsp` is its last row, `other` is in none."""
 
 
 class Xid(msgspec.Struct, frozen=True):
@@ -69,3 +70,16 @@ XIDS: Final[dict[int, Xid]] = {
     154: Xid("other", "low", "the driver asks for a recovery of the GPU", "reset_gpu"),
 }
 UNKNOWN_XID: Final = Xid("other", "low", "not in our list", "stress_test")
+TABLE_V: Final[dict[XidClass, tuple[int, ...]]] = {
+    "software": (13, 31, 43, 45),
+    "nvlink": (74,),
+    "memory": (63, 64, 94, 95),
+    "uncorrectable": (44, 48, 61, 62, 69, 79),
+    "gsp": (119,),
+}
+"""The numbers that the paper itself names in each row."""
+
+
+def xid_of(number: int) -> Xid:
+    """`UNKNOWN_XID` for a number that the table does not have."""
+    return XIDS.get(number, UNKNOWN_XID)

@@ -1,0 +1,73 @@
+"""Processes on GPUs are foreign only where no task runs, and not while those of the last task still end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fireflyer.base.health_event import HealthEvent
+from fireflyer.validators.checks.rounds import HealthRounds
+from fireflyer.validators.core.checks.gpu import GpuProcessSettings
+from fireflyer.validators.core.checks.policy import HealthPolicy
+
+RECORDED: Final = Path(__file__).parent / "recorded"
+BUSY, FREE = "nvidia_smi_faulty.xml", "nvidia_smi_healthy.xml"
+RULES: Final = HealthPolicy(gpu_processes=GpuProcessSettings(allowed=("nvidia-persistenced",)))
+
+
+class Gpus:
+    """`nvidia-smi` prints `BUSY` until there were so many pauses."""
+
+    def __init__(self, directory: Path, busy: int) -> None:
+        self.directory, self.busy = directory, busy
+        self.pauses: list[float] = []
+        tool = directory / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n/bin/cat {directory}/report.xml\n")
+        tool.chmod(0o755)
+        self._print()
+
+    def _print(self) -> None:
+        name = BUSY if len(self.pauses) < self.busy else FREE
+        (self.directory / "report.xml").write_text((RECORDED / name).read_text())
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self._print()
+
+    def round(self, *, idle: bool, ends_s: float = float("inf")) -> list[HealthEvent]:
+        rounds = HealthRounds(None, root=str(self.directory), tool_path=str(self.directory), pause=self._pause)
+        return rounds.run(RULES, ["gpu_processes", "gpu_ecc"], idle=idle, ends_s=ends_s)
+
+
+def processes(events: list[HealthEvent]) -> list[tuple[str, str]]:
+    return [(event.severity, event.cause) for event in events if event.check == "gpu_processes"]
+
+
+def test_where_tasks_may_run_nothing_is_foreign(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, busy=9)
+    events = gpus.round(idle=False)
+    assert processes(events) == [("ok", "")]
+    assert "tasks may run here" in next(event.words for event in events if event.check == "gpu_processes")
+    assert gpus.pauses == []
+
+
+@pytest.mark.parametrize(("busy", "pauses"), [(0, 0), (1, 1), (3, 3)])
+def test_processes_that_end_meanwhile_are_no_finding(tmp_path: Path, busy: int, pauses: int) -> None:
+    gpus = Gpus(tmp_path, busy)
+    assert processes(gpus.round(idle=True)) == [("ok", "")]
+    assert gpus.pauses == [3.0] * pauses
+
+
+def test_what_stays_is_told_after_three_more_looks(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, busy=4)
+    assert processes(gpus.round(idle=True)) == [("warn", "processes"), ("low", "memory")]
+    assert gpus.pauses == [3.0] * 3
+
+
+def test_a_round_whose_time_is_over_does_not_wait(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, busy=4)
+    gpus.round(idle=True, ends_s=time.monotonic() + 2.5)
+    assert gpus.pauses == []
