@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
-from fireflyer.analytics.reliability import log_lines
+from fireflyer.analytics.reliability import log_lines, platform_progress
 from fireflyer.base import events, health_event, node_counters
 from fireflyer.checkpoint import agreement, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
@@ -34,7 +34,7 @@ from fireflyer.cluster.core import tracebacks as cluster_tracebacks
 from fireflyer.cluster.core.health import findings as health_findings
 from fireflyer.cluster.core.health import records as health_records
 from fireflyer.cluster.core.objects import manifest, uv_lock
-from fireflyer.cluster.core.platform import commands, views
+from fireflyer.cluster.core.platform import commands, history_pages, views
 from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
 from fireflyer.cluster.core.slurm import node_record as slurm_node
@@ -130,6 +130,7 @@ FORMATS: Final = (
     Format("node.validation-report", "json", validation_reports.NodeReport),
     Format("node.link-report", "json", validation_reports.LinkReport),
     Format("node.journal-entry", "json", log_lines._JournalEntry),
+    Format("reliability.platform-progress", "json", platform_progress.Progress),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
@@ -202,13 +203,13 @@ FORMATS: Final = (
     Format("platform.row.config", "msgpack", platform_rows.ConfigRow, revision=2),
     Format("platform.row.task", "msgpack", platform_rows.TaskRow, revision=2),
     Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
-    Format("platform.row.run", "msgpack", platform_rows.RunRow, revision=2),
+    Format("platform.row.run", "msgpack", platform_rows.RunRow, revision=3),
     Format("platform.row.node", "msgpack", platform_rows.NodeRow, revision=2),
     Format("platform.row.place", "msgpack", platform_rows.PlaceRow),
     Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
     Format("platform.row.webhook", "msgpack", platform_rows.WebhookRow),
     Format("platform.row.notification", "msgpack", platform_rows.NotificationRow),
-    Format("platform.row.outbox", "msgpack", history._Envelope, revision=3),
+    Format("platform.row.outbox", "msgpack", history._Envelope, revision=4),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
     Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=2),
@@ -267,6 +268,8 @@ FORMATS: Final = (
     Format("http.past-tasks", "json", views.PastTaskPage),
     Format("http.past-task", "json", views.PastTaskAnswer),
     Format("http.audit", "json", views.AuditPage),
+    Format("http.history-runs", "json", history_pages.RunPage),
+    Format("http.history-nodes", "json", history_pages.NodePage),
     Format("http.error", "json", api.ErrorView),
     Format("http.change", "json", api.Change),
     Format("http.task-logs", "json", logs.TaskLogs),

@@ -130,7 +130,7 @@ class HealthMachine:
         if warned in record.warned:
             return
         self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)))
-        self._effects.append(Tell(record.name, words))
+        self._effects.append(Tell(record.name, words, event))
 
     def _forget_warnings(self, record: NodeHealth, check: str, part: str) -> NodeHealth:
         warned = tuple(one for one in record.warned if one.check != check or part not in ("", one.part))
@@ -220,7 +220,7 @@ class HealthMachine:
         words = f"{fault_words(fault_of(record))}; {why}"
         if record.state is not RepairState.SUSPECT or self._known(record.name).hold is not hold:
             self._repairs.move(record, RepairState.SUSPECT, words, now_ns)
-            self._effects.append(Tell(record.name, words))
+            self._effects.append(Tell(record.name, words, record.fault))
         else:
             self._put(msgspec.structs.replace(record, reason=words))
 

@@ -104,6 +104,9 @@ class Moved(msgspec.Struct, frozen=True):
     node: str
     state: RepairState
     reason: str
+    fault: Finding | None = None
+    """Why, where a fault is known."""
+    ticket: int = 0
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -111,6 +114,8 @@ class Tell(msgspec.Struct, frozen=True):
 
     node: str
     words: str
+    fault: Finding | None = None
+    """What it is about, where that is a finding."""
 
 
 Effect: TypeAlias = Requeue | Moved | Tell

@@ -166,12 +166,12 @@ class NodesHealth:
                 if place is not None:
                     run = self._ledger.runs.known((place.task, place.run))
                     self._tasks.leave(run, "stop", Wish.NODE_FAULT, reason)
-            case Moved(node, state, reason):
-                self._ledger.record(NodeChange(now_ns, node, state.value, reason))
+            case Moved(node, state, reason, fault, ticket):
+                self._ledger.record(NodeChange(now_ns, node, state.value, reason, fault, ticket))
                 self._ledger.changed("node", node, state.value)
                 self._tasks.notes.append(f"node {node} is {state.value}" + (f": {reason}" if reason else ""))
-            case Tell(node, words):
-                self._ledger.record(NodeChange(now_ns, node, "warned", words))
+            case Tell(node, words, fault):
+                self._ledger.record(NodeChange(now_ns, node, "warned", words, fault))
                 self._ledger.changed("node", node, "warned")
                 self._tasks.notes.append(f"node {node}: {words}")
 

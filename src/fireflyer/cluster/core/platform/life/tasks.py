@@ -183,6 +183,7 @@ class Tasks:
             wanted_ns=run.wanted_ns if run.wanted_ns is not None else self.now_ns,
             wish=run.wish if run.wish is not Wish.NONE else Wish.ENDED,
             wish_reason=run.wish_reason or "its launcher has ended",
+            saved_ns=self._heard.costs.saved_ns((run.task, run.number)),
         )
         self._put_run(run)
         row = self._ledger.tasks.known(run.task)
