@@ -40,6 +40,23 @@ import os, sys, time
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 """
+DIFFERS: Final = """\
+import sys
+from fireflyer.runtime.environment import read_environment
+from fireflyer.runtime.reporter import Reporter
+with Reporter.from_environment(read_environment()) as reporter:
+    reporter.corruption(step=7, suspects=[1], decided=True, reason="ranks [1] differ from the majority of [0, 1, 2]")
+sys.exit(1)
+"""
+"""What a trainer's rank says whose guard has found that replicas differ."""
+VALIDATION: Final = """\
+import os, sys
+here = os.environ["NODE_DIRECTORY"]
+with open(os.path.join(here, "validated"), "a") as file:
+    file.write("once\\n")
+print("GEMM gave another result")
+sys.exit(2 if os.path.exists(os.path.join(here, "wrong")) else 0)
+"""
 XID_79: Final = fault("gpu_xid", cause="xid_79", part="gpu:0000:3b:00.0", at_once=True, words="fallen off the bus")
 
 
@@ -77,8 +94,10 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "checks.py").write_text(PROGRAM)
+    (tmp_path / "validate.py").write_text(VALIDATION)
     health = HealthConfig(
-        program=(sys.executable, str(tmp_path / "checks.py")), required=(), breaker_share=0.5, period_ms=500,
+        program=(sys.executable, str(tmp_path / "checks.py")),
+        validation=(sys.executable, str(tmp_path / "validate.py")), required=(), breaker_share=0.5, period_ms=500,
         test_every_ms=200, back_off_ms=0, probation_ms=1, probe_spacing_ms=50,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -140,6 +159,27 @@ def test_a_fault_of_a_node_is_what_its_task_failed_of(site: Site, capsys: Captur
     assert "needs the role platform:operator" in capsys.readouterr().err
     assert site.manager.ask("GET", "/api/v1/history/runs?since=-1", user="admin").status == 400
     assert site.manager.ask("GET", "/api/v1/history/nodes?limit=100000", user="admin").status == 400
+
+
+def test_a_node_whose_rank_differed_from_its_replicas_is_validated_and_not_taken_out_for_it(
+    site: Site, capsys: Capture
+) -> None:
+    (site.directory / "train.py").write_text(DIFFERS)
+    tables, admin = str(site.directory / "tables"), site.connection_of("admin")
+    (task,) = site.ada.submit(task_of(site.directory / "train.py", "t", nodes=2), key="t")
+    wait_for(lambda: site.ada.task(task).task.state is FINISHED, "its end", limit_s=60)
+    good, bad = site.ada.task(task).runs[0].nodes
+    wait_for((site.directory / bad / "validated").exists, f"{bad} is validated", limit_s=60)
+    wait_for(lambda: site.admin.node(bad).state == "idle", "it is sound", limit_s=60)
+    assert not (site.directory / good / "validated").exists(), "nothing speaks against the other one"
+    assert "drained" not in site.history_of(bad)
+    wait_for(lambda: site.history_of(bad)[-1] == "warned", "the history has the warning", limit_s=60)
+    asked(capsys, "import", tables, "--platform", admin)
+    found = asked(capsys, "why", str(task), "--from", tables)
+    assert "Replicas of the training state differ" in [one["title"] for one in found["hypotheses"]]
+    with open_tables(tables) as connection:
+        signals = {one.node: one for one in node_signals(connection)}
+    assert (signals[bad].corruptions, signals[bad].incidents) == (1, 0)
 
 
 def test_the_platform_of_ff_up_is_found_where_it_is(

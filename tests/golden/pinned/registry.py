@@ -116,9 +116,9 @@ class Format(NamedTuple):
 
 FORMATS: Final = (
     # Reports of ranks, the log of a job, launcher and supervisors.
-    Format("job.event-log", "json", events.Logged, revision=5),
-    Format("job.report", "msgpack", events.Report, revision=2),
-    Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
+    Format("job.event-log", "json", events.Logged, revision=6),
+    Format("job.report", "msgpack", events.Report, revision=3),
+    Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=3),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=3),
     Format("job.node-counters", "json", node_counters.NodeCounters),
@@ -180,7 +180,7 @@ FORMATS: Final = (
     Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=6),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=7),
     Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=7),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
@@ -212,7 +212,7 @@ FORMATS: Final = (
     Format("platform.row.outbox", "msgpack", history._Envelope, revision=4),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
-    Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=2),
+    Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=3),
     Format("platform.row.repair-ticket", "msgpack", health_records.RepairTicket),
     Format("platform.row.part", "msgpack", health_records.PartHistory),
     Format("platform.health-finding", "json", health_findings.Finding),

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from fireflyer.analytics.reliability.failures import DAY_NS, LOST_AT_MOST_S, prepare
+from fireflyer.analytics.reliability.failures import DAY_NS, prepare
 from fireflyer.analytics.reliability.intervals import Rate, rate_of
+from fireflyer.analytics.reliability.losses import SIZE_OF_JOB, Losses, losses_of
 from fireflyer.analytics.reliability.training_time import TrainingTime, training_time
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
@@ -63,7 +64,7 @@ class SizeClass(msgspec.Struct, frozen=True):
     mttf_low_h: float | None
     mttf_high_h: float | None
     lost_gpu_hours: float
-    """Work since the last of hourly checkpoints, of jobs that failed."""
+    """Work since the last checkpoint, or since the last of hourly ones, of jobs that failed."""
     lost_by_preemption_gpu_hours: float
     """Of jobs of this class, preempted by restarts of jobs that had failed."""
 
@@ -129,6 +130,8 @@ class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     cascades: tuple[Cascade, ...]
     lost_gpu_hours: float
     lost_by_preemption_gpu_hours: float
+    losses: Losses
+    """By what the jobs failed of."""
     training: TrainingTime | None
     """None where no job has run."""
     rolling: tuple[RollingRates, ...]
@@ -166,6 +169,7 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
         cascades=_cascades(connection),
         lost_gpu_hours=sum(one.lost_gpu_hours for one in sizes),
         lost_by_preemption_gpu_hours=sum(one.lost_by_preemption_gpu_hours for one in sizes),
+        losses=losses_of(connection),
         training=training_time(connection, end_ns=end_ns),
         rolling=_rolling(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns),
         introductions=_introductions(connection, begin_ns),
@@ -235,7 +239,7 @@ def _symptoms(connection: Any, node_days: float) -> tuple[SymptomRate, ...]:
 
 
 def _sizes(connection: Any) -> tuple[SizeClass, ...]:
-    size = "if(gpus = 0, 0, CAST(pow(2, ceil(log2(greatest(gpus, 1)))) AS BIGINT)) AS size"
+    size = f"{SIZE_OF_JOB} AS size"
     rows = _rows(
         connection,
         f"""
@@ -244,7 +248,7 @@ def _sizes(connection: Any) -> tuple[SizeClass, ...]:
           WHERE started > 0 GROUP BY size
         ), broke AS (
           SELECT {size}, count(*) AS failures,
-                 sum(least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) / 3600 * gpus) AS lost
+                 sum(lost_s / 3600 * gpus) AS lost
           FROM failures GROUP BY size
         ), pushed AS (
           SELECT {size}, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY size

@@ -11,6 +11,7 @@ from fireflyer.analytics.html import load_template
 from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
 from fireflyer.analytics.reliability.characterisation import ROLLING_DAYS, Characterisation, RollingRates, SizeClass
 from fireflyer.analytics.reliability.intervals import Rate
+from fireflyer.analytics.reliability.losses import RESTART_S, Losses
 from fireflyer.analytics.reliability.taxonomy import SYMPTOMS
 from fireflyer.analytics.reliability.training_time import TrainingTime
 from fireflyer.base.units import SECOND
@@ -74,12 +75,14 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             "NODE_FAIL, and FAILED or REQUEUED while a node of the job reported something from 10 minutes before its "
             "end to 5 after.",
         ),
+        *_loss_tables(found.losses),
         Table(
             "Size of jobs",
             ("GPUs", "jobs", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
             tuple(_size_row(one) for one in found.sizes),
-            f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: half an hour of each, or all of a "
-            f"shorter one. {found.lost_by_preemption_gpu_hours:,.1f} more are of jobs that their restarts preempted. "
+            f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: since the last checkpoint where that "
+            "is known, else half an hour of each, or all of a shorter one. "
+            f"{found.lost_by_preemption_gpu_hours:,.1f} more are of jobs that their restarts preempted. "
             f"All jobs ran {sum(one.gpu_hours for one in found.states):,.1f} GPU-hours.",
             numbers=0,
         ),
@@ -149,6 +152,46 @@ def _series(rates: RollingRates, first: int) -> Series:
     return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
 
 
+def _loss_tables(losses: Losses) -> tuple[Table, ...]:
+    return (
+        Table(
+            "Lost GPU-hours by cause",
+            ("symptom", "cause", "failures", "work", "wait", "restart", "preempted", "all"),
+            tuple(
+                (title_of(one.symptom), one.cause, f"{one.failures:,}",
+                 *(_lost(hours) for hours in (one.work, one.wait, one.restart, one.pushed, one.lost)))
+                for one in losses.causes
+            ),
+            "Work since the last checkpoint, or half an hour where that is not known; wait for the next attempt; its "
+            f"restart, or {RESTART_S // 60} minutes where that was not measured; work of jobs that it preempted.",
+            numbers=2,
+        ),
+        Table(
+            "Lost GPU-hours by node",
+            ("node", "failures", "GPU-hours"),
+            tuple((one.node or "none reported", f"{one.failures:,}", _lost(one.lost)) for one in losses.nodes),
+            "Of the failures that the node reported the reason of.",
+        ),
+        Table(
+            "Lost GPU-hours by cause and size of job",
+            ("symptom", "cause", "GPUs", "failures", "GPU-hours"),
+            tuple(
+                (title_of(one.symptom), one.cause, _gpus(one.gpus), f"{one.failures:,}", _lost(one.lost))
+                for one in losses.sizes
+            ),
+            numbers=2,
+        ),
+    )  # fmt: skip
+
+
+def _lost(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+
+
+def _gpus(size: int) -> str:
+    return f"{size // 2 + 1:,} to {size:,}" if size > 2 else f"{size:,}"
+
+
 def _training_row(one: TrainingTime) -> tuple[str, ...]:
     return (
         f"{one.jobs:,}",
@@ -162,7 +205,7 @@ def _training_row(one: TrainingTime) -> tuple[str, ...]:
 
 def _size_row(one: SizeClass) -> tuple[str, ...]:
     return (
-        f"{one.gpus // 2 + 1:,} to {one.gpus:,}" if one.gpus > 2 else f"{one.gpus:,}",
+        _gpus(one.gpus),
         f"{one.jobs:,}",
         f"{one.node_days:,.1f}",
         f"{one.failures:,}",

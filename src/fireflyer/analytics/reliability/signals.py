@@ -128,6 +128,12 @@ def _counts(connection: Any, begin_ns: int, fleet: int) -> dict[str, dict[str, i
     ).fetchall()
     for node, count in tickets:
         counts.setdefault(node, {"incidents": 0})["tickets"] = count
+    differing = connection.execute(
+        "SELECT node, count(DISTINCT job || source) FROM events WHERE symptom = 'corruption' AND node <> '' "
+        f"AND source IN ('run', 'platform') AND time_ns >= {begin_ns} GROUP BY node"
+    ).fetchall()
+    for node, count in differing:
+        counts.setdefault(node, {"incidents": 0})["corruptions"] = count
     for node, count in _exclusions(connection, begin_ns, fleet).items():
         counts.setdefault(node, {"incidents": 0})["excl_jobid_count"] = count
     return counts

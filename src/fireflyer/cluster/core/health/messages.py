@@ -74,6 +74,9 @@ class RunFailed(msgspec.Struct, frozen=True):
     since."""
 
     nodes: tuple[str, ...]
+    corrupt: tuple[str, ...] = ()
+    """Of these, nodes whose ranks differed from the majority of the replicas of their state; a user's program says
+    it."""
 
 
 class Removed(msgspec.Struct, frozen=True):

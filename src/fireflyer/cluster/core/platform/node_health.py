@@ -108,8 +108,10 @@ class NodesHealth:
             places = [(name, self._ledger.places.get(name)) for name in self._ledger.runs.known(key).nodes]
             mine = (name for name, place in places if place is None or (place.task, place.run) == key)
             checked = tuple(name for name in mine if self._order(name) is not None)
+            ended = self._ledger.runs.known(key).ended
+            corrupt = set(ended.corrupt) if ended is not None else ()
             if checked:
-                self._feed(RunFailed(checked))
+                self._feed(RunFailed(checked, tuple(name for name in checked if name in corrupt)))
 
     def sweep(self) -> None:
         if self._checking.now.order is not None:
@@ -191,7 +193,7 @@ class NodesHealth:
         heard = self._heard.get(node)
         version = self._checking.now.policy.version
         order = msgspec.structs.replace(order, probe=number, check=check, heard=heard, policy=version)
-        if row is not None and row.unchecked is not None:
+        if row is not None and row.unchecked is not None and not row.doubted:
             order = msgspec.structs.replace(order, validation=())  # minutes, in which the node would be idle
         return order
 

@@ -208,7 +208,8 @@ class Tasks:
             productive_ns = counted(run.ended.parts, self.now_ns - run.scheduled_ns)
             self._ledger.add_productive(productive_ns * len(run.nodes))
         judged = verdict(row, self.spec(row), run.wish, run.ended)
-        if judged.cause in _FAILURES and run.wish is not Wish.NODE_FAULT:
+        differed = run.ended is not None and bool(run.ended.corrupt)
+        if (judged.cause in _FAILURES or differed) and run.wish is not Wish.NODE_FAULT:
             self.failed[run.task, run.number] = None
         if judged.step is Step.FINISH and judged.outcome is not None:
             code = run.ended.exit_code if run.ended is not None else None
