@@ -23,12 +23,14 @@ __all__ = [
     "Cascade",
     "Characterisation",
     "CheckIntroduction",
+    "DayCount",
     "LargeJobs",
     "MonthCount",
     "RollingRates",
     "SizeClass",
     "StateShare",
     "SymptomRate",
+    "XidCount",
     "characterise",
 ]
 
@@ -110,6 +112,21 @@ class MonthCount(msgspec.Struct, frozen=True):
     incidents: int
 
 
+class XidCount(msgspec.Struct, frozen=True):
+    xid: int
+    incidents: int
+    share: float
+    """Of all Xids."""
+
+
+class DayCount(msgspec.Struct, frozen=True):
+    day: int
+    """Since 1970."""
+    symptom: str
+    incidents: int
+    """Severe ones, whatever their cause."""
+
+
 class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: int
     end_ns: int
@@ -137,6 +154,10 @@ class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     rolling: tuple[RollingRates, ...]
     introductions: tuple[CheckIntroduction, ...]
     months: tuple[MonthCount, ...]
+    xids: tuple[XidCount, ...]
+    """The most frequent first."""
+    days: tuple[DayCount, ...]
+    """Those with an incident."""
     complete: bool
     """False: there were too many preemptions to look at all."""
 
@@ -174,6 +195,8 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
         rolling=_rolling(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns),
         introductions=_introductions(connection, begin_ns),
         months=tuple(MonthCount(*row) for row in _rows(connection, _MONTHS)),
+        xids=tuple(XidCount(*row) for row in _rows(connection, _XIDS)),
+        days=tuple(DayCount(*row) for row in _rows(connection, _DAYS)),
         complete=complete,
     )
 
@@ -181,6 +204,14 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
 _MONTHS: Final = f"""
 SELECT strftime(make_timestamp_ns(day * {DAY_NS}), '%Y-%m') AS month, symptom, cause, sum(count)::BIGINT
 FROM incidents GROUP BY month, symptom, cause ORDER BY month, symptom, cause LIMIT {_MAX_ROWS}
+"""
+_XIDS: Final = f"""
+SELECT CAST(substr(cause, 5) AS INTEGER) AS xid, sum(count)::BIGINT AS found, found / sum(found) OVER ()
+FROM incidents WHERE regexp_full_match(cause, 'xid_[0-9]{{1,4}}') GROUP BY xid ORDER BY found DESC, xid
+LIMIT {_MAX_ROWS}
+"""
+_DAYS: Final = f"""
+SELECT day, symptom, sum(count)::BIGINT FROM of_symptoms GROUP BY day, symptom ORDER BY day, symptom LIMIT {_MAX_ROWS}
 """
 _STATES: Final = """
 SELECT state, sum(jobs)::BIGINT, coalesce(sum(gpu_hours), 0) FROM summed GROUP BY state ORDER BY 2 DESC, 1

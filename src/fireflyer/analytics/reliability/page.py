@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -9,10 +10,16 @@ from markupsafe import Markup
 
 from fireflyer.analytics.html import load_template
 from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
-from fireflyer.analytics.reliability.characterisation import ROLLING_DAYS, Characterisation, RollingRates, SizeClass
+from fireflyer.analytics.reliability.characterisation import (
+    ROLLING_DAYS,
+    Characterisation,
+    RollingRates,
+    SizeClass,
+    XidCount,
+)
 from fireflyer.analytics.reliability.intervals import Rate
 from fireflyer.analytics.reliability.losses import RESTART_S, Losses
-from fireflyer.analytics.reliability.taxonomy import SYMPTOMS
+from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, XID_CLASSES, xid_class
 from fireflyer.analytics.reliability.training_time import TrainingTime
 from fireflyer.base.units import SECOND
 
@@ -114,6 +121,14 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             tuple((one.check, day_text(one.day)) for one in found.introductions),
             "A rate may rise because something is seen that was not before.",
         ),
+        *_xid_tables(found.xids),
+        Table(
+            "Incidents by day",
+            ("day", "symptom", "incidents"),
+            tuple((day_text(one.day), title_of(one.symptom), f"{one.incidents:,}") for one in found.days),
+            "Of low and high severity; two causes of one symptom within an hour are one.",
+            numbers=2,
+        ),
         Table(
             "Incidents by month and cause",
             ("month", "symptom", "cause", "incidents"),
@@ -150,6 +165,44 @@ def _series(rates: RollingRates, first: int) -> Series:
     begin = ROLLING_DAYS - 1 if len(rates.days) >= 2 * ROLLING_DAYS else 0
     points = zip(rates.days[begin:], rates.per_1000_node_days[begin:], strict=True)
     return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
+
+
+def _xid_tables(xids: tuple[XidCount, ...]) -> tuple[Table, ...]:
+    """As tables V and VI of the Fire-Flyer paper."""
+    classes = [(one, [xid for xid in xids if xid.xid in one.xids]) for one in XID_CLASSES]
+    others = [xid for xid in xids if xid_class(xid.xid) is None]
+    rows = [
+        (one.name, ", ".join(str(xid.xid) for xid in seen), one.cause, one.remedy, *_sums(seen))
+        for one, seen in classes
+        if seen
+    ]
+    if others:
+        rows.append(("not in table V", ", ".join(str(xid.xid) for xid in others), "", "", *_sums(others)))
+    return (
+        Table(
+            "Xid errors by class",
+            ("class", "Xids", "cause", "remedy", "incidents", "share"),
+            tuple(rows),
+            "Classes of arXiv:2408.14158, table V.",
+            numbers=4,
+        ),
+        Table(
+            "Xid errors",
+            ("Xid", "class", "incidents", "share"),
+            tuple((str(one.xid), _class_name(one.xid), *_sums([one])) for one in xids),
+            "What a node reports of one Xid within an hour counts once, also what a user's program can cause.",
+            numbers=2,
+        ),
+    )
+
+
+def _class_name(xid: int) -> str:
+    known = xid_class(xid)
+    return "" if known is None else known.name
+
+
+def _sums(xids: Sequence[XidCount]) -> tuple[str, str]:
+    return f"{sum(one.incidents for one in xids):,}", f"{sum(one.share for one in xids):.2%}"
 
 
 def _loss_tables(losses: Losses) -> tuple[Table, ...]:

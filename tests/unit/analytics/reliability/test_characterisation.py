@@ -16,7 +16,7 @@ from fireflyer.analytics.reliability.failures import DAY_NS
 from fireflyer.analytics.reliability.importing import import_lines, import_rows, import_sacct
 from fireflyer.analytics.reliability.intervals import rate_of
 from fireflyer.analytics.reliability.log_lines import Clock
-from fireflyer.analytics.reliability.page import render_page
+from fireflyer.analytics.reliability.page import render_page, tables_of
 from fireflyer.analytics.reliability.published_failures import (
     COLUMNS,
     ECC_XIDS,
@@ -223,6 +223,23 @@ def test_a_crash_loop_and_what_it_preempts(tmp_path: Path) -> None:
     assert (cascade.job, cascade.failures, cascade.gpus) == ("9", 4, 1024)
     assert (cascade.preempted_jobs, cascade.preempted_gpus) == (15, 120)
     assert found.lost_by_preemption_gpu_hours == pytest.approx(15 * 8 * 1770 / 3600)
+
+
+def test_xids_have_their_shares_and_remedies_and_links_their_days_as_in_the_papers_tables(tmp_path: Path) -> None:
+    counts = {74: 4257, 43: 3348, 63: 200, 13: 2195}
+    shown = {table.title: table for table in tables_of(of_log(tmp_path, log_of_shares(counts)))}
+    shares = {row[0]: row[-1] for row in shown["Xid errors"].rows}
+    assert {xid: shares[str(xid)] for xid in XID_SHARES_PERCENT} == {
+        xid: f"{percent:.2f}%" for xid, percent in XID_SHARES_PERCENT.items()
+    }
+    classes = {row[0]: row for row in shown["Xid errors by class"].rows}
+    assert classes["nvlink"][1] == "74"
+    assert "stress the pair" in classes["nvlink"][3]
+    days = tmp_path / "days"
+    days.mkdir()
+    shown = {table.title: table for table in tables_of(of_log(days, log_of_days(LINK_FAILURES)))}
+    found = {day: int(count) for day, symptom, count in shown["Incidents by day"].rows if symptom == "InfiniBand link"}
+    assert found == {day: count for day, count in LINK_FAILURES.items() if count}
 
 
 def test_each_cause_has_what_its_failures_cost(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_only_what_the_validation_finds_takes_a_node_out_whose_ranks_differed() 
 
 def test_who_says_again_and_again_that_replicas_differ_has_no_node_validated_all_the_time() -> None:
     floor = tens(40)
+    floor.pass_time(SECOND)
     floor.run_failed("n0", corrupt=("n0",))
     floor.feed(Probed("n0", 1, (passes("gpu"), passes("validation"))))
     floor.run_failed("n0", corrupt=("n0",))
