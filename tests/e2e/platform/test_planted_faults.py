@@ -281,7 +281,7 @@ def test_each_of_seven_faults_is_acted_on_and_the_task_ends_as_if_there_had_been
     each_cause_has_what_it_cost(platform, tmp_path / "tables", task, ended.runs)
 
 
-PLANTED: Final = (("ib_link", "down"), ("gpu_unavailable", "xid_79"), ("gpu_unavailable", "missing"),
+CAUSES: Final = (("ib_link", "down"), ("gpu_unavailable", "xid_79"), ("gpu_unavailable", "missing"),
                   ("main_memory", "uncorrected"))  # fmt: skip
 """As the tables know the faults that moved the task, in their order."""
 
@@ -296,9 +296,9 @@ def each_cause_has_what_it_cost(platform: Platform, tables: Path, task: int, run
     with open_tables(str(tables)) as connection:
         found = characterise(connection, gpus_per_node=8)
     causes = {(one.symptom, one.cause): one for one in found.losses.causes}
-    assert set(causes) == set(PLANTED)
+    assert set(causes) == set(CAUSES)
     known = {entry.number: entry for entry in platform.admin.run_page().entries if entry.task == task}
-    for kind, run, following in zip(PLANTED, runs[:-1], runs[1:], strict=True):
+    for kind, run, following in zip(CAUSES, runs[:-1], runs[1:], strict=True):
         assert run.ended_ns is not None
         cost, hours = causes[kind], 8 / (3600 * SECOND)
         assert cost.failures == 1
@@ -308,6 +308,6 @@ def each_cause_has_what_it_cost(platform: Platform, tables: Path, task: int, run
         assert cost.lost == pytest.approx(cost.work + cost.wait + cost.restart)
         assert cost.lost > 0
     by_node: dict[str, float] = {}
-    for kind, run in zip(PLANTED, runs, strict=False):
+    for kind, run in zip(CAUSES, runs, strict=False):
         by_node[run.nodes[0]] = by_node.get(run.nodes[0], 0.0) + causes[kind].lost
     assert {one.node: one.lost for one in found.losses.nodes} == pytest.approx(by_node)

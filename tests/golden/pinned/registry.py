@@ -177,7 +177,7 @@ FORMATS: Final = (
     Format("identity.machines-file", "json", machines._File),
     Format("agent.guard-starting", "json", agent_start.Starting),
     Format("agent.leader", "json", agent_records.Leader),
-    Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
+    Format("agent.run-record", "json", agent_runs.RunRecord, revision=3),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
     Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=7),
@@ -197,7 +197,7 @@ FORMATS: Final = (
     Format("platform.ticket-fields", "object", tickets.Claims),
     Format("platform.runner-orders", "msgpack", runner.RunnerOrders, revision=5),
     Format("platform.run-progress", "json", runner.RunProgress, revision=2),
-    Format("platform.run-end", "json", sync.EndedRun),
+    Format("platform.run-end", "json", sync.EndedRun, revision=2),
     # Rows of the platform's managers, and what they keep beside these.
     Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow, revision=3),
     Format("platform.row.config", "msgpack", platform_rows.ConfigRow, revision=2),
