@@ -124,8 +124,8 @@ class Floor:
         found = (one for (name, check), one in self.broken.items() if (name, check != event.check) == (node, True))
         return self.says(node, msgspec.structs.replace(event, once=True), *found)
 
-    def run_failed(self, *nodes: str) -> list[Effect]:
-        return self.feed(RunFailed(nodes))
+    def run_failed(self, *nodes: str, corrupt: tuple[str, ...] = ()) -> list[Effect]:
+        return self.feed(RunFailed(nodes, corrupt))
 
     def pass_time(self, span_ns: int, *, step_ns: int = SECOND) -> None:
         """Agents answer each probe within a step."""

@@ -33,6 +33,7 @@ __all__ = [
     "ettr_inputs",
     "expected_ettr",
     "expected_ettr_long_run",
+    "expected_failures",
     "expected_of",
     "failure_rate_per_s",
     "filled_formula",
@@ -97,6 +98,16 @@ def expected_ettr(
     stalls = stall_s / period_s
     queueing = failures_per_s * queue_s * (1 + stalls - period_s / (2 * productive_s))
     return numerator / (1 + (restart_s + queue_s) / productive_s + stalls + queueing)
+
+
+def expected_failures(
+    *, failures_per_s: float, restart_s: float, period_s: float, stall_s: float, productive_s: float
+) -> float:
+    """E[N_f] of a run of `productive_s` that never queues (equation 5). Infinite where λ·(u0 + Δt/2) ≥ 1, which is
+    beyond its range. Raises `UsageError` as `expected_ettr` does."""
+    inputs = {"failures_per_s": failures_per_s, "restart_s": restart_s, "period_s": period_s, "stall_s": stall_s}
+    ratio = expected_ettr(**inputs, productive_s=productive_s)
+    return math.inf if ratio == 0 else failures_per_s * productive_s / ratio
 
 
 def expected_ettr_long_run(*, failures_per_s: float, restart_s: float, period_s: float, stall_s: float) -> float:

@@ -18,6 +18,7 @@ from fireflyer.base.events import (
     AttemptFailed,
     AttemptStarted,
     CheckpointReport,
+    CorruptionReport,
     JobEvent,
     JobFinished,
     JobStarted,
@@ -90,8 +91,11 @@ def _attempts(starts: Sequence[_Start]) -> list[list[_Start]]:
     return [sorted(group, key=lambda start: start.rank) for group in ordered]
 
 
+_OF_ATTEMPT = (StepReport, ResumeReport, CheckpointReport, PeerFailureReport, CorruptionReport, RankExited)
+
+
 def _renumbered(event: JobEvent, number: int) -> JobEvent | None:
-    if isinstance(event, StepReport | ResumeReport | CheckpointReport | PeerFailureReport | RankExited):
+    if isinstance(event, _OF_ATTEMPT):
         return msgspec.structs.replace(event, attempt=number)
     return None
 

@@ -10,7 +10,7 @@ A record that a newer version wrote is read with unknown fields ignored; unknown
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -18,10 +18,12 @@ from fireflyer.base.decoding import DECODE_ERRORS
 from fireflyer.base.errors import DataCorruption
 
 __all__ = [
+    "MAX_SUSPECTS",
     "AttemptFailed",
     "AttemptSized",
     "AttemptStarted",
     "CheckpointReport",
+    "CorruptionReport",
     "FailureKind",
     "FaultInjected",
     "JobEvent",
@@ -118,7 +120,23 @@ class SaturationReport(msgspec.Struct, frozen=True, tag="saturation"):
     """Of all fp8 sums of the group, whoever rounded them."""
 
 
-Report = StepReport | ResumeReport | CheckpointReport | PeerFailureReport | SaturationReport
+MAX_SUSPECTS: Final = 64
+
+
+class CorruptionReport(msgspec.Struct, frozen=True, tag="corruption"):
+    """Replicas of the training state differ. Each rank that compared them sends the same before it gives up."""
+
+    rank: int
+    attempt: int
+    step: int
+    suspects: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_SUSPECTS)]
+    """Ranks; the first `MAX_SUSPECTS`."""
+    decided: bool
+    """A majority of the replicas agrees: only then do suspects say which node is at fault."""
+    reason: Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+Report = StepReport | ResumeReport | CheckpointReport | PeerFailureReport | SaturationReport | CorruptionReport
 
 
 class JobStarted(msgspec.Struct, frozen=True, tag="job_started"):
@@ -249,6 +267,7 @@ JobEvent = (
     | CheckpointReport
     | PeerFailureReport
     | SaturationReport
+    | CorruptionReport
     | JobStarted
     | AttemptStarted
     | AttemptSized

@@ -36,6 +36,7 @@ from fireflyer.cluster.core.platform.commands import (
     StopTask,
     SuspendTask,
 )
+from fireflyer.cluster.core.platform.history_pages import NodePage, RunPage
 from fireflyer.cluster.core.platform.views import (
     AuditPage,
     ClusterView,
@@ -390,6 +391,14 @@ class Client(Requests):
     def past_task(self, task: int) -> PastTaskAnswer:
         """Task of the history, also one that the manager has forgotten."""
         return self.ask("GET", f"/history/tasks/{task}", PastTaskAnswer)
+
+    def run_page(self, *, cluster: str = "", since: int = 0, limit: int = 1000) -> RunPage:
+        """Runs of all users whose last change has the number `since` or a later one. For operators, as `node_page`."""
+        return self.ask("GET", "/history/runs", RunPage, query={"cluster": cluster, "since": since, "limit": limit})
+
+    def node_page(self, *, cluster: str = "", since: int = 0, limit: int = 1000) -> NodePage:
+        """Changes of nodes from the number `since` on: faults, drains, repairs, returns."""
+        return self.ask("GET", "/history/nodes", NodePage, query={"cluster": cluster, "since": since, "limit": limit})
 
     def audit(
         self,

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from fireflyer.analytics.ettr import DAY_S, daly_young_interval_s, failure_rate_per_s, renewal_ettr
+from fireflyer.analytics.reliability.planning import Requirements, best_ettr, optimal_period_s, requirements
 from fireflyer.base.errors import UsageError
 from fireflyer.codesign.model import ModelShape, count_parameters
 from fireflyer.codesign.parallel import NodeModel, ParallelPlan, StepEstimate, estimate_step, refusals
@@ -105,8 +106,15 @@ class FailureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     mttf_s: Amount
     period_s: Amount
-    """Between checkpoints."""
+    """Between checkpoints: as given, else by Daly and Young."""
     ettr: Amount
+    optimal_period_s: Amount
+    """That gives the best ratio, exactly."""
+    best_ettr: Amount
+    """With the optimal period."""
+    goal: Requirements | None = None
+    """What each input must be, alone and with the optimal period, for the ratio that is wanted, at the higher failure
+    rate; None where none is wanted, or nothing ever fails."""
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,8 +185,10 @@ def plan_cluster(
     *,
     queue_pairs: int = 1,
     seed: int = 0,
+    ettr_goal: float | None = None,
 ) -> ClusterAnswer:
-    """Compute what a run of `plan` takes on the cluster. Raises `UsageError` for what cannot be run there."""
+    """Compute what a run of `plan` takes on the cluster, and what an ETTR of `ettr_goal` needs. Raises `UsageError` for
+    what cannot be run there, and for a goal outside ]0, 1[."""
     fabric = network.build()
     group = _group(fabric, given.gpu_kind, "gpu_kind")
     job_nodes = math.ceil(plan.world_size / node.gpus)
@@ -191,7 +201,7 @@ def plan_cluster(
     share = _ring_share(fabric, group, job_nodes, queue_pairs, seed)
     alone = estimate_step(plan, shape, _with_rate(node, rate))
     contended = estimate_step(plan, shape, _with_rate(node, min(rate, share * ports)))
-    failures = _failures(given, job_nodes)
+    failures = _failures(given, job_nodes, ettr_goal)
     seconds = Amount(*sorted(given.training.tokens / one.tokens_per_s for one in (alone, contended)))
     days = Amount(seconds.low / DAY_S, seconds.high / DAY_S)
     stretched = Amount(
@@ -286,7 +296,7 @@ def _ring_share(fabric: Fabric, group: NodeGroup, job_nodes: int, queue_pairs: i
     return min(1.0, float(rates.min()) / (group.ports * fabric.link_bytes_per_s))
 
 
-def _failures(given: ClusterPlan, job_nodes: int) -> FailureAnswer:
+def _failures(given: ClusterPlan, job_nodes: int, ettr_goal: float | None) -> FailureAnswer:
     each = amount_of(given.failures_per_1000_node_days, "failures_per_1000_node_days")
     saves = given.checkpoint
     found = []
@@ -298,9 +308,28 @@ def _failures(given: ClusterPlan, job_nodes: int) -> FailureAnswer:
         else:
             period = max(period, 1.0)  # a save without a stall would be made all the time
             ettr = renewal_ettr(failures_per_s=rate, restart_s=saves.restart_s, period_s=period, stall_s=saves.stall_s)
-        found.append((math.inf if rate == 0 else 1 / rate, period, ettr))
-    bounds = [Amount(*sorted(pair)) for pair in zip(*found, strict=True)]
-    return FailureAnswer(mttf_s=bounds[0], period_s=bounds[1], ettr=bounds[2])
+        optimal = optimal_period_s(stall_s=saves.stall_s, failures_per_s=rate)
+        best = best_ettr(failures_per_s=rate, restart_s=saves.restart_s, stall_s=saves.stall_s)
+        found.append((math.inf if rate == 0 else 1 / rate, period, ettr, optimal, best))
+    mttf, periods, ettrs, optima, bests = (Amount(*sorted(pair)) for pair in zip(*found, strict=True))
+    return FailureAnswer(
+        mttf_s=mttf, period_s=periods, ettr=ettrs, optimal_period_s=optima, best_ettr=bests,
+        goal=_goal(given, job_nodes, each.high / 1000, ettr_goal),
+    )  # fmt: skip
+
+
+def _goal(given: ClusterPlan, job_nodes: int, failures_per_node_day: float, goal: float | None) -> Requirements | None:
+    if goal is None:
+        return None
+    if not 0 < goal < 1:
+        raise UsageError(f"ettr_goal is {goal}; give a ratio between 0 and 1")
+    if failures_per_node_day == 0:
+        return None
+    saves = given.checkpoint
+    return requirements(
+        ettr=goal, nodes=job_nodes, failures_per_node_day=failures_per_node_day, restart_s=saves.restart_s,
+        stall_s=saves.stall_s,
+    )  # fmt: skip
 
 
 def _checkpoint(

@@ -15,13 +15,16 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 import msgspec
 
 from fireflyer.base.errors import FireflyerError, PeerFailed, TransientError
 from fireflyer.base.events import (
+    MAX_SUSPECTS,
     CheckpointReport,
+    CorruptionReport,
     PeerFailureReport,
     Report,
     ResumeReport,
@@ -131,6 +134,12 @@ class Reporter:
         may hang without ever failing itself, and not the rank that was the first to stop waiting for it."""
         if error.rank >= 0 and self._rank is not None:
             self._put(PeerFailureReport(self._rank, self._attempt or 0, error.rank, error.message))
+
+    def corruption(self, *, step: int, suspects: Sequence[int], decided: bool, reason: str) -> None:
+        """Report that replicas of the training state differ, before this rank gives up."""
+        if self._rank is not None:
+            named = tuple(suspects[:MAX_SUSPECTS])
+            self._put(CorruptionReport(self._rank, self._attempt or 0, step, named, decided, reason[:4096]))
 
     def saturation(self, group: str, saturated: int, values: int) -> None:
         """Report that this rank rounded `saturated` of `values` results of fp8 sums in `group`, as they did not fit."""

@@ -36,6 +36,8 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         "  simulated: 9.972 s; closed form with the whole rate: 9.434 s; 70,720 transfers",
         "  simulated while a checkpoint is written: 9.973 s; ",
         "  mean time to failure: 57 h 41 min to 93 h 45 min",
+        "  best between checkpoints: ",
+        "  failures per 1000 node-days: ",
         "  size: 182.2 GB",
         "  the run, rented: ",
     ):

@@ -95,6 +95,8 @@ MATRIX: Final = [
     Rights("GET", "/history/tasks", None, 401, 200, 200, 200),
     Rights("GET", "/history/tasks/{task}", None, 401, 200, 200, 200),
     Rights("GET", "/history/audit", None, 401, 403, 403, 403),
+    Rights("GET", "/history/runs", None, 401, 403, 403, 200),
+    Rights("GET", "/history/nodes", None, 401, 403, 403, 200),
     Rights("GET", "/health", None, 200, 200, 200, 200),
     Rights("POST", "/session", {"token": "{token}"}, 401, 201, 401, 201),
     Rights("GET", "/session", None, 401, 200, 200, 200),

@@ -1,6 +1,6 @@
 """Seven faults planted on the nodes of a platform, where the shipped checks find them: in sysfs, in the kernel's log,
 in what tools print. Each is acted on as configured, the task ends with the result of an undisturbed run, and each node
-returns only when its validation has passed."""
+returns only when its validation has passed. What each fault cost is told by its cause, in GPU-hours."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from tests.support.platform.agent_process import agent_process, nodes_heard
 from tests.support.platform.manager import ManagerProcess
 from tests.support.platform.running import task_of, wait_for
 
+from fireflyer.analytics.reliability.characterisation import characterise
+from fireflyer.analytics.reliability.log_lines import Clock
+from fireflyer.analytics.reliability.tables import open_tables
 from fireflyer.base.units import SECOND
+from fireflyer.cli.reliability.platform_import import import_platform
 from fireflyer.cluster.client import Client
 from fireflyer.cluster.core.platform.commands import ReturnNode
-from fireflyer.cluster.core.platform.views import NodeView
+from fireflyer.cluster.core.platform.views import NodeView, RunView
 from fireflyer.cluster.manager.config import HealthConfig
 from fireflyer.cluster.schema.tasks import FINISHED, Cause, Outcome
 from fireflyer.runtime.disk import RealDisk
@@ -217,7 +221,9 @@ def platform(tmp_path: Path) -> Iterator[Platform]:
     )  # fmt: skip
     nodes = {name: Node(tmp_path / name) for name in ("a", "b", "c", "d")}
     with contextlib.ExitStack() as stack:
-        manager = stack.enter_context(ManagerProcess(tmp_path / "manager", health=health))
+        manager = stack.enter_context(
+            ManagerProcess(tmp_path / "manager", health=health, history=f"sqlite:///{tmp_path / 'history.db'}")
+        )
         admin, ada = (stack.enter_context(manager.client(name)) for name in ("admin", "ada"))
         for node in nodes.values():
             stack.enter_context(agent_process(manager, node.directory, NODE_DIRECTORY=str(node.directory)))
@@ -272,3 +278,36 @@ def test_each_of_seven_faults_is_acted_on_and_the_task_ends_as_if_there_had_been
         assert (run.cause, cause in run.leave_reason) == (Cause.STOPPED, True), "what it cost is the fault's"
     assert ended.runs[-1].cause is Cause.SUCCEEDED
     assert all(run.ended_ns is None or run.ended_ns - run.scheduled_ns < 600 * SECOND for run in ended.runs)
+    each_cause_has_what_it_cost(platform, tmp_path / "tables", task, ended.runs)
+
+
+CAUSES: Final = (("ib_link", "down"), ("gpu_unavailable", "xid_79"), ("gpu_unavailable", "missing"),
+                  ("main_memory", "uncorrected"))  # fmt: skip
+"""As the tables know the faults that moved the task, in their order."""
+
+
+def each_cause_has_what_it_cost(platform: Platform, tables: Path, task: int, runs: tuple[RunView, ...]) -> None:
+    """GPU-hours of nodes of 8: of each run that a fault ended, its work, as no checkpoint was told of, the wait for the
+    next run, and its restart."""
+    wait_for(
+        lambda: any(one.id == task for one in platform.admin.past_tasks().tasks), "the history has the end", limit_s=60
+    )
+    import_platform(platform.admin, str(tables), clock=Clock())
+    with open_tables(str(tables)) as connection:
+        found = characterise(connection, gpus_per_node=8)
+    causes = {(one.symptom, one.cause): one for one in found.losses.causes}
+    assert set(causes) == set(CAUSES)
+    known = {entry.number: entry for entry in platform.admin.run_page().entries if entry.task == task}
+    for kind, run, following in zip(CAUSES, runs[:-1], runs[1:], strict=True):
+        assert run.ended_ns is not None
+        cost, hours = causes[kind], 8 / (3600 * SECOND)
+        assert cost.failures == 1
+        assert cost.work == pytest.approx((run.ended_ns - run.scheduled_ns) * hours)
+        assert cost.wait == pytest.approx((following.scheduled_ns - run.ended_ns) * hours)
+        assert cost.restart == pytest.approx(known[following.number].overhead_ns * hours)
+        assert cost.lost == pytest.approx(cost.work + cost.wait + cost.restart)
+        assert cost.lost > 0
+    by_node: dict[str, float] = {}
+    for kind, run in zip(CAUSES, runs, strict=False):
+        by_node[run.nodes[0]] = by_node.get(run.nodes[0], 0.0) + causes[kind].lost
+    assert {one.node: one.lost for one in found.losses.nodes} == pytest.approx(by_node)

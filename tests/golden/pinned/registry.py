@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 from fireflyer.accounts import calls as account_calls
 from fireflyer.accounts import rows as account_rows
 from fireflyer.accounts import user_calls
-from fireflyer.analytics.reliability import log_lines
+from fireflyer.analytics.reliability import log_lines, platform_progress
 from fireflyer.base import events, health_event, node_counters
 from fireflyer.checkpoint import agreement, restoring
 from fireflyer.checkpoint.core import manager as checkpoint_saves
@@ -34,7 +34,7 @@ from fireflyer.cluster.core import tracebacks as cluster_tracebacks
 from fireflyer.cluster.core.health import findings as health_findings
 from fireflyer.cluster.core.health import records as health_records
 from fireflyer.cluster.core.objects import manifest, uv_lock
-from fireflyer.cluster.core.platform import commands, views
+from fireflyer.cluster.core.platform import commands, history_pages, views
 from fireflyer.cluster.core.platform.store import history
 from fireflyer.cluster.core.platform.store import rows as platform_rows
 from fireflyer.cluster.core.slurm import node_record as slurm_node
@@ -116,9 +116,9 @@ class Format(NamedTuple):
 
 FORMATS: Final = (
     # Reports of ranks, the log of a job, launcher and supervisors.
-    Format("job.event-log", "json", events.Logged, revision=5),
-    Format("job.report", "msgpack", events.Report, revision=2),
-    Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=2),
+    Format("job.event-log", "json", events.Logged, revision=6),
+    Format("job.report", "msgpack", events.Report, revision=3),
+    Format("rpc.cluster.report.request", "msgpack", reporter.Reports, revision=3),
     Format("rpc.cluster.report.answer", "msgpack", reporter.Acknowledged),
     Format("job.agent-config", "json", cluster_wire.SupervisorConfig, revision=3),
     Format("job.node-counters", "json", node_counters.NodeCounters),
@@ -130,6 +130,7 @@ FORMATS: Final = (
     Format("node.validation-report", "json", validation_reports.NodeReport),
     Format("node.link-report", "json", validation_reports.LinkReport),
     Format("node.journal-entry", "json", log_lines._JournalEntry, revision=2),
+    Format("reliability.platform-progress", "json", platform_progress.Progress),
     Format("job.error-file", "json", cluster_tracebacks._ErrorFile),
     Format("job.fault", "object", cluster_job.Fault),
     Format("rpc.cluster.agent_hello.request", "msgpack", cluster_wire.SupervisorHello),
@@ -176,10 +177,10 @@ FORMATS: Final = (
     Format("identity.machines-file", "json", machines._File),
     Format("agent.guard-starting", "json", agent_start.Starting),
     Format("agent.leader", "json", agent_records.Leader),
-    Format("agent.run-record", "json", agent_runs.RunRecord, revision=2),
+    Format("agent.run-record", "json", agent_runs.RunRecord, revision=3),
     Format("agent.accounts-file", "toml", agent_command._AccountsFile),
     # Runs of the platform: what agents and managers, and an agent and a launcher, tell each other.
-    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=6),
+    Format("rpc.platform.sync.request", "msgpack", sync.Sync, revision=7),
     Format("rpc.platform.sync.answer", "msgpack", sync.Orders, revision=7),
     Format("rpc.platform.fetch_blob.request", "msgpack", sync.FetchBlob),
     Format("rpc.platform.fetch_blob.answer", "msgpack", sync.BlobPiece),
@@ -196,22 +197,22 @@ FORMATS: Final = (
     Format("platform.ticket-fields", "object", tickets.Claims),
     Format("platform.runner-orders", "msgpack", runner.RunnerOrders, revision=5),
     Format("platform.run-progress", "json", runner.RunProgress, revision=2),
-    Format("platform.run-end", "json", sync.EndedRun),
+    Format("platform.run-end", "json", sync.EndedRun, revision=2),
     # Rows of the platform's managers, and what they keep beside these.
     Format("platform.row.cluster", "msgpack", platform_rows.ClusterRow, revision=3),
     Format("platform.row.config", "msgpack", platform_rows.ConfigRow, revision=2),
     Format("platform.row.task", "msgpack", platform_rows.TaskRow, revision=2),
     Format("platform.row.submission", "msgpack", platform_rows.SubmissionRow),
-    Format("platform.row.run", "msgpack", platform_rows.RunRow, revision=2),
+    Format("platform.row.run", "msgpack", platform_rows.RunRow, revision=3),
     Format("platform.row.node", "msgpack", platform_rows.NodeRow, revision=2),
     Format("platform.row.place", "msgpack", platform_rows.PlaceRow),
     Format("platform.row.usage", "msgpack", platform_rows.UsageRow),
     Format("platform.row.webhook", "msgpack", platform_rows.WebhookRow),
     Format("platform.row.notification", "msgpack", platform_rows.NotificationRow),
-    Format("platform.row.outbox", "msgpack", history._Envelope, revision=3),
+    Format("platform.row.outbox", "msgpack", history._Envelope, revision=4),
     Format("platform.row.audit", "msgpack", history.CommandDone),
     Format("platform.row.job", "msgpack", platform_rows.JobRow, revision=2),
-    Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=2),
+    Format("platform.row.health", "msgpack", health_records.NodeHealth, revision=3),
     Format("platform.row.repair-ticket", "msgpack", health_records.RepairTicket),
     Format("platform.row.part", "msgpack", health_records.PartHistory),
     Format("platform.health-finding", "json", health_findings.Finding),
@@ -267,6 +268,8 @@ FORMATS: Final = (
     Format("http.past-tasks", "json", views.PastTaskPage),
     Format("http.past-task", "json", views.PastTaskAnswer),
     Format("http.audit", "json", views.AuditPage),
+    Format("http.history-runs", "json", history_pages.RunPage),
+    Format("http.history-nodes", "json", history_pages.NodePage),
     Format("http.error", "json", api.ErrorView),
     Format("http.change", "json", api.Change),
     Format("http.task-logs", "json", logs.TaskLogs),

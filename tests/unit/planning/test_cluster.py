@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fireflyer.analytics.ettr import daly_young_interval_s, mttf_s, renewal_ettr
+from fireflyer.analytics.ettr import daly_young_interval_s, failure_rate_per_s, mttf_s, renewal_ettr
+from fireflyer.analytics.reliability.planning import best_ettr, optimal_period_s, requirements
 from fireflyer.base.errors import UsageError
 from fireflyer.cli.train.plan import read_node
 from fireflyer.codesign.model import ModelShape, count_parameters, shape_from_config
@@ -111,6 +112,25 @@ def test_more_failures_and_a_range_of_them(shape: ModelShape) -> None:
     never = answer_of(shape, cluster(failures_per_1000_node_days=1e6))
     assert not never.suffices
     assert any("is productive" in note for note in never.notes)
+
+
+def test_the_optimal_period_and_what_a_goal_needs_are_told_beside_daly_and_young(shape: ModelShape) -> None:
+    saves = CheckpointPart(stall_s=120.0, restart_s=1800.0)
+    given = cluster(checkpoint=saves, failures_per_1000_node_days=(1.0, 650.0))
+    failures = answer_of(shape, given, ettr_goal=0.9).failures
+    rate = failure_rate_per_s(8, 0.65)
+    assert failures.optimal_period_s.low == optimal_period_s(stall_s=120.0, failures_per_s=rate)
+    assert failures.best_ettr.low == best_ettr(failures_per_s=rate, restart_s=1800.0, stall_s=120.0)
+    assert failures.best_ettr.low > failures.ettr.low, "Daly and Young's is the first term"
+    assert failures.goal == requirements(
+        ettr=0.9, nodes=8, failures_per_node_day=0.65, restart_s=1800.0, stall_s=120.0
+    ), "at the higher rate"
+    assert failures.goal is not None
+    assert failures.goal.best < 0.9
+    assert answer_of(shape).failures.goal is None
+    assert answer_of(shape, cluster(failures_per_1000_node_days=0.0), ettr_goal=0.9).failures.goal is None
+    with pytest.raises(UsageError, match="ettr_goal is 1"):
+        answer_of(shape, ettr_goal=1.0)
 
 
 def test_storage_must_write_a_checkpoint_before_the_next_one_is_due(shape: ModelShape) -> None:

@@ -98,7 +98,7 @@ _WEIGHTS: Final = {
     "oom": 8.0, "pcie": 8.0, "gpu_memory": 8.0, "nvlink": 7.0, "gpu_unavailable": 7.0, "ib_link": 6.0,
     "main_memory": 6.0, "gpu_driver": 5.0, "block_device": 5.0, "filesystem_mount": 5.0, "program_error": 5.0,
     "gpu_program": 4.0, "platform_management": 4.0, "eth_link": 3.0, "system_service": 3.0, "node_lost": 2.0,
-    "nccl_timeout": 1.0, "other": 1.0,
+    "nccl_timeout": 1.0, "other": 1.0, "corruption": 7.0,
 }  # fmt: skip
 """How much a symptom says about its cause: what has one cause says most."""
 _SEVERITY: Final[dict[Severity, float]] = {"high": 1.0, "low": 0.6, "warn": 0.3, "ok": 0.0}

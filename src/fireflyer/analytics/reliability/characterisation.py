@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from fireflyer.analytics.reliability.failures import DAY_NS, LOST_AT_MOST_S, prepare
+from fireflyer.analytics.reliability.failures import DAY_NS, prepare
 from fireflyer.analytics.reliability.intervals import Rate, rate_of
+from fireflyer.analytics.reliability.losses import SIZE_OF_JOB, Losses, losses_of
 from fireflyer.analytics.reliability.training_time import TrainingTime, training_time
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
@@ -22,12 +23,14 @@ __all__ = [
     "Cascade",
     "Characterisation",
     "CheckIntroduction",
+    "DayCount",
     "LargeJobs",
     "MonthCount",
     "RollingRates",
     "SizeClass",
     "StateShare",
     "SymptomRate",
+    "XidCount",
     "characterise",
 ]
 
@@ -63,7 +66,7 @@ class SizeClass(msgspec.Struct, frozen=True):
     mttf_low_h: float | None
     mttf_high_h: float | None
     lost_gpu_hours: float
-    """Work since the last of hourly checkpoints, of jobs that failed."""
+    """Work since the last checkpoint, or since the last of hourly ones, of jobs that failed."""
     lost_by_preemption_gpu_hours: float
     """Of jobs of this class, preempted by restarts of jobs that had failed."""
 
@@ -109,6 +112,21 @@ class MonthCount(msgspec.Struct, frozen=True):
     incidents: int
 
 
+class XidCount(msgspec.Struct, frozen=True):
+    xid: int
+    incidents: int
+    share: float
+    """Of all Xids."""
+
+
+class DayCount(msgspec.Struct, frozen=True):
+    day: int
+    """Since 1970."""
+    symptom: str
+    incidents: int
+    """Severe ones, whatever their cause."""
+
+
 class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: int
     end_ns: int
@@ -129,11 +147,17 @@ class Characterisation(msgspec.Struct, frozen=True, kw_only=True):
     cascades: tuple[Cascade, ...]
     lost_gpu_hours: float
     lost_by_preemption_gpu_hours: float
+    losses: Losses
+    """By what the jobs failed of."""
     training: TrainingTime | None
     """None where no job has run."""
     rolling: tuple[RollingRates, ...]
     introductions: tuple[CheckIntroduction, ...]
     months: tuple[MonthCount, ...]
+    xids: tuple[XidCount, ...]
+    """The most frequent first."""
+    days: tuple[DayCount, ...]
+    """Those with an incident."""
     complete: bool
     """False: there were too many preemptions to look at all."""
 
@@ -166,10 +190,13 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
         cascades=_cascades(connection),
         lost_gpu_hours=sum(one.lost_gpu_hours for one in sizes),
         lost_by_preemption_gpu_hours=sum(one.lost_by_preemption_gpu_hours for one in sizes),
+        losses=losses_of(connection),
         training=training_time(connection, end_ns=end_ns),
         rolling=_rolling(connection, 0 if of == _OF_JOBS else nodes or seen, begin_ns, end_ns),
         introductions=_introductions(connection, begin_ns),
         months=tuple(MonthCount(*row) for row in _rows(connection, _MONTHS)),
+        xids=tuple(XidCount(*row) for row in _rows(connection, _XIDS)),
+        days=tuple(DayCount(*row) for row in _rows(connection, _DAYS)),
         complete=complete,
     )
 
@@ -177,6 +204,14 @@ def characterise(connection: Any, *, nodes: int | None = None, gpus_per_node: in
 _MONTHS: Final = f"""
 SELECT strftime(make_timestamp_ns(day * {DAY_NS}), '%Y-%m') AS month, symptom, cause, sum(count)::BIGINT
 FROM incidents GROUP BY month, symptom, cause ORDER BY month, symptom, cause LIMIT {_MAX_ROWS}
+"""
+_XIDS: Final = f"""
+SELECT CAST(substr(cause, 5) AS INTEGER) AS xid, sum(count)::BIGINT AS found, found / sum(found) OVER ()
+FROM incidents WHERE regexp_full_match(cause, 'xid_[0-9]{{1,4}}') GROUP BY xid ORDER BY found DESC, xid
+LIMIT {_MAX_ROWS}
+"""
+_DAYS: Final = f"""
+SELECT day, symptom, sum(count)::BIGINT FROM of_symptoms GROUP BY day, symptom ORDER BY day, symptom LIMIT {_MAX_ROWS}
 """
 _STATES: Final = """
 SELECT state, sum(jobs)::BIGINT, coalesce(sum(gpu_hours), 0) FROM summed GROUP BY state ORDER BY 2 DESC, 1
@@ -235,7 +270,7 @@ def _symptoms(connection: Any, node_days: float) -> tuple[SymptomRate, ...]:
 
 
 def _sizes(connection: Any) -> tuple[SizeClass, ...]:
-    size = "if(gpus = 0, 0, CAST(pow(2, ceil(log2(greatest(gpus, 1)))) AS BIGINT)) AS size"
+    size = f"{SIZE_OF_JOB} AS size"
     rows = _rows(
         connection,
         f"""
@@ -244,7 +279,7 @@ def _sizes(connection: Any) -> tuple[SizeClass, ...]:
           WHERE started > 0 GROUP BY size
         ), broke AS (
           SELECT {size}, count(*) AS failures,
-                 sum(least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) / 3600 * gpus) AS lost
+                 sum(lost_s / 3600 * gpus) AS lost
           FROM failures GROUP BY size
         ), pushed AS (
           SELECT {size}, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY size

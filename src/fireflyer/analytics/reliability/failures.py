@@ -8,8 +8,8 @@ used_again  attempts with the number of an earlier job
 sized       `jobs` with the GPUs of all, and numbers that were used again as other jobs; `parts` of nodes that they
             took, of which a node has `parts_of_node`: jobs that share a node take it once
 failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
-            severity from 10 minutes before to 5 after (paper, III), with the most specific symptom, the node that
-            reported it, and when
+            severity from 10 minutes before to 5 after (paper, III), with the most specific symptom, its cause, the node
+            that reported it, and when; `lost_s`: seconds of which the work is lost
 cascades    PREEMPTED jobs whose nodes an attempt took that was started because an earlier attempt of its job had failed
 """
 
@@ -31,6 +31,8 @@ BEFORE_NS: Final = 600 * SECOND
 AFTER_NS: Final = 300 * SECOND
 LOST_AT_MOST_S: Final = 1800
 """Half of the hour between checkpoints: work that a failure loses in the mean (paper, figure 8)."""
+_LOST: Final = f"least((end_ns - start_ns) / {SECOND}, coalesce(unsaved_ns / {SECOND}, {LOST_AT_MOST_S}))"
+"""Seconds of an attempt whose work is lost: since its last checkpoint where its source says when that was."""
 MAX_PAIRS: Final = 2_000_000
 """Of preempted jobs and attempts that may have preempted them."""
 DAY_NS: Final = 86_400 * SECOND
@@ -117,7 +119,7 @@ def prepare_failures(connection: Any, *, gpus_per_node: int, since_ns: int = 0) 
     connection.execute(
         f"""
         CREATE TABLE failed AS
-        SELECT row_number() OVER () AS id, job, state, nodes, start_ns, end_ns, node_list, gpus
+        SELECT row_number() OVER () AS id, job, state, nodes, start_ns, end_ns, node_list, gpus, {_LOST} AS lost_s
         FROM sized WHERE state IN {FAILED_STATES} AND start_ns IS NOT NULL AND end_ns >= {since_ns}
         """
     )
@@ -126,9 +128,12 @@ def prepare_failures(connection: Any, *, gpus_per_node: int, since_ns: int = 0) 
 
 
 def _attribute(connection: Any, since_ns: int) -> None:
-    """Of all that was reported around the end of a job the most specific, then the first, is what it failed of. A
-    window is as long as a bucket, and ends in its own bucket or the next one."""
+    """Of all that was reported around the end of a job the most specific, then the first, is what it failed of; what
+    was reported after the end, perhaps when the node had another job, comes after what was reported before, but for
+    what may be a consequence. A window is as long as a bucket, and ends in its own bucket or the next one."""
     window_ns = BEFORE_NS + AFTER_NS
+    causes = SPECIFIC_FIRST.index("node_lost")
+    later = f"place + if(place % 100 > {causes} OR time_ns > last_ns - {AFTER_NS}, {causes}, 0)"
     connection.execute(
         f"""
         CREATE TABLE failures AS
@@ -140,14 +145,17 @@ def _attribute(connection: Any, since_ns: int) -> None:
         ), severe AS (
           SELECT node, time_ns, severity = 'high' AS high, unnest([time_ns // {window_ns}, time_ns // {window_ns} + 1])
                  AS bucket, coalesce(list_position({list(SPECIFIC_FIRST)}, symptom), 99) + if(high, 0, 100) AS place,
-                 {{'place': place, 'time_ns': time_ns, 'node': node, 'symptom': symptom}} AS found
+                 symptom, cause
           FROM events WHERE severity IN ('low', 'high') AND NOT user_made AND time_ns >= {since_ns - BEFORE_NS}
         ), best AS (
-          SELECT id, bool_or(high) AS high, min(found) AS found FROM windows JOIN severe USING (node, bucket)
+          SELECT id, bool_or(high) AS high,
+                 min({{'place': {later}, 'time_ns': time_ns, 'node': node, 'symptom': symptom, 'cause': cause}})
+                 AS found
+          FROM windows JOIN severe USING (node, bucket)
           WHERE time_ns BETWEEN first_ns AND last_ns GROUP BY id
         )
         SELECT failed.*, coalesce(found.node, '') AS culprit, coalesce(found.symptom, '') AS symptom,
-               coalesce(found.time_ns, end_ns) AS seen_ns
+               coalesce(found.cause, '') AS cause, coalesce(found.time_ns, end_ns) AS seen_ns
         FROM failed LEFT JOIN best USING (id) WHERE state NOT IN ('FAILED', 'REQUEUED') OR best.high
         """
     )
@@ -176,7 +184,7 @@ def _find_cascades(connection: Any) -> bool:
         f"""
         CREATE TABLE preempted AS
         SELECT row_number() OVER () AS id, job, end_ns, node_list, gpus, end_ns // {_GRACE_NS} AS bucket,
-               least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) AS lost_s
+               {_LOST} AS lost_s
         FROM sized WHERE state = 'PREEMPTED' AND start_ns IS NOT NULL AND end_ns IS NOT NULL
           AND end_ns // {_GRACE_NS} IN (SELECT bucket FROM moments)
         """

@@ -11,7 +11,7 @@ import hashlib
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, Final, Literal, NamedTuple, cast
 
 import msgspec
@@ -32,7 +32,7 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.events import Logged
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["Imported", "LineSource", "import_lines", "import_run", "import_sacct"]
+__all__ = ["Imported", "LineSource", "import_lines", "import_rows", "import_run", "import_sacct"]
 
 LineSource = Literal["kernel-log", "journal", "health", "jobcomp"]
 BLOCK_BYTES: Final = 4 << 20
@@ -191,6 +191,36 @@ def import_run(path: str, log: list[Logged], directory: str, *, clock: Clock) ->
         source="run", path=path, lines=len(log), jobs=written[0].rows, events=written[1].rows,
         known=sum(one.known for one in written), rejected={},
     )  # fmt: skip
+
+
+def import_rows(
+    source: str, path: str, kind: Kind, pages: Iterable[Sequence[JobRow | EventRow | Rejected]], directory: str
+) -> Imported:
+    """Rows that somebody else has read, page by page; `path`: for people. Raises as `import_lines`."""
+    writer = TableWriter(directory, kind)
+    digest = hashlib.blake2b(digest_size=8)
+    rejected: Counter[str] = Counter()
+    lines = 0
+    try:
+        for page in pages:
+            lines += len(page)
+            digest.update(msgspec.json.encode(page))
+            for row in page:
+                if isinstance(row, Rejected):
+                    rejected[row.reason] += 1
+                else:
+                    writer.add(row)
+        if lines:
+            writer.finish(_name(digest.hexdigest(), source, path))
+        else:
+            writer.discard()  # what is asked for every hour would leave an empty table each time
+    except BaseException:
+        writer.discard()
+        raise
+    jobs, events = (writer.rows, 0) if kind == "jobs" else (0, writer.rows)
+    return Imported(
+        source=source, path=path, lines=lines, jobs=jobs, events=events, known=writer.known, rejected=dict(rejected)
+    )
 
 
 def _write_rows(kind: Kind, rows: Sequence[JobRow | EventRow], path: str, directory: str) -> TableWriter:

@@ -52,6 +52,9 @@ class NodeSignals(msgspec.Struct, frozen=True, kw_only=True):
     xid_cnt: int = 0
     """Distinct Xids."""
     tickets: int = 0
+    corruptions: int = 0
+    """Jobs in which ranks of the node differed from the majority of their replicas. None of the paper's, and no
+    incident: a user's program says it."""
     out_count: int = 0
     multi_node_node_fails: int = 0
     single_node_node_fails: int = 0

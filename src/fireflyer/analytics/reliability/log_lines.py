@@ -29,6 +29,7 @@ __all__ = [
     "journal_row",
     "kernel_row",
     "printable",
+    "symptom_of_event",
 ]
 
 MAX_LOG_LINE_BYTES: Final = 1 << 16
@@ -171,12 +172,13 @@ def health_row(line: bytes, node: str, clock: Clock) -> EventRow | Rejected | No
         return Rejected(_OUT_OF_RANGE)
     severity = "ok" if event.could_not_run else event.severity
     return EventRow(
-        event.seen_ns, node, _symptom_of_check(event), printable(event.cause), severity, "health", event.check,
+        event.seen_ns, node, symptom_of_event(event), printable(event.cause), severity, "health", event.check,
         printable(event.part), "", event.user_made, printable(event.words),
     )  # fmt: skip
 
 
-def _symptom_of_check(event: HealthEvent) -> str:
+def symptom_of_event(event: HealthEvent) -> str:
+    """Key in `SYMPTOMS`, from an Xid, else from the words of its cause and of its check."""
     symptom = symptom_of_cause(event.cause)
     if symptom is not None:
         return symptom

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -9,9 +10,16 @@ from markupsafe import Markup
 
 from fireflyer.analytics.html import load_template
 from fireflyer.analytics.line_chart import MAX_SERIES, Series, line_chart
-from fireflyer.analytics.reliability.characterisation import ROLLING_DAYS, Characterisation, RollingRates, SizeClass
+from fireflyer.analytics.reliability.characterisation import (
+    ROLLING_DAYS,
+    Characterisation,
+    RollingRates,
+    SizeClass,
+    XidCount,
+)
 from fireflyer.analytics.reliability.intervals import Rate
-from fireflyer.analytics.reliability.taxonomy import SYMPTOMS
+from fireflyer.analytics.reliability.losses import RESTART_S, Losses
+from fireflyer.analytics.reliability.taxonomy import SYMPTOMS, XID_CLASSES, xid_class
 from fireflyer.analytics.reliability.training_time import TrainingTime
 from fireflyer.base.units import SECOND
 
@@ -74,12 +82,14 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             "NODE_FAIL, and FAILED or REQUEUED while a node of the job reported something from 10 minutes before its "
             "end to 5 after.",
         ),
+        *_loss_tables(found.losses),
         Table(
             "Size of jobs",
             ("GPUs", "jobs", "node-days", "failures", "MTTF, h", "90 % interval", "lost GPU-h", "by preemption"),
             tuple(_size_row(one) for one in found.sizes),
-            f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: half an hour of each, or all of a "
-            f"shorter one. {found.lost_by_preemption_gpu_hours:,.1f} more are of jobs that their restarts preempted. "
+            f"Lost are {found.lost_gpu_hours:,.1f} GPU-hours of jobs that failed: since the last checkpoint where that "
+            "is known, else half an hour of each, or all of a shorter one. "
+            f"{found.lost_by_preemption_gpu_hours:,.1f} more are of jobs that their restarts preempted. "
             f"All jobs ran {sum(one.gpu_hours for one in found.states):,.1f} GPU-hours.",
             numbers=0,
         ),
@@ -110,6 +120,14 @@ def tables_of(found: Characterisation) -> tuple[Table, ...]:
             ("check", "since"),
             tuple((one.check, day_text(one.day)) for one in found.introductions),
             "A rate may rise because something is seen that was not before.",
+        ),
+        *_xid_tables(found.xids),
+        Table(
+            "Incidents by day",
+            ("day", "symptom", "incidents"),
+            tuple((day_text(one.day), title_of(one.symptom), f"{one.incidents:,}") for one in found.days),
+            "Of low and high severity; two causes of one symptom within an hour are one.",
+            numbers=2,
         ),
         Table(
             "Incidents by month and cause",
@@ -149,6 +167,84 @@ def _series(rates: RollingRates, first: int) -> Series:
     return Series(title_of(rates.symptom), tuple((day - first, rate) for day, rate in points))
 
 
+def _xid_tables(xids: tuple[XidCount, ...]) -> tuple[Table, ...]:
+    """As tables V and VI of the Fire-Flyer paper."""
+    classes = [(one, [xid for xid in xids if xid.xid in one.xids]) for one in XID_CLASSES]
+    others = [xid for xid in xids if xid_class(xid.xid) is None]
+    rows = [
+        (one.name, ", ".join(str(xid.xid) for xid in seen), one.cause, one.remedy, *_sums(seen))
+        for one, seen in classes
+        if seen
+    ]
+    if others:
+        rows.append(("not in table V", ", ".join(str(xid.xid) for xid in others), "", "", *_sums(others)))
+    return (
+        Table(
+            "Xid errors by class",
+            ("class", "Xids", "cause", "remedy", "incidents", "share"),
+            tuple(rows),
+            "Classes of arXiv:2408.14158, table V.",
+            numbers=4,
+        ),
+        Table(
+            "Xid errors",
+            ("Xid", "class", "incidents", "share"),
+            tuple((str(one.xid), _class_name(one.xid), *_sums([one])) for one in xids),
+            "What a node reports of one Xid within an hour counts once, also what a user's program can cause.",
+            numbers=2,
+        ),
+    )
+
+
+def _class_name(xid: int) -> str:
+    known = xid_class(xid)
+    return "" if known is None else known.name
+
+
+def _sums(xids: Sequence[XidCount]) -> tuple[str, str]:
+    return f"{sum(one.incidents for one in xids):,}", f"{sum(one.share for one in xids):.2%}"
+
+
+def _loss_tables(losses: Losses) -> tuple[Table, ...]:
+    return (
+        Table(
+            "Lost GPU-hours by cause",
+            ("symptom", "cause", "failures", "work", "wait", "restart", "preempted", "all"),
+            tuple(
+                (title_of(one.symptom), one.cause, f"{one.failures:,}",
+                 *(_lost(hours) for hours in (one.work, one.wait, one.restart, one.pushed, one.lost)))
+                for one in losses.causes
+            ),
+            "Work since the last checkpoint, or half an hour where that is not known; wait for the next attempt; its "
+            f"restart, or {RESTART_S // 60} minutes where that was not measured; work of jobs that it preempted.",
+            numbers=2,
+        ),
+        Table(
+            "Lost GPU-hours by node",
+            ("node", "failures", "GPU-hours"),
+            tuple((one.node or "none reported", f"{one.failures:,}", _lost(one.lost)) for one in losses.nodes),
+            "Of the failures that the node reported the reason of.",
+        ),
+        Table(
+            "Lost GPU-hours by cause and size of job",
+            ("symptom", "cause", "GPUs", "failures", "GPU-hours"),
+            tuple(
+                (title_of(one.symptom), one.cause, _gpus(one.gpus), f"{one.failures:,}", _lost(one.lost))
+                for one in losses.sizes
+            ),
+            numbers=2,
+        ),
+    )  # fmt: skip
+
+
+def _lost(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+
+
+def _gpus(size: int) -> str:
+    return f"{size // 2 + 1:,} to {size:,}" if size > 2 else f"{size:,}"
+
+
 def _training_row(one: TrainingTime) -> tuple[str, ...]:
     return (
         f"{one.jobs:,}",
@@ -162,7 +258,7 @@ def _training_row(one: TrainingTime) -> tuple[str, ...]:
 
 def _size_row(one: SizeClass) -> tuple[str, ...]:
     return (
-        f"{one.gpus // 2 + 1:,} to {one.gpus:,}" if one.gpus > 2 else f"{one.gpus:,}",
+        _gpus(one.gpus),
         f"{one.jobs:,}",
         f"{one.node_days:,.1f}",
         f"{one.failures:,}",

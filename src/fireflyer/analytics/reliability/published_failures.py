@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from fireflyer.analytics.reliability.published import PublishedFigure
 from fireflyer.base.errors import UsageError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "XID_SHARES_PERCENT",
     "Disagreement",
     "disagreements",
+    "published_networks",
     "solved_months",
 ]
 
@@ -92,6 +94,22 @@ def disagreements() -> tuple[Disagreement, ...]:
         for month in MONTHS
         if table[month]["network"] != sums[month]
     )
+
+
+def published_networks() -> tuple[PublishedFigure, ...]:
+    """Table VII's "Network" of each month beside the days of table VIII."""
+    table, wrong = solved_months(), {one.month: one.table_viii for one in disagreements()}
+    rows = []
+    for month in MONTHS:
+        printed = table[month]["network"]
+        days = wrong.get(month, printed)
+        rows.append(
+            PublishedFigure(
+                f"Network failures of {month}, table VII", str(printed), days, "", (printed - 0.5, printed + 0.5),
+                "sum of the days of table VIII",
+            )
+        )  # fmt: skip
+    return tuple(rows)
 
 
 def _solved(table: Mapping[str, Mapping[str, int | None]]) -> dict[str, dict[str, int]]:

@@ -16,6 +16,7 @@ __all__ = [
     "MAX_NODES_OF_A_JOB",
     "MAX_WORDS",
     "STATES",
+    "TICKET",
     "EventRow",
     "JobRow",
 ]
@@ -25,6 +26,8 @@ MAX_NAME: Final = 128
 MAX_WORDS: Final = 400
 MAX_NODES_OF_A_JOB: Final = 100_000
 ABSENT_EXIT: Final = -1
+TICKET: Final = "ticket"
+"""Source of an event that says that a repair of a node has a ticket; its part is the number."""
 
 STATES: Final = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PENDING",
@@ -44,7 +47,7 @@ class EventRow(NamedTuple):
     """Class of the fault, as `xid_79`; empty where the symptom has only one."""
     severity: Severity
     source: str
-    """kernel, journal, health or run."""
+    """kernel, journal, health, run, platform or `TICKET`."""
     check: str
     """That wrote it; empty for logs."""
     part: str
@@ -75,3 +78,7 @@ class JobRow(NamedTuple):
     """As Slurm writes it: `gpu[001-004,7],login1`."""
     excluded: str
     """Nodes that the user excluded, in the same notation."""
+    unsaved_ns: int | None = None
+    """From its last checkpoint, or its start, to its end; None: the source does not say."""
+    overhead_ns: int | None = None
+    """Until its ranks were ready, and after its end until that was known; None: the source does not say."""

@@ -12,6 +12,7 @@ from fireflyer.base.events import (
     AttemptFailed,
     AttemptSized,
     AttemptStarted,
+    CorruptionReport,
     JobFinished,
     JobStarted,
     Logged,
@@ -31,7 +32,10 @@ class _Run:
         self.job, self.begin_ns = printable(started.job, MAX_NAME), round(started.wall_time_s * SECOND)
         self.hosts: tuple[str, ...] = ()
         self.nodes, self.ranks = started.nodes, started.world_size
+        self.node_ranks = started.node_ranks or (started.ranks_per_node,) * started.nodes
         self.attempt_ns: int | None = None
+        self.differed = False
+        """Replicas did, in this attempt; each of their ranks tells it."""
         self.exit_code = ABSENT_EXIT
         self.jobs: list[JobRow] = []
         self.events: list[EventRow] = []
@@ -40,9 +44,12 @@ class _Run:
         now_ns, event = self.begin_ns + entry.at_ns, entry.event
         match event:
             case AttemptStarted():
-                self.attempt_ns, self.exit_code = now_ns, ABSENT_EXIT
+                self.attempt_ns, self.exit_code, self.differed = now_ns, ABSENT_EXIT, False
             case AttemptSized():
                 self.hosts, self.nodes = event.hosts, event.nodes
+                self.node_ranks = event.node_ranks or self.node_ranks
+            case CorruptionReport() if not self.differed:
+                self._differed(now_ns, event)
             case NodeLost():
                 self._saw(now_ns, self._host(event.node, event.host), "node_lost", "high", event.reason)
             case RankExited() if event.exit_code:
@@ -64,6 +71,14 @@ class _Run:
         state = "CANCELLED" if event.stopped else "NODE_FAIL" if event.kind == "infrastructure" else "FAILED"
         self._ended(now_ns, state)
 
+    def _differed(self, now_ns: int, event: CorruptionReport) -> None:
+        """Of each node whose ranks differ from a majority; of none, where nothing says which is right."""
+        self.differed = True
+        nodes = {_node_of(rank, self.node_ranks) for rank in event.suspects} if event.decided else {None}
+        for node in sorted(nodes, key=lambda number: -1 if number is None else number):
+            name = "" if node is None else self._host(node, "")
+            self._saw(now_ns, name, "corruption", "high", event.reason, user_made=True)
+
     def _ended(self, now_ns: int, state: str) -> None:
         if self.attempt_ns is None:
             return
@@ -84,6 +99,16 @@ class _Run:
             printable(words),
         )  # fmt: skip
         self.events.append(at)
+
+
+def _node_of(rank: int, node_ranks: Sequence[int]) -> int | None:
+    """None: there is no such rank."""
+    first = 0
+    for node, count in enumerate(node_ranks):
+        if first <= rank < first + count:
+            return node
+        first += count
+    return None
 
 
 def rows_of_run(log: Sequence[Logged], *, name: str, latest_ns: int = LATEST_NS) -> tuple[list[JobRow], list[EventRow]]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from fireflyer.analytics.reliability.failures import DAY_NS, prepare_failures
 from fireflyer.analytics.reliability.lemons import WINDOW_DAYS, NodeSignals
 from fireflyer.analytics.reliability.node_lists import expand_node_list
-from fireflyer.analytics.reliability.rows import MAX_NODES_OF_A_JOB
+from fireflyer.analytics.reliability.rows import MAX_NODES_OF_A_JOB, TICKET
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 
@@ -30,8 +30,8 @@ def node_signals(
     connection: Any, *, days: int = WINDOW_DAYS, nodes: int | None = None, gpus_per_node: int = 8
 ) -> list[NodeSignals]:
     """Of all nodes that jobs ran on or that reported anything, in the last `days` that the tables have, or in all of
-    their time where that is shorter; nodes beyond those, up to `nodes`, had nothing. `tickets` is 0: no source has any.
-    Raises `UsageError` for empty tables, and for more than `MAX_FLEET` nodes."""
+    their time where that is shorter; nodes beyond those, up to `nodes`, had nothing. Tickets are those of the
+    platform's repairs. Raises `UsageError` for empty tables, and for more than `MAX_FLEET` nodes."""
     ((first_ns, end_ns),) = connection.execute(
         """SELECT min(first), max(last) FROM (
              SELECT min(start_ns) AS first, greatest(max(start_ns), max(end_ns)) AS last FROM jobs
@@ -80,12 +80,13 @@ def _find_observations(connection: Any, begin_ns: int, together: int) -> None:
         f"""
         CREATE TABLE observations AS
         WITH severe AS (
-          SELECT node, symptom, cause, severity = 'high' AND source = 'health' AS taken_out, time_ns,
-                 time_ns AS seen_ns, '' AS job, 0 AS nodes
+          SELECT node, symptom, cause, time_ns, time_ns AS seen_ns,
+                 (severity = 'high' AND source = 'health') OR (source = 'platform' AND symptom <> 'node_lost')
+                 AS taken_out, '' AS job, 0 AS nodes
           FROM events WHERE severity IN ('low', 'high') AND NOT user_made AND time_ns >= {begin_ns}
         ), failing AS (
-          SELECT if(culprit = '', node_list, culprit) AS node, symptom, '' AS cause, false AS taken_out,
-                 end_ns AS time_ns, seen_ns, job, nodes
+          SELECT if(culprit = '', node_list, culprit) AS node, symptom, '' AS cause, end_ns AS time_ns, seen_ns,
+                 false AS taken_out, job, nodes
           FROM failures WHERE culprit <> '' OR nodes = 1
         ), found AS (
           SELECT *, seen_ns // {TOGETHER_NS // 2} AS half FROM (FROM severe UNION ALL FROM failing)
@@ -121,6 +122,18 @@ def _counts(connection: Any, begin_ns: int, fleet: int) -> dict[str, dict[str, i
     ).fetchall()
     for node, count in jobs:
         counts.setdefault(node, {"incidents": 0})["single_node_jobs"] = count
+    tickets = connection.execute(
+        f"SELECT node, count(DISTINCT part) FROM events WHERE source = '{TICKET}' AND time_ns >= {begin_ns} "
+        "GROUP BY node"
+    ).fetchall()
+    for node, count in tickets:
+        counts.setdefault(node, {"incidents": 0})["tickets"] = count
+    differing = connection.execute(
+        "SELECT node, count(DISTINCT job || source) FROM events WHERE symptom = 'corruption' AND node <> '' "
+        f"AND source IN ('run', 'platform') AND time_ns >= {begin_ns} GROUP BY node"
+    ).fetchall()
+    for node, count in differing:
+        counts.setdefault(node, {"incidents": 0})["corruptions"] = count
     for node, count in _exclusions(connection, begin_ns, fleet).items():
         counts.setdefault(node, {"incidents": 0})["excl_jobid_count"] = count
     return counts

@@ -22,7 +22,7 @@ from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.base.errors import FireflyerError, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["MEMORY_LIMIT", "Kind", "TableWriter", "open_tables", "table_schema"]
+__all__ = ["MEMORY_LIMIT", "Kind", "TableWriter", "open_tables", "table_names", "table_schema"]
 
 Kind = Literal["jobs", "events"]
 _KINDS: Final[tuple[Kind, ...]] = ("jobs", "events")
@@ -31,7 +31,9 @@ MEMORY_LIMIT: Final = "2500MiB"
 _BATCH_ROWS: Final = 1 << 14
 _GROUP_ROWS: Final = 1 << 17
 _GROUP_BYTES: Final = 64 << 20
-_INTEGERS: Final = ("time_ns", "nodes", "gpus", "submit_ns", "start_ns", "end_ns", "exit_code", "signal")
+_INTEGERS: Final = (
+    "time_ns", "nodes", "gpus", "submit_ns", "start_ns", "end_ns", "exit_code", "signal", "unsaved_ns", "overhead_ns",
+)  # fmt: skip
 _NAME: Final = re.compile(r"(?:jobs|events)-[0-9a-f]{16}\.parquet")
 _REPLACING: Final = "replacing.json"
 _MAX_REPLACING: Final = 16 << 20
@@ -66,6 +68,8 @@ class TableWriter:
         self._directory, self._kind, self._schema = directory, kind, table_schema(kind)
         self._partial = os.path.join(directory, f"{kind}-{os.getpid()}.partial")
         self._waiting: list[tuple[Any, ...]] = []
+        self._waiting_names = 0
+        """Bytes of node lists in these."""
         self._tables: list[Any] = []
         self.rows = 0
         self.known = 0
@@ -79,12 +83,15 @@ class TableWriter:
 
     def add(self, row: EventRow | JobRow) -> None:
         self._waiting.append(row)
-        if len(self._waiting) >= _BATCH_ROWS:
+        self._waiting_names += len(row.node_list) if isinstance(row, JobRow) else 0
+        if len(self._waiting) >= _BATCH_ROWS or self._waiting_names >= _GROUP_BYTES:
             self._flush()
 
     def add_table(self, table: Any) -> None:
-        """Rows of a `pyarrow.Table` with these columns."""
+        """Rows of a `pyarrow.Table` with these columns, the last of which may be missing."""
         self._flush()
+        for field in list(self._schema)[table.num_columns :]:
+            table = table.append_column(field, array_of([None] * table.num_rows, field.type))
         self._keep(table.cast(self._schema))
 
     def finish(self, digest: str) -> str:
@@ -127,6 +134,7 @@ class TableWriter:
         if self._waiting:
             columns = [list(column) for column in zip(*self._waiting, strict=True)]
             self._waiting.clear()
+            self._waiting_names = 0
             arrays = [array_of(values, field.type) for values, field in zip(columns, self._schema, strict=True)]
             self._keep(self._pyarrow.Table.from_arrays(arrays, schema=self._schema))
 
@@ -217,6 +225,14 @@ def _connected(directory: str) -> Iterator[Any]:
         except duckdb.Error as error:
             said = str(error).split("\n", 1)[0][:300]
             raise UsageError(f"the tables in {directory} cannot be read: {said}") from error
+
+
+def table_names(directory: str) -> list[str]:
+    """Of all files that are complete; none where there is no such directory."""
+    try:
+        return sorted(name for name in os.listdir(directory) if _NAME.fullmatch(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _files_of(directory: str, kind: Kind) -> list[str]:

@@ -63,6 +63,9 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
     "platform_management": Symptom("Critical event of the management controller", (_HARDWARE,),
                                    ("PCIe bus error", "power", "thermals")),
     "program_error": Symptom("Program ended with an error", (_USER,), ("bug of the program",)),
+    "corruption": Symptom("Replicas of the training state differ", (_HARDWARE, _USER),
+                          ("silent data corruption of a GPU, a processor or memory",
+                           "program whose replicas do not compute the same")),
     "node_lost": Symptom("Node stopped answering", (_SYSTEM, _HARDWARE), ("hang of the system", "power", "network")),
     "other": Symptom("Other", DOMAINS, ("not classified",)),
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """How much of their time jobs trained: effective training time ratio and goodput, from accounting alone.
 
 Accounting does not say what a job did. An attempt is taken to train from its start to its end, but for the work since
-its last checkpoint where it failed or was preempted by the restart of one that had: half an hour, or all of a shorter
-attempt (paper, figure 8).
+its last checkpoint where it failed or was preempted by the restart of one that had. Where its source does not say when
+that was, it is half an hour, or all of a shorter attempt (paper, figure 8).
 
 ETTR      time that was trained, over the time from the first start of a job to the end of its last attempt: a wait
           before the first start is no fault of the cluster, a wait between attempts is
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-from fireflyer.analytics.reliability.failures import LOST_AT_MOST_S
 from fireflyer.base.units import SECOND
 
 __all__ = ["TrainingTime", "training_time"]
@@ -48,8 +47,7 @@ def training_time(connection: Any, *, end_ns: int) -> TrainingTime | None:
                  sum(gpus * ((end_ns - start_ns) / {_HOUR_NS})) AS gpu_hours
           FROM attempts GROUP BY job
         ), broke AS (
-          SELECT job, sum(least((end_ns - start_ns) / {SECOND}, {LOST_AT_MOST_S}) / 3600 * gpus) AS lost
-          FROM failures GROUP BY job
+          SELECT job, sum(lost_s / 3600 * gpus) AS lost FROM failures GROUP BY job
         ), pushed AS (
           SELECT job, sum(lost_s / 3600 * gpus) AS lost FROM cascades GROUP BY job
         )

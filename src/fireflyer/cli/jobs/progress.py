@@ -15,6 +15,7 @@ from fireflyer.base.events import (
     AttemptSized,
     AttemptStarted,
     CheckpointReport,
+    CorruptionReport,
     FaultInjected,
     JobFinished,
     JobStarted,
@@ -73,6 +74,7 @@ class JobProgress:
     """When the last step was reported that was new in its attempt."""
     _resumed: bool = False
     _blamed: bool = False
+    _corrupted: bool = False
     _saturated: bool = False
     _suspending: bool = False
     _left: bool = False
@@ -106,6 +108,11 @@ class JobProgress:
                     f"large and were clipped or made infinite (rank {report.rank} noticed first); scale the numbers "
                     "down before the sum, or sum them in bf16"
                 ]
+            case CorruptionReport() as report:
+                if self._corrupted:
+                    return []
+                self._corrupted = True
+                return [f"replicas differ: {one_line(report.reason)}"]
             case PeerFailureReport() as report:
                 if self._blamed:
                     return []

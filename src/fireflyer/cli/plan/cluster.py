@@ -48,10 +48,23 @@ Examples:
     show_default=True,
     help="A step with more is not simulated; 0: none is.",
 )
+@click.option(
+    "--ettr-goal",
+    metavar="RATIO",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Also print what failures, stall or restart must be for this ETTR.",
+)
 @click.option("--html", metavar="PAGE", help="Also write one HTML file with tables and plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in SI units.")
 def cluster_command(
-    *, file: str, queue_pairs: int, seed: int, most_transfers: int, html: str | None, as_json: bool
+    *,
+    file: str,
+    queue_pairs: int,
+    seed: int,
+    most_transfers: int,
+    ettr_goal: float | None,
+    html: str | None,
+    as_json: bool,
 ) -> int:
     """Print how long the training run in the TOML file FILE takes on its cluster, what its failures and checkpoints add
     to that, whether network and storage suffice, and what it costs. Nothing is started, and no GPU is needed.
@@ -60,7 +73,7 @@ def cluster_command(
     """
     import msgspec
 
-    planned = plan_of(file, queue_pairs=queue_pairs, seed=seed, most_transfers=most_transfers)
+    planned = plan_of(file, queue_pairs=queue_pairs, seed=seed, most_transfers=most_transfers, ettr_goal=ettr_goal)
     if html is not None:
         _write_page(html, planned, queue_pairs, seed)
     if as_json:
@@ -76,7 +89,9 @@ class PlannedCluster(NamedTuple):
     answer: ClusterAnswer
 
 
-def plan_of(file: str, *, queue_pairs: int = 1, seed: int = 0, most_transfers: int = 0) -> PlannedCluster:
+def plan_of(
+    file: str, *, queue_pairs: int = 1, seed: int = 0, most_transfers: int = 0, ettr_goal: float | None = None
+) -> PlannedCluster:
     """Of the cluster that the file describes; 0 transfers: no step is simulated. Raises `UsageError`."""
     from fireflyer.cli.toml_files import read_toml
     from fireflyer.planning import ClusterPlan, plan_cluster, with_simulation
@@ -91,7 +106,8 @@ def plan_of(file: str, *, queue_pairs: int = 1, seed: int = 0, most_transfers: i
     node = read_node(beside(given.node, node_names()))
     training, shape = read_plan(os.path.join(directory, given.training.plan))
     prices = None if given.prices is None else read_prices(os.path.join(directory, given.prices))
-    answer = plan_cluster(given, network, node, training.plan, shape, prices, queue_pairs=queue_pairs, seed=seed)
+    answer = plan_cluster(given, network, node, training.plan, shape, prices, queue_pairs=queue_pairs, seed=seed,
+                          ettr_goal=ettr_goal)  # fmt: skip
     if most_transfers:
         answer = with_simulation(
             answer, given, network, node, training.plan, shape, most_transfers=most_transfers, queue_pairs=queue_pairs,
@@ -117,6 +133,7 @@ def _sections(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, dict[str, 
         "cluster": _cluster_rows(given, answer),
         "step": _step_rows(answer),
         "run": _run_rows(given, answer),
+        "for the ETTR that is wanted, each of these alone suffices": _goal_rows(answer),
         "checkpoints": _checkpoint_rows(answer),
         "cost": _cost_rows(answer),
     }
@@ -169,7 +186,30 @@ def _run_rows(given: ClusterPlan, answer: ClusterAnswer) -> dict[str, str]:
         "mean time to failure": _seconds(failures.mttf_s),
         "between checkpoints": _seconds(failures.period_s),
         "ETTR": f"{failures.ettr}",
+        "best between checkpoints": f"{_seconds(failures.optimal_period_s)}, which gives {failures.best_ettr}",
         "with failures": f"{answer.days} days",
+    }
+
+
+def _goal_rows(answer: ClusterAnswer) -> dict[str, str]:
+    from fireflyer.planning import Amount
+
+    goal = answer.failures.goal
+    if goal is None:
+        return {}
+
+    def most(seconds: float | None) -> str:
+        return "none suffices" if seconds is None else f"{seconds:,.3g} s at most"
+
+    nodes = "any number" if goal.nodes is None else f"{goal.nodes:,} at most"
+    periods = goal.period_s
+    return {
+        "ETTR": f"{goal.ettr:g}; the best with the inputs as they are is {goal.best:.4f}",
+        "failures per 1000 node-days": f"{goal.failures_per_node_day * 1000:.3g} at most",
+        "stall of a checkpoint": most(goal.stall_s),
+        "restart": most(goal.restart_s),
+        "nodes": "none suffices" if goal.nodes == 0 else nodes,
+        "between checkpoints": "none suffices" if periods is None else _seconds(Amount(*periods)),
     }
 
 

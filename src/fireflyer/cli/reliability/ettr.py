@@ -76,7 +76,13 @@ def ettr_command(*, gpus: int, rate: float, gpus_per_node: int, restart: int, st
     """Print the effective training time ratio that a job can expect: by formula 1 of arXiv:2410.21680, and by the form
     that is exact for long jobs that never queue; the optimal checkpoint period; what each input may be at most for
     --target; and what one failure costs."""
-    from fireflyer.analytics.ettr import daly_young_interval_s, expected_ettr, failure_rate_per_s, renewal_ettr
+    from fireflyer.analytics.ettr import (
+        daly_young_interval_s,
+        expected_ettr,
+        expected_failures,
+        failure_rate_per_s,
+        renewal_ettr,
+    )
     from fireflyer.analytics.reliability.planning import blast_radius, optimal_period_s, requirements
 
     if not rate > 0:
@@ -99,6 +105,9 @@ def ettr_command(*, gpus: int, rate: float, gpus_per_node: int, restart: int, st
         "expected": expected_ettr(**inputs, period_s=period_s, productive_s=productive_s, queue_s=queue_s),
         "exact": renewal_ettr(**inputs, period_s=period_s),
     }
+    shown["expected_failures"] = (
+        None if length is None else expected_failures(**inputs, period_s=period_s, productive_s=productive_s)
+    )
     if simulate is not None:
         from fireflyer.analytics.reliability.monte_carlo import simulated_ettr
 
@@ -129,6 +138,8 @@ def _print(shown: dict[str, Any], needed: Requirements, cost: BlastRadius, rate:
     line("checkpoint period", f"{_duration(shown['period_s'])}; optimal {optimal}, by Daly and Young {daly}")
     line("ETTR by formula 1", f"{shown['expected']:.4f}")
     line("ETTR exact", f"{shown['exact']:.4f}   for long jobs that never queue")
+    if shown["expected_failures"] is not None:
+        line("failures of a run", f"{shown['expected_failures']:,.1f}   by formula 5, if it never queues")
     if "simulated" in shown:
         drawn = shown["simulated"]
         line("ETTR drawn", f"{drawn.ettr:.4f} ± {drawn.standard_error:.4f}   {drawn.failures:.1f} failures in a run")

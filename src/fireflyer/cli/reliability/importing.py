@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING
@@ -26,12 +27,13 @@ _CLOCK_ERROR_NS = 86_400 * SECOND
 
 @click.command(
     "import",
-    short_help="Logs of nodes, runs and Slurm's accounting, into tables.",
+    short_help="Logs of nodes, runs, the platform's history and Slurm's accounting, into tables.",
     epilog="""\b
 Examples:
   ff reliability import failures --sacct sacct.txt --journal journal.json
   ff reliability import failures --kernel-log gpu7=dmesg.txt --health gpu7=health.jsonl
   ff reliability import failures --run runs/train-20260101-120000
+  ff reliability import failures --platform               as an operator; again, and only what is new is read
 
 \b
 The accounting is written by:
@@ -71,6 +73,15 @@ The accounting is written by:
     help="Directory of a run of `ff run`.",
 )
 @click.option(
+    "--platform",
+    is_flag=False,
+    flag_value="",
+    metavar="[PATH]",
+    shell_complete=complete_file,
+    help="History of the platform, from its managers: runs of tasks, faults, drains, repairs. For operators. PATH: "
+    "directory of `ff up`, or file that `ff login` wrote; without it, the platform that other commands find.",
+)
+@click.option(
     "--year",
     type=click.IntRange(1970, 2100),
     metavar="YEAR",
@@ -86,8 +97,8 @@ The accounting is written by:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str, ...], kernel_log: tuple[str, ...],
-                   journal: tuple[str, ...], health: tuple[str, ...], runs: tuple[str, ...], year: int | None,
-                   utc_offset: int, as_json: bool) -> int:  # fmt: skip
+                   journal: tuple[str, ...], health: tuple[str, ...], runs: tuple[str, ...],
+                   platform: str | None, year: int | None, utc_offset: int, as_json: bool) -> int:  # fmt: skip
     """Read logs and accounting into the tables in DIRECTORY, from which all other commands compute. A file may be
     compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
 
@@ -103,10 +114,13 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
         "journal": journal,
         "health": health,
     }
-    if not any((sacct, runs, *sources.values())):
-        raise UsageError("nothing to import; give --sacct, --jobcomp, --kernel-log, --journal, --health or --run")
+    if platform is None and not any((sacct, runs, *sources.values())):
+        raise UsageError(
+            "nothing to import; give --platform, --sacct, --jobcomp, --kernel-log, --journal, --health or --run"
+        )
     found = []
-    for one in _imported(directory, sacct, sources, runs, clock):
+    of_platform = [] if platform is None else _of_platform(platform, directory, clock)
+    for one in itertools.chain(_imported(directory, sacct, sources, runs, clock), of_platform):
         found.append(one)
         if not as_json:
             _print(one)
@@ -137,6 +151,14 @@ def _imported(
         yield import_run(run_dir, read_events(run_dir), directory, clock=clock)
 
 
+def _of_platform(platform: str, directory: str, clock: Clock) -> Iterator[Imported]:
+    from fireflyer.cli.platform.connect import connected
+    from fireflyer.cli.reliability.platform_import import import_platform
+
+    with connected(platform or None) as client:
+        yield from import_platform(client, directory, clock=clock)
+
+
 def _node_and_path(given: str) -> tuple[str, str]:
     """`gpu7=dmesg.txt`; an equals sign in the path of a file that is there is no such separator."""
     node, separator, path = given.partition("=")
@@ -148,11 +170,12 @@ def _node_and_path(given: str) -> tuple[str, str]:
 
 
 def _print(one: Imported) -> None:
-    rows = [f"{count:,} {what}" for count, what in ((one.jobs, "jobs"), (one.events, "events")) if count]
+    rows = [f"{count:,} {name}" for count, name in ((one.jobs, "jobs"), (one.events, "events")) if count]
     steps = f", {one.steps:,} steps left out" if one.steps else ""
+    what = "changes" if one.source == "platform" else "lines"
     known = f", {one.known:,} known from earlier imports" if one.known else ""
-    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} lines{steps}{known}")
+    click.echo(f"{one.path}: {' and '.join(rows) or 'nothing'} of {one.lines:,} {what}{steps}{known}")
     for reason, count in sorted(one.rejected.items(), key=lambda item: -item[1]):
-        click.echo(f"  {count:,} lines not used: {reason}")
+        click.echo(f"  {count:,} {what} not used: {reason}")
     if one.cut:
         click.echo(f"  the file was not read to its end: {one.cut}")

@@ -41,7 +41,7 @@ def node_count(gpus: int, gpus_per_node: int) -> int:
 Examples:
   ff reliability mttf
   ff reliability mttf --gpus 1024 --gpus 2048 --rate 2.34
-  ff reliability mttf --published                  figures of arXiv:2410.21680 beside what they follow from""",
+  ff reliability mttf --published                  figures of two papers beside what they follow from""",
 )
 @click.option(
     "--gpus", metavar="N", type=WholeNumber(min=1, max=MAX_GPUS), multiple=True,
@@ -57,9 +57,11 @@ def mttf_command(gpus: tuple[int, ...], rate: float, gpus_per_node: int, publish
     from fireflyer.analytics.ettr import mttf_s
     from fireflyer.analytics.reliability.planning import unhealthy_probability
     from fireflyer.analytics.reliability.published import published_figures
+    from fireflyer.analytics.reliability.published_failures import published_networks
 
     if published:
-        _print_published(published_figures(), as_json=as_json)
+        papers = {"arXiv:2410.21680": published_figures(), "arXiv:2408.14158": published_networks()}
+        _print_published(papers, as_json=as_json)
         return 0
     rows = []
     for one in gpus or SIZES:
@@ -88,22 +90,27 @@ def _hours(seconds: float) -> str:
     return f"{hours / 24:,.1f} d" if hours >= 48 else f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.2f} min"
 
 
-def _print_published(figures: tuple[PublishedFigure, ...], *, as_json: bool) -> None:
+def _print_published(papers: dict[str, tuple[PublishedFigure, ...]], *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        rows = [{**figure._asdict(), "verdict": figure.verdict} for figure in figures]
+        rows = [
+            {"paper": paper, **figure._asdict(), "verdict": figure.verdict}
+            for paper, figures in papers.items()
+            for figure in figures
+        ]
         click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2))
         return
     from rich.table import Table
 
     from fireflyer.cli.output import stdout_console
 
-    table = Table(title="Figures of arXiv:2410.21680", title_justify="left")
-    for heading in ("", "printed", "computed", "", "", "how"):
-        table.add_column(heading, justify="right" if heading in ("printed", "computed") else "left")
-    for figure in figures:
-        table.add_row(
-            figure.what, figure.printed, f"{figure.computed:,.4g}", figure.unit, figure.verdict, figure.why
-        )  # fmt: skip
-    stdout_console().print(table)
+    for paper, figures in papers.items():
+        table = Table(title=f"Figures of {paper}", title_justify="left")
+        for heading in ("", "printed", "computed", "", "", "how"):
+            table.add_column(heading, justify="right" if heading in ("printed", "computed") else "left")
+        for figure in figures:
+            table.add_row(
+                figure.what, figure.printed, f"{figure.computed:,.4g}", figure.unit, figure.verdict, figure.why
+            )  # fmt: skip
+        stdout_console().print(table)

@@ -85,6 +85,9 @@ RUNS: Final = Table(
     Column("exit_code", Integer),
     Column("end_reason", Text, nullable=False),
     Column("productive_ns", _Number, nullable=False, server_default="0"),
+    Column("wish", Text),
+    Column("saved_ns", _Number),
+    Index("runs_by_change", "cluster", "change"),
     Index("runs_by_over", "over_ns"),
     Index("runs_by_end", "ended_ns"),
 )
@@ -107,6 +110,8 @@ NODE_STATES: Final = Table(
     Column("node", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False),
+    Column("fault", Text),
+    Column("ticket", _Number),
     Index("node_states_by_node", "node", "at_ns"),
     Index("node_states_by_time", "at_ns"),
 )

@@ -17,7 +17,7 @@ from fireflyer.cluster.history.schema import METADATA, VERSION_TABLE
 
 __all__ = ["HEAD", "MIGRATIONS", "found_revision", "migrate", "upgrade"]
 
-HEAD: Final = "0002"
+HEAD: Final = "0003"
 MIGRATIONS: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "migrations")
 
 

@@ -13,11 +13,12 @@ from typing import Literal, TypeVar
 from sqlalchemy import Connection
 
 from fireflyer.base.errors import Busy, NotFound, PermissionDenied
-from fireflyer.cluster.core.platform.access import ADMIN
+from fireflyer.cluster.core.platform.access import ADMIN, OPERATOR, is_operator
+from fireflyer.cluster.core.platform.history_pages import NodePage, RunPage
 from fireflyer.cluster.core.platform.reports import Span
 from fireflyer.cluster.core.platform.store.retention import HistoryKeep
 from fireflyer.cluster.core.platform.views import AuditPage, PastTaskAnswer, PastTaskPage, UsageReport
-from fireflyer.cluster.history import queries
+from fireflyer.cluster.history import pages, queries
 from fireflyer.cluster.history.copier import Copier, Outbox
 from fireflyer.cluster.history.database import Database
 from fireflyer.cluster.history.retention import Retention
@@ -153,6 +154,25 @@ class History:
                 limit=limit,
             )
         )
+
+    async def run_page(self, roles: tuple[str, ...], *, cluster: str, since: int, limit: int) -> RunPage:
+        """Raises `PermissionDenied` for who is no operator, as `node_page`."""
+        current = self._for_operators(roles)
+        return await self._ask(
+            lambda connection: pages.run_page(connection, current=current, cluster=cluster, since=since, limit=limit)
+        )
+
+    async def node_page(self, roles: tuple[str, ...], *, cluster: str, since: int, limit: int) -> NodePage:
+        current = self._for_operators(roles)
+        return await self._ask(
+            lambda connection: pages.node_page(connection, current=current, cluster=cluster, since=since, limit=limit)
+        )
+
+    def _for_operators(self, roles: tuple[str, ...]) -> str:
+        """The word of the cluster."""
+        if not is_operator(roles):
+            raise PermissionDenied(f"the history of all runs and nodes needs the role {OPERATOR}; ask an operator")
+        return self._platform.outbox()[0]
 
     async def _ask(self, work: Callable[[Connection], T]) -> T:
         if self._database is None or self._copier is None:

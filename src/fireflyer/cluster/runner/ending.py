@@ -9,7 +9,9 @@ from fireflyer.analytics.accounting import Parts, account
 from fireflyer.base.events import (
     AttemptFailed,
     AttemptSized,
+    CorruptionReport,
     JobEvent,
+    JobStarted,
     Logged,
     NodeChecked,
     NodeLost,
@@ -43,6 +45,7 @@ def ending_of(result: JobResult, log: Sequence[Logged], nodes: Sequence[str]) ->
         parts=_parts(account(log).parts),
         whole_life=result.whole_life_state,
         bad_nodes=tuple(sorted(accused)),
+        corrupt=_corrupt(log, nodes),
     )
 
 
@@ -88,6 +91,30 @@ def _accusations(log: Sequence[Logged], nodes: Sequence[str], result: JobResult)
         elif _accuses(event) and event.attempt == attempt:
             found[event.node] = event.reason if isinstance(event, NodeChecked) else ""
     return {nodes[hosts[number]]: said for number, said in found.items() if 0 <= number < len(hosts)}
+
+
+def _corrupt(log: Sequence[Logged], nodes: Sequence[str]) -> tuple[str, ...]:
+    """Of all attempts: the nodes of ranks that a majority of replicas differs from."""
+    found: set[str] = set()
+    hosts: Sequence[str] = nodes
+    of_rank: list[int] = []
+    for entry in log:
+        match entry.event:
+            case JobStarted() as started:
+                of_rank = _nodes_of_ranks(started.node_ranks or (started.ranks_per_node,) * started.nodes)
+            case AttemptSized() as sized:
+                hosts = sized.hosts
+                of_rank = _nodes_of_ranks(sized.node_ranks) or of_rank
+            case CorruptionReport(decided=True) as report:
+                numbers = {of_rank[rank] for rank in report.suspects if 0 <= rank < len(of_rank)}
+                found.update(hosts[number] for number in numbers if number < len(hosts) and hosts[number] in nodes)
+            case _:
+                pass
+    return tuple(sorted(found))
+
+
+def _nodes_of_ranks(node_ranks: Sequence[int]) -> list[int]:
+    return [node for node, count in enumerate(node_ranks) for _ in range(count)]
 
 
 def _accuses(event: JobEvent) -> TypeGuard[NodeLost | NodeChecked]:

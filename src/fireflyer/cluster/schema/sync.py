@@ -110,6 +110,8 @@ class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
     """None: the run has not set it."""
     bad_nodes: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
     """Nodes that the launcher holds responsible for an infrastructure cause."""
+    corrupt: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
+    """Nodes whose ranks differed from the majority of the replicas of their state; the run's program says so."""
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,10 +112,10 @@ def run_recipe(recipe: Recipe, identity: str) -> None:
         torch.use_deterministic_algorithms(True)
         device = _join(env)
         cleanup.callback(dist.destroy_process_group)
-        run = _build(recipe, identity, shape, env, device)
-        cleanup.callback(run.data.close)
         reporter = Reporter.from_environment(env)
         cleanup.callback(reporter.close)
+        run = _build(recipe, identity, shape, env, device, reporter)
+        cleanup.callback(run.data.close)
         with _peer_failures(), run.arrangement:
             _train(run, reporter, identity, cleanup)
 
@@ -149,7 +149,9 @@ def _join(env: RankEnvironment) -> torch.device:
     return device
 
 
-def _build(recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironment, device: torch.device) -> _Run:
+def _build(
+    recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironment, device: torch.device, reporter: Reporter
+) -> _Run:
     plan = recipe.plan
     vocabulary = shape.vocabulary
     data = open_training_data(
@@ -175,7 +177,8 @@ def _build(recipe: Recipe, identity: str, shape: ModelShape, env: RankEnvironmen
     guard = None
     if recipe.guard.period_steps:
         group = mesh.group("replicate")
-        guard = Guard(arrangement.module, arrangement.optimizer, every=recipe.guard.period_steps, group=group)
+        every = recipe.guard.period_steps
+        guard = Guard(arrangement.module, arrangement.optimizer, every=every, group=group, reporter=reporter)
     return _Run(
         recipe=recipe,
         shape=shape,

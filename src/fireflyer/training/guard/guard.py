@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed, UsageError
+from fireflyer.runtime.reporter import Reporter
 from fireflyer.training.guard.compare import CheckTime, CorruptionFound, GuardVerdict, compare
 from fireflyer.training.guard.digest import combine, digest
 from fireflyer.training.guard.state import Item, describe, items_of, replica_group
@@ -51,6 +52,7 @@ class Guard:
     All ranks make one, and call `before_commit` between backward and the optimizer's step and `after_commit` after it,
     with the same numbers of steps. `group` are the ranks that hold the same tensors; without it they follow from the
     model (`replica_group`). With `on_corruption="return"` the verdict is returned and `CorruptionFound` is not raised.
+    `reporter` tells the launcher, as evidence against the nodes of the ranks that a verdict names.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Guard:
         every: int = 100,
         group: dist.ProcessGroup | None = None,
         on_corruption: Literal["raise", "return"] = "raise",
+        reporter: Reporter | None = None,
     ) -> None:
         if every < 1:
             raise UsageError(f"every {every} must be at least 1")
@@ -70,6 +73,7 @@ class Guard:
         self._every, self._raises = every, on_corruption == "raise"
         self._group = replica_group(model, group)
         self._own_rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._reporter = reporter
         self._last_step: int | None = None
         self._agreed_step: int | None = None
         self._cost = GuardCost()
@@ -112,7 +116,11 @@ class Guard:
         self._spent(looks=1, exchange_ns=time.perf_counter_ns() - began_ns)
         if not verdict.corrupt:
             self._agreed_step = step
-        elif self._raises:
+            return verdict
+        if self._reporter is not None:
+            decided = verdict.finding == "ranks"
+            self._reporter.corruption(step=step, suspects=verdict.ranks, decided=decided, reason=str(verdict))
+        if self._raises:
             raise CorruptionFound(verdict)
         return verdict
 

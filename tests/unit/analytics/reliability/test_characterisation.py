@@ -13,10 +13,10 @@ from tests.support.reliability.published_logs import log_of_days, log_of_months,
 
 from fireflyer.analytics.reliability.characterisation import Characterisation, characterise
 from fireflyer.analytics.reliability.failures import DAY_NS
-from fireflyer.analytics.reliability.importing import import_lines, import_sacct
+from fireflyer.analytics.reliability.importing import import_lines, import_rows, import_sacct
 from fireflyer.analytics.reliability.intervals import rate_of
 from fireflyer.analytics.reliability.log_lines import Clock
-from fireflyer.analytics.reliability.page import render_page
+from fireflyer.analytics.reliability.page import render_page, tables_of
 from fireflyer.analytics.reliability.published_failures import (
     COLUMNS,
     ECC_XIDS,
@@ -25,7 +25,7 @@ from fireflyer.analytics.reliability.published_failures import (
     XID_SHARES_PERCENT,
     solved_months,
 )
-from fireflyer.analytics.reliability.rows import EventRow
+from fireflyer.analytics.reliability.rows import EventRow, JobRow
 from fireflyer.analytics.reliability.tables import TableWriter, open_tables
 from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
@@ -223,6 +223,84 @@ def test_a_crash_loop_and_what_it_preempts(tmp_path: Path) -> None:
     assert (cascade.job, cascade.failures, cascade.gpus) == ("9", 4, 1024)
     assert (cascade.preempted_jobs, cascade.preempted_gpus) == (15, 120)
     assert found.lost_by_preemption_gpu_hours == pytest.approx(15 * 8 * 1770 / 3600)
+
+
+def test_xids_have_their_shares_and_remedies_and_links_their_days_as_in_the_papers_tables(tmp_path: Path) -> None:
+    counts = {74: 4257, 43: 3348, 63: 200, 13: 2195}
+    shown = {table.title: table for table in tables_of(of_log(tmp_path, log_of_shares(counts)))}
+    shares = {row[0]: row[-1] for row in shown["Xid errors"].rows}
+    assert {xid: shares[str(xid)] for xid in XID_SHARES_PERCENT} == {
+        xid: f"{percent:.2f}%" for xid, percent in XID_SHARES_PERCENT.items()
+    }
+    classes = {row[0]: row for row in shown["Xid errors by class"].rows}
+    assert classes["nvlink"][1] == "74"
+    assert "stress the pair" in classes["nvlink"][3]
+    days = tmp_path / "days"
+    days.mkdir()
+    shown = {table.title: table for table in tables_of(of_log(days, log_of_days(LINK_FAILURES)))}
+    found = {day: int(count) for day, symptom, count in shown["Incidents by day"].rows if symptom == "InfiniBand link"}
+    assert found == {day: count for day, count in LINK_FAILURES.items() if count}
+
+
+def test_each_cause_has_what_its_failures_cost(tmp_path: Path) -> None:
+    """A lost GPU of a job of 16 whose restart preempted another job, a lost link, and a node that said nothing."""
+    write_jobs(
+        tmp_path,
+        [
+            job(1, "NODE_FAIL", 0, 2 * HOUR_S, "n[1-2]", 16, 2),
+            job(1, "COMPLETED", 2 * HOUR_S + 900, 9 * HOUR_S, "n[3-4]", 16, 2),
+            job(2, "PREEMPTED", 0, 2 * HOUR_S + 880, "n3", 8),
+            job(3, "FAILED", 0, 600, "n5", 8),
+            job(4, "NODE_FAIL", 0, HOUR_S, "n6", 8),
+            job(4, "COMPLETED", HOUR_S, HOUR_S + 60, "n7", 8),
+        ],
+    )
+    write_events(tmp_path, [(2 * HOUR_S - 60, "n2", "gpu_unavailable"), (500, "n5", "ib_link"), (500, "n1", "pcie")])
+    found = characterised(tmp_path)
+    causes = {(one.symptom, one.failures): (one.work, one.wait, one.restart, one.pushed) for one in found.losses.causes}
+    assert causes == {
+        ("gpu_unavailable", 1): pytest.approx((8, 4, 16 * 300 / HOUR_S, 4)),
+        ("ib_link", 1): pytest.approx((8 * 600 / HOUR_S, 0, 0, 0)),
+        ("", 1): pytest.approx((4, 0, 8 * 60 / HOUR_S, 0)),
+    }, "work, wait, restart, preempted: an attempt that is shorter loses no more than itself"
+    assert [one.node for one in found.losses.nodes] == ["n2", "", "n5"]
+    assert [(one.symptom, one.gpus) for one in found.losses.sizes] == [("gpu_unavailable", 16), ("", 8), ("ib_link", 8)]
+    sums = [sum(one.lost for one in part) for part in (found.losses.causes, found.losses.nodes, found.losses.sizes)]
+    assert sums == pytest.approx([sums[0]] * 3)
+    assert sum(one.work for one in found.losses.causes) == pytest.approx(found.lost_gpu_hours)
+    assert sum(one.pushed for one in found.losses.causes) == pytest.approx(found.lost_by_preemption_gpu_hours)
+    page = render_page(found)
+    assert all(f"Lost GPU-hours by {what}" in page for what in ("cause", "node", "cause and size of job"))
+
+
+def test_what_is_reported_after_the_end_explains_it_only_where_nothing_did_before(tmp_path: Path) -> None:
+    write_jobs(tmp_path, [job(number, "NODE_FAIL", 0, HOUR_S, f"n{number}", 8) for number in (1, 2, 3)])
+    write_events(
+        tmp_path,
+        [(HOUR_S - 5, "n1", "ib_link"), (HOUR_S + 60, "n1", "pcie"),
+         (HOUR_S - 5, "n2", "nccl_timeout"), (HOUR_S + 60, "n2", "eth_link"),
+         (HOUR_S + 50, "n3", "ib_link"), (HOUR_S + 60, "n3", "pcie")],
+    )  # fmt: skip
+    found = {one.symptom: one.failures for one in characterised(tmp_path).losses.causes}
+    assert found == {"ib_link": 1, "eth_link": 1, "pcie": 1}
+
+
+def test_what_a_source_has_measured_is_taken_in_the_place_of_half_an_hour(tmp_path: Path) -> None:
+    begin_ns, middle_ns, end_ns = ((BEGIN_S + hours * HOUR_S) * SECOND for hours in range(3))
+    first = JobRow(
+        "7", "ada", "NODE_FAIL", 1, 8, begin_ns, begin_ns, middle_ns, 1, 0, "n1", "",
+        unsaved_ns=90 * SECOND, overhead_ns=SECOND,
+    )  # fmt: skip
+    second = first._replace(
+        state="COMPLETED", start_ns=middle_ns, end_ns=end_ns, unsaved_ns=None, overhead_ns=18 * SECOND
+    )
+    import_rows("platform", "p", "jobs", [[first, second]], str(tmp_path / "t"))
+    found = characterised(tmp_path)
+    (one,) = found.losses.causes
+    assert (one.work, one.restart) == pytest.approx((8 * 90 / 3600, 8 * 18 / 3600))
+    assert found.lost_gpu_hours == pytest.approx(8 * 90 / 3600)
+    assert found.training is not None
+    assert found.training.goodput == pytest.approx(1 - 90 / 7200)
 
 
 def test_jobs_that_share_a_node_take_it_once(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fireflyer.analytics.reliability.attribution import diagnose
+from fireflyer.analytics.reliability.evidence import evidence_of
 from fireflyer.analytics.reliability.importing import Imported, import_lines, import_run, import_sacct
 from fireflyer.analytics.reliability.kernel_log import finding_of
 from fireflyer.analytics.reliability.log_lines import (
@@ -26,10 +28,21 @@ from fireflyer.analytics.reliability.log_lines import (
 from fireflyer.analytics.reliability.node_lists import expand_node_list
 from fireflyer.analytics.reliability.overlaps import NEXT
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
+from fireflyer.analytics.reliability.signals import node_signals
 from fireflyer.analytics.reliability.slurm import SacctColumns, jobcomp_row
 from fireflyer.analytics.reliability.tables import open_tables
 from fireflyer.base.errors import NotFound, UsageError
-from fireflyer.base.events import AttemptFailed, AttemptStarted, JobFinished, JobStarted, Logged, NodeLost, RankExited
+from fireflyer.base.events import (
+    AttemptFailed,
+    AttemptSized,
+    AttemptStarted,
+    CorruptionReport,
+    JobFinished,
+    JobStarted,
+    Logged,
+    NodeLost,
+    RankExited,
+)
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.base.units import SECOND
 from fireflyer.base.xids import XIDS
@@ -503,6 +516,32 @@ def test_long_lines_and_damaged_archives_cost_themselves_only(tmp_path: Path) ->
     assert "cannot be decompressed" in _import(packed, tmp_path / "t").cut
     with pytest.raises(NotFound):
         _import(tmp_path / "absent", tmp_path / "t")
+
+
+def test_ranks_that_differ_from_their_replicas_are_evidence_against_their_node(tmp_path: Path) -> None:
+    def told(rank: int, attempt: int, suspects: tuple[int, ...], *, decided: bool) -> CorruptionReport:
+        return CorruptionReport(rank, attempt, 12, suspects, decided, "step 12: ranks differ")
+
+    log = [
+        Logged(0, JobStarted("train", (), 3, 2, 3, 1_750_000_000.0)),
+        Logged(1, AttemptStarted(0)),
+        Logged(2, AttemptSized(0, 3, ("x", "y", "z"), (), (1, 2, 3))),
+        *(Logged(3, told(rank, 0, (3, 4, 900), decided=True)) for rank in range(6)),
+        Logged(4, AttemptFailed(0, "it ended", restarting=True, kind="user")),
+        Logged(5, AttemptStarted(1)),
+        Logged(6, told(0, 1, (0, 5), decided=False)),
+        Logged(7, JobFinished(1, "it ended")),
+    ]
+    import_run("train", log, str(tmp_path), clock=CLOCK)
+    with open_tables(str(tmp_path)) as tables:
+        rows = tables.sql(
+            "SELECT node, user_made FROM events WHERE symptom = 'corruption' ORDER BY time_ns, node"
+        ).fetchall()
+        diagnosis = diagnose(evidence_of(tables, "train", attempt=1))
+        signals = {one.node: one for one in node_signals(tables)}
+    assert diagnosis.hypotheses[0].title == "Replicas of the training state differ"
+    assert (signals["z"].corruptions, signals["z"].incidents) == (1, 0), "it explains, and accuses alone of nothing"
+    assert rows == [("", True), ("z", True), ("", True)], "each once; nobody where nothing says which is right"
 
 
 def test_a_run_becomes_attempts_and_the_node_that_was_lost(tmp_path: Path) -> None:

@@ -28,7 +28,13 @@ def test_a_cluster_without_failures_never_fails(capsys: Capture) -> None:
 
 def test_published_figures_that_do_not_follow_are_printed_as_such(capsys: Capture) -> None:
     assert main(["reliability", "mttf", "--published"]) == 0
-    assert capsys.readouterr().out.count("does not follow") == 4
+    shown = capsys.readouterr().out
+    assert shown.count("does not follow") == 5
+    (october,) = (line for line in shown.splitlines() if "2023-10" in line)
+    assert [cell.strip() for cell in october.split("│")][2:4] == ["29", "13"]
+    assert main(["reliability", "mttf", "--published", "--json"]) == 0
+    wrong = [row for row in json.loads(capsys.readouterr().out) if row["verdict"] != "follows"]
+    assert [(row["printed"], row["computed"]) for row in wrong if row["paper"] == "arXiv:2408.14158"] == [("29", 13)]
 
 
 def test_ettr_and_what_it_needs(capsys: Capture) -> None:
@@ -41,6 +47,17 @@ def test_ettr_and_what_it_needs(capsys: Capture) -> None:
     assert found["requirements"]["nodes"] > 1500
     assert main(words) == 0
     assert "For an ETTR of 0.9 each of these alone suffices" in capsys.readouterr().out
+
+
+def test_a_run_of_a_length_has_the_failures_of_equation_5(capsys: Capture) -> None:
+    words = ["reliability", "ettr", "--gpus", "12000", "--stall", "10s", "--length", "240h"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["expected_failures"] == pytest.approx(240 * 3600 / found["mttf_s"] / found["expected"], rel=0.01)
+    assert main(words) == 0
+    assert "failures of a run" in capsys.readouterr().out
+    assert main([*words[:-2], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["expected_failures"] is None
 
 
 def test_a_ratio_that_no_period_gives_is_told(capsys: Capture) -> None:

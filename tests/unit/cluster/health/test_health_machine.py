@@ -12,7 +12,8 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.health_event import Severity
 from fireflyer.base.units import SECOND
 from fireflyer.cluster.core.health.findings import Finding, no_result
-from fireflyer.cluster.core.health.messages import Probed, Rebooted, Removed, Said, TimePassed
+from fireflyer.cluster.core.health.machine import DOUBT_AGAIN_NS, DOUBT_LIMIT_NS
+from fireflyer.cluster.core.health.messages import Probed, Rebooted, Removed, Said, Tell, TimePassed
 from fireflyer.cluster.core.health.records import MAX_WARNED, Hold, RepairState
 from fireflyer.cluster.core.health.remedies import Remedy, remedy_of
 
@@ -73,6 +74,63 @@ def test_a_node_that_is_out_or_suspect_is_not_asked_beside_its_repair() -> None:
     before = {node: floor.record(node) for node in ("n0", "n1")}
     floor.run_failed("n0", "n1")
     assert {node: floor.record(node) for node in before} == before
+
+
+# --- replicas that differ ---
+
+BAD_VALIDATION = fault("validation", words="GEMM of GPU 3 gave another result")
+
+
+def test_a_node_whose_ranks_differed_takes_no_task_until_it_has_been_validated() -> None:
+    floor = tens(40)
+    told = floor.run_failed("n0", "n1", corrupt=("n1",))
+    faults = [(one.node, one.fault) for one in told if isinstance(one, Tell) and one.fault is not None]
+    assert [(node, one.cause, one.user_made) for node, one in faults] == [("n1", "corruption", True)]
+    assert (floor.record("n0").doubted, floor.record("n1").doubted) == (False, True)
+    floor.hung.add("n1")
+    floor.pass_time(10 * floor.policy.probe_limit_ns)
+    assert floor.record("n0").takes_tasks
+    assert not floor.record("n1").takes_tasks, "a validation takes longer than checks"
+    floor.feed(Probed("n1", 1, (passes("gpu"), passes("validation"))))
+    assert floor.record("n1").takes_tasks
+    assert (floor.record("n1").doubted, floor.moves("n1")) == (False, [])
+
+
+def test_only_what_the_validation_finds_takes_a_node_out_whose_ranks_differed() -> None:
+    floor = tens(40)
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.feed(Probed("n0", 1, (passes("gpu"), BAD_VALIDATION)))
+    assert floor.state("n0") is RepairState.DRAINED
+    floor.run_failed("n1", corrupt=("n1",))
+    hung = msgspec.structs.replace(BAD_VALIDATION, severity="warn", could_not_run=True)
+    floor.feed(Probed("n1", 1, (passes("gpu"), hung)))
+    assert floor.state("n1") is RepairState.HEALTHY
+    floor.run_failed("n2")
+    floor.feed(Probed("n2", 1, (passes("gpu"), BAD_VALIDATION)))
+    assert floor.state("n2") is RepairState.SUSPECT, "else a finding is probed as always"
+
+
+def test_who_says_again_and_again_that_replicas_differ_has_no_node_validated_all_the_time() -> None:
+    floor = tens(40)
+    floor.pass_time(SECOND)
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.feed(Probed("n0", 1, (passes("gpu"), passes("validation"))))
+    floor.run_failed("n0", corrupt=("n0",))
+    assert not floor.record("n0").doubted
+    floor.pass_time(SECOND)
+    assert floor.record("n0").takes_tasks
+    floor.pass_time(DOUBT_AGAIN_NS, step_ns=DOUBT_AGAIN_NS)
+    floor.run_failed("n0", corrupt=("n0",))
+    assert floor.record("n0").doubted
+
+
+def test_a_validation_that_never_answers_does_not_keep_a_node_for_ever() -> None:
+    floor = tens(40)
+    floor.hung.add("n0")
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.pass_time(DOUBT_LIMIT_NS, step_ns=DOUBT_LIMIT_NS)
+    assert floor.record("n0").takes_tasks
+    assert not floor.record("n0").doubted
 
 
 # --- severity and confirmation ---

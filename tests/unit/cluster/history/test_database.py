@@ -21,11 +21,13 @@ from tests.unit.cluster.history.test_tables import CLUSTER, lived, outbox
 
 from fireflyer.base.errors import Busy, NotFound, PermanentError, UsageError
 from fireflyer.base.units import SECOND
+from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.platform.history_pages import RunEntry
 from fireflyer.cluster.core.platform.reports import Span
-from fireflyer.cluster.core.platform.store.history import ClusterTotals, CommandDone
+from fireflyer.cluster.core.platform.store.history import ClusterTotals, CommandDone, NodeChange
 from fireflyer.cluster.core.platform.store.rows import OUTBOX_PREFIX
 from fireflyer.cluster.history import database as database_module
-from fireflyer.cluster.history import queries
+from fireflyer.cluster.history import pages, queries
 from fireflyer.cluster.history.audit import AUDIT_PREFIX, AuditLog
 from fireflyer.cluster.history.copier import Copier, Outbox
 from fireflyer.cluster.history.database import Database, check_url
@@ -60,6 +62,75 @@ def test_the_tables_have_what_was_folded_also_when_it_is_copied_again(url: str) 
         assert {(row["cluster"], row["change"]): row for row in states} == expected.node_states
         assert {row["entry"]: row for row in audit} == expected.audit
         await ask(database, desk)
+        await database.close()
+
+    asyncio.run(whole())
+
+
+def test_pages_go_through_all_changes_once_and_tell_what_came_later(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = outbox(lived(7))
+    half = len(rows) // 2
+
+    async def whole() -> None:
+        database = Database(url)
+        await database.prepare()
+        await database.call(functools.partial(copy_rows, cluster=CLUSTER, rows=rows[:half]), writes=True)
+        first = await all_runs(database, 1, since=0)
+        await database.call(functools.partial(copy_rows, cluster=CLUSTER, rows=rows[half:]), writes=True)
+        later = await all_runs(database, 3, since=first[-1].change + 1)
+        runs = await all_runs(database, 1000, since=0)
+        assert {(run.task, run.number): run for run in (*first, *later)} == {
+            (run.task, run.number): run for run in runs
+        }
+        assert len(runs) == len({(run.task, run.number) for run in runs}), "each once, as it was last"
+        ended = [run for run in runs if run.ended_ns is not None]
+        assert ended
+        assert all(run.wish for run in ended)
+        monkeypatch.setattr(pages, "MAX_PAGE_NODES", 0)
+        page = await database.call(lambda c: pages.run_page(c, current=CLUSTER, cluster="", since=0, limit=1000))
+        assert (page.entries, page.more, page.clusters) == (tuple(runs[:1]), True, (CLUSTER,)), "few names at a time"
+        page = await database.call(lambda c: pages.run_page(c, current=CLUSTER, cluster="c2", since=0, limit=1000))
+        assert (page.entries, page.more) == ((), False)
+        states = await database.call(lambda c: pages.node_page(c, current=CLUSTER, cluster="", since=0, limit=1000))
+        one = await database.call(
+            lambda c: pages.node_page(c, current=CLUSTER, cluster="", since=states.entries[-1].change, limit=1)
+        )
+        assert (one.entries, one.more) == (states.entries[-1:], False)
+        await database.close()
+
+    asyncio.run(whole())
+
+
+async def all_runs(database: Database, limit: int, *, since: int) -> list[RunEntry]:
+    found: list[RunEntry] = []
+    while True:
+        page = await database.call(
+            lambda c, s=since: pages.run_page(c, current=CLUSTER, cluster=CLUSTER, since=s, limit=limit)  # type: ignore[misc]
+        )
+        found += page.entries
+        if not page.more:
+            return found
+        since = page.entries[-1].change + 1
+
+
+def test_a_fault_that_is_no_finding_of_this_release_is_left_out(url: str) -> None:
+    async def whole() -> None:
+        database = Database(url)
+        await database.prepare()
+        rows = [
+            (0, NodeChange(5, "n0", "drained", "why", Finding(check="gpu_xid", severity="high", seen_ns=1), 3)),
+            (1, NodeChange(6, "n0", "returned")),
+        ]
+        await database.call(functools.partial(copy_rows, cluster=CLUSTER, rows=rows), writes=True)
+        ask = functools.partial(pages.node_page, current=CLUSTER, cluster="", since=0, limit=9)
+        first, second = (await database.call(lambda c: ask(c))).entries
+        assert (first.fault, first.ticket) == (rows[0][1].fault, 3)
+        assert (second.fault, second.ticket) == (None, 0)
+        await database.call(
+            lambda c: c.execute(text("UPDATE node_states SET fault = '{}' WHERE change = 0")), writes=True
+        )
+        first, second = (await database.call(lambda c: ask(c))).entries
+        assert (first.fault, first.ticket) == (None, 3)
         await database.close()
 
     asyncio.run(whole())

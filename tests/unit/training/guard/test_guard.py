@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -13,6 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fireflyer.base.errors import DataCorruption, UsageError
+from fireflyer.base.events import CorruptionReport, decode_log
+from fireflyer.base.launch import RankEnvironment
+from fireflyer.runtime.reporter import Reporter
 from fireflyer.training.guard import CorruptionFound, Guard, GuardVerdict, compare
 from fireflyer.training.guard.guard import check_same_look
 from fireflyer.training.guard.state import Item, describe, items_of, replica_group
@@ -127,3 +133,35 @@ def test_the_error_carries_the_verdict_and_says_what_to_do() -> None:
         "step 9, after commit: ranks [8] differ from the majority of [0, 4, 8]: parameter a; they agreed at step 8; "
     )
     assert isinstance(verdict, GuardVerdict)
+
+
+class Replicas:
+    """Three ranks, of which the last one has another digest."""
+
+    def size(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("on_corruption", ["raise", "return"])
+def test_what_the_guard_finds_is_told_to_the_launcher(
+    on_corruption: Literal["raise", "return"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fireflyer.training.guard.guard.replica_group", lambda *_: Replicas())
+    digests = {0: (1,), 1: (1,), 2: (1,)}
+    monkeypatch.setattr(Guard, "_compare", lambda _, step, point, *__: compare(step, point, ["w"], digests))
+    env = RankEnvironment(rank=0, attempt=4, run_dir=str(tmp_path))
+    reporter = Reporter.from_environment(env)
+    guard = Guard(*trained(), every=1, on_corruption=on_corruption, reporter=reporter)
+    guard.after_commit(1)
+    digests[2] = (9,)
+    with pytest.raises(CorruptionFound) if on_corruption == "raise" else contextlib.nullcontext():
+        guard.after_commit(2)
+    reporter.close()
+    log = [
+        entry.event
+        for path in tmp_path.rglob("*.jsonl")
+        for entry in decode_log(path.read_bytes().splitlines(keepends=True))
+    ]
+    (told,) = (event for event in log if isinstance(event, CorruptionReport))
+    assert (told.rank, told.step, told.suspects, told.decided) == (0, 2, (2,), True)
+    assert "ranks [2] differ from the majority" in told.reason

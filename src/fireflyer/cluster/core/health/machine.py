@@ -20,16 +20,21 @@ is required) or `ok`: a person is told of the former, and no node returns withou
 
 *After a failure.* What ended a run may be a fault of any of its nodes, and is known seconds later. Until all checks of
 a node have answered it takes no task, for `policy.probe_limit_ns` at most: else its next run fails of the same fault.
+Where the trainer's guard has found that ranks of it differ from the majority of their replicas, the validation must
+have answered as well, once in `DOUBT_AGAIN_NS` at most: users can say so, and only what a validator finds takes a node
+out.
 
 The machine never looks at what people drained: that is another word, which it neither sets nor removes.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from fireflyer.base.errors import UsageError
-from fireflyer.base.units import counted
+from fireflyer.base.units import SECOND, counted
 from fireflyer.cluster.core.health.findings import PROGRAM, Finding, covers, is_certain, is_fault
 from fireflyer.cluster.core.health.messages import (
     Effect,
@@ -62,8 +67,13 @@ from fireflyer.cluster.core.health.records import (
 )
 from fireflyer.cluster.core.health.remedies import Remedy
 from fireflyer.cluster.core.health.repair import BY_MACHINE, Repairs, fault_of, fault_words
+from fireflyer.cluster.schema.sync import VALIDATION
 
-__all__ = ["HealthMachine"]
+__all__ = ["DOUBT_AGAIN_NS", "DOUBT_LIMIT_NS", "HealthMachine"]
+
+DOUBT_AGAIN_NS: Final = 3600 * SECOND
+DOUBT_LIMIT_NS: Final = 3600 * SECOND
+"""A validation that was not answered for so long is waited for no longer."""
 
 
 class HealthMachine:
@@ -87,9 +97,9 @@ class HealthMachine:
                 record = self._known(node)
                 if record.state is RepairState.REBOOT:
                     self._repairs.repaired(record, Remedy.REBOOT, "its agent reports another boot", BY_MACHINE, now_ns)
-            case RunFailed(nodes):
+            case RunFailed(nodes, corrupt):
                 for node in nodes:
-                    self._run_failed(self._known(node), now_ns)
+                    self._run_failed(self._known(node), now_ns, differed=node in corrupt)
             case Removed(node, by):
                 self._removed(node, by, now_ns)
             case TimePassed():
@@ -130,7 +140,7 @@ class HealthMachine:
         if warned in record.warned:
             return
         self._put(msgspec.structs.replace(record, warned=(*record.warned, warned)))
-        self._effects.append(Tell(record.name, words))
+        self._effects.append(Tell(record.name, words, event))
 
     def _forget_warnings(self, record: NodeHealth, check: str, part: str) -> NodeHealth:
         warned = tuple(one for one in record.warned if one.check != check or part not in ("", one.part))
@@ -149,20 +159,27 @@ class HealthMachine:
 
     # --- after a failure ---
 
-    def _run_failed(self, record: NodeHealth, now_ns: int) -> None:
-        """Of a node that takes no task anyway nothing is asked."""
+    def _run_failed(self, record: NodeHealth, now_ns: int, *, differed: bool) -> None:
+        """Of a node that takes no task anyway nothing is asked. Where replicas differed it is validated, too, but not
+        after every run: a user's program says so, and its validation takes minutes."""
+        if differed:
+            self._effects.append(Tell(record.name, fault_words(_corruption(now_ns)), _corruption(now_ns)))
         if record.state in TAKES_TASKS:
             number = record.numbers + 1
             unchecked = Confirming(number=number, at_ns=now_ns)
-            self._put(msgspec.structs.replace(record, unchecked=unchecked, numbers=number))
+            record = msgspec.structs.replace(record, unchecked=unchecked, numbers=number)
+            if differed and (not record.doubted_ns or now_ns - record.doubted_ns >= DOUBT_AGAIN_NS):
+                record = msgspec.structs.replace(record, doubted=True, doubted_ns=now_ns)
+            self._put(record)
 
     def _no_longer_unchecked(self, record: NodeHealth, now_ns: int) -> NodeHealth:
         waits = record.unchecked
-        is_over = waits is not None and now_ns - waits.at_ns >= self._policy.probe_limit_ns
+        limit_ns = max(self._policy.probe_limit_ns, DOUBT_LIMIT_NS if record.doubted else 0)
+        is_over = waits is not None and now_ns - waits.at_ns >= limit_ns
         return self._checked(record) if is_over else record
 
     def _checked(self, record: NodeHealth) -> NodeHealth:
-        return self._put(msgspec.structs.replace(record, unchecked=None))
+        return self._put(msgspec.structs.replace(record, unchecked=None, doubted=False))
 
     # --- suspicion ---
 
@@ -220,7 +237,7 @@ class HealthMachine:
         words = f"{fault_words(fault_of(record))}; {why}"
         if record.state is not RepairState.SUSPECT or self._known(record.name).hold is not hold:
             self._repairs.move(record, RepairState.SUSPECT, words, now_ns)
-            self._effects.append(Tell(record.name, words))
+            self._effects.append(Tell(record.name, words, record.fault))
         else:
             self._put(msgspec.structs.replace(record, reason=words))
 
@@ -229,6 +246,13 @@ class HealthMachine:
         record = self._known(node)
         if record.unchecked is not None and record.unchecked.number == number:
             self._checked(record)
+            if record.doubted:  # it has been loaded for minutes: no probe says more
+                events = tuple(
+                    msgspec.structs.replace(event, at_once=True)
+                    if event.check == VALIDATION and is_fault(event) and not event.could_not_run
+                    else event
+                    for event in events
+                )
             self._said(node, events, answer.asked, now_ns)
             return
         confirming, fault = record.confirming, record.fault
@@ -423,6 +447,13 @@ class HealthMachine:
             number = record.numbers + 1
             again = msgspec.structs.replace(confirming, number=number, at_ns=now_ns)
             self._put(msgspec.structs.replace(record, confirming=again, numbers=number))
+
+
+def _corruption(now_ns: int) -> Finding:
+    words = "ranks of a run there differed from the majority of their replicas; it is validated"
+    return Finding(
+        check="replicas", severity="warn", cause="corruption", words=words, seen_ns=max(0, now_ns), user_made=True
+    )
 
 
 def _weight(event: Finding) -> tuple[bool, bool, bool]:

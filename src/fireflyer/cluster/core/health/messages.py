@@ -74,6 +74,9 @@ class RunFailed(msgspec.Struct, frozen=True):
     since."""
 
     nodes: tuple[str, ...]
+    corrupt: tuple[str, ...] = ()
+    """Of these, nodes whose ranks differed from the majority of the replicas of their state; a user's program says
+    it."""
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -104,6 +107,9 @@ class Moved(msgspec.Struct, frozen=True):
     node: str
     state: RepairState
     reason: str
+    fault: Finding | None = None
+    """Why, where a fault is known."""
+    ticket: int = 0
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -111,6 +117,8 @@ class Tell(msgspec.Struct, frozen=True):
 
     node: str
     words: str
+    fault: Finding | None = None
+    """What it is about, where that is a finding."""
 
 
 Effect: TypeAlias = Requeue | Moved | Tell

@@ -138,6 +138,10 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     confirming: Confirming | None = None
     unchecked: Confirming | None = None
     """A run on it ended by a failure: it takes no task until all checks have answered this probe, or time is over."""
+    doubted: bool = False
+    """Replicas of a run differed there: the validation is part of the answer to `unchecked`."""
+    doubted_ns: int = 0
+    """When that was last so."""
     numbers: int = 0
     """Numbers of probes that were given out."""
     ticket: int = 0

@@ -60,9 +60,12 @@ class Repairs:
 
     def move(self, record: NodeHealth, state: RepairState, reason: str, now_ns: int) -> NodeHealth:
         unchecked = record.unchecked if state in TAKES_TASKS else None
-        record = msgspec.structs.replace(record, state=state, reason=reason, since_ns=now_ns, unchecked=unchecked)
+        record = msgspec.structs.replace(
+            record, state=state, reason=reason, since_ns=now_ns, unchecked=unchecked,
+            doubted=record.doubted and unchecked is not None,
+        )  # fmt: skip
         self.put(record)
-        self._effects.append(Moved(record.name, state, reason))
+        self._effects.append(Moved(record.name, state, reason, record.fault, record.ticket))
         return record
 
     # --- out ---

@@ -112,8 +112,10 @@ class NodesHealth:
             places = [(name, self._ledger.places.get(name)) for name in self._ledger.runs.known(key).nodes]
             mine = (name for name, place in places if place is None or (place.task, place.run) == key)
             checked = tuple(name for name in mine if self._order(name) is not None)
+            ended = self._ledger.runs.known(key).ended
+            corrupt = set(ended.corrupt) if ended is not None else ()
             if checked:
-                self._feed(RunFailed(checked))
+                self._feed(RunFailed(checked, tuple(name for name in checked if name in corrupt)))
 
     def sweep(self) -> None:
         if self._checking.now.any_node():
@@ -170,12 +172,12 @@ class NodesHealth:
                 if place is not None:
                     run = self._ledger.runs.known((place.task, place.run))
                     self._tasks.leave(run, "stop", Wish.NODE_FAULT, reason)
-            case Moved(node, state, reason):
-                self._ledger.record(NodeChange(now_ns, node, state.value, reason))
+            case Moved(node, state, reason, fault, ticket):
+                self._ledger.record(NodeChange(now_ns, node, state.value, reason, fault, ticket))
                 self._ledger.changed("node", node, state.value)
                 self._tasks.notes.append(f"node {node} is {state.value}" + (f": {reason}" if reason else ""))
-            case Tell(node, words):
-                self._ledger.record(NodeChange(now_ns, node, "warned", words))
+            case Tell(node, words, fault):
+                self._ledger.record(NodeChange(now_ns, node, "warned", words, fault))
                 self._ledger.changed("node", node, "warned")
                 self._tasks.notes.append(f"node {node}: {words}")
 
@@ -195,7 +197,7 @@ class NodesHealth:
         heard = self._heard.get(node)
         version = self._checking.now.policy.version
         order = msgspec.structs.replace(order, probe=number, check=check, heard=heard, policy=version)
-        if row is not None and row.unchecked is not None:
+        if row is not None and row.unchecked is not None and not row.doubted:
             order = msgspec.structs.replace(order, validation=())  # minutes, in which the node would be idle
         return order
 

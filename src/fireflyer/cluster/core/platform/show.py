@@ -46,6 +46,7 @@ MAX_NAMED = 8
 """Tasks that a forecast names."""
 
 _UNCHECKED: Final = "a run failed on it: its checks must answer before the next one"
+_DOUBTED: Final = "replicas of a run differed there: its validation must answer before the next run"
 _SLURM_STATES: Final = {"allocated": "busy", "mixed": "busy", "completing": "leaving", "down": "lost"}
 """In our words, where we have one."""
 
@@ -297,7 +298,7 @@ class Show:
         return HealthView(
             state=row.state.value,
             since_ns=row.since_ns,
-            reason=row.reason or (_UNCHECKED if row.unchecked is not None else ""),
+            reason=row.reason or _unchecked_words(row),
             hold=row.hold.value,
             until_ns=row.until_ns if row.state in (RepairState.TESTING, RepairState.PROBATION) else None,
             faults=len(part.faults_ns) if part is not None else 0,
@@ -431,3 +432,9 @@ def _foretold(found: Forecast, time_ns: int) -> Why:
         return Why(f"not with the nodes, limits and reservations as they are; now: {waits}")
     when = format_duration(found.until_ns - time_ns)
     return Why(f"not before {when} from now, if no run ends before it declared; now: {waits}")
+
+
+def _unchecked_words(row: NodeHealth) -> str:
+    if row.unchecked is None:
+        return ""
+    return _DOUBTED if row.doubted else _UNCHECKED

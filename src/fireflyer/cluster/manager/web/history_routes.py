@@ -8,6 +8,7 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import PathParameter, QueryParameter
 
+from fireflyer.cluster.core.platform.history_pages import NodePage, RunPage
 from fireflyer.cluster.core.platform.reports import MAX_STEPS
 from fireflyer.cluster.core.platform.views import AuditPage, PastTaskAnswer, PastTaskPage, UsageReport
 from fireflyer.cluster.manager.history import History
@@ -21,6 +22,7 @@ _Time = Annotated[int | None, QueryParameter(ge=0, le=1 << 62)]
 _Steps = Annotated[int, QueryParameter(ge=1, le=MAX_STEPS)]
 _Limit = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)]
 _Text = Annotated[str, QueryParameter(max_length=80)]
+_Change = Annotated[int, QueryParameter(ge=0, le=1 << 62)]
 _After = Annotated[str, QueryParameter(max_length=120)]
 
 
@@ -86,4 +88,21 @@ async def audit(
     )  # fmt: skip
 
 
-ROUTES: list[Any] = [utilisation, usage, past_tasks, past_task, audit]
+@get("/history/runs")
+async def runs(
+    request: Who, history: NamedDependency[History], cluster: _Text = "", since: _Change = 0, limit: _Limit = MAX_PAGE
+) -> RunPage:
+    """Runs of all users whose last change has this number or a later one, in the order of changes; a page may have
+    fewer than `limit`. For operators."""
+    return await history.run_page(request.user.roles, cluster=cluster, since=since, limit=limit)
+
+
+@get("/history/nodes")
+async def nodes(
+    request: Who, history: NamedDependency[History], cluster: _Text = "", since: _Change = 0, limit: _Limit = MAX_PAGE
+) -> NodePage:
+    """What happened to nodes from a change on: faults, drains, repairs, returns. For operators."""
+    return await history.node_page(request.user.roles, cluster=cluster, since=since, limit=limit)
+
+
+ROUTES: list[Any] = [utilisation, usage, past_tasks, past_task, audit, runs, nodes]

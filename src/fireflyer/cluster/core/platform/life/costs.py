@@ -64,6 +64,10 @@ class RunCosts:
         since_ns = None if known.asks else max(run.scheduled_ns, known.saved_ns or 0)
         return Cost(known.each_ns, since_ns)
 
+    def saved_ns(self, run: tuple[int, int]) -> int | None:
+        """Cluster time of its last checkpoint, at most `COARSE_NS` too early; None: nobody has told of one."""
+        return self._known.get(run, _NOTHING).saved_ns
+
     def forget(self, run: tuple[int, int]) -> None:
         self._known.pop(run, None)
 

@@ -183,6 +183,7 @@ class Tasks:
             wanted_ns=run.wanted_ns if run.wanted_ns is not None else self.now_ns,
             wish=run.wish if run.wish is not Wish.NONE else Wish.ENDED,
             wish_reason=run.wish_reason or "its launcher has ended",
+            saved_ns=self._heard.costs.saved_ns((run.task, run.number)),
         )
         self._put_run(run)
         row = self._ledger.tasks.known(run.task)
@@ -207,7 +208,8 @@ class Tasks:
             productive_ns = counted(run.ended.parts, self.now_ns - run.scheduled_ns)
             self._ledger.add_productive(productive_ns * len(run.nodes))
         judged = verdict(row, self.spec(row), run.wish, run.ended)
-        if judged.cause in _FAILURES and run.wish is not Wish.NODE_FAULT:
+        differed = run.ended is not None and bool(run.ended.corrupt)
+        if (judged.cause in _FAILURES or differed) and run.wish is not Wish.NODE_FAULT:
             self.failed[run.task, run.number] = None
         if judged.step is Step.FINISH and judged.outcome is not None:
             code = run.ended.exit_code if run.ended is not None else None

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.platform.store.rows import RunRow, TaskRow, decode_row, encode_row
 
 __all__ = [
@@ -39,6 +40,10 @@ class NodeChange(msgspec.Struct, frozen=True, tag="NodeChange"):
     state: str
     """`up`, `lost`, `drained`, `resumed`, `removed`, `warned`; or a state of repair (`core.health.records`)."""
     reason: str = ""
+    fault: Finding | None = None
+    """What led to it, where checks did."""
+    ticket: int = 0
+    """Of the repair that it belongs to; 0: none."""
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="CommandDone"):

@@ -251,6 +251,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_ns: int | None = None
     over_ns: int | None = None
     ended: EndedRun | None = None
+    saved_ns: int | None = None
+    """Of one that has ended: when the state of its last checkpoint was taken; None: nobody told of one."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):

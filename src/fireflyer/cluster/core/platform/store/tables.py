@@ -89,10 +89,8 @@ def fold(
                 if key not in known_runs or known_runs[key].older_than(*stamp):
                     known_runs[key] = stamp
                     batch.runs[key] = _run(stamp, row.run)
-            case NodeChange(at_ns, node, state, reason):
-                batch.node_states.append(
-                    {**stamp._asdict(), "at_ns": at_ns, "node": node, "state": state, "reason": reason}
-                )
+            case NodeChange():
+                batch.node_states.append(_node_state(stamp, row))
             case CommandDone():
                 batch.audit.append(audit_record(f"{cluster}/{number:020}", row))
             case ClusterTotals():
@@ -111,6 +109,18 @@ def audit_record(entry: str, row: CommandDone) -> Record:
         "text": row.text,
         "address": row.address,
         "outcome": row.outcome,
+    }
+
+
+def _node_state(stamp: Stamp, row: NodeChange) -> Record:
+    return {
+        **stamp._asdict(),
+        "at_ns": row.at_ns,
+        "node": row.node,
+        "state": row.state,
+        "reason": row.reason,
+        "fault": None if row.fault is None else msgspec.json.encode(row.fault).decode(),
+        "ticket": row.ticket or None,
     }
 
 
@@ -179,6 +189,8 @@ def _run(stamp: Stamp, row: RunRow) -> Record:
         "node_names": json.dumps(row.nodes),
         "reason": row.reason,
         "leave_reason": row.wish_reason,
+        "wish": row.wish.value,
+        "saved_ns": row.saved_ns,
         "scheduled_ns": row.scheduled_ns,
         "prepared_ns": row.prepared_ns,
         "started_ns": row.started_ns,

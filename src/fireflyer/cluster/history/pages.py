@@ -1,0 +1,99 @@
+"""Pages of runs and of changes of nodes, in the order of changes. Each function is one bounded piece of work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Row, func, select, tuple_
+
+from fireflyer.base.decoding import DECODE_ERRORS
+from fireflyer.cluster.core.health.findings import Finding
+from fireflyer.cluster.core.platform.history_pages import NodeEntry, NodePage, RunEntry, RunPage
+from fireflyer.cluster.history.schema import COPIED, NODE_STATES, RUN_PARTS, RUNS, TASKS
+
+__all__ = ["MAX_PAGE_NODES", "node_page", "run_page"]
+
+MAX_PAGE_NODES: Final = 50_000
+"""Names of nodes of one page of runs, beyond those of its first run."""
+_MAX_CLUSTERS: Final = 100
+_OVERHEAD: Final = ("platform", "start")
+_PIECE: Final = 400
+
+
+def run_page(connection: Connection, *, current: str, cluster: str, since: int, limit: int) -> RunPage:
+    """Runs whose last change has the number `since` or a later one. `cluster`: its word; empty: `current`."""
+    word = cluster or current
+    query = (
+        select(RUNS, TASKS.c.user_name, TASKS.c.submitted_ns)
+        .join_from(RUNS, TASKS, RUNS.c.task == TASKS.c.id)
+        .where(RUNS.c.cluster == word, RUNS.c.change >= since)
+        .order_by(RUNS.c.change)
+        .limit(limit + 1)
+    )
+    rows: list[Row[Any]] = []
+    names = 0
+    more = False
+    for row in connection.execute(query):
+        names += row.nodes
+        if len(rows) == limit or (rows and names > MAX_PAGE_NODES):
+            more = True
+            break
+        rows.append(row)
+    overhead = _overhead(connection, [(row.task, row.number) for row in rows])
+    entries = tuple(_run(row, overhead.get((row.task, row.number), 0)) for row in rows)
+    return RunPage(cluster=word, clusters=_clusters(connection, current), entries=entries, more=more)
+
+
+def _overhead(connection: Connection, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = {}
+    for place in range(0, len(keys), _PIECE):
+        query = (
+            select(RUN_PARTS.c.task, RUN_PARTS.c.run, func.sum(RUN_PARTS.c.ns))
+            .where(tuple_(RUN_PARTS.c.task, RUN_PARTS.c.run).in_(keys[place : place + _PIECE]))
+            .where(RUN_PARTS.c.part.in_(_OVERHEAD))
+            .group_by(RUN_PARTS.c.task, RUN_PARTS.c.run)
+        )
+        found.update({(task, run): int(ns) for task, run, ns in connection.execute(query)})
+    return found
+
+
+def _run(row: Row[Any], overhead_ns: int) -> RunEntry:
+    return RunEntry(
+        change=row.change, task=row.task, number=row.number, user=row.user_name, submitted_ns=row.submitted_ns,
+        state=row.state, nodes=tuple(json.loads(row.node_names)), scheduled_ns=row.scheduled_ns,
+        started_ns=row.started_ns, ended_ns=row.ended_ns, wish=row.wish or "", leave_reason=row.leave_reason,
+        cause=row.cause, exit_code=row.exit_code, saved_ns=row.saved_ns, overhead_ns=overhead_ns,
+    )  # fmt: skip
+
+
+def node_page(connection: Connection, *, current: str, cluster: str, since: int, limit: int) -> NodePage:
+    """Changes of nodes from the number `since` on. `cluster`: as in `run_page`."""
+    word = cluster or current
+    query = select(NODE_STATES).where(NODE_STATES.c.cluster == word, NODE_STATES.c.change >= since)
+    rows = connection.execute(query.order_by(NODE_STATES.c.change).limit(limit + 1)).all()
+    entries = tuple(
+        NodeEntry(
+            change=row.change, at_ns=row.at_ns, node=row.node, state=row.state, reason=row.reason,
+            fault=_fault(row.fault), ticket=row.ticket or 0,
+        )
+        for row in rows[:limit]
+    )  # fmt: skip
+    return NodePage(
+        cluster=word, clusters=_clusters(connection, current), entries=entries, more=len(rows) > len(entries)
+    )
+
+
+def _fault(text: str | None) -> Finding | None:
+    """None also for what a newer release wrote and this one does not read."""
+    try:
+        return None if text is None else msgspec.json.decode(text, type=Finding)
+    except DECODE_ERRORS:
+        return None
+
+
+def _clusters(connection: Connection, current: str) -> tuple[str, ...]:
+    words = connection.execute(select(COPIED.c.cluster).order_by(COPIED.c.cluster).limit(_MAX_CLUSTERS)).scalars()
+    return tuple(sorted({*words, current}))
