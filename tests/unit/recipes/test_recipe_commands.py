@@ -17,10 +17,12 @@ import pytest
 from tests.support.jobs.soak_facts import SOAK, good_soak
 from tests.support.jobs.whole_facts import PLAN, good_facts
 
+from fireflyer.base.events import StepReport
 from fireflyer.cli.main import main
 from fireflyer.recipes.corpus import Corpus
 from fireflyer.recipes.soak import run as soak_run
 from fireflyer.recipes.soak.facts import SoakFacts
+from fireflyer.recipes.testbed.facts import RunFacts
 from fireflyer.recipes.testbed.reference import (
     cache_key,
     code_digest,
@@ -88,6 +90,70 @@ def test_a_demonstration_in_which_all_is_well_ends_with_0(
     assert "error:" not in said.err
     assert (tmp_path / "report.html").exists()
     assert msgspec.json.decode((tmp_path / "facts.json").read_bytes(), type=Facts) == good_facts()
+
+
+def lines_of(said: str, section: str) -> list[str]:
+    """Of a section of the report: from its title to an empty line."""
+    lines = said.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(section))
+    return lines[begin + 1 : lines.index("", begin)]
+
+
+def test_the_terminal_shows_losses_of_each_task_beside_the_undisturbed_ones(
+    tmp_path: Path, seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen(good_facts())
+    assert demo(tmp_path) == 0
+    lines = lines_of(capsys.readouterr().out, "Loss")
+    assert [line.split()[0] for line in lines[::3]] == ["first", "second", "urgent"]
+    for under, over in zip(lines[1::3], lines[2::3], strict=True):
+        assert under.startswith("  undisturbed █")
+        assert over.startswith("  as it ran   █")
+        assert under[14:] == over[14:]
+    assert lines[0].index("↻") - 14 == 30, "the first task went on with step 31"
+    assert lines[3].index("↻") - 14 == 25
+    assert "↻" not in lines[6]
+    assert lines[1].endswith("  5.941 to 3.750")
+
+
+def test_the_terminal_shows_where_a_task_that_differs_does(
+    tmp_path: Path, seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task that has reported nothing behind a step, and one whose losses stay where they were."""
+    facts = good_facts()
+    losses = dict.fromkeys(range(1, 61), 5.0)
+    flat = change(facts.references["second"], losses=losses)
+    short = change(facts.tasks[0], runs=(cut(facts.tasks[0].runs[0], 20),))
+    seen(change(facts, tasks=(short, *facts.tasks[1:]), references={**facts.references, "second": flat}))
+    assert demo(tmp_path) == 1
+    lines = lines_of(capsys.readouterr().out, "Loss")
+    assert lines[2][14:74] == lines[1][14:34] + " " * 40, "20 steps, and then nothing"
+    assert lines[4][14:74] == lines[4][14] * 60
+    assert lines[5][14] > lines[5][73]
+
+
+def cut(run: RunFacts, last: int) -> RunFacts:
+    """Without what was reported of later steps."""
+    log = tuple(one for one in run.log if not isinstance(one.event, StepReport) or one.event.step <= last)
+    return change(run, log=log)
+
+
+def test_the_terminal_shows_the_storage_in_time_with_the_failure(
+    tmp_path: Path, seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node is dead from second 2, counts as failed from 8, and every chunk has all replicas again at 11, of 20."""
+    seen(good_facts())
+    assert demo(tmp_path) == 0
+    heads, writes, reads, degraded = lines_of(capsys.readouterr().out, "Storage in time")
+    cell = 78 / 20
+    assert heads[14:].index("1") == int(2 * cell)
+    for line in (writes, reads):
+        assert line[14 : 14 + int(1.5 * cell)] == "█" * int(1.5 * cell)
+        assert line[14 + int(3 * cell) : 14 + int(7 * cell)] == "▁" * (int(7 * cell) - int(3 * cell))
+        assert line[14 + int(9 * cell) : 14 + 78] == "█" * (78 - int(9 * cell))
+        assert line.endswith("at most 4.0 MiB/s")
+    bad = degraded[14 : 14 + 78]
+    assert (bad.index("▒"), bad.rindex("▒")) == (int(8 * cell), int(11 * cell))
 
 
 @pytest.mark.parametrize("check", WRONG_DEMOS)
