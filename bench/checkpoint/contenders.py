@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, asy
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from bench.checkpoint.program import PIECE_BYTES, State, aligned, program_load, program_save
+from fireflyer.base.ports import Disk
 from fireflyer.checkpoint import CheckpointManager
 from fireflyer.checkpoint import State as SavedState
 from fireflyer.runtime.disk import RealDisk
@@ -73,8 +74,9 @@ def _sync(path: str) -> None:
 class Ours(Contender):
     stalls = True
 
-    def __init__(self, directory: str, state: State) -> None:
-        self._manager = CheckpointManager(directory, rank=0, world_size=1, store=None, disk=RealDisk(), keep=1)
+    def __init__(self, directory: str, state: State, disk: Disk | None = None) -> None:
+        disk = disk or RealDisk()
+        self._manager = CheckpointManager(directory, rank=0, world_size=1, store=None, disk=disk, keep=1)
         self._manager.reserve(SavedState(state))
         self._step = 0
         self._directory = directory

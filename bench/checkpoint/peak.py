@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.checkpoint.contenders import CONTENDERS
+from bench.checkpoint.contenders import Contender
+from bench.checkpoint.program import State
 from bench.checkpoint.states import Shape, random_state
 
 __all__ = ["Peak", "available_bytes", "peak_of"]
+
+Make = Callable[[str, State], Contender]
 
 
 class Peak(NamedTuple):
@@ -45,10 +49,10 @@ def _reset_peak() -> int:
     return _status("VmRSS")
 
 
-def _measure(name: str, shape: Shape, directory: str) -> Peak:
+def _measure(make: Make, shape: Shape, directory: str) -> Peak:
     state = random_state(shape.tensors, shape.size_bytes)
     before = _reset_peak()
-    contender = CONTENDERS[name](directory, state)
+    contender = make(directory, state)
     for _ in range(2):
         contender.save(state)
         contender.tidy()
@@ -58,19 +62,19 @@ def _measure(name: str, shape: Shape, directory: str) -> Peak:
     return Peak(saved, _status("VmHWM") - kept)
 
 
-def _tell(name: str, shape: Shape, directory: str, answer: Connection) -> None:
+def _tell(make: Make, shape: Shape, directory: str, answer: Connection) -> None:
     try:
-        answer.send(_measure(name, shape, directory))
+        answer.send(_measure(make, shape, directory))
     except Exception as error:
         answer.send(f"{type(error).__name__}: {error}")
 
 
-def peak_of(name: str, shape: Shape, directory: str) -> Peak | str:
-    """Of the contender of that name; why there is none."""
+def peak_of(make: Make, shape: Shape, directory: str) -> Peak | str:
+    """Of the contender that `make`, which can be pickled, gives; why there is none."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(name, shape, directory, theirs))
+    process = context.Process(target=_tell, args=(make, shape, directory, theirs))
     process.start()
     theirs.close()
     try:

@@ -16,9 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +28,7 @@ from bench.checkpoint.contenders import CONTENDERS, PROGRAM, Contender, Ours, Pr
 from bench.checkpoint.peak import available_bytes, peak_of
 from bench.checkpoint.program import copy_all, read_raw, write_raw
 from bench.checkpoint.states import SHAPES, Shape, random_state, same, sums_of
+from bench.checkpoint.turns import Turn, timed
 from bench.report import Bound, Figure, Options, Result, Suite, figure
 
 __all__ = ["run"]
@@ -37,12 +36,6 @@ __all__ = ["run"]
 _Samples = dict[str, list[float]]
 _SPARE_BYTES: Final = 512 << 20
 """For everything else."""
-
-
-class _Turn(NamedTuple):
-    elapsed_s: float
-    processor_s: float
-    stall_s: float = 0.0
 
 
 class _Place(NamedTuple):
@@ -134,23 +127,16 @@ def _subdirectory(directory: str, name: str) -> str:
     return path
 
 
-def _timed(work: Callable[[], object]) -> _Turn:
-    begin, used = time.perf_counter(), time.process_time()
-    stall_s = work()
-    elapsed_s, processor_s = time.perf_counter() - begin, time.process_time() - used
-    return _Turn(elapsed_s, processor_s, stall_s if isinstance(stall_s, float) else 0.0)
-
-
 def _saves(options: Options, place: _Place) -> list[Result]:
-    turns: dict[str, list[_Turn]] = {name: [] for name in (*place.contenders, "disk", "copy")}
+    turns: dict[str, list[Turn]] = {name: [] for name in (*place.contenders, "disk", "copy")}
     for number in range(options.rounds + 1):
         for name, contender in place.contenders.items():
-            turn = _timed(lambda contender=contender: contender.save(place.state))  # type: ignore[misc]
+            turn = timed(lambda contender=contender: contender.save(place.state))  # type: ignore[misc]
             contender.tidy()
             if number:  # the first round touches memory
                 turns[name].append(turn)
         for name, work in (("disk", lambda: write_raw(place.raw, place.image)), ("copy", lambda: _copy(place))):
-            turn = _timed(work)
+            turn = timed(work)
             if number:
                 turns[name].append(turn)
     return [
@@ -164,17 +150,17 @@ def _copy(place: _Place) -> None:
     copy_all(place.state, place.image)
 
 
-def _elapsed(turns: dict[str, list[_Turn]]) -> _Samples:
+def _elapsed(turns: dict[str, list[Turn]]) -> _Samples:
     return {name: [turn.elapsed_s for turn in some] for name, some in turns.items()}
 
 
-def _committed(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
+def _committed(shape: Shape, turns: dict[str, list[Turn]]) -> Result:
     samples = _elapsed({name: some for name, some in turns.items() if name != "copy"})
     bound = Bound(figure(samples.pop("disk")).median, "the same bytes from ready memory with O_DIRECT, fsync")
     return _result(f"save/{shape.name}", "committed_s", samples, bound, _limit(shape, PROGRAM, 1.3))
 
 
-def _stalls(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
+def _stalls(shape: Shape, turns: dict[str, list[Turn]]) -> Result:
     names = [name for name in ("ours", "DCP async") if name in turns]
     samples: _Samples = {name: [turn.stall_s for turn in turns[name]] for name in names}
     copy = figure([turn.elapsed_s for turn in turns["copy"]]).median
@@ -182,7 +168,7 @@ def _stalls(shape: Shape, turns: dict[str, list[_Turn]]) -> Result:
     return _result(f"stall/{shape.name}", "stall_s", samples, bound, _limit(shape, None, 1.2))
 
 
-def _processor(case: str, turns: dict[str, list[_Turn]], shape: Shape) -> Result:
+def _processor(case: str, turns: dict[str, list[Turn]], shape: Shape) -> Result:
     samples = {name: [turn.processor_s for turn in some] for name, some in turns.items() if name in CONTENDERS}
     gib = shape.total_bytes / (1 << 30)
     result = _result(case, "processor_s", samples, None)
@@ -193,7 +179,7 @@ def _processor(case: str, turns: dict[str, list[_Turn]], shape: Shape) -> Result
 
 
 def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
-    turns: dict[str, list[_Turn]] = {name: [] for name in (*place.contenders, "disk")}
+    turns: dict[str, list[Turn]] = {name: [] for name in (*place.contenders, "disk")}
     target = place.state if place.shape.only_two else empty_like(place.state)
     expected = sums_of(place.state) if place.shape.only_two else []
     for number in range(options.rounds + 1):
@@ -205,12 +191,12 @@ def _loads(options: Options, place: _Place, kind: str) -> list[Result]:
                 tensor.zero_()
             loaded: list[dict[str, torch.Tensor]] = []
             into = target if kind == "existing" else None
-            turn = _timed(lambda contender=contender, into=into, loaded=loaded: loaded.append(contender.load(into)))  # type: ignore[misc]
+            turn = timed(lambda contender=contender, into=into, loaded=loaded: loaded.append(contender.load(into)))  # type: ignore[misc]
             right = sums_of(loaded[0]) == expected if expected else same(loaded[0], place.state)
             assert right, f"{name} has not loaded what was saved"
             if number:
                 turns[name].append(turn)
-        turn = _timed(lambda: read_raw(place.raw, place.image))
+        turn = timed(lambda: read_raw(place.raw, place.image))
         if number:
             turns["disk"].append(turn)
     turns.pop("DCP async", None)
@@ -229,7 +215,7 @@ def _peaks(place: _Place) -> list[Result]:
     loads: dict[str, Figure | str] = {}
     for name in CONTENDERS:
         directory = _subdirectory(place.directory, f"peak {name}")
-        peak = peak_of(name, place.shape, directory)
+        peak = peak_of(CONTENDERS[name], place.shape, directory)
         shutil.rmtree(directory)
         saves[name] = peak if isinstance(peak, str) else figure([float(peak.save)])
         loads[name] = peak if isinstance(peak, str) else figure([float(peak.load)])

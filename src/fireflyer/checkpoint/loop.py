@@ -28,7 +28,8 @@ from fireflyer.base.errors import Aborted, FireflyerError, UsageError
 from fireflyer.base.events import ResumeReport, StepReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock
-from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.base.units import SECOND
+from fireflyer.checkpoint.core.schedule import periods_of
 from fireflyer.checkpoint.engine.save import SaveHandle
 from fireflyer.checkpoint.manager import CheckpointManager
 from fireflyer.checkpoint.restored import Restored
@@ -70,9 +71,11 @@ class TrainingLoop:
     """See the module. A context manager; all ranks enter it, take the same steps, and leave it.
 
     `directory` as of `CheckpointManager`. A checkpoint is written in the background every `period_steps` steps and
-    whenever `period` ("10m", "30s") has passed since the last one; `keep` of them are kept, and those
-    whose step is a multiple of `keep_every`. The one of the last step is
-    waited for, and raises if it fails; others that fail are logged and reported, and training goes on. `stateful` are
+    whenever `period` ("10m", "30s") has passed since the last one; every 5 minutes where neither is given. With
+    `period="auto"` the time is the one that loses least: by what saves have cost, and by `mttf` ("8h"), the mean time
+    until one of the job's nodes fails. `keep` checkpoints are kept, and those whose step is a multiple of `keep_every`.
+    The one of the last step is waited for, and raises if it fails; others that fail are logged and reported, and
+    training goes on. `stateful` are
     other objects to save and restore, by name; `values` holds plain values (None, bool, text, numbers, lists, dicts)
     that are saved with each checkpoint and are there again after a restore. With `reporter` every step, resume and
     checkpoint is reported; give `record` what only the script knows.
@@ -107,6 +110,7 @@ class TrainingLoop:
         *,
         period_steps: int | None = None,
         period: str | None = None,
+        mttf: str | None = None,
         keep: int = 2,
         keep_every: int | None = None,
         stateful: Mapping[str, Stateful] | None = None,
@@ -149,9 +153,11 @@ class TrainingLoop:
         self._hook: RemovableHandle | None = None
         self._next_ask_ns = 0
         self._recorded: dict[str, Any] = {}
+        periods = periods_of(period_steps, period, mttf)
         self._options: dict[str, Any] = {
-            "period_steps": period_steps,
-            "period_ns": None if period is None else parse_duration(period),
+            "period_steps": periods.steps,
+            "period_ns": periods.time_ns,
+            "mttf_ns": periods.mttf_ns,
             "keep": keep,
             "keep_every": keep_every,
             "job_plan": job_plan,
@@ -162,7 +168,7 @@ class TrainingLoop:
             "on_event": None if reporter is None else reporter.checkpoint,
         }
         self._directory = directory
-        self._asks = period is not None or bool(self._signals)
+        self._asks = periods.by_time or bool(self._signals)
         self._manager: CheckpointManager | None = None
         self._saves: list[SaveHandle] = []
         self._save_error: FireflyerError | None = None
@@ -290,7 +296,7 @@ class TrainingLoop:
 
     def stop(self) -> None:
         """The step in progress is the last, with a checkpoint. Called on all ranks at the same step, or on any rank
-        where `stop_signals` or `period` are given: the others then follow within a few steps."""
+        where `stop_signals` or a period in time are given: the others then follow within a few steps."""
         if not self._asks:
             self._stopping = True
         self.manager.ask_to_stop()

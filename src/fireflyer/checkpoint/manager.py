@@ -37,12 +37,13 @@ from fireflyer.base.errors import Aborted, Fenced, FireflyerError, Timeout, Usag
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import Clock, Disk
-from fireflyer.base.units import SECOND
+from fireflyer.base.units import SECOND, format_duration
 from fireflyer.checkpoint.agreement import AGREE_TIMEOUT_NS, Agreement
 from fireflyer.checkpoint.copying import DeviceCopies
 from fireflyer.checkpoint.core.fence import UNKNOWN_LAUNCH
-from fireflyer.checkpoint.core.manager import SaveMachine, Schedule, Settings
+from fireflyer.checkpoint.core.manager import SaveMachine, Settings
 from fireflyer.checkpoint.core.manifest import PlanRecord, check_plain, continue_plans
+from fireflyer.checkpoint.core.schedule import Periods, Schedule
 from fireflyer.checkpoint.engine.image import Share
 from fireflyer.checkpoint.engine.save import BackgroundSave, SaveHandle
 from fireflyer.checkpoint.engine.steps import GIVEN_UP, run_steps
@@ -79,10 +80,11 @@ class CheckpointManager:
     `directory` is the same storage for every rank: an address of 3FS (`ff://…/path`, as `open_storage` takes it), or a
     directory; a relative one is rank 0's, from the working directory that it has now. `disk`: on which it is a
     directory, where that is none of both. `keep` counts committed checkpoints; those whose step is a multiple of
-    `keep_every`, and pinned ones (`ff ckpt pin`), stay beside them. With `world_size` 1 `store` may be None. `attempt`
-    counts within `launch` (both as `read_environment()` gives them; an empty `launch` is different from every other).
-    `on_event` gets one `CheckpointReport` per save and rank, in the background thread. Not to be called from two
-    threads at once.
+    `keep_every`, and pinned ones (`ff ckpt pin`), stay beside them. With `mttf_ns`, the mean time to failure of the
+    job, in place of `period_ns` the period in time is the one that loses least, by what saves have cost
+    (`core.schedule`). With `world_size` 1 `store` may be None. `attempt` counts within `launch` (both as
+    `read_environment()` gives them; an empty `launch` is different from every other). `on_event` gets one
+    `CheckpointReport` per save and rank, in the background thread. Not to be called from two threads at once.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         period_steps: int | None = None,
         period_ns: int | None = None,
+        mttf_ns: int | None = None,
         job_plan: Mapping[str, Any] | None = None,
         plan: Mapping[str, Any] | None = None,
         attempt: int = 0,
@@ -137,14 +140,14 @@ class CheckpointManager:
             writer=secrets.token_hex(4),
         )
         self._launch = hashlib.blake2b(launch.encode(), digest_size=8).hexdigest() if launch else UNKNOWN_LAUNCH
-        self._schedule = Schedule(period_steps=period_steps, period_ns=period_ns, start_ns=self._clock.now_ns())
-        self._by_time = period_ns is not None
-        self._periodic = period_steps is not None or period_ns is not None
+        self._schedule = Schedule(Periods(period_steps, period_ns, mttf_ns), start_ns=self._clock.now_ns())
         self._devices = DeviceCopies()
         self._buffer = SnapshotBuffer(self._devices)
         self._content: Content | None = None
         self._layout: Layout | None = None
         self._current: BackgroundSave | None = None
+        self._unmeasured: tuple[BackgroundSave, int] | None = None
+        """A save that training goes on beside, and since when training waited for it."""
         self._sequence = 0
         self._refused: tuple[str, ...] = ()
         self._forget_from = 1
@@ -201,7 +204,7 @@ class CheckpointManager:
             launch=self._launch,
             attempt=self._settings.attempt,
             tag=self._settings.writer,
-            will_save=self._periodic,
+            will_save=self._schedule.periodic,
         )
         opened = run_steps(steps)
         for note in opened.notes:
@@ -226,10 +229,11 @@ class CheckpointManager:
         """Whether to save now that `step` steps are done; the same answer on every rank. With a period in time rank 0
         decides and the others ask it, one round trip to the store per call."""
         due = self.due_here(step, now_ns)
-        return due if not self._by_time else self.decide(b"yes" if due else b"no") == b"yes"
+        return due if not self._schedule.by_time else self.decide(b"yes" if due else b"no") == b"yes"
 
     def due_here(self, step: int, now_ns: int) -> bool:
         """Answer as `due` does, by this rank's clock and without asking rank 0."""
+        self._measure()
         return self._schedule.due(step, now_ns)
 
     def decide(self, mine: bytes) -> bytes:
@@ -307,11 +311,27 @@ class CheckpointManager:
             self._schedule.skip(step)
             handle.skip()
             return handle
+        since_ns = self._schedule.due_since_ns(step, start_ns)
         self._schedule.began(step, start_ns)
-        self._begin(step, plan, values, handle, start_ns, deferred)
+        save = self._begin(step, plan, values, handle, start_ns, deferred)
         if blocking:
             self.wait()
+        else:
+            self._unmeasured = save, since_ns
         return handle
+
+    def _measure(self) -> None:
+        """What the newest save has cost, once it has ended."""
+        if self._unmeasured is None or not self._unmeasured[0].ended:
+            return
+        (save, since_ns), self._unmeasured = self._unmeasured, None
+        before = self._schedule.chosen
+        if before is None or not save.committed:
+            return
+        self._schedule.measured(stall_ns=save.held_up_until_ns() - since_ns, duration_ns=save.ended_ns - since_ns)
+        now = self._schedule.chosen
+        if self.rank == 0 and now is not None and now != before:
+            _log.info("checkpoint period=%s reason=%s", format_duration(now.period_ns), now.reason)
 
     def _save_within(
         self,
@@ -370,7 +390,7 @@ class CheckpointManager:
         handle: SaveHandle,
         start_ns: int,
         deferred: Collection[str],
-    ) -> None:
+    ) -> BackgroundSave:
         if self._current is not None and self._current.committed:
             self._forget_from = self._current.sequence
         failure = self._become_writer() if self.rank == 0 else None
@@ -389,7 +409,7 @@ class CheckpointManager:
                 raise failure
             return self._buffer.take(step, plan, deferred=deferred)
 
-        self._current = BackgroundSave(
+        save = self._current = BackgroundSave(
             machine,
             handle,
             disk=self._disk,
@@ -400,7 +420,8 @@ class CheckpointManager:
             report=self._report,
             take=take,
         )
-        self._current.start()
+        save.start()
+        return save
 
     def _become_writer(self) -> FireflyerError | None:
         """Where the directory could not be written at the start: perhaps it can now. Returns why not."""

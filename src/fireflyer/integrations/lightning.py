@@ -30,7 +30,7 @@ __all__ = ["CheckpointCallback", "put_together", "take_apart"]
 
 
 class CheckpointCallback(lightning.Callback):
-    """`directory`, `period_steps`, `period` ("10m"), `keep` and `reporter` are those of
+    """`directory`, `period_steps`, `period` ("10m"), `mttf`, `keep`, `keep_every` and `reporter` are those of
     `fireflyer.checkpoint.TrainingLoop`; a step is one of the optimizer. For one `fit`. Works on one process and with
     the strategies that keep the whole state on each rank (DDP); others are refused."""
 
@@ -40,10 +40,20 @@ class CheckpointCallback(lightning.Callback):
         *,
         period_steps: int | None = None,
         period: str | None = None,
+        mttf: str | None = None,
         keep: int = 2,
+        keep_every: int | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        self._saving = Saving(directory, period_steps=period_steps, period=period, keep=keep, reporter=reporter)
+        self._saving = Saving(
+            directory,
+            period_steps=period_steps,
+            period=period,
+            mttf=mttf,
+            keep=keep,
+            keep_every=keep_every,
+            reporter=reporter,
+        )
         self._generators: Mapping[str, torch.Tensor] | None = None
         self._last_step = 0
         self._samples = 0

@@ -9,8 +9,9 @@ import msgspec
 
 from fireflyer.base.errors import UsageError
 from fireflyer.base.events import ResumeReport, StepReport
-from fireflyer.base.units import SECOND, parse_duration
+from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import CheckpointManager, Restored, SaveHandle, State
+from fireflyer.checkpoint.core.schedule import periods_of
 from fireflyer.runtime import MonotonicClock, read_environment
 from fireflyer.runtime.reporter import Reporter
 
@@ -27,16 +28,15 @@ class Saving:
         self,
         directory: str | os.PathLike[str],
         *,
-        period_steps: int | None,
-        period: str | None,
-        keep: int,
-        reporter: Reporter | None,
+        period_steps: int | None = None,
+        period: str | None = None,
+        mttf: str | None = None,
+        keep: int = 2,
+        keep_every: int | None = None,
+        reporter: Reporter | None = None,
     ) -> None:
-        if period_steps is None and period is None:
-            raise UsageError('give period_steps=100 or period="10m": how often to save a checkpoint')
-        self._directory, self._keep, self._reporter = directory, keep, reporter
-        self._period_steps = period_steps
-        self._period_ns = None if period is None else parse_duration(period)
+        self._directory, self._keep, self._keep_every, self._reporter = directory, keep, keep_every, reporter
+        self._periods = periods_of(period_steps, period, mttf)
         self._clock = MonotonicClock()
         self._env = read_environment()
         self._manager: CheckpointManager | None = None
@@ -59,9 +59,11 @@ class Saving:
         self._manager = CheckpointManager.from_environment(
             self._directory,
             env=self._env,
-            period_steps=self._period_steps,
-            period_ns=self._period_ns,
+            period_steps=self._periods.steps,
+            period_ns=self._periods.time_ns,
+            mttf_ns=self._periods.mttf_ns,
             keep=self._keep,
+            keep_every=self._keep_every,
             on_event=None if self._reporter is None else self._reporter.checkpoint,
         )
         restored = self._manager.restore()

@@ -30,7 +30,7 @@ __all__ = ["CheckpointCallback"]
 
 
 class CheckpointCallback(TrainerCallback):
-    """`directory`, `period_steps`, `period` ("10m"), `keep` and `reporter` are those of
+    """`directory`, `period_steps`, `period` ("10m"), `mttf`, `keep`, `keep_every` and `reporter` are those of
     `fireflyer.checkpoint.TrainingLoop`; a step is one of the optimizer. For one `train`. Works on one process and with
     data parallelism (any launcher that `TrainingArguments` understands); FSDP and DeepSpeed are refused."""
 
@@ -40,10 +40,20 @@ class CheckpointCallback(TrainerCallback):
         *,
         period_steps: int | None = None,
         period: str | None = None,
+        mttf: str | None = None,
         keep: int = 2,
+        keep_every: int | None = None,
         reporter: Reporter | None = None,
     ) -> None:
-        self._saving = Saving(directory, period_steps=period_steps, period=period, keep=keep, reporter=reporter)
+        self._saving = Saving(
+            directory,
+            period_steps=period_steps,
+            period=period,
+            mttf=mttf,
+            keep=keep,
+            keep_every=keep_every,
+            reporter=reporter,
+        )
         self._trainer: Trainer | None = None
         self._restored: Restored | None = None
 

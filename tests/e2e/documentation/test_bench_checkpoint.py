@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from bench.report import Figure, Result
+from tests.support.fs.mounts.mounting import missing
 from tests.support.patience import allowed_s
 
 REPOSITORY = Path(__file__).parents[3]
@@ -32,20 +33,32 @@ def test_a_tiny_run_measures_saves_stalls_and_loads_beside_every_peer(tmp_path: 
         for result in [msgspec.json.decode(line, type=Result) for line in lines]
         if not result.case.startswith("gpu/")  # where there is one
     }
+    save_3fs, load_3fs = "save/3FS/8x64KiB", "load/3FS/8x64KiB/existing"
     save, existing, new = "save/8x64KiB", "load/8x64KiB/existing", "load/8x64KiB/new"
     assert results.keys() == {
         *((save, metric) for metric in ("committed_s", "processor_s", "peak_bytes")),
         ("stall/8x64KiB", "stall_s"),
         *((existing, metric) for metric in ("loaded_s", "processor_s", "peak_bytes")),
         *((new, metric) for metric in ("loaded_s", "processor_s")),
-        ("save/3FS/8x64KiB", "committed_s"),
-        ("load/3FS/8x64KiB/existing", "loaded_s"),
+        *((save_3fs, metric) for metric in ("committed_s", "processor_s", "peak_bytes")),
+        ("stall/3FS/8x64KiB", "stall_s"),
+        *((load_3fs, metric) for metric in ("loaded_s", "processor_s", "peak_bytes")),
     }
     for result in results.values():
-        assert all(isinstance(peer, Figure) for peer in result.peers.values()), result.peers
+        for name, peer in result.peers.items():
+            if name.endswith(", FUSE") and missing():
+                assert peer == f"not mounted: {missing()}"
+            else:
+                assert isinstance(peer, Figure), result.peers
+                assert peer.median > 0
     peers = {"O_DIRECT program", "torch.save", "safetensors", "DCP", "DCP async"}
     assert results[save, "committed_s"].peers.keys() == peers
     assert results[save, "committed_s"].bound is not None
-    assert results["save/3FS/8x64KiB", "committed_s"].peers.keys() == {"chunk client"}
-    assert results["stall/8x64KiB", "stall_s"].ours.median > 0
+    mounted = {"torch.save, FUSE", "safetensors, FUSE", "DCP, FUSE"}
+    assert results[save_3fs, "committed_s"].peers.keys() == {"chunk client", "DCP async, FUSE", *mounted}
+    assert results[load_3fs, "loaded_s"].peers.keys() == {"chunk client", *mounted}
+    assert results[load_3fs, "peak_bytes"].peers.keys() == mounted
+    assert results["stall/3FS/8x64KiB", "stall_s"].peers.keys() == {"DCP async, FUSE"}
+    for case in ("stall/8x64KiB", "stall/3FS/8x64KiB"):
+        assert results[case, "stall_s"].ours.median > 0
     assert not [left for left in (tmp_path / "build/bench").iterdir() if left.is_dir()]

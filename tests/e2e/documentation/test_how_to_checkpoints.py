@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,3 +198,18 @@ def test_a_signal_to_one_rank_stops_all_of_them_with_a_checkpoint(tmp_path: Path
     path = max((directory / "checkpoints").glob("step-*"))
     step = json.loads((path / "manifest.json").read_text())["body"]["step"]
     assert 5 <= step < 60
+
+
+def test_the_line_with_a_period_that_is_chosen_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = re.findall(r'```python\n(loop = .*period="auto".*)\n```', TEXT)
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(2, 2)
+    names: dict[str, Any] = {
+        "TrainingLoop": TrainingLoop,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+    exec(line, names)
+    with names["loop"] as loop:
+        assert list(loop.steps(2)) == [1, 2]
+    assert main(["ckpt", "verify", "checkpoints"]) == 0

@@ -1,4 +1,4 @@
-"""Three minutes of the soak, with faults that change with every commit, as docs/how-to/soak.md says it."""
+"""Three minutes of the soak, with the number of the commit as seed, as docs/how-to/soak.md says it."""
 
 from __future__ import annotations
 

@@ -19,10 +19,12 @@ from tests.support.collectives.thread_device import Stream, ThreadCopies, Thread
 from fireflyer.base.errors import DataCorruption, NoSpace
 from fireflyer.base.launch import RankEnvironment
 from fireflyer.base.ports import DIRECT_ALIGN_BYTES
+from fireflyer.base.units import SECOND
 from fireflyer.checkpoint import CheckpointManager, State, TrainingLoop
 from fireflyer.checkpoint import manager as manager_module
 from fireflyer.checkpoint.copying import DeviceCopies, SnapshotCopies
 from fireflyer.checkpoint.core.copying import plan_copies
+from fireflyer.checkpoint.core.schedule import choose_period
 from fireflyer.checkpoint.engine import loading
 from fireflyer.runtime.disk import RealDisk
 
@@ -219,6 +221,25 @@ def test_several_devices_beside_host_memory(gpus: Gpus, ours: CheckpointManager)
         handle.result()
     found = saved(ours)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_period_that_is_chosen_counts_the_time_until_devices_have_copied(gpus: Gpus, tmp_path: Path) -> None:
+    class Clock:
+        time_ns = 10_000 * SECOND
+
+        def now_ns(self) -> int:
+            return Clock.time_ns
+
+    gate = Gate()
+    gpus.before = gate
+    with manager(tmp_path, clock=Clock(), mttf_ns=8 * 3600 * SECOND) as one, gpus.training():
+        handle = one.save(1, State({"x": gpus.put(full(1.0))}))
+        Clock.time_ns += 7 * SECOND
+        gate.open()
+        handle.result()
+        one.wait()
+        one.due_here(2, Clock.time_ns)
+        assert one._schedule.chosen == choose_period(8 * 3600 * SECOND, 7 * SECOND, 7 * SECOND)
 
 
 def test_a_copy_that_fails_fails_the_save_and_no_other(gpus: Gpus, ours: CheckpointManager) -> None:

@@ -190,6 +190,38 @@ def test_a_period_in_time_saves_when_it_has_passed(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [10, 9, 6, 3]
 
 
+class MinuteClock:
+    """A minute passes where a step says so."""
+
+    def __init__(self) -> None:
+        self.minutes = 0
+
+    def now_ns(self) -> int:
+        return self.minutes * 60 * SECOND
+
+    def pass_minute(self, step: int, loop: TrainingLoop) -> None:
+        self.minutes += 1
+
+
+@pytest.mark.parametrize("signals", [(), (signal.SIGTERM,)])
+def test_a_loop_that_is_told_no_period_saves_every_five_minutes(tmp_path: Path, signals: tuple[int, ...]) -> None:
+    clock = MinuteClock()
+    train(tmp_path, last=17, keep=9, clock=clock, at=clock.pass_minute, stop_signals=signals)
+    assert steps_in(tmp_path) == [17, 15, 10, 5]
+    clock = MinuteClock()
+    train(tmp_path / "steps", last=17, keep=9, clock=clock, at=clock.pass_minute, period_steps=8)
+    assert steps_in(tmp_path / "steps") == [17, 16, 8], "steps are given, and time does not count"
+
+
+def test_a_loop_chooses_its_period_by_what_saves_cost_and_how_often_the_job_fails(tmp_path: Path) -> None:
+    """Saves cost nothing by this clock, but for the least that a period can be."""
+    clock = MinuteClock()
+    train(tmp_path, last=12, keep=20, clock=clock, at=clock.pass_minute, period="auto", mttf="8h")
+    assert steps_in(tmp_path) == [*range(12, 4, -1)], "the first after 4 minutes, and one step more"
+    with pytest.raises(UsageError, match='needs mttf="8h"'):
+        train(tmp_path, period="auto")
+
+
 def test_the_last_checkpoint_raises_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def at(step: int, loop: TrainingLoop) -> None:
         if step == 10:

@@ -52,6 +52,19 @@ def test_a_check_says_what_would_run_and_starts_nothing(tmp_path: Path, capsys: 
     assert sorted(tmp_path.iterdir()) == sorted([*before, Path(path)])
 
 
+def test_a_check_says_how_often_the_run_is_saved(tmp_path: Path, capsys: Capture) -> None:
+    write_tokens(tmp_path)
+    for table, words in (
+        ({"period_steps": 4, "period": "10m"}, "every 4 steps, and every 10 min 00 s"),
+        ({}, "every 5 min 00 s"),
+        ({"period": "auto", "mttf": "8h"}, "as often as loses least with a failure every 8 h 00 min"),
+    ):
+        raw = raw_recipe() | {"checkpoint": {"directory": "checkpoints", **table}}
+        (tmp_path / "recipe.toml").write_text(to_toml(raw))
+        assert main(["train", str(tmp_path / "recipe.toml"), "--check"]) == 0
+        assert f"/checkpoints, {words}; none yet" in capsys.readouterr().out
+
+
 def test_a_check_refuses_checkpoints_of_another_model(tmp_path: Path, capsys: Capture) -> None:
     write_tokens(tmp_path)
     config = tmp_path / "config.json"

@@ -1,7 +1,7 @@
-"""When to save, and the order of things in one save.
+"""The order of things in one save. `schedule` says when there is one.
 
-`Schedule` says when a save is due. `SaveMachine` is one save on one rank, from its snapshot to its end; a new one is
-made for each save. Ranks talk through keys of the store, below `prefix/attempt/sequence/`:
+`SaveMachine` is one save on one rank, from its snapshot to its end; a new one is made for each save. Ranks talk
+through keys of the store, below `prefix/attempt/sequence/`:
 
     rank 0                                        rank r
     TakeSnapshot                                  TakeSnapshot
@@ -76,7 +76,7 @@ from fireflyer.checkpoint.core.names import MAX_STEP, is_temporary, shard_name, 
 from fireflyer.checkpoint.core.record_parts import MAX_PARTS, WHOLE_BYTES, join_parts, split_record
 from fireflyer.checkpoint.core.retention import to_remove
 
-__all__ = ["Phase", "SaveMachine", "Schedule", "Settings"]
+__all__ = ["Phase", "SaveMachine", "Settings"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,36 +93,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[PlanRecord, ...] = ()
     writer: str = ""
     writer_directory: str = ""
-
-
-class Schedule:
-    """When a save is due: at multiples of `period_steps`, or `period_ns` after the last one began. Both may be given;
-    with neither, saves happen only when asked for."""
-
-    def __init__(self, *, period_steps: int | None, period_ns: int | None, start_ns: int) -> None:
-        for name, value in (("period_steps", period_steps), ("period_ns", period_ns)):
-            if value is not None and value <= 0:
-                raise UsageError(f"{name}={value} is not a period; give a positive number, or None for no such period")
-        self._period_steps = period_steps
-        self._period_ns = period_ns
-        self._last_ns = start_ns
-        self._last_step = 0
-        self.skipped = 0
-
-    def due(self, step: int, now_ns: int) -> bool:
-        """After `step` steps are done. A step that was saved (or restored) is not due again."""
-        if step <= self._last_step:
-            return False
-        by_steps = self._period_steps is not None and step % self._period_steps == 0
-        return by_steps or (self._period_ns is not None and now_ns - self._last_ns >= self._period_ns)
-
-    def began(self, step: int, now_ns: int) -> None:
-        self._last_step, self._last_ns = step, now_ns
-
-    def skip(self, step: int) -> None:
-        """A due save found another in flight: it is left out, and with a period in time tried at the next step."""
-        self._last_step = step
-        self.skipped += 1
 
 
 class Phase(enum.Enum):

@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from fireflyer.base.errors import Aborted, FireflyerError, InvariantViolation, Timeout, error_from_wire, error_to_wire
 from fireflyer.base.events import CheckpointReport
 from fireflyer.base.ports import Clock, Disk
@@ -89,6 +91,22 @@ class SaveHandle:
             self._ended.set()
 
 
+class _TimedCopies:
+    """The copies of a snapshot, and when they had ended."""
+
+    def __init__(self, copies: ImageCopies, clock: Clock) -> None:
+        self._copies, self._clock = copies, clock
+        self.ended_ns: int | None = None
+
+    def before_update(self) -> None:
+        self._copies.before_update()
+
+    def wait(self) -> None:
+        self._copies.wait()
+        if self.ended_ns is None:
+            self.ended_ns = self._clock.now_ns()
+
+
 class BackgroundSave:
     """Drives one `SaveMachine`: the snapshot in the caller's thread, the rest in one of its own. `take` copies this
     rank's share."""
@@ -117,9 +135,12 @@ class BackgroundSave:
         self._take = take
         self._driver: BlockingDriver[Event, Effect] = BlockingDriver(machine, self._perform, now_ns=clock.now_ns)
         self._stall_ns = 0
+        self._copies: _TimedCopies | None = None
         self.committed = False
         self.error: FireflyerError | None = None
         """Set when the save has ended."""
+        self.ended_ns = start_ns
+        """When it had tidied up."""
         self._share: Share | None = None
         self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{machine.step}", daemon=True)
@@ -139,6 +160,12 @@ class BackgroundSave:
     @property
     def ended(self) -> bool:
         return not self._thread.is_alive()
+
+    def held_up_until_ns(self) -> int:
+        """Until when it may have held training up: where devices copy, until they had; what of that training has not
+        waited for is not known. Of a save that was committed."""
+        copied_ns = None if self._copies is None else self._copies.ended_ns
+        return self._start_ns + self._stall_ns if copied_ns is None else copied_ns
 
     def join(self, timeout_ns: int | None = None) -> None:
         self._thread.join(None if timeout_ns is None else timeout_ns / SECOND)
@@ -161,6 +188,7 @@ class BackgroundSave:
             self._finish(Finish(None, 0, Failed(*error_to_wire(error))))
         finally:
             self._end_copies()
+            self.ended_ns = self._clock.now_ns()
         for text in self._machine.notes:
             _log.warning("checkpoint step=%d note=%s", self._machine.step, text)
 
@@ -185,12 +213,19 @@ class BackgroundSave:
                     self._finish(effect)
                     return Done()
                 case TakeSnapshot():
-                    self._share = self._take()
-                    self._handle.copies_began(self._share.copies)
+                    self._take_share()
                     return Done()
             return run_steps(perform(effect, self._disk, self._root, self._share), self._given_up.is_set)
         except Exception as error:
             return Failed(*error_to_wire(error))
+
+    def _take_share(self) -> None:
+        share = self._take()
+        if share.copies is not None:
+            self._copies = _TimedCopies(share.copies, self._clock)
+            share = msgspec.structs.replace(share, copies=self._copies)
+        self._share = share
+        self._handle.copies_began(share.copies)
 
     def _the_store(self) -> Store:
         if self._store is None:

@@ -109,10 +109,13 @@ def _data_lines(recipe: Recipe, shape: ModelShape) -> Iterator[str]:
 
 
 def _time_lines(recipe: Recipe) -> Iterator[str]:
+    from fireflyer.checkpoint.core.schedule import periods_of
+
     steps, tokens = recipe.optimizer.steps, recipe.plan.step_tokens
     yield f"steps: {steps:,} of {tokens:,} tokens, {steps * tokens:,} in all"
-    where = f"checkpoints: {recipe.checkpoint.directory}, every {recipe.checkpoint.period_steps} steps"
-    yield f"{where}; {_newest(recipe.checkpoint.directory)}"
+    table = recipe.checkpoint
+    periods = periods_of(table.period_steps, table.period, table.mttf)
+    yield f"checkpoints: {table.directory}, {periods}; {_newest(table.directory)}"
 
 
 def _newest(directory: str) -> str:

@@ -22,6 +22,7 @@ def test_what_is_left_out_has_defaults() -> None:
     assert recipe.evaluation.period_steps == 0
     assert recipe.metrics.file == "metrics.jsonl"
     assert recipe.plan.world_size == 1
+    assert recipe.checkpoint.keep_every is None
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,11 @@ def test_an_unknown_key_is_named_with_what_is_allowed(raw: dict[str, Any], line:
         ({"optimizer": {"steps": 0}}, "[optimizer] steps is 0; allowed: 1 to "),
         ({"optimizer": {"learning_rate": 2.0}}, "[optimizer] learning_rate is 2.0; allowed: above 0 and below 1"),
         ({"optimizer": {"learning_rate": math.nan}}, "[optimizer] learning_rate is nan"),
+        ({"checkpoint": {"period_steps": 0}}, "[checkpoint] period_steps is 0; allowed: 1 to "),
+        ({"checkpoint": {"keep_every": 0}}, "[checkpoint] keep_every is 0; allowed: 1 to "),
+        ({"checkpoint": {"period": "auto"}}, '[checkpoint] period="auto" needs mttf="8h" or so'),
+        ({"checkpoint": {"mttf": "8h"}}, "[checkpoint] mttf='8h' is for period=\"auto\""),
+        ({"checkpoint": {"period": "soon"}}, "[checkpoint] duration 'soon' is not understood"),
         ({"optimizer": {"decay": "cosine"}}, "[optimizer] decay = 'cosine' needs decay_steps"),
         ({"data": {"sources": []}}, "[data] sources has 0 entries; allowed: 1 to 256"),
         ({"data": {"sources": [{"name": "a", "path": "x"}] * 2}}, "[data] sources needs a name for each entry"),

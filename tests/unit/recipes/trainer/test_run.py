@@ -12,6 +12,8 @@ from tests.support.trainer.bad_batches import BadBatch, spoil
 from tests.support.trainer.recipes import VOCABULARY, raw_recipe, write_llama, write_tokens
 
 from fireflyer.base.errors import PermanentError, UsageError
+from fireflyer.base.units import SECOND
+from fireflyer.checkpoint import CheckpointManager, describe
 from fireflyer.recipes.trainer import run as trainer
 from fireflyer.recipes.trainer.arrangements import ArrangementBase
 from fireflyer.recipes.trainer.core.course import learning_rate
@@ -86,6 +88,23 @@ def test_a_rewind_before_the_first_checkpoint_is_a_skip(base: Path, monkeypatch:
     run(base, policy={"on_not_finite": "rewind"})
     assert anomalies(base) == [(2, "skip"), (6, "rewind")]
     assert taken(base)[:6] == [(1, 8), (2, 16), (3, 24), (4, 32), (5, 40), (5, 56)]
+
+
+def test_a_recipe_says_which_checkpoints_stay_and_how_often_the_job_fails(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[Any, ...]] = []
+    manager = CheckpointManager.from_environment
+
+    def recorded(*positional: Any, **options: Any) -> CheckpointManager:
+        opened.append((options["period_steps"], options["period_ns"], options["mttf_ns"], options["keep_every"]))
+        return manager(*positional, **options)
+
+    monkeypatch.setattr(CheckpointManager, "from_environment", recorded)
+    table = {"period_steps": 4, "period": "auto", "mttf": "8h", "keep": 1, "keep_every": 4}
+    run(base, checkpoint=table)
+    assert opened == [(4, None, 8 * 3600 * SECOND, 4)]
+    assert [one.step for one in describe(str(base / "checkpoints"))] == [8, 4]
 
 
 def test_changed_settings_of_the_optimizer_count_from_the_next_start_on(

@@ -115,7 +115,7 @@ def _combinations(recipe: Recipe) -> Iterator[str]:
     if recipe.guard.period_steps and plan.expert > 1:
         yield f"[guard] compares replicas, and with expert = {plan.expert} they differ; use period_steps = 0"
     rewinds = "rewind" in (policy.on_spike, policy.on_not_finite)
-    if rewinds and checkpoint.period is None and checkpoint.period_steps >= optimizer.steps:
+    if rewinds and checkpoint.period is None and (checkpoint.period_steps or 0) >= optimizer.steps:
         yield (
             f"[policy] rewind needs checkpoints, and with period_steps = {checkpoint.period_steps} none is saved "
             f"before the last of {optimizer.steps} steps; use a smaller period_steps in [checkpoint]"

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, get_args
 import msgspec
 
 from fireflyer.base.errors import UsageError
+from fireflyer.checkpoint.core.schedule import periods_of
 from fireflyer.recipes.trainer.core.recipe import DataSettings, DeepseekTable, Recipe
 
 __all__ = ["MAX_SOURCES", "UnknownKey", "recipe_of", "unknown_key"]
@@ -97,6 +98,10 @@ def _faults(recipe: Recipe) -> Iterator[str]:
             f"[metrics.profile] first_step {profile.first_step} and last_step {profile.last_step} are no range of "
             "steps; steps count from 1"
         )
+    try:
+        periods_of(recipe.checkpoint.period_steps, recipe.checkpoint.period, recipe.checkpoint.mttf)
+    except UsageError as error:
+        yield f"[checkpoint] {error}"
     if not 2 <= len(recipe.compare.seeds) <= MAX_SEEDS or len(set(recipe.compare.seeds)) != len(recipe.compare.seeds):
         yield f"[compare] seeds must be 2 to {MAX_SEEDS} different numbers"
 
@@ -109,7 +114,6 @@ def _out_of_range(recipe: Recipe) -> Iterator[str]:
         "[optimizer] steps": (optimizer.steps, 1, _MAX_COUNT),
         "[optimizer] warm_up_steps": (optimizer.warm_up_steps, 0, _MAX_COUNT),
         "[optimizer] decay_steps": (optimizer.decay_steps, 0, _MAX_COUNT),
-        "[checkpoint] period_steps": (recipe.checkpoint.period_steps, 1, _MAX_COUNT),
         "[checkpoint] keep": (recipe.checkpoint.keep, 1, 1 << 16),
         "[evaluation] period_steps": (recipe.evaluation.period_steps, 0, _MAX_COUNT),
         "[evaluation] sequences": (recipe.evaluation.sequences, 1, _MAX_COUNT),
@@ -119,6 +123,10 @@ def _out_of_range(recipe: Recipe) -> Iterator[str]:
         "[policy] window": (policy.window, 2, 1 << 16),
         **{f"[compare] seeds[{number}]": (seed, 0, MAX_SEED) for number, seed in enumerate(compare.seeds)},
     }
+    for key in ("period_steps", "keep_every"):
+        value = getattr(recipe.checkpoint, key)
+        if value is not None:
+            whole[f"[checkpoint] {key}"] = (value, 1, _MAX_COUNT)
     for name, (value, least, most) in whole.items():
         if not least <= value <= most:
             yield f"{name} is {value}; allowed: {least} to {most}"

@@ -130,10 +130,14 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     directory: str
     """From that of the recipe, or ff://…"""
-    period_steps: int = 100
+    period_steps: int | None = None
     period: str | None = None
-    """As well whenever that time has passed: "5m"."""
+    """As well whenever that time has passed: "5m"; or "auto". 5 minutes where neither is given."""
+    mttf: str | None = None
+    """Mean time until one of the job's nodes fails: "8h". Period "auto" is chosen by it."""
     keep: int = 2
+    keep_every: int | None = None
+    """Those of every so many steps stay, too."""
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
