@@ -33,7 +33,7 @@ def held_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
 
 
 def in_flight(schedule: Schedule, *, overlapped: bool = True) -> tuple[tuple[InFlight, ...], ...]:
-    """What each rank has in flight at the times of a step: all that differ, in order.
+    """States of the ranks: what each has in flight at the times of a step, all that differ, in order.
 
     `overlapped`: in a pair F has its activations before B frees others; else B runs before F.
     """
