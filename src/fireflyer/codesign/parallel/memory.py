@@ -124,11 +124,13 @@ def _inner(gated: bool, factor: int, *, operators: bool) -> int:
 
 
 def held_parameters(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[float, float]:
-    """Parameters on one rank of `stage` before ZeRO divides them: outside experts, and of experts."""
+    """Parameters on one rank of `stage` before ZeRO divides them: outside experts, and of experts. A rank that holds
+    the first piece and the last has what they share once."""
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
+    twice = sum(one.copies for one in held) if any(one.embedding for one in held) else 0
     return (
-        sum(one.matrix for one in held) / plan.tensor + sum(one.vector for one in held),
+        (sum(one.matrix for one in held) - twice) / plan.tensor + sum(one.vector for one in held),
         sum(one.routed for one in held) / plan.expert,
     )
 
