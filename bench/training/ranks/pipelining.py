@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from bench.collectives.ranks.orders import join_ours, obey
+from bench.training.sleeping import SleepingStage
 from fireflyer.codesign.schedule import build_schedule
 from fireflyer.training.pipeline import Pipeline, split_batch
 
@@ -23,7 +25,7 @@ _SAMPLES: Final = 4
 
 
 class Rank:
-    orders: tuple[str, ...] = ("prepare", "time")
+    orders: tuple[str, ...] = ("prepare", "time", "sleep")
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         torch.set_num_threads(1)
@@ -55,6 +57,18 @@ class Rank:
         call = self._ours if what == "ours" else self._torch
         self.comm.barrier()
         return {"overhead_s": sum(call() for _ in range(int(loops))) / int(loops)}
+
+    def sleep(self, name: str, micro_batches: str) -> dict[str, Any]:
+        """The record of a step of stages that sleep."""
+        count = int(micro_batches)
+        schedule = build_schedule(name, self.world_size, count)
+        stages = {key: SleepingStage() for key in schedule.placement.stages_of(self.rank)}
+        pipeline = Pipeline(schedule, stages, self.comm, loss=lambda output, target: (output - target).sum())
+        batch = [torch.zeros(1, 1)] * count
+        for _ in range(2):  # the first one loads code
+            self.comm.barrier()
+            pipeline.step(batch, batch)
+        return {"record": msgspec.to_builtins(pipeline.record)}
 
     def close(self) -> None:
         dist.destroy_process_group()

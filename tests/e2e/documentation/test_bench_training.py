@@ -35,3 +35,4 @@ def test_a_tiny_run_measures_every_family_beside_its_peers(tmp_path: Path) -> No
     exposed = by_case["fsdp/1x2", "exposed_share"]
     assert exposed.ours.median < 1
     assert isinstance(by_case["pipeline/1x2/1f1b", "overhead_per_action_s"].peers["torch"], Figure)
+    assert by_case["pipeline/1x4/1f1b", "simulated_share"].ours.median < 1

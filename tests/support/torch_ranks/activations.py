@@ -23,13 +23,15 @@ from tests.support.saved_memory import SavedMemory, local_of
 from tests.support.trainer.recipes import raw_recipe
 from torch import Tensor
 
+from fireflyer.base.units import MIB
 from fireflyer.recipes.trainer import run as trainer
 from fireflyer.recipes.trainer.core.parsing import recipe_of
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.models import build_model
 from fireflyer.recipes.trainer.preconditions import checked_shape
 from fireflyer.training.mesh import PlanMesh
-from fireflyer.training.pipeline import channels
+from fireflyer.training.pipeline import channels, shared, stage_passes
+from fireflyer.training.pipeline.phases import Gradients
 
 LIMIT: Final = timedelta(seconds=120)
 
@@ -37,6 +39,8 @@ LIMIT: Final = timedelta(seconds=120)
 def measure(recipe: Recipe) -> dict[str, int | None]:
     """Of the second step on this rank."""
     plan, shape = recipe.plan, checked_shape(recipe)
+    limits: Any = shared
+    limits.SUM_BYTES = MIB  # the sum of shared gradients takes no more than that, which models of a plan exceed
     mesh = PlanMesh(plan, device_type="cpu", node=0)
     torch.manual_seed(0)
     built = build_model(recipe.model, context=plan.sequence_tokens, device=torch.device("cpu"))
@@ -70,15 +74,25 @@ def _measured(step: Callable[[], float], fixed: Callable[[], set[int]], *, live:
         kept = max(kept, there.live_bytes)
         backward(*args, **more)
 
-    # What a stage receives is counted when it is saved.
+    # What a stage receives is counted when it is saved, and a gradient when the pass for weights will need it.
     messages: Any = channels
     memory, messages.empty_bytes = messages.empty_bytes, lambda size_bytes: np.empty(size_bytes, np.uint8)
+    parts: Any = stage_passes
+    for_inputs = parts.backward_for_inputs
+
+    def begin_inputs(outputs: Any, gradients: Gradients, inputs: Any) -> Any:
+        for one in gradients:
+            if one is not None:
+                there.count(one)
+        return for_inputs(outputs, gradients, inputs)
+
     with LiveMemory() as there, SavedMemory(fixed, there.count) as saved:
-        torch.autograd.backward = begin
+        torch.autograd.backward, parts.backward_for_inputs = begin, begin_inputs
         try:
             step()
         finally:
-            torch.autograd.backward, messages.empty_bytes = backward, memory
+            torch.autograd.backward, parts.backward_for_inputs = backward, for_inputs
+            messages.empty_bytes = memory
     return {"saved": saved.peak_bytes, "kept": kept, "peak": there.peak_bytes}
 
 

@@ -23,9 +23,10 @@ from fireflyer.codesign.parallel import (
     plan_memory,
     refusals,
 )
+from fireflyer.codesign.parallel.kept_gradients import ValueBytes, kept_gradients, layer_gradients
 from fireflyer.codesign.parallel.memory import activation_bytes, held_parameters
 from fireflyer.codesign.parallel.mesh import AXES
-from fireflyer.codesign.parallel.pipeline import StageTimes, micro_batches_in_flight, pipeline_time
+from fireflyer.codesign.parallel.pipeline import StageTimes, held_at_once, pipeline_time
 from fireflyer.codesign.parallel.plan import SCHEDULES
 from fireflyer.codesign.schedule import build_schedule, compile_schedule, peak_activations, simulate, uniform_costs
 
@@ -247,14 +248,63 @@ def test_closed_forms_are_near_a_simulation(schedule: Any, ranks: int, micro_bat
     simulated = simulate(compile_schedule(built), costs).total_s
     found = pipeline_time(schedule, micro_batches, 2, [StageTimes(1, 2, 1, 2.5)] * ranks)
     assert found.busy + found.bubble == pytest.approx(simulated, rel=0.06)
-    per_rank = 2 if schedule in ("zbv", "dualpipev", "interleaved") else 1
-    kept = [micro_batches_in_flight(schedule, ranks, micro_batches, 2, rank) / per_rank for rank in range(ranks)]
-    assert max(kept) == pytest.approx(max(peak_activations(built)), abs=0.5)
 
 
-def test_micro_batches_in_flight() -> None:
-    at = [micro_batches_in_flight("1f1b", 4, 32, 1, stage) for stage in range(4)]
-    assert at == [4, 3, 2, 1]
-    assert micro_batches_in_flight("gpipe", 4, 32, 1, 0) == 32
-    assert micro_batches_in_flight("dualpipe", 8, 32, 1, 0) == 9
-    assert micro_batches_in_flight("1f1b", 4, 2, 1, 0) == 2
+@pytest.mark.parametrize("overlapped", [True, False])
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches"),
+    [(one, count) for one in SCHEDULES for count in (4, 8, 12, 40) if count > 4 or not one.startswith("dualpipe")],
+)
+def test_what_is_in_flight_at_once_is_that_of_the_whole_schedule(
+    schedule: Any, micro_batches: int, overlapped: bool
+) -> None:
+    """Also of many micro-batches, of which only the first are looked at; with sizes that differ by stage."""
+    ranks = 4
+    built = build_schedule(schedule, ranks, micro_batches, 2)
+    sizes = [3.0 + 7 * stage % 5 for stage in range(built.placement.stages)]
+    ratios = [1.1 + stage % 3 for stage in range(built.placement.stages)]
+    expected = peak_activations(built, sizes, kept_for_weights=ratios, overlapped=overlapped)
+    at_once = held_at_once(schedule, ranks, micro_batches, 2, overlapped=overlapped)
+    for rank in range(ranks):
+        held = sorted({stage for _, stage in built.placement.stages_of(rank)})
+        more = [(ratios[stage] - 1) * sizes[stage] for stage in held]
+        found = max(one.size([sizes[stage] for stage in held], more) for one in at_once[rank])
+        assert found == pytest.approx(expected[rank])
+        assert len(at_once[rank]) < 70
+
+
+def test_gradients_of_a_gpt_layer_that_are_kept_for_weights() -> None:
+    """Of queries, keys and values, of both results that are added to the stream, of the inner values, and of both
+    norms: 3 + 2 + 4 + 2 hidden values of a token."""
+    shape = shape_from_config(GPT2_MEDIUM)
+    assert layer_gradients(shape, False, ValueBytes(stream=2, product=2)) == 11 * 2 * 1024
+    assert layer_gradients(shape, False, ValueBytes(stream=4, product=2)) == (9 * 2 + 2 * 4) * 1024
+    assert layer_gradients(shape, False, ValueBytes(stream=2, product=2), tensor=2) == (9 / 2 + 2) * 2 * 1024
+
+
+def test_gradients_of_an_expert_layer_that_are_kept_for_weights() -> None:
+    """DeepSeek-V3: 8 of 256 experts, and one shared."""
+    latents = 1536 + 128 * 192 + 512 + 64 + 128 * 256
+    experts = 2 * 2048 + 8 * (2 * 2048 + 7168)
+    norms = 2 * 7168 + 1536 + 512
+    found = layer_gradients(V3, True, ValueBytes(stream=2, product=2))
+    assert found == 2 * (latents + experts + norms + 2 * 7168) + 4 * 256
+
+
+def test_a_schedule_that_splits_backward_keeps_gradients_on_all_but_the_first_stage() -> None:
+    """ZB-H1 delays W by as many backwards as there are ranks before: as many micro-batches have gradients, and one."""
+    whole, split = (plan_memory(plan(schedule=schedule), LLAMA) for schedule in ("1f1b", "zb-h1"))
+    of_micro_batch = whole[3].activations
+    passed_on = 2 * LLAMA.hidden * plan().micro_batch_tokens
+    assert split[0].activations == whole[0].activations + passed_on  # W is all of its backward
+    values = ValueBytes(stream=2, product=2)
+    stages = balance_model(LLAMA, 4, 2048)
+    for rank in (1, 2):
+        kept = kept_gradients(plan(), LLAMA, stages[rank], values)
+        layer = layer_gradients(LLAMA, False, values)
+        assert kept == plan().micro_batch_tokens * stages[rank].layers * layer - passed_on
+        unsplit = whole[rank].activations / (4 - rank)
+        assert split[rank].activations == pytest.approx(4 * unsplit + (rank + 1) * kept)
+    logits = plan().micro_batch_tokens * LLAMA.vocabulary * 2
+    assert split[3].activations > 4 * (of_micro_batch + logits)
+    assert peak_memory(plan(schedule="zb-h1"), LLAMA).stage == 3

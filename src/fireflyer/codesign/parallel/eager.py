@@ -29,7 +29,6 @@ blocks of `transformers` are counted as that Llama or as DeepSeek's experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,10 +36,11 @@ import msgspec
 
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.shape import Attention, Experts, LatentAttention
+from fireflyer.codesign.parallel.kept_gradients import ValueBytes
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, ParallelPlan, Precision
 from fireflyer.codesign.parallel.stages import Stage
 
-__all__ = ["EagerMemory", "eager_layer", "eager_memory"]
+__all__ = ["EagerMemory", "eager_layer", "eager_memory", "eager_values"]
 
 WIDE = 4
 """Bytes of an FP32 value: norms, scores, gates and log-probabilities, whatever products compute in."""
@@ -49,7 +49,7 @@ INDEX = 8
 
 
 class EagerMemory(NamedTuple):
-    """Bytes of one rank."""
+    """Bytes of one micro-batch of a piece."""
 
     activations: int
     working: int
@@ -79,6 +79,12 @@ class _Formats(NamedTuple):
     """Of factors and results of matrix products."""
     cast: bool
     """Autocast: factors are copies."""
+
+
+def eager_values(precision: Precision) -> ValueBytes:
+    """Bytes of values whose gradients are kept for the pass for weights."""
+    formats = _formats(precision)
+    return ValueBytes(stream=formats.stream, product=formats.product)
 
 
 def _formats(precision: Precision) -> _Formats:
@@ -179,15 +185,6 @@ def _experts(shape: ModelShape, experts: Experts, formats: _Formats) -> tuple[in
     return kept, results
 
 
-def eager_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], in_flight: float) -> EagerMemory:
-    """Activations of a rank that holds `held`, with `in_flight` micro-batches of one of them."""
-    pieces = [_piece(plan, shape, one) for one in held]
-    return EagerMemory(
-        activations=round(in_flight * sum(one.activations for one in pieces) / len(pieces)),
-        working=max(one.working for one in pieces),
-    )
-
-
 class _Head(NamedTuple):
     """Bytes of the last norm, of the output heads, and of modules of multi-token prediction outside their blocks."""
 
@@ -200,9 +197,9 @@ class _Head(NamedTuple):
     """Copy of the head's weight."""
 
 
-def _piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
-    """Of one micro-batch of a piece; and the most that the end of forward, the backward of a head, or that of the block
-    with most, holds beside it."""
+def eager_memory(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> EagerMemory:
+    """Of one micro-batch of a piece on one rank; and the most that the end of forward, the backward of a head, or that
+    of the block with most, holds beside it."""
     tokens, formats, mode = plan.micro_batch_tokens, _formats(plan.precision), plan.recompute
     layers = [
         (count, eager_layer(shape, has_experts, plan.precision, plan.sequence_tokens, plan.tensor))

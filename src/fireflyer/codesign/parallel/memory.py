@@ -11,16 +11,16 @@ gathers and keeps (they gather them again in backward), and the logits. Those of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from fireflyer.codesign.model import ModelShape
 from fireflyer.codesign.model.shape import LatentAttention
-from fireflyer.codesign.parallel.eager import eager_memory
-from fireflyer.codesign.parallel.pipeline import micro_batches_in_flight
+from fireflyer.codesign.parallel.eager import eager_memory, eager_values
+from fireflyer.codesign.parallel.kept_gradients import ValueBytes, kept_gradients
+from fireflyer.codesign.parallel.pipeline import held_at_once
 from fireflyer.codesign.parallel.plan import FORMAT_BYTES, MatrixFormat, ParallelPlan, Recompute
 from fireflyer.codesign.parallel.stages import Stage, balance_model, first_equal_stages
 
@@ -49,6 +49,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     gradients: int
     states: int
     activations: int
+    """Of all micro-batches in flight, with the gradients that are kept for the pass for weights."""
     working: int
     """Beside the kept activations: what is computed again for one block or stage, logits, gathered parameters."""
 
@@ -123,11 +124,13 @@ def _inner(gated: bool, factor: int, *, operators: bool) -> int:
 
 
 def held_parameters(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[float, float]:
-    """Parameters on one rank of `stage` before ZeRO divides them: outside experts, and of experts."""
+    """Parameters on one rank of `stage` before ZeRO divides them: outside experts, and of experts. A rank that holds
+    the first piece and the last has what they share once."""
     stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
     held = [stages[piece] for piece in plan.pieces_of(stage)]
+    twice = sum(one.copies for one in held) if any(one.embedding for one in held) else 0
     return (
-        sum(one.matrix for one in held) / plan.tensor + sum(one.vector for one in held),
+        (sum(one.matrix for one in held) - twice) / plan.tensor + sum(one.vector for one in held),
         sum(one.routed for one in held) / plan.expert,
     )
 
@@ -144,43 +147,84 @@ def static_memory(plan: ParallelPlan, shape: ModelShape, stage: int) -> tuple[in
 
 
 def plan_memory(plan: ParallelPlan, shape: ModelShape, kernels: Kernels = "fused") -> tuple[RankMemory, ...]:
-    """Memory of a rank of each stage."""
-    return tuple(_rank_memory(plan, shape, stage, kernels) for stage in range(plan.pipeline))
+    """Memory of a rank of each stage. Raises `UsageError` for a schedule that the numbers of the plan do not allow."""
+    kept = _kept_by_stage(_without_data(plan, kernels), shape, kernels)
+    return tuple(_rank_memory(plan, shape, stage, kept[stage]) for stage in range(plan.pipeline))
 
 
 def peak_memory(plan: ParallelPlan, shape: ModelShape, kernels: Kernels = "fused") -> RankMemory:
-    """Memory of the rank that needs most. Of equal stages the first keeps the most micro-batches."""
-    first = first_equal_stages(shape, plan)
-    return max((_rank_memory(plan, shape, stage, kernels) for stage in sorted(set(first))), key=lambda one: one.total)
+    """Memory of the rank that needs most. Raises as `plan_memory` does."""
+    kept = _kept_by_stage(_without_data(plan, kernels), shape, kernels)
+    fullest: dict[int, int] = {}  # of stages that are equal but for what their ranks have in flight
+    for stage, first in enumerate(first_equal_stages(shape, plan)):
+        if first not in fullest or kept[stage].activations > kept[fullest[first]].activations:
+            fullest[first] = stage
+    ranks = [_rank_memory(plan, shape, stage, kept[stage]) for stage in fullest.values()]
+    return max(ranks, key=lambda one: one.total)
 
 
-def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int, kernels: Kernels) -> RankMemory:
+def _rank_memory(plan: ParallelPlan, shape: ModelShape, stage: int, kept: _Kept) -> RankMemory:
     parameters, gradients, states = static_memory(plan, shape, stage)
-    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
-    held = [stages[piece] for piece in plan.pieces_of(stage)]
-    in_flight = micro_batches_in_flight(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks, stage)
-    count = _fused_memory if kernels == "fused" else eager_memory
-    activations, working = count(plan, shape, held, in_flight)
     return RankMemory(
         stage=stage,
         parameters=parameters,
         gradients=gradients,
         states=states,
-        activations=activations,
-        working=working + _gathered_bytes(plan, held),
+        activations=kept.activations,
+        working=kept.working + _gathered_bytes(plan, shape, stage),
     )
 
 
-def _fused_memory(plan: ParallelPlan, shape: ModelShape, held: Sequence[Stage], in_flight: float) -> tuple[int, int]:
-    """Kept and working bytes of the micro-batches of one rank."""
+class _Kept(NamedTuple):
+    """Bytes of the activations of a rank."""
+
+    activations: int
+    working: int
+
+
+class _Piece(NamedTuple):
+    """Bytes of one micro-batch of a piece."""
+
+    activations: float
+    gradients: float
+    """Kept for the pass for weights, where the backward is split."""
+    working: float
+
+
+def _without_data(plan: ParallelPlan, kernels: Kernels) -> ParallelPlan:
+    """The plan with the same activations that a search meets most often."""
+    sequences = plan.micro_batches * plan.micro_batch
+    expert = 1 if kernels == "fused" else plan.expert
+    return msgspec.structs.replace(plan, replicate=1, shard=1, expert=expert, zero=0, batch_sequences=sequences)
+
+
+@lru_cache(maxsize=1024)
+def _kept_by_stage(plan: ParallelPlan, shape: ModelShape, kernels: Kernels) -> tuple[_Kept, ...]:
+    count = _fused_piece if kernels == "fused" else _eager_piece
+    pieces = [count(plan, shape, one) for one in balance_model(shape, plan.pieces, plan.sequence_tokens)]
+    # Stages that are executed show no phases to pairs, so that B of a pair is done before its F.
+    at_once = held_at_once(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks, overlapped=kernels == "fused")
+    found = []
+    for stage, states in enumerate(at_once):
+        held = [pieces[number] for number in sorted(plan.pieces_of(stage))]
+        activations, gradients = [one.activations for one in held], [one.gradients for one in held]
+        most = max(one.size(activations, gradients) for one in states)
+        found.append(_Kept(round(most), round(max(one.working for one in held))))
+    return tuple(found)
+
+
+def _eager_piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> _Piece:
+    activations, working = eager_memory(plan, shape, piece)
+    return _Piece(activations, kept_gradients(plan, shape, piece, eager_values(plan.precision)), working)
+
+
+def _fused_piece(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> _Piece:
     tokens = plan.micro_batch_tokens
-    kept, working = [], 0.0
-    for one in held:
-        piece_kept, piece_working = _piece_activations(plan, shape, one)
-        kept.append(piece_kept)
-        working = max(working, piece_working)
-    logits = max(one.heads for one in held) * shape.vocabulary * LOGIT_BYTES
-    return round(in_flight * sum(kept) / len(kept) * tokens), round((working + logits) * tokens)
+    kept, working = _piece_activations(plan, shape, piece)
+    # A kept gradient is a factor of a matrix product as a kept input is.
+    values = ValueBytes(stream=2, product=FORMAT_BYTES[plan.precision.activations])
+    gradients = kept_gradients(plan, shape, piece, values)
+    return _Piece(kept * tokens, gradients, (working + piece.heads * shape.vocabulary * LOGIT_BYTES) * tokens)
 
 
 def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> tuple[float, float]:
@@ -198,10 +242,12 @@ def _piece_activations(plan: ParallelPlan, shape: ModelShape, piece: Stage) -> t
     return kept, working
 
 
-def _gathered_bytes(plan: ParallelPlan, held: list[Stage]) -> int:
+def _gathered_bytes(plan: ParallelPlan, shape: ModelShape, stage: int) -> int:
     """Two blocks of whole parameters and one of gradients, while ZeRO 3 gathers them; one of gradients with ZeRO 2."""
     if plan.zero < 2:
         return 0
+    stages = balance_model(shape, plan.pieces, plan.sequence_tokens)
+    held = [stages[piece] for piece in plan.pieces_of(stage)]
     layers = sum(one.dense_layers + one.expert_layers for one in held)
     block = sum(one.matrix / plan.tensor + one.vector + one.routed / plan.expert for one in held) / max(1, layers)
     gathered = 2 * FORMAT_BYTES[plan.precision.parameters] if plan.zero == 3 else 0

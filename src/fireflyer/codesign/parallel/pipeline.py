@@ -1,19 +1,23 @@
-"""Time and activations of pipeline schedules, in closed form: the one place where a plan asks about its schedule.
+"""Time and activations of pipeline schedules: the one place where a plan asks about its schedule.
 
-Formulas: zero-bubble (Qi et al. 2024) and DualPipe's README; with equal stages and F = 1, B = 2, W = 1 they give the
-cells that a simulation of the schedules gives for p = 8, m = 32 (tested). Stages of unequal cost enter by the slowest
-for the steady state and by the mean for the bubble.
+Time is in closed form; what is in flight is counted in the rows of the schedule. Formulas: zero-bubble (Qi et al. 2024)
+and DualPipe's README; with equal stages and F = 1, B = 2, W = 1 they give the cells that a simulation of the schedules
+gives for p = 8, m = 32 (tested). Stages of unequal cost enter by the slowest for the steady state and by the mean for
+the bubble.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
 from fireflyer.codesign.parallel.plan import Schedule
+from fireflyer.codesign.schedule import InFlight, build_schedule, in_flight
 
-__all__ = ["OVERLAPPING", "PipelineTime", "StageTimes", "micro_batches_in_flight", "pipeline_time"]
+__all__ = ["OVERLAPPING", "PipelineTime", "StageTimes", "held_at_once", "pipeline_time"]
 
 OVERLAPPING = ("dualpipe", "dualpipev")
 """Schedules that run the forward of one micro-batch with the backward of another, so that the communication of one is
@@ -70,17 +74,29 @@ def _overlapped_pairs(schedule: Schedule, p: int, m: int) -> float:
     return max(0.0, m - p - 0.5) if schedule == "dualpipev" else 0.0
 
 
-def micro_batches_in_flight(schedule: Schedule, stages: int, micro_batches: int, chunks: int, stage: int) -> float:
-    """Micro-batches whose activations a rank of `stage` keeps at its peak, each of one of its pieces."""
-    p, m = stages, micro_batches
+@lru_cache(maxsize=1024)
+def held_at_once(
+    schedule: Schedule, stages: int, micro_batches: int, chunks: int, *, overlapped: bool = True
+) -> tuple[tuple[InFlight, ...], ...]:
+    """What the ranks of each stage have in flight at a time, by their pieces in ascending order: without what is less,
+    in all of them, than at another time. `overlapped`: as in `fireflyer.codesign.schedule.in_flight`. Raises
+    `UsageError` for numbers that the schedule does not allow."""
     if schedule == "gpipe":
-        return m
-    if p == 1 or schedule == "1f1b":
-        return min(m, p - stage)
-    return {
-        "interleaved": min(m * chunks, 2 * (p - stage - 1) + (chunks - 1) * p + 1),
-        "zb-h1": min(m, p),
-        "zbv": min(2 * m, 2 * p),
-        "dualpipe": min(m, p + 1),
-        "dualpipev": min(2 * m, 2 * p + 1),
-    }[schedule]
+        return ((InFlight((micro_batches,), (0,)),),) * stages
+    # With two micro-batches a rank a schedule has reached all that it has with more (a test).
+    built = build_schedule(schedule, stages, min(micro_batches, 2 * stages), chunks)
+    return tuple(_most(states) for states in in_flight(built, overlapped=overlapped))
+
+
+def _most(states: Sequence[InFlight]) -> tuple[InFlight, ...]:
+    kept: list[InFlight] = []
+    for one in states:
+        if not any(_covers(other, one) for other in kept):
+            kept = [other for other in kept if not _covers(one, other)]
+            kept.append(one)
+    return tuple(kept)
+
+
+def _covers(one: InFlight, other: InFlight) -> bool:
+    counts = one.activations + one.gradients
+    return all(map(operator.ge, counts, other.activations + other.gradients))

@@ -17,7 +17,7 @@ from fireflyer.codesign.schedule.catalog import SCHEDULES, build_schedule, compi
 from fireflyer.codesign.schedule.contention import Choice, Layout, Policy, Sharing, choose_layout, simulate_shared
 from fireflyer.codesign.schedule.costs import Costs, uniform_costs
 from fireflyer.codesign.schedule.execution import Message, with_messages
-from fireflyer.codesign.schedule.lifetimes import last_gradients, peak_activations
+from fireflyer.codesign.schedule.lifetimes import InFlight, in_flight, last_gradients, peak_activations
 from fireflyer.codesign.schedule.program import Program, compile_schedule
 from fireflyer.codesign.schedule.timing import Parts, Timeline, simulate
 from fireflyer.codesign.schedule.transfers import MessageBytes, pipeline_transfers
@@ -29,6 +29,7 @@ __all__ = [
     "Balance",
     "Choice",
     "Costs",
+    "InFlight",
     "Kind",
     "Layout",
     "Message",
@@ -47,6 +48,7 @@ __all__ = [
     "choose_layout",
     "compile_schedule",
     "compiled",
+    "in_flight",
     "last_gradients",
     "peak_activations",
     "pipeline_transfers",

@@ -85,14 +85,19 @@ class Timeline(msgspec.Struct, frozen=True):
         return self.ends_s[self.program.rows[rank][-1]] + self.tails_s[rank]
 
 
-def simulate(program: Program, costs: Costs) -> Timeline:
-    """Raises `UsageError` where `costs` is for another number of stages."""
+def simulate(program: Program, costs: Costs, *, taken_s: Sequence[float] | None = None) -> Timeline:
+    """Runs the schedule. `taken_s`: of each item of the program, where they do not take what `costs` says. Raises
+    `UsageError` where `costs` is for another number of stages, or `taken_s` for another number of items."""
     works = durations_s(program, costs)
+    if taken_s is None:
+        taken_s = [works[item.work] for item in program.items]
+    if len(taken_s) != len(program.items):
+        raise UsageError(f"{len(taken_s)} times are given for {len(program.items)} passes of {program.schedule.name!r}")
     delays = costs.delays_s()
     free = [0.0] * len(program.rows)
     begins: list[float] = []
     ends: list[float] = []
-    for rank, work, need, boundary, other_need, other_boundary in program.items:
+    for taken, (rank, _, need, boundary, other_need, other_boundary) in zip(taken_s, program.items, strict=True):
         begin = free[rank]
         if need >= 0:
             ready = ends[need] + delays[boundary]
@@ -100,7 +105,7 @@ def simulate(program: Program, costs: Costs) -> Timeline:
         if other_need >= 0:
             ready = ends[other_need] + delays[other_boundary]
             begin = max(begin, ready)
-        end = free[rank] = begin + works[work]
+        end = free[rank] = begin + taken
         begins.append(begin)
         ends.append(end)
     return Timeline(program, costs, begins, ends, tails_s(program, costs, ends))

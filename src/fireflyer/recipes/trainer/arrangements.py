@@ -52,6 +52,10 @@ class Arrangement(Protocol):
         """What checkpoints hold."""
 
     @property
+    def layers(self) -> nn.Module:
+        """What this rank computes with."""
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer: ...
 
     def backward(self, inputs: Tensor, targets: Tensor) -> float:
@@ -73,9 +77,11 @@ class ArrangementBase:
     """What all arrangements share: precision of products, balance of experts, and what ends with a run."""
 
     module: nn.Module
+    layers: nn.Module
     optimizer: torch.optim.Optimizer
 
     def __init__(self, built: BuiltModel, mesh: PlanMesh) -> None:
+        self.layers = built.module
         self._mesh, self._plan = mesh, mesh.plan
         # Gradients are averaged over data-parallel ranks: this factor of losses that are sums over tokens makes them
         # those of the mean over all tokens.

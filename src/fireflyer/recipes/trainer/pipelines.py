@@ -19,7 +19,7 @@ from fireflyer.recipes.trainer.stored import StoredModel
 from fireflyer.training.experts import SplitExperts, shard_experts
 from fireflyer.training.gradient_norm import clip_over_ranks, counted_here
 from fireflyer.training.mesh import PlanMesh
-from fireflyer.training.pipeline import Pipeline, split_batch
+from fireflyer.training.pipeline import Pipeline, StepRecord, split_batch
 from fireflyer.training.process_groups import communicator_beside
 from fireflyer.training.recompute import recompute
 
@@ -40,11 +40,11 @@ class Pipelined(ArrangementBase):
         plan, rank, device = mesh.plan, mesh.coordinates.pipeline, next(built.module.parameters()).device
         schedule = build_schedule(plan.schedule, plan.pipeline, plan.micro_batches, plan.chunks)
         part = cut(built.module, shape, plan, schedule.placement, rank, self._products)
-        self._held = nn.ModuleList(part.stages.values())
-        self._balance.keep(self._held.modules())
+        self.layers = nn.ModuleList(part.stages.values())
+        self._balance.keep(self.layers.modules())
         self._split: SplitExperts | None = None
         if plan.expert > 1:
-            split = shard_experts(self._held, mesh, max_tokens=dispatched_tokens)
+            split = shard_experts(self.layers, mesh, max_tokens=dispatched_tokens)
             self._split = self._resources.enter_context(split)
         experts = [] if self._split is None else [one for _, one in self._split.expert_parameters()]
         if plan.recompute == "full":
@@ -64,23 +64,33 @@ class Pipelined(ArrangementBase):
         )
         return self._sum_of_stages(losses)
 
+    @property
+    def schedule(self) -> Schedule:
+        """What the pipeline runs in a step."""
+        return self._pipeline.schedule
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Times of the passes of this rank in the last step."""
+        return self._pipeline.record
+
     def discard(self) -> None:
         self._stored.drop_gradients()
         super().discard()
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> float:
-        self._held.eval()  # gates count the tokens of training only
+        self.layers.eval()  # gates count the tokens of training only
         try:
             return self._sum_of_stages(self._evaluation.evaluate([inputs], [targets]))
         finally:
-            self._held.train()
+            self.layers.train()
 
     def _step(self, before: Callable[[], None]) -> float:
         if self._split is not None:
             self._split.add_gradients(average=True, apart=self._tied)
         self._stored.take_gradients()
         before()
-        norm = clip_over_ranks(self._held.parameters(), self._counted, self._max_norm)
+        norm = clip_over_ranks(self.layers.parameters(), self._counted, self._max_norm)
         if math.isfinite(norm):
             self.optimizer.step()
         self._stored.drop_gradients()

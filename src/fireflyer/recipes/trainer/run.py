@@ -41,6 +41,7 @@ from fireflyer.recipes.trainer.core.figures import (
 )
 from fireflyer.recipes.trainer.core.recipe import Recipe
 from fireflyer.recipes.trainer.evaluation import evaluate
+from fireflyer.recipes.trainer.measurements import compare_pipeline, count_quantization
 from fireflyer.recipes.trainer.metrics_file import MetricsFile
 from fireflyer.recipes.trainer.models import BuiltModel, build_model
 from fireflyer.recipes.trainer.pipelines import Pipelined
@@ -280,6 +281,8 @@ def _take_step(run: _Run, loop: TrainingLoop, step: int) -> None:
         _go_back(run, loop)
         return
     _write_step(run, step, loss, norm, seconds)
+    if _is_told(run, step):
+        _write_measurements(run, step)
     loop.record(loss=loss, samples=len(inputs), tokens=inputs.numel())
     if run.held_out and evaluation_due(step, run.recipe.optimizer.steps, run.recipe.evaluation):
         _evaluate(run, step)
@@ -367,8 +370,23 @@ def _write_step(run: _Run, step: int, loss: float, norm: float | None, seconds: 
             rates=speed,
         )
     )
-    if step % _PRINT_EVERY_STEPS == 0 or step in (1, run.recipe.optimizer.steps):
+    if step == 1 or _is_told(run, step):
         _say(run, f"step {step} of {run.recipe.optimizer.steps}, loss {loss:.4f}, {speed.tokens_per_s:.0f} tokens/s")
+
+
+def _is_told(run: _Run, step: int) -> bool:
+    return step % _PRINT_EVERY_STEPS == 0 or step == run.recipe.optimizer.steps
+
+
+def _write_measurements(run: _Run, step: int) -> None:
+    """Collective."""
+    if run.recipe.plan.precision.compute == "fp8":
+        run.write(count_quantization(run.arrangement.layers, step))
+    arrangement = run.arrangement
+    if not isinstance(arrangement, Pipelined) or run.env.local_world_size < run.env.world_size:
+        return  # clocks of several machines are not compared
+    if arrangement.record is not None:
+        run.write(compare_pipeline(arrangement.schedule, arrangement.record, run.mesh.group("pipeline"), step))
 
 
 def _say(run: _Run, line: str) -> None:

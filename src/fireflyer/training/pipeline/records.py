@@ -4,7 +4,7 @@ clock, which is given."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -13,11 +13,21 @@ from fireflyer.base.errors import UsageError
 from fireflyer.base.units import SECOND
 from fireflyer.codesign.schedule.actions import Action, Kind, Pair, Schedule, passes
 from fireflyer.codesign.schedule.costs import Costs
-from fireflyer.codesign.schedule.program import compile_schedule
+from fireflyer.codesign.schedule.program import Program, compile_schedule
 from fireflyer.codesign.schedule.timing import simulate
+from fireflyer.training.overlap import Interval, Overlap, measure_overlap
 from fireflyer.training.pipeline.programs import Key, needs
 
-__all__ = ["Comparison", "PhaseEvent", "Recorder", "Span", "StepRecord", "compare", "measured_costs"]
+__all__ = [
+    "Comparison",
+    "PhaseEvent",
+    "Recorder",
+    "Span",
+    "StepRecord",
+    "compare",
+    "measured_costs",
+    "measured_overlap",
+]
 
 MAX_PHASE_EVENTS: Final = 1 << 16
 
@@ -161,10 +171,17 @@ def measured_costs(schedule: Schedule, records: Sequence[StepRecord], *, latency
     )
 
 
-def compare(schedule: Schedule, records: Sequence[StepRecord], *, latency_s: float | None = None) -> Comparison:
+def compare(
+    schedule: Schedule, records: Sequence[StepRecord], *, latency_s: float | None = None, each_pass: bool = False
+) -> Comparison:
     """The step that was measured beside the one that the simulator computes from `measured_costs`. `records` of all
-    ranks, in their order, of ranks of one machine: their clocks are compared. Raises as `measured_costs`."""
-    timeline = simulate(compile_schedule(schedule), measured_costs(schedule, records, latency_s=latency_s))
+    ranks, in their order, of ranks of one machine: their clocks are compared. `each_pass`: every pass takes what it
+    took, not the median of its kind, so that only messages and what lies between passes make a difference. Raises as
+    `measured_costs`."""
+    costs = measured_costs(schedule, records, latency_s=latency_s)
+    program = compile_schedule(schedule)
+    taken_s = _taken_s(program, records) if each_pass else None
+    timeline = simulate(program, costs, taken_s=taken_s)
     begin = min(record.spans[0].begin_ns for record in records)
     end = max(record.spans[-1].end_ns for record in records)
     return Comparison(
@@ -173,6 +190,48 @@ def compare(schedule: Schedule, records: Sequence[StepRecord], *, latency_s: flo
         predicted_bubble_s=timeline.bubble_s,
         measured_bubble_s=max(end - begin - record.passes_ns for record in records) / SECOND,
     )
+
+
+def _taken_s(program: Program, records: Sequence[StepRecord]) -> list[float]:
+    taken = [0.0] * len(program.items)
+    for row, record in zip(program.rows, records, strict=True):
+        for item, span in zip(row, record.spans, strict=True):
+            taken[item] = (span.end_ns - span.begin_ns) / SECOND
+    return taken
+
+
+def measured_overlap(records: Sequence[StepRecord], transfers: Collection[str]) -> tuple[Overlap, ...]:
+    """How much of its transfers each rank has hidden: the time in which a phase of `transfers`, by name, was under way,
+    and that of it in which another phase of the rank computed beside it. `records` need phases (`record_phases`).
+
+    A transfer counts from its start to the end of the wait for it. Raises `UsageError` for records without phases, or
+    with too many to be whole.
+    """
+    found = []
+    for record in records:
+        if not record.phases:
+            raise UsageError(f"rank {record.rank} has recorded no phases; make its pipeline with record_phases=True")
+        if len(record.phases) == MAX_PHASE_EVENTS:
+            raise UsageError(
+                f"rank {record.rank} has recorded only the first {MAX_PHASE_EVENTS} begins and ends of phases of a "
+                "step; use fewer micro-batches"
+            )
+        communication, computing = _phase_intervals(record, transfers)
+        found.append(measure_overlap(communication, computing))
+    return tuple(found)
+
+
+def _phase_intervals(record: StepRecord, transfers: Collection[str]) -> tuple[list[Interval], list[Interval]]:
+    begun: dict[tuple[str, int, int, str], int] = {}
+    communication: list[Interval] = []
+    computing: list[Interval] = []
+    for event in record.phases:
+        key = (event.kind, event.stage, event.micro_batch, event.phase)
+        if event.begins:
+            begun[key] = event.at_ns
+        else:
+            (communication if event.phase in transfers else computing).append((begun.pop(key), event.at_ns))
+    return communication, computing
 
 
 def _check(schedule: Schedule, records: Sequence[StepRecord]) -> None:

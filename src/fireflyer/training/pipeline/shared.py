@@ -2,24 +2,29 @@
 
 A *tie* is all copies of one parameter: the places that the caller names (embedding and head), and, where a placement
 has two directions, the same parameter of both. Ranks that hold copies of a tie send their sum over own copies to the
-others and add all in the order of ranks: each gets the same bits.
+others and add all in the order of ranks: each gets the same bits. They do so in pieces, of which two are on their way
+at a time, so that beside the gradients there is never more than `SUM_BYTES` for each rank that holds copies.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
 from fireflyer.base.errors import PeerFailed, UsageError
+from fireflyer.base.units import MIB
 from fireflyer.codesign.schedule.actions import Placement
 from fireflyer.training.communication import Work
 from fireflyer.training.pipeline.channels import PipelineCommunicator
 
-__all__ = ["Place", "SharedGradients"]
+__all__ = ["SUM_BYTES", "Place", "SharedGradients"]
+
+SUM_BYTES: Final = 16 * MIB
+"""Of the gradients of each rank that are on their way at a time."""
 
 Place = tuple[int, str]
 """Stage, and name of a parameter in it."""
@@ -32,8 +37,16 @@ class _Tie(NamedTuple):
     """Those of this rank, each once."""
 
 
+class _Span(NamedTuple):
+    """Elements of a tie, from `begin` to before `end`."""
+
+    tie: _Tie
+    begin: int
+    end: int
+
+
 class _Exchange(NamedTuple):
-    """Ties of one dtype that the same ranks hold; their gradients go as one flat tensor."""
+    """Ties of one dtype that the same ranks hold; their values go as flat tensors, of several ties or a part of one."""
 
     ranks: tuple[int, ...]
     ties: tuple[_Tie, ...]
@@ -42,6 +55,69 @@ class _Exchange(NamedTuple):
     @property
     def elements(self) -> int:
         return sum(tie.copies[0].numel() for tie in self.ties)
+
+    def pieces(self) -> Iterator[_Piece]:
+        """All elements, in messages of at most half of `SUM_BYTES`."""
+        limit = max(1, SUM_BYTES // 2 // self.ties[0].copies[0].element_size())
+        spans: list[_Span] = []
+        free = limit
+        for tie in self.ties:
+            at, size = 0, tie.copies[0].numel()
+            while at < size:
+                end = min(size, at + free)
+                spans.append(_Span(tie, at, end))
+                free -= end - at
+                at = end
+                if not free:
+                    yield _Piece(self, tuple(spans))
+                    spans, free = [], limit
+        if spans:
+            yield _Piece(self, tuple(spans))
+
+
+class _Piece(NamedTuple):
+    exchange: _Exchange
+    spans: tuple[_Span, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.exchange.ties[0].copies[0].dtype
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(end - begin for _, begin, end in self.spans) * self.dtype.itemsize
+
+    def parts_of(self, flat: torch.Tensor) -> Iterator[tuple[_Span, torch.Tensor]]:
+        """Each span, with its place in `flat`, which holds all elements."""
+        at = 0
+        for span in self.spans:
+            size = span.end - span.begin
+            yield span, flat[at : at + size]
+            at += size
+
+
+class _Memory:
+    """Of one piece after the other, on the CPU. The same each time: a communicator may keep what it has sent for a
+    while."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._parts: list[torch.Tensor] = []
+
+    def of(self, piece: _Piece, number: int) -> torch.Tensor:
+        """For all elements of a piece; `number`: which of its ranks they come from."""
+        while len(self._parts) <= number:
+            self._parts.append(torch.empty(self._size_bytes, dtype=torch.uint8))
+        return self._parts[number][: piece.size_bytes].view(piece.dtype)
+
+
+class _Begun(NamedTuple):
+    """A piece on its way."""
+
+    piece: _Piece
+    parts: list[torch.Tensor]
+    """By rank that holds copies: its sum, when the works are done."""
+    works: list[Work]
 
 
 class SharedGradients:
@@ -73,51 +149,55 @@ class SharedGradients:
 
     def sum(self) -> None:
         """Puts the sum over all copies into `grad` of each; zeros where none has one."""
-        begun: list[tuple[_Exchange, list[tuple[int, torch.Tensor]], list[Work]]] = []
+        pieces = self._pieces()
+        memory = deque(_Memory(max((piece.size_bytes for piece in pieces), default=0)) for _ in range(2))
+        before: _Begun | None = None
         with torch.no_grad():
-            begun.extend((exchange, *self._begin(exchange, _own_sum(exchange))) for exchange in self._exchanges)
-            for exchange, parts, works in begun:
-                _wait_all(works)
-                total = parts[0][1].clone()
-                for _, part in parts[1:]:
-                    total += part
-                _deliver(exchange, total)
+            for piece in pieces:
+                begun = self._begin(piece, memory[0])
+                memory.rotate()
+                if before is not None:
+                    _finish(before)
+                before = begun
+            if before is not None:
+                _finish(before)
 
-    def _begin(self, exchange: _Exchange, own: torch.Tensor) -> tuple[list[tuple[int, torch.Tensor]], list[Work]]:
-        """What each rank contributes, by rank, when the works are done."""
-        parts: list[tuple[int, torch.Tensor]] = []
-        works: list[Work] = []
-        sent = own.cpu()
-        for rank in exchange.ranks:
+    def _pieces(self) -> list[_Piece]:
+        return [piece for exchange in self._exchanges for piece in exchange.pieces()]
+
+    def _begin(self, piece: _Piece, memory: _Memory) -> _Begun:
+        begun = _Begun(piece, [memory.of(piece, number) for number in range(len(piece.exchange.ranks))], [])
+        own = begun.parts[piece.exchange.ranks.index(self._comm.rank)]
+        for span, part in piece.parts_of(own):
+            _put_own_sum(span, part)
+        for rank, part in zip(piece.exchange.ranks, begun.parts, strict=True):
             if rank == self._comm.rank:
-                parts.append((rank, sent))
                 continue
-            part = torch.empty_like(sent)
-            parts.append((rank, part))
-            works.append(self._comm.recv(_raw(part), source=rank, tag=exchange.tag + 1, async_op=True))
-            works.append(self._comm.send(_raw(sent), to=rank, tag=exchange.tag + 1, async_op=True))
-        return parts, works
+            tag = piece.exchange.tag + 1  # of all its pieces: messages of one tag come in their order
+            begun.works.append(self._comm.recv(_raw(part), source=rank, tag=tag, async_op=True))
+            begun.works.append(self._comm.send(_raw(own), to=rank, tag=tag, async_op=True))
+        return begun
 
     def _start_equal(self) -> None:
         with torch.no_grad():
             for exchange in self._exchanges:
                 self._check_alike(exchange)
-                own = torch.cat([tie.copies[0].detach().reshape(-1).cpu() for tie in exchange.ties])
-                if exchange.ranks[0] == self._comm.rank:
-                    _wait_all(
-                        [
-                            self._comm.send(_raw(own), to=rank, tag=exchange.tag, async_op=True)
-                            for rank in exchange.ranks[1:]
-                        ]
-                    )
-                else:
-                    own = torch.empty_like(own)
-                    self._comm.recv(_raw(own), source=exchange.ranks[0], tag=exchange.tag, async_op=True).wait()
-                at = 0
-                for tie in exchange.ties:
-                    for copy in tie.copies:
-                        copy.copy_(own[at : at + copy.numel()].view(copy.shape))
-                    at += tie.copies[0].numel()
+            pieces = self._pieces()
+            memory = _Memory(max((piece.size_bytes for piece in pieces), default=0))
+            for piece in pieces:
+                self._take_first(piece, memory.of(piece, 0))
+
+    def _take_first(self, piece: _Piece, values: torch.Tensor) -> None:
+        ranks, tag = piece.exchange.ranks, piece.exchange.tag
+        if ranks[0] == self._comm.rank:
+            for span, part in piece.parts_of(values):
+                part.copy_(_flat(_values(span.tie.copies[0]))[span.begin : span.end])
+            _wait_all([self._comm.send(_raw(values), to=rank, tag=tag, async_op=True) for rank in ranks[1:]])
+        else:
+            self._comm.recv(_raw(values), source=ranks[0], tag=tag, async_op=True).wait()
+        for span, part in piece.parts_of(values):
+            for copy in span.tie.copies:
+                _flat(_values(copy))[span.begin : span.end] = part
 
     def _check_alike(self, exchange: _Exchange) -> None:
         """All ranks say the shapes of their ties to the first, in a message of a size that all know."""
@@ -198,30 +278,46 @@ def _hash_of(tie: _Tie) -> int:
     return value
 
 
-def _own_sum(exchange: _Exchange) -> torch.Tensor:
-    flats = []
-    for tie in exchange.ties:
-        gradients = [copy.grad for copy in tie.copies if copy.grad is not None]
-        if not gradients:
-            flats.append(torch.zeros_like(tie.copies[0]).reshape(-1))
-            continue
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total = total + gradient
-        flats.append(total.reshape(-1))
-    return torch.cat(flats)
+def _put_own_sum(span: _Span, out: torch.Tensor) -> None:
+    """Of the copies of this rank."""
+    gradients = [_flat(_gradient(copy))[span.begin : span.end] for copy in span.tie.copies if copy.grad is not None]
+    if not gradients:
+        out.zero_()
+        return
+    out.copy_(gradients[0])
+    for gradient in gradients[1:]:
+        out += gradient.to(out.device)
 
 
-def _deliver(exchange: _Exchange, total: torch.Tensor) -> None:
-    at = 0
-    for tie in exchange.ties:
-        for copy in tie.copies:
-            part = total[at : at + copy.numel()].view(copy.shape)
-            if copy.grad is None:
-                copy.grad = part.to(copy.device, copy=True)
-            else:
-                copy.grad.copy_(part)
-        at += tie.copies[0].numel()
+def _finish(begun: _Begun) -> None:
+    """Adds what the ranks have sent, and puts it into `grad` of the copies."""
+    _wait_all(begun.works)
+    total = begun.parts[0]
+    for part in begun.parts[1:]:
+        total += part
+    for span, part in begun.piece.parts_of(total):
+        for copy in span.tie.copies:
+            _flat(_gradient(copy))[span.begin : span.end] = part
+
+
+def _values(copy: nn.Parameter) -> torch.Tensor:
+    """Of a parameter, which are in the order of its elements from now on."""
+    if not copy.data.is_contiguous():
+        copy.data = copy.data.contiguous()
+    return copy.data
+
+
+def _gradient(copy: nn.Parameter) -> torch.Tensor:
+    """`grad`, which is there from now on, in the order of its elements."""
+    if copy.grad is None:
+        copy.grad = torch.zeros_like(copy, memory_format=torch.contiguous_format)
+    elif not copy.grad.is_contiguous():
+        copy.grad = copy.grad.contiguous()
+    return copy.grad
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1)
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

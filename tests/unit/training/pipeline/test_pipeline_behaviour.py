@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.collectives.thread_world import ThreadCommunicator, ThreadWorld
+from tests.support.live_memory import LiveMemory
 from tests.support.pipeline.mailboxes import MailboxCommunicator, MailboxWorld, run_pipeline
 from tests.support.pipeline.models import (
     alone,
@@ -24,7 +25,10 @@ from torch import nn
 
 from fireflyer.base.errors import Aborted, PeerFailed, UsageError
 from fireflyer.codesign.schedule import Action, Kind, Pair, Placement, Schedule, build_schedule
+from fireflyer.codesign.schedule.actions import looped
 from fireflyer.training.pipeline import Compute, Pipeline, Transfer, compare, measured_costs, split_batch
+from fireflyer.training.pipeline import shared as shared_parameters
+from fireflyer.training.pipeline.shared import SharedGradients
 
 MICRO_BATCHES = 4
 
@@ -106,6 +110,40 @@ def test_a_shared_embedding_and_head_get_the_sum_of_their_gradients(name: str, r
     assert worst_error(gradients, expected) <= 1e-10
     ends = [tensor for key, tensor in gradients.items() if key.startswith(("0.", f"{last + 2}."))]
     assert all(torch.equal(ends[0], other) for other in ends), "all copies have the same bits"
+
+
+def test_the_sum_of_shared_gradients_takes_little_memory_and_adds_in_the_order_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three ranks with copies of two parameters, of which one is several messages long; one rank has no gradient of
+    one, and one a gradient that is not contiguous."""
+    monkeypatch.setattr(shared_parameters, "SUM_BYTES", 4096)
+    placement = looped(3)
+    shared = [[(stage, name) for stage in range(3)] for name in ("weight", "bias")]
+    torch.manual_seed(0)
+    weights, biases = torch.randn(3, 300, 40) * 1000, torch.randn(3, 300) * 1000
+
+    def body(comm: MailboxCommunicator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:
+        stage = nn.Linear(40, 300)
+        if comm.rank == 2:
+            stage.weight.data = stage.weight.data.t().contiguous().t()
+        gradients = SharedGradients(comm, placement, {(0, comm.rank): stage}, shared, 0)
+        values = {name: one.detach().clone() for name, one in stage.named_parameters()}
+        given = weights[comm.rank].clone()
+        stage.weight.grad = given.t().contiguous().t() if comm.rank == 1 else given
+        stage.bias.grad = None if comm.rank == 1 else biases[comm.rank].clone()
+        with LiveMemory() as memory:
+            gradients.sum()
+        more = sum(one.nbytes for one in (given, biases[0]) if comm.rank == 1)  # gradients that it made
+        found = {name: one.grad for name, one in stage.named_parameters() if one.grad is not None}
+        return values, found, memory.peak_bytes - more
+
+    outcomes = ended(run_pipeline(3, body))
+    expected = {"weight": weights[0] + weights[1] + weights[2], "bias": biases[0] + 0 + biases[2]}
+    for values, found, peak_bytes in outcomes:
+        assert all(torch.equal(values[name], one) for name, one in outcomes[0][0].items())
+        assert all(torch.equal(found[name], one) for name, one in expected.items())
+        assert peak_bytes <= 3 * 4096
 
 
 @pytest.mark.parametrize("name", ["interleaved", "dualpipe"])

@@ -18,6 +18,9 @@ __all__ = [
     "AnomalyLine",
     "EvaluationLine",
     "MetricsLine",
+    "PipelineLine",
+    "QuantizationLine",
+    "QuantizedOperand",
     "Rates",
     "SourceLoss",
     "StartLine",
@@ -89,7 +92,44 @@ class EvaluationLine(
     """In the order of the recipe."""
 
 
-MetricsLine = StartLine | StepLine | AnomalyLine | EvaluationLine
+class QuantizedOperand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One operand of all FP8 products, over layers and ranks."""
+
+    operand: str
+    """`input`, `weight`, `gradient`, `input_of_wgrad` or `gradient_of_wgrad`."""
+    elements: int
+    underflowed: int
+    """Not zero, but of code zero."""
+    saturated: int
+    """Overflowed: cut to the largest value."""
+    nonfinite: int
+    """NaN or infinite."""
+
+
+class QuantizationLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="quantization", forbid_unknown_fields=True
+):
+    """What FP8 has lost in the steps since the line before, or since the start."""
+
+    step: int
+    operands: tuple[QuantizedOperand, ...]
+
+
+class PipelineLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pipeline", forbid_unknown_fields=True
+):
+    """The passes of one step of the pipeline of rank 0, from the first to the last, beside the simulation of its
+    schedule with the median time of each kind of pass in this step. In seconds."""
+
+    step: int
+    measured_s: float
+    predicted_s: float
+    measured_bubble_s: float
+    """Of the rank that waits longest."""
+    predicted_bubble_s: float
+
+
+MetricsLine = StartLine | StepLine | AnomalyLine | EvaluationLine | QuantizationLine | PipelineLine
 
 
 def rates(
