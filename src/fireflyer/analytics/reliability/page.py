@@ -171,7 +171,7 @@ def _xid_tables(xids: tuple[XidCount, ...]) -> tuple[Table, ...]:
     """As tables V and VI of the Fire-Flyer paper."""
     classes = [(one, [xid for xid in xids if xid.xid in one.xids]) for one in XID_CLASSES]
     others = [xid for xid in xids if xid_class(xid.xid) is None]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (one.name, ", ".join(str(xid.xid) for xid in seen), one.cause, one.remedy, *_sums(seen))
         for one, seen in classes
         if seen
