@@ -4,6 +4,7 @@
 writer has the kernel's manner: it never waits, and what finds no room is lost. `lost_share`: of
 the Xids.
 `round`: one round of all checks that are on by default; processor time, that of tools included.
+`round-of-a-gpu-node`: the same on files and tools of a node with eight GPUs, where each check comes to a result.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import os
 import resource
 import socket
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from bench.operators.gpu_node import RULES, make_gpu_node
 from bench.report import Options, Result, Suite, figure
 from fireflyer.validators.checks.kernel_log import follow_kmsg
 from fireflyer.validators.checks.rounds import HealthRounds
@@ -42,7 +48,13 @@ def run(options: Options) -> Suite:
     if options.selects(case):
         results += _kernel_log(case, SECONDS[options.scale])
     if options.selects("round"):
-        results.append(_round(options.rounds))
+        results.append(_round("round", options.rounds, HealthPolicy(), HealthRounds(None)))
+    if options.selects("round-of-a-gpu-node"):
+        with tempfile.TemporaryDirectory() as directory:
+            root, tools = make_gpu_node(Path(directory))
+            policy = msgspec.toml.decode(RULES, type=HealthPolicy)
+            rounds = HealthRounds(None, root=root, tool_path=tools)
+            results.append(_round("round-of-a-gpu-node", options.rounds, policy, rounds))
     return Suite(results=tuple(results), remarks=("kernel-log: wall time of a follower; round: processor time",))
 
 
@@ -99,8 +111,7 @@ def _write(to: socket.socket, seconds: int) -> None:
                 time.sleep(ahead_s)
 
 
-def _round(rounds: int) -> Result:
-    policy, checks = HealthPolicy(), HealthRounds(None)
+def _round(case: str, rounds: int, policy: HealthPolicy, checks: HealthRounds) -> Result:
     samples = []
     events = checks.run(policy)  # warms up
     for _ in range(rounds):
@@ -110,8 +121,11 @@ def _round(rounds: int) -> Result:
         samples.append(sum(after[:4]) - sum(before[:4]))
     ours = figure(samples)
     ran = len({event.check for event in events if not event.could_not_run})
+    for event in events:
+        if event.could_not_run or event.severity != "ok":
+            print(f"{case} {event.check} {event.severity}: {event.words}", file=sys.stderr, flush=True)
     note = f"{ran} of {len({event.check for event in events})} checks came to a result on this machine"
     return Result(
-        suite="operators", case="round", metric="processor_s", better="lower", ours=ours, peers={}, bound=None,
+        suite="operators", case=case, metric="processor_s", better="lower", ours=ours, peers={}, bound=None,
         target="< 1 s", note=note, met=ours.median < 1, verdicts={"< 1 s": ours.median < 1},
     )  # fmt: skip

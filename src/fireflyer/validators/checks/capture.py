@@ -25,7 +25,8 @@ _BOOT: Final = "proc/sys/kernel/random/boot_id"
 def capture(
     sources: Sequence[Source], now_ns: int, *, root: str = "/", tool_path: str | None = None, ends_s: float = math.inf
 ) -> Evidence:
-    """`root`: of /sys, /proc and /etc; another than `/` is for tests, and has no kernel log. `tool_path`: where tools
+    """`root`: of /sys, /proc and /etc; another than `/` is for tests, and has what a
+    `journalctl` of `tool_path` prints as its kernel log. `tool_path`: where tools
     are looked for. `ends_s`: of the monotonic clock; tools that would run longer are ended. Never raises: what is
     missing is told in the `Evidence`."""
     read = _read_all(sources, root)
@@ -36,7 +37,7 @@ def capture(
     outputs |= run_commands(commands, ends_s=ends_s, **places)
     kernel = KernelLogRead()
     if any(isinstance(source, KernelLog) for source in sources):
-        kernel = _kernel_log(now_ns, outputs) if root == "/" else KernelLogRead(problem="there is no kernel log")
+        kernel = _kernel_log(now_ns, outputs) if root == "/" else _journal(outputs, tool_path)
     return Evidence(
         now_ns=now_ns,
         boot=read.files.get(_BOOT, "").strip(),
@@ -117,6 +118,13 @@ def _for_devices(command: Command, root: str, outputs: dict[str, Output]) -> lis
         )
         for device in devices
     ]
+
+
+def _journal(outputs: dict[str, Output], tool_path: str | None) -> KernelLogRead:
+    if tool_path is None:
+        return KernelLogRead(problem="there is no kernel log")
+    outputs |= run_commands([("journal", JOURNAL)], path=tool_path)
+    return from_journal(outputs["journal"])
 
 
 def _kernel_log(now_ns: int, outputs: dict[str, Output]) -> KernelLogRead:
