@@ -201,8 +201,8 @@ def _taken_s(program: Program, records: Sequence[StepRecord]) -> list[float]:
 
 
 def measured_overlap(records: Sequence[StepRecord], transfers: Collection[str]) -> tuple[Overlap, ...]:
-    """How much of its transfers each rank has hidden: the time in which a phase of `transfers`, by name, was under way,
-    and that of it in which another phase of the rank computed beside it. `records` need phases (`record_phases`).
+    """Transfers that each rank has hidden: the time in which a phase of `transfers`, by name, was under way, and the
+    part of it in which another phase of the rank computed. `records` need phases (`record_phases`).
 
     A transfer counts from its start to the end of the wait for it. Raises `UsageError` for records without phases, or
     with too many to be whole.

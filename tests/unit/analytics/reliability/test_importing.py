@@ -526,11 +526,11 @@ def test_ranks_that_differ_from_their_replicas_are_evidence_against_their_node(t
         Logged(0, JobStarted("train", (), 3, 2, 3, 1_750_000_000.0)),
         Logged(1, AttemptStarted(0)),
         Logged(2, AttemptSized(0, 3, ("x", "y", "z"), (), (1, 2, 3))),
-        *(Logged(3, told(rank, 0, (3, 4, 900), decided=True)) for rank in range(6)),
-        Logged(4, AttemptFailed(0, "it ended", restarting=True, kind="user")),
-        Logged(5, AttemptStarted(1)),
-        Logged(6, told(0, 1, (0, 5), decided=False)),
-        Logged(7, JobFinished(1, "it ended")),
+        *(Logged(3 + rank, told(rank, 0, (3, 4, 900), decided=True)) for rank in range(6)),
+        Logged(14, AttemptFailed(0, "it ended", restarting=True, kind="user")),
+        Logged(15, AttemptStarted(1)),
+        Logged(16, told(0, 1, (0, 5), decided=False)),
+        Logged(17, JobFinished(1, "it ended")),
     ]
     import_run("train", log, str(tmp_path), clock=CLOCK)
     with open_tables(str(tmp_path)) as tables:

@@ -72,9 +72,9 @@ def test_the_formula_is_within_the_papers_5_percent_of_monte_carlo(mttf_days: fl
 
 
 def test_the_errors_of_formulas_1_2_and_5_are_those_that_were_measured() -> None:
-    """Over the range of the paper (w = 5 min, u0 5 to 20 min, MTTF from 0.1 d). Formula 2 is -2.36 % to +0.55 % from
-    the exact form. 200 runs of 14 days had given -2.1 % to +0.5 %, and -2.2 % to +0.5 % for formula 1: they scatter by
-    0.2 %. The failures of formula 5 are within 2.5 %."""
+    """Over the paper's range (w = 5 min, u0 5 to 20 min, MTTF from 0.1 d). Formula 2 is -2.36 % to +0.55 % from the
+    exact form. 200 runs of 14 days had given -2.1 % to +0.5 %, and -2.2 % to +0.5 % for formula 1; they scatter.
+    The failures of formula 5 are within 2.5 %."""
     exact, short, failures = [], [], []
     for mttf_days, restart_s in itertools.product(MTTF_DAYS, (300.0, 1200.0)):
         rate = 1 / (mttf_days * DAY_S)

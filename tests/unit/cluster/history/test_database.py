@@ -83,6 +83,7 @@ def test_pages_go_through_all_changes_once_and_tell_what_came_later(url: str, mo
             (run.task, run.number): run for run in runs
         }
         assert len(runs) == len({(run.task, run.number) for run in runs}), "each once, as it was last"
+        assert (await all_runs(database, 9, since=runs[1].change))[0] == runs[1], "from this change on"
         ended = [run for run in runs if run.ended_ns is not None]
         assert ended
         assert all(run.wish for run in ended)

@@ -97,7 +97,7 @@ def test_the_command_compares_with_peers(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_validator_without_its_device_could_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = run.validate(["gpu_gemm"], run.Load(1.0, "/tmp", None))
     assert found.could_not_run
-    assert main(["validate", "--only", "gpu_heat"]) == 2
+    assert main(["validate", "--only", "gpu_heat"]) == 3
     assert "no validator 'gpu_heat'; validators are links, cpu_stress" in capsys.readouterr().err
 
 
