@@ -67,6 +67,18 @@ def test_no_period_that_is_long_enough_for_a_save_loses_less_than_the_chosen_one
     assert lost(chosen) <= lost(other) + 1e-9
 
 
+@pytest.mark.parametrize("mttf_s", [30, 300, 10_000])
+@pytest.mark.parametrize("stall_s", [1, 10, 60])
+def test_a_little_more_or_less_than_the_chosen_period_loses_more(mttf_s: int, stall_s: int) -> None:
+    """A period is from the beginning of a save to that of the next: what is left of it is training."""
+    chosen_s = choose_period(mttf_s * SECOND, stall_s * SECOND, 0).period_ns / SECOND
+    lost = [
+        1 - renewal_ettr(failures_per_s=1 / mttf_s, restart_s=0.0, period_s=period_s - stall_s, stall_s=stall_s)
+        for period_s in (0.99 * chosen_s, chosen_s, 1.01 * chosen_s)
+    ]
+    assert lost[1] < min(lost[0], lost[2])
+
+
 @given(stall_ns=st.integers(MS, 10 * SECOND))
 def test_where_failures_are_rare_the_chosen_period_is_that_of_daly_and_young(stall_ns: int) -> None:
     chosen = choose_period(10_000 * HOUR, stall_ns, 0)
