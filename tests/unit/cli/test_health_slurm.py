@@ -107,9 +107,11 @@ def kept(node: Path) -> DrainRecord:
 
 
 def certain_fault(node: Path, program: str) -> None:
-    """A mount that is missing, beside a program."""
+    """A mount that is missing, which counts at once here, beside a program."""
     (node / "check.sh").write_text(program)
-    policy = only_program("site_raid", node / "check.sh").replace("[mounts]\nenabled = false\n", "")
+    policy = only_program("site_raid", node / "check.sh").replace(
+        "[mounts]\nenabled = false\n", "[mounts]\nat_once = true\n"
+    )
     (node / "policy.toml").write_text(f'{policy}[inventory]\nmounts = ["{node}/none"]\n')
 
 
