@@ -136,9 +136,11 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 
 def test_the_page_says_what_a_manager_and_a_check_take() -> None:
-    (table,) = blocks("toml")
+    table, of_group = blocks("toml")
     health = msgspec.toml.decode(table, type=dict[str, HealthConfig])["health"]
     assert health.policy().required == ("mounts", "validation")
+    both = msgspec.toml.decode(f"{table}\n{of_group}", type=dict[str, HealthConfig])["health"]
+    assert both.policy().required_of("gpu") == ("gpu_count", "gpu_xid", "validation")
     keys = re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")))
     assert not {key for key in keys if key.endswith("_ms") and key not in HealthConfig.__struct_fields__}
     events = [msgspec.json.decode(line, type=HealthEvent) for line in blocks("json")[0].splitlines()]

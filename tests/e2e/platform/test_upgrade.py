@@ -110,7 +110,7 @@ def answer_when(client: Client, task: int, state: TaskState) -> TaskAnswer:
 
 def test_tasks_run_on_while_managers_and_then_agents_are_upgraded(manager: ManagerProcess, tmp_path: Path) -> None:
     known = older_fields()
-    assert "asked" not in known["HealthReport"], "the release before did not say it"
+    assert "corrupt" not in known["EndedRun"], "the release before did not say it"
     assert "resumed_ns" not in known["NodeRow"]
     script, results = tmp_path / "run.py", tmp_path / "results"
     script.write_text(SCRIPT)
