@@ -299,6 +299,7 @@ class TrainingLoop:
         where `stop_signals` or a period in time are given: the others then follow within a few steps."""
         if not self._asks:
             self._stopping = True
+        self._next_ask_ns = 0  # where all ranks are told at the same step, it is the last one
         self.manager.ask_to_stop()
 
     def _save_if_due(self, manager: CheckpointManager, last: int, now_ns: int, *, leaves: bool) -> None:

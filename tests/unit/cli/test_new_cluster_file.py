@@ -189,6 +189,28 @@ def test_thresholds_of_health_have_to_be_on_each_host(tmp_path: Path) -> None:
     assert platform_config(cluster, cluster.hosts[0]).health.program[1:] == ("--policy", f"{tmp_path}/policy.toml")
 
 
+def test_groups_keep_their_own_thresholds_and_validation(tmp_path: Path) -> None:
+    for name in ("policy.toml", "gpu.toml"):
+        (tmp_path / name).write_text("")
+    table = 'policy = "policy.toml"\nvalidation = ["fireflyer:validate"]\n[health.group_policies]\ngpu = "gpu.toml"'
+    made = written(of_up(tmp_path, f"[health]\nenabled = true\n{table}"))
+    assert all(f"copy {tmp_path}/{name} to it" in made.text for name in ("policy.toml", "gpu.toml"))
+    cluster = read(tmp_path, made)
+    health = platform_config(cluster, cluster.hosts[0]).health
+    assert health.validation == ("fireflyer:validate",)
+    assert health.by_group["gpu"].program == ("fireflyer:health", "--policy", f"{tmp_path}/gpu.toml")
+
+
+def test_two_hosts_have_two_addresses() -> None:
+    with pytest.raises(UsageError, match="two hosts have the address"):
+        written(UpConfig(), (NewHost("a", "10.0.0.1"), NewHost("b", "10.0.0.1")))
+
+
+def test_there_are_no_more_replicas_than_storage_nodes() -> None:
+    up = UpConfig(storage=StorageWish(replicas=3))
+    assert "add-chains --replicas 2" in written(up, (NewHost("a"), NewHost("b"))).text
+
+
 @pytest.mark.parametrize(
     ("hosts", "managers", "why"),
     [

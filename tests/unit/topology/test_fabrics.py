@@ -201,6 +201,13 @@ def test_disjoint_paths_are_the_largest_flow(drawn: tuple[int, list[tuple[int, i
     assert disjoint_paths(msgspec.structs.replace(fabric, cables=rest), 0, 1) == 0
 
 
+def test_several_cables_between_two_vertices_count_together() -> None:
+    cables = (Cable(0, 2, 1), Cable(0, 2, 1), Cable(1, 2, 3))
+    layers = (Layer(name="switch", count=1, radix=8),)
+    fabric = Fabric(name="two", groups=gpus(2), layers=layers, cables=cables, link_bytes_per_s=1.0)
+    assert disjoint_paths(fabric, 0, 1) == minimum_cut(fabric, 0, 1).links == 2
+
+
 def test_a_cut_names_the_links_of_an_oversubscribed_leaf() -> None:
     fabric = two_layer_tree(gpus(24, 4), radix=32, uplinks=3, gbit_per_s=RATE)
     leaf, other = fabric.first_of("leaf"), fabric.first_of("leaf") + 1

@@ -73,6 +73,10 @@ def cluster_file(up: UpConfig, hosts: Sequence[NewHost], *, managers: int, clust
     comments; empty: there was none. Raises `UsageError` for hosts of which there can be no cluster."""
     if not 1 <= managers <= len(hosts):
         raise UsageError(f"{managers} managers on {len(hosts)} hosts; 1 to {len(hosts)} are possible")
+    addresses = [host.address for host in hosts if host.address]
+    twice = next((address for address in addresses if addresses.count(address) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two hosts have the address {twice}; give each its own, as in alpha=10.0.0.1")
     draft = _Draft(up, hosts, managers)
     lines = [
         f"# A cluster of {len(hosts)} host{'s' * (len(hosts) > 1)}{f', from {source}' if source else ''}: the same "
@@ -214,7 +218,7 @@ class _Draft:
     def commands(self) -> list[str]:
         commands = []
         if self._storing:
-            replicas = self._up.storage.replicas or min(REPLICAS, self._storing)
+            replicas = min(self._up.storage.replicas or REPLICAS, self._storing)
             commands.append(f"ff fs admin add-chains --replicas {replicas}")
         sharing = msgspec.to_builtins(self._up.time_sharing)
         if sharing:
@@ -225,9 +229,11 @@ class _Draft:
         lines = [f"#   {command}" for command in commands]
         if lines:
             lines.insert(0, "# Settings that the stores of a running cluster keep; type them once when it runs:")
-        if self._up.health.enabled and self._up.health.policy:
-            lines.append(f"# Checks read their thresholds on each host: copy {self._up.health.policy} to it.")
-        return lines
+        return lines + [f"# Checks read their thresholds on each host: copy {one} to it." for one in self._policies()]
+
+    def _policies(self) -> list[str]:
+        health = self._up.health
+        return [one for one in (health.policy, *health.group_policies.values()) if health.enabled and one]
 
     def _placed(self, place: NodesConfig) -> list[str]:
         commands = []

@@ -51,7 +51,7 @@ class SlurmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     more. Times in it are those of this machine's time zone."""
 
 
-class GroupHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GroupHealth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What `[health]` says otherwise for nodes of one group, as thresholds and devices differ: the policy of
     `fireflyer:health` is an option of `program`. None: as for all."""
 

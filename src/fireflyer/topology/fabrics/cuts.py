@@ -62,7 +62,8 @@ def _largest_flow(fabric: Fabric, a: int, b: int) -> tuple[int, list[dict[int, i
     free: list[dict[int, int]] = [{} for _ in range(fabric.nodes + fabric.switches)]
     for cable in fabric.cables:
         if cable.a >= fabric.nodes or cable.a in (a, b):  # other nodes do not forward
-            free[cable.a][cable.b] = free[cable.b][cable.a] = cable.links
+            links = free[cable.a].get(cable.b, 0) + cable.links
+            free[cable.a][cable.b] = free[cable.b][cable.a] = links
     found = 0
     while b in (before := _reached(free, a, until=b)):
         path = [b]

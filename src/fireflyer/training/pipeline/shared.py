@@ -228,10 +228,17 @@ def _ties(
     """Ties that this rank holds copies of, in an order that depends on no rank."""
     _check_places(placement, stages, shared)
     ties: list[_Tie] = []
+    tied: dict[int, int] = {}
     for number, places in enumerate(shared):
         found = [stages[key].get_parameter(name) for stage, name in places for key in sorted(stages) if key[1] == stage]
         if found:
             _check_shapes(f"shared[{number}]", found)
+            other = next((tied[id(copy)] for copy in found if id(copy) in tied), None)
+            if other is not None:  # summed in one tie while another one sends it
+                raise UsageError(
+                    f"shared[{number}] and shared[{other}] name the same parameter; name it in one of them"
+                )
+            tied |= dict.fromkeys(map(id, found), number)
             ranks = {holders[stage] for stage, _ in places for holders in placement.rank_of}
             copies = tuple({id(copy): copy for copy in found}.values())
             ties.append(_Tie(f"shared[{number}]", tuple(sorted(ranks)), copies))

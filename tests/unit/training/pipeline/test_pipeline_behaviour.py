@@ -424,6 +424,15 @@ def test_what_is_shared_must_be_there(shared: list[list[tuple[int, str]]], messa
     assert message in str(caught.value)
 
 
+def test_one_parameter_in_two_ties_is_refused() -> None:
+    stage = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    stage[1].weight = stage[0].weight
+    shared = [[(0, "0.weight")], [(0, "1.weight")]]
+    comm = MailboxCommunicator(MailboxWorld(1), 0)
+    with pytest.raises(UsageError, match=r"shared\[1\] and shared\[0\] name the same parameter"):
+        Pipeline(build_schedule("1f1b", 1, 1), {(0, 0): stage}, comm, loss=square, shared=shared)
+
+
 def test_stages_and_ranks_must_be_those_of_the_schedule() -> None:
     comm = MailboxCommunicator(MailboxWorld(1), 0)
     with pytest.raises(UsageError, match="is for 2 ranks, the communicator has 1"):
