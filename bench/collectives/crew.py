@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self
 
 __all__ = ["Crew", "CrewDied", "Member"]
 
-START_TIMEOUT_S: Final = 120.0
+START_TIMEOUT_S: Final = 400.0
 ANSWER_TIMEOUT_S: Final = 300.0
 _MESSAGE_BYTES: Final = 2000
 
