@@ -133,6 +133,34 @@ def test_a_validation_that_never_answers_does_not_keep_a_node_for_ever() -> None
     assert not floor.record("n0").doubted
 
 
+def test_a_failed_validation_that_the_breaker_held_is_validated_again_and_over_when_it_passes() -> None:
+    floor = tens(20)
+    floor.breaks("n0", XID_79)
+    assert floor.state("n0") is RepairState.DRAINED, "as many are out as may be"
+    held = ("n1", "n2", "n3")
+    for node in held:
+        floor.broken[node, "validation"] = BAD_VALIDATION
+        floor.run_failed(node, corrupt=(node,))
+        floor.pass_time(SECOND)
+    assert {floor.hold(node) for node in held} == {Hold.BREAKER}
+    floor.broken.clear()
+    floor.repair("n0", Remedy.REBOOT)
+    floor.pass_time(2 * floor.policy.probation_ns, step_ns=MINUTE)
+    assert all(floor.record(node).takes_tasks for node in floor.nodes)
+
+
+def test_a_suspicion_by_a_validation_asks_for_all_and_that_again_where_it_came_to_no_result() -> None:
+    floor = tens(40)
+    floor.says("n0", BAD_VALIDATION)
+    assert floor.record("n0").asked == (1, ""), "no check of the program has this name"
+    floor.hung.add("n0")
+    floor.pass_time(floor.policy.probe_limit_ns)
+    assert floor.hold("n0") is Hold.UNCONFIRMED
+    floor.hung.clear()
+    floor.pass_time(DOUBT_LIMIT_NS + MINUTE, step_ns=MINUTE)
+    assert floor.record("n0").takes_tasks
+
+
 # --- severity and confirmation ---
 
 

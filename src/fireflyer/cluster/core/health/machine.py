@@ -428,6 +428,9 @@ class HealthMachine:
             self._next_probe(record, self._policy.probe_spacing_ns, now_ns)
         elif record.hold is Hold.USER and not self._fleet.is_busy(record.name):
             self._confirm(record, now_ns)
+        elif record.hold is Hold.UNCONFIRMED and fault_of(record).check == VALIDATION:  # no periodic report has it
+            if now_ns - record.since_ns >= DOUBT_LIMIT_NS and not self._fleet.is_busy(record.name):
+                self._confirm(record, now_ns)
         elif record.hold is Hold.BREAKER and self._repairs.has_room(fault_of(record)):
             self._act_on_held(record, fault_of(record), now_ns)
 
