@@ -161,6 +161,18 @@ def test_a_suspicion_by_a_validation_asks_for_all_and_that_again_where_it_came_t
     assert floor.record("n0").takes_tasks
 
 
+def test_a_node_whose_ranks_differed_is_validated_after_a_suspicion_that_was_none() -> None:
+    floor = tens(40)
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.says("n0", fault("disk_space"))
+    assert floor.record("n0").asked == (2, "disk_space")
+    floor.feed(Probed("n0", 2, (passes("disk_space"),)))
+    assert (floor.state("n0"), floor.record("n0").takes_tasks) == (RepairState.HEALTHY, False)
+    assert (floor.record("n0").asked, floor.record("n0").is_validated) == ((3, ""), True)
+    floor.feed(Probed("n0", 3, (passes("gpu"), passes("validation"))))
+    assert floor.record("n0").takes_tasks
+
+
 # --- severity and confirmation ---
 
 

@@ -165,9 +165,7 @@ class HealthMachine:
         if differed:
             self._effects.append(Tell(record.name, fault_words(_corruption(now_ns)), _corruption(now_ns)))
         if record.state in TAKES_TASKS:
-            number = record.numbers + 1
-            unchecked = Confirming(number=number, at_ns=now_ns)
-            record = msgspec.structs.replace(record, unchecked=unchecked, numbers=number)
+            record = _asked_for_all(record, now_ns)
             if differed and (not record.doubted_ns or now_ns - record.doubted_ns >= DOUBT_AGAIN_NS):
                 record = msgspec.structs.replace(record, doubted=True, doubted_ns=now_ns)
             self._put(record)
@@ -299,7 +297,10 @@ class HealthMachine:
             self._act(record, msgspec.structs.replace(fault, severity="low", words=words), now_ns)
             return
         state = RepairState.PROBATION if record.ticket else RepairState.HEALTHY
-        self._repairs.move(msgspec.structs.replace(record, fault=None), state, "", now_ns)
+        record = msgspec.structs.replace(record, fault=None)
+        if record.doubted:  # what was asked for then is not answered
+            record = _asked_for_all(record, now_ns)
+        self._repairs.move(record, state, "", now_ns)
 
     # --- acting ---
 
@@ -450,6 +451,11 @@ class HealthMachine:
             number = record.numbers + 1
             again = msgspec.structs.replace(confirming, number=number, at_ns=now_ns)
             self._put(msgspec.structs.replace(record, confirming=again, numbers=number))
+
+
+def _asked_for_all(record: NodeHealth, now_ns: int) -> NodeHealth:
+    number = record.numbers + 1
+    return msgspec.structs.replace(record, unchecked=Confirming(number=number, at_ns=now_ns), numbers=number)
 
 
 def _corruption(now_ns: int) -> Finding:

@@ -140,7 +140,8 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: Confirming | None = None
     """A run on it ended by a failure: it takes no task until all checks have answered this probe, or time is over."""
     doubted: bool = False
-    """Replicas of a run differed there: the validation is part of the answer to `unchecked`."""
+    """Replicas of a run differed there: the validation is part of the answer to `unchecked`, or of that to the next
+    one, where the node is suspect of something else first."""
     doubted_ns: int = 0
     """When that was last so."""
     numbers: int = 0

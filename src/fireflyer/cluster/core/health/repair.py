@@ -62,7 +62,7 @@ class Repairs:
         unchecked = record.unchecked if state in TAKES_TASKS else None
         record = msgspec.structs.replace(
             record, state=state, reason=reason, since_ns=now_ns, unchecked=unchecked,
-            doubted=record.doubted and unchecked is not None,
+            doubted=record.doubted and (unchecked is not None or state is RepairState.SUSPECT),
         )  # fmt: skip
         self.put(record)
         self._effects.append(Moved(record.name, state, reason, record.fault, record.ticket))
