@@ -100,7 +100,7 @@ def test_only_what_the_validation_finds_takes_a_node_out_whose_ranks_differed() 
     floor = tens(40)
     floor.run_failed("n0", corrupt=("n0",))
     floor.feed(Probed("n0", 1, (passes("gpu"), BAD_VALIDATION)))
-    assert floor.state("n0") is RepairState.DRAINED
+    assert (floor.state("n0"), floor.parts.content) == (RepairState.DRAINED, {})
     floor.run_failed("n1", corrupt=("n1",))
     hung = msgspec.structs.replace(BAD_VALIDATION, severity="warn", could_not_run=True)
     floor.feed(Probed("n1", 1, (passes("gpu"), hung)))
@@ -171,6 +171,37 @@ def test_a_node_whose_ranks_differed_is_validated_after_a_suspicion_that_was_non
     assert (floor.record("n0").asked, floor.record("n0").is_validated) == ((3, ""), True)
     floor.feed(Probed("n0", 3, (passes("gpu"), passes("validation"))))
     assert floor.record("n0").takes_tasks
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_a_validation_that_fails_once_counts_as_a_fault_only_if_the_test_fails_too(fails_again: bool) -> None:
+    floor = tens(40)
+    for _ in range(3):
+        floor.broken["n0", "validation"] = BAD_VALIDATION
+        floor.run_failed("n0", corrupt=("n0",))
+        floor.pass_time(2 * SECOND)
+        assert (floor.state("n0"), floor.requeued()) == (RepairState.TESTING, [])
+        if not fails_again:
+            floor.broken.clear()
+        floor.pass_time(floor.policy.test_every_ns * floor.policy.probes, step_ns=floor.policy.test_every_ns)
+        faults = [len(part.faults_ns) for part in floor.parts.content.values()]
+        if fails_again:
+            assert (floor.state("n0"), faults) == (RepairState.TESTING, [1])
+            return
+        assert (floor.state("n0"), faults) == (RepairState.PROBATION, [])
+        floor.pass_time(DOUBT_AGAIN_NS, step_ns=DOUBT_AGAIN_NS // 2)
+
+
+def test_what_is_found_beside_a_failed_validation_comes_first_and_the_node_is_validated_after_it() -> None:
+    floor = tens(40)
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.feed(Probed("n0", 1, (XID_79, BAD_VALIDATION)))
+    assert floor.record("n0").fault == XID_79
+    floor.run_failed("n1", corrupt=("n1",))
+    floor.feed(Probed("n1", 1, (fault("disk_space"), BAD_VALIDATION)))
+    assert floor.record("n1").asked == (2, "disk_space")
+    floor.feed(Probed("n1", 2, (passes("disk_space"),)))
+    assert (floor.record("n1").takes_tasks, floor.record("n1").is_validated) == (False, True)
 
 
 # --- severity and confirmation ---

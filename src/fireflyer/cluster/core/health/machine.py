@@ -244,14 +244,10 @@ class HealthMachine:
         record = self._known(node)
         if record.unchecked is not None and record.unchecked.number == number:
             self._checked(record)
-            if record.doubted:  # it has been loaded for minutes: no probe says more
-                events = tuple(
-                    msgspec.structs.replace(event, at_once=True)
-                    if event.check == VALIDATION and is_fault(event) and not event.could_not_run
-                    else event
-                    for event in events
-                )
-            self._said(node, events, answer.asked, now_ns)
+            bad = tuple(event for event in events if record.doubted and _is_of_validation(event))
+            self._said(node, tuple(event for event in events if event not in bad), answer.asked, now_ns)
+            if bad:
+                self._validation_failed(self._known(node), bad[0], now_ns)
             return
         confirming, fault = record.confirming, record.fault
         if confirming is None or fault is None or not number or confirming.number != number:
@@ -310,14 +306,25 @@ class HealthMachine:
         if self._is_of_leaf(record.name, event, now_ns):
             self._suspect_leaf(record, now_ns)
             return
+        if not self._is_held_by_breaker(record, now_ns):
+            self._repairs.drain(record, event, now_ns)
+
+    def _is_held_by_breaker(self, record: NodeHealth, now_ns: int) -> bool:
         out, most = self._repairs.out(but=record.name), self._repairs.most_out()
-        if out >= most:
-            words = (
-                f"held by the breaker: {counted(out, 'node')} of {self._fleet.count()} are out already, {most} may be"
-            )
-            self._hold(record, Hold.BREAKER, words, now_ns)
-            return
-        self._repairs.drain(record, event, now_ns)
+        if out < most:
+            return False
+        words = f"held by the breaker: {counted(out, 'node')} of {self._fleet.count()} are out already, {most} may be"
+        self._hold(record, Hold.BREAKER, words, now_ns)
+        return True
+
+    def _validation_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """Once, of a node that is doubted. It is validated again, out of service, before that counts as a fault."""
+        if record.state is RepairState.SUSPECT:  # of what was found beside it
+            self._put(msgspec.structs.replace(record, doubted=True))
+        elif record.state in TAKES_TASKS:
+            record = msgspec.structs.replace(record, fault=event)
+            if not self._is_held_by_breaker(record, now_ns):
+                self._repairs.drain_for_test(record, event, now_ns)
 
     def _is_of_leaf(self, node: str, event: Finding, now_ns: int) -> bool:
         leaf = self._fleet.leaf_of(node)
@@ -474,6 +481,10 @@ def _weight(event: Finding) -> tuple[bool, bool, bool]:
 def _is_again(event: Finding, fault: Finding) -> bool:
     same = (event.check, event.part, event.could_not_run) == (fault.check, fault.part, fault.could_not_run)
     return same and is_fault(event)
+
+
+def _is_of_validation(event: Finding) -> bool:
+    return event.check == VALIDATION and is_fault(event) and not event.could_not_run
 
 
 def _is_left_out(found: tuple[Finding, ...]) -> bool:

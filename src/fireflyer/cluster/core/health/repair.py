@@ -92,6 +92,15 @@ class Repairs:
             self.requeue(record)
         return record
 
+    def drain_for_test(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """What a test that fails, too, makes a fault: until then it counts as none of its part, and requeues nothing."""
+        ticket, why = self._ticket(record, event, BY_MACHINE, now_ns), fault_words(event)
+        self._act(ticket, Action(at_ns=now_ns, by=BY_MACHINE, what="drain", words=f"{why}; then test"[:400]))
+        record = msgspec.structs.replace(
+            record, fault=event, hold=Hold.NONE, ticket=ticket.id, taken=False, test_asked=why, passed=(), failed=0
+        )
+        self.move(record, RepairState.DRAINED, f"{why}; it is tested before that counts", now_ns)
+
     def requeue(self, record: NodeHealth) -> None:
         if self._fleet.is_busy(record.name):
             self._effects.append(Requeue(record.name, f"{record.name} is faulty: {record.reason}"))
