@@ -204,6 +204,29 @@ def test_what_is_found_beside_a_failed_validation_comes_first_and_the_node_is_va
     assert (floor.record("n1").takes_tasks, floor.record("n1").is_validated) == (False, True)
 
 
+def test_who_accuses_all_nodes_has_no_more_of_them_validated_at_a_time_than_may_be_out() -> None:
+    floor = tens(20)
+    floor.hung.update(floor.nodes)
+    told = floor.run_failed(*floor.nodes, corrupt=tuple(floor.nodes))
+    assert [node for node in floor.nodes if floor.record(node).doubted] == ["n0"]
+    assert [one.node for one in told if isinstance(one, Tell)] == ["n0"], "the others are in the event log"
+    assert floor.run_failed(*floor.nodes, corrupt=tuple(floor.nodes)) == []
+    floor.pass_time(floor.policy.probe_limit_ns)
+    assert [node for node in floor.nodes if not floor.record(node).takes_tasks] == ["n0"]
+    floor.feed(Probed("n0", floor.record("n0").numbers, (passes("gpu"), passes("validation"))))
+    floor.run_failed("n0", "n1", corrupt=("n0", "n1"))
+    assert [node for node in floor.nodes if floor.record(node).doubted] == ["n1"], "each once a day"
+
+
+def test_a_node_that_is_suspect_when_its_ranks_differ_is_validated_after_that() -> None:
+    floor = tens(40)
+    floor.says("n0", fault("disk_space"))
+    floor.run_failed("n0", corrupt=("n0",))
+    assert floor.record("n0").asked == (1, "disk_space")
+    floor.feed(Probed("n0", 1, (passes("disk_space"),)))
+    assert (floor.record("n0").takes_tasks, floor.record("n0").is_validated) == (False, True)
+
+
 # --- severity and confirmation ---
 
 

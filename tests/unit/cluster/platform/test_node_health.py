@@ -101,7 +101,7 @@ def test_a_node_takes_its_next_run_when_its_checks_have_answered_after_a_failure
 def test_a_node_is_validated_when_the_ranks_of_the_run_that_ended_are_gone() -> None:
     order = msgspec.structs.replace(ORDER, validation=("/opt/site/validate",))
     desk = Desk("n0", "n1", checking=NodeChecking(Checks(policy=POLICY, order=order)))
-    task = desk.task(spec("a", nodes=2))
+    task = desk.task(spec("a", least_nodes=2, most_nodes=2))
     lead, other = desk.nodes_of(task)
     desk.runs_on(task, lead)
     token = desk.token(task)

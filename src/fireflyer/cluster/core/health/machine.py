@@ -21,8 +21,8 @@ is required) or `ok`: a person is told of the former, and no node returns withou
 *After a failure.* What ended a run may be a fault of any of its nodes, and is known seconds later. Until all checks of
 a node have answered it takes no task, for `policy.probe_limit_ns` at most: else its next run fails of the same fault.
 Where the trainer's guard has found that ranks of it differ from the majority of their replicas, the validation must
-have answered as well, once in `DOUBT_AGAIN_NS` at most: users can say so, and only what a validator finds takes a node
-out.
+have answered as well, once in `DOUBT_AGAIN_NS` at most, and of no more nodes at a time than may be out: users can say
+so, and only what validators find, twice, takes a node out as faulty.
 
 The machine never looks at what people drained: that is another word, which it neither sets nor removes.
 """
@@ -71,7 +71,8 @@ from fireflyer.cluster.schema.sync import VALIDATION
 
 __all__ = ["DOUBT_AGAIN_NS", "DOUBT_LIMIT_NS", "HealthMachine"]
 
-DOUBT_AGAIN_NS: Final = 3600 * SECOND
+DOUBT_AGAIN_NS: Final = 86_400 * SECOND
+"""Well above `DOUBT_LIMIT_NS`: else a user could keep a node idle for most of the time."""
 DOUBT_LIMIT_NS: Final = 3600 * SECOND
 """A validation that was not answered for so long is waited for no longer."""
 
@@ -99,7 +100,8 @@ class HealthMachine:
                     self._repairs.repaired(record, Remedy.REBOOT, "its agent reports another boot", BY_MACHINE, now_ns)
             case RunFailed(nodes, corrupt):
                 for node in nodes:
-                    self._run_failed(self._known(node), now_ns, differed=node in corrupt)
+                    self._run_failed(self._known(node), now_ns)
+                self._doubt([node for node in nodes if node in corrupt], now_ns)
             case Removed(node, by):
                 self._removed(node, by, now_ns)
             case TimePassed():
@@ -159,16 +161,22 @@ class HealthMachine:
 
     # --- after a failure ---
 
-    def _run_failed(self, record: NodeHealth, now_ns: int, *, differed: bool) -> None:
-        """Of a node that takes no task anyway nothing is asked. Where replicas differed it is validated, too, but not
-        after every run: a user's program says so, and its validation takes minutes."""
-        if differed:
-            self._effects.append(Tell(record.name, fault_words(_corruption(now_ns)), _corruption(now_ns)))
+    def _run_failed(self, record: NodeHealth, now_ns: int) -> None:
+        """Of a node that takes no task anyway nothing is asked."""
         if record.state in TAKES_TASKS:
-            record = _asked_for_all(record, now_ns)
-            if differed and (not record.doubted_ns or now_ns - record.doubted_ns >= DOUBT_AGAIN_NS):
-                record = msgspec.structs.replace(record, doubted=True, doubted_ns=now_ns)
-            self._put(record)
+            self._put(_asked_for_all(record, now_ns))
+
+    def _doubt(self, nodes: list[str], now_ns: int) -> None:
+        """Replicas differed there. A user's program says so, and a validation takes minutes: so not after every run,
+        and not of many at a time."""
+        room = self._repairs.most_out() - sum(row.doubted for _, row in self._records.health.rows()) if nodes else 0
+        for node in nodes:
+            record = self._known(node)
+            is_new = not record.doubted_ns or now_ns - record.doubted_ns >= DOUBT_AGAIN_NS
+            if room > 0 and is_new and not record.doubted and record.state in (*TAKES_TASKS, RepairState.SUSPECT):
+                room -= 1
+                self._put(msgspec.structs.replace(record, doubted=True, doubted_ns=max(1, now_ns)))
+                self._effects.append(Tell(node, fault_words(_corruption(now_ns)), _corruption(now_ns)))
 
     def _no_longer_unchecked(self, record: NodeHealth, now_ns: int) -> NodeHealth:
         waits = record.unchecked
