@@ -93,7 +93,7 @@ class Repairs:
         return record
 
     def drain_for_test(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
-        """What a test that fails, too, makes a fault: until then it counts as none of its part, and requeues nothing."""
+        """Only a test that fails, too, makes it a fault of its part; until then it requeues nothing, either."""
         ticket, why = self._ticket(record, event, BY_MACHINE, now_ns), fault_words(event)
         self._act(ticket, Action(at_ns=now_ns, by=BY_MACHINE, what="drain", words=f"{why}; then test"[:400]))
         record = msgspec.structs.replace(
