@@ -100,7 +100,7 @@ def test_only_what_the_validation_finds_takes_a_node_out_whose_ranks_differed() 
     floor = tens(40)
     floor.run_failed("n0", corrupt=("n0",))
     floor.feed(Probed("n0", 1, (passes("gpu"), BAD_VALIDATION)))
-    assert floor.state("n0") is RepairState.DRAINED
+    assert (floor.state("n0"), floor.parts.content) == (RepairState.DRAINED, {})
     floor.run_failed("n1", corrupt=("n1",))
     hung = msgspec.structs.replace(BAD_VALIDATION, severity="warn", could_not_run=True)
     floor.feed(Probed("n1", 1, (passes("gpu"), hung)))
@@ -131,6 +131,100 @@ def test_a_validation_that_never_answers_does_not_keep_a_node_for_ever() -> None
     floor.pass_time(DOUBT_LIMIT_NS, step_ns=DOUBT_LIMIT_NS)
     assert floor.record("n0").takes_tasks
     assert not floor.record("n0").doubted
+
+
+def test_a_failed_validation_that_the_breaker_held_is_validated_again_and_over_when_it_passes() -> None:
+    floor = tens(20)
+    floor.breaks("n0", XID_79)
+    assert floor.state("n0") is RepairState.DRAINED, "as many are out as may be"
+    held = ("n1", "n2", "n3")
+    for node in held:
+        floor.broken[node, "validation"] = BAD_VALIDATION
+        floor.run_failed(node, corrupt=(node,))
+        floor.pass_time(SECOND)
+    assert {floor.hold(node) for node in held} == {Hold.BREAKER}
+    floor.broken.clear()
+    floor.repair("n0", Remedy.REBOOT)
+    floor.pass_time(2 * floor.policy.probation_ns, step_ns=MINUTE)
+    assert all(floor.record(node).takes_tasks for node in floor.nodes)
+
+
+def test_a_suspicion_by_a_validation_asks_for_all_and_that_again_where_it_came_to_no_result() -> None:
+    floor = tens(40)
+    floor.says("n0", BAD_VALIDATION)
+    assert floor.record("n0").asked == (1, ""), "no check of the program has this name"
+    floor.hung.add("n0")
+    floor.pass_time(floor.policy.probe_limit_ns)
+    assert floor.hold("n0") is Hold.UNCONFIRMED
+    floor.hung.clear()
+    floor.pass_time(DOUBT_LIMIT_NS + MINUTE, step_ns=MINUTE)
+    assert floor.record("n0").takes_tasks
+
+
+def test_a_node_whose_ranks_differed_is_validated_after_a_suspicion_that_was_none() -> None:
+    floor = tens(40)
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.says("n0", fault("disk_space"))
+    assert floor.record("n0").asked == (2, "disk_space")
+    floor.feed(Probed("n0", 2, (passes("disk_space"),)))
+    assert (floor.state("n0"), floor.record("n0").takes_tasks) == (RepairState.HEALTHY, False)
+    assert (floor.record("n0").asked, floor.record("n0").is_validated) == ((3, ""), True)
+    floor.feed(Probed("n0", 3, (passes("gpu"), passes("validation"))))
+    assert floor.record("n0").takes_tasks
+
+
+@pytest.mark.parametrize("fails_again", [False, True])
+def test_a_validation_that_fails_once_counts_as_a_fault_only_if_the_test_fails_too(fails_again: bool) -> None:
+    floor = tens(40)
+    for _ in range(3):
+        floor.broken["n0", "validation"] = BAD_VALIDATION
+        floor.run_failed("n0", corrupt=("n0",))
+        floor.pass_time(2 * SECOND)
+        assert (floor.state("n0"), floor.requeued()) == (RepairState.TESTING, [])
+        if not fails_again:
+            floor.broken.clear()
+        floor.pass_time(floor.policy.test_every_ns * floor.policy.probes, step_ns=floor.policy.test_every_ns)
+        faults = [len(part.faults_ns) for part in floor.parts.content.values()]
+        if fails_again:
+            assert (floor.state("n0"), faults) == (RepairState.TESTING, [1])
+            return
+        assert (floor.state("n0"), faults) == (RepairState.PROBATION, [])
+        floor.pass_time(DOUBT_AGAIN_NS, step_ns=DOUBT_AGAIN_NS // 2)
+
+
+def test_what_is_found_beside_a_failed_validation_comes_first_and_the_node_is_validated_after_it() -> None:
+    floor = tens(40)
+    floor.run_failed("n0", corrupt=("n0",))
+    floor.feed(Probed("n0", 1, (XID_79, BAD_VALIDATION)))
+    assert floor.record("n0").fault == XID_79
+    floor.run_failed("n1", corrupt=("n1",))
+    floor.feed(Probed("n1", 1, (fault("disk_space"), BAD_VALIDATION)))
+    assert floor.record("n1").asked == (2, "disk_space")
+    floor.feed(Probed("n1", 2, (passes("disk_space"),)))
+    assert (floor.record("n1").takes_tasks, floor.record("n1").is_validated) == (False, True)
+
+
+def test_who_accuses_all_nodes_has_no_more_of_them_validated_at_a_time_than_may_be_out() -> None:
+    floor = tens(20)
+    floor.hung.update(floor.nodes)
+    told = floor.run_failed(*floor.nodes, corrupt=tuple(floor.nodes))
+    assert [node for node in floor.nodes if floor.record(node).doubted] == ["n0"]
+    assert [one.node for one in told if isinstance(one, Tell)] == ["n0"], "the others are in the event log"
+    assert floor.run_failed(*floor.nodes, corrupt=tuple(floor.nodes)) == []
+    floor.pass_time(floor.policy.probe_limit_ns)
+    assert [node for node in floor.nodes if not floor.record(node).takes_tasks] == ["n0"]
+    floor.feed(Probed("n0", floor.record("n0").numbers, (passes("gpu"), passes("validation"))))
+    floor.run_failed("n0", "n1", corrupt=("n0", "n1"))
+    assert [node for node in floor.nodes if floor.record(node).doubted] == ["n1"], "each once a day"
+
+
+def test_a_node_that_is_suspect_when_its_ranks_differ_is_validated_after_that() -> None:
+    floor = tens(40)
+    floor.says("n0", fault("disk_space"))
+    floor.run_failed("n0", corrupt=("n0",))
+    assert floor.record("n0").asked == (1, "disk_space")
+    floor.feed(Probed("n0", 1, (passes("disk_space"),)))
+    assert (floor.record("n0").takes_tasks, floor.record("n0").is_validated) == (False, True)
 
 
 # --- severity and confirmation ---

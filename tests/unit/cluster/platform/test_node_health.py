@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.health import fault, passes
-from tests.support.platform.desk import INVENTORY, Desk, spec
+from tests.support.platform.desk import INVENTORY, Desk, ended, spec
 
 from fireflyer.base.units import SECOND
 from fireflyer.cli.platform.nodes import _shown
@@ -26,7 +26,7 @@ from fireflyer.cluster.core.platform.commands import (
 from fireflyer.cluster.core.platform.messages import ChecksChanged, Done, Refused
 from fireflyer.cluster.core.platform.node_checking import Checks, NodeChecking
 from fireflyer.cluster.core.platform.views import HealthView, NodeView
-from fireflyer.cluster.schema.sync import HealthHeard, HealthOrder
+from fireflyer.cluster.schema.sync import HealthHeard, HealthOrder, RunStatus
 from fireflyer.cluster.schema.tasks import Cause, Outcome, TaskState
 
 ORDER = HealthOrder(program=("/opt/site/health",))
@@ -96,6 +96,26 @@ def test_a_node_takes_its_next_run_when_its_checks_have_answered_after_a_failure
     desk.pass_time(SECOND)
     assert node(desk, "n0").state in ("busy", "idle")
     assert "n0" in (*desk.nodes_of(task), *desk.nodes_of(following))
+
+
+def test_a_node_is_validated_when_the_ranks_of_the_run_that_ended_are_gone() -> None:
+    order = msgspec.structs.replace(ORDER, validation=("/opt/site/validate",))
+    desk = Desk("n0", "n1", checking=NodeChecking(Checks(policy=POLICY, order=order)))
+    task = desk.task(spec("a", least_nodes=2, most_nodes=2))
+    lead, other = desk.nodes_of(task)
+    desk.runs_on(task, lead)
+    token = desk.token(task)
+    end = ended(Cause.PROGRAM, corrupt=(other,))
+    desk.say(lead, RunStatus(token=token, state="gone", lead=True, ended=end))
+    desk.say(other, RunStatus(token=token, state="running"))
+    assert "replicas of a run differed" in health(desk, other).reason
+    asked = desk.orders(other).health
+    assert asked is not None
+    assert asked.probe == 0, "ranks live there"
+    desk.say(other, RunStatus(token=token, state="gone"))
+    asked = desk.orders(other).health
+    assert asked is not None
+    assert (asked.probe, asked.check, asked.validation) == (1, "", order.validation)
 
 
 def test_a_node_whose_checks_say_nothing_after_a_failure_takes_the_next_run_at_the_deadline() -> None:

@@ -21,8 +21,8 @@ is required) or `ok`: a person is told of the former, and no node returns withou
 *After a failure.* What ended a run may be a fault of any of its nodes, and is known seconds later. Until all checks of
 a node have answered it takes no task, for `policy.probe_limit_ns` at most: else its next run fails of the same fault.
 Where the trainer's guard has found that ranks of it differ from the majority of their replicas, the validation must
-have answered as well, once in `DOUBT_AGAIN_NS` at most: users can say so, and only what a validator finds takes a node
-out.
+have answered as well, once in `DOUBT_AGAIN_NS` at most, and of no more nodes at a time than may be out: users can say
+so, and only what validators find, twice, takes a node out as faulty.
 
 The machine never looks at what people drained: that is another word, which it neither sets nor removes.
 """
@@ -71,7 +71,8 @@ from fireflyer.cluster.schema.sync import VALIDATION
 
 __all__ = ["DOUBT_AGAIN_NS", "DOUBT_LIMIT_NS", "HealthMachine"]
 
-DOUBT_AGAIN_NS: Final = 3600 * SECOND
+DOUBT_AGAIN_NS: Final = 86_400 * SECOND
+"""Well above `DOUBT_LIMIT_NS`: else a user could keep a node idle for most of the time."""
 DOUBT_LIMIT_NS: Final = 3600 * SECOND
 """A validation that was not answered for so long is waited for no longer."""
 
@@ -99,7 +100,8 @@ class HealthMachine:
                     self._repairs.repaired(record, Remedy.REBOOT, "its agent reports another boot", BY_MACHINE, now_ns)
             case RunFailed(nodes, corrupt):
                 for node in nodes:
-                    self._run_failed(self._known(node), now_ns, differed=node in corrupt)
+                    self._run_failed(self._known(node), now_ns)
+                self._doubt([node for node in nodes if node in corrupt], now_ns)
             case Removed(node, by):
                 self._removed(node, by, now_ns)
             case TimePassed():
@@ -159,18 +161,22 @@ class HealthMachine:
 
     # --- after a failure ---
 
-    def _run_failed(self, record: NodeHealth, now_ns: int, *, differed: bool) -> None:
-        """Of a node that takes no task anyway nothing is asked. Where replicas differed it is validated, too, but not
-        after every run: a user's program says so, and its validation takes minutes."""
-        if differed:
-            self._effects.append(Tell(record.name, fault_words(_corruption(now_ns)), _corruption(now_ns)))
+    def _run_failed(self, record: NodeHealth, now_ns: int) -> None:
+        """Of a node that takes no task anyway nothing is asked."""
         if record.state in TAKES_TASKS:
-            number = record.numbers + 1
-            unchecked = Confirming(number=number, at_ns=now_ns)
-            record = msgspec.structs.replace(record, unchecked=unchecked, numbers=number)
-            if differed and (not record.doubted_ns or now_ns - record.doubted_ns >= DOUBT_AGAIN_NS):
-                record = msgspec.structs.replace(record, doubted=True, doubted_ns=now_ns)
-            self._put(record)
+            self._put(_asked_for_all(record, now_ns))
+
+    def _doubt(self, nodes: list[str], now_ns: int) -> None:
+        """Replicas differed there. A user's program says so, and a validation takes minutes: so not after every run,
+        and not of many at a time."""
+        room = self._repairs.most_out() - sum(row.doubted for _, row in self._records.health.rows()) if nodes else 0
+        for node in nodes:
+            record = self._known(node)
+            is_new = not record.doubted_ns or now_ns - record.doubted_ns >= DOUBT_AGAIN_NS
+            if room > 0 and is_new and not record.doubted and record.state in (*TAKES_TASKS, RepairState.SUSPECT):
+                room -= 1
+                self._put(msgspec.structs.replace(record, doubted=True, doubted_ns=max(1, now_ns)))
+                self._effects.append(Tell(node, fault_words(_corruption(now_ns)), _corruption(now_ns)))
 
     def _no_longer_unchecked(self, record: NodeHealth, now_ns: int) -> NodeHealth:
         waits = record.unchecked
@@ -246,14 +252,10 @@ class HealthMachine:
         record = self._known(node)
         if record.unchecked is not None and record.unchecked.number == number:
             self._checked(record)
-            if record.doubted:  # it has been loaded for minutes: no probe says more
-                events = tuple(
-                    msgspec.structs.replace(event, at_once=True)
-                    if event.check == VALIDATION and is_fault(event) and not event.could_not_run
-                    else event
-                    for event in events
-                )
-            self._said(node, events, answer.asked, now_ns)
+            bad = tuple(event for event in events if record.doubted and _is_of_validation(event))
+            self._said(node, tuple(event for event in events if event not in bad), answer.asked, now_ns)
+            if bad:
+                self._validation_failed(self._known(node), bad[0], now_ns)
             return
         confirming, fault = record.confirming, record.fault
         if confirming is None or fault is None or not number or confirming.number != number:
@@ -299,7 +301,10 @@ class HealthMachine:
             self._act(record, msgspec.structs.replace(fault, severity="low", words=words), now_ns)
             return
         state = RepairState.PROBATION if record.ticket else RepairState.HEALTHY
-        self._repairs.move(msgspec.structs.replace(record, fault=None), state, "", now_ns)
+        record = msgspec.structs.replace(record, fault=None)
+        if record.doubted:  # what was asked for then is not answered
+            record = _asked_for_all(record, now_ns)
+        self._repairs.move(record, state, "", now_ns)
 
     # --- acting ---
 
@@ -309,14 +314,25 @@ class HealthMachine:
         if self._is_of_leaf(record.name, event, now_ns):
             self._suspect_leaf(record, now_ns)
             return
+        if not self._is_held_by_breaker(record, now_ns):
+            self._repairs.drain(record, event, now_ns)
+
+    def _is_held_by_breaker(self, record: NodeHealth, now_ns: int) -> bool:
         out, most = self._repairs.out(but=record.name), self._repairs.most_out()
-        if out >= most:
-            words = (
-                f"held by the breaker: {counted(out, 'node')} of {self._fleet.count()} are out already, {most} may be"
-            )
-            self._hold(record, Hold.BREAKER, words, now_ns)
-            return
-        self._repairs.drain(record, event, now_ns)
+        if out < most:
+            return False
+        words = f"held by the breaker: {counted(out, 'node')} of {self._fleet.count()} are out already, {most} may be"
+        self._hold(record, Hold.BREAKER, words, now_ns)
+        return True
+
+    def _validation_failed(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """Once, of a node that is doubted. It is validated again, out of service, before that counts as a fault."""
+        if record.state is RepairState.SUSPECT:  # of what was found beside it
+            self._put(msgspec.structs.replace(record, doubted=True))
+        elif record.state in TAKES_TASKS:
+            record = msgspec.structs.replace(record, fault=event)
+            if not self._is_held_by_breaker(record, now_ns):
+                self._repairs.drain_for_test(record, event, now_ns)
 
     def _is_of_leaf(self, node: str, event: Finding, now_ns: int) -> bool:
         leaf = self._fleet.leaf_of(node)
@@ -428,6 +444,9 @@ class HealthMachine:
             self._next_probe(record, self._policy.probe_spacing_ns, now_ns)
         elif record.hold is Hold.USER and not self._fleet.is_busy(record.name):
             self._confirm(record, now_ns)
+        elif record.hold is Hold.UNCONFIRMED and fault_of(record).check == VALIDATION:  # no periodic report has it
+            if now_ns - record.since_ns >= DOUBT_LIMIT_NS and not self._fleet.is_busy(record.name):
+                self._confirm(record, now_ns)
         elif record.hold is Hold.BREAKER and self._repairs.has_room(fault_of(record)):
             self._act_on_held(record, fault_of(record), now_ns)
 
@@ -449,6 +468,11 @@ class HealthMachine:
             self._put(msgspec.structs.replace(record, confirming=again, numbers=number))
 
 
+def _asked_for_all(record: NodeHealth, now_ns: int) -> NodeHealth:
+    number = record.numbers + 1
+    return msgspec.structs.replace(record, unchecked=Confirming(number=number, at_ns=now_ns), numbers=number)
+
+
 def _corruption(now_ns: int) -> Finding:
     words = "ranks of a run there differed from the majority of their replicas; it is validated"
     return Finding(
@@ -465,6 +489,10 @@ def _weight(event: Finding) -> tuple[bool, bool, bool]:
 def _is_again(event: Finding, fault: Finding) -> bool:
     same = (event.check, event.part, event.could_not_run) == (fault.check, fault.part, fault.could_not_run)
     return same and is_fault(event)
+
+
+def _is_of_validation(event: Finding) -> bool:
+    return event.check == VALIDATION and is_fault(event) and not event.could_not_run
 
 
 def _is_left_out(found: tuple[Finding, ...]) -> bool:

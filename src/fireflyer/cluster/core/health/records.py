@@ -24,6 +24,7 @@ import msgspec
 
 from fireflyer.cluster.core.health.findings import Finding
 from fireflyer.cluster.core.health.remedies import Remedy
+from fireflyer.cluster.schema.sync import VALIDATION
 
 __all__ = [
     "MAX_ACTIONS",
@@ -139,7 +140,8 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: Confirming | None = None
     """A run on it ended by a failure: it takes no task until all checks have answered this probe, or time is over."""
     doubted: bool = False
-    """Replicas of a run differed there: the validation is part of the answer to `unchecked`."""
+    """Replicas of a run differed there: the validation is part of the answer to `unchecked`, or of that to the next
+    one, where the node is suspect of something else first."""
     doubted_ns: int = 0
     """When that was last so."""
     numbers: int = 0
@@ -166,13 +168,22 @@ class NodeHealth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> tuple[int, str] | None:
-        """The probe that its agent is to carry out: number, and the check; an empty one: all, and in a test the
-        validation."""
+        """The probe that its agent is to carry out: number, and the check; an empty one: all, and where
+        `is_validated` the validation, which is no check of the program."""
         if self.unchecked is not None:
             return self.unchecked.number, ""
         if self.confirming is None or not self.confirming.number or self.fault is None:
             return None
-        return self.confirming.number, "" if self.state is RepairState.TESTING else self.fault.check
+        is_all = self.state is RepairState.TESTING or self.fault.check == VALIDATION
+        return self.confirming.number, "" if is_all else self.fault.check
+
+    @property
+    def is_validated(self) -> bool:
+        """The validation is part of what its agent is asked for: minutes of load, so not beside a run."""
+        if self.unchecked is not None:
+            return self.doubted
+        of_fault = self.fault is not None and self.fault.check == VALIDATION
+        return self.state is RepairState.TESTING or (self.confirming is not None and of_fault)
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

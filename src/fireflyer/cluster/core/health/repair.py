@@ -62,7 +62,7 @@ class Repairs:
         unchecked = record.unchecked if state in TAKES_TASKS else None
         record = msgspec.structs.replace(
             record, state=state, reason=reason, since_ns=now_ns, unchecked=unchecked,
-            doubted=record.doubted and unchecked is not None,
+            doubted=record.doubted and (unchecked is not None or state is RepairState.SUSPECT),
         )  # fmt: skip
         self.put(record)
         self._effects.append(Moved(record.name, state, reason, record.fault, record.ticket))
@@ -91,6 +91,15 @@ class Repairs:
         if event.severity == "high":
             self.requeue(record)
         return record
+
+    def drain_for_test(self, record: NodeHealth, event: Finding, now_ns: int) -> None:
+        """Only a test that fails, too, makes it a fault of its part; until then it requeues nothing, either."""
+        ticket, why = self._ticket(record, event, BY_MACHINE, now_ns), fault_words(event)
+        self._act(ticket, Action(at_ns=now_ns, by=BY_MACHINE, what="drain", words=f"{why}; then test"[:400]))
+        record = msgspec.structs.replace(
+            record, fault=event, hold=Hold.NONE, ticket=ticket.id, taken=False, test_asked=why, passed=(), failed=0
+        )
+        self.move(record, RepairState.DRAINED, f"{why}; it is tested before that counts", now_ns)
 
     def requeue(self, record: NodeHealth) -> None:
         if self._fleet.is_busy(record.name):

@@ -27,7 +27,6 @@ from fireflyer.cluster.core.health.messages import (
     Tell,
     TimePassed,
 )
-from fireflyer.cluster.core.health.records import RepairState
 from fireflyer.cluster.core.platform.commands import RecordRepair, ReturnNode
 from fireflyer.cluster.core.platform.life.tasks import Tasks
 from fireflyer.cluster.core.platform.messages import Settings
@@ -191,8 +190,8 @@ class NodesHealth:
             return None
         row = self._ledger.health.committed.get(node)
         asked = row.asked if row is not None else None
-        if row is not None and row.state is RepairState.TESTING and self._ledger.places.committed.get(node) is not None:
-            asked = None  # it was given a run while nodes were not checked
+        if row is not None and row.is_validated and self._ledger.places.committed.get(node) is not None:
+            asked = None  # ranks are still being stopped there, or it was given a run while nodes were not checked
         number, check = asked if asked is not None else (0, "")
         heard = self._heard.get(node)
         version = self._checking.now.policy.version
