@@ -10,7 +10,8 @@ import pytest
 
 from fireflyer.base.health_event import HealthEvent
 from fireflyer.validators.checks.rounds import HealthRounds
-from fireflyer.validators.core.checks.gpu import GpuProcessSettings
+from fireflyer.validators.core.checks.evidence import Evidence, Output
+from fireflyer.validators.core.checks.gpu import GpuProcessSettings, judge_gpu_processes
 from fireflyer.validators.core.checks.policy import HealthPolicy
 
 RECORDED: Final = Path(__file__).parent / "recorded"
@@ -63,7 +64,7 @@ def test_processes_that_end_meanwhile_are_no_finding(tmp_path: Path, busy: int, 
 
 def test_what_stays_is_told_after_three_more_looks(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, busy=4)
-    assert processes(gpus.round(idle=True)) == [("warn", "processes"), ("low", "memory")]
+    assert processes(gpus.round(idle=True)) == [("warn", "processes"), ("warn", "memory")]
     assert gpus.pauses == [3.0] * 3
 
 
@@ -71,3 +72,30 @@ def test_a_round_whose_time_is_over_does_not_wait(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, busy=4)
     gpus.round(idle=True, ends_s=time.monotonic() + 2.5)
     assert gpus.pauses == []
+
+
+def running(name: str) -> Evidence:
+    process = f"<processes><process_info><pid>7</pid><process_name>{name}</process_name></process_info></processes>"
+    report = f'<nvidia_smi_log><gpu id="00000000:1B:00.0">{process}</gpu></nvidia_smi_log>'
+    return Evidence(now_ns=1, outputs={"nvidia_smi": Output(report)}, idle=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/usr/lib/xorg/Xorg :0 -auth", "/usr/bin/gnome-shell", "nvidia-cuda-mps-server", "nvidia-imex -c /etc/x",
+        "/usr/bin/nvidia-cuda-mps-control -d", "nvidia-persistenced", "/usr/bin/dcgm-exporter -f x", "nv-hostengine",
+    ],
+)  # fmt: skip
+def test_what_a_node_runs_without_a_task_is_not_foreign(name: str) -> None:
+    assert judge_gpu_processes(running(name), GpuProcessSettings()).findings == ()
+
+
+@pytest.mark.parametrize("name", ["python3 /usr/bin/Xorg", "/opt/Xorg/python3", "", " "])
+def test_only_the_program_itself_says_that_a_process_belongs_there(name: str) -> None:
+    assert [one.cause for one in judge_gpu_processes(running(name), GpuProcessSettings()).findings] == ["processes"]
+
+
+def test_memory_that_no_process_holds_keeps_no_node_from_tasks(tmp_path: Path) -> None:
+    events = Gpus(tmp_path, busy=9).round(idle=True)
+    assert [(event.severity, event.user_made) for event in events if event.cause == "memory"] == [("warn", True)]

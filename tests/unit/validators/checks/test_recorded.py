@@ -189,7 +189,7 @@ def test_gpus() -> None:
     assert told("gpu_rows", faulty) == [("low", "pending", first), ("warn", "many", first), ("high", "failed", second)]
     assert told("gpu_clocks", faulty) == [("low", "throttled", first)]
     assert told("gpu_temperature", faulty) == [("low", "temperature", first), ("warn", "temperature", first)]
-    assert told("gpu_processes", faulty) == [("warn", "processes", first), ("low", "memory", second)]
+    assert told("gpu_processes", faulty) == [("warn", "processes", first), ("warn", "memory", second)]
     (event, *_) = found("gpu_ecc", Evidence(now_ns=NOW_NS, outputs=printed(faulty)))
     assert event.serial == "1650023000027", "its history follows the part"
     assert event.at_once

@@ -41,6 +41,11 @@ _SLOWDOWNS: Final = {
     "sw_thermal_slowdown": "thermal slowdown by the driver",
 }
 
+_STANDING: Final = (
+    "nvidia-persistenced", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-imex", "nv-hostengine",
+    "dcgm-exporter", "Xorg", "gnome-shell",
+)  # fmt: skip
+"""Processes that a node has on its GPUs without a task."""
 _LOST: Final = re.compile(r"Unable to determine the device handle|GPU is lost")
 _NO_DEVICES: Final = re.compile(r"No devices were found")
 _NO_DRIVER: Final = re.compile(r"NVIDIA-SMI (?:has failed|couldn't find)|Failed to initialize NVML")
@@ -79,9 +84,11 @@ class GpuTemperatureSettings(CheckSettings, frozen=True, kw_only=True, forbid_un
 class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an idle node only: on one that runs a task, its processes are meant to be there."""
 
-    allowed: Names = ("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "Xorg")
+    allowed: Names = _STANDING
+    """Names of programs, without their directories and arguments."""
     used_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 1024
-    """Of memory, without a process that holds it."""
+    """Of memory, without a process that holds it: a warning, as nvidia-smi does not see the processes of other
+    containers, and memory of the machine may count as that of the GPU (GH200)."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
     """So often it is looked again, after `retry_s` each: a process of a task that has just ended may still end."""
     retry_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 3.0
@@ -203,14 +210,20 @@ def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Out
     for gpu in gpus:
         listed = list(gpu.iterfind("processes/process_info"))
         names = [(text_of(one, "process_name"), text_of(one, "pid")) for one in listed]
-        foreign = [f"{name} ({pid})" for name, pid in names if name.rsplit("/", 1)[-1] not in settings.allowed]
+        foreign = [f"{name} ({pid})" for name, pid in names if _program(name) not in settings.allowed]
         used = number_of(text_of(gpu, "fb_memory_usage/used")) or 0
         if foreign:
             words = f"processes that do not belong to a task: {', '.join(foreign[:5])}"
             findings.append(_finding(gpu, "warn", "processes", words, user_made=True))
         elif not listed and used > settings.used_mib:
-            findings.append(_finding(gpu, "low", "memory", f"{used} MiB are in use, and no process holds them"))
+            words = f"{used} MiB are in use, and no process that nvidia-smi sees holds them"
+            findings.append(_finding(gpu, "warn", "memory", words, user_made=True))
     return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs without foreign processes")
+
+
+def _program(process: str) -> str:
+    """From what nvidia-smi shows of a process, as `/usr/lib/xorg/Xorg :0 -auth`."""
+    return (process.split() or [""])[0].rsplit("/", 1)[-1]
 
 
 def _silent_driver(evidence: Evidence) -> Finding | None:
