@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,8 @@ RULES: Final = HealthPolicy(gpu_processes=GpuProcessSettings(allowed=("nvidia-pe
 class Gpus:
     """`nvidia-smi` prints `BUSY` until there were so many pauses."""
 
-    def __init__(self, directory: Path, busy: int) -> None:
-        self.directory, self.busy = directory, busy
+    def __init__(self, directory: Path, busy: int, *, stuck: bool = False, fails_at: int = -1) -> None:
+        self.directory, self.busy, self.stuck, self.fails_at = directory, busy, stuck, fails_at
         self.pauses: list[float] = []
         tool = directory / "nvidia-smi"
         tool.write_text(f"#!/bin/sh\n/bin/cat {directory}/report.xml\n")
@@ -31,16 +32,22 @@ class Gpus:
         self._print()
 
     def _print(self) -> None:
-        name = BUSY if len(self.pauses) < self.busy else FREE
-        (self.directory / "report.xml").write_text((RECORDED / name).read_text())
+        """Another process each time, until there is none."""
+        report = (RECORDED / (BUSY if len(self.pauses) < self.busy else FREE)).read_text()
+        pid = 0 if self.stuck else len(self.pauses)
+        if len(self.pauses) == self.fails_at:
+            report = "Unable to determine the device handle for GPU0000:1B:00.0: Unknown Error"
+        (self.directory / "report.xml").write_text(re.sub("(?<=<pid>)[0-9]+", str(10_000 + pid), report))
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
         self._print()
 
-    def round(self, *, idle: bool, ends_s: float = float("inf")) -> list[HealthEvent]:
+    def round(
+        self, *, idle: bool, ends_s: float = float("inf"), rules: HealthPolicy = RULES
+    ) -> list[HealthEvent]:
         rounds = HealthRounds(None, root=str(self.directory), tool_path=str(self.directory), pause=self._pause)
-        return rounds.run(RULES, ["gpu_processes", "gpu_ecc"], idle=idle, ends_s=ends_s)
+        return rounds.run(rules, ["gpu_processes", "gpu_ecc"], idle=idle, ends_s=ends_s)
 
 
 def processes(events: list[HealthEvent]) -> list[tuple[str, str]]:
@@ -72,6 +79,34 @@ def test_a_round_whose_time_is_over_does_not_wait(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, busy=4)
     gpus.round(idle=True, ends_s=time.monotonic() + 2.5)
     assert gpus.pauses == []
+
+
+def test_what_two_looks_find_alike_is_not_looked_at_again(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, busy=9, stuck=True)
+    assert processes(gpus.round(idle=True)) == [("warn", "processes"), ("warn", "memory")]
+    assert gpus.pauses == [3.0]
+
+
+def test_all_looks_together_end_within_ten_seconds(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, busy=9)
+    gpus.round(idle=True, rules=HealthPolicy(gpu_processes=GpuProcessSettings(retry_s=10)))
+    assert gpus.pauses == []
+
+
+def test_a_later_look_does_not_hide_what_the_round_saw_of_the_gpus(tmp_path: Path) -> None:
+    gpus = Gpus(tmp_path, busy=1)
+    events = gpus.round(idle=True)
+    assert processes(events) == [("ok", "")]
+    assert ("high", "uncorrected") in [(event.severity, event.cause) for event in events]
+
+
+@pytest.mark.parametrize(("busy", "told"), [(9, [("warn", "processes"), ("warn", "memory")]), (3, [("ok", "")])])
+def test_a_look_that_fails_does_not_count(tmp_path: Path, busy: int, told: list[tuple[str, str]]) -> None:
+    gpus = Gpus(tmp_path, busy, fails_at=2)
+    events = gpus.round(idle=True)
+    assert processes(events) == told
+    assert not any(event.could_not_run for event in events)
+    assert gpus.pauses == [3.0] * 3
 
 
 def running(name: str) -> Evidence:

@@ -15,6 +15,7 @@ from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Fin
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings, Names
 
 __all__ = [
+    "LOOKED_AGAIN",
     "GpuClockSettings",
     "GpuCountSettings",
     "GpuEccSettings",
@@ -41,6 +42,9 @@ _SLOWDOWNS: Final = {
     "sw_thermal_slowdown": "thermal slowdown by the driver",
 }
 
+LOOKED_AGAIN: Final = "nvidia_smi_again"
+"""Name of the output of a later look at the processes, which says nothing of the state of the GPUs: where one is at
+fault only now and then, the report of the round has it."""
 _STANDING: Final = (
     "nvidia-persistenced", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-imex", "nv-hostengine",
     "dcgm-exporter", "Xorg", "gnome-shell",
@@ -90,7 +94,8 @@ class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknow
     """Of memory, without a process that holds it: a warning, as nvidia-smi does not see the processes of other
     containers, and memory of the machine may count as that of the GPU (GH200)."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
-    """So often it is looked again, after `retry_s` each: a process of a task that has just ended may still end."""
+    """So often it is looked again, after `retry_s` each, within 10 s in all, until two looks find the same: a process
+    of a task that has just ended may still end."""
     retry_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 3.0
 
 
@@ -202,8 +207,10 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
 
 
 def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
-    """Of a node that is idle."""
+    """Of a node that is idle. A later look counts in place of the round's."""
     findings = []
+    if (again := evidence.outputs.get(LOOKED_AGAIN)) is not None:
+        evidence = msgspec.structs.replace(evidence, outputs={"nvidia_smi": again})
     gpus = gpus_of(evidence)
     if not evidence.idle:
         return Outcome(words="not looked at: tasks may run here, so processes may be theirs")
