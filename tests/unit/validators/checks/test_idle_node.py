@@ -13,7 +13,7 @@ from fireflyer.base.health_event import HealthEvent
 from fireflyer.validators.checks.rounds import HealthRounds
 from fireflyer.validators.core.checks.evidence import Evidence, Output
 from fireflyer.validators.core.checks.gpu import GpuProcessSettings, judge_gpu_processes
-from fireflyer.validators.core.checks.policy import HealthPolicy
+from fireflyer.validators.core.checks.policy import HealthPolicy, Inventory
 
 RECORDED: Final = Path(__file__).parent / "recorded"
 BUSY, FREE = "nvidia_smi_faulty.xml", "nvidia_smi_healthy.xml"
@@ -54,11 +54,14 @@ def processes(events: list[HealthEvent]) -> list[tuple[str, str]]:
     return [(event.severity, event.cause) for event in events if event.check == "gpu_processes"]
 
 
-def test_where_tasks_may_run_nothing_is_foreign(tmp_path: Path) -> None:
+@pytest.mark.parametrize("required", [False, True])
+def test_where_tasks_may_run_nothing_is_foreign_and_nothing_is_well(tmp_path: Path, required: bool) -> None:
+    """That the check passed would take back what it has warned of."""
     gpus = Gpus(tmp_path, busy=9)
-    events = gpus.round(idle=False)
-    assert processes(events) == [("ok", "")]
-    assert "tasks may run here" in next(event.words for event in events if event.check == "gpu_processes")
+    rules = HealthPolicy(inventory=Inventory(gpus=2), gpu_processes=GpuProcessSettings(required=required))
+    (event,) = (one for one in gpus.round(idle=False, rules=rules) if one.check == "gpu_processes")
+    assert (event.severity, event.could_not_run) == ("ok", True), "it keeps no node from tasks"
+    assert "tasks may run here" in event.words
     assert gpus.pauses == []
 
 

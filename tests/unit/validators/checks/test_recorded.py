@@ -70,7 +70,7 @@ def printed(outputs: Mapping[str, str]) -> dict[str, Output]:
 @pytest.mark.parametrize("check", TOOLS)
 def test_a_healthy_machine_gets_one_event_without_a_fault(check: str) -> None:
     tool, healthy, _ = TOOLS[check]
-    (event,) = found(check, Evidence(now_ns=NOW_NS, outputs=printed({tool: healthy})))
+    (event,) = found(check, Evidence(now_ns=NOW_NS, outputs=printed({tool: healthy}), idle=True))
     assert (event.severity, event.could_not_run, event.seen_ns) == ("ok", False, NOW_NS)
     assert event.words, "it says what was found to be well"
 

@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from fireflyer.base.health_event import Severity
-from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome, number_of
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, NotNow, Outcome, number_of
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings, Names
 
 __all__ = [
@@ -207,13 +207,13 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
 
 
 def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
-    """Of a node that is idle. A later look counts in place of the round's."""
+    """Of a node that is idle: else raises `NotNow`. A later look counts in place of the round's."""
     findings = []
     if (again := evidence.outputs.get(LOOKED_AGAIN)) is not None:
         evidence = msgspec.structs.replace(evidence, outputs={"nvidia_smi": again})
     gpus = gpus_of(evidence)
     if not evidence.idle:
-        return Outcome(words="not looked at: tasks may run here, so processes may be theirs")
+        raise NotNow("tasks may run here, so processes may be theirs")
     for gpu in gpus:
         listed = list(gpu.iterfind("processes/process_info"))
         names = [(text_of(one, "process_name"), text_of(one, "pid")) for one in listed]
