@@ -43,9 +43,7 @@ class Gpus:
         self.pauses.append(seconds)
         self._print()
 
-    def round(
-        self, *, idle: bool, ends_s: float = float("inf"), rules: HealthPolicy = RULES
-    ) -> list[HealthEvent]:
+    def round(self, *, idle: bool, ends_s: float = float("inf"), rules: HealthPolicy = RULES) -> list[HealthEvent]:
         rounds = HealthRounds(None, root=str(self.directory), tool_path=str(self.directory), pause=self._pause)
         return rounds.run(rules, ["gpu_processes", "gpu_ecc"], idle=idle, ends_s=ends_s)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from fireflyer.base.health_event import Severity
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, NotNow, Outcome, number_of
+from fireflyer.validators.core.checks.placeholders import is_placeholder
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings, Names
 
 __all__ = [
@@ -31,8 +32,8 @@ __all__ = [
     "judge_gpu_temperature",
     "nvidia_driver_of",
     "part_of",
-    "serial_of",
     "text_of",
+    "uuid_of",
 ]
 
 _SLOWDOWNS: Final = {
@@ -295,10 +296,10 @@ def part_of(gpu: Element) -> str:
     return f"gpu:{domain[-4:]}:{rest}"[:128]
 
 
-def serial_of(gpu: Element) -> str:
-    """Its UUID where it tells no serial number."""
-    serial = text_of(gpu, "serial")
-    return (text_of(gpu, "uuid") if serial in ("", "N/A", "[N/A]") else serial)[:128]
+def uuid_of(gpu: Element) -> str:
+    """By which the round's serial numbers know it; empty where it tells none."""
+    uuid = text_of(gpu, "uuid")
+    return "" if is_placeholder(uuid) else uuid[:128]
 
 
 def _finding(
@@ -306,5 +307,5 @@ def _finding(
 ) -> Finding:
     return Finding(
         severity=severity, part=part_of(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
-        serial=serial_of(gpu),
+        serial=uuid_of(gpu),
     )  # fmt: skip

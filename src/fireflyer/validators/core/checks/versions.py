@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
-from fireflyer.validators.core.checks.gpu import gpus_of, nvidia_driver_of, part_of, serial_of, text_of
+from fireflyer.validators.core.checks.gpu import gpus_of, nvidia_driver_of, part_of, text_of, uuid_of
 from fireflyer.validators.core.checks.settings import CheckSettings, Name, Names
 
 __all__ = ["VERSION_FILES", "VersionSettings", "judge_versions"]
@@ -65,7 +65,7 @@ def _of_gpus(evidence: Evidence, settings: VersionSettings) -> Iterator[Finding]
         yield from _differs("", "driver", nvidia_driver_of(evidence), settings.driver)
     for gpu in gpus if settings.vbios else ():
         for one in _differs(part_of(gpu), "vbios", text_of(gpu, "vbios_version"), settings.vbios):
-            yield msgspec.structs.replace(one, serial=serial_of(gpu))
+            yield msgspec.structs.replace(one, serial=uuid_of(gpu))
 
 
 def _differs(part: str, cause: str, found: str, allowed: tuple[str, ...], of: str = "") -> Iterator[Finding]:
