@@ -21,6 +21,7 @@ from fireflyer.validators.checks.kernel_log import KMSG, follow_kmsg, open_kmsg
 from fireflyer.validators.checks.state_file import StateFile
 from fireflyer.validators.core.checks.catalogue import CheckSpec, chosen_checks, sources_of
 from fireflyer.validators.core.checks.evidence import Counters, Evidence, KernelRecord
+from fireflyer.validators.core.checks.gpu import LOOKED_AGAIN
 from fireflyer.validators.core.checks.health_round import judge_round
 from fireflyer.validators.core.checks.kernel_log import last_record, with_newest_record
 from fireflyer.validators.core.checks.part_serials import PART_SERIALS
@@ -37,6 +38,9 @@ _NOTE_S: Final = 60.0
 _FOLLOWER_NICE: Final = -5
 _LOG: Final = "kernel_log"
 _GPU_PROCESSES: Final = "gpu_processes"
+_NVIDIA_SMI: Final = "nvidia_smi"
+_RETRIES_S: Final = 10.0
+"""So long it is looked again at the processes of GPUs, with the time that nvidia-smi takes."""
 
 
 class HealthRounds:
@@ -79,18 +83,28 @@ class HealthRounds:
         return self._judged(checks, evidence, policy, save=save)
 
     def _idle(self, checks: list[CheckSpec], evidence: Evidence, policy: HealthPolicy, ends_s: float) -> Evidence:
-        """With what the GPUs do after processes that were still to end have had the time for it."""
+        """With a later look at the processes of the GPUs, after those that were still to end have had the time for it.
+        A look that fails, or comes to no result, does not count."""
         own = [check for check in checks if check.name == _GPU_PROCESSES]
         settings = policy.gpu_processes
+        ends_s = min(ends_s, time.monotonic() + _RETRIES_S)
+        found = judge_round(own, evidence, policy).events
         for _ in range(settings.retries):
-            sure = all(event.severity == "ok" for event in judge_round(own, evidence, policy).events)
-            if sure or time.monotonic() + settings.retry_s >= ends_s:
+            if all(event.severity == "ok" for event in found) or time.monotonic() + settings.retry_s >= ends_s:
                 break
             self._pause(settings.retry_s)
-            again = capture(
+            seen = capture(
                 sources_of(own, policy), time.time_ns(), root=self._root, tool_path=self._tool_path, ends_s=ends_s
-            )
-            evidence = msgspec.structs.replace(evidence, outputs={**evidence.outputs, **again.outputs})
+            ).outputs.get(_NVIDIA_SMI)
+            if seen is None or seen.problem:
+                continue
+            again = msgspec.structs.replace(evidence, outputs={**evidence.outputs, LOOKED_AGAIN: seen})
+            before, events = found, judge_round(own, again, policy).events
+            if any(event.could_not_run for event in events):
+                continue
+            evidence, found = again, events
+            if found == before:
+                break
         return evidence
 
     def save(self) -> None:

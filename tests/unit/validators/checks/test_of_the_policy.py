@@ -212,6 +212,49 @@ def test_versions_of_gpus_and_packages(rules: HealthPolicy) -> None:
     assert event.could_not_run
 
 
+NONE: Final = Output("dpkg-query: no packages found matching munge\n", 1)
+RPM: Final = "nvidia-driver\t550.54.15-1\tinstalled\nmunge\t0.5.14\tinstalled\nmunge\t0.5.15\tinstalled\n"
+BROKEN: Final = Output(problem="rpm did not end within 10 s, and was killed", hung=True)
+
+
+def test_where_no_package_of_the_policy_is_installed_all_are_told(rules: HealthPolicy) -> None:
+    events = found(rules, "versions", outputs=tools(dpkg_query=NONE))[0]
+    assert [(one.severity, one.cause, one.could_not_run) for one in events] == [("warn", "package", False)] * 2
+    (event,) = found(rules, "versions", outputs=tools(dpkg_query=NONE, rpm_query=BROKEN))[0]
+    assert event.could_not_run, "that may be the tool of this machine"
+
+
+@pytest.mark.parametrize("dpkg", [NONE, Output("")])
+def test_the_tool_of_another_distribution_does_not_hide_what_the_own_one_knows(
+    rules: HealthPolicy, dpkg: Output
+) -> None:
+    assert told(rules, "versions", outputs=tools(dpkg_query=dpkg, rpm_query=Output(RPM))) == [("ok", "", "")]
+
+
+def test_one_of_the_versions_that_are_installed_beside_each_other_is_that_of_the_policy(rules: HealthPolicy) -> None:
+    other = RPM.replace("0.5.15", "0.5.13") + "munge\t0.5.13\tinstalled\n"
+    (event,) = found(rules, "versions", outputs=tools(dpkg_query=NONE, rpm_query=Output(other)))[0]
+    assert event.words == "package munge is 0.5.14, 0.5.13; the policy says 0.5.15"
+
+
+@pytest.mark.parametrize("name", ["munge", "munge:amd64"])
+def test_a_package_may_be_named_with_its_architecture(name: str, tmp_path: Path) -> None:
+    tool = tmp_path / "dpkg-query"
+    tool.write_text(
+        "#!/bin/sh\nprintf '%s' \"$3\" |"
+        " /bin/sed 's/${Package}/munge/; s/${binary:Package}/munge:amd64/; s/${Version}/1/g;"
+        ' s/${db:Status-Status}/installed/g\' > "${0%/*}/format"\nprintf "$(/bin/cat "${0%/*}/format")"\n'
+    )
+    tool.chmod(0o755)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'[versions.packages]\n"{name}" = "1"\n')
+    rules = read_policy(str(policy))
+    seen = capture(
+        sources_of(chosen_checks(rules, ["versions"]), rules), NOW_NS, root=str(tmp_path), tool_path=str(tmp_path)
+    )
+    assert told(rules, "versions", outputs=seen.outputs) == [("ok", "", "")]
+
+
 def test_a_device_of_the_list_that_is_not_on_the_bus(rules: HealthPolicy) -> None:
     gone = {path: text for path, text in SOUND.items() if not path.startswith(PCI)}
     evidence = Evidence(now_ns=NOW_NS, files=gone)

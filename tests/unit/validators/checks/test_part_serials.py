@@ -159,6 +159,45 @@ def test_a_gpu_without_a_serial_number_is_known_by_its_uuid(tmp_path: Path) -> N
     assert serials(node.logs(xid(79))) == {UUID}
 
 
+def test_two_gpus_of_one_board_have_two_keys(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.report = node.report.replace(SECOND_GPU, FIRST)
+    found = node.round("gpu_ecc", "gpu_clocks", "gpu_rows")
+    first, second = (serials([*node.logs(xid(79, address))]) for address in ("0000:1b:00", "0000:3b:00"))
+    assert first == {UUID}
+    assert second == {UUID.replace("27", "59")}
+    assert serials([event for event in found if event.part == "gpu:0000:1b:00.0"]) == first, "whoever tells of it"
+
+
+@pytest.mark.parametrize("serial", ["0", "[Unknown Error]", "[N/A]", "0000000000000", "To be filled by O.E.M."])
+def test_a_placeholder_is_no_serial_number_of_a_gpu(tmp_path: Path, serial: str) -> None:
+    node = Node(tmp_path)
+    node.report = node.report.replace(FIRST, serial)
+    found = node.round("gpu_ecc")
+    assert serials([event for event in found if event.part == "gpu:0000:1b:00.0"]) == {UUID}
+    assert serials(node.logs(xid(79))) == {UUID}
+
+
+@pytest.mark.parametrize("serial", ["nvme_card", "N/A", "ffffffff", "0123456789"])
+def test_a_drive_with_a_placeholder_is_known_by_its_place(tmp_path: Path, serial: str) -> None:
+    node = Node(tmp_path)
+    for name, number in (("nvme0", serial), ("nvme1", "S64GNE0R"), ("nvme2", "twin"), ("nvme3", "twin")):
+        node.write(f"sys/class/nvme/{name}/serial", f"{number}\n")
+        node.write(f"sys/class/nvme/{name}/state", "dead\n")
+    found = node.round("nvme")
+    assert {event.part: event.serial for event in found} == {
+        "nvme:nvme0": "", "nvme:nvme1": "S64GNE0R", "nvme:nvme2": "", "nvme:nvme3": "",
+    }  # fmt: skip
+
+
+def test_a_drive_with_a_placeholder_does_not_inherit_the_number_of_the_one_before(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.write("sys/class/nvme/nvme0/state", "dead\n")
+    for number, known in (("S64GNE0R", "S64GNE0R"), ("nvme_card", "")):
+        node.write("sys/class/nvme/nvme0/serial", f"{number}\n")
+        assert serials(node.round("nvme")) == {known}
+
+
 def test_adapters_and_drives_have_one_key_too(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for base, slot in (
@@ -197,7 +236,7 @@ def test_a_disk_is_known_by_the_number_that_smart_tells() -> None:
     assert with_serial(event, found).serial == number
 
 
-@pytest.mark.parametrize("serial", ["", "a\x1b[2J", "x" * 129])
+@pytest.mark.parametrize("serial", ["", "a\x1b[2J", "xy" * 65])
 def test_what_is_no_serial_number_is_not_taken(serial: str) -> None:
     report = msgspec.json.encode({"serial_number": serial}).decode()
     assert part_serials(Evidence(now_ns=1, outputs={"smartctl:sda": Output(report)})) == {}

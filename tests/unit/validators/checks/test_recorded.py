@@ -70,7 +70,7 @@ def printed(outputs: Mapping[str, str]) -> dict[str, Output]:
 @pytest.mark.parametrize("check", TOOLS)
 def test_a_healthy_machine_gets_one_event_without_a_fault(check: str) -> None:
     tool, healthy, _ = TOOLS[check]
-    (event,) = found(check, Evidence(now_ns=NOW_NS, outputs=printed({tool: healthy})))
+    (event,) = found(check, Evidence(now_ns=NOW_NS, outputs=printed({tool: healthy}), idle=True))
     assert (event.severity, event.could_not_run, event.seen_ns) == ("ok", False, NOW_NS)
     assert event.words, "it says what was found to be well"
 
@@ -189,7 +189,7 @@ def test_gpus() -> None:
     assert told("gpu_rows", faulty) == [("low", "pending", first), ("warn", "many", first), ("high", "failed", second)]
     assert told("gpu_clocks", faulty) == [("low", "throttled", first)]
     assert told("gpu_temperature", faulty) == [("low", "temperature", first), ("warn", "temperature", first)]
-    assert told("gpu_processes", faulty) == [("warn", "processes", first), ("low", "memory", second)]
+    assert told("gpu_processes", faulty) == [("warn", "processes", first), ("warn", "memory", second)]
     (event, *_) = found("gpu_ecc", Evidence(now_ns=NOW_NS, outputs=printed(faulty)))
     assert event.serial == "1650023000027", "its history follows the part"
     assert event.at_once

@@ -31,6 +31,11 @@ from fireflyer.validators.core.checks.sources import Command, Files, KernelLog, 
 __all__ = ["CHECKS", "CheckSpec", "all_checks", "chosen_checks", "sources_of"]
 
 
+_DPKG_ROW: Final = "${{{}}}\\t${{Version}}\\t${{db:Status-Status}}\\n"
+_DPKG_NAMES: Final = ("Package", "binary:Package")
+"""A policy may name a package either way: `libc6`, `libc6:amd64`."""
+
+
 class CheckSpec(NamedTuple):
     name: str
     summary: str
@@ -79,7 +84,7 @@ def _commands(policy: HealthPolicy) -> dict[str, Source]:
         Files(name="machine_checks", patterns=system.MACHINE_CHECK_FILES),
         Command(
             name="dpkg_query",
-            argv=("dpkg-query", "-W", "-f", "${Package}\\t${Version}\\t${db:Status-Status}\\n", "--", *packages),
+            argv=("dpkg-query", "-W", "-f", "".join(_DPKG_ROW.format(name) for name in _DPKG_NAMES), "--", *packages),
         ),
         Command(
             name="rpm_query",

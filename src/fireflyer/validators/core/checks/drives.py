@@ -73,9 +73,8 @@ def judge_nvme(evidence: Evidence, expected: int) -> Outcome:
     for name in names:
         state = evidence.text(f"{_NVME}/{name}/state")
         if state and state != "live":
-            serial = evidence.text(f"{_NVME}/{name}/serial")[:128]
             words = f"{name} is {state[:40]}, not live"
-            findings.append(Finding(severity="high", part=f"nvme:{name}", cause="state", serial=serial, words=words))
+            findings.append(Finding(severity="high", part=f"nvme:{name}", cause="state", words=words))
     return Outcome(findings=tuple(findings), words=f"{len(names)} devices are live")
 
 
@@ -100,54 +99,50 @@ def _report(output: Output) -> Mapping[str, Any]:
 def _disk(
     evidence: Evidence, part: str, report: Mapping[str, Any], settings: SmartSettings, counters: dict[str, int]
 ) -> Iterator[Finding]:
-    serial = str(report.get("serial_number", ""))[:128]
     if _dict(report, "smart_status").get("passed") is False:
-        yield Finding(
-            severity="low", part=part, cause="failing", serial=serial, words="the disk expects to fail soon (SMART)"
-        )
+        yield Finding(severity="low", part=part, cause="failing", words="the disk expects to fail soon (SMART)")
     temperature = _dict(report, "temperature").get("current")
     if isinstance(temperature, int) and temperature > settings.warn_temperature:
         words = f"{temperature} degrees Celsius; {settings.warn_temperature:g} are allowed"
-        yield Finding(severity="warn", part=part, cause="temperature", serial=serial, words=words)
+        yield Finding(severity="warn", part=part, cause="temperature", words=words)
     table = _dict(report, "ata_smart_attributes").get("table")
     for row in table if isinstance(table, list) else ():
         what = _DEFECTS.get(row["id"]) if isinstance(row, dict) and isinstance(row.get("id"), int) else None
         value = _dict(row, "raw").get("value") if what is not None else None
         if isinstance(value, int) and value > settings.defects:
             words = f"{value} {what}; {settings.defects:g} are allowed"
-            yield Finding(severity="warn", part=part, cause="defects", serial=serial, words=words)
+            yield Finding(severity="warn", part=part, cause="defects", words=words)
     log = _dict(report, "nvme_smart_health_information_log")
     if log:
-        yield from _nvme(evidence, part, serial, log, settings, counters)
+        yield from _nvme(evidence, part, log, settings, counters)
 
 
 def _nvme(
-    evidence: Evidence, part: str, serial: str, log: Mapping[str, Any], settings: SmartSettings,
-    counters: dict[str, int],
-) -> Iterator[Finding]:  # fmt: skip
+    evidence: Evidence, part: str, log: Mapping[str, Any], settings: SmartSettings, counters: dict[str, int]
+) -> Iterator[Finding]:
     if critical := _number(log, "critical_warning"):
         words = f"critical warning 0x{critical:02x}"
-        yield Finding(severity="low", part=part, cause="critical_warning", serial=serial, words=words)
+        yield Finding(severity="low", part=part, cause="critical_warning", words=words)
     spare, least = _number(log, "available_spare"), _number(log, "available_spare_threshold")
     if spare is not None and least is not None and spare < least:
         words = f"{spare} % of the spare blocks are left; {least} % are the least"
-        yield Finding(severity="low", part=part, cause="spare", serial=serial, words=words)
+        yield Finding(severity="low", part=part, cause="spare", words=words)
     used = _number(log, "percentage_used") or 0
     if used > settings.warn_used_percent:
         low = used > settings.low_used_percent
         words = f"{used} % of the writes that the manufacturer promises are used"
-        yield Finding(severity="low" if low else "warn", part=part, cause="worn", serial=serial, words=words)
+        yield Finding(severity="low" if low else "warn", part=part, cause="worn", words=words)
     zeros = [name for name in ("power_cycles", "data_units_read", "data_units_written") if _number(log, name) == 0]
     if settings.refuse_zeros and ("power_cycles" in zeros or len(zeros) > 1):
         words = f"its counters are not plausible: {', '.join(zeros)} are 0"
-        yield Finding(severity="warn", part=part, cause="zeros", serial=serial, words=words)
+        yield Finding(severity="warn", part=part, cause="zeros", words=words)
     errors = _number(log, "media_errors")
     if errors is not None:
         counters[f"{part}:media_errors"] = errors
         growth = evidence.growth(f"{part}:media_errors", errors)
         if growth is not None and growth.count:
             words = f"{growth.count} new media errors"
-            yield Finding(severity="high", part=part, cause="media_errors", serial=serial, words=words, once=True)
+            yield Finding(severity="high", part=part, cause="media_errors", words=words, once=True)
 
 
 def _dict(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:

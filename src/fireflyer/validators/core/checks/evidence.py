@@ -21,6 +21,7 @@ __all__ = [
     "Finding",
     "Growth",
     "KernelRecord",
+    "NotNow",
     "Outcome",
     "Output",
     "number_of",
@@ -36,6 +37,10 @@ _HOUR_NS: Final = 3600 * SECOND
 
 class CannotJudge(Exception):
     """A check did not come to a result. Its text says why, for people."""
+
+
+class NotNow(CannotJudge):
+    """The node is in use, so the check has to wait: nothing is missed, even where it is required."""
 
 
 class Output(msgspec.Struct, frozen=True):

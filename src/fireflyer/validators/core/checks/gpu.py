@@ -11,10 +11,12 @@ from xml.etree.ElementTree import Element
 import msgspec
 
 from fireflyer.base.health_event import Severity
-from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome, number_of
+from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, NotNow, Outcome, number_of
+from fireflyer.validators.core.checks.placeholders import is_placeholder
 from fireflyer.validators.core.checks.settings import Amount, CheckSettings, Names
 
 __all__ = [
+    "LOOKED_AGAIN",
     "GpuClockSettings",
     "GpuCountSettings",
     "GpuEccSettings",
@@ -30,8 +32,8 @@ __all__ = [
     "judge_gpu_temperature",
     "nvidia_driver_of",
     "part_of",
-    "serial_of",
     "text_of",
+    "uuid_of",
 ]
 
 _SLOWDOWNS: Final = {
@@ -41,6 +43,14 @@ _SLOWDOWNS: Final = {
     "sw_thermal_slowdown": "thermal slowdown by the driver",
 }
 
+LOOKED_AGAIN: Final = "nvidia_smi_again"
+"""Name of the output of a later look at the processes, which says nothing of the state of the GPUs: where one is at
+fault only now and then, the report of the round has it."""
+_STANDING: Final = (
+    "nvidia-persistenced", "nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-imex", "nv-hostengine",
+    "dcgm-exporter", "Xorg", "gnome-shell",
+)  # fmt: skip
+"""Processes that a node has on its GPUs without a task."""
 _LOST: Final = re.compile(r"Unable to determine the device handle|GPU is lost")
 _NO_DEVICES: Final = re.compile(r"No devices were found")
 _NO_DRIVER: Final = re.compile(r"NVIDIA-SMI (?:has failed|couldn't find)|Failed to initialize NVML")
@@ -79,11 +89,14 @@ class GpuTemperatureSettings(CheckSettings, frozen=True, kw_only=True, forbid_un
 class GpuProcessSettings(CheckSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of an idle node only: on one that runs a task, its processes are meant to be there."""
 
-    allowed: Names = ("nvidia-persistenced", "nv-hostengine", "dcgm-exporter", "Xorg")
+    allowed: Names = _STANDING
+    """Names of programs, without their directories and arguments."""
     used_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 1024
-    """Of memory, without a process that holds it."""
+    """Of memory, without a process that holds it: a warning, as nvidia-smi does not see the processes of other
+    containers, and memory of the machine may count as that of the GPU (GH200)."""
     retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
-    """So often it is looked again, after `retry_s` each: a process of a task that has just ended may still end."""
+    """So often it is looked again, after `retry_s` each, within 10 s in all, until two looks find the same: a process
+    of a task that has just ended may still end."""
     retry_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 3.0
 
 
@@ -195,22 +208,30 @@ def judge_gpu_temperature(evidence: Evidence, settings: GpuTemperatureSettings) 
 
 
 def judge_gpu_processes(evidence: Evidence, settings: GpuProcessSettings) -> Outcome:
-    """Of a node that is idle."""
+    """Of a node that is idle: else raises `NotNow`. A later look counts in place of the round's."""
     findings = []
+    if (again := evidence.outputs.get(LOOKED_AGAIN)) is not None:
+        evidence = msgspec.structs.replace(evidence, outputs={"nvidia_smi": again})
     gpus = gpus_of(evidence)
     if not evidence.idle:
-        return Outcome(words="not looked at: tasks may run here, so processes may be theirs")
+        raise NotNow("tasks may run here, so processes may be theirs")
     for gpu in gpus:
         listed = list(gpu.iterfind("processes/process_info"))
         names = [(text_of(one, "process_name"), text_of(one, "pid")) for one in listed]
-        foreign = [f"{name} ({pid})" for name, pid in names if name.rsplit("/", 1)[-1] not in settings.allowed]
+        foreign = [f"{name} ({pid})" for name, pid in names if _program(name) not in settings.allowed]
         used = number_of(text_of(gpu, "fb_memory_usage/used")) or 0
         if foreign:
             words = f"processes that do not belong to a task: {', '.join(foreign[:5])}"
             findings.append(_finding(gpu, "warn", "processes", words, user_made=True))
         elif not listed and used > settings.used_mib:
-            findings.append(_finding(gpu, "low", "memory", f"{used} MiB are in use, and no process holds them"))
+            words = f"{used} MiB are in use, and no process that nvidia-smi sees holds them"
+            findings.append(_finding(gpu, "warn", "memory", words, user_made=True))
     return Outcome(findings=tuple(findings), words=f"{len(gpus)} GPUs without foreign processes")
+
+
+def _program(process: str) -> str:
+    """From what nvidia-smi shows of a process, as `/usr/lib/xorg/Xorg :0 -auth`."""
+    return (process.split() or [""])[0].rsplit("/", 1)[-1]
 
 
 def _silent_driver(evidence: Evidence) -> Finding | None:
@@ -275,10 +296,10 @@ def part_of(gpu: Element) -> str:
     return f"gpu:{domain[-4:]}:{rest}"[:128]
 
 
-def serial_of(gpu: Element) -> str:
-    """Its UUID where it tells no serial number."""
-    serial = text_of(gpu, "serial")
-    return (text_of(gpu, "uuid") if serial in ("", "N/A", "[N/A]") else serial)[:128]
+def uuid_of(gpu: Element) -> str:
+    """By which the round's serial numbers know it; empty where it tells none."""
+    uuid = text_of(gpu, "uuid")
+    return "" if is_placeholder(uuid) else uuid[:128]
 
 
 def _finding(
@@ -286,5 +307,5 @@ def _finding(
 ) -> Finding:
     return Finding(
         severity=severity, part=part_of(gpu), cause=cause, words=words, at_once=at_once, user_made=user_made,
-        serial=serial_of(gpu),
+        serial=uuid_of(gpu),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from fireflyer.validators.core.checks.evidence import (
     Counters,
     Evidence,
     Finding,
+    NotNow,
     Outcome,
 )
 from fireflyer.validators.core.checks.part_serials import merged, part_serials, with_serial
@@ -56,6 +57,11 @@ def judge_round(
         try:
             _refuse_incomplete(check, evidence, policy)
             outcome = check.judge(mine, policy)
+        except NotNow as error:
+            words = _line(str(error), 400)
+            events.append(
+                HealthEvent(check=check.name, severity="ok", words=words, seen_ns=evidence.now_ns, could_not_run=True)
+            )
         except CannotJudge as error:
             event = _could_not_run(check, settings, policy, evidence.now_ns, str(error))
             events.append(msgspec.structs.replace(event, user_made=_users_can_hold(check, evidence, policy)))

@@ -8,13 +8,15 @@ from typing import Annotated, Final
 import msgspec
 
 from fireflyer.validators.core.checks.evidence import CannotJudge, Evidence, Finding, Outcome
-from fireflyer.validators.core.checks.gpu import gpus_of, nvidia_driver_of, part_of, serial_of, text_of
+from fireflyer.validators.core.checks.gpu import gpus_of, nvidia_driver_of, part_of, text_of, uuid_of
 from fireflyer.validators.core.checks.settings import CheckSettings, Name, Names
 
 __all__ = ["VERSION_FILES", "VersionSettings", "judge_versions"]
 
 _IB: Final = "sys/class/infiniband"
 _KERNEL: Final = "proc/sys/kernel/osrelease"
+_NONE_INSTALLED: Final = ("\t", "not installed", "no packages found matching")
+"""Of dpkg-query, whose rows may be about packages that were removed, or of rpm: what it says where it finds none."""
 VERSION_FILES: Final = (_KERNEL, f"{_IB}/*/fw_ver")
 
 
@@ -55,7 +57,9 @@ def judge_versions(evidence: Evidence, settings: VersionSettings) -> Outcome:
     if settings.packages:
         installed = _installed(evidence)
         for name, version in settings.packages.items():
-            findings += _differs("", "package", installed.get(name, ""), (version,), of=f"package {name}")
+            there = installed.get(name, ())
+            told = version if version in there else ", ".join(dict.fromkeys(there))
+            findings += _differs("", "package", told, (version,), of=f"package {name}")
     return Outcome(findings=tuple(findings), words="all versions are those of the policy")
 
 
@@ -65,7 +69,7 @@ def _of_gpus(evidence: Evidence, settings: VersionSettings) -> Iterator[Finding]
         yield from _differs("", "driver", nvidia_driver_of(evidence), settings.driver)
     for gpu in gpus if settings.vbios else ():
         for one in _differs(part_of(gpu), "vbios", text_of(gpu, "vbios_version"), settings.vbios):
-            yield msgspec.structs.replace(one, serial=serial_of(gpu))
+            yield msgspec.structs.replace(one, serial=uuid_of(gpu))
 
 
 def _differs(part: str, cause: str, found: str, allowed: tuple[str, ...], of: str = "") -> Iterator[Finding]:
@@ -75,17 +79,29 @@ def _differs(part: str, cause: str, found: str, allowed: tuple[str, ...], of: st
         yield Finding(severity="warn", part=part, cause=cause, words=words)
 
 
-def _installed(evidence: Evidence) -> Mapping[str, str]:
-    """From `dpkg-query -W`, or `rpm -q`: a name and a version in each line that is about an installed package."""
+def _installed(evidence: Evidence) -> Mapping[str, list[str]]:
+    """From `dpkg-query -W`, or where that knows none of them `rpm -q`: a name and a version in each line that is about
+    an installed package. Versions by name: of some packages, as the kernel, several are installed beside each other.
+    A machine may have both tools; the one that is not its own knows no package."""
     problems = []
+    answered = broken = False
     for tool in ("dpkg_query", "rpm_query"):
         output = evidence.outputs.get(tool)
         if output is None or output.problem:
             problems.append(output.problem if output is not None else f"{tool} was not run")
+            broken |= output is None or not output.missing
             continue
-        rows = (line.split("\t") for line in output.text.splitlines())
-        found = {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
-        if found or not output.text.strip() or "\t" in output.text or "not installed" in output.text:
+        found: dict[str, list[str]] = {}
+        for row in (line.split("\t") for line in output.text.splitlines()):
+            if len(row) == 3 and row[2] == "installed":
+                found.setdefault(row[0], []).append(row[1])
+        if found:
             return found
-        problems.append(f"{tool} printed {output.text.strip()[:60]!r}, which is no list of packages")
+        if not output.text.strip() or any(words in output.text for words in _NONE_INSTALLED):
+            answered = True
+        else:
+            problems.append(f"{tool} printed {output.text.strip()[:60]!r}, which is no list of packages")
+            broken = True
+    if answered and not broken:
+        return {}
     raise CannotJudge("; ".join(problems))
