@@ -37,8 +37,8 @@ class _Page(Protocol[C]):
 
 
 def import_platform(client: Client, directory: str, *, clock: Clock) -> list[Imported]:
-    """Attempts, then events, of each word that the cluster has had: a restored store begins another one. Where the
-    import is killed, the next one begins where the one before had: what is in the tables already counts once."""
+    """Attempts, then events, of each word that the cluster has had: a restored store begins another one. What it
+    has come to is written with each table that is in place: where it is killed, the next one goes on from there."""
     known = read_progress(directory)
     # of nodes that are there now
     gpus_of = {node.name: len(node.inventory.gpus) for node in client.all_nodes() if node.inventory is not None}
@@ -48,14 +48,13 @@ def import_platform(client: Client, directory: str, *, clock: Clock) -> list[Imp
         path = f"{client.manager.url} ({word})"
         runs, nodes = _runs(client, word, until.runs), _nodes(client, word, until.nodes)
         attempts = ([attempt_of(one, gpus_of, clock) for one in page] for page in runs)
-        jobs = import_rows("platform", path, "jobs", attempts, directory)
-        events = import_rows(
-            "platform", path, "events", ([row for one in page for row in events_of(one, clock)] for page in nodes),
-            directory,
-        )  # fmt: skip
+        found.append(import_rows("platform", path, "jobs", attempts, directory))
+        known[word] = Until(runs=runs.since, nodes=until.nodes)
+        write_progress(directory, known)
+        events = ([row for one in page for row in events_of(one, clock)] for page in nodes)
+        found.append(import_rows("platform", path, "events", events, directory))
         known[word] = Until(runs=runs.since, nodes=nodes.since)
-        found += [jobs, events]
-    write_progress(directory, known)
+        write_progress(directory, known)
     return found
 
 

@@ -183,9 +183,11 @@ def test_an_import_that_was_killed_loses_nothing(tmp_path: Path, monkeypatch: py
         patch.setattr(Manager, "node_page", None)
         with pytest.raises(TypeError):  # as a kill between the two tables
             rows(manager, tmp_path)
-    assert read_progress(str(tmp_path)) == {}
+    assert read_progress(str(tmp_path)) == {"c": Until(runs=5)}
+    manager.asked = 0
     manager.runs.append(run_of(change=9, task=9))
-    assert rows(manager, tmp_path) == 1, "the others are there"
+    assert rows(manager, tmp_path) == 1
+    assert manager.asked == 2, "the clusters, and one page: it goes on where it was"
 
 
 def test_a_table_that_is_gone_is_read_again(tmp_path: Path) -> None:
