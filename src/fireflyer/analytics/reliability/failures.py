@@ -208,7 +208,7 @@ def _find_cascades(connection: Any) -> bool:
             is_first = earliest is None or tuple(restart) < earliest
             if is_first and not _set_of(its_nodes).isdisjoint(_set_of(other_nodes)):
                 found[preempted] = (restart[0], restart[1])
-    columns = {
+    columns: dict[str, list[Any]] = {
         "id": list(found),
         "instigator": [job for _, job in found.values()],
         "restart_ns": [start_ns for start_ns, _ in found.values()],
