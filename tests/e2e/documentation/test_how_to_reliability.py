@@ -54,7 +54,7 @@ def test_the_commands_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         said.append(capsys.readouterr().out)
     assert "28.85 h" in said[0]
     assert "ETTR exact                0.9215" in said[1]
-    assert said[2].count("does not follow") == 4, "as the page says"
+    assert said[2].count("does not follow") == 5, "as the page says"
     assert "sacct.txt: 2 jobs of 2 lines" in said[3]
     assert "journal.json: 1 events of 1 lines" in said[4]
     assert "PCIe error" in said[5]

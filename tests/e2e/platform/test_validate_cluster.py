@@ -120,7 +120,7 @@ def test_a_second_command_with_the_same_records_validates_nothing(platform: Runn
     before = len(platform.client().tasks(name="validate").tasks)
     with open(tmp_path / "validation.jsonl", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        _, err = ended(start(platform, tmp_path, "nodes", *QUICK), 1)
+        _, err = ended(start(platform, tmp_path, "nodes", *QUICK), 3)
     assert err.startswith("error: another `ff validate nodes` uses validation.jsonl; wait for its end")
     assert len(platform.client().tasks(name="validate").tasks) == before
 
@@ -135,7 +135,7 @@ def test_who_may_not_drain_hears_it_before_anything_is_validated(platform: Runni
     command = [sys.executable, "-P", "-m", "fireflyer", "validate", "nodes", "--drain", "--platform", str(place)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=allowed_s(60), check=False)
     assert (done.returncode, done.stderr) == (
-        2, "error: --drain is for operators; leave it out, and the commands for them are printed\n",
+        3, "error: --drain is for operators; leave it out, and the commands for them are printed\n",
     )  # fmt: skip
 
 

@@ -41,12 +41,12 @@ def test_an_agent_follows_orders_of_a_manager_of_another_release(later: dict[str
 
 def test_the_older_release_of_tests_says_and_sees_the_fields_before_the_newest_ones() -> None:
     older = Older(older_fields())
-    reports = [{"number": 1, "lines": [], "asked": 7}]
-    newer = msgspec.convert({**OLDER_HELLO, "health": reports, "runs": [{**RUN, "doing": "x"}]}, Sync)
+    ended = {"cause": "program", "exit_code": 3, "corrupt": ["n1"]}
+    newer = msgspec.convert({**OLDER_HELLO, "runs": [{**RUN, "doing": "x", "ended": ended}]}, Sync)
     said = older.said(newer)
-    assert said["health"][0]["number"] == 1
-    assert "asked" not in said["health"][0], "of a report the newest field is left out"
     assert said["runs"][0]["doing"] == "x"
+    assert said["runs"][0]["ended"]["exit_code"] == 3
+    assert "corrupt" not in said["runs"][0]["ended"], "of the end of a run the newest field is left out"
     health = HealthOrder(program=("/opt/health",), follow=("/opt/follow",))
     heard = older.heard(Orders(term=1, version=2, release="9.9", health=health))
     assert (heard.version, heard.release) == (2, "9.9")

@@ -10,7 +10,8 @@ sized       `jobs` with the GPUs of all, and numbers that were used again as oth
 failures    jobs that ended with NODE_FAIL, or FAILED or REQUEUED while a node of theirs reported something of high
             severity from 10 minutes before to 5 after (paper, III), with the most specific symptom, its cause, the node
             that reported it, and when; `lost_s`: seconds of which the work is lost
-cascades    PREEMPTED jobs whose nodes an attempt took that was started because an earlier attempt of its job had failed
+cascades    PREEMPTED jobs whose nodes an attempt took that was started because an earlier one of its job had failed:
+            that job is the `instigator`, the start of the attempt `restart_ns`
 """
 
 from __future__ import annotations
@@ -207,10 +208,14 @@ def _find_cascades(connection: Any) -> bool:
             is_first = earliest is None or tuple(restart) < earliest
             if is_first and not _set_of(its_nodes).isdisjoint(_set_of(other_nodes)):
                 found[preempted] = (restart[0], restart[1])
-    instigators = [job for _, job in found.values()]
-    _store(connection, "causes", {"id": list(found), "instigator": instigators}, ("int64", "string"))
+    columns: dict[str, list[Any]] = {
+        "id": list(found),
+        "instigator": [job for _, job in found.values()],
+        "restart_ns": [start_ns for start_ns, _ in found.values()],
+    }
+    _store(connection, "causes", columns, ("int64", "string", "int64"))
     connection.execute(
-        "CREATE TABLE cascades AS SELECT preempted.*, causes.instigator FROM preempted JOIN causes USING (id)"
+        "CREATE TABLE cascades AS SELECT preempted.*, instigator, restart_ns FROM preempted JOIN causes USING (id)"
     )
     return seen <= MAX_PAIRS
 

@@ -35,7 +35,6 @@ RESTART_S: Final = 300
 MAX_NODES_SHOWN: Final = 1000
 SIZE_OF_JOB: Final = "if(gpus = 0, 0, CAST(pow(2, ceil(log2(greatest(gpus, 1)))) AS BIGINT))"
 """The power of two that is not below the GPUs of a job."""
-_GRACE_NS: Final = 360 * SECOND
 _MAX_CAUSES: Final = 10_000
 
 
@@ -138,7 +137,7 @@ def _make_losses(connection: Any) -> None:
         ), moved AS (
           SELECT named.id, sum(cascades.lost_s / 3600 * cascades.gpus) AS pushed
           FROM cascades ASOF JOIN named
-               ON cascades.instigator = named.job AND cascades.end_ns + {_GRACE_NS} >= named.end_ns
+               ON cascades.instigator = named.job AND cascades.restart_ns > named.start_ns
           GROUP BY named.id
         )
         SELECT symptom, cause, culprit, gpus, lost_s / 3600 * gpus AS work,

@@ -128,8 +128,10 @@ def _counts(connection: Any, begin_ns: int, fleet: int) -> dict[str, dict[str, i
     ).fetchall()
     for node, count in tickets:
         counts.setdefault(node, {"incidents": 0})["tickets"] = count
+    # once for each job; the platform does not name it, but tells once of each, at its end
     differing = connection.execute(
-        "SELECT node, count(DISTINCT job || source) FROM events WHERE symptom = 'corruption' AND node <> '' "
+        "SELECT node, count(DISTINCT (source, job, if(job = '', time_ns, 0))) FROM events "
+        "WHERE symptom = 'corruption' AND node <> '' AND severity <> 'ok' "
         f"AND source IN ('run', 'platform') AND time_ns >= {begin_ns} GROUP BY node"
     ).fetchall()
     for node, count in differing:

@@ -4,25 +4,27 @@ Each source that is imported gives one file, `jobs-DIGEST.parquet` or `events-DI
 contained: importing it again replaces the file. Rows that other files have are left out. A file is complete or not
 there. An import that also changes older files writes all of them beside their places, then their names into
 `replacing.json`, then puts them in place: whoever opens the tables after a kill finishes that, so no row is lost or
-counted twice.
+counted twice. An import holds the lock of its directory: what a second one wrote meanwhile would count twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from fireflyer.analytics.reliability.arrow_values import array_of
 from fireflyer.analytics.reliability.overlaps import NEXT, leave_events_once, leave_jobs_once
 from fireflyer.analytics.reliability.rows import EventRow, JobRow
-from fireflyer.base.errors import FireflyerError, NotFound, UsageError
+from fireflyer.base.errors import Busy, FireflyerError, NotFound, UsageError
 from fireflyer.base.os_errors import translate_os_error
 
-__all__ = ["MEMORY_LIMIT", "Kind", "TableWriter", "open_tables", "table_names", "table_schema"]
+__all__ = ["MEMORY_LIMIT", "Kind", "TableWriter", "import_lock", "open_tables", "table_names", "table_schema"]
 
 Kind = Literal["jobs", "events"]
 _KINDS: Final[tuple[Kind, ...]] = ("jobs", "events")
@@ -37,6 +39,30 @@ _INTEGERS: Final = (
 _NAME: Final = re.compile(r"(?:jobs|events)-[0-9a-f]{16}\.parquet")
 _REPLACING: Final = "replacing.json"
 _MAX_REPLACING: Final = 16 << 20
+_LOCK: Final = "import.lock"
+_POLL_S: Final = 0.05
+
+
+@contextlib.contextmanager
+def import_lock(directory: str) -> Iterator[None]:
+    """Makes the directory, and holds its lock while imports write there. Raises `Busy` where another import does."""
+    path = os.path.join(directory, _LOCK)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        # a file: NFS locks only what is open for writing
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise translate_os_error(error, f"lock {path}") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"another `ff reliability import` writes into {directory}; run this one after its end") from None
+        except OSError as error:
+            raise translate_os_error(error, f"lock {path}") from error
+        yield
+    finally:
+        os.close(fd)
 
 
 def _required(module: str) -> Any:
@@ -60,7 +86,8 @@ def table_schema(kind: Kind) -> Any:
 
 
 class TableWriter:
-    """Rows into one file of a directory, which appears with `finish`. Memory: one group of rows."""
+    """Rows into one file of a directory, which appears with `finish`. Memory: one group of rows. Whoever shares the
+    directory with other imports holds its `import_lock`."""
 
     def __init__(self, directory: str, kind: Kind) -> None:
         self._parquet = _required("pyarrow.parquet")
@@ -188,6 +215,16 @@ def _finish_replacing(directory: str) -> None:
     os.unlink(path)
 
 
+def _finish_what_was_killed(directory: str) -> None:
+    """As `_finish_replacing`, for a reader: an import that is alive does so itself, in a moment."""
+    while os.path.exists(os.path.join(directory, _REPLACING)):
+        try:
+            with import_lock(directory):
+                _finish_replacing(directory)
+        except Busy:
+            time.sleep(_POLL_S)
+
+
 def _bytes(table: Any) -> int:
     return int(table.nbytes)
 
@@ -199,7 +236,7 @@ def open_tables(directory: str) -> Iterator[Any]:
     columns."""
     _required("duckdb")
     try:
-        _finish_replacing(directory)
+        _finish_what_was_killed(directory)
     except OSError as error:
         raise translate_os_error(error, f"finish the import of {directory}") from error
     files = {kind: _files_of(directory, kind) for kind in _KINDS}

@@ -103,9 +103,10 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
     compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
 
     Lines that cannot be used are counted and told. What was imported before counts once: a file may be imported again
-    when it has grown.
+    when it has grown. While an import runs, another one into the same DIRECTORY is refused.
     """
     from fireflyer.analytics.reliability.log_lines import Clock
+    from fireflyer.analytics.reliability.tables import import_lock
 
     clock = Clock(utc_offset, year, time.time_ns() + _CLOCK_ERROR_NS)
     sources: dict[LineSource, tuple[str, ...]] = {
@@ -120,10 +121,11 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
         )
     found = []
     of_platform = [] if platform is None else _of_platform(platform, directory, clock)
-    for one in itertools.chain(_imported(directory, sacct, sources, runs, clock), of_platform):
-        found.append(one)
-        if not as_json:
-            _print(one)
+    with import_lock(directory):
+        for one in itertools.chain(_imported(directory, sacct, sources, runs, clock), of_platform):
+            found.append(one)
+            if not as_json:
+                _print(one)
     if as_json:
         import msgspec
 

@@ -44,7 +44,12 @@ _OF_WISHES: Final = {
     "user_suspend": "SUSPENDED",
     "user_stop": "CANCELLED",
     "time_limit": "TIMEOUT",
+    "lost": "NODE_FAIL",
 }
+_OF_CAUSES: Final = {"stopped": "CANCELLED", "suspended": "SUSPENDED", "interrupted": "SUSPENDED"}
+"""Where nobody noted what it was told, as in old rows: a preemption would be counted as another job's doing."""
+_EXIT_OF_SLURM: Final = 1
+"""Of a run that was interrupted as Slurm took its nodes for others; agents note signals."""
 _OUT: Final = ("drained", "reset", "reboot", "field diagnosis", "rma")
 """States of repair; `drained` without a fault is what an operator did."""
 _SUSPECT: Final = ("suspect", "warned")
@@ -81,9 +86,21 @@ def _state(run: RunEntry) -> str:
     asked = _OF_WISHES.get(run.wish)
     if asked == "BOOT_FAIL" and run.started_ns is not None:
         asked = "NODE_FAIL"
-    if asked == "NODE_FAIL" or run.cause in (None, "stopped", "suspended", "interrupted"):
-        return asked or ("NODE_FAIL" if run.cause is None else "PREEMPTED")
-    return _STATES.get(run.cause or "", "FAILED")
+    if run.cause is None:
+        return asked or "NODE_FAIL"
+    if run.cause in _OF_CAUSES:
+        return asked or _untold(run, run.cause)
+    if asked == "NODE_FAIL" and run.wish != "lost":
+        return asked
+    return _STATES.get(run.cause, "FAILED")
+
+
+def _untold(run: RunEntry, cause: str) -> str:
+    """It left though nothing told it to, or nobody noted what did."""
+    if not run.wish:
+        return _OF_CAUSES[cause]
+    by_slurm = cause == "interrupted" and run.exit_code == _EXIT_OF_SLURM and run.started_ns is not None
+    return "PREEMPTED" if by_slurm or cause == "suspended" else "NODE_FAIL"
 
 
 def events_of(entry: NodeEntry, clock: Clock) -> list[EventRow | Rejected]:

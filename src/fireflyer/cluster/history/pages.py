@@ -26,25 +26,39 @@ _PIECE: Final = 400
 def run_page(connection: Connection, *, current: str, cluster: str, since: int, limit: int) -> RunPage:
     """Runs whose last change has the number `since` or a later one. `cluster`: its word; empty: `current`."""
     word = cluster or current
+    chosen, more = _changes_of_page(connection, word, since, limit)
+    rows: list[Row[Any]] = []
+    if chosen:
+        query = (
+            select(RUNS, TASKS.c.user_name, TASKS.c.submitted_ns)
+            .join_from(RUNS, TASKS, RUNS.c.task == TASKS.c.id)
+            .where(RUNS.c.cluster == word, RUNS.c.change >= since, RUNS.c.change <= chosen[-1])
+            .order_by(RUNS.c.change)
+        )
+        rows = list(connection.execute(query))
+    overhead = _overhead(connection, [(row.task, row.number) for row in rows])
+    entries = tuple(_run(row, overhead.get((row.task, row.number), 0)) for row in rows)
+    return RunPage(cluster=word, clusters=_clusters(connection, current), entries=entries, more=more)
+
+
+def _changes_of_page(connection: Connection, word: str, since: int, limit: int) -> tuple[list[int], bool]:
+    """Of the runs of a page, in their order, and whether there are more. Lists of nodes are not read yet: those of all
+    `limit` runs may be far longer than what a page has."""
     query = (
-        select(RUNS, TASKS.c.user_name, TASKS.c.submitted_ns)
+        select(RUNS.c.change, RUNS.c.nodes)
         .join_from(RUNS, TASKS, RUNS.c.task == TASKS.c.id)
         .where(RUNS.c.cluster == word, RUNS.c.change >= since)
         .order_by(RUNS.c.change)
         .limit(limit + 1)
     )
-    rows: list[Row[Any]] = []
+    chosen: list[int] = []
     names = 0
-    more = False
-    for row in connection.execute(query):
-        names += row.nodes
-        if len(rows) == limit or (rows and names > MAX_PAGE_NODES):
-            more = True
-            break
-        rows.append(row)
-    overhead = _overhead(connection, [(row.task, row.number) for row in rows])
-    entries = tuple(_run(row, overhead.get((row.task, row.number), 0)) for row in rows)
-    return RunPage(cluster=word, clusters=_clusters(connection, current), entries=entries, more=more)
+    for change, nodes in connection.execute(query):
+        names += nodes
+        if len(chosen) == limit or (chosen and names > MAX_PAGE_NODES):
+            return chosen, True
+        chosen.append(change)
+    return chosen, False
 
 
 def _overhead(connection: Connection, keys: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:

@@ -273,6 +273,22 @@ def test_each_cause_has_what_its_failures_cost(tmp_path: Path) -> None:
     assert all(f"Lost GPU-hours by {what}" in page for what in ("cause", "node", "cause and size of job"))
 
 
+def test_what_a_restart_preempted_counts_under_the_failure_before_it_also_where_it_fails_at_once(
+    tmp_path: Path,
+) -> None:
+    write_jobs(
+        tmp_path,
+        [
+            job(1, "NODE_FAIL", 0, 2 * HOUR_S, "n1", 8),
+            job(1, "NODE_FAIL", 2 * HOUR_S + 900, 2 * HOUR_S + 960, "n3", 8),
+            job(2, "PREEMPTED", 0, 2 * HOUR_S + 880, "n3", 8),
+        ],
+    )
+    write_events(tmp_path, [(2 * HOUR_S - 60, "n1", "gpu_unavailable"), (2 * HOUR_S + 950, "n3", "gpu_memory")])
+    pushed = {one.symptom: one.pushed for one in characterised(tmp_path).losses.causes}
+    assert pushed == {"gpu_unavailable": pytest.approx(4), "gpu_memory": 0}
+
+
 def test_what_is_reported_after_the_end_explains_it_only_where_nothing_did_before(tmp_path: Path) -> None:
     write_jobs(tmp_path, [job(number, "NODE_FAIL", 0, HOUR_S, f"n{number}", 8) for number in (1, 2, 3)])
     write_events(

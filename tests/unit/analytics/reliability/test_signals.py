@@ -65,6 +65,15 @@ def test_what_is_seen_several_ways_within_an_hour_is_one_incident(tmp_path: Path
     assert len(found) == 6
 
 
+def test_each_job_in_which_a_node_differed_counts_also_where_the_platform_does_not_name_it(tmp_path: Path) -> None:
+    of_platform = [event(n * DAY_NS, "gpu1", "corruption", source="platform") for n in (1, 2, 2, 3)]
+    of_run = [event(n * SECOND, "gpu2", "corruption", source="run")._replace(job="train") for n in (1, 2)]
+    healed = event(4 * DAY_NS, "gpu1", "corruption", source="platform")._replace(severity="ok")
+    write(tmp_path, [], [*of_platform, *of_run, healed])
+    with open_tables(str(tmp_path)) as tables:
+        assert {one.node: one.corruptions for one in node_signals(tables)} == {"gpu1": 3, "gpu2": 1}
+
+
 def test_what_many_nodes_report_at_once_is_no_fault_of_theirs(tmp_path: Path) -> None:
     write(tmp_path, [], [event(DAY_NS + number, f"gpu{number}", "ib_link") for number in range(8)])
     with open_tables(str(tmp_path)) as tables:

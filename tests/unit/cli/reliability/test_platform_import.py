@@ -15,6 +15,7 @@ from fireflyer.analytics.reliability.rows import JobRow
 from fireflyer.analytics.reliability.tables import table_names
 from fireflyer.base.errors import DataCorruption
 from fireflyer.base.units import SECOND
+from fireflyer.cli.reliability import platform_import
 from fireflyer.cli.reliability.platform_import import import_platform
 from fireflyer.cli.reliability.platform_rows import attempt_of, events_of
 from fireflyer.cluster.core.health.findings import Finding
@@ -52,7 +53,18 @@ def change_of(state: str, **changed: Any) -> NodeEntry:
         ({"cause": "succeeded", "wish": "node_fault"}, "COMPLETED"),
         ({"cause": None, "wish": "lost"}, "NODE_FAIL"),
         ({"cause": "suspended", "wish": "interrupt"}, "PREEMPTED"),
-        ({"cause": "interrupted", "wish": ""}, "PREEMPTED"),
+        ({"cause": "stopped", "wish": "lost"}, "NODE_FAIL"),
+        ({"cause": "suspended", "wish": "lost"}, "NODE_FAIL"),
+        ({"cause": "interrupted", "wish": "lost"}, "NODE_FAIL"),
+        ({"cause": "program", "wish": "lost"}, "FAILED"),
+        ({"cause": "stopped", "wish": "ended", "exit_code": 143}, "NODE_FAIL"),
+        ({"cause": "interrupted", "wish": "ended", "exit_code": 137}, "NODE_FAIL"),
+        ({"cause": "interrupted", "wish": "ended", "exit_code": 1, "started_ns": None}, "NODE_FAIL"),
+        ({"cause": "interrupted", "wish": "ended", "exit_code": 1}, "PREEMPTED"),
+        ({"cause": "suspended", "wish": "ended"}, "PREEMPTED"),
+        ({"cause": "stopped", "wish": ""}, "CANCELLED"),
+        ({"cause": "suspended", "wish": ""}, "SUSPENDED"),
+        ({"cause": "interrupted", "wish": ""}, "SUSPENDED"),
         ({"cause": "suspended", "wish": "user_suspend"}, "SUSPENDED"),
         ({"cause": "stopped", "wish": "user_stop"}, "CANCELLED"),
         ({"cause": "program", "wish": "user_stop"}, "FAILED"),
@@ -172,9 +184,32 @@ def test_an_import_that_was_killed_loses_nothing(tmp_path: Path, monkeypatch: py
         patch.setattr(Manager, "node_page", None)
         with pytest.raises(TypeError):  # as a kill between the two tables
             rows(manager, tmp_path)
-    assert read_progress(str(tmp_path)) == {}
+    assert read_progress(str(tmp_path)) == {"c": Until(runs=5)}
+    manager.asked = 0
     manager.runs.append(run_of(change=9, task=9))
-    assert rows(manager, tmp_path) == 1, "the others are there"
+    assert rows(manager, tmp_path) == 1
+    assert manager.asked == 2, "the clusters, and one page: it goes on where it was"
+
+
+def test_an_import_that_was_killed_in_the_middle_of_the_runs_goes_on_with_the_piece_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform_import, "_PIECE_PAGES", 1)
+    manager = Manager(*(run_of(change=number, task=number) for number in range(5)))
+    page_of = manager.run_page
+
+    def killed_at_the_third(*, since: int = 0, **asked: Any) -> RunPage:
+        if since >= 4:
+            raise KeyboardInterrupt
+        return page_of(since=since, **asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "run_page", killed_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            rows(manager, tmp_path)
+    assert read_progress(str(tmp_path)) == {"c": Until(runs=4)}
+    assert rows(manager, tmp_path) == 1, "two pages of two are in place"
+    assert len(table_names(str(tmp_path))) == 3
 
 
 def test_a_table_that_is_gone_is_read_again(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.reliability.published_logs import log_of_days
 
 from fireflyer.analytics.reliability.published_failures import LINK_FAILURES
+from fireflyer.analytics.reliability.tables import import_lock, table_names
 from fireflyer.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
@@ -60,3 +61,16 @@ def test_what_is_not_there_is_one_line(
     assert said in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+def test_a_second_import_into_a_directory_is_refused_while_the_first_one_runs(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "sacct.txt").write_text(SACCT)
+    words = ["reliability", "import", str(tmp_path / "t"), "--sacct", str(tmp_path / "sacct.txt")]
+    with import_lock(str(tmp_path / "t")):
+        assert main(words) != 0
+    error = capsys.readouterr().err
+    assert "another `ff reliability import` writes into" in error
+    assert error.count("\n") == 1
+    assert table_names(str(tmp_path / "t")) == []
+    assert main(words) == 0, "the lock ends with the import that had it"
+    assert main(words) == 0

@@ -102,6 +102,42 @@ def test_pages_go_through_all_changes_once_and_tell_what_came_later(url: str, mo
     asyncio.run(whole())
 
 
+class NamesRead:
+    """A connection that notes of which runs the names of nodes were read."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection, self.changes = connection, list[int]()
+
+    def execute(self, query: Any) -> Any:
+        result = self.connection.execute(query)
+        if "node_names" not in result.keys():  # noqa: SIM118 - it is no mapping
+            return result
+        rows = result.all()
+        self.changes += [row.change for row in rows]
+        return rows
+
+
+def test_names_of_nodes_are_read_of_the_runs_of_the_page_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = outbox(lived(7))
+    monkeypatch.setattr(pages, "MAX_PAGE_NODES", 0)
+
+    def read(connection: Any) -> tuple[list[int], list[int]]:
+        names: Any = NamesRead(connection)
+        page = pages.run_page(names, current=CLUSTER, cluster="", since=0, limit=1000)
+        return names.changes, [run.change for run in page.entries]
+
+    async def whole() -> None:
+        database = Database(url)
+        await database.prepare()
+        await database.call(functools.partial(copy_rows, cluster=CLUSTER, rows=rows), writes=True)
+        changes, of_page = await database.call(read)
+        assert changes == of_page
+        assert len(of_page) == 1
+        await database.close()
+
+    asyncio.run(whole())
+
+
 async def all_runs(database: Database, limit: int, *, since: int) -> list[RunEntry]:
     found: list[RunEntry] = []
     while True:
