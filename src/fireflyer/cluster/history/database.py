@@ -31,6 +31,9 @@ __all__ = ["DEFAULT_SCHEMA", "Database", "check_url"]
 T = TypeVar("T")
 DEFAULT_SCHEMA: Final = "fireflyer"
 CALL_S: Final = 60.0
+PREPARE_S: Final = 900.0
+"""Of what brings the tables to this release: an index of tens of millions of runs takes minutes, and one that is cut
+off is begun again."""
 CONNECT_S: Final = 5.0
 _READERS: Final = 4
 _STEPS_PER_LOOK: Final = 100_000
@@ -73,7 +76,7 @@ class Database:
 
     async def prepare(self) -> str:
         """Makes the tables, or brings them to this release; the revision that they have then. Raises as `call`."""
-        revision: str = await self._within(self._on.prepare())
+        revision: str = await self._within(self._on.prepare(), PREPARE_S)
         return revision
 
     async def call(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
@@ -81,9 +84,9 @@ class Database:
         result: T = await self._within(self._on.call(work, writes=writes))
         return result
 
-    async def _within(self, work: Any) -> Any:
+    async def _within(self, work: Any, limit_s: float | None = None) -> Any:
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(CALL_S if limit_s is None else limit_s):
                 return await work
         except FireflyerError:
             raise
@@ -178,6 +181,7 @@ class _Postgres:
 
     async def prepare(self) -> str:
         def make(connection: Connection) -> str:
+            connection.execute(text(f"SET LOCAL statement_timeout = {int(PREPARE_S * 1000)}"))
             connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {self._schema}"))
             return upgrade(connection)
 

@@ -67,6 +67,30 @@ def test_the_tables_have_what_was_folded_also_when_it_is_copied_again(url: str) 
     asyncio.run(whole())
 
 
+def test_tables_are_brought_to_this_release_beyond_the_time_of_a_question(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index of all runs takes longer than an answer may; cut off, it would be begun again for ever."""
+    said: list[str] = []
+
+    def slow(connection: Connection) -> str:
+        if connection.dialect.name == "postgresql":
+            said.append(str(connection.execute(text("SHOW statement_timeout")).scalar()))
+        return upgrade(connection)
+
+    async def whole() -> None:
+        database = Database(url)
+        assert await database.prepare() == HEAD
+        with pytest.raises(Busy, match="does not answer"):
+            await database.call(lambda connection: connection.execute(select(RUNS)).all())
+        await database.close()
+
+    monkeypatch.setattr(database_module, "upgrade", slow)
+    monkeypatch.setattr(database_module, "CALL_S", 0.0)
+    asyncio.run(whole())
+    assert said == ([] if url.startswith("sqlite") else ["15min"])
+
+
 def test_pages_go_through_all_changes_once_and_tell_what_came_later(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = outbox(lived(7))
     half = len(rows) // 2
