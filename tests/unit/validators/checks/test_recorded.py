@@ -63,6 +63,9 @@ def told(
     return [(one.severity, one.cause, one.part) for one in found(check, now, policy, earlier)]
 
 
+ENTITIES = '<!DOCTYPE x [<!ENTITY a "b">]><nvidia_smi_log><gpu id="0"><x>&a;</x></gpu></nvidia_smi_log>'
+
+
 def printed(outputs: Mapping[str, str]) -> dict[str, Output]:
     return {tool: Output(recorded(name)) for tool, name in outputs.items()}
 
@@ -76,7 +79,7 @@ def test_a_healthy_machine_gets_one_event_without_a_fault(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", TOOLS)
-@pytest.mark.parametrize("text", ["", "\x00\xff", "[" * 5000, "{}", "<a/>", "1 | 2", "malformed"])
+@pytest.mark.parametrize("text", ["", "\x00\xff", "[" * 5000, "{}", "<a/>", "1 | 2", ENTITIES, "malformed"])
 def test_what_is_no_output_of_the_tool_could_not_be_judged(check: str, text: str) -> None:
     tool, _, malformed = TOOLS[check]
     output = Output(recorded(malformed) if text == "malformed" else text)
