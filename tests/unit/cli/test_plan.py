@@ -114,6 +114,19 @@ def test_gpus_of_a_node_reach_other_planes_over_nvlink(capsys: pytest.CaptureFix
     assert traffic(capsys, network, *lost, "--nvlink", "160")["cut off pairs"] == "none"
 
 
+def test_gpus_of_nodes_are_bounded_as_nodes_are(
+    capsys: pytest.CaptureFixture[str], network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(network).write_text(
+        'name = "planes"\nfamily = "multi-plane"\nradix = 8\nplanes = 4\ngbit_per_s = 400\n'
+        '[[nodes]]\nkind = "gpu"\ncount = 16\nports = 4\n'
+    )
+    monkeypatch.setattr("fireflyer.cli.plan.traffic.MAX_NODES", 63)
+    assert traffic(capsys, network)["transfers"] == 16
+    said_instead = refused(capsys, "network", network, "--traffic", "permutation", "--nvlink", "160")
+    assert "up to 63 GPUs and nodes with one port; this one has 64" in said_instead
+
+
 def test_mistakes_in_a_network_are_one_line(capsys: pytest.CaptureFixture[str], network: str) -> None:
     path = Path(network)
     assert "use fire-flyer-2, " in refused(capsys, "network", "fire-flyer-3")

@@ -73,8 +73,7 @@ class TrafficOptions(NamedTuple):
 
 def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
     """Raises `UsageError`."""
-    if fabric.nodes > MAX_NODES:
-        raise UsageError(f"--traffic is for networks of up to {MAX_NODES} nodes; this one has {fabric.nodes}")
+    _check_size(fabric, "nodes")
     if given.level_lanes is not None:
         _level_lanes(given.level_lanes)
         if given.lanes is None:
@@ -85,9 +84,15 @@ def show_traffic(fabric: Fabric, given: TrafficOptions) -> dict[str, Any]:
         raise UsageError("--fail-link and --fail-plane do not go together with --back-pressure; use one of them")
     if given.nvlink_gb_per_s is not None:
         fabric = _opened(fabric, given)
+        _check_size(fabric, "GPUs and nodes with one port")
     if given.access is not None and given.lanes is not None:
         raise UsageError(f"--lanes adds reads to traffic between nodes; --traffic {given.pattern} has none")
     return _ends(fabric, given) if given.simulated else _rates(fabric, given)
+
+
+def _check_size(fabric: Fabric, what: str) -> None:
+    if fabric.nodes > MAX_NODES:
+        raise UsageError(f"--traffic is for networks of up to {MAX_NODES} {what}; this one has {fabric.nodes}")
 
 
 def _opened(fabric: Fabric, given: TrafficOptions) -> Fabric:
