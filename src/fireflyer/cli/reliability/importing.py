@@ -40,7 +40,7 @@ The accounting is written by:
   SLURM_TIME_FORMAT=%s sacct --allusers --duplicates --parsable2 --starttime 2026-01-01 \\
     --format JobID,User,State,Submit,Start,End,NNodes,NodeList,AllocTRES,ExitCode,SubmitLine""",
 )
-@click.argument("directory", metavar="DIRECTORY", shell_complete=complete_directory)
+@click.argument("directory", metavar="DIRECTORY", required=False, shell_complete=complete_directory)
 @click.option(
     "--sacct", multiple=True, metavar="FILE", shell_complete=complete_file, help="Output of `sacct --parsable2`."
 )
@@ -96,9 +96,20 @@ The accounting is written by:
     help="Of local times, as 7200 where clocks are two hours ahead of UTC.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str, ...], kernel_log: tuple[str, ...],
-                   journal: tuple[str, ...], health: tuple[str, ...], runs: tuple[str, ...],
-                   platform: str | None, year: int | None, utc_offset: int, as_json: bool) -> int:  # fmt: skip
+def import_command(
+    *,
+    directory: str | None,
+    sacct: tuple[str, ...],
+    jobcomp: tuple[str, ...],
+    kernel_log: tuple[str, ...],
+    journal: tuple[str, ...],
+    health: tuple[str, ...],
+    runs: tuple[str, ...],
+    platform: str | None,
+    year: int | None,
+    utc_offset: int,
+    as_json: bool,
+) -> int:
     """Read logs and accounting into the tables in DIRECTORY, from which all other commands compute. A file may be
     compressed (.gz). NODE is whose log it is where its lines do not say; without it the name of the file.
 
@@ -108,6 +119,9 @@ def import_command(*, directory: str, sacct: tuple[str, ...], jobcomp: tuple[str
     from fireflyer.analytics.reliability.log_lines import Clock
     from fireflyer.analytics.reliability.tables import import_lock
 
+    if directory is None:
+        taken = f", before --platform, which took {platform} for its PATH" if platform else ""
+        raise UsageError(f"DIRECTORY is missing, that of the tables; give it first{taken}")
     clock = Clock(utc_offset, year, time.time_ns() + _CLOCK_ERROR_NS)
     sources: dict[LineSource, tuple[str, ...]] = {
         "jobcomp": jobcomp,

@@ -44,6 +44,8 @@ def test_logs_become_a_report_on_the_terminal_as_json_and_as_a_page(
     ("words", "said"),
     [
         (["import", "t"], "nothing to import"),
+        (["import", "--platform", "t"], "give it first, before --platform, which took t for its PATH"),
+        (["import", "--sacct", "t"], "DIRECTORY is missing, that of the tables; give it first"),
         (["import", "t", "--kernel-log", "absent"], "absent"),
         (["import", "t", "--health", "a/b=c"], "is not NODE=FILE"),
         (["import", "t", "--sacct", "."], "is a directory"),
